@@ -1,0 +1,3 @@
+"""tpmon: a terminal live monitor that says why a PyTorch training run is slow or stuck."""
+
+__version__ = "0.1.0"

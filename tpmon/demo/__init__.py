@@ -1,0 +1,1 @@
+"""Training programs that ``tpmon demo`` starts as processes of their own. Nothing imports them."""

@@ -1,0 +1,55 @@
+"""The errors a person can meet: what was seen, and the one thing to try. Knows no other room."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Name every exit status of the command line (docs/guide.md, "Exit codes")."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    NO_TARGET = 3
+    NOT_PERMITTED = 4
+    NO_TERMINAL = 5
+    HANG_UP = 129
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class TpmonError(Exception):
+    """Say what was seen in one line and the one thing to try in another."""
+
+    exit_code = ExitCode.BUG
+
+    def __init__(self, what: str, try_this: str) -> None:
+        """Keep both lines; the command line prints them on stderr."""
+        super().__init__(what)
+        self.what = what
+        self.try_this = try_this
+
+
+class UsageError(TpmonError):
+    """Refuse arguments or a configuration that cannot be used."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NoTargetError(TpmonError):
+    """Refuse a PID that is no training job: not there, zombie, kernel thread, no Python, no torch."""
+
+    exit_code = ExitCode.NO_TARGET
+
+
+class NotPermittedError(TpmonError):
+    """Refuse a target that this user may not read."""
+
+    exit_code = ExitCode.NOT_PERMITTED
+
+
+class NoTerminalError(TpmonError):
+    """Refuse to draw a screen where there is no terminal."""
+
+    exit_code = ExitCode.NO_TERMINAL

@@ -1,0 +1,1 @@
+"""The words of tpmon: frozen dataclasses that every room shares. Standard library only."""

@@ -1,0 +1,155 @@
+"""The Frame: everything that was read of a job in one second, and nothing that was concluded.
+
+Field names are the JSON keys of docs/json.md (a trailing underscore is dropped). Frames are
+immutable, so the screen, the text reports, replay and every test read the same thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from tpmon.model.gpu import Driver, GpuSample
+from tpmon.model.host import (
+    CpuSample,
+    LoaderSample,
+    MemorySample,
+    NetworkSample,
+    OutputSample,
+    SocketSample,
+)
+from tpmon.model.known import Applicable, Known, Missing
+from tpmon.model.process import ProcessSample, RankRow
+
+FRAME_SCHEMA = "tpmon.frame/1"
+
+
+class TargetState(str, Enum):
+    """Say whether the job still runs."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Name the job: its root process, the PID that was asked for, and what is known of its size.
+
+    ``ended`` says how an ended job ended ("exit 0", "SIGKILL; OOM killer", ...).
+    """
+
+    pid: int
+    asked_pid: int
+    start: datetime
+    script: str
+    user: str
+    host: str
+    state: TargetState
+    world_size: Applicable[int]
+    local_ranks: int
+    torch_version: Known[str]
+    python_version: Known[str]
+    ended: Applicable[str]
+    rank_source: str
+    """How ranks were told: "environment", "parentage and threads", ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTexts:
+    """Say for each group of readings where it came from, in a few words."""
+
+    cpu: str
+    threads: str
+    io: str
+    memory: str
+    gpu: str
+    stacks: str
+    hook: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """Say for each group of readings how old it was when the Frame was closed."""
+
+    cpu: Known[float]
+    threads: Known[float]
+    io: Known[float]
+    memory: Known[float]
+    gpu: Known[float]
+    stacks: Known[float]
+    hook: Known[float]
+
+
+class EventKind(str, Enum):
+    """Name what an event is about."""
+
+    ATTACH = "attach"
+    PROCESS = "process"
+    GPU = "gpu"
+    MEMORY = "memory"
+    OUTPUT = "output"
+    PROBE = "probe"
+    VERDICT = "verdict"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Hold one thing that happened, with its wall-clock time."""
+
+    time: datetime
+    kind: EventKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCost:
+    """Hold what tpmon itself costs: its processes' CPU and memory, and the pauses it caused."""
+
+    cpu_pct: Known[float]
+    rss_bytes: int
+    children_rss_bytes: int
+    target_paused_ms: float
+    descriptors: int
+    tick_ms: float
+    """CPU milliseconds that collecting this Frame took."""
+    shedding: bool
+    """True while thread rates are halved because tpmon is over its budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Hold all readings of one second. See docs/json.md for each key."""
+
+    schema: str
+    taken: datetime
+    taken_ns: int
+    """CLOCK_MONOTONIC at the close of the Frame, nanoseconds."""
+    interval_s: float
+    target: Target
+    facts: str
+    """One line of facts: what the screen says first while there is no verdict."""
+    ages_s: Ages
+    sources: GroupTexts
+    processes: tuple[ProcessSample, ...]
+    ranks: tuple[RankRow, ...]
+    cpu: CpuSample
+    memory: MemorySample
+    loader: tuple[LoaderSample, ...]
+    output: tuple[OutputSample, ...]
+    network: Known[tuple[NetworkSample, ...]]
+    sockets: Known[SocketSample]
+    driver: Known[Driver]
+    gpus: Known[tuple[GpuSample, ...]]
+    verdict: Missing
+    """This version states facts and concludes nothing."""
+    notes: tuple[str, ...]
+    """Debug taxes and other remarks that are true of the run."""
+    hook: Missing
+    steps: Missing
+    """Steps come from a hook in the training process; without one they are not known."""
+    events: tuple[Event, ...]
+    """Events since the last Frame; in the first Frame, the attach event."""
+    self_: OwnCost

@@ -1,0 +1,123 @@
+"""Readings of one GPU and of the driver's process list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tpmon.model.known import Known
+
+
+class GpuState(str, Enum):
+    """Say whether a card still answers."""
+
+    OK = "ok"
+    STALE = "stale"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """Hold one entry of the driver's process list of a card; ``of_job`` says that it is ours."""
+
+    pid: int
+    used_bytes: Known[int]
+    sm_pct: Known[float]
+    of_job: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleShare:
+    """Say for which share of the last window a reason held the clocks down.
+
+    ``source`` is "counter" (violation time, misses nothing) or "bit" (share of the readings
+    of the window in which the reason bit was set).
+    """
+
+    reason: str
+    pct: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """Hold one MIG instance of a card."""
+
+    uuid: str
+    gpu_instance: int
+    memory_used_bytes: Known[int]
+    memory_total_bytes: Known[int]
+    sm_active_pct: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """Hold one second of one card.
+
+    ``sm_pct`` is NVML utilisation (share of time with at least one kernel), mean of the
+    driver's sample buffer; ``sm_active_pct`` and below are GPM cycle ratios (Hopper and newer).
+    ``power_w`` is the energy counter's difference over time where the card has one.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    state: GpuState
+    age_s: float
+    sm_pct: Known[float]
+    sm_samples: int
+    """How many entries of the driver's buffer ``sm_pct`` is the mean of; 0: one-shot value."""
+    sm_idle_ratio: Known[float]
+    """Share of those entries at or below 5 %."""
+    sm_busy_ratio: Known[float]
+    """Share of those entries at or above 80 %."""
+    memory_busy_pct: Known[float]
+    sm_active_pct: Known[float]
+    occupancy_pct: Known[float]
+    tensor_pct: Known[float]
+    dram_pct: Known[float]
+    pcie_tx_bytes_s: Known[float]
+    pcie_rx_bytes_s: Known[float]
+    nvlink_tx_bytes_s: Known[float]
+    nvlink_rx_bytes_s: Known[float]
+    memory_used_bytes: Known[int]
+    memory_total_bytes: Known[int]
+    power_w: Known[float]
+    power_source: Known[str]
+    power_limit_w: Known[float]
+    sm_clock_mhz: Known[float]
+    sm_clock_max_mhz: Known[float]
+    memory_clock_mhz: Known[float]
+    memory_clock_max_mhz: Known[float]
+    temperature_c: Known[float]
+    memory_temperature_c: Known[float]
+    temperature_margin_c: Known[float]
+    throttle: tuple[str, ...]
+    """Reasons set right now, in words; "idle" is left out (never a fault)."""
+    throttle_known: Known[bool]
+    throttle_shares: tuple[ThrottleShare, ...]
+    pcie_generation: Known[int]
+    pcie_generation_max: Known[int]
+    pcie_width: Known[int]
+    pcie_width_max: Known[int]
+    ecc_uncorrected: Known[int]
+    remapped_rows_pending: Known[bool]
+    remapped_rows_failed: Known[bool]
+    recovery_action: Known[int]
+    xids: tuple[int, ...]
+    """Xid codes seen since attaching, oldest first."""
+    mig: Known[bool]
+    mig_instances: tuple[MigInstance, ...]
+    processes: Known[tuple[GpuProcess, ...]]
+    pids: Known[tuple[int, ...]]
+    """The job's PIDs on this card, ascending."""
+    pids_are_visible_only: bool
+    """True when the mapping comes from open /dev/nvidiaN files: an upper bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Hold what NVML says of itself."""
+
+    driver_version: Known[str]
+    cuda_version: Known[str]

@@ -1,0 +1,156 @@
+"""Readings of the job as a whole: CPU budget and demand, memory, loader queues, output, network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tpmon.model.known import Applicable, Known
+from tpmon.model.process import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Name the thread pool with the largest demand of the job."""
+
+    pid: int
+    role: Role
+    library: Known[str]
+    threads: int
+    runnable: float
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSample:
+    """Hold the job's CPU budget, use and demand.
+
+    ``demand_ratio`` = runnable / budget. ``oversubscription`` = demand of multi-threaded pools
+    (processes with at least two threads of demand >= 0.25) / budget; single-threaded loader
+    workers beyond the budget cost nothing and are left out. ``run_delay_ratio`` =
+    waiting / (running + waiting).
+    """
+
+    budget_cores: Known[float]
+    budget_reason: str
+    used_cores: Known[float]
+    runnable: Known[float]
+    waiting: Known[float]
+    demand_ratio: Known[float]
+    pool_runnable: Known[float]
+    oversubscription: Known[float]
+    run_delay_ratio: Known[float]
+    throttled_ratio: Known[float]
+    """Share of the quota periods of the interval in which the job was throttled."""
+    throttled_s: Known[float]
+    """Seconds throttled per second, over all CPUs."""
+    pool: Applicable[Pool]
+    psi_some_pct: Known[float]
+    host_cores: int
+    host_used_cores: Known[float]
+    host_steal_pct: Known[float]
+    host_load: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ShmSample:
+    """Hold the fill of the target's own /dev/shm mount (statvfs: torch unlinks its files)."""
+
+    path: str
+    used_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Hold the job's memory: its control group where there is one, else the host.
+
+    ``rss_bytes`` adds processes and counts pages shared by forked workers more than once.
+    ``anon_growth_bytes_s`` is the Theil-Sen slope of ``anon_bytes`` over the last minute.
+    """
+
+    rss_bytes: int
+    anon_bytes: Known[int]
+    anon_source: str
+    anon_growth_bytes_s: Known[float]
+    used_bytes: Known[int]
+    """Working set of the control group: usage - inactive_file."""
+    limit_bytes: Applicable[int]
+    limit_source: str
+    oom_kills: Known[int]
+    refault_bytes_s: Known[float]
+    major_faults_s: Known[float]
+    psi_some_pct: Known[float]
+    swap_bytes: Known[int]
+    host_available_bytes: Known[int]
+    host_total_bytes: Known[int]
+    shm: Known[ShmSample]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerQueue:
+    """Hold the bytes that wait in the index pipe of one worker: 0 means it has nothing to do."""
+
+    worker: int
+    pid: int
+    pending_bytes: Known[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSample:
+    """Hold the loader queues of one rank, read from outside by FIONREAD.
+
+    ``ready_batches`` = bytes in the data pipe / bytes of one message, known once a message was
+    seen. ``empty_ratio`` is the share of the looks of the last 10 s that found it empty.
+    """
+
+    rank: Applicable[int]
+    pid: int
+    workers: int
+    ready_batches: Known[float]
+    ready_bytes: Known[int]
+    empty_ratio: Known[float]
+    looks: int
+    queues: tuple[WorkerQueue, ...]
+    births: int
+    """Workers of this rank born in the last 60 s."""
+    pin_thread: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSample:
+    """Hold the tail of a regular file that a launcher or rank writes its output to."""
+
+    pid: int
+    fd: int
+    path: str
+    size_bytes: Known[int]
+    last_write: Known[datetime]
+    last_write_age_s: Known[float]
+    lines: tuple[str, ...]
+    """The last lines, escaped, secrets redacted; at most 3 from the last 4 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSample:
+    """Hold the rates of one network interface or InfiniBand port of this host."""
+
+    interface: str
+    kind: str
+    """"nic" or "ib"."""
+    used_by_job: Known[bool]
+    receive_bytes_s: Known[float]
+    send_bytes_s: Known[float]
+    errors_s: Known[float]
+    drops_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class SocketSample:
+    """Hold what TCP_INFO says of the job's established TCP connections."""
+
+    connections: int
+    last_send_s: Known[float]
+    """Seconds since any of them last sent data."""
+    last_receive_s: Known[float]
+    retransmits: Known[int]
+    unsent_bytes: Known[int]

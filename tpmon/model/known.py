@@ -1,0 +1,60 @@
+"""What is known, what could not be read, and what does not apply.
+
+Every number on the screen passes through here: a value that was not read is ``Missing`` with
+its reason, never 0 and never None. Knows nothing of where values come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeGuard, TypeVar, Union
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Stand for a value that exists but was not read, with the reason in a few words."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        """Refuse truth tests: 0 and Missing are different answers.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("test a reading with is_known(), not with its truth value")
+
+
+class NotApplicable(Enum):
+    """Stand for a value that the thing described does not have, such as the rank of a launcher."""
+
+    NOT_APPLICABLE = "not applicable"
+
+
+NOT_APPLICABLE = NotApplicable.NOT_APPLICABLE
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Known = Union[T, Missing]
+"""A value, or the reason why it was not read."""
+
+Applicable = Union[T, Missing, NotApplicable]
+"""A value, the reason why it was not read, or nothing because the question does not arise."""
+
+
+def is_known(value: T | Missing | NotApplicable) -> TypeGuard[T]:
+    """Tell whether ``value`` was read."""
+    return not isinstance(value, (Missing, NotApplicable))
+
+
+def known_or(value: T | Missing | NotApplicable, default: U) -> T | U:
+    """Return ``value`` if it was read, else ``default``."""
+    return value if is_known(value) else default
+
+
+def map_known(change: Callable[[T], U], value: T | Missing) -> U | Missing:
+    """Apply ``change`` to a value that was read and keep the reason of one that was not."""
+    return value if isinstance(value, Missing) else change(value)

@@ -1,0 +1,125 @@
+"""Readings of one process of the job: who it is, what it runs, what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from tpmon.model.known import Applicable, Known
+
+
+class Role(str, Enum):
+    """Name the part that a process plays in a training job."""
+
+    LAUNCHER = "launcher"
+    RANK = "rank"
+    WORKER = "worker"
+    COMPILE = "compile"
+    HELPER = "helper"
+
+
+class ThreadKind(str, Enum):
+    """Name what a thread is for, told from its name (``notes`` in docs/metrics.md)."""
+
+    MAIN = "main"
+    PIN = "pin"
+    AUTOGRAD = "autograd"
+    COMM = "comm"
+    POOL = "pool"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Name one process for good: a PID alone is reused, a PID with its start time is not.
+
+    ``start_ticks`` is field 22 of /proc/PID/stat, clock ticks since boot.
+    """
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Carry one environment variable that the process was started with."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadGroup:
+    """Count the threads of one kind in one process, and their demand in runnable threads."""
+
+    kind: ThreadKind
+    count: int
+    runnable: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """Hold one second of one process.
+
+    Rates are per second over the interval that ended at the sample. ``runnable`` is demand:
+    the time-average number of threads that ran or waited for a CPU, (d exec + d run_delay)/dt
+    summed over threads (/proc/PID/task/TID/schedstat). ``waiting`` is its run_delay part.
+    ``busy_threads`` counts threads whose own demand was at least 0.25.
+    """
+
+    pid: int
+    start_ticks: int
+    started: datetime
+    parent: int
+    role: Role
+    rank: Applicable[int]
+    local_rank: Applicable[int]
+    worker: Applicable[int]
+    rank_pid: Applicable[int]
+    """PID of the rank that a worker or helper belongs to."""
+    name: str
+    label: str
+    """What a person calls it: the script of a rank, the program of a helper."""
+    state: str
+    """Kernel state letter: R S D T t Z I."""
+    cpu_pct: Known[float]
+    threads: int
+    runnable: Known[float]
+    waiting: Known[float]
+    busy_threads: Known[int]
+    thread_groups: tuple[ThreadGroup, ...]
+    voluntary_switches_s: Known[float]
+    involuntary_switches_s: Known[float]
+    rss_bytes: int
+    pss_bytes: Known[int]
+    pss_age_s: Known[float]
+    asked_read_bytes_s: Known[float]
+    """rchar: what read(2) returned, page cache included; not recv(2), not mapped files."""
+    asked_write_bytes_s: Known[float]
+    device_read_bytes_s: Known[float]
+    device_write_bytes_s: Known[float]
+    minor_faults_s: Known[float]
+    major_faults_s: Known[float]
+    wchan: Known[str]
+    syscall: Known[str]
+    waits_for: Known[str]
+    """What the main thread waits for, in words told from state, wchan and syscall."""
+    waits_unchanged_s: Known[float]
+    environment: Known[tuple[Setting, ...]]
+    """Start-up values of the variables that change training speed; never the whole environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """Hold the row of one rank in the rank table."""
+
+    rank: Applicable[int]
+    local_rank: Applicable[int]
+    pid: int
+    gpu: Applicable[int]
+    """NVML index of the card that lists this PID."""
+    where: Known[str]
+    where_unchanged_s: Known[float]
+    step: Known[int]
+    step_age_s: Known[float]

@@ -1,0 +1,31 @@
+"""Results of single commands that rooms hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpmon.model.frame import Frame
+from tpmon.model.known import Known
+from tpmon.model.window import Pulse
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Hand one second to a sink: the Frame and the thin history up to it, oldest first."""
+
+    frame: Frame
+    pulses: tuple[Pulse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """Hold one line of ``tpmon ps``."""
+
+    pid: int
+    user: str
+    script: str
+    ranks: int
+    workers: int
+    gpus: Known[int]
+    """Cards whose device files the job holds open."""
+    uptime_s: float

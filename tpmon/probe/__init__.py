@@ -1,0 +1,1 @@
+"""What the operating system, the driver and the target tell. Reads; never judges, never draws."""

@@ -1,0 +1,1 @@
+"""The screen. The only room that knows textual and rich, colours and columns."""

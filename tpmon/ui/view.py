@@ -1,0 +1,100 @@
+"""What the screen shows, as data: lines of inked text and the state that keys change.
+
+Painters are functions of a ViewState and a size; keys are functions from ViewState to ViewState.
+Knows nothing of textual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from tpmon.model.frame import Event, Frame
+from tpmon.model.known import Applicable, Known
+from tpmon.model.window import Pulse
+
+
+class Ink(Enum):
+    """Name what a piece of text means; ``ink.py`` gives it a terminal style."""
+
+    PLAIN = "plain"
+    STRONG = "strong"
+    DIM = "dim"
+    TITLE = "title"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    CURSOR = "cursor"
+
+
+Span = tuple[str, Ink]
+Line = tuple[Span, ...]
+
+
+class Pane(IntEnum):
+    """Name the panes by the digit that zooms them."""
+
+    RANKS = 1
+    CPU = 2
+    WORKERS = 3
+    GPUS = 4
+    EVENTS = 5
+
+
+class Overlay(Enum):
+    """Name what may lie over the panes."""
+
+    NONE = "none"
+    HELP = "help"
+    DETAILS = "details"
+    """Everything about the worker or rank under the cursor."""
+    ENVIRONMENT = "environment"
+    FILTER = "filter"
+    """The filter line is being typed."""
+
+
+class SortBy(Enum):
+    """Name the columns that the workers pane can be sorted by."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    TIME = "time"
+    """Age, oldest first: the birth order of the workers."""
+    PID = "pid"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Hold a screen size in cells."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewState:
+    """Hold everything that the picture depends on.
+
+    ``now_ns`` is CLOCK_MONOTONIC at painting: ages are counted from it, so that a stalled
+    session shows on the screen. While ``paused_ns`` is set, ``frame`` stays and sampling goes on.
+    """
+
+    frame: Known[Frame]
+    pulses: tuple[Pulse, ...]
+    events: tuple[Event, ...]
+    """All events since attaching, oldest first, at most 500."""
+    now_ns: int
+    interval_s: float
+    paused_ns: Applicable[int]
+    zoom: Applicable[Pane]
+    focus: Pane
+    cursor_pid: Applicable[int]
+    """The row under the cursor is named by PID, so that it stays when rows move."""
+    scroll: int
+    sort: SortBy
+    sort_reversed: bool
+    filter_text: str
+    overlay: Overlay
+    message: str
+    """One line of answer to the last key, such as where a copy went; "" for none."""
+    ascii_only: bool
