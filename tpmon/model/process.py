@@ -28,6 +28,8 @@ class ThreadKind(str, Enum):
     COMM = "comm"
     POOL = "pool"
     OTHER = "other"
+    UNREAD = "unread"
+    """Not named yet: at most 1,000 names are read in one second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ class ProcessSample:
     waiting: Known[float]
     busy_threads: Known[int]
     thread_groups: tuple[ThreadGroup, ...]
-    voluntary_switches_s: Known[float]
-    involuntary_switches_s: Known[float]
+    switches_s: Known[float]
+    """Times per second that any of its threads was put on a CPU (schedstat field 3)."""
     rss_bytes: int
     pss_bytes: Known[int]
     pss_age_s: Known[float]

@@ -72,6 +72,21 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyHelp:
+    """Hold one key that works now, for the footer, the help overlay and docs/keys.md.
+
+    ``footer`` is its one-word label; ``priority`` orders the footer, 1 first, 0 keeps it out.
+    """
+
+    keys: tuple[str, ...]
+    """As a person reads them: "q", "space", "PgUp"."""
+    help: str
+    section: str
+    footer: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
 class ViewState:
     """Hold everything that the picture depends on.
 
