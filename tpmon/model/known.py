@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeGuard, TypeVar, Union
+from typing import TYPE_CHECKING, TypeVar, Union
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ Applicable = Union[T, Missing, NotApplicable]
 """A value, the reason why it was not read, or nothing because the question does not arise."""
 
 
-def is_known(value: T | Missing | NotApplicable) -> TypeGuard[T]:
+def is_known(value: T | Missing | NotApplicable) -> TypeIs[T]:
     """Tell whether ``value`` was read."""
     return not isinstance(value, (Missing, NotApplicable))
 

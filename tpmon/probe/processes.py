@@ -1,0 +1,215 @@
+"""Follow the processes of a job: one ``ProcessSample`` each, once a second, from cached files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.units import clean_text
+from tpmon.probe.procfs import (
+    Io,
+    ProcFile,
+    Stat,
+    Statm,
+    parse_io,
+    parse_stat,
+    parse_statm,
+)
+from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet, has_schedstat
+from tpmon.probe.waits import Syscall, describe_wait, parse_syscall
+
+_MACHINE = os.uname().machine
+_FIRST = Missing("rates need two readings")
+_SCHEDSTAT_OFF = Missing("this kernel does not fill schedstat")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Hold per-second differences of one process over its last interval."""
+
+    cpu_pct: Known[float]
+    minor_faults_s: Known[float]
+    major_faults_s: Known[float]
+    asked_read_bytes_s: Known[float]
+    asked_write_bytes_s: Known[float]
+    device_read_bytes_s: Known[float]
+    device_write_bytes_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """Hold what one tick told of one process."""
+
+    stat: Stat
+    statm: Statm
+    rates: Rates
+    threads: ThreadReading
+    wchan: Known[str]
+    syscall: Known[str]
+    waits_for: Known[str]
+    waits_unchanged_s: Known[float]
+    taken_ns: int
+
+
+def rate(new: float, old: float, elapsed_s: float) -> float:
+    """Return the rate of a counter that only grows; a step back (exec, reset) counts as 0."""
+    return max(0.0, new - old) / elapsed_s
+
+
+def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Known[Io], int]) -> Rates:
+    """Return the rates between two readings (stat, io, CLOCK_MONOTONIC ns); Missing for the first."""
+    if old is None or new[2] <= old[2]:
+        return Rates(_FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST)
+    elapsed_s = (new[2] - old[2]) / 1e9
+    stat, io, _ = new
+    old_stat, old_io, _ = old
+
+    def io_rate(read: Callable[[Io], int]) -> Known[float]:
+        if not is_known(io):
+            return io
+        if not is_known(old_io):
+            return _FIRST
+        return rate(read(io), read(old_io), elapsed_s)
+
+    return Rates(
+        cpu_pct=100.0 * rate(stat.cpu_s, old_stat.cpu_s, elapsed_s),
+        minor_faults_s=rate(stat.minor_faults, old_stat.minor_faults, elapsed_s),
+        major_faults_s=rate(stat.major_faults, old_stat.major_faults, elapsed_s),
+        asked_read_bytes_s=io_rate(lambda one: one.asked_read),
+        asked_write_bytes_s=io_rate(lambda one: one.asked_write),
+        device_read_bytes_s=io_rate(lambda one: one.device_read),
+        device_write_bytes_s=io_rate(lambda one: one.device_write),
+    )
+
+
+class _Optional:
+    """Keep a file that this user may not be allowed to read; its refusal is the reading."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self._file: ProcFile | None = None
+        self._refused = Missing("not read yet")
+        try:
+            self._file = ProcFile(path, size)
+        except OSError as error:
+            self._refuse(error)
+
+    def read(self) -> Known[bytes]:
+        if self._file is None:
+            return self._refused
+        try:
+            return self._file.read()
+        except ProcessLookupError:
+            return Missing("the process is gone")
+        except OSError as error:
+            self._refuse(error)
+            self.close()
+            return self._refused
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _refuse(self, error: OSError) -> None:
+        self._refused = Missing((error.strerror or "refused").lower())
+
+
+class ProcessProbe:
+    """Read one process each tick; ``read`` raises when it is gone, ``close`` frees everything."""
+
+    def __init__(
+        self, pid: int, kind_of: Callable[[str], ThreadKind], allowance: Allowance, proc: str = "/proc"
+    ) -> None:
+        """Open the hot files of ``pid``.
+
+        Raises:
+            OSError: when the process is gone.
+        """
+        self.pid = pid
+        base = f"{proc}/{pid}"
+        self._stat = ProcFile(f"{base}/stat")
+        try:
+            self._statm = ProcFile(f"{base}/statm", 256)
+        except OSError:
+            self._stat.close()
+            raise
+        self._io = _Optional(f"{base}/io", 512)
+        self._wchan = _Optional(f"{base}/wchan", 128)
+        self._syscall = _Optional(f"{base}/syscall", 256)
+        self.threads = ThreadSet(pid, kind_of, allowance, proc)
+        self._old: tuple[Stat, Known[Io], int] | None = None
+        self._wait: tuple[Known[str], int] | None = None
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self._stat.close()
+        self._statm.close()
+        for file in (self._io, self._wchan, self._syscall):
+            file.close()
+        self.threads.close()
+
+    def read(self, role: Role, *, skip_threads: bool) -> ProcessReading:
+        """Read the process now.
+
+        Raises:
+            OSError: when it is gone.
+            ValueError: when the kernel's text does not parse.
+        """
+        taken_ns = time.monotonic_ns()
+        stat = parse_stat(self._stat.read())
+        statm = parse_statm(self._statm.read())
+        raw_io = self._io.read()
+        io = raw_io if isinstance(raw_io, Missing) else parse_io(raw_io)
+        old, self._old = self._old, (stat, io, taken_ns)
+        rates = measure_rates(old, self._old)
+        moved = old is None or old[0].cpu_s != stat.cpu_s
+        if stat.state in "ZX":
+            threads = ThreadReading(*(Missing("zombie"),) * 5, (), taken_ns)
+        else:
+            threads = self.threads.read(time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads)
+            if not has_schedstat(threads, rates.cpu_pct):
+                threads = ThreadReading(*(_SCHEDSTAT_OFF,) * 5, threads.groups, threads.taken_ns)
+        wchan, syscall, waits_for = self._read_wait(stat.state, role)
+        return ProcessReading(
+            stat=stat,
+            statm=statm,
+            rates=rates,
+            threads=threads,
+            wchan=wchan,
+            syscall=syscall,
+            waits_for=waits_for,
+            waits_unchanged_s=self._unchanged_s(waits_for, taken_ns),
+            taken_ns=taken_ns,
+        )
+
+    def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
+        if state == "R":
+            running = Missing("running")
+            return running, running, "running"
+        raw = self._wchan.read()
+        wchan: Known[str] = (
+            raw if isinstance(raw, Missing) else clean_text(raw.decode("ascii", "replace"), 64)
+        )
+        raw_call = self._syscall.read()
+        call: Known[Syscall]
+        if isinstance(raw_call, Missing):
+            call = raw_call
+        else:
+            try:
+                call = parse_syscall(raw_call)
+            except ValueError:
+                call = Missing("the kernel's text did not parse")
+        number: Known[str] = str(call.number) if is_known(call) else call
+        return wchan, number, describe_wait(state, wchan, call, role, _MACHINE)
+
+    def _unchanged_s(self, waits_for: Known[str], taken_ns: int) -> Known[float]:
+        if not is_known(waits_for):
+            self._wait = None
+            return waits_for
+        if self._wait is None or self._wait[0] != waits_for:
+            self._wait = (waits_for, taken_ns)
+        return (taken_ns - self._wait[1]) / 1e9

@@ -1,0 +1,216 @@
+"""Measure demand: how many threads of a process ran or waited for a CPU, on average.
+
+Source: /proc/PID/task/TID/schedstat. Demand = (d run + d wait)/dt summed over threads is exact
+and does not change with noisy neighbours, unlike CPU %, PSI and involuntary switches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.probe.procfs import ProcFile, SchedStat, parse_schedstat
+
+BUSY_DEMAND = 0.25
+"""A thread with at least this demand counts as one compute thread (exact for 2-32 OMP threads)."""
+RELIST_NS = 10_000_000_000
+QUIET_TICKS = 5
+"""A quiet process is read at least every fifth tick: a thread that waits but never runs shows no CPU."""
+NAMES_PER_TICK = 1000
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Bound what all processes together may keep open, and how many names a tick may read."""
+
+    descriptors: int
+    names: int = NAMES_PER_TICK
+
+
+@dataclass(slots=True)
+class _Thread:
+    tid: int
+    first_seen_ns: int
+    file: ProcFile | None = None
+    last: SchedStat | None = None
+    demand: float = 0.0
+    kind: ThreadKind = ThreadKind.UNREAD
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReading:
+    """Hold the demand of one process over the last interval in which its threads were read."""
+
+    runnable: Known[float]
+    waiting: Known[float]
+    running: Known[float]
+    busy_threads: Known[int]
+    switches_s: Known[float]
+    groups: tuple[ThreadGroup, ...]
+    taken_ns: int
+
+
+_UNREAD = Missing("threads are read twice before they show demand")
+
+
+@dataclass(slots=True)
+class ThreadSet:
+    """Follow the threads of one process. Call ``read`` each tick; it decides what to look at."""
+
+    pid: int
+    kind_of: Callable[[str], ThreadKind]
+    allowance: Allowance
+    proc: str = "/proc"
+    _threads: dict[int, _Thread] = field(default_factory=dict)
+    _task_fd: int = -1
+    _listed_ns: int = 0
+    _read_ns: int = 0
+    _quiet_ticks: int = 0
+    _was_moving: bool = True
+    _count: int = -1
+    _latest: ThreadReading = field(
+        default_factory=lambda: ThreadReading(_UNREAD, _UNREAD, _UNREAD, _UNREAD, _UNREAD, (), 0)
+    )
+
+    def read(self, now: Callable[[], int], threads: int, *, moved: bool, skip: bool) -> ThreadReading:
+        """Return the newest reading, taking a new one unless the process is quiet or ``skip`` is set.
+
+        ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since
+        the last one. ``now`` is called right at the read.
+
+        Raises:
+            OSError: when the process is gone.
+        """
+        quiet = not moved and not self._was_moving and threads == self._count
+        self._was_moving = moved
+        self._quiet_ticks += 1
+        if self._read_ns and (skip or quiet) and self._quiet_ticks < QUIET_TICKS:
+            return self._latest
+        self._quiet_ticks = 0 if self._read_ns else self.pid % QUIET_TICKS
+        taken_ns = now()
+        if threads != self._count or taken_ns - self._listed_ns >= RELIST_NS:
+            self._list(taken_ns)
+            self._count = threads
+        self._measure(taken_ns)
+        return self._latest
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        for thread in self._threads.values():
+            self._drop_file(thread)
+        self._threads.clear()
+        if self._task_fd >= 0:
+            os.close(self._task_fd)
+            self._task_fd = -1
+
+    def busy_tids(self) -> tuple[int, ...]:
+        """Return the threads whose demand reached ``BUSY_DEMAND``, busiest first."""
+        busy = [t for t in self._threads.values() if t.demand >= BUSY_DEMAND]
+        return tuple(t.tid for t in sorted(busy, key=lambda t: (-t.demand, t.tid)))
+
+    def _list(self, taken_ns: int) -> None:
+        if self._task_fd < 0:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            self._task_fd = os.open(f"{self.proc}/{self.pid}/task", flags)
+        tids = {int(name) for name in os.listdir(self._task_fd)}
+        for tid in self._threads.keys() - tids:
+            self._drop_file(self._threads.pop(tid))
+        for tid in tids - self._threads.keys():
+            self._threads[tid] = _Thread(tid, taken_ns)
+        for thread in self._threads.values():
+            # A thread inherits its creator's name and takes its own a moment later.
+            named_early = thread.first_seen_ns >= self._listed_ns
+            if (thread.kind is ThreadKind.UNREAD or named_early) and self.allowance.names > 0:
+                self.allowance.names -= 1
+                thread.kind = self._read_kind(thread.tid)
+        self._listed_ns = taken_ns
+
+    def _read_kind(self, tid: int) -> ThreadKind:
+        if tid == self.pid:
+            return ThreadKind.MAIN
+        try:
+            name = self._read_once(f"{tid}/comm")
+        except OSError:
+            return ThreadKind.UNREAD
+        return self.kind_of(name.decode("utf-8", "replace").rstrip("\n"))
+
+    def _read_once(self, name: str) -> bytes:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._task_fd)
+        try:
+            return os.read(fd, 128)
+        finally:
+            os.close(fd)
+
+    def _read_thread(self, thread: _Thread) -> SchedStat:
+        if thread.file is None and self.allowance.descriptors > 0:
+            thread.file = ProcFile(f"{thread.tid}/schedstat", 128, dir_fd=self._task_fd)
+            self.allowance.descriptors -= 1
+        raw = thread.file.read() if thread.file else self._read_once(f"{thread.tid}/schedstat")
+        return parse_schedstat(raw)
+
+    def _drop_file(self, thread: _Thread) -> None:
+        if thread.file is not None:
+            thread.file.close()
+            thread.file = None
+            self.allowance.descriptors += 1
+
+    def _measure(self, taken_ns: int) -> None:
+        elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
+        run_ns = wait_ns = slices = busy = 0
+        demand_of: dict[ThreadKind, float] = {}
+        count_of: dict[ThreadKind, int] = {}
+        gone = []
+        for thread in self._threads.values():
+            try:
+                new = self._read_thread(thread)
+            except (OSError, ValueError):
+                gone.append(thread.tid)
+                continue
+            old = thread.last or (new if thread.first_seen_ns < self._read_ns else None)
+            thread.last = new
+            if elapsed_ns <= 0:
+                old = new
+            if old is None:
+                # Born within the interval: all its time belongs to it. One that has more time than
+                # that took the place of a dead thread earlier, unseen, and starts to count now.
+                older = new.run_ns + new.wait_ns > elapsed_ns
+                old = new if older else SchedStat(0, 0, 0)
+            d_run, d_wait = new.run_ns - old.run_ns, new.wait_ns - old.wait_ns
+            thread.demand = (d_run + d_wait) / elapsed_ns if elapsed_ns else 0.0
+            run_ns += d_run
+            wait_ns += d_wait
+            slices += new.slices - old.slices
+            busy += thread.demand >= BUSY_DEMAND
+            count_of[thread.kind] = count_of.get(thread.kind, 0) + 1
+            demand_of[thread.kind] = demand_of.get(thread.kind, 0.0) + thread.demand
+        for tid in gone:
+            self._drop_file(self._threads.pop(tid))
+            self._count = -1
+        if gone and not self._threads:
+            raise ProcessLookupError(f"process {self.pid} is gone")
+        self._read_ns = taken_ns
+        unread = elapsed_ns <= 0
+        groups = tuple(
+            ThreadGroup(kind, count_of[kind], _UNREAD if unread else demand_of[kind])
+            for kind in ThreadKind
+            if kind in count_of
+        )
+        self._latest = ThreadReading(
+            runnable=_UNREAD if unread else (run_ns + wait_ns) / elapsed_ns,
+            waiting=_UNREAD if unread else wait_ns / elapsed_ns,
+            running=_UNREAD if unread else run_ns / elapsed_ns,
+            busy_threads=_UNREAD if unread else busy,
+            switches_s=_UNREAD if unread else slices / elapsed_ns * 1e9,
+            groups=groups,
+            taken_ns=taken_ns,
+        )
+
+
+def has_schedstat(reading: ThreadReading, cpu_pct: Known[float]) -> bool:
+    """Tell whether this kernel fills schedstat: a process that used CPU must show run time."""
+    if not is_known(reading.running) or not is_known(cpu_pct):
+        return True
+    return not (cpu_pct > 5.0 and reading.running == 0.0)

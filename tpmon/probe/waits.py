@@ -1,0 +1,138 @@
+"""Say in words what a thread waits for, from its state, kernel function and system call. Pure.
+
+Kernel function names differ by version (futex_do_wait, futex_wait_queue), so prefixes are
+matched. System call numbers are those of x86-64 and arm64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Role
+
+LOADER_POLL_MS = 5000
+"""MP_STATUS_CHECK_INTERVAL of torch.utils.data: both ends of a loader queue poll this long."""
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
+_POLL_NUMBERS = {"x86_64": 7, "aarch64": 73}
+
+
+@dataclass(frozen=True, slots=True)
+class Syscall:
+    """Hold /proc/PID/syscall: call number (-1 when blocked outside a call), arguments, user PC."""
+
+    number: int
+    arguments: tuple[int, ...]
+    user_pc: int
+
+
+def parse_syscall(raw: bytes) -> Known[Syscall]:
+    """Parse /proc/PID/syscall (proc(5)); "running" has neither number nor PC.
+
+    Raises:
+        ValueError: when the text is no syscall line.
+    """
+    fields = raw.split()
+    if not fields:
+        raise ValueError("syscall line is empty")
+    if fields[0] == b"running":
+        return Missing("running")
+    numbers = [int(field, 0) for field in fields]
+    return Syscall(numbers[0], tuple(numbers[1:-2]), numbers[-1] if len(numbers) > 1 else 0)
+
+
+_BY_PREFIX = (
+    ("request_wait_answer", "FUSE file system"),
+    ("fuse_", "FUSE file system"),
+    ("nfs", "NFS"),
+    ("rpc_", "NFS"),
+    ("ceph_", "Ceph file system"),
+    ("ll_", "Lustre file system"),
+    ("cl_", "Lustre file system"),
+    ("folio_wait", "page from disk"),
+    ("wait_on_page", "page from disk"),
+    ("iomap_dio", "direct disk read"),
+    ("__iomap_dio", "direct disk read"),
+    ("blkdev_", "disk"),
+    ("io_schedule", "disk"),
+    ("jbd2", "file system journal"),
+    ("anon_pipe_read", "pipe read"),
+    ("pipe_read", "pipe read"),
+    ("pipe_wait_read", "pipe read"),
+    ("anon_pipe_write", "pipe write (full)"),
+    ("pipe_write", "pipe write (full)"),
+    ("wait_for_partner", "FIFO without a partner"),
+    ("unix_stream", "unix socket"),
+    ("unix_", "unix socket"),
+    ("sk_wait_data", "socket receive"),
+    ("wait_woken", "socket or tty"),
+    ("tcp_", "TCP socket"),
+    ("inet_csk_accept", "connection"),
+    ("sk_stream_wait", "socket send"),
+    ("hrtimer_nanosleep", "sleep"),
+    ("do_nanosleep", "sleep"),
+    ("do_wait", "child process"),
+    ("ep_poll", "epoll"),
+    ("do_epoll_wait", "epoll"),
+    ("do_sys_poll", "poll"),
+    ("poll_schedule", "poll"),
+    ("do_select", "select"),
+    ("n_tty_read", "terminal input"),
+    ("do_signal_stop", "stopped by a signal"),
+    ("ptrace_stop", "stopped by a debugger"),
+    ("do_sigtimedwait", "signal"),
+    ("sigsuspend", "signal"),
+    ("do_freezer_trap", "frozen by its control group"),
+    ("cgroup_freez", "frozen by its control group"),
+    ("__refrigerator", "frozen"),
+)
+
+
+def _is_call(call: Known[Syscall], numbers: dict[str, int], machine: str) -> bool:
+    return is_known(call) and call.number == numbers.get(machine)
+
+
+def _describe_futex(call: Known[Syscall]) -> str:
+    if not is_known(call) or len(call.arguments) < 4:
+        return "lock or queue (futex)"
+    return "lock or queue (futex)" if call.arguments[3] == 0 else "lock with a time-out (futex)"
+
+
+def _describe_poll(call: Known[Syscall], role: Role, machine: str) -> str:
+    if _is_call(call, _POLL_NUMBERS, machine) and is_known(call) and len(call.arguments) >= 3:
+        watched, timeout_ms = call.arguments[1], call.arguments[2]
+        if machine == "x86_64" and watched == 1 and timeout_ms == LOADER_POLL_MS:
+            return "work from its rank (loader queue)" if role is Role.WORKER else "a batch (loader queue)"
+    return "poll"
+
+
+def describe_wait(
+    state: str, wchan: Known[str], call: Known[Syscall], role: Role, machine: str
+) -> Known[str]:
+    """Say what a thread waits for: "running", "a batch (loader queue)", "page from disk".
+
+    Unknown kernel functions are returned by their own name. Missing where the kernel hides
+    wchan ("0" for another user's process).
+    """
+    if state == "R":
+        return "running"
+    if state == "Z":
+        return "zombie: ended, not reaped by its parent"
+    if state == "t":
+        return "stopped by a debugger"
+    if state == "T":
+        return "stopped by a signal"
+    if not is_known(wchan):
+        return wchan
+    if wchan == "0":
+        return Missing("the kernel does not say (wchan is 0)")
+    if wchan.startswith("futex"):
+        return _describe_futex(call)
+    for prefix, words in _BY_PREFIX:
+        if wchan.startswith(prefix):
+            if words in ("poll", "pipe read"):
+                return _describe_poll(call, role, machine) if words == "poll" else words
+            return words
+    if _is_call(call, _FUTEX_NUMBERS, machine):
+        return _describe_futex(call)
+    return wchan
