@@ -1,0 +1,91 @@
+"""Say the facts of a Frame in one line, and the settings that tax a run. Concludes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tpmon.model.gpu import GpuSample
+from tpmon.model.host import CpuSample
+from tpmon.model.known import Known, is_known
+from tpmon.model.process import ProcessSample, Role, Setting
+from tpmon.model.units import format_pct
+
+JOIN = " · "
+
+
+def _gpu_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
+    if not is_known(gpus):
+        return ""
+    ours = [card for card in gpus if is_known(card.pids) and card.pids]
+    busy = [card.sm_pct for card in ours if is_known(card.sm_pct)]
+    if not busy:
+        return ""
+    if len(busy) == 1:
+        return f"GPU {format_pct(busy[0])} % busy"
+    low, high = min(busy), max(busy)
+    mean = sum(busy) / len(busy)
+    spread = "" if high - low < 5 else f" ({format_pct(low)} to {format_pct(high)})"
+    return f"{len(busy)} GPUs {format_pct(mean)} % busy{spread}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _cores(cores: float) -> str:
+    number = f"{cores:.0f}" if abs(cores - round(cores)) < 0.05 else f"{cores:.1f}"
+    return f"{number} CPU" if number == "1" else f"{number} CPUs"
+
+
+def _cpu_facts(cpu: CpuSample) -> Iterable[str]:
+    budget = cpu.budget_cores
+    if is_known(cpu.used_cores):
+        if is_known(budget) and budget > 0:
+            yield f"{cpu.used_cores / budget:.0%} of {_cores(budget)}".replace("%", " %")
+        else:
+            yield f"{cpu.used_cores:.1f} CPUs used"
+    if is_known(cpu.throttled_ratio) and cpu.throttled_ratio > 0.01:
+        yield f"throttled by its quota in {cpu.throttled_ratio:.0%} of periods".replace("%", " %")
+    if is_known(cpu.runnable) and is_known(budget):
+        proof = []
+        if is_known(cpu.oversubscription) and cpu.oversubscription >= 0.05:
+            proof.append(f"pool {cpu.oversubscription:.1f}x")
+        if is_known(cpu.run_delay_ratio):
+            proof.append(f"waiting {100 * cpu.run_delay_ratio:.0f} %")
+        inside = f" ({', '.join(proof)})" if proof else ""
+        yield f"{cpu.runnable:.1f} runnable on {_cores(budget)}{inside}"
+
+
+def state_facts(
+    processes: Sequence[ProcessSample], cpu: CpuSample, gpus: Known[tuple[GpuSample, ...]]
+) -> str:
+    """Return the facts line, such as "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · …"."""
+    ranks = sum(process.role is Role.RANK for process in processes)
+    workers = sum(process.role is Role.WORKER for process in processes)
+    facts = [_gpu_fact(gpus)]
+    if ranks > 1:
+        facts.append(_count(ranks, "rank"))
+    facts.append(_count(workers, "worker") if workers else "no loader workers")
+    facts.extend(_cpu_facts(cpu))
+    return JOIN.join(fact for fact in facts if fact)
+
+
+_OFF = frozenset(("", "0", "off", "false", "no", "none"))
+
+_TAXES = (
+    ("CUDA_LAUNCH_BLOCKING", _OFF, "every kernel launch waits for the GPU"),
+    ("TORCH_DISTRIBUTED_DEBUG", _OFF, "collectives are checked and logged"),
+    ("TORCH_LOGS", _OFF, "the compiler logs while it runs"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _OFF, "every tensor costs a cudaMalloc"),
+    ("NCCL_DEBUG", _OFF | {"version", "warn"}, "NCCL logs while it runs"),
+)
+
+
+def list_taxes(settings: Sequence[Setting]) -> tuple[str, ...]:
+    """Name the debug settings of a start environment that slow training, with what they do."""
+    values = {setting.name: setting.value for setting in settings}
+    return tuple(
+        f"{name}={values[name]}: {effect}"
+        for name, harmless, effect in _TAXES
+        if name in values and values[name].strip().lower() not in harmless
+    )

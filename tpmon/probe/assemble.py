@@ -1,0 +1,172 @@
+"""Turn the readings of one tick into the parts of a Frame. Pure: counts and divides, opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tpmon.model.gpu import GpuSample
+from tpmon.model.host import CpuSample, Pool
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
+from tpmon.probe.cgroup import CgroupReading, CpuBudget
+from tpmon.probe.host import HostReading
+from tpmon.probe.memory import Pss
+from tpmon.probe.population import Reading
+
+POOL_THREADS = 2
+"""A process is a thread pool from two busy threads on; single-threaded loader workers are none."""
+
+
+def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSample:
+    """Join the identity, the tick's reading and the rationed PSS of one process."""
+    member, now = reading.member, reading.now
+    rates, threads = now.rates, now.threads
+    return ProcessSample(
+        pid=member.identity.pid,
+        start_ticks=member.identity.start_ticks,
+        started=member.started,
+        parent=now.stat.parent,
+        role=member.role,
+        rank=member.rank,
+        local_rank=member.local_rank,
+        worker=member.worker,
+        rank_pid=member.rank_pid,
+        name=member.name,
+        label=member.label,
+        state=now.stat.state,
+        cpu_pct=rates.cpu_pct,
+        threads=now.stat.threads,
+        runnable=threads.runnable,
+        waiting=threads.waiting,
+        busy_threads=threads.busy_threads,
+        thread_groups=threads.groups,
+        switches_s=threads.switches_s,
+        rss_bytes=now.statm.rss_bytes,
+        pss_bytes=pss.pss_bytes if isinstance(pss, Pss) else pss,
+        pss_age_s=(now_ns - pss.taken_ns) / 1e9 if isinstance(pss, Pss) else pss,
+        asked_read_bytes_s=rates.asked_read_bytes_s,
+        asked_write_bytes_s=rates.asked_write_bytes_s,
+        device_read_bytes_s=rates.device_read_bytes_s,
+        device_write_bytes_s=rates.device_write_bytes_s,
+        minor_faults_s=rates.minor_faults_s,
+        major_faults_s=rates.major_faults_s,
+        wchan=now.wchan,
+        syscall=now.syscall,
+        waits_for=now.waits_for,
+        waits_unchanged_s=now.waits_unchanged_s,
+        environment=member.environment,
+    )
+
+
+def add_known(
+    processes: Sequence[ProcessSample], read: Callable[[ProcessSample], Known[float]]
+) -> Known[float]:
+    """Add one figure over the processes that have it; Missing, with the first reason, when none has."""
+    values = [read(process) for process in processes]
+    known = [value for value in values if is_known(value)]
+    if known:
+        return sum(known)
+    return next((value for value in values if isinstance(value, Missing)), Missing("no process"))
+
+
+def find_pool(processes: Sequence[ProcessSample]) -> ProcessSample | None:
+    """Return the multi-threaded process with the largest demand, None when there is none."""
+    pools = [p for p in processes if is_pool(p)]
+    return max(pools, key=lambda p: (_demand(p), -p.pid), default=None)
+
+
+def is_pool(process: ProcessSample) -> bool:
+    """Tell whether at least two threads of a process compete for CPUs."""
+    return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
+
+
+def _demand(process: ProcessSample) -> float:
+    return process.runnable if is_known(process.runnable) else 0.0
+
+
+def _divide(above: Known[float], below: Known[float]) -> Known[float]:
+    if not is_known(above):
+        return above
+    if not is_known(below):
+        return below
+    return above / below if below > 0 else Missing("the budget is 0")
+
+
+def make_cpu(
+    processes: Sequence[ProcessSample],
+    budget: CpuBudget,
+    group: CgroupReading,
+    host: HostReading,
+    library: Known[str],
+) -> CpuSample:
+    """Return the CPU part of a Frame (formulas: docs/metrics.md)."""
+    used_pct = add_known(processes, lambda p: p.cpu_pct)
+    runnable = add_known(processes, lambda p: p.runnable)
+    waiting = add_known(processes, lambda p: p.waiting)
+    pool_runnable: Known[float] = runnable
+    if is_known(runnable):
+        pool_runnable = sum(_demand(p) for p in processes if is_pool(p))
+    largest = find_pool(processes)
+    pool: Applicable[Pool] = NOT_APPLICABLE
+    if largest is not None and is_known(largest.busy_threads):
+        pool = Pool(largest.pid, largest.role, library, largest.busy_threads, _demand(largest))
+    delay: Known[float] = runnable
+    if is_known(runnable) and is_known(waiting):
+        delay = waiting / runnable if runnable > 0.05 else 0.0
+    return CpuSample(
+        budget_cores=budget.cores,
+        budget_reason=budget.reason,
+        used_cores=used_pct / 100 if is_known(used_pct) else used_pct,
+        runnable=runnable,
+        waiting=waiting,
+        demand_ratio=_divide(runnable, budget.cores),
+        pool_runnable=pool_runnable,
+        oversubscription=_divide(pool_runnable, budget.cores),
+        run_delay_ratio=delay,
+        throttled_ratio=group.throttled_ratio,
+        throttled_s=group.throttled_s,
+        pool=pool,
+        psi_some_pct=group.psi_cpu_pct,
+        host_cores=host.cores,
+        host_used_cores=host.used_cores,
+        host_steal_pct=host.steal_pct,
+        host_load=host.load,
+    )
+
+
+def make_rank_rows(
+    processes: Sequence[ProcessSample], gpus: Known[tuple[GpuSample, ...]]
+) -> tuple[RankRow, ...]:
+    """Return one row for each rank, by rank and PID. "where" is the kernel's word, without stacks."""
+    card_of: dict[int, int] = {}
+    for card in gpus if is_known(gpus) else ():
+        for pid in card.pids if is_known(card.pids) else ():
+            card_of.setdefault(pid, card.index)
+    no_step = Missing("no hook in the training process")
+    rows = []
+    for process in processes:
+        if process.role is not Role.RANK:
+            continue
+        gpu: Applicable[int] = NOT_APPLICABLE
+        if process.pid in card_of:
+            gpu = card_of[process.pid]
+        elif is_known(gpus) and gpus:
+            gpu = Missing("no card lists this process")
+        rows.append(
+            RankRow(
+                rank=process.rank,
+                local_rank=process.local_rank,
+                pid=process.pid,
+                gpu=gpu,
+                where=process.waits_for,
+                where_unchanged_s=process.waits_unchanged_s,
+                step=no_step,
+                step_age_s=no_step,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (row.rank if isinstance(row.rank, int) else 1 << 30, row.pid)))
+
+
+def has_pin_thread(process: ProcessSample) -> bool:
+    """Tell whether a rank runs a pin-memory thread."""
+    return any(group.kind is ThreadKind.PIN for group in process.thread_groups)

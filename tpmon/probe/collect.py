@@ -1,0 +1,347 @@
+"""Read everything once and close it into one Frame. The only module that knows all probes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tpmon.errors import NoTargetError
+from tpmon.model.facts import list_taxes, state_facts
+from tpmon.model.frame import (
+    FRAME_SCHEMA,
+    Ages,
+    Event,
+    EventKind,
+    Frame,
+    GroupTexts,
+    Target,
+    TargetState,
+)
+from tpmon.model.host import MemorySample, OutputSample, ShmSample, SocketSample
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.process import Identity, ProcessSample, Role, Setting
+from tpmon.model.units import clean_text
+from tpmon.probe.assemble import add_known, find_pool, has_pin_thread, make_cpu, make_process, make_rank_rows
+from tpmon.probe.background import Background
+from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
+from tpmon.probe.events import describe_attach, describe_members
+from tpmon.probe.gpu import GpuProbe
+from tpmon.probe.host import HostReader, HostReading, read_shm
+from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
+from tpmon.probe.members import Changes, Membership, describe_end
+from tpmon.probe.memory import Growth, PssRation
+from tpmon.probe.network import NetworkReader
+from tpmon.probe.output import read_outputs
+from tpmon.probe.own_cost import OwnCostMeter
+from tpmon.probe.pools import read_pool_library
+from tpmon.probe.population import Population, Reading
+from tpmon.probe.sockets import SocketReader
+from tpmon.probe.target import Job
+
+BUDGET_EVERY_NS = 10_000_000_000
+LIBRARY_EVERY_NS = 60_000_000_000
+OUTPUT_EVERY_S = 2.0
+SHM_EVERY_S = 2.0
+SOCKETS_EVERY_S = 5.0
+_NO_STACKS = Missing('stacks are not sampled in this version; "where" is the kernel\'s word')
+_NO_HOOK = Missing("no hook in the training process")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Hold the job's control group readers, renewed when the job moves."""
+
+    budget: CpuBudget
+    reader: CgroupReader
+    taken_ns: int
+    pids: tuple[int, ...]
+
+
+class Collector:
+    """Collect Frames of one job. Owned by one thread; slow sources run in daemon threads."""
+
+    def __init__(self, job: Job, interval_s: float = 1.0, gpu: GpuProbe | None = None) -> None:
+        """Start the probes; the first ``collect`` has counters only, the second has rates."""
+        self._job = job
+        self._interval_s = interval_s
+        self._membership = Membership(job)
+        self._population = Population()
+        self._host = HostReader()
+        self._network = NetworkReader(self._rank_pids()[0])
+        self._gpu = gpu or GpuProbe()
+        self._loader = LoaderProbe()
+        self._pss = PssRation()
+        self._growth = Growth()
+        self._cost = OwnCostMeter()
+        self._group: _Group | None = None
+        self._library: tuple[Identity, Known[str], int] | None = None
+        self._sockets = SocketReader()
+        self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
+        self._outputs = Background[tuple[OutputSample, ...]](
+            "output", lambda: read_outputs(self._output_pids()), OUTPUT_EVERY_S
+        )
+        self._socket_source = Background[Known[SocketSample]](
+            "sockets", lambda: self._sockets.read(self._rank_pids()), SOCKETS_EVERY_S
+        )
+        self._ticks = 0
+        self._oom_kills = 0
+        self._last: Frame | None = None
+        self._gpu.start()
+        for source in (self._loader, self._pss, self._shm, self._outputs, self._socket_source):
+            source.start()
+
+    def set_interval(self, seconds: float) -> None:
+        """Say how often ``collect`` is called; shedding compares the cost with it."""
+        self._interval_s = seconds
+
+    def close(self) -> None:
+        """Stop every probe; never waits for one that is stuck."""
+        for source in (self._loader, self._pss, self._shm, self._outputs, self._socket_source):
+            source.stop()
+        self._gpu.stop()
+        self._population.close()
+        self._membership.close()
+        self._host.close()
+        if self._group is not None:
+            self._group.reader.close()
+
+    def collect(self) -> Frame:
+        """Read the job once. After its end the last Frame is returned, marked as ended."""
+        started_ns = time.thread_time_ns()
+        self._ticks += 1
+        changes = self._membership.refresh(time.monotonic_ns())
+        members = self._membership.members
+        skip = self._cost.shedding and self._ticks % 2 == 0
+        readings = self._population.read(members, skip_threads=skip)
+        if not readings and not members:
+            return self._close_ended(changes)
+        frame = self._assemble(readings, changes)
+        tick_ms = (time.thread_time_ns() - started_ns) / 1e6
+        self._cost.add_tick(tick_ms, self._interval_s)
+        child = self._gpu.child_pid()
+        own = self._cost.read([child] if is_known(child) else [], tick_ms, 0.0)
+        self._last = replace(frame, self_=own)
+        return self._last
+
+    def _assemble(self, readings: Sequence[Reading], changes: Changes) -> Frame:
+        now_ns = time.monotonic_ns()
+        taken = datetime.now().astimezone()
+        processes = tuple(
+            make_process(reading, self._pss.latest(reading.member.identity.pid), now_ns)
+            for reading in readings
+        )
+        self._watch(processes, now_ns)
+        group = self._read_group(processes, changes, now_ns)
+        reading = group.reader.read(now_ns)
+        host = self._host.read(now_ns)
+        gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
+        cpu = make_cpu(processes, group.budget, reading, host, self._read_library(processes, now_ns))
+        cpu_ns = readings[0].now.taken_ns if readings else now_ns
+        threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
+        age_s = (time.monotonic_ns() - cpu_ns) / 1e9
+        network = self._network.read(now_ns, self._sockets.interfaces())
+        sockets, _ = self._socket_source.latest()
+        outputs, _ = self._outputs.latest()
+        ranks = make_rank_rows(processes, gpu.gpus)
+        environment = self._rank_environment(processes)
+        return Frame(
+            schema=FRAME_SCHEMA,
+            taken=taken,
+            taken_ns=now_ns,
+            interval_s=self._interval_s,
+            target=self._target(processes),
+            facts=state_facts(processes, cpu, gpu.gpus),
+            ages_s=Ages(
+                cpu=age_s,
+                threads=(now_ns - threads_ns) / 1e9,
+                io=age_s,
+                memory=age_s,
+                gpu=gpu.age_s,
+                stacks=_NO_STACKS,
+                hook=_NO_HOOK,
+            ),
+            sources=GroupTexts(
+                cpu="/proc/PID/stat, budget from affinity and control group",
+                threads="/proc/PID/task/TID/schedstat",
+                io="/proc/PID/io",
+                memory=reading.source,
+                gpu=gpu.source,
+                stacks=_NO_STACKS.reason,
+                hook=_NO_HOOK.reason,
+            ),
+            processes=processes,
+            ranks=ranks,
+            cpu=cpu,
+            memory=self._memory(processes, reading, host, now_ns),
+            loader=self._loader.latest(),
+            output=outputs if is_known(outputs) else (),
+            network=network,
+            sockets=sockets,
+            driver=gpu.driver,
+            gpus=gpu.gpus,
+            verdict=Missing("this version states facts and concludes nothing"),
+            notes=list_taxes(environment) + self._remarks(outputs),
+            hook=_NO_HOOK,
+            steps=_NO_HOOK,
+            events=self._events(taken, changes, processes, gpu.events, reading),
+            self_=self._cost.read([], 0.0, 0.0) if self._last is None else self._last.self_,
+        )
+
+    def _watch(self, processes: Sequence[ProcessSample], now_ns: int) -> None:
+        workers: dict[int, list[ProcessSample]] = {}
+        for process in processes:
+            if process.role is Role.WORKER and is_known(process.rank_pid):
+                workers.setdefault(process.rank_pid, []).append(process)
+        ranks = tuple(
+            LoaderRank(
+                rank=process.rank,
+                pid=process.pid,
+                workers=tuple(
+                    LoaderWorker(known_or(one.worker, -1), one.pid, one.start_ticks)
+                    for one in sorted(workers.get(process.pid, []), key=lambda w: (w.start_ticks, w.pid))
+                ),
+                pin_thread=has_pin_thread(process),
+            )
+            for process in processes
+            if process.role is Role.RANK
+        )
+        self._loader.watch(ranks, now_ns)
+        self._pss.watch({process.pid: process.rss_bytes for process in processes})
+
+    def _read_group(self, processes: Sequence[ProcessSample], changes: Changes, now_ns: int) -> _Group:
+        ranks = tuple(p.pid for p in processes if p.role is Role.RANK)
+        pids = ranks or tuple(p.pid for p in processes)
+        group = self._group
+        if group is None or group.pids != pids:
+            if group is not None:
+                group.reader.close()
+            group = _Group(read_cpu_budget(pids), CgroupReader(pids), now_ns, pids)
+        elif now_ns - group.taken_ns > BUDGET_EVERY_NS:
+            group = replace(group, budget=read_cpu_budget(pids), taken_ns=now_ns)
+        self._group = group
+        return group
+
+    def _read_library(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[str]:
+        pool = find_pool(processes)
+        if pool is None:
+            return Missing("no thread pool is busy")
+        identity = Identity(pool.pid, pool.start_ticks)
+        known = self._library
+        if known is None or known[0] != identity or now_ns - known[2] > LIBRARY_EVERY_NS:
+            named = read_pool_library(pool.pid, self._population.busy_tids(identity))
+            known = self._library = (identity, named, now_ns)
+        return known[1]
+
+    def _memory(
+        self, processes: Sequence[ProcessSample], group: CgroupReading, host: HostReading, now_ns: int
+    ) -> MemorySample:
+        rss = sum(process.rss_bytes for process in processes)
+        anon, source = group.anon_bytes, group.source
+        if not is_known(anon):
+            anon, source = rss, "sum of RSS; pages that forked workers share count more than once"
+        shm, _ = self._shm.latest()
+        return MemorySample(
+            rss_bytes=rss,
+            anon_bytes=anon,
+            anon_source=source,
+            anon_growth_bytes_s=self._growth.add(now_ns, anon),
+            used_bytes=group.used_bytes,
+            limit_bytes=group.limit_bytes,
+            limit_source=group.limit_source,
+            oom_kills=group.oom_kills,
+            refault_bytes_s=group.refault_bytes_s,
+            major_faults_s=add_known(processes, lambda p: p.major_faults_s),
+            psi_some_pct=group.psi_memory_pct,
+            swap_bytes=group.swap_bytes,
+            host_available_bytes=host.available_bytes,
+            host_total_bytes=host.total_bytes,
+            shm=shm,
+        )
+
+    def _target(self, processes: Sequence[ProcessSample]) -> Target:
+        ranks = [process for process in processes if process.role is Role.RANK]
+        stopped = bool(ranks) and all(process.state in "Tt" for process in ranks)
+        job = self._job
+        return Target(
+            pid=job.root.pid,
+            asked_pid=job.asked_pid,
+            start=job.start,
+            script=job.script,
+            user=job.user,
+            host=clean_text(os.uname().nodename, 64),
+            state=TargetState.STOPPED if stopped else TargetState.RUNNING,
+            world_size=job.world_size,
+            local_ranks=len(ranks),
+            torch_version=job.torch_version,
+            python_version=job.python_version,
+            ended=NOT_APPLICABLE,
+            rank_source=job.rank_source,
+        )
+
+    def _events(
+        self,
+        taken: datetime,
+        changes: Changes,
+        processes: Sequence[ProcessSample],
+        gpu_events: Sequence[str],
+        group: CgroupReading,
+    ) -> tuple[Event, ...]:
+        events = []
+        if self._last is None:
+            events.append(describe_attach(self._job.root.pid, processes, taken))
+        events.extend(describe_members(changes.born, changes.gone, taken))
+        events.extend(Event(taken, EventKind.GPU, text) for text in gpu_events)
+        kills = known_or(group.oom_kills, self._oom_kills)
+        if self._last is not None and kills > self._oom_kills:
+            text = f"the OOM killer ended {kills - self._oom_kills} of the control group"
+            events.append(Event(taken, EventKind.MEMORY, text))
+        self._oom_kills = kills
+        if self._last is not None and self._last.self_.shedding != self._cost.shedding:
+            text = (
+                "tpmon is over its CPU budget: threads are read every other second"
+                if self._cost.shedding
+                else "tpmon is within its CPU budget again"
+            )
+            events.append(Event(taken, EventKind.PROBE, text))
+        return tuple(events)
+
+    def _remarks(self, outputs: Known[tuple[OutputSample, ...]]) -> tuple[str, ...]:
+        remarks = []
+        if self._population.left_out:
+            remarks.append(
+                f"{self._population.left_out} processes are not read: the limit of open files is too low "
+                "(ulimit -n)"
+            )
+        if isinstance(outputs, Missing) and self._ticks > 1:
+            remarks.append(f"the job's log is not readable: {outputs.reason}")
+        return tuple(remarks)
+
+    def _close_ended(self, changes: Changes) -> Frame:
+        """Return the last Frame marked as ended; its readings stay what they were."""
+        if self._last is None:
+            raise NoTargetError(
+                f"the job of pid {self._job.asked_pid} ended before it could be read",
+                "start it again, or list the running jobs with: tpmon ps",
+            )
+        taken = datetime.now().astimezone()
+        how = describe_end(self._job.root, changes, self._oom_kills)
+        target = replace(self._last.target, state=TargetState.ENDED, ended=how)
+        events = (*describe_members((), changes.gone, taken), Event(taken, EventKind.ENDED, f"the job {how}"))
+        return replace(self._last, taken=taken, taken_ns=time.monotonic_ns(), target=target, events=events)
+
+    def _rank_pids(self) -> tuple[int, ...]:
+        members = self._membership.members
+        ranks = tuple(m.identity.pid for m in members if m.role is Role.RANK)
+        return ranks or (self._job.root.pid,)
+
+    def _output_pids(self) -> tuple[int, ...]:
+        members = self._membership.members
+        wanted = (Role.LAUNCHER, Role.RANK)
+        return tuple(m.identity.pid for m in members if m.role in wanted)
+
+    def _rank_environment(self, processes: Sequence[ProcessSample]) -> tuple[Setting, ...]:
+        first = next((p for p in processes if p.role is Role.RANK), None)
+        return known_or(first.environment, ()) if first is not None else ()

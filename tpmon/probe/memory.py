@@ -1,0 +1,137 @@
+"""Ration the expensive memory readings and measure growth.
+
+PSS costs the kernel 11 ms per GiB of 4 KiB pages and stalls the target's own mmap and munmap
+meanwhile, so one small process is read every ten seconds, in turn, and large ones never.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing
+
+PSS_EVERY_S = 10.0
+PSS_MAX_RSS_BYTES = 1 << 30
+"""About 11 ms of stall; beyond it the price is the target's."""
+SLOPE_SPAN_NS = 60_000_000_000
+SLOPE_MIN_POINTS = 10
+SLOPE_MAX_POINTS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Pss:
+    """Hold the proportional set size of one process and when it was read."""
+
+    pss_bytes: int
+    taken_ns: int
+
+
+def parse_pss(raw: bytes) -> int:
+    """Return the Pss line of /proc/PID/smaps_rollup in bytes.
+
+    Raises:
+        ValueError: when there is no such line.
+    """
+    for line in raw.splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("smaps_rollup has no Pss line")
+
+
+class PssRation:
+    """Read PSS of one process at a time, oldest reading first, in a daemon thread."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        """Read nothing until ``watch`` names the processes and ``start`` starts the thread."""
+        self._proc = proc
+        self._rss: Mapping[int, int] = {}
+        self._known: dict[int, Known[Pss]] = {}
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Start reading."""
+        threading.Thread(target=self._run, name="tpmon-pss", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread after the read it is in."""
+        self._stop.set()
+
+    def watch(self, rss_by_pid: Mapping[int, int]) -> None:
+        """Name the processes and their resident bytes."""
+        self._rss = rss_by_pid
+        for pid in self._known.keys() - rss_by_pid.keys():
+            self._known.pop(pid, None)
+
+    def latest(self, pid: int) -> Known[Pss]:
+        """Return the newest PSS of a process."""
+        if self._rss.get(pid, 0) > PSS_MAX_RSS_BYTES:
+            return Missing("larger than 1 GiB: reading PSS would stall the process")
+        return self._known.get(pid, Missing("rationed: one process every 10 s"))
+
+    def read_next(self) -> None:
+        """Read the process whose reading is oldest, if one is small enough."""
+        small = [pid for pid, rss in self._rss.items() if rss <= PSS_MAX_RSS_BYTES]
+        if not small:
+            return
+        pid = min(small, key=lambda one: (self._taken_ns(one), one))
+        try:
+            with open(f"{self._proc}/{pid}/smaps_rollup", "rb") as file:
+                self._known[pid] = Pss(parse_pss(file.read()), time.monotonic_ns())
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._known[pid] = Missing(f"PSS: {reason.lower()}")
+
+    def _taken_ns(self, pid: int) -> int:
+        known = self._known.get(pid)
+        return known.taken_ns if isinstance(known, Pss) else 0 if known is None else 1
+
+    def _run(self) -> None:
+        while not self._stop.wait(PSS_EVERY_S):
+            self.read_next()
+
+
+def fit_slope(points: Sequence[tuple[int, float]]) -> float:
+    """Return the Theil-Sen slope per second of (ns, value) points: the median of all pair slopes.
+
+    One outlier (a checkpoint, a freed cache) does not move it, unlike least squares.
+
+    Raises:
+        ValueError: for fewer than two moments.
+    """
+    slopes = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for i, earlier in enumerate(points)
+        for later in points[i + 1 :]
+        if later[0] > earlier[0]
+    ]
+    if not slopes:
+        raise ValueError("a slope needs two moments")
+    slopes.sort()
+    middle = len(slopes) // 2
+    median = slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
+    return median * 1e9
+
+
+class Growth:
+    """Keep the last minute of one figure and tell its slope, refitted every fifth reading."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._points: deque[tuple[int, float]] = deque(maxlen=SLOPE_MAX_POINTS)
+        self._since_fit = 0
+        self._slope: Known[float] = Missing(f"growth needs {SLOPE_MIN_POINTS} readings")
+
+    def add(self, taken_ns: int, value: float) -> Known[float]:
+        """Add a reading and return the slope in units per second."""
+        self._points.append((taken_ns, value))
+        while taken_ns - self._points[0][0] > SLOPE_SPAN_NS:
+            self._points.popleft()
+        self._since_fit += 1
+        if len(self._points) >= SLOPE_MIN_POINTS and self._since_fit >= 5:
+            self._since_fit = 0
+            self._slope = fit_slope(tuple(self._points))
+        return self._slope

@@ -1,0 +1,70 @@
+"""Measure what tpmon itself costs, and decide when it must look less often."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from tpmon.model.frame import OwnCost
+from tpmon.model.known import Known, Missing
+from tpmon.probe.procfs import parse_stat, parse_statm
+
+BUDGET_MS_PER_S = 15.0
+"""CPU of collecting alone; with screen, judge and NVML child the whole stays below 2.5 % of a core."""
+RELIEF = 0.5
+"""Full rates come back below this share of the budget, so that the mode does not flicker."""
+SMOOTHING = 0.2
+
+
+def _read_cpu_and_rss(pid: int) -> tuple[float, int]:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        stat = parse_stat(file.read())
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        return stat.cpu_s, parse_statm(file.read()).rss_bytes
+
+
+class OwnCostMeter:
+    """Sum the CPU and memory of this process and its children; watch the cost of collecting."""
+
+    def __init__(self) -> None:
+        """Begin; CPU % needs two readings."""
+        self._last: tuple[int, float] | None = None
+        self._smooth_ms_per_s = 0.0
+        self.shedding = False
+
+    def add_tick(self, tick_ms: float, interval_s: float) -> None:
+        """Record the CPU that one Frame took, and turn shedding on over budget, off well below it."""
+        cost = tick_ms / interval_s
+        self._smooth_ms_per_s += SMOOTHING * (cost - self._smooth_ms_per_s)
+        if self._smooth_ms_per_s > BUDGET_MS_PER_S:
+            self.shedding = True
+        elif self._smooth_ms_per_s < BUDGET_MS_PER_S * RELIEF:
+            self.shedding = False
+
+    def read(self, children: Sequence[int], tick_ms: float, paused_ms: float) -> OwnCost:
+        """Return the cost since the last call; ``children`` are PIDs of tpmon's own processes."""
+        now_ns = time.monotonic_ns()
+        cpu_s, rss = time.process_time(), _read_cpu_and_rss(os.getpid())[1]
+        children_rss = 0
+        for pid in children:
+            try:
+                child_cpu_s, child_rss = _read_cpu_and_rss(pid)
+            except (OSError, ValueError):
+                # The child is being restarted.
+                continue
+            cpu_s += child_cpu_s
+            children_rss += child_rss
+        cpu_pct: Known[float] = Missing("needs two readings")
+        if self._last is not None and now_ns > self._last[0]:
+            cpu_pct = max(0.0, 100e9 * (cpu_s - self._last[1]) / (now_ns - self._last[0]))
+        self._last = (now_ns, cpu_s)
+        return OwnCost(
+            cpu_pct=cpu_pct,
+            rss_bytes=rss,
+            children_rss_bytes=children_rss,
+            target_paused_ms=paused_ms,
+            descriptors=len(os.listdir("/proc/self/fd")),
+            tick_ms=tick_ms,
+            shedding=self.shedding,
+        )

@@ -1,0 +1,96 @@
+"""Tell whose thread pool it is that wants more CPUs than there are.
+
+Threads of OpenMP, MKL and OpenBLAS carry the name of the thread that made them, so the library
+is told from what the process maps and, where the kernel allows, from where blocked pool threads
+entered the kernel (libgomp makes its futex calls itself; the others go through libc).
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.probe.background import read_within
+from tpmon.probe.waits import parse_syscall
+
+THREADS_LOOKED_AT = 8
+_DEADLINE_S = 0.5
+_LIBRARIES = (
+    (re.compile(r"/libgomp[-.]"), "OpenMP (libgomp: torch)"),
+    (re.compile(r"/libiomp5|/libomp[-.]"), "OpenMP (libiomp5: torch, MKL)"),
+    (re.compile(r"/libmkl_\w*thread"), "MKL"),
+    (re.compile(r"/libopenblas|/libscipy_openblas"), "OpenBLAS (numpy)"),
+    (re.compile(r"/cv2[./]|/libopencv_core"), "OpenCV (cv2)"),
+    (re.compile(r"/numexpr/"), "numexpr"),
+    (re.compile(r"/libtbb"), "TBB"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Hold one executable mapping of a process."""
+
+    start: int
+    end: int
+    path: str
+
+
+def parse_maps(raw: bytes) -> tuple[Mapping, ...]:
+    """Return the executable file mappings of /proc/PID/maps, by address."""
+    mappings = []
+    for line in raw.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and b"x" in fields[1] and fields[5].startswith(b"/"):
+            start, _, end = fields[0].partition(b"-")
+            mappings.append(Mapping(int(start, 16), int(end, 16), fields[5].decode("utf-8", "replace")))
+    return tuple(sorted(mappings, key=lambda one: one.start))
+
+
+def name_library(path: str) -> str:
+    """Return a pool library's name for a mapped path, "" for any other file."""
+    return next((name for pattern, name in _LIBRARIES if pattern.search(path)), "")
+
+
+def find_mapping(mappings: Sequence[Mapping], address: int) -> str:
+    """Return the path mapped at an address, "" for none."""
+    at = bisect.bisect_right([one.start for one in mappings], address) - 1
+    return mappings[at].path if at >= 0 and address < mappings[at].end else ""
+
+
+def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Known[str]:
+    """Name the library of a pool from what is mapped and where its blocked threads stand.
+
+    ``blocked_at`` are the paths in which blocked pool threads entered the kernel.
+    """
+    for path in blocked_at:
+        named = name_library(path)
+        if named:
+            return named
+    candidates = list(dict.fromkeys(filter(None, (name_library(one.path) for one in mappings))))
+    if not candidates:
+        return Missing("no known pool library is mapped")
+    return " or ".join(candidates)
+
+
+def read_pool_library(pid: int, tids: Sequence[int], proc: str = "/proc") -> Known[str]:
+    """Name the library of a pool whose busy threads are ``tids``; bounded by half a second."""
+
+    def read() -> Known[str]:
+        with open(f"{proc}/{pid}/maps", "rb") as file:
+            mappings = parse_maps(file.read())
+        blocked = []
+        for tid in tids[:THREADS_LOOKED_AT]:
+            try:
+                with open(f"{proc}/{pid}/task/{tid}/syscall", "rb") as file:
+                    call = parse_syscall(file.read())
+            except (OSError, ValueError):
+                # Gone, or not permitted under Yama: the mapped libraries still tell something.
+                continue
+            if is_known(call):
+                blocked.append(find_mapping(mappings, call.user_pc))
+        return choose_library(mappings, blocked)
+
+    return read_within(_DEADLINE_S, read)

@@ -1,0 +1,89 @@
+"""Keep one ProcessProbe for each member of the job and read them all in one tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpmon.model.process import Identity
+from tpmon.probe.members import Member
+from tpmon.probe.processes import ProcessProbe, ProcessReading
+from tpmon.probe.procfs import raise_descriptor_limit
+from tpmon.probe.roles import kind_of_thread
+from tpmon.probe.threads import NAMES_PER_TICK, Allowance
+
+MAX_THREAD_DESCRIPTORS = 1536
+"""About 10 MB of kernel memory; threads beyond it are opened for each reading."""
+DESCRIPTORS_PER_PROCESS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Join who a process is with what one tick told of it."""
+
+    member: Member
+    now: ProcessReading
+
+
+class Population:
+    """Read the processes of the job; opens and closes their files as members come and go."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        """Take over as many descriptors as the system allows, at most the cap."""
+        self._proc = proc
+        self._probes: dict[Identity, ProcessProbe] = {}
+        limit = raise_descriptor_limit()
+        self._allowance = Allowance(min(MAX_THREAD_DESCRIPTORS, limit // 2))
+        self._max_probes = max(16, limit // 2 // DESCRIPTORS_PER_PROCESS)
+        self.left_out = 0
+        """Members that are not read because the descriptor limit is too low."""
+
+    def read(self, members: Sequence[Member], *, skip_threads: bool) -> list[Reading]:
+        """Read every member that still lives, in their order."""
+        self._allowance.names = NAMES_PER_TICK
+        self._close_all_but({member.identity for member in members})
+        readings = []
+        self.left_out = 0
+        for member in members:
+            probe = self._probe(member)
+            if probe is None:
+                continue
+            try:
+                now = probe.read(member.role, skip_threads=skip_threads)
+            except (OSError, ValueError):
+                # It died in this tick; membership will say so.
+                self._probes.pop(member.identity).close()
+                continue
+            if now.stat.start_ticks == member.identity.start_ticks:
+                readings.append(Reading(member, now))
+            else:
+                # The PID was reused between the listing and the opening.
+                self._probes.pop(member.identity).close()
+        return readings
+
+    def busy_tids(self, identity: Identity) -> tuple[int, ...]:
+        """Return the busy threads of a process, busiest first."""
+        probe = self._probes.get(identity)
+        return probe.threads.busy_tids() if probe else ()
+
+    def close(self) -> None:
+        """Close every file."""
+        self._close_all_but(set())
+
+    def _probe(self, member: Member) -> ProcessProbe | None:
+        probe = self._probes.get(member.identity)
+        if probe is not None:
+            return probe
+        if len(self._probes) >= self._max_probes:
+            self.left_out += 1
+            return None
+        try:
+            probe = ProcessProbe(member.identity.pid, kind_of_thread, self._allowance, self._proc)
+        except OSError:
+            return None
+        self._probes[member.identity] = probe
+        return probe
+
+    def _close_all_but(self, keep: set[Identity]) -> None:
+        for identity in self._probes.keys() - keep:
+            self._probes.pop(identity).close()

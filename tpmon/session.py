@@ -1,0 +1,101 @@
+"""The loop: collect a Frame, put it into the window, hand it to the sinks, wait, again.
+
+The only owner of a thread besides the probes, and the only place that waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.results import Update
+from tpmon.model.window import Window
+
+Sink = Callable[[Update], None]
+
+
+class FrameSource(Protocol):
+    """Give Frames: the Collector, or a list of them in a test."""
+
+    def collect(self) -> Frame:
+        """Return the Frame of now."""
+        ...
+
+    def set_interval(self, seconds: float) -> None:
+        """Learn how often ``collect`` is called."""
+        ...
+
+    def close(self) -> None:
+        """Free what the source holds, without waiting."""
+        ...
+
+
+class Session:
+    """Run the loop in the caller's thread (``run``) or in a daemon thread (``start``)."""
+
+    def __init__(self, source: FrameSource, sinks: Sequence[Sink], interval_s: float) -> None:
+        """Hold the parts; nothing runs yet."""
+        self._source = source
+        self._sinks = tuple(sinks)
+        self._interval_s = interval_s
+        self._window = Window()
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+
+    def start(self, on_error: Callable[[BaseException], None]) -> None:
+        """Run in a daemon thread until ``stop``; an exception goes to ``on_error`` and ends the loop."""
+
+        def loop() -> None:
+            try:
+                self.run()
+            except BaseException as error:  # noqa: BLE001  # the screen shows it and ends with exit 1
+                on_error(error)
+
+        threading.Thread(target=loop, name="tpmon-session", daemon=True).start()
+
+    def run(self, frames: int | None = None) -> Frame | None:
+        """Run until the job ended, ``stop`` was called, or ``frames`` Frames were handed out.
+
+        Returns the last Frame, or None when stopped before the first.
+        """
+        count = 0
+        last: Frame | None = None
+        due = time.monotonic()
+        try:
+            while not self._stopped.is_set():
+                last = self._source.collect()
+                self._window.append(last)
+                update = Update(last, self._window.pulses())
+                for sink in self._sinks:
+                    sink(update)
+                count += 1
+                if last.target.state is TargetState.ENDED or count == frames:
+                    break
+                due = self._wait(due)
+        finally:
+            self._source.close()
+        return last
+
+    def set_interval(self, seconds: float) -> None:
+        """Change the interval at once, also in the middle of a wait."""
+        self._interval_s = seconds
+        self._source.set_interval(seconds)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the loop after the reading it is in; never waits for it."""
+        self._stopped.set()
+        self._wake.set()
+
+    def _wait(self, due: float) -> float:
+        """Wait until one interval after ``due``; a late tick starts a new rhythm, never a burst."""
+        while not self._stopped.is_set():
+            now = time.monotonic()
+            next_due = max(due + self._interval_s, now) if now - due < 2 * self._interval_s else now
+            if next_due <= now or not self._wake.wait(next_due - now):
+                return next_due
+            self._wake.clear()
+        return due
