@@ -130,11 +130,10 @@ class Collector:
         now_ns = time.monotonic_ns()
         taken = datetime.now().astimezone()
         processes = tuple(
-            make_process(reading, self._pss.latest(reading.member.identity.pid), now_ns)
-            for reading in readings
+            make_process(one, self._pss.latest(one.member.identity.pid), now_ns) for one in readings
         )
         self._watch(processes, now_ns)
-        group = self._read_group(processes, changes, now_ns)
+        group = self._read_group(processes, now_ns)
         reading = group.reader.read(now_ns)
         host = self._host.read(now_ns)
         gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
@@ -211,7 +210,7 @@ class Collector:
         self._loader.watch(ranks, now_ns)
         self._pss.watch({process.pid: process.rss_bytes for process in processes})
 
-    def _read_group(self, processes: Sequence[ProcessSample], changes: Changes, now_ns: int) -> _Group:
+    def _read_group(self, processes: Sequence[ProcessSample], now_ns: int) -> _Group:
         ranks = tuple(p.pid for p in processes if p.role is Role.RANK)
         pids = ranks or tuple(p.pid for p in processes)
         group = self._group

@@ -45,9 +45,7 @@ def describe_members(born: Sequence[Member], gone: Sequence[Member], taken: date
     new_workers = [m for m in born if m.role is Role.WORKER]
     old_workers = [m for m in gone if m.role is Role.WORKER]
     if new_workers and old_workers:
-        text = (
-            f"loader workers replaced: {len(old_workers)} gone, {len(new_workers)} new (new epoch or respawn)"
-        )
+        text = f"loader workers replaced: {len(old_workers)} gone, {len(new_workers)} new (new epoch?)"
         rest_born = [m for m in born if m.role is not Role.WORKER]
         rest_gone = [m for m in gone if m.role is not Role.WORKER]
         return [
