@@ -1,0 +1,105 @@
+"""Print what tpmon costs on a tree of 137 processes and 3,000 threads, beside top, pidstat and htop.
+
+Run it with ``make bench-cost``. All figures are CPU time of the tools, measured in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.budget.measure import Cost, Screen, cost_of, run_cpu_seconds
+
+HERE = Path(__file__).parent
+TPMON = [sys.executable, "-m", "tpmon"]
+
+
+def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[bytes]:
+    """Start the tree and wait until it stands."""
+    command = [sys.executable, str(HERE / "tree_program.py"), "--processes", str(processes)]
+    command += ["--threads", str(threads), "--waking", str(waking), "--torch"]
+    tree = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert tree.stdout is not None
+    tree.stdout.readline()
+    return tree
+
+
+def print_cost(name: str, cost: Cost) -> None:
+    """Print one row."""
+    print(
+        f"{name:<34} {cost.cpu_pct:6.2f} {cost.children_cpu_pct:6.2f} {cost.rss_mb:7.1f} "
+        f"{cost.children_rss_mb:7.1f} {cost.descriptors:6d} {cost.bytes_s / 1000:7.1f}"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--processes", type=int, default=137)
+    parser.add_argument("--threads", type=int, default=3000)
+    parser.add_argument("--waking", type=int, default=100)
+    options = parser.parse_args()
+
+    helps = [run_cpu_seconds([*TPMON, "--help"]) * 1000 for _ in range(9)]
+    bare = [run_cpu_seconds([sys.executable, "-c", ""]) * 1000 for _ in range(9)]
+    print(f"--help: {statistics.median(helps):.0f} ms CPU (python alone {statistics.median(bare):.0f} ms)")
+
+    tree = start_tree(options.processes, options.threads, options.waking)
+    pid = str(tree.pid)
+    try:
+        firsts = []
+        for _ in range(5):
+            screen = Screen([*TPMON, "attach", pid], 200, 50, {})
+            firsts.append(screen.until(b"runnable", 20.0))
+            screen.close()
+        print(
+            f"first frame at 200x50: {statistics.median(f.cpu_s for f in firsts):.2f} s CPU, "
+            f"{statistics.median(f.wall_s for f in firsts):.2f} s wall (median of 5)"
+        )
+        print(f"tree: {options.processes} processes, {options.threads} threads, {options.waking} waking")
+        print(
+            f"{'one core = 100 %':<34} {'CPU %':>6} {'child':>6} {'RSS MB':>7} {'child':>7} {'fds':>6} {'KB/s':>7}"
+        )
+        for name, width, height in (
+            ("tpmon 200x50", 200, 50),
+            ("tpmon 80x24", 80, 24),
+            ("tpmon 40x50", 40, 50),
+        ):
+            screen = Screen([*TPMON, "attach", pid], width, height, {})
+            screen.until(b"runnable", 20.0)
+            screen.drain(15.0)
+            print_cost(name, screen.cost_over(options.seconds))
+            screen.close()
+        peers = {
+            "tpmon --json": [*TPMON, "attach", pid, "--json"],
+            "top -H -b -d 1": ["top", "-H", "-b", "-d", "1"],
+            "pidstat -t 1": ["pidstat", "-t", "1"],
+        }
+        for name, command in peers.items():
+            if shutil.which(command[0]) is None:
+                print(f"{name:<34} not installed")
+                continue
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(15.0)
+            print_cost(name, cost_of(process, options.seconds))
+            process.kill()
+            process.wait()
+        if shutil.which("htop"):
+            screen = Screen(["htop", "-d", "10"], 200, 50, {"HTOPRC": os.devnull})
+            screen.drain(5.0)
+            print_cost("htop -d 10, 200x50", screen.cost_over(options.seconds))
+            screen.close()
+    finally:
+        tree.terminate()
+        tree.wait()
+
+
+if __name__ == "__main__":
+    main()

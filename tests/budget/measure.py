@@ -1,0 +1,165 @@
+"""Measure the CPU, memory and terminal bytes of a command from outside, by its own /proc."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fcntl import ioctl
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Hold what a command and its children used between two moments."""
+
+    cpu_pct: float
+    children_cpu_pct: float
+    rss_mb: float
+    children_rss_mb: float
+    descriptors: int
+    bytes_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Hold what a command used until its first full picture or its end."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the direct children of all threads of a process."""
+    found: list[int] = []
+    for tid in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{tid}/children") as file:
+                found.extend(int(one) for one in file.read().split())
+        except OSError:
+            continue
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process by schedstat of its threads; exited threads by stat."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident bytes of a process."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * PAGE
+
+
+def open_descriptors(pid: int) -> int:
+    """Count the open files of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+class Screen:
+    """Run a command in a pseudo terminal of a given size and swallow what it draws."""
+
+    def __init__(self, command: Sequence[str], width: int, height: int, env: Mapping[str, str]) -> None:
+        self.started = time.monotonic()
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execvpe(command[0], list(command), {**os.environ, "TERM": "xterm-256color", **env})
+        ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self.received = 0
+        self.text = b""
+
+    def drain(self, seconds: float) -> None:
+        """Read what the command draws for a while."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select([self.fd], [], [], left)
+            if ready:
+                try:
+                    data = os.read(self.fd, 65536)
+                except OSError:
+                    return
+                self.received += len(data)
+                self.text = (self.text + data)[-200_000:]
+
+    def until(self, wanted: bytes, seconds: float) -> Start:
+        """Read until a text appears; returns the CPU and wall time since the start."""
+        end = time.monotonic() + seconds
+        while wanted not in self.text:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{wanted!r} did not appear: {self.text[-500:]!r}")
+            self.drain(0.01)
+        return Start(cpu_seconds(self.pid), time.monotonic() - self.started)
+
+    def cost_over(self, seconds: float) -> Cost:
+        """Measure while drawing goes on."""
+        kids = children_of(self.pid)
+        before, kids_before = cpu_seconds(self.pid), {kid: cpu_seconds(kid) for kid in kids}
+        bytes_before, start = self.received, time.monotonic()
+        self.drain(seconds)
+        spent = time.monotonic() - start
+        kids_after = sum(
+            cpu_seconds(kid) - kids_before[kid] for kid in kids if os.path.exists(f"/proc/{kid}")
+        )
+        return Cost(
+            cpu_pct=100 * (cpu_seconds(self.pid) - before) / spent,
+            children_cpu_pct=100 * kids_after / spent,
+            rss_mb=rss_bytes(self.pid) / 1e6,
+            children_rss_mb=sum(rss_bytes(kid) for kid in kids if os.path.exists(f"/proc/{kid}")) / 1e6,
+            descriptors=open_descriptors(self.pid),
+            bytes_s=(self.received - bytes_before) / spent,
+            seconds=spent,
+        )
+
+    def close(self) -> int:
+        """End the command and return its exit status."""
+        try:
+            os.write(self.fd, b"q")
+            self.drain(0.5)
+            os.kill(self.pid, signal.SIGKILL)
+        except OSError:
+            # It ended by itself.
+            pass
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def cost_of(process: subprocess.Popen[bytes], seconds: float) -> Cost:
+    """Measure a running command that draws to a file or nowhere."""
+    kids = children_of(process.pid)
+    before = cpu_seconds(process.pid) + sum(cpu_seconds(kid) for kid in kids)
+    start = time.monotonic()
+    time.sleep(seconds)
+    spent = time.monotonic() - start
+    after = cpu_seconds(process.pid) + sum(cpu_seconds(kid) for kid in kids)
+    return Cost(
+        cpu_pct=100 * (after - before) / spent,
+        children_cpu_pct=0.0,
+        rss_mb=rss_bytes(process.pid) / 1e6,
+        children_rss_mb=sum(rss_bytes(kid) for kid in kids) / 1e6,
+        descriptors=open_descriptors(process.pid),
+        bytes_s=0.0,
+        seconds=spent,
+    )
+
+
+def run_cpu_seconds(command: Sequence[str], env: Mapping[str, str] | None = None) -> float:
+    """Run a command to its end and return its user + system CPU seconds."""
+    with subprocess.Popen(
+        list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(env or {})}
+    ) as process:
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+    return usage.ru_utime + usage.ru_stime
