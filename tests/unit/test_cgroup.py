@@ -1,0 +1,618 @@
+"""Control groups: fixture trees of every layout seen, and real groups where this machine allows them."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.probe.cgroup import CgroupReader, parse_counters, parse_pressure_us
+from tpmon.probe.cgroup_budget import (
+    combine_budget,
+    parse_cfs_quota,
+    parse_cpu_max,
+    read_affinity,
+    read_cpu_budget,
+)
+from tpmon.probe.cgroup_tree import JobGroups, Mount, find_group, parse_groups, parse_mounts
+from tpmon.probe.procfs import PAGE_BYTES, ProcFile
+
+DATA = Path(__file__).parent / "data" / "cgroup"
+SECOND = 1_000_000_000
+LEFT = "36 31 0:29 {root} {point} rw,relatime - {kind} {kind} rw,{controllers}\n"
+
+
+class Tree:
+    """A machine made of files: processes with their groups, and cgroup mounts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.proc = str(path / "proc")
+        (path / "proc" / "self").mkdir(parents=True)
+        (path / "proc" / "self" / "mountinfo").write_text("22 27 0:21 / /proc rw - proc proc rw\n")
+
+    def mount(self, name: str, controllers: str, root: str = "/", version: int = 1) -> None:
+        kind = "cgroup" if version == 1 else "cgroup2"
+        (self.path / name).mkdir(parents=True, exist_ok=True)
+        line = LEFT.format(root=root, point=self.path / name, kind=kind, controllers=controllers)
+        with (self.path / "proc/self/mountinfo").open("a") as file:
+            file.write(line)
+
+    def process(self, pid: int, groups: str, state: str = "S") -> None:
+        directory = self.path / "proc" / str(pid)
+        directory.mkdir(exist_ok=True)
+        (directory / "cgroup").write_text(groups)
+        (directory / "stat").write_text(f"{pid} (a) b) {state} 1 1")
+
+    def write(self, name: str, text: str) -> None:
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / name).write_text(text)
+
+    def v1_quota(self, directory: str, quota: int) -> None:
+        self.write(f"{directory}/cpu.cfs_quota_us", f"{quota}\n")
+        self.write(f"{directory}/cpu.cfs_period_us", "100000\n")
+
+    def budget(self, *pids: int, cpus: int = 64):
+        return read_cpu_budget(pids, self.proc, lambda pid: set(range(cpus)))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def two_reads(tree: Tree, pids, change=lambda: None):
+    reader = CgroupReader(pids, tree.proc)
+    reader.read(5 * SECOND)
+    change()
+    reading = reader.read(6 * SECOND)
+    reader.close()
+    return reading
+
+
+# -- where the job's groups are ------------------------------------------------------------------
+
+
+def test_v1_nested_takes_the_smallest_quota_above(tree: Tree) -> None:
+    tree.mount("cg/cpu", "cpu,cpuacct")
+    tree.write("cg/cpu/release_agent", "")
+    tree.v1_quota("cg/cpu", -1)
+    tree.v1_quota("cg/cpu/a", 150_000)
+    tree.v1_quota("cg/cpu/a/b", 400_000)
+    tree.process(7, "4:memory:/\n3:cpu,cpuacct:/a/b\n")
+    budget = tree.budget(7)
+    assert budget.cores == 1.5
+    assert budget.reason == "1.5 CPUs by quota of /a (affinity 64)"
+
+
+def test_v2_pod_limit_on_parent(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    for group in ("cg/kubepods", "cg/kubepods/pod1", "cg/kubepods/pod1/c"):
+        tree.write(f"{group}/cgroup.events", "populated 1\n")
+        tree.write(f"{group}/cpu.max", "max 100000\n")
+    tree.write("cg/kubepods/pod1/cpu.max", "400000 100000\n")
+    tree.process(7, "0::/kubepods/pod1/c\n")
+    assert tree.budget(7).reason == "4 CPUs by quota of /kubepods/pod1 (affinity 64)"
+
+
+def test_quota_larger_than_affinity_does_not_bind(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    tree.write("cg/a/cgroup.events", "")
+    tree.write("cg/a/cpu.max", "400000 100000\n")
+    tree.process(7, "0::/a\n")
+    budget = tree.budget(7, cpus=2)
+    assert (budget.cores, budget.reason) == (2.0, "2 CPUs by affinity")
+
+
+def test_cgroup_namespace_shows_the_container_as_root(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    tree.write("cg/cgroup.events", "populated 1\n")
+    tree.write("cg/cpu.max", "200000 100000\n")
+    tree.process(7, "0::/\n")
+    assert tree.budget(7).reason == "2 CPUs by quota of this container (affinity 64)"
+
+
+def test_container_without_quota_says_that_more_may_be_hidden(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    tree.write("cg/cgroup.events", "populated 1\n")
+    tree.write("cg/cpu.max", "max 100000\n")
+    tree.process(7, "0::/\n")
+    budget = tree.budget(7)
+    assert budget.reason == "64 CPUs by affinity (limits above this container are not visible)"
+
+
+def test_container_without_namespace_subtracts_the_mount_root(tree: Tree) -> None:
+    tree.mount("cg/cpu", "cpu", root="/docker/0a1b")
+    tree.v1_quota("cg/cpu", 300_000)
+    tree.v1_quota("cg/cpu/job", -1)
+    tree.process(7, "3:cpu:/docker/0a1b/job\n")
+    assert tree.budget(7).reason == "3 CPUs by quota of /docker/0a1b (affinity 64)"
+
+
+def test_hybrid_takes_limits_from_v1_and_pressure_from_v2(tree: Tree) -> None:
+    tree.mount("cg/cpu", "cpu")
+    tree.v1_quota("cg/cpu/s", 100_000)
+    tree.mount("cg/unified", "", version=2)
+    tree.write("cg/unified/s/cgroup.events", "populated 1\n")
+    tree.write("cg/unified/s/cpu.max", "900000 100000\n")
+    tree.write("cg/unified/s/cpu.pressure", "some avg10=0 avg60=0 avg300=0 total=1000000\nfull total=0\n")
+    tree.process(7, "3:cpu:/s\n1:name=systemd:/s\n0::/s\n")
+    assert tree.budget(7).cores == 1.0
+
+    def wait_a_quarter() -> None:
+        tree.write("cg/unified/s/cpu.pressure", "some avg10=0 avg60=0 avg300=0 total=1250000\n")
+
+    reading = two_reads(tree, [7], wait_a_quarter)
+    assert reading.psi_cpu_some_pct == pytest.approx(25.0)
+    assert reading.psi_source == "/s"
+    assert reading.psi_io_some_pct == Missing("this kernel does not have it")
+
+
+def test_target_outside_our_namespace_is_known_by_affinity_only(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    tree.write("cg/cgroup.events", "")
+    tree.write("cg/cpu.max", "100000 100000\n")
+    tree.process(7, "0::/../other\n")
+    budget = tree.budget(7, cpus=4)
+    assert budget.cores == 4.0
+    assert budget.reason == "4 CPUs by affinity (its control group is outside this container's view)"
+    reading = two_reads(tree, [7])
+    assert reading.anon_bytes == Missing("its control group is outside this container's view")
+    assert reading.throttled_ratio == reading.limit_bytes == reading.oom_kills == reading.anon_bytes
+    # One process in view does not put the group of the other in view.
+    tree.process(8, "0::/\n")
+    assert "outside" in tree.budget(7, 8, cpus=4).reason
+
+
+def test_quota_of_the_lowest_common_group_counts_not_that_of_one_rank(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    for group, limit in (
+        ("job", "600000 100000"),
+        ("job/task0", "100000 100000"),
+        ("job/task1", "max 100000"),
+    ):
+        tree.write(f"cg/{group}/cgroup.events", "")
+        tree.write(f"cg/{group}/cpu.max", limit)
+    tree.process(7, "0::/job/task0\n")
+    tree.process(8, "0::/job/task1\n")
+    assert tree.budget(7).cores == 1.0
+    assert tree.budget(7, 8).reason == "6 CPUs by quota of /job (affinity 64)"
+
+
+def test_a_zombie_that_v1_shows_in_the_root_is_left_out(tree: Tree) -> None:
+    tree.mount("cg/cpu", "cpu")
+    tree.v1_quota("cg/cpu/a", 100_000)
+    tree.process(7, "3:cpu:/a\n")
+    tree.process(8, "3:cpu:/\n", state="Z")
+    assert tree.budget(7, 8).reason == "1 CPU by quota of /a (affinity 64)"
+
+
+def test_without_any_mount_affinity_is_the_budget(tree: Tree) -> None:
+    tree.process(7, "0::/a\n")
+    assert tree.budget(7).reason == "64 CPUs by affinity (no control groups are mounted here)"
+    assert isinstance(JobGroups([99], tree.proc).common("cpu"), Missing)
+
+
+def test_the_mount_that_shows_most_of_the_tree_is_used() -> None:
+    mounts = (
+        Mount(2, frozenset([""]), "/pod", "/inner"),
+        Mount(2, frozenset([""]), "/", "/outer"),
+        Mount(2, frozenset([""]), "/other", "/elsewhere"),
+    )
+    group = find_group("", ["/pod/a"], mounts)
+    assert is_known(group)
+    assert group.directory == "/outer/pod/a"
+    assert [one.path for one in group.lineage()] == ["/pod/a", "/pod", "/"]
+
+
+def test_long_and_hostile_paths_are_cut_and_cleaned(tree: Tree) -> None:
+    tree.mount("cg/cpu", "cpu")
+    path = "/kubepods.slice/\x1b[31m" + "x" * 200 + "/job"
+    tree.process(7, f"3:cpu:{path}\n")
+    group = JobGroups([7], tree.proc).common("cpu")
+    assert is_known(group)
+    assert len(group.label()) <= 60
+    assert group.label().endswith("/job")
+    assert "\x1b" not in group.label()
+
+
+def test_mountinfo_octal_escapes() -> None:
+    (mount,) = parse_mounts(r"36 31 0:29 / /mnt/a\040b rw - cgroup cgroup rw,cpu,cpuacct")
+    assert mount.point == "/mnt/a b"
+    assert {"cpu", "cpuacct"} <= mount.controllers
+
+
+def test_deleted_groups_are_left_out() -> None:
+    assert parse_groups("4:memory:/a (deleted)\n0::/b:c\n") == {"": "/b:c"}
+
+
+@given(st.text())
+def test_parsers_take_any_text(text: str) -> None:
+    parse_mounts(text)
+    assert all(isinstance(path, str) for path in parse_groups(text).values())
+
+
+names = st.lists(st.sampled_from("abc"), max_size=4)
+
+
+@given(root=names, below=st.lists(names, min_size=1, max_size=3))
+def test_directory_is_mount_point_plus_path_below_its_root(root, below) -> None:
+    mount = Mount(1, frozenset(["cpu"]), "/" + "/".join(root), "/mnt")
+    paths = ["/" + "/".join(root + rest) for rest in below]
+    group = find_group("cpu", paths, [mount])
+    assert is_known(group)
+    common = os.path.commonpath(["/mnt/" + "/".join(rest) for rest in below])
+    assert group.directory == common.rstrip("/")
+    lineage = list(group.lineage())
+    assert lineage[0].directory == group.directory
+    assert lineage[-1].directory == "/mnt"
+    assert all(one.path.startswith(mount.root) for one in lineage)
+
+
+# -- budget --------------------------------------------------------------------------------------
+
+
+def test_quota_formats() -> None:
+    assert parse_cpu_max("max 100000\n") is None
+    assert parse_cpu_max("50000 100000\n") == 0.5
+    assert parse_cpu_max("150000\n") == 1.5
+    assert parse_cfs_quota("-1\n", "100000\n") is None
+    assert parse_cfs_quota("25000\n", "50000\n") == 0.5
+    with pytest.raises(ValueError):
+        parse_cpu_max("nonsense")
+
+
+def test_pinned_main_thread_does_not_hide_its_pool(tmp_path: Path) -> None:
+    for tid in (7, 8, 9):
+        (tmp_path / "7" / "task" / str(tid)).mkdir(parents=True)
+    masks = {7: {0}, 8: {1}, 9: {2}}
+    assert read_affinity([7], str(tmp_path), masks.__getitem__, online=8) == 3
+
+
+def test_dead_process_has_no_mask() -> None:
+    def gone(pid: int) -> set[int]:
+        raise ProcessLookupError(errno.ESRCH, "No such process")
+
+    affinity = read_affinity([7], "/nowhere", gone, online=8)
+    assert isinstance(affinity, Missing)
+    assert combine_budget(affinity, NOT_APPLICABLE).cores == affinity
+
+
+# -- readings ------------------------------------------------------------------------------------
+
+
+def v1_job(tree: Tree) -> None:
+    tree.mount("cg/cpu", "cpu")
+    tree.write("cg/cpu/release_agent", "")
+    tree.v1_quota("cg/cpu/a", 50_000)
+    tree.write("cg/cpu/a/cpu.stat", (DATA / "v1_cpu.stat").read_text())
+    tree.mount("cg/memory", "memory")
+    tree.write("cg/memory/release_agent", "")
+    for group, limit in (("", 1 << 63), ("a", 1 << 63), ("a/b", 800 << 20)):
+        tree.write(f"cg/memory/{group}/memory.limit_in_bytes", str(limit - 4096 * (limit == 1 << 63)))
+        tree.write(f"cg/memory/{group}/memory.usage_in_bytes", str(300 << 20))
+        tree.write(f"cg/memory/{group}/memory.stat", (DATA / "v1_memory.stat").read_text())
+        tree.write(f"cg/memory/{group}/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    tree.process(7, "4:memory:/a/b\n3:cpu:/a\n")
+
+
+def test_v1_reading(tree: Tree) -> None:
+    v1_job(tree)
+
+    def throttle() -> None:
+        stat = (DATA / "v1_cpu.stat").read_text()
+        stat = stat.replace("nr_periods 162", "nr_periods 172").replace(
+            "nr_throttled 160", "nr_throttled 168"
+        )
+        tree.write("cg/cpu/a/cpu.stat", stat.replace("13861270179", "14361270179"))
+        memory = (DATA / "v1_memory.stat").read_text()
+        tree.write(
+            "cg/memory/a/b/memory.stat",
+            memory.replace("total_workingset_refault_file ", "total_workingset_refault_file 1"),
+        )
+
+    before = dict(line.split() for line in (DATA / "v1_memory.stat").read_text().splitlines())
+    reading = two_reads(tree, [7], throttle)
+    assert reading.throttled_ratio == pytest.approx(0.8)
+    assert reading.throttled_s == pytest.approx(0.5)
+    assert reading.throttled_source == "/a"
+    assert reading.anon_bytes == int(before["total_rss"])
+    assert reading.used_bytes == (300 << 20) - int(before["total_inactive_file"])
+    assert (reading.limit_bytes, reading.limit_source) == (800 << 20, "/a/b")
+    refaults = before["total_workingset_refault_file"]
+    assert reading.refault_bytes_s == (int("1" + refaults) - int(refaults)) * PAGE_BYTES
+    assert reading.oom_kills == 1
+    assert reading.swap_bytes == int(before["total_swap"])
+    assert reading.memory_source == "/a/b"
+    assert reading.psi_cpu_some_pct == Missing("control groups v1 have no pressure figures")
+
+
+def test_v1_limit_above_the_container_comes_from_memory_stat(tree: Tree) -> None:
+    v1_job(tree)
+    stat = (DATA / "v1_memory.stat").read_text()
+    tree.write(
+        "cg/memory/a/b/memory.stat",
+        stat.replace("hierarchical_memory_limit 9223372036854771712", "hierarchical_memory_limit 104857600"),
+    )
+    reading = two_reads(tree, [7])
+    assert (reading.limit_bytes, reading.limit_source) == (100 << 20, "a group above this container")
+
+
+def test_v1_oom_kills_add_up_over_the_groups_of_the_ranks(tree: Tree) -> None:
+    v1_job(tree)
+    for rank in ("r0", "r1"):
+        tree.write(f"cg/memory/a/{rank}/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    tree.process(7, "4:memory:/a/r0\n3:cpu:/a\n")
+    tree.process(8, "4:memory:/a/r1\n3:cpu:/a\n")
+    assert two_reads(tree, [7, 8]).oom_kills == 1 + 2 + 2
+
+
+def v2_job(tree: Tree) -> None:
+    tree.mount("cg", "", version=2)
+    tree.write("proc/vmstat", "nr_free_pages 12\nworkingset_refault_file 100\noom_kill 5\n")
+    for group in ("pod", "pod/c"):
+        tree.write(f"cg/{group}/cgroup.events", "populated 1\n")
+        tree.write(f"cg/{group}/cpu.max", "max 100000\n")
+        tree.write(f"cg/{group}/cpu.stat", (DATA / "v2_cpu.stat").read_text())
+        tree.write(f"cg/{group}/memory.stat", (DATA / "v2_memory.stat").read_text())
+        tree.write(f"cg/{group}/memory.events", (DATA / "v2_memory.events").read_text())
+        tree.write(f"cg/{group}/memory.current", str(3 << 30))
+        tree.write(f"cg/{group}/memory.swap.current", "8192\n")
+        tree.write(f"cg/{group}/memory.max", "max\n")
+        for name in ("cpu", "memory", "io"):
+            tree.write(f"cg/{group}/{name}.pressure", (DATA / "cpu.pressure").read_text())
+    tree.process(7, "0::/pod/c\n")
+
+
+def test_v2_throttling_is_counted_at_the_parent_that_has_the_quota(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/cpu.max", "50000 100000\n")
+
+    def throttle() -> None:
+        stat = (DATA / "v2_cpu.stat").read_text()
+        stat = stat.replace("nr_periods 84", "nr_periods 94").replace("nr_throttled 61", "nr_throttled 71")
+        tree.write("cg/pod/cpu.stat", stat.replace("5120433", "6370433"))
+
+    reading = two_reads(tree, [7], throttle)
+    assert reading.throttled_ratio == 1.0
+    assert reading.throttled_s == pytest.approx(1.25)
+    assert reading.throttled_source == "/pod"
+
+
+def test_v2_reading(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/memory.max", str(4 << 30))
+    tree.write("cg/pod/memory.current", str((7 << 30) // 2))
+    reading = two_reads(tree, [7])
+    assert reading.throttled_ratio == 0.0
+    assert reading.anon_bytes == 1416626176
+    # The limit is the pod's, so what counts against it is the pod's working set.
+    assert reading.used_bytes == (7 << 30) // 2 - 1073741824
+    assert (reading.limit_bytes, reading.limit_source) == (4 << 30, "/pod")
+    assert reading.oom_kills == 1
+    assert reading.swap_bytes == 8192
+    assert reading.refault_bytes_s == 0.0
+    assert reading.psi_io_some_pct == 0.0
+
+
+def test_equal_limits_bind_at_the_outer_group(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/memory.max", str(4 << 30))
+    tree.write("cg/pod/c/memory.max", str(4 << 30))
+    assert two_reads(tree, [7]).limit_source == "/pod"
+
+
+def test_memory_counts_in_the_nearest_group_with_the_controller(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/c/leaf/cgroup.events", "populated 1\n")
+    tree.process(7, "0::/pod/c/leaf\n")
+    reading = two_reads(tree, [7])
+    assert reading.memory_source == "/pod/c"
+    assert reading.anon_bytes == 1416626176
+
+
+def test_job_in_the_root_has_no_group_and_takes_what_the_host_counts(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=100\n")
+    tree.process(7, "0::/\n")
+
+    def wait_and_refault() -> None:
+        tree.write("proc/pressure/cpu", "some avg10=0 avg60=0 avg300=0 total=500100\n")
+        tree.write("proc/vmstat", "nr_free_pages 12\nworkingset_refault_file 110\noom_kill 6\n")
+
+    reading = two_reads(tree, [7], wait_and_refault)
+    assert reading.anon_bytes == reading.used_bytes == Missing("no control group of its own")
+    assert reading.limit_bytes is NOT_APPLICABLE
+    assert reading.throttled_ratio == 0.0
+    assert reading.psi_cpu_some_pct == pytest.approx(50.0)
+    assert reading.psi_source == reading.memory_source == "host"
+    assert reading.oom_kills == 6
+    assert reading.refault_bytes_s == 10 * PAGE_BYTES
+
+
+def test_hidden_quota_shows_in_local_throttling(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/cgroup.events", "populated 1\n")
+    reader = CgroupReader([7], tree.proc)
+    assert isinstance(reader.read(SECOND).throttled_ratio, Missing)
+    reader.close()
+    tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1000000\n")
+    still = two_reads(tree, [7])
+    assert (still.throttled_ratio, still.throttled_s) == (0.0, 0.0)
+
+    def throttle() -> None:
+        tree.write("cg/pod/c/cpu.stat.local", "throttled_usec 1700000\n")
+
+    throttled = two_reads(tree, [7], throttle)
+    assert throttled.throttled_s == pytest.approx(0.7)
+    assert isinstance(throttled.throttled_ratio, Missing)
+
+
+def test_rates_need_two_readings_and_survive_a_reset(tree: Tree) -> None:
+    v1_job(tree)
+    reader = CgroupReader([7], tree.proc)
+    assert reader.read(SECOND).throttled_ratio == Missing("needs a second reading")
+    tree.write("cg/cpu/a/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")
+    assert reader.read(2 * SECOND).throttled_ratio == Missing("counter was reset")
+    tree.write("cg/cpu/a/cpu.stat", "nr_periods 10\nnr_throttled 5\nthrottled_time 0\n")
+    assert reader.read(3 * SECOND).throttled_ratio == 0.5
+    reader.close()
+
+
+def test_quota_that_is_set_later_is_found_within_ten_seconds(tree: Tree) -> None:
+    v2_job(tree)
+    reader = CgroupReader([7], tree.proc)
+    assert reader.read(SECOND).throttled_source == "no quota"
+    tree.write("cg/pod/cpu.max", "50000 100000\n")
+    assert reader.read(12 * SECOND).throttled_source == "/pod"
+    reader.close()
+
+
+def test_reader_follows_the_job_and_keeps_the_last_group_of_a_dead_one(tree: Tree) -> None:
+    v2_job(tree)
+    tree.process(8, "0::/pod\n")
+    reader = CgroupReader([7], tree.proc)
+    assert reader.read(SECOND).memory_source == "/pod/c"
+    reader.follow([7, 8])
+    assert reader.read(2 * SECOND).memory_source == "/pod"
+    reader.follow([])
+    tree.write("cg/pod/memory.events", "oom 2\noom_kill 9\n")
+    assert reader.read(3 * SECOND).oom_kills == 9
+    reader.close()
+
+
+def test_one_bad_file_costs_one_value(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/c/memory.swap.current", "what\n")
+    (tree.path / "cg/pod/c/memory.events").unlink()
+    reading = two_reads(tree, [7])
+    assert "not understood" in reading.swap_bytes.reason
+    assert reading.oom_kills == Missing("this kernel does not have it")
+    assert reading.anon_bytes == 1416626176
+
+
+def test_pressure_that_is_compiled_in_but_off_is_missing(tree: Tree, monkeypatch) -> None:
+    v2_job(tree)
+    really_read = ProcFile.read
+
+    def read(self: ProcFile) -> bytes:
+        raw = really_read(self)
+        if raw.startswith(b"some"):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return raw
+
+    monkeypatch.setattr(ProcFile, "read", read)
+    assert two_reads(tree, [7]).psi_cpu_some_pct == Missing("switched off in this kernel")
+
+
+def test_close_gives_every_descriptor_back(tree: Tree) -> None:
+    v2_job(tree)
+    before = set(os.listdir("/proc/self/fd"))
+    reader = CgroupReader([7], tree.proc)
+    reader.read(SECOND)
+    assert len(os.listdir("/proc/self/fd")) > len(before)
+    reader.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_pressure_and_counter_parsers() -> None:
+    assert parse_pressure_us((DATA / "cpu.pressure").read_bytes()) == 4577649
+    with pytest.raises(ValueError):
+        parse_pressure_us(b"full total=3\n")
+    assert parse_counters(b"a 1\nb 2\n") == {b"a": 1, b"b": 2}
+
+
+# -- real groups ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def real_group(controller: str):
+    """Make a cgroup v1 group of ``controller`` on this machine, or skip with the reason."""
+    mounts = [
+        m for m in parse_mounts(Path("/proc/self/mountinfo").read_text()) if controller in m.controllers
+    ]
+    if not mounts:
+        pytest.skip(f"no cgroup v1 {controller} controller is mounted here")
+    path = Path(mounts[-1].point) / f"tpmon-{uuid.uuid4().hex[:8]}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a control group: {error}")
+    try:
+        yield path
+    finally:
+        deadline = time.monotonic() + 5
+        while path.exists() and time.monotonic() < deadline:
+            try:
+                path.rmdir()
+            except OSError:
+                time.sleep(0.02)  # the kernel lets go of a dead member's group a moment later
+
+
+@contextmanager
+def member(group: Path, program: str):
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    try:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+def test_real_quota_throttles_a_busy_process() -> None:
+    with real_group("cpu") as group:
+        (group / "cpu.cfs_period_us").write_text("20000")
+        (group / "cpu.cfs_quota_us").write_text("10000")
+        with member(group, "input()\nwhile True: pass") as busy:
+            budget = read_cpu_budget([busy.pid])
+            assert budget.cores == 0.5
+            assert budget.reason.startswith(f"0.5 CPUs by quota of /{group.name} (affinity ")
+            reader = CgroupReader([busy.pid])
+            periods = 0
+            deadline = time.monotonic() + 20
+            while periods < 5 and time.monotonic() < deadline:
+                periods = parse_counters((group / "cpu.stat").read_bytes())[b"nr_periods"]
+            reader.read(time.monotonic_ns())
+            while periods < 25 and time.monotonic() < deadline:
+                time.sleep(0.02)
+                periods = parse_counters((group / "cpu.stat").read_bytes())[b"nr_periods"]
+            reading = reader.read(time.monotonic_ns())
+            reader.close()
+    assert reading.throttled_ratio > 0.7
+    assert 0.1 < reading.throttled_s < 1.0
+    assert reading.throttled_source == f"/{group.name}"
+
+
+def test_real_oom_kill_is_counted_and_survives_the_victim() -> None:
+    with real_group("memory") as group:
+        (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+        with member(group, "input()\nkept = bytearray(300 << 20)") as victim:
+            reader = CgroupReader([victim.pid])
+            first = reader.read(time.monotonic_ns())
+            assert victim.wait(20) == -9
+            last = reader.read(time.monotonic_ns())
+            reader.close()
+    assert (first.limit_bytes, first.limit_source) == (64 << 20, f"/{group.name}")
+    assert last.oom_kills == first.oom_kills + 1
+
+
+def test_this_process_can_be_read() -> None:
+    budget = read_cpu_budget([os.getpid()])
+    assert is_known(budget.cores)
+    assert 0 < budget.cores <= os.cpu_count()
+    reader = CgroupReader([os.getpid()])
+    for reading in (reader.read(time.monotonic_ns()), reader.read(time.monotonic_ns() + 1)):
+        assert is_known(reading.anon_bytes) or reading.anon_bytes.reason
+    reader.close()
