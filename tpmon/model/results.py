@@ -29,3 +29,14 @@ class JobSummary:
     gpus: Known[int]
     """Cards whose device files the job holds open."""
     uptime_s: float
+
+
+JOBS_SCHEMA = "tpmon.jobs/1"
+
+
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """Hold what ``tpmon ps --json`` prints."""
+
+    schema: str
+    jobs: tuple[JobSummary, ...]

@@ -1,0 +1,354 @@
+"""Settings: the closed table, and where each value came from: default < file < environment < flag.
+
+The table feeds the flags of ``cli``, the ``TPMON_*`` variables, the keys of the configuration file
+and ``--print-config``. Knows no terminal and no process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any, Union
+
+from tpmon.errors import UsageError
+
+INTERVAL_LOW_S = 0.5
+INTERVAL_HIGH_S = 10.0
+
+Value = Union[bool, int, float, str]
+
+DECIDED_LATER = None
+"""The default of a setting that another one decides: the ranks of the demo follow its bottleneck."""
+
+
+class Kind(Enum):
+    """Name what a setting holds."""
+
+    SWITCH = "true or false"
+    COUNT = "a whole number"
+    NUMBER = "a number"
+    NAME = "a name"
+
+
+class Source(IntEnum):
+    """Name the places a value can come from; the larger one wins."""
+
+    DEFAULT = 0
+    FILE = 1
+    ENVIRONMENT = 2
+    FLAG = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Describe one setting. ``key`` is its name in the file; a dot means a table of the file."""
+
+    key: str
+    kind: Kind
+    default: Value | None
+    help: str
+    metavar: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def variable(self) -> str:
+        """Name the environment variable: ``demo.ranks`` is TPMON_DEMO_RANKS."""
+        return "TPMON_" + self.key.upper().replace(".", "_")
+
+    @property
+    def flag(self) -> str:
+        """Name the long flag: ``demo.ranks`` is --ranks, of ``tpmon demo`` alone."""
+        return "--" + self.key.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Hold the value of a setting and what decided it, in words that a person can look up."""
+
+    value: Value | None
+    source: Source
+    where: str
+
+
+OUTPUT_SETTINGS = (
+    Setting("once", Kind.SWITCH, False, "read twice, one interval apart, print the second reading and end"),
+    Setting("json", Kind.SWITCH, False, "print JSON, one object a line (docs/json.md)"),
+    Setting("plain", Kind.SWITCH, False, "print a line when something changes, in words alone"),
+    Setting("ascii", Kind.SWITCH, False, "draw with ASCII alone (default: when the locale is not UTF-8)"),
+    Setting(
+        "interval",
+        Kind.NUMBER,
+        1.0,
+        f"seconds between readings, {INTERVAL_LOW_S:g} to {INTERVAL_HIGH_S:g} (default: 1)",
+        metavar="SECONDS",
+        low=INTERVAL_LOW_S,
+        high=INTERVAL_HIGH_S,
+    ),
+)
+
+JOB_SETTING = Setting("job", Kind.SWITCH, False, "attach to your only training job on this machine")
+
+DEMO_SETTINGS = (
+    Setting(
+        "demo.ranks", Kind.COUNT, DECIDED_LATER, "ranks (default: as many as the bottleneck needs)", "N", 1
+    ),
+    Setting(
+        "demo.workers", Kind.COUNT, DECIDED_LATER, "DataLoader workers of each rank (default: 2)", "N", 0
+    ),
+    Setting("demo.bottleneck", Kind.NAME, "none", "what is wrong with the training (default: none)", "NAME"),
+    Setting("demo.seconds", Kind.NUMBER, 900.0, "end the training after so long (default: 900)", "S", 1),
+)
+
+SETTINGS = (*OUTPUT_SETTINGS, JOB_SETTING, *DEMO_SETTINGS)
+
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+_YES = frozenset(("1", "true", "yes", "on"))
+_NO = frozenset(("0", "false", "no", "off"))
+_CATALOGUE = "tpmon --print-config lists every setting and its value"
+
+
+def config_path(environment: Mapping[str, str]) -> str:
+    """Return the path of the configuration file, which need not exist.
+
+    A relative XDG_CONFIG_HOME is ignored, as the XDG base directory specification asks.
+    """
+    home = environment.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(home, "tpmon", "config.toml")
+
+
+def _expected(setting: Setting) -> str:
+    if setting.high < math.inf:
+        return f"{setting.kind.value} from {setting.low:g} to {setting.high:g}"
+    if setting.low > -math.inf:
+        return f"{setting.kind.value}, {setting.low:g} or more"
+    return setting.kind.value
+
+
+def _refuse(setting: Setting, where: str, found: object) -> UsageError:
+    return UsageError(f"{where}: expected {_expected(setting)}, found {found!r}", _CATALOGUE)
+
+
+def check_value(setting: Setting, value: object, where: str, found: str | None = None) -> Value:
+    """Return ``value`` in the type of ``setting``; ``found`` is the text it was read from, if any.
+
+    Raises:
+        UsageError: naming ``where``, for another type or a number out of range.
+    """
+    kind = setting.kind
+    if kind is Kind.SWITCH:
+        if isinstance(value, bool):
+            return value
+    elif kind is Kind.NAME:
+        if isinstance(value, str) and value:
+            return value
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        whole = kind is Kind.COUNT
+        if (
+            math.isfinite(value)
+            and setting.low <= value <= setting.high
+            and (not whole or isinstance(value, int))
+        ):
+            return value if whole else float(value)
+    raise _refuse(setting, where, value if found is None else found)
+
+
+def parse_text(setting: Setting, text: str, where: str) -> Value:
+    """Read a value from a flag or an environment variable.
+
+    Raises:
+        UsageError: naming ``where``, for text that is no such value.
+    """
+    kind = setting.kind
+    word = text.strip()
+    if kind is Kind.NAME:
+        return check_value(setting, word, where)
+    if kind is Kind.SWITCH:
+        if word.lower() in _YES or word.lower() in _NO:
+            return word.lower() in _YES
+        raise _refuse(setting, where, text)
+    try:
+        number: float = int(word) if kind is Kind.COUNT else float(word)
+    except ValueError:
+        raise _refuse(setting, where, text) from None
+    return check_value(setting, number, where, text)
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """Read the configuration file; one that does not exist is empty.
+
+    Raises:
+        UsageError: for a file that cannot be read or is not TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}", "make the file readable, or move it away"
+        ) from error
+    # Imported here: most people have no configuration file, and --help should not pay for one.
+    import importlib  # noqa: PLC0415
+
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        tables: dict[str, Any] = toml.loads(content.decode())
+    except ValueError as error:
+        raise UsageError(f"{path}: not TOML: {error}", "correct that line, or move the file away") from error
+    return tables
+
+
+def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _refuse_unknown(path: str, key: str) -> UsageError:
+    import difflib  # noqa: PLC0415  # only when there is an error to explain
+
+    close = difflib.get_close_matches(key, list(_BY_KEY), 1)
+    return UsageError(f"{path}: {key}: no such setting", f"write {close[0]}" if close else _CATALOGUE)
+
+
+def locale_is_utf8(environment: Mapping[str, str]) -> bool:
+    """Tell whether the locale writes UTF-8; no locale at all counts as UTF-8, as Python has it.
+
+    In the C locale Python sets LC_CTYPE=C.UTF-8 for itself (PEP 538), so that value says nothing
+    against a LANG that names a locale.
+    """
+    c_type = environment.get("LC_CTYPE", "")
+    language = environment.get("LANG", "")
+    if c_type == "C.UTF-8" and language:
+        c_type = ""
+    name = environment.get("LC_ALL") or c_type or language
+    return not name or name.lower().replace("-", "").rpartition(".")[2].startswith("utf8")
+
+
+def resolve(
+    flags: Mapping[str, str | bool], environment: Mapping[str, str], path: str, tables: Mapping[str, Any]
+) -> dict[str, Choice]:
+    """Decide every setting. ``flags`` holds the given flags by setting key, ``tables`` the file at ``path``.
+
+    Raises:
+        UsageError: naming file and key, variable, or flag of a value that cannot be used.
+    """
+    choices = {s.key: Choice(s.default, Source.DEFAULT, "default") for s in SETTINGS}
+    if not locale_is_utf8(environment):
+        choices["ascii"] = Choice(True, Source.DEFAULT, "default: the locale is not UTF-8")
+    for key, value in _flatten(tables).items():
+        if key not in _BY_KEY:
+            raise _refuse_unknown(path, key)
+        checked = check_value(_BY_KEY[key], value, f"{path}: {key}")
+        choices[key] = Choice(checked, Source.FILE, path)
+    for setting in SETTINGS:
+        text = environment.get(setting.variable, "")
+        if text:
+            checked = parse_text(setting, text, setting.variable)
+            choices[setting.key] = Choice(checked, Source.ENVIRONMENT, setting.variable)
+        given = flags.get(setting.key)
+        if given is not None:
+            checked = given if isinstance(given, bool) else parse_text(setting, given, setting.flag)
+            choices[setting.key] = Choice(checked, Source.FLAG, setting.flag)
+    return choices
+
+
+def _settle_output(choices: Mapping[str, Choice]) -> tuple[bool, bool]:
+    """Return (json, plain): of two that are on, the one from the stronger source."""
+    json, plain = choices["json"], choices["plain"]
+    if json.value and plain.value:
+        if json.source == plain.source:
+            raise UsageError(
+                f"json and plain exclude each other ({json.where}, {plain.where})", "leave one of the two out"
+            )
+        return json.source > plain.source, plain.source > json.source
+    return bool(json.value), bool(plain.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Hold the settled settings of one call, typed; None where another setting decides."""
+
+    interval_s: float
+    ascii_only: bool
+    once: bool
+    json: bool
+    plain: bool
+    job: bool
+    demo_ranks: int | None
+    demo_workers: int | None
+    demo_bottleneck: str
+    demo_seconds: float
+
+    @property
+    def is_text(self) -> bool:
+        """Tell whether text was asked for instead of the screen."""
+        return self.once or self.json or self.plain
+
+
+def settle(choices: Mapping[str, Choice]) -> Options:
+    """Turn choices into options.
+
+    Raises:
+        UsageError: when one source asks for json and plain.
+    """
+    values: dict[str, Any] = {key: choice.value for key, choice in choices.items()}
+    json, plain = _settle_output(choices)
+    return Options(
+        interval_s=values["interval"],
+        ascii_only=values["ascii"],
+        once=values["once"],
+        json=json,
+        plain=plain,
+        job=values["job"],
+        demo_ranks=values["demo.ranks"],
+        demo_workers=values["demo.workers"],
+        demo_bottleneck=values["demo.bottleneck"],
+        demo_seconds=values["demo.seconds"],
+    )
+
+
+def _toml_value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        import json  # noqa: PLC0415  # a TOML basic string is written like a JSON string
+
+        return json.dumps(value)
+    return repr(value)
+
+
+def describe_config(choices: Mapping[str, Choice], environment: Mapping[str, str], path: str) -> list[str]:
+    """Write every setting as a line of TOML with a comment that says which source won."""
+    found = "read" if os.path.exists(path) else "not there"
+    lines = [f"# {path} ({found})"]
+    lines.append("# a flag wins over a TPMON_* variable, that over this file, that over the default")
+    table = ""
+    for setting in SETTINGS:
+        head, _, name = setting.key.rpartition(".")
+        if head != table:
+            table = head
+            lines += ["", f"[{head}]"]
+        choice = choices[setting.key]
+        if choice.value is DECIDED_LATER:
+            lines.append(f"# {name} is not set: the bottleneck decides")
+            continue
+        text = f"{name} = {_toml_value(choice.value)}"
+        lines.append(f"{text:<24} # {choice.where}")
+    known = {setting.variable for setting in SETTINGS}
+    strangers = sorted(name for name in environment if name.startswith("TPMON_") and name not in known)
+    if strangers:
+        lines += ["", f"# set, but no setting: {', '.join(strangers)}"]
+    return lines

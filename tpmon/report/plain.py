@@ -1,0 +1,242 @@
+"""Say in one line of words when something changes: for logs, pipes and screen readers.
+
+What counts as a change: an event, another state of the job, a note that came or went, and a
+figure that left its band and stayed away for ``HOLD_S``. A heartbeat follows ``HEARTBEAT_S`` of
+silence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date
+
+from tpmon.model.frame import EventKind, Frame, TargetState
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import format_clock, format_seconds
+from tpmon.report.once import describe_target
+from tpmon.report.table import write_pct
+
+HOLD_S = 5.0
+"""A figure must stay away from what was said for so long: epoch ends and checkpoints pass."""
+QUIET_S = 30.0
+"""Changes of figures are gathered into one line at most so often."""
+HEARTBEAT_S = 60.0
+MOST_EVENTS = 5
+CROWD_S = 10.0
+"""More events of one kind than MOST_EVENTS within CROWD_S are counted, not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Describe one figure that is followed: the change that is worth a line, and how to say it.
+
+    A change counts from ``step`` on, and from a factor of ``factor`` on.
+    """
+
+    name: str
+    read: Callable[[Frame], Known[float]]
+    step: float
+    factor: float
+    write: Callable[[float], str]
+
+
+def _gpu_busy(frame: Frame) -> Known[float]:
+    if isinstance(frame.gpus, Missing):
+        return frame.gpus
+    ours = [card for card in frame.gpus if is_known(card.pids) and card.pids]
+    busy = [card.sm_pct for card in ours if is_known(card.sm_pct)]
+    return sum(busy) / len(busy) if busy else Missing("no card of the job answers")
+
+
+def _cpu_used(frame: Frame) -> Known[float]:
+    used, budget = frame.cpu.used_cores, frame.cpu.budget_cores
+    if isinstance(used, Missing):
+        return used
+    if isinstance(budget, Missing):
+        return budget
+    return 100 * used / budget if budget else Missing("the CPU budget is 0")
+
+
+def _waiting(frame: Frame) -> Known[float]:
+    ratio = frame.cpu.run_delay_ratio
+    return 100 * ratio if is_known(ratio) else ratio
+
+
+def _empty_looks(frame: Frame) -> Known[float]:
+    ratios = [loader.empty_ratio for loader in frame.loader if is_known(loader.empty_ratio)]
+    return 100 * max(ratios) if ratios else Missing("no loader queue seen")
+
+
+def _memory_used(frame: Frame) -> Known[float]:
+    memory = frame.memory
+    if is_known(memory.limit_bytes) and is_known(memory.used_bytes) and memory.limit_bytes:
+        return 100 * memory.used_bytes / memory.limit_bytes
+    if is_known(memory.host_total_bytes) and is_known(memory.host_available_bytes):
+        free = memory.host_available_bytes / max(memory.host_total_bytes, 1)
+        return 100 * (1 - free)
+    return Missing("no memory limit known")
+
+
+FIGURES = (
+    Figure("GPU busy", _gpu_busy, 15, 1.2, write_pct),
+    Figure("CPU used of the budget", _cpu_used, 25, 1.25, write_pct),
+    Figure("threads runnable", lambda frame: frame.cpu.runnable, 2, 1.5, lambda v: f"{v:.1f}"),
+    Figure("thread time waiting for a CPU", _waiting, 20, 1.25, write_pct),
+    Figure("looks without a ready batch", _empty_looks, 40, 1.5, write_pct),
+    Figure("memory used of its limit", _memory_used, 10, 1.0, write_pct),
+)
+
+
+def has_moved(figure: Figure, said: Known[float], now: Known[float]) -> bool:
+    """Tell whether ``now`` lies outside the band around what was said last."""
+    if isinstance(said, Missing) or isinstance(now, Missing):
+        return isinstance(said, Missing) != isinstance(now, Missing)
+    low, high = sorted((said, now))
+    return high - low >= figure.step and high >= low * figure.factor
+
+
+def say_facts(frame: Frame) -> str:
+    """Write the facts line with commas, as it is read aloud."""
+    return frame.facts.replace(" · ", ", ")
+
+
+def write_status(frame: Frame) -> str:
+    """Write a Frame as one line: what ``--plain --once`` prints."""
+    state = frame.target.state
+    facts = say_facts(frame) if state is TargetState.RUNNING else state.value
+    return f"{format_clock(frame.taken)} {describe_target(frame)}: {facts}"
+
+
+class PlainReport:
+    """Turn the Frames of one session into the lines worth saying."""
+
+    def __init__(self) -> None:
+        """Start with nothing said."""
+        self._said: dict[str, Known[float]] = {}
+        self._away_since_ns: dict[str, int] = {}
+        self._notes: tuple[str, ...] = ()
+        self._state = TargetState.RUNNING
+        self._day: date | None = None
+        self._facts_said = False
+        self._line_ns = 0
+        self._figures_ns = 0
+        self._crowd = Crowd()
+
+    def read(self, frame: Frame) -> list[str]:
+        """Return the lines that this Frame is worth; most Frames are worth none."""
+        clock = format_clock(frame.taken)
+        today = frame.taken.date()
+        lines: list[str] = []
+        if self._day is None:
+            lines.append(_say_who(frame))
+        elif today != self._day:
+            lines.append(f"{clock} date: {today.isoformat()}")
+        self._day = today
+        lines += self._crowd.say(frame)
+        lines += self._say_state(frame)
+        lines += self._say_notes(frame)
+        if frame.target.state is not TargetState.ENDED:
+            lines += self._say_figures(frame)
+            if not lines and frame.taken_ns - self._line_ns >= HEARTBEAT_S * 1e9:
+                lines.append(f"{clock} no change: {say_facts(frame)}")
+        if lines:
+            self._line_ns = frame.taken_ns
+        return lines
+
+    def _say_state(self, frame: Frame) -> Iterable[str]:
+        state = frame.target.state
+        if state is self._state:
+            return
+        self._state = state
+        clock = format_clock(frame.taken)
+        if state is TargetState.ENDED:
+            if any(event.kind is EventKind.ENDED for event in frame.events):
+                return
+            ended = frame.target.ended
+            yield f"{clock} ended: {ended if is_known(ended) else 'how is not known'}"
+        elif state is TargetState.STOPPED:
+            yield f"{clock} stopped: no process of the job may run until SIGCONT"
+        else:
+            yield f"{clock} running again: {say_facts(frame)}"
+
+    def _say_notes(self, frame: Frame) -> Iterable[str]:
+        before, self._notes = self._notes, frame.notes
+        clock = format_clock(frame.taken)
+        yield from (f"{clock} note: {note}" for note in frame.notes if note not in before)
+        yield from (f"{clock} no longer: {note}" for note in before if note not in frame.notes)
+
+    def _say_figures(self, frame: Frame) -> Iterable[str]:
+        """Say the facts once rates are known, then each figure that left its band and stayed away."""
+        moved = []
+        for figure in FIGURES:
+            now = figure.read(frame)
+            if figure.name not in self._said:
+                if is_known(now):
+                    self._said[figure.name] = now
+                continue
+            said = self._said[figure.name]
+            if not has_moved(figure, said, now):
+                self._away_since_ns.pop(figure.name, None)
+                continue
+            since_ns = self._away_since_ns.setdefault(figure.name, frame.taken_ns)
+            if frame.taken_ns - since_ns >= HOLD_S * 1e9:
+                moved.append((figure, said, now))
+        if not self._facts_said and is_known(frame.cpu.used_cores):
+            self._facts_said = True
+            self._figures_ns = frame.taken_ns
+            yield f"{format_clock(frame.taken)} facts: {say_facts(frame)}"
+        elif moved and frame.taken_ns - self._figures_ns >= QUIET_S * 1e9:
+            self._figures_ns = frame.taken_ns
+            for figure, _, now in moved:
+                self._said[figure.name] = now
+                self._away_since_ns.pop(figure.name)
+            words = "; ".join(_say_move(*move) for move in moved)
+            yield f"{format_clock(frame.taken)} {words}. Now {say_facts(frame)}"
+
+
+def _say_who(frame: Frame) -> str:
+    target = frame.target
+    up = format_seconds((frame.taken - target.start).total_seconds())
+    return (
+        f"{format_clock(frame.taken)} attached: {describe_target(frame)}, user {target.user},"
+        f" host {target.host}, up {up}, {frame.taken.date().isoformat()}"
+    )
+
+
+def _say_move(figure: Figure, said: Known[float], now: Known[float]) -> str:
+    if isinstance(now, Missing):
+        return f"{figure.name} no longer read, {now.reason}"
+    if isinstance(said, Missing):
+        return f"{figure.name} now read, {figure.write(now)}"
+    way = "rose" if now > said else "fell"
+    return f"{figure.name} {way} from {figure.write(said)} to {figure.write(now)}"
+
+
+class Crowd:
+    """Say events one by one while they are few, and count the rest of a crowd of one kind."""
+
+    def __init__(self) -> None:
+        """Start with no event seen."""
+        self._since_ns = 0
+        self._counts: Counter[EventKind] = Counter()
+
+    def say(self, frame: Frame) -> list[str]:
+        """Return the lines for the events of a Frame; the attach event is the first line already."""
+        lines = []
+        ended = frame.target.state is TargetState.ENDED
+        if frame.taken_ns - self._since_ns >= CROWD_S * 1e9 or ended:
+            for kind, count in self._counts.items():
+                if count > MOST_EVENTS:
+                    more = count - MOST_EVENTS
+                    lines.append(f"{format_clock(frame.taken)} {kind.value}: {more} more events, not named")
+            self._counts.clear()
+            self._since_ns = frame.taken_ns
+        for event in frame.events:
+            if event.kind is EventKind.ATTACH:
+                continue
+            self._counts[event.kind] += 1
+            if self._counts[event.kind] <= MOST_EVENTS:
+                lines.append(f"{format_clock(event.time)} {event.kind.value}: {event.text}")
+        return lines
