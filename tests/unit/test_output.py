@@ -1,0 +1,245 @@
+"""The tail of the job's own log: what a terminal would show, without its secrets."""
+
+import os
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpmon.model.known import Missing
+from tpmon.probe.output import HIDDEN, LINE_LENGTH, TAIL_BYTES, parse_tail, read_outputs, redact_secrets
+
+# -- redaction -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567", "0123456789abcdef"),
+        ("logging in with key=AbCdEf99", "AbCdEf99"),
+        ('{"token": "s3cr3tvalue", "step": 3}', "s3cr3tvalue"),
+        ("password: hunter2", "hunter2"),
+        ("PGPASSWORD=12345 psql", "12345"),
+        ("db_password = 'a b c'", "a b c"),
+        ("args: --hub-token abcdef123456 --lr 3e-4", "abcdef123456"),
+        ("using hf_AbCdEfGhIjKlMnOpQr from the hub", "hf_AbC"),
+        ("openai sk-proj-abc_DEF-0123456789", "abc_DEF"),
+        ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
+        ("remote: ghp_0123456789abcdefghij", "0123456789abc"),
+        ("Authorization: Bearer abc.def.ghi", "abc.def"),
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("git clone https://me:pa55word@git.example.org/x.git", "pa55word"),
+        ("GET https://s3.example.org/b?X-Amz-Signature=abcdef0123&n=1", "abcdef0123"),
+        ("id eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln here", "eyJzdWIi"),
+        ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "wJalr"),
+    ],
+)
+def test_secrets_are_hidden(line: str, secret: str) -> None:
+    shown = redact_secrets(line)
+    assert secret not in shown
+    assert HIDDEN in shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 1200 | loss 2.31 | tokens: 4096 | tokens/s 12.3k",
+        "num_tokens=1_048_576 tokens_per_sec: 11,204.5",
+        "KeyError: 'attention_mask'",
+        "RuntimeError: Error(s) in loading state_dict: Missing key(s): fc.weight",
+        "tokenizer: BertTokenizerFast",
+        "pad_token='<pad>' eos_token_id: 50256",
+        "    key = torch.cat([past_key, k], dim=1)",
+        "author: somebody  basic training started",
+        " 41%|████      | 410/1000 [00:12<00:17, 33.1it/s, loss=0.3]",
+        "https://huggingface.co/docs?x=1",
+        "",
+    ],
+)
+def test_ordinary_log_lines_stay_as_they_are(line: str) -> None:
+    assert redact_secrets(line) == line
+
+
+@given(st.text("abk=ey:-/@ '\"tokn.1", max_size=80))
+def test_redaction_takes_any_text_and_settles(text: str) -> None:
+    once = redact_secrets(text)
+    assert redact_secrets(once) == once
+
+
+# -- the tail ------------------------------------------------------------------------------------
+
+
+def test_last_three_lines_blank_ones_skipped() -> None:
+    assert parse_tail(b"a\nb\n\nc\nd\n\n", cut=False) == ("b", "c", "d")
+
+
+def test_progress_bar_shows_what_follows_the_last_carriage_return() -> None:
+    raw = b"epoch 1\n\r 10%|#  | 1/10\r 20%|## | 2/10\r 30%|###| 3/10"
+    assert parse_tail(raw, cut=False) == ("epoch 1", "30%|###| 3/10")
+    # tqdm clears its line with blanks; a log with CR LF ends every line in a carriage return.
+    assert parse_tail(b"done\r\n\r 90%|#|\r        \r", cut=False) == ("done", "90%|#|")
+
+
+def test_progress_bar_longer_than_the_tail() -> None:
+    raw = (b"\r%4d/9999 it" % 1234) * 400
+    assert parse_tail(raw[-TAIL_BYTES:], cut=True) == ("1234/9999 it",)
+
+
+def test_half_line_at_the_cut_is_left_out() -> None:
+    assert parse_tail(b"f_secretsecret\nwhole\n", cut=True) == ("whole",)
+    assert parse_tail(b"f_secretsecret and the rest of it", cut=True) == ("and the rest of it",)
+    assert parse_tail(b"f_secretsecret", cut=True) == ()
+
+
+def test_escape_sequences_and_control_characters_do_not_pass() -> None:
+    raw = b"\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[Aup\x9b\x00\xff\n\x1b]52;c;aGk=\x1b\\copied\xe2\x80\xae\n"
+    shown = parse_tail(raw, cut=False)
+    assert shown[0].startswith("red up")
+    assert shown[1] == "copied?"
+    assert all(char.isprintable() for line in shown for char in line)
+
+
+@given(st.binary(max_size=600), st.booleans())
+def test_any_bytes_give_at_most_three_short_printable_lines(raw: bytes, cut: bool) -> None:
+    lines = parse_tail(raw, cut)
+    assert len(lines) <= 3
+    assert all(0 < len(line) <= LINE_LENGTH for line in lines)
+    assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for line in lines for char in line)
+
+
+def test_line_is_redacted_before_it_is_cut() -> None:
+    (line,) = parse_tail(b"x" * (LINE_LENGTH - 8) + b" token=abcdefghijkl\n", cut=False)
+    assert "abc" not in line
+
+
+# -- real processes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(tmp_path: Path):
+    """Start a process whose stdout and stderr go where the test says; it echoes what it is told."""
+    started = []
+
+    def start(stdout, stderr):
+        program = "import sys\nfor line in sys.stdin: sys.stdout.write(line); sys.stdout.flush(); print('ok', file=sys.stderr, flush=True)"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def say(process, line: str) -> None:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    assert process.stderr.readline() == "ok\n"
+
+
+def test_real_file_is_followed_as_it_grows(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    (sample,) = read_outputs([process.pid])
+    assert (sample.path, sample.size_bytes, sample.lines) == (str(log), 0, ())
+    say(process, "step 1 loss 2.0")
+    (sample,) = read_outputs([process.pid])
+    assert (sample.pid, sample.fd, sample.lines) == (process.pid, 1, ("step 1 loss 2.0",))
+    say(process, "step 2 token=abcdefghijkl")
+    (sample,) = read_outputs([process.pid])
+    assert sample.lines == ("step 1 loss 2.0", "step 2 token=***")
+    assert sample.size_bytes == log.stat().st_size
+    os.utime(log, (0, 1_700_000_000))
+    (sample,) = read_outputs([process.pid])
+    assert sample.last_write.astimezone(timezone.utc) == datetime.fromtimestamp(1_700_000_000, timezone.utc)
+    assert sample.last_write_age_s > 1e6
+
+
+def test_reading_leaves_the_access_time_alone(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "hello")
+    os.utime(log, (1_000, 1_700_000_000))
+    assert read_outputs([process.pid])[0].lines == ("hello",)
+    assert log.stat().st_atime == 1_000
+
+
+def test_a_log_that_was_deleted_is_still_read(tmp_path: Path, writer) -> None:
+    log = tmp_path / "gone.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "still here")
+    log.unlink()
+    (sample,) = read_outputs([process.pid])
+    assert sample.path == f"{log} (deleted)"
+    assert sample.lines == ("still here",)
+
+
+def test_one_file_behind_two_descriptors_of_two_processes_is_read_once(tmp_path: Path, writer) -> None:
+    with (tmp_path / "both.log").open("wb") as file, (tmp_path / "other.log").open("wb") as other:
+        one, two = writer(file, file), writer(file, other)
+    samples = read_outputs([one.pid, two.pid])
+    assert [(sample.pid, sample.fd) for sample in samples] == [(one.pid, 1), (two.pid, 2)]
+
+
+def test_pipes_terminals_and_null_are_never_touched(writer) -> None:
+    main, side = os.openpty()
+    process = writer(subprocess.PIPE, subprocess.PIPE)
+    at_terminal = writer(side, subprocess.DEVNULL)
+    say(process, "for the pipe's reader")
+    assert read_outputs([process.pid, at_terminal.pid]) == ()
+    # What was in the pipe is still there for its reader.
+    assert process.stdout.readline() == "for the pipe's reader\n"
+    os.close(main)
+    os.close(side)
+
+
+def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "secret")
+    log.chmod(0)
+    if os.access(log, os.R_OK):
+        program = (
+            "import os, sys; sys.path.insert(0, sys.argv[2])\n"
+            "from tpmon.probe.output import read_outputs\n"
+            "os.setuid(65534); print(read_outputs([int(sys.argv[1])]))"
+        )
+        seen = subprocess.run(
+            [sys.executable, "-c", program, str(process.pid), os.getcwd()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "another user's process" in seen.stdout, seen.stderr
+        assert "secret" not in seen.stdout
+    else:
+        (sample,) = read_outputs([process.pid])
+        assert sample.size_bytes == Missing("not readable: Permission denied")
+        assert sample.lines == ()
+        assert sample.last_write_age_s < 60
+
+
+def test_file_time_ahead_of_our_clock_is_no_age(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    os.utime(log, (0, 4_000_000_000))
+    (sample,) = read_outputs([process.pid])
+    assert isinstance(sample.last_write_age_s, Missing)
+
+
+def test_process_that_ended_has_no_output() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert read_outputs([process.pid]) == ()

@@ -1,0 +1,186 @@
+"""Read the last lines that launcher and ranks wrote, where their output is a regular file.
+
+Only files: reading a pipe or a terminal would take the text away from whoever waits for it.
+The file is opened through /proc/PID/fd/N, so a renamed, deleted or bind-mounted log is still the
+right one. Any of this can hang on a dead network mount: call it off the tick.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Sequence
+from datetime import datetime
+
+from tpmon.model.host import OutputSample
+from tpmon.model.known import Known, Missing
+from tpmon.model.units import clean_text
+
+TAIL_BYTES = 4096
+LINES = 3
+LINE_LENGTH = 200
+PATH_LENGTH = 300
+DESCRIPTORS = (1, 2)
+
+CLOCK_SKEW_S = 5.0
+"""How far a file server's clock may run ahead of ours before an age says nothing."""
+
+HIDDEN = "***"
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, clipboard
+    r"|\x1b[ -/]*[0-~]"
+)
+
+_NAME = r"[\w.-]{0,40}"
+_WORD = (
+    r"(?:password|passwd|passphrase|secret|credential|token|(?<![a-z])auth(?:orization)?|key|signature)"
+    r"s?(?![a-z])"  # not KeyError, not tokenizer
+)
+_VALUE = r"(\"[^\"]*\"?|'[^']*'?|[^\s,;&)}\]]+)"
+_ASSIGNED = re.compile(rf"({_WORD}{_NAME}[\"']?\s{{0,3}}[=:]\s{{0,3}}){_VALUE}", re.IGNORECASE)
+_OPTION = re.compile(rf"((?<!-)--{_NAME}{_WORD}{_NAME}\s{{1,3}}){_VALUE}", re.IGNORECASE)
+_ALWAYS = re.compile(r"pass|secret|credential|auth", re.IGNORECASE)
+_HARMLESS = re.compile(
+    r"[\"']?(?:"
+    r"[-+]?[0-9][0-9._]*(?:e[-+]?[0-9]+)?[kmgbt%]?(?:/\w{1,6})?"  # tokens=4096, tokens: 1.2k/s
+    r"|<[^>]*>"  # pad_token='<pad>'
+    r"|\w{1,5}"  # key=loss
+    r")[\"']?$"
+    r"|[a-z_][\w.]*[(\[]",  # key = torch.cat(...) in a traceback
+    re.IGNORECASE,
+)
+_WHOLE = re.compile(
+    r"(?<![A-Za-z0-9])"
+    r"(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{8,}|AIza[\w-]{20,}"
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|xox[a-z]-[\w-]{8,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)"
+)
+_BEARER = re.compile(
+    r"(\bbearer\s{1,3}|authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:basic|token)\s{1,3})[^\s\"',;]{4,}",
+    re.IGNORECASE,
+)
+_URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)[^/\s@]{1,300}@", re.IGNORECASE)
+
+
+def redact_secrets(text: str) -> str:
+    """Replace passwords, tokens and keys in one line of text by ``***``.
+
+    Counts stay readable: "tokens=4096" and "tokens: 12k/s" are no secrets, "password=4096" is.
+    """
+
+    def hide_value(match: re.Match[str]) -> str:
+        harmless = not _ALWAYS.search(match[1]) and _HARMLESS.match(match[2])
+        return match[0] if harmless else match[1] + HIDDEN
+
+    text = _URL.sub(rf"\1{HIDDEN}@", text)
+    text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    text = _WHOLE.sub(HIDDEN, text)
+    text = _OPTION.sub(hide_value, text)
+    return _ASSIGNED.sub(hide_value, text)
+
+
+def parse_tail(raw: bytes, cut: bool) -> tuple[str, ...]:
+    """Return the last lines of ``raw`` as a terminal would show them, cleaned and redacted.
+
+    A progress bar overwrites its line with carriage returns, so of each line only what follows
+    the last one counts. ``cut`` says that ``raw`` begins in the middle of the file: its first,
+    half line is left out, or its first half word where there is no other line.
+    """
+    lines = raw.decode("utf-8", "replace").split("\n")
+    if cut and len(lines) > 1:
+        del lines[0]
+        cut = False
+    shown: list[str] = []
+    for line in reversed(lines):
+        parts = [part for part in _ESCAPES.sub("", line).replace("\b", "").split("\r") if part.strip()]
+        text = parts[-1].strip() if parts else ""
+        if cut and len(parts) == 1:
+            # Half a word could be half a secret that no pattern knows.
+            text = text.partition(" ")[2]
+        if text:
+            shown.append(clean_text(redact_secrets(text), LINE_LENGTH))
+        if len(shown) == LINES:
+            break
+    return tuple(reversed(shown))
+
+
+def _age_s(modified_s: float) -> Known[float]:
+    age = time.time() - modified_s
+    if age < -CLOCK_SKEW_S:
+        return Missing(f"the file's clock is {-age:.0f} s ahead of ours")
+    return max(0.0, age)
+
+
+def _open(path: str) -> int:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        # Only the owner may leave the access time alone.
+        return os.open(path, flags | os.O_NOATIME)
+    except PermissionError:
+        return os.open(path, flags)
+
+
+def _read_tail(path: str) -> tuple[int, bytes]:
+    """Return the size of a regular file and its last bytes.
+
+    Raises:
+        OSError: when it may not be read, or is no regular file any more.
+    """
+    fd = _open(path)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("no regular file any more")
+        return found.st_size, os.pread(fd, TAIL_BYTES, max(0, found.st_size - TAIL_BYTES))
+    finally:
+        os.close(fd)
+
+
+def _read_output(pid: int, fd: int, link: str, found: os.stat_result) -> OutputSample:
+    lines: tuple[str, ...] = ()
+    size: Known[int] = found.st_size
+    try:
+        size, raw = _read_tail(link)
+        lines = parse_tail(raw, cut=size > len(raw))
+    except OSError as error:
+        size = Missing(f"not readable: {error.strerror or error}")
+    return OutputSample(
+        pid=pid,
+        fd=fd,
+        path=clean_text(os.readlink(link), PATH_LENGTH),
+        size_bytes=size,
+        last_write=datetime.fromtimestamp(found.st_mtime).astimezone(),
+        last_write_age_s=_age_s(found.st_mtime),
+        lines=lines,
+    )
+
+
+def read_outputs(pids: Sequence[int], proc: str = "/proc") -> tuple[OutputSample, ...]:
+    """Read the regular files behind descriptors 1 and 2 of ``pids``, each file once.
+
+    Of processes that another user owns one sample says so; those that ended say nothing.
+    """
+    samples: list[OutputSample] = []
+    seen: set[tuple[int, int]] = set()
+    refused = None
+    for pid in pids:
+        for fd in DESCRIPTORS:
+            link = f"{proc}/{pid}/fd/{fd}"
+            try:
+                found = os.stat(link)
+                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
+                    seen.add((found.st_dev, found.st_ino))
+                    samples.append(_read_output(pid, fd, link, found))
+            except PermissionError:
+                refused = refused or (pid, fd)
+            except OSError:
+                # Closed, or the process ended: then there is no output to tell of.
+                continue
+    if refused and not samples:
+        why = Missing("not permitted: another user's process")
+        samples.append(OutputSample(refused[0], refused[1], "not known", why, why, why, ()))
+    return tuple(samples)
