@@ -29,6 +29,8 @@ class CodecError(ValueError):
 
 @cache
 def _encoder(kind: Any) -> Callable[[Any], Any]:
+    if kind is Missing:
+        return lambda value: {"missing": value.reason}
     if dataclasses.is_dataclass(kind):
         names = [(f.name, f.name.rstrip("_")) for f in dataclasses.fields(kind)]
 
