@@ -1,0 +1,76 @@
+# The menu. Every target that needs the environment makes it first.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+DEMO ?=
+PYTEST ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'
+
+.DEFAULT_GOAL := help
+.PHONY: help setup torch-for-demo torch-for-tests demo test check lint types docs-tests docs goldens \
+        bench-cost bench-harm test-gpu
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=URL  DEMO="--ranks 2"  PYTEST="-k words"'
+
+setup: $(READY) ## make .venv with tpmon and its tools in it; nothing to do when it stands
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("setup: tpmon needs Python 3.10 or newer, not " + sys.version.split()[0] + "; try make PYTHON=/path/to/python3.12" if sys.version_info < (3, 10) else 0)'
+	@test -x $(BIN)/python || { \
+		echo "setup: making .venv with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv .venv || { rm -rf .venv; echo "setup: no venv; Debian and Ubuntu have it in python3-venv"; exit 1; }; }
+	@echo "setup: installing tpmon and its development tools into .venv (a minute or two)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+	@echo "setup: done"
+
+define INSTALL_TORCH
+echo "torch: none found, downloading $(TORCH) into .venv, 0.2 GB (CPU build) to 3 GB (CUDA build); to avoid it: PYTHON=/path/to/python-with-torch, or TORCH_INDEX=URL of an index of CPU builds"; \
+$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) --disable-pip-version-check $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)' && echo "torch: done"
+endef
+
+torch-for-demo: setup
+	@$(PYTHON) $(HAS_TORCH) || $(BIN)/python $(HAS_TORCH) || { $(INSTALL_TORCH); }
+
+# The tests start their programs with .venv's Python. Where only PYTHON has torch, a path file lets
+# .venv see it, after .venv's own packages; it goes again if that torch does not load there.
+torch-for-tests: setup
+	@$(BIN)/python $(HAS_TORCH) || { \
+		$(PYTHON) $(HAS_TORCH) && \
+		link=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-python.pth && \
+		$(PYTHON) -c 'import importlib.util, os; print(os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin)))' > $$link && \
+		{ $(BIN)/python -c 'import torch' 2>/dev/null || { rm $$link; false; }; }; } || { $(INSTALL_TORCH); }
+
+demo: torch-for-demo ## start a small real training and watch it; three readings as text without a terminal
+	@PYTHON='$(PYTHON)' $(BIN)/tpmon demo $(DEMO)
+
+test: torch-for-tests ## run every test once: unit, screen, terminal, real programs, budget, GPU
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PYTEST)
+
+test-gpu: setup ## the tests that need an NVIDIA GPU; skipped without one
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest tests/gpu $(PYTEST)
+
+check: lint types docs-tests ## lint, types, layers and docs: what a change must pass besides the tests
+
+lint: setup ## ruff and the import contracts
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/lint-imports --no-logo
+
+types: setup ## mypy --strict
+	@$(BIN)/mypy
+
+docs-tests: setup
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_layers.py
+
+bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
+	@$(BIN)/python -m tests.budget.bench_cost
+
+bench-harm: torch-for-tests ## whether a watched training loses steps (docs/overhead.md)
+	@$(BIN)/python -m tests.budget.bench_harm
