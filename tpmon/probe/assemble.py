@@ -126,7 +126,7 @@ def make_cpu(
         throttled_ratio=group.throttled_ratio,
         throttled_s=group.throttled_s,
         pool=pool,
-        psi_some_pct=group.psi_cpu_pct,
+        psi_some_pct=group.psi_cpu_some_pct,
         host_cores=host.cores,
         host_used_cores=host.used_cores,
         host_steal_pct=host.steal_pct,

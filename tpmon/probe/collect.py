@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from tpmon.errors import NoTargetError
@@ -20,8 +20,8 @@ from tpmon.model.frame import (
     Target,
     TargetState,
 )
-from tpmon.model.host import MemorySample, OutputSample, ShmSample, SocketSample
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.host import MemorySample, OutputSample, ShmSample
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role, Setting
 from tpmon.model.units import clean_text
 from tpmon.probe.assemble import add_known, find_pool, has_pin_thread, make_cpu, make_process, make_rank_rows
@@ -30,6 +30,7 @@ from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_
 from tpmon.probe.events import describe_attach, describe_members
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
+from tpmon.probe.job import Job
 from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
 from tpmon.probe.members import Changes, Membership, describe_end
 from tpmon.probe.memory import Growth, PssRation
@@ -38,8 +39,7 @@ from tpmon.probe.output import read_outputs
 from tpmon.probe.own_cost import OwnCostMeter
 from tpmon.probe.pools import read_pool_library
 from tpmon.probe.population import Population, Reading
-from tpmon.probe.sockets import SocketReader
-from tpmon.probe.target import Job
+from tpmon.probe.sockets import SocketReader, SocketReading
 
 BUDGET_EVERY_NS = 10_000_000_000
 LIBRARY_EVERY_NS = 60_000_000_000
@@ -48,16 +48,6 @@ SHM_EVERY_S = 2.0
 SOCKETS_EVERY_S = 5.0
 _NO_STACKS = Missing('stacks are not sampled in this version; "where" is the kernel\'s word')
 _NO_HOOK = Missing("no hook in the training process")
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Hold the job's control group readers, renewed when the job moves."""
-
-    budget: CpuBudget
-    reader: CgroupReader
-    taken_ns: int
-    pids: tuple[int, ...]
 
 
 class Collector:
@@ -76,15 +66,16 @@ class Collector:
         self._pss = PssRation()
         self._growth = Growth()
         self._cost = OwnCostMeter()
-        self._group: _Group | None = None
+        self._cgroups = CgroupReader(self._rank_pids())
+        self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
         self._library: tuple[Identity, Known[str], int] | None = None
         self._sockets = SocketReader()
         self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
         self._outputs = Background[tuple[OutputSample, ...]](
             "output", lambda: read_outputs(self._output_pids()), OUTPUT_EVERY_S
         )
-        self._socket_source = Background[Known[SocketSample]](
-            "sockets", lambda: self._sockets.read(self._rank_pids()), SOCKETS_EVERY_S
+        self._socket_source = Background[Known[SocketReading]](
+            "sockets", lambda: self._sockets.read(self._rank_pids(), time.monotonic_ns()), SOCKETS_EVERY_S
         )
         self._ticks = 0
         self._oom_kills = 0
@@ -105,8 +96,7 @@ class Collector:
         self._population.close()
         self._membership.close()
         self._host.close()
-        if self._group is not None:
-            self._group.reader.close()
+        self._cgroups.close()
 
     def collect(self) -> Frame:
         """Read the job once. After its end the last Frame is returned, marked as ended."""
@@ -133,16 +123,16 @@ class Collector:
             make_process(one, self._pss.latest(one.member.identity.pid), now_ns) for one in readings
         )
         self._watch(processes, now_ns)
-        group = self._read_group(processes, now_ns)
-        reading = group.reader.read(now_ns)
-        host = self._host.read(now_ns)
+        budget = self._read_budget(processes, now_ns)
+        group = self._cgroups.read(now_ns)
+        host = self._host.read()
         gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
-        cpu = make_cpu(processes, group.budget, reading, host, self._read_library(processes, now_ns))
+        cpu = make_cpu(processes, budget, group, host, self._read_library(processes, now_ns))
         cpu_ns = readings[0].now.taken_ns if readings else now_ns
         threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
         age_s = (time.monotonic_ns() - cpu_ns) / 1e9
-        network = self._network.read(now_ns, self._sockets.interfaces())
         sockets, _ = self._socket_source.latest()
+        network = self._network.read(now_ns, map_known(lambda one: one.interfaces, sockets))
         outputs, _ = self._outputs.latest()
         ranks = make_rank_rows(processes, gpu.gpus)
         environment = self._rank_environment(processes)
@@ -166,7 +156,7 @@ class Collector:
                 cpu="/proc/PID/stat, budget from affinity and control group",
                 threads="/proc/PID/task/TID/schedstat",
                 io="/proc/PID/io",
-                memory=reading.source,
+                memory=group.memory_source,
                 gpu=gpu.source,
                 stacks=_NO_STACKS.reason,
                 hook=_NO_HOOK.reason,
@@ -174,18 +164,18 @@ class Collector:
             processes=processes,
             ranks=ranks,
             cpu=cpu,
-            memory=self._memory(processes, reading, host, now_ns),
+            memory=self._memory(processes, group, host, now_ns),
             loader=self._loader.latest(),
             output=outputs if is_known(outputs) else (),
             network=network,
-            sockets=sockets,
+            sockets=map_known(lambda one: one.sample, sockets),
             driver=gpu.driver,
             gpus=gpu.gpus,
             verdict=Missing("this version states facts and concludes nothing"),
             notes=list_taxes(environment) + self._remarks(outputs),
             hook=_NO_HOOK,
             steps=_NO_HOOK,
-            events=self._events(taken, changes, processes, gpu.events, reading),
+            events=self._events(taken, changes, processes, gpu.events, group),
             self_=self._cost.read([], 0.0, 0.0) if self._last is None else self._last.self_,
         )
 
@@ -210,18 +200,14 @@ class Collector:
         self._loader.watch(ranks, now_ns)
         self._pss.watch({process.pid: process.rss_bytes for process in processes})
 
-    def _read_group(self, processes: Sequence[ProcessSample], now_ns: int) -> _Group:
+    def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:
         ranks = tuple(p.pid for p in processes if p.role is Role.RANK)
         pids = ranks or tuple(p.pid for p in processes)
-        group = self._group
-        if group is None or group.pids != pids:
-            if group is not None:
-                group.reader.close()
-            group = _Group(read_cpu_budget(pids), CgroupReader(pids), now_ns, pids)
-        elif now_ns - group.taken_ns > BUDGET_EVERY_NS:
-            group = replace(group, budget=read_cpu_budget(pids), taken_ns=now_ns)
-        self._group = group
-        return group
+        self._cgroups.follow(pids)
+        known = self._budget
+        if known is None or known[1] != pids or now_ns - known[2] > BUDGET_EVERY_NS:
+            known = self._budget = (read_cpu_budget(pids), pids, now_ns)
+        return known[0]
 
     def _read_library(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[str]:
         pool = find_pool(processes)
@@ -238,7 +224,7 @@ class Collector:
         self, processes: Sequence[ProcessSample], group: CgroupReading, host: HostReading, now_ns: int
     ) -> MemorySample:
         rss = sum(process.rss_bytes for process in processes)
-        anon, source = group.anon_bytes, group.source
+        anon, source = group.anon_bytes, group.memory_source
         if not is_known(anon):
             anon, source = rss, "sum of RSS; pages that forked workers share count more than once"
         shm, _ = self._shm.latest()
@@ -253,7 +239,7 @@ class Collector:
             oom_kills=group.oom_kills,
             refault_bytes_s=group.refault_bytes_s,
             major_faults_s=add_known(processes, lambda p: p.major_faults_s),
-            psi_some_pct=group.psi_memory_pct,
+            psi_some_pct=group.psi_memory_some_pct,
             swap_bytes=group.swap_bytes,
             host_available_bytes=host.available_bytes,
             host_total_bytes=host.total_bytes,

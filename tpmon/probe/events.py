@@ -8,7 +8,7 @@ from datetime import datetime
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import is_known
 from tpmon.model.process import ProcessSample, Role
-from tpmon.probe.members import Member
+from tpmon.probe.job import Member
 
 EVENTS_NAMED = 4
 """More births or deaths than this in one second become one event with their number."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpmon.model.process import Identity
-from tpmon.probe.members import Member
+from tpmon.model.process import Identity, ThreadKind
+from tpmon.probe.job import Member
 from tpmon.probe.processes import ProcessProbe, ProcessReading
 from tpmon.probe.procfs import raise_descriptor_limit
-from tpmon.probe.roles import kind_of_thread
+from tpmon.probe.roles import thread_kind
 from tpmon.probe.threads import NAMES_PER_TICK, Allowance
 
 MAX_THREAD_DESCRIPTORS = 1536
 """About 10 MB of kernel memory; threads beyond it are opened for each reading."""
 DESCRIPTORS_PER_PROCESS = 7
+
+
+def _kind_of(name: str) -> ThreadKind:
+    return thread_kind(name, main=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Population:
             self.left_out += 1
             return None
         try:
-            probe = ProcessProbe(member.identity.pid, kind_of_thread, self._allowance, self._proc)
+            probe = ProcessProbe(member.identity.pid, _kind_of, self._allowance, self._proc)
         except OSError:
             return None
         self._probes[member.identity] = probe
