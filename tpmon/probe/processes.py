@@ -19,12 +19,11 @@ from tpmon.probe.procfs import (
     parse_stat,
     parse_statm,
 )
-from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet, has_schedstat
+from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet
 from tpmon.probe.waits import Syscall, describe_wait, parse_syscall
 
 _MACHINE = os.uname().machine
 _FIRST = Missing("rates need two readings")
-_SCHEDSTAT_OFF = Missing("this kernel does not fill schedstat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +170,6 @@ class ProcessProbe:
             threads = ThreadReading(*(Missing("zombie"),) * 5, (), taken_ns)
         else:
             threads = self.threads.read(time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads)
-            if not has_schedstat(threads, rates.cpu_pct):
-                threads = ThreadReading(*(_SCHEDSTAT_OFF,) * 5, threads.groups, threads.taken_ns)
         wchan, syscall, waits_for = self._read_wait(stat.state, role)
         return ProcessReading(
             stat=stat,

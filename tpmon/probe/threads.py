@@ -7,10 +7,10 @@ and does not change with noisy neighbours, unlike CPU %, PSI and involuntary swi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.probe.procfs import ProcFile, SchedStat, parse_schedstat
 
@@ -54,6 +54,7 @@ class ThreadReading:
 
 
 _UNREAD = Missing("threads are read twice before they show demand")
+_NOT_FILLED = Missing("this kernel does not fill schedstat")
 
 
 @dataclass(slots=True)
@@ -111,15 +112,16 @@ class ThreadSet:
         busy = [t for t in self._threads.values() if t.demand >= BUSY_DEMAND]
         return tuple(t.tid for t in sorted(busy, key=lambda t: (-t.demand, t.tid)))
 
-    def _list(self, taken_ns: int) -> None:
+    def _list(self, taken_ns: int) -> list[_Thread]:
+        """List the threads again and return those that are new."""
         if self._task_fd < 0:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             self._task_fd = os.open(f"{self.proc}/{self.pid}/task", flags)
         tids = {int(name) for name in os.listdir(self._task_fd)}
         for tid in self._threads.keys() - tids:
             self._drop_file(self._threads.pop(tid))
-        for tid in tids - self._threads.keys():
-            self._threads[tid] = _Thread(tid, taken_ns)
+        born = [_Thread(tid, taken_ns) for tid in tids - self._threads.keys()]
+        self._threads.update((thread.tid, thread) for thread in born)
         for thread in self._threads.values():
             # A thread inherits its creator's name and takes its own a moment later.
             named_early = thread.first_seen_ns >= self._listed_ns
@@ -127,6 +129,7 @@ class ThreadSet:
                 self.allowance.names -= 1
                 thread.kind = self._read_kind(thread.tid)
         self._listed_ns = taken_ns
+        return born
 
     def _read_kind(self, tid: int) -> ThreadKind:
         if tid == self.pid:
@@ -157,27 +160,47 @@ class ThreadSet:
             thread.file = None
             self.allowance.descriptors += 1
 
+    def _read_threads(self, threads: Iterable[_Thread]) -> tuple[list[tuple[_Thread, SchedStat]], bool]:
+        """Read each thread now; also tells whether any was gone."""
+        readings = []
+        any_gone = False
+        for thread in threads:
+            try:
+                readings.append((thread, self._read_thread(thread)))
+            except (OSError, ValueError):
+                any_gone = True
+        return readings, any_gone
+
+    def _before(self, thread: _Thread, new: SchedStat, elapsed_ns: int) -> SchedStat:
+        """Return the counters from which the thread's part of the interval is counted."""
+        old = thread.last
+        if elapsed_ns <= 0:
+            return new
+        if old is None:
+            # Born within the interval: all its time belongs to it. One that has more time than
+            # that took the place of a dead thread earlier, unseen, and starts to count now.
+            born_within = thread.first_seen_ns > self._read_ns and new.run_ns + new.wait_ns <= elapsed_ns
+            return SchedStat(0, 0, 0) if born_within else new
+        # By exec another thread takes this TID over, with its own, smaller counters.
+        back = new.run_ns < old.run_ns or new.wait_ns < old.wait_ns or new.slices < old.slices
+        return new if back else old
+
     def _measure(self, taken_ns: int) -> None:
         elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
+        readings, any_gone = self._read_threads(self._threads.values())
+        if any_gone:
+            # As many may have been born in their place, which the number of threads does not show.
+            readings += self._read_threads(self._list(taken_ns))[0]
+        if not readings:
+            raise ProcessLookupError(f"process {self.pid} is gone")
         run_ns = wait_ns = slices = busy = 0
+        filled = False
         demand_of: dict[ThreadKind, float] = {}
         count_of: dict[ThreadKind, int] = {}
-        gone = []
-        for thread in self._threads.values():
-            try:
-                new = self._read_thread(thread)
-            except (OSError, ValueError):
-                gone.append(thread.tid)
-                continue
-            old = thread.last or (new if thread.first_seen_ns < self._read_ns else None)
+        for thread, new in readings:
+            old = self._before(thread, new, elapsed_ns)
             thread.last = new
-            if elapsed_ns <= 0:
-                old = new
-            if old is None:
-                # Born within the interval: all its time belongs to it. One that has more time than
-                # that took the place of a dead thread earlier, unseen, and starts to count now.
-                older = new.run_ns + new.wait_ns > elapsed_ns
-                old = new if older else SchedStat(0, 0, 0)
+            filled = filled or new.slices > 0
             d_run, d_wait = new.run_ns - old.run_ns, new.wait_ns - old.wait_ns
             thread.demand = (d_run + d_wait) / elapsed_ns if elapsed_ns else 0.0
             run_ns += d_run
@@ -186,31 +209,21 @@ class ThreadSet:
             busy += thread.demand >= BUSY_DEMAND
             count_of[thread.kind] = count_of.get(thread.kind, 0) + 1
             demand_of[thread.kind] = demand_of.get(thread.kind, 0.0) + thread.demand
-        for tid in gone:
-            self._drop_file(self._threads.pop(tid))
-            self._count = -1
-        if gone and not self._threads:
-            raise ProcessLookupError(f"process {self.pid} is gone")
         self._read_ns = taken_ns
-        unread = elapsed_ns <= 0
-        groups = tuple(
-            ThreadGroup(kind, count_of[kind], _UNREAD if unread else demand_of[kind])
-            for kind in ThreadKind
-            if kind in count_of
-        )
+        if elapsed_ns <= 0 or not filled:
+            # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
+            why = _NOT_FILLED if not filled else _UNREAD
+            groups = tuple(ThreadGroup(kind, count_of[kind], why) for kind in ThreadKind if kind in count_of)
+            self._latest = ThreadReading(why, why, why, why, why, groups, taken_ns)
+            return
         self._latest = ThreadReading(
-            runnable=_UNREAD if unread else (run_ns + wait_ns) / elapsed_ns,
-            waiting=_UNREAD if unread else wait_ns / elapsed_ns,
-            running=_UNREAD if unread else run_ns / elapsed_ns,
-            busy_threads=_UNREAD if unread else busy,
-            switches_s=_UNREAD if unread else slices / elapsed_ns * 1e9,
-            groups=groups,
+            runnable=(run_ns + wait_ns) / elapsed_ns,
+            waiting=wait_ns / elapsed_ns,
+            running=run_ns / elapsed_ns,
+            busy_threads=busy,
+            switches_s=slices / elapsed_ns * 1e9,
+            groups=tuple(
+                ThreadGroup(kind, count_of[kind], demand_of[kind]) for kind in ThreadKind if kind in count_of
+            ),
             taken_ns=taken_ns,
         )
-
-
-def has_schedstat(reading: ThreadReading, cpu_pct: Known[float]) -> bool:
-    """Tell whether this kernel fills schedstat: a process that used CPU must show run time."""
-    if not is_known(reading.running) or not is_known(cpu_pct):
-        return True
-    return not (cpu_pct > 5.0 and reading.running == 0.0)

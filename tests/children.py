@@ -1,0 +1,76 @@
+"""Start small real processes for tests: each speaks by lines, ends in bounded time and with the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PRELUDE = """
+import ctypes, hashlib, os, signal, sys, threading, time
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+signal.alarm(60)
+
+def say(word):
+    print(word, flush=True)
+
+def hear():
+    return sys.stdin.readline().strip()
+
+def burn(stop=None, block=bytes(8 << 20)):
+    # Hashing large blocks leaves the interpreter lock alone, so threads compute side by side.
+    while stop is None or not stop.is_set():
+        hashlib.sha1(block).digest()
+
+def start_burning(count, stop=None):
+    for _ in range(count):
+        threading.Thread(target=burn, args=(stop,), daemon=True).start()
+"""
+
+
+class Child:
+    """Hold a running child; ``say`` and ``hear`` exchange lines with it."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PRELUDE + code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+
+    def say(self, word: str) -> None:
+        """Send a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """Wait for a line; "" when the child is gone."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """Kill and reap."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Kill, reap and close the pipes."""
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def child(code: str, *arguments: str) -> Iterator[Child]:
+    """Start a child that runs ``code`` after the prelude, wait for its first line, and end it."""
+    one = Child(code, *arguments)
+    try:
+        assert one.hear(), "the child did not start"
+        yield one
+    finally:
+        one.close()

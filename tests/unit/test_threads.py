@@ -1,0 +1,395 @@
+"""Measure demand on real threads that burn, wait, come and go; and on a /proc tree that a test writes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import ThreadKind
+from tpmon.probe.threads import QUIET_TICKS, RELIST_NS, Allowance, ThreadSet
+
+SECOND = 1_000_000_000
+
+
+def kind_of(name: str) -> ThreadKind:
+    return ThreadKind.AUTOGRAD if name.startswith("pt_autograd") else ThreadKind.OTHER
+
+
+def count_threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def watch():
+    """Make ThreadSets with an allowance and close them all."""
+    made = []
+
+    def make(pid: int, descriptors: int = 1000, names: int = 1000, proc: str = "/proc") -> ThreadSet:
+        made.append(ThreadSet(pid, kind_of, Allowance(descriptors, names), proc))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def read_now(threads: ThreadSet, *, moved: bool = True, skip: bool = False):
+    return threads.read(time.monotonic_ns, count_threads(threads.pid), moved=moved, skip=skip)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch, count):
+    with child(f"start_burning({count}); time.sleep(0.2); say('up'); hear()") as one:
+        threads = watch(one.pid)
+        first = read_now(threads)
+        assert first.runnable == Missing("threads are read twice before they show demand")
+        time.sleep(1.0)
+        now = read_now(threads)
+    assert now.runnable == pytest.approx(count, rel=0.1)
+    assert now.busy_threads == count
+    assert now.running + now.waiting == pytest.approx(now.runnable)
+    assert now.running <= len(os.sched_getaffinity(0)) + 0.1
+    assert {(group.kind, group.count) for group in now.groups} == {
+        (ThreadKind.MAIN, 1),
+        (ThreadKind.OTHER, count),
+    }
+    other = next(group for group in now.groups if group.kind is ThreadKind.OTHER)
+    assert other.runnable == pytest.approx(now.runnable, abs=0.1)
+    assert len(threads.busy_tids()) == count
+    assert one.pid not in threads.busy_tids()
+
+
+def test_a_sleeping_process_wants_no_cpu_and_is_put_on_none(watch):
+    with child("say('up'); hear()") as one:
+        time.sleep(0.1)
+        threads = watch(one.pid)
+        read_now(threads)
+        time.sleep(0.3)
+        now = read_now(threads)
+    assert (now.runnable, now.busy_threads, now.switches_s) == (0.0, 0, 0.0)
+
+
+def test_switches_count_how_often_threads_were_put_on_a_cpu(watch):
+    code = "say('up')\nwhile True: time.sleep(0.005)"
+    with child(code) as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        time.sleep(0.6)
+        now = read_now(threads)
+    assert 60 < now.switches_s < 220
+
+
+def test_a_thread_born_within_the_interval_counts_from_its_birth(watch):
+    with child("say('up'); hear(); start_burning(2); say('born'); hear()") as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        time.sleep(0.3)
+        one.say("go")
+        one.hear()
+        born = time.monotonic()
+        time.sleep(0.4)
+        now = read_now(threads)
+        lived = time.monotonic() - born
+        first_ns = now.taken_ns
+        assert now.busy_threads == 2
+        assert now.runnable == pytest.approx(2 * lived / (0.3 + lived), rel=0.2)
+        time.sleep(0.4)
+        later = read_now(threads)
+    assert later.taken_ns > first_ns
+    assert later.runnable == pytest.approx(2, rel=0.1)
+
+
+REPLACE = """
+first, second = threading.Event(), threading.Event()
+one = threading.Thread(target=burn, args=(first,)); one.start()
+say('up'); hear()
+two = threading.Thread(target=burn, args=(second,), daemon=True); two.start()
+first.set(); one.join()
+say('replaced'); hear(); second.set()
+"""
+
+
+def test_a_thread_that_takes_the_place_of_a_dead_one_counts_in_the_same_tick(watch):
+    """As many threads as before: only the dead one's ESRCH tells that the list is old."""
+    with child(REPLACE) as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        one.say("go")
+        one.hear()
+        time.sleep(0.5)
+        now = read_now(threads)
+        assert now.busy_threads == 1
+        assert now.runnable == pytest.approx(1.0, abs=0.35)
+        time.sleep(0.5)
+        assert read_now(threads).runnable == pytest.approx(1.0, rel=0.15)
+
+
+def test_exec_by_another_thread_never_shows_negative_demand(watch):
+    """That thread takes over the PID with its own, smaller counters."""
+    code = """
+say('up'); hear()
+end = time.monotonic() + 0.6
+while time.monotonic() < end: pass
+say('burnt'); hear()
+args = [sys.executable, '-c', 'print(1, flush=True); input()']
+threading.Thread(target=os.execv, args=(sys.executable, args)).start()
+time.sleep(60)
+"""
+    with child(code) as one:
+        threads = watch(one.pid)
+        read_now(threads)
+        one.say("go")
+        one.hear()
+        read_now(threads)
+        one.say("exec")
+        one.hear()
+        now = read_now(threads)
+        assert now.runnable >= 0
+        assert now.switches_s >= 0
+        assert all(group.runnable >= 0 for group in now.groups)
+        time.sleep(0.2)
+        assert read_now(threads).runnable == pytest.approx(0.0, abs=0.05)
+
+
+class Clock:
+    """Count the readings that were taken: ``now`` is called right at each."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        return time.monotonic_ns()
+
+
+@pytest.mark.parametrize(("moved", "skip"), [(False, False), (True, True)])
+def test_a_quiet_or_shed_process_is_read_at_least_every_fifth_tick(watch, moved, skip):
+    with child("say('up'); hear()") as one:
+        threads, clock = watch(one.pid), Clock()
+        threads.read(clock, 1, moved=True, skip=False)
+        threads.read(clock, 1, moved=moved, skip=False)
+        gap, gaps, taken = 0, [], clock.calls
+        for _ in range(4 * QUIET_TICKS):
+            threads.read(clock, 1, moved=moved, skip=skip)
+            gap += 1
+            if clock.calls > taken:
+                gaps.append(gap)
+                gap, taken = 0, clock.calls
+    assert gaps
+    assert max(gaps) <= QUIET_TICKS
+    assert sum(gaps) / len(gaps) > 2, "quiet processes are read less often"
+
+
+@pytest.mark.parametrize("reason", ["moved", "more threads"])
+def test_a_quiet_process_is_read_at_once_when_it_moves_or_grows(watch, reason):
+    with child("say('up'); hear()") as one:
+        threads, clock = watch(one.pid), Clock()
+        for _ in range(3):
+            threads.read(clock, 1, moved=False, skip=False)
+        before = clock.calls
+        threads.read(clock, 2 if reason == "more threads" else 1, moved=reason == "moved", skip=False)
+        assert clock.calls == before + 1
+
+
+def test_quiet_processes_are_not_all_read_in_the_same_tick(watch):
+    with child("say('up'); hear()") as one:
+        read_in = []
+        for offset in range(QUIET_TICKS):
+            threads, clock = watch(one.pid), Clock()
+            threads.pid = QUIET_TICKS * 10 + offset
+            threads._task_fd = os.open(f"/proc/{one.pid}/task", os.O_RDONLY)
+            threads.read(clock, 1, moved=False, skip=False)
+            threads._was_moving = False
+            calls = [threads.read(clock, 1, moved=False, skip=False) and clock.calls for _ in range(6)]
+            read_in.append(next(i for i, count in enumerate(calls) if count == 2))
+    assert len(set(read_in)) >= QUIET_TICKS - 1
+
+
+def test_descriptors_return_when_threads_die_and_when_the_set_is_closed(watch):
+    code = "stop = threading.Event(); n=[threading.Thread(target=stop.wait) for _ in range(8)]\n"
+    code += "[t.start() for t in n]; say('up'); hear(); stop.set(); [t.join() for t in n]; say('one'); hear()"
+    before = open_files()
+    with child(code) as one:
+        pipes = open_files()
+        threads = watch(one.pid)
+        read_now(threads)
+        assert threads.allowance.descriptors == 1000 - 9
+        assert open_files() == pipes + 9 + 1
+        one.say("die")
+        one.hear()
+        read_now(threads)
+        assert threads.allowance.descriptors == 1000 - 1
+        threads.close()
+        threads.close()
+        assert threads.allowance.descriptors == 1000
+        assert open_files() == pipes
+    assert open_files() == before
+
+
+def test_a_killed_process_raises_and_leaves_nothing_behind(watch):
+    with child("start_burning(3); say('up'); hear()") as one:
+        pipes = open_files()
+        threads = watch(one.pid)
+        read_now(threads)
+        one.kill()
+        with pytest.raises(ProcessLookupError):
+            threads.read(time.monotonic_ns, 4, moved=True, skip=False)
+        threads.close()
+        assert threads.allowance.descriptors == 1000
+        assert open_files() == pipes
+
+
+def test_threads_beyond_the_allowance_are_read_by_opening_them_each_time(watch):
+    with child("start_burning(2); time.sleep(0.1); say('up'); hear()") as one:
+        pipes = open_files()
+        threads = watch(one.pid, descriptors=1)
+        read_now(threads)
+        time.sleep(0.5)
+        assert read_now(threads).runnable == pytest.approx(2, rel=0.15)
+        assert open_files() == pipes + 2, "one schedstat and the task folder"
+        assert threads.allowance.descriptors == 0
+
+
+def test_names_beyond_the_ration_are_read_at_the_next_listing(watch):
+    code = "n=[threading.Thread(target=time.sleep, args=(50,), daemon=True) for _ in range(6)]\n"
+    code += "[t.start() for t in n]; say('up'); hear()"
+    clock = [time.monotonic_ns()]
+    with child(code) as one:
+        threads = watch(one.pid, names=4)
+        now = threads.read(lambda: clock[0], 7, moved=True, skip=False)
+        kinds = {group.kind: group.count for group in now.groups}
+        assert sum(kinds.values()) == 7
+        assert kinds[ThreadKind.UNREAD] == 7 - 4
+        threads.allowance.names = 100
+        clock[0] += RELIST_NS
+        now = threads.read(lambda: clock[0], 7, moved=True, skip=False)
+        assert {group.kind: group.count for group in now.groups} == {
+            ThreadKind.MAIN: 1,
+            ThreadKind.OTHER: 6,
+        }
+
+
+def test_a_thread_that_takes_its_name_late_gets_its_kind_at_the_next_listing(watch):
+    code = """
+libc = ctypes.CDLL(None)
+go = threading.Event()
+def late():
+    go.wait()
+    libc.prctl(15, b"pt_autograd_0", 0, 0, 0)
+    say("named")
+    time.sleep(50)
+threading.Thread(target=late, daemon=True).start(); say("up"); hear(); go.set(); hear()
+"""
+    clock = [time.monotonic_ns()]
+    with child(code) as one:
+        threads = watch(one.pid)
+        now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
+        assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.OTHER]
+        one.say("go")
+        one.hear()
+        clock[0] += RELIST_NS
+        now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
+        assert [group.kind for group in now.groups] == [ThreadKind.MAIN, ThreadKind.AUTOGRAD]
+
+
+class FakeProc:
+    """Write the task folder of one process, so that a test chooses the kernel's numbers."""
+
+    def __init__(self, root: Path, pid: int = 77) -> None:
+        self.root, self.pid = root, pid
+        self.task = root / str(pid) / "task"
+        self.task.mkdir(parents=True)
+
+    def put(self, tid: int, schedstat: str) -> None:
+        folder = self.task / str(tid)
+        folder.mkdir(exist_ok=True)
+        (folder / "comm").write_text("python\n")
+        (folder / "schedstat").write_text(schedstat)
+
+
+def test_a_kernel_that_does_not_fill_schedstat_is_missing_and_never_zero(watch, tmp_path):
+    fake = FakeProc(tmp_path)
+    fake.put(77, "0 0 0\n")
+    fake.put(78, "0 0 0\n")
+    threads, clock = watch(77, proc=str(tmp_path)), [5 * SECOND]
+    for _ in range(3):
+        now = threads.read(lambda: clock[0], 2, moved=True, skip=False)
+        clock[0] += SECOND
+    for value in (now.runnable, now.waiting, now.running, now.busy_threads, now.switches_s):
+        assert not is_known(value)
+        assert "schedstat" in value.reason
+    assert now.groups[0].count == 1
+    assert not is_known(now.groups[0].runnable)
+
+
+def test_time_from_before_the_interval_is_not_counted_into_it(watch, tmp_path):
+    """A thread met late with more time than the interval has starts to count now."""
+    fake = FakeProc(tmp_path)
+    fake.put(77, "1000000000 0 10\n")
+    threads, clock = watch(77, proc=str(tmp_path)), [5 * SECOND]
+    threads.read(lambda: clock[0], 1, moved=True, skip=False)
+    clock[0] += SECOND
+    fake.put(78, "900000000000 0 10\n")
+    fake.put(79, "200000000 100000000 10\n")
+    now = threads.read(lambda: clock[0], 3, moved=True, skip=False)
+    assert (now.running, now.waiting) == (pytest.approx(0.2), pytest.approx(0.1))
+    clock[0] += SECOND
+    fake.put(78, "900500000000 0 10\n")
+    now = threads.read(lambda: clock[0], 3, moved=True, skip=False)
+    assert (now.running, now.waiting) == (pytest.approx(0.5), 0.0)
+
+
+def test_busy_threads_come_busiest_first(watch, tmp_path):
+    fake = FakeProc(tmp_path)
+    for tid in (77, 78, 79, 80):
+        fake.put(tid, "0 0 1\n")
+    threads, clock = watch(77, proc=str(tmp_path)), [5 * SECOND]
+    threads.read(lambda: clock[0], 4, moved=True, skip=False)
+    clock[0] += SECOND
+    fake.put(78, "250000000 0 2\n")
+    fake.put(79, "100000000 800000000 2\n")
+    fake.put(80, "249999999 0 2\n")
+    now = threads.read(lambda: clock[0], 4, moved=True, skip=False)
+    assert now.busy_threads == 2
+    assert threads.busy_tids() == (79, 78)
+
+
+def test_threads_that_live_shorter_than_the_listing_takes_break_nothing(watch):
+    code = """
+def spin():
+    while True:
+        t = threading.Thread(target=lambda: None); t.start(); t.join()
+for _ in range(2): threading.Thread(target=spin, daemon=True).start()
+say('up'); hear()
+"""
+    with child(code) as one:
+        threads = watch(one.pid)
+        for _ in range(20):
+            now = read_now(threads)
+            time.sleep(0.01)
+    assert now.runnable >= 0
+    threads.close()
+    assert threads.allowance.descriptors == 1000
+
+
+def test_reading_is_safe_while_this_process_itself_starts_threads(watch):
+    threads = watch(os.getpid())
+    stop = threading.Event()
+    read_now(threads)
+    started = [threading.Thread(target=stop.wait) for _ in range(3)]
+    for one in started:
+        one.start()
+    assert sum(group.count for group in read_now(threads).groups) == count_threads(os.getpid())
+    stop.set()
+    for one in started:
+        one.join()
