@@ -13,6 +13,7 @@ from tpmon.model.process import Role
 
 LOADER_POLL_MS = 5000
 """MP_STATUS_CHECK_INTERVAL of torch.utils.data: both ends of a loader queue poll this long."""
+_LOADER_WAITS = {Role.RANK: "a batch (loader queue)", Role.WORKER: "work from its rank (loader queue)"}
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 _POLL_NUMBERS = {"x86_64": 7, "aarch64": 73}
 
@@ -102,7 +103,7 @@ def _describe_poll(call: Known[Syscall], role: Role, machine: str) -> str:
     if _is_call(call, _POLL_NUMBERS, machine) and is_known(call) and len(call.arguments) >= 3:
         watched, timeout_ms = call.arguments[1], call.arguments[2]
         if machine == "x86_64" and watched == 1 and timeout_ms == LOADER_POLL_MS:
-            return "work from its rank (loader queue)" if role is Role.WORKER else "a batch (loader queue)"
+            return _LOADER_WAITS.get(role, "poll")
     return "poll"
 
 
@@ -124,15 +125,13 @@ def describe_wait(
         return "stopped by a signal"
     if not is_known(wchan):
         return wchan
-    if wchan == "0":
+    if wchan in ("0", ""):
         return Missing("the kernel does not say (wchan is 0)")
     if wchan.startswith("futex"):
         return _describe_futex(call)
     for prefix, words in _BY_PREFIX:
         if wchan.startswith(prefix):
-            if words in ("poll", "pipe read"):
-                return _describe_poll(call, role, machine) if words == "poll" else words
-            return words
+            return _describe_poll(call, role, machine) if words == "poll" else words
     if _is_call(call, _FUTEX_NUMBERS, machine):
         return _describe_futex(call)
     return wchan
