@@ -32,7 +32,8 @@ STAT = b"4211 (%s) S 4200 4211 4200 0 -1 4194304 500 9000 7 1 250 150 90 10 20 0
 def test_a_name_never_shifts_the_fields_of_stat(name):
     stat = parse_stat(STAT % name)
     assert (stat.state, stat.parent, stat.threads, stat.start_ticks) == ("S", 4200, 9, 123456)
-    assert (stat.minor_faults, stat.major_faults, stat.cpu_s) == (500, 7, 400 / procfs.CLOCK_TICKS)
+    assert (stat.minor_faults, stat.children_faults, stat.major_faults) == (500, 9000, 7)
+    assert stat.cpu_s == 400 / procfs.CLOCK_TICKS
     assert stat.name == name.decode("utf-8", "replace")
 
 

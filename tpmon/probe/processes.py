@@ -24,6 +24,8 @@ from tpmon.probe.waits import Syscall, describe_wait, parse_syscall
 
 _MACHINE = os.uname().machine
 _FIRST = Missing("rates need two readings")
+_REAPED = Missing("a reaped child's bytes were added in this interval")
+_HIDDEN = Missing("the kernel does not say (wchan is 0)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Know
             return io
         if not is_known(old_io):
             return _FIRST
+        if stat.children_faults != old_stat.children_faults:
+            # Reaping adds all that a child read in its life to the parent's counters at once.
+            return _REAPED
         return rate(read(io), read(old_io), elapsed_s)
 
     return Rates(
@@ -188,9 +193,11 @@ class ProcessProbe:
             running = Missing("running")
             return running, running, "running"
         raw = self._wchan.read()
-        wchan: Known[str] = (
-            raw if isinstance(raw, Missing) else clean_text(raw.decode("ascii", "replace"), 64)
-        )
+        wchan: Known[str]
+        if isinstance(raw, Missing):
+            wchan = raw
+        else:
+            wchan = _HIDDEN if raw in (b"0", b"") else clean_text(raw.decode("ascii", "replace"), 64)
         raw_call = self._syscall.read()
         call: Known[Syscall]
         if isinstance(raw_call, Missing):

@@ -48,12 +48,16 @@ class ProcFile:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Hold the fields of /proc/PID/stat that tpmon uses; times in seconds of CPU."""
+    """Hold the fields of /proc/PID/stat that tpmon uses; times in seconds of CPU.
+
+    ``children_faults`` (cminflt) grows whenever a child is reaped, and at no other time.
+    """
 
     name: str
     state: str
     parent: int
     minor_faults: int
+    children_faults: int
     major_faults: int
     cpu_s: float
     threads: int
@@ -75,6 +79,7 @@ def parse_stat(raw: bytes) -> Stat:
         state=fields[0].decode("ascii", "replace"),
         parent=int(fields[1]),
         minor_faults=int(fields[7]),
+        children_faults=int(fields[8]),
         major_faults=int(fields[9]),
         cpu_s=(int(fields[11]) + int(fields[12])) / CLOCK_TICKS,
         threads=int(fields[17]),
