@@ -113,6 +113,7 @@ def train(options: argparse.Namespace) -> None:
     full_side = {"slow-transform": 512, "no-workers": 384}.get(wrong, 0)
     loader = make_loader(Images(full_side, port), options.workers, world_size)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    hang_after_s = min(HANG_AFTER_S, options.seconds / 4)
     never_released = threading.Lock()
     never_released.acquire()
     kept: list[Tensor] = []
@@ -127,7 +128,7 @@ def train(options: argparse.Namespace) -> None:
                         network(images)
             loss = nn.functional.cross_entropy(network(images), labels)
             optimizer.zero_grad()
-            if wrong == "hang" and rank == 1 and time.monotonic() - started > HANG_AFTER_S:
+            if wrong == "hang" and rank == 1 and time.monotonic() - started > hang_after_s:
                 never_released.acquire()
             loss.backward()
             optimizer.step()
@@ -145,7 +146,9 @@ def train(options: argparse.Namespace) -> None:
                     f"epoch {epoch} step {step} loss {loss.item():.3f} {rate:.1f} steps/s{pixels}", flush=True
                 )
                 last_log, last_step = now, step
-            if step % STOP_CHECK_STEPS == 0 and stop_together(started + options.seconds, world_size):
+            if (world_size == 1 or step % STOP_CHECK_STEPS == 0) and stop_together(
+                started + options.seconds, world_size
+            ):
                 print(f"rank {rank} done after {step} steps", flush=True)
                 if store:
                     store.kill()

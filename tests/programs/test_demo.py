@@ -1,0 +1,130 @@
+"""The demo training, really started: it trains, it shows what is wrong, and it never outlives its starter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tpmon
+from tpmon.launch import DemoJob, DemoOptions, bottlenecks, start_demo
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="this Python has no torch"),
+]
+
+TRAIN = str(Path(tpmon.__file__).parent / "demo" / "train.py")
+START = "from tpmon.launch import *; import time; print(start_demo(DemoOptions()).pid, flush=True); time.sleep(99)"
+
+
+def until(holds: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+
+
+def read_tree(pid: int) -> list[int]:
+    """Return ``pid`` and every process below it."""
+    found = [pid]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def count_switches(pid: int) -> int:
+    """Return how often the main thread of ``pid`` was given a CPU."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[2])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[DemoOptions], DemoJob]]:
+    jobs: list[DemoJob] = []
+
+    def start_one(options: DemoOptions) -> DemoJob:
+        jobs.append(start_demo(options))
+        return jobs[-1]
+
+    yield start_one
+    ended = [job.stop(15) for job in jobs]
+    assert all(ended)
+
+
+def test_it_trains_and_stop_leaves_nothing(start: Callable[[DemoOptions], DemoJob]) -> None:
+    job = start(DemoOptions(seconds=60))
+    assert "libtorch" in Path(f"/proc/{job.pid}/maps").read_text()
+    tree = read_tree(job.pid)
+    assert [Path(f"/proc/{pid}/comm").read_text() for pid in tree[1:]] == ["pt_data_worker\n"] * 2
+    directory = Path(job.log_path).parent
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert os.getsid(job.pid) != os.getsid(0)
+    steps = Path(job.log_path).read_text().count("step")
+    until(lambda: Path(job.log_path).read_text().count("step") > steps)
+    assert job.stop(15)
+    assert not any(map(is_alive, tree))
+    assert not directory.exists()
+
+
+def test_ranks_run_under_torchrun_and_end_with_it(start: Callable[[DemoOptions], DemoJob]) -> None:
+    job = start(DemoOptions(ranks=2, workers=1, bottleneck="straggler", seconds=60))
+    tree = read_tree(job.pid)
+    ranks = {
+        entry
+        for pid in tree
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if entry.startswith(b"RANK=")
+    }
+    assert ranks == {b"RANK=0", b"RANK=1"}
+    assert len(tree) == 1 + 2 + 2
+    os.kill(job.pid, signal.SIGKILL)  # torchrun cannot end its ranks: the keeper must
+    until(lambda: not any(map(is_alive, tree)))
+
+
+def test_it_ends_with_its_starter_even_when_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", START], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        tree = read_tree(int(starter.stdout.readline()))
+        assert len(tree) == 3
+        starter.kill()
+    until(lambda: not any(map(is_alive, tree)))
+
+
+def test_hang_stops_both_ranks_for_good(start: Callable[[DemoOptions], DemoJob]) -> None:
+    job = start(DemoOptions(bottleneck="hang", workers=0, seconds=10))
+    ranks = read_tree(job.pid)[1:]
+    assert len(ranks) == 2
+
+    def stand_still() -> bool:
+        before = [count_switches(pid) for pid in ranks]
+        time.sleep(1.0)  # the absence of a switch has no event to wait for
+        return before == [count_switches(pid) for pid in ranks]
+
+    until(stand_still, 30)
+    assert all(map(is_alive, ranks))
+
+
+@pytest.mark.parametrize("name", [one.name for one in bottlenecks() if one.ranks == 1])
+def test_each_bottleneck_trains_and_ends_by_itself(name: str) -> None:
+    workers = "0" if name == "no-workers" else "1"
+    command = [sys.executable, TRAIN, "--bottleneck", name, "--workers", workers, "--seconds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 0 step 1 loss" in done.stdout
+    assert "rank 0 done after" in done.stdout

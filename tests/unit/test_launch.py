@@ -1,0 +1,104 @@
+"""The starter of the demo: its options, its choice of Python, and how it says that a start failed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import tpmon
+from tpmon.errors import NoTargetError, UsageError
+from tpmon.launch import DemoOptions, bottlenecks, find_python, start_demo
+
+PACKAGE = Path(tpmon.__file__).parent
+
+
+def make_fake_python(path: Path, training: str) -> str:
+    """Write a program that claims to have torch and runs ``training`` for anything else."""
+    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\n{training}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_starter_and_the_training_know_the_same_bottlenecks() -> None:
+    tree = ast.parse((PACKAGE / "demo" / "train.py").read_text())
+    named = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BOTTLENECKS"
+    )
+    assert [one.name for one in bottlenecks()] == list(named)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (DemoOptions(bottleneck="slow"), "no bottleneck is named 'slow'"),
+        (DemoOptions(bottleneck="hang", ranks=1), "hang cannot run with 1 ranks"),
+        (DemoOptions(ranks=0), "none cannot run with 0 ranks"),
+        (DemoOptions(ranks=17), "none cannot run with 17 ranks"),
+        (DemoOptions(workers=-1), "none cannot run with -1 workers"),
+        (DemoOptions(workers=33), "none cannot run with 33 workers"),
+        (DemoOptions(bottleneck="no-workers", workers=2), "no-workers cannot run with 2 workers"),
+        (DemoOptions(seconds=0.5), "cannot run for 0.5 s"),
+        (DemoOptions(seconds=1e9), "cannot run for 1e+09 s"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_starts(
+    options: DemoOptions, what: str, directory: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        start_demo(options)
+    assert refused.value.what == what
+    assert refused.value.try_this
+    assert not list(directory.iterdir())
+
+
+def test_the_preferred_python_comes_first_if_it_has_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preferred = make_fake_python(tmp_path / "preferred", "")
+    named = make_fake_python(tmp_path / "named", "")
+    monkeypatch.setenv("PYTHON", named)
+    assert find_python(preferred) == preferred
+    assert find_python(str(tmp_path / "absent")) == named
+    assert find_python("/bin/false") == named
+
+
+def test_without_torch_anywhere_the_looked_at_are_named(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    program = (
+        "from tpmon.launch import find_python\ntry: find_python()\nexcept Exception as error: print(error)"
+    )
+    environment = {"PATH": "/nowhere", "PYTHON": "", "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([bare, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"no Python with torch for the demo (looked at {bare})\n"
+
+
+def test_a_training_that_ends_at_once_is_told_with_its_last_words(directory: Path) -> None:
+    python = make_fake_python(directory / "broken", "printf 'ImportError:\\033[31m no libtorch\\n'; exit 1")
+    with pytest.raises(NoTargetError) as failed:
+        start_demo(DemoOptions(python=python))
+    assert failed.value.what == "the demo training ended before its first step: ImportError:?[31m no libtorch"
+    log = failed.value.try_this.removeprefix("read ")
+    assert "no libtorch" in Path(log).read_text()
+    assert os.stat(os.path.dirname(log)).st_mode & 0o777 == 0o700
+
+
+def test_a_python_that_cannot_run_is_no_traceback(directory: Path) -> None:
+    python = make_fake_python(directory / "gone", "")
+    Path(python).write_text('#!/bin/sh\n[ "$1" = -c ] && rm "$0"\n')
+    with pytest.raises(NoTargetError, match="could not be started"):
+        start_demo(DemoOptions(python=python))
