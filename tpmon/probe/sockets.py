@@ -35,6 +35,7 @@ _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST_DUMP = 0x301
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_MAX_ERRNO = 4095
 _ESTABLISHED = 1 << 1
 _INET_DIAG_INFO = 2
 
@@ -126,6 +127,8 @@ def parse_dump(data: bytes, inodes: Container[int]) -> tuple[list[TcpSocket], in
         body = at + _HEADER.size
         if kind in (_NLMSG_ERROR, _NLMSG_DONE):
             number = -struct.unpack_from("=i", data, body)[0] if size >= _HEADER.size + 4 else 0
+            if number > _MAX_ERRNO:
+                raise ValueError(f"netlink error {number}")
             if number > 0:
                 raise OSError(number, os.strerror(number))
             return found, seen, True
