@@ -98,9 +98,33 @@ def stop_together(deadline: float, world_size: int) -> bool:
     return bool(stop)
 
 
+def wait_for_lock() -> None:
+    """Wait for a lock that nobody releases."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+class Log:
+    """Print the first step and then a line every two seconds, with the rate since the last line."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.time = time.monotonic()
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Tell whether ``step`` should be printed."""
+        return step == 1 or now - self.time >= LOG_EVERY_S
+
+    def write(self, text: str, step: int, now: float) -> None:
+        """Print one line."""
+        print(f"{text} {(step - self.step) / (now - self.time):.1f} steps/s", flush=True)
+        self.step, self.time = step, now
+
+
 def train(options: argparse.Namespace) -> None:
     """Train until the time is up, doing wrong what ``--bottleneck`` names."""
-    started = time.monotonic()
+    deadline = time.monotonic() + options.seconds
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     wrong = options.bottleneck
     torch.manual_seed(0)
@@ -113,13 +137,11 @@ def train(options: argparse.Namespace) -> None:
     full_side = {"slow-transform": 512, "no-workers": 384}.get(wrong, 0)
     loader = make_loader(Images(full_side, port), options.workers, world_size)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
-    hang_after_s = min(HANG_AFTER_S, options.seconds / 4)
-    never_released = threading.Lock()
-    never_released.acquire()
+    hang_at = math.inf  # known after the first step
     kept: list[Tensor] = []
     kept_bytes = 0
-    epoch = step = last_step = 0
-    last_log = started
+    log = Log()
+    epoch = step = 0
     while True:
         for images, labels in loader:
             if wrong == "straggler" and rank == 1:
@@ -128,8 +150,8 @@ def train(options: argparse.Namespace) -> None:
                         network(images)
             loss = nn.functional.cross_entropy(network(images), labels)
             optimizer.zero_grad()
-            if wrong == "hang" and rank == 1 and time.monotonic() - started > hang_after_s:
-                never_released.acquire()
+            if wrong == "hang" and rank == 1 and time.monotonic() > hang_at:
+                wait_for_lock()
             loss.backward()
             optimizer.step()
             step += 1
@@ -139,16 +161,13 @@ def train(options: argparse.Namespace) -> None:
                 kept.append(images.clone())
                 kept_bytes += images.nbytes
             now = time.monotonic()
-            if rank == 0 and (step == 1 or now - last_log >= LOG_EVERY_S):
-                rate = (step - last_step) / (now - last_log)
+            if step == 1:
+                hang_at = now + min(HANG_AFTER_S, options.seconds / 4)
+            if rank == 0 and log.is_due(step, now):
                 pixels = f" pixels {deviation:.3f} {max(histogram)}" if wrong == "python-bound" else ""
-                print(
-                    f"epoch {epoch} step {step} loss {loss.item():.3f} {rate:.1f} steps/s{pixels}", flush=True
-                )
-                last_log, last_step = now, step
-            if (world_size == 1 or step % STOP_CHECK_STEPS == 0) and stop_together(
-                started + options.seconds, world_size
-            ):
+                log.write(f"epoch {epoch} step {step} loss {loss.item():.3f}{pixels}", step, now)
+            look = world_size == 1 or step % STOP_CHECK_STEPS == 0
+            if look and stop_together(deadline, world_size):
                 print(f"rank {rank} done after {step} steps", flush=True)
                 if store:
                     store.kill()
