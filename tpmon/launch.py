@@ -47,10 +47,12 @@ _BOTTLENECKS = (
     Bottleneck("no-workers", "num_workers=0: the training loop itself prepares every image"),
     Bottleneck("slow-storage", "every image comes from a server that waits 25 ms before it answers"),
     Bottleneck("oversubscribed", "16 compute threads a rank on the two CPUs that the job may use"),
-    Bottleneck("straggler", "rank 1 computes four times as much in each step; the others wait", ranks=2),
+    Bottleneck("straggler", "rank 1 computes three times as much in each step; the others wait", ranks=2),
     Bottleneck("python-bound", "the loop visits every pixel of a batch in pure Python"),
     Bottleneck("memory-leak", "every batch is kept for ever, up to 1 GiB a rank"),
-    Bottleneck("hang", "after 20 s rank 1 waits for a lock that nobody releases", ranks=2),
+    Bottleneck(
+        "hang", "after 20 s, or a quarter of --seconds, rank 1 waits for a lock that nobody releases", ranks=2
+    ),
 )
 
 
