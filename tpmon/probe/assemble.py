@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
 
 from tpmon.model.gpu import GpuSample
-from tpmon.model.host import CpuSample, Pool
+from tpmon.model.host import CpuSample, OutputSample, Pool
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.probe.cgroup import CgroupReading, CpuBudget
@@ -170,3 +172,10 @@ def make_rank_rows(
 def has_pin_thread(process: ProcessSample) -> bool:
     """Tell whether a rank runs a pin-memory thread."""
     return any(group.kind is ThreadKind.PIN for group in process.thread_groups)
+
+
+def age_output(output: OutputSample, taken: datetime) -> OutputSample:
+    """Count the age of the last write up to the Frame: the log itself is looked at less often."""
+    if not is_known(output.last_write):
+        return output
+    return replace(output, last_write_age_s=max(0.0, (taken - output.last_write).total_seconds()))

@@ -20,19 +20,29 @@ from tpmon.model.frame import (
     Target,
     TargetState,
 )
-from tpmon.model.host import MemorySample, OutputSample, ShmSample
+from tpmon.model.host import MemorySample, NetworkSample, OutputSample, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role, Setting
 from tpmon.model.units import clean_text
-from tpmon.probe.assemble import add_known, find_pool, has_pin_thread, make_cpu, make_process, make_rank_rows
+from tpmon.probe.assemble import (
+    add_known,
+    age_output,
+    find_pool,
+    has_pin_thread,
+    make_cpu,
+    make_process,
+    make_rank_rows,
+)
 from tpmon.probe.background import Background
 from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
-from tpmon.probe.events import describe_attach, describe_members
+from tpmon.probe.changes import Changes, describe_changes
+from tpmon.probe.ending import UNSEEN, describe_end
+from tpmon.probe.events import describe_attach
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
 from tpmon.probe.job import Job
 from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
-from tpmon.probe.members import Changes, Membership, describe_end
+from tpmon.probe.members import Membership
 from tpmon.probe.memory import Growth, PssRation
 from tpmon.probe.network import NetworkReader
 from tpmon.probe.output import read_outputs
@@ -45,6 +55,7 @@ BUDGET_EVERY_NS = 10_000_000_000
 LIBRARY_EVERY_NS = 60_000_000_000
 OUTPUT_EVERY_S = 2.0
 SHM_EVERY_S = 2.0
+NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
 _NO_STACKS = Missing('stacks are not sampled in this version; "where" is the kernel\'s word')
 _NO_HOOK = Missing("no hook in the training process")
@@ -60,7 +71,7 @@ class Collector:
         self._membership = Membership(job)
         self._population = Population()
         self._host = HostReader()
-        self._network = NetworkReader(self._rank_pids()[0])
+        self._links = NetworkReader(job.root.pid)
         self._gpu = gpu or GpuProbe()
         self._loader = LoaderProbe()
         self._pss = PssRation()
@@ -74,14 +85,26 @@ class Collector:
         self._outputs = Background[tuple[OutputSample, ...]](
             "output", lambda: read_outputs(self._output_pids()), OUTPUT_EVERY_S
         )
+        # InfiniBand counters come from firmware and can take their time.
+        self._network = Background[Known[tuple[NetworkSample, ...]]](
+            "network", self._read_network, NETWORK_EVERY_S
+        )
         self._socket_source = Background[Known[SocketReading]](
             "sockets", lambda: self._sockets.read(self._rank_pids(), time.monotonic_ns()), SOCKETS_EVERY_S
         )
         self._ticks = 0
         self._oom_kills = 0
         self._last: Frame | None = None
+        self._sources = (
+            self._loader,
+            self._pss,
+            self._shm,
+            self._outputs,
+            self._network,
+            self._socket_source,
+        )
         self._gpu.start()
-        for source in (self._loader, self._pss, self._shm, self._outputs, self._socket_source):
+        for source in self._sources:
             source.start()
 
     def set_interval(self, seconds: float) -> None:
@@ -90,7 +113,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop every probe; never waits for one that is stuck."""
-        for source in (self._loader, self._pss, self._shm, self._outputs, self._socket_source):
+        for source in self._sources:
             source.stop()
         self._gpu.stop()
         self._population.close()
@@ -132,7 +155,7 @@ class Collector:
         threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
         age_s = (time.monotonic_ns() - cpu_ns) / 1e9
         sockets, _ = self._socket_source.latest()
-        network = self._network.read(now_ns, map_known(lambda one: one.interfaces, sockets))
+        network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()
         ranks = make_rank_rows(processes, gpu.gpus)
         environment = self._rank_environment(processes)
@@ -166,7 +189,7 @@ class Collector:
             cpu=cpu,
             memory=self._memory(processes, group, host, now_ns),
             loader=self._loader.latest(),
-            output=outputs if is_known(outputs) else (),
+            output=tuple(age_output(one, taken) for one in known_or(outputs, ())),
             network=network,
             sockets=map_known(lambda one: one.sample, sockets),
             driver=gpu.driver,
@@ -249,7 +272,7 @@ class Collector:
     def _target(self, processes: Sequence[ProcessSample]) -> Target:
         ranks = [process for process in processes if process.role is Role.RANK]
         stopped = bool(ranks) and all(process.state in "Tt" for process in ranks)
-        job = self._job
+        job = self._membership.job
         return Target(
             pid=job.root.pid,
             asked_pid=job.asked_pid,
@@ -277,11 +300,15 @@ class Collector:
         events = []
         if self._last is None:
             events.append(describe_attach(self._job.root.pid, processes, taken))
-        events.extend(describe_members(changes.born, changes.gone, taken))
-        events.extend(Event(taken, EventKind.GPU, text) for text in gpu_events)
         kills = known_or(group.oom_kills, self._oom_kills)
-        if self._last is not None and kills > self._oom_kills:
-            text = f"the OOM killer ended {kills - self._oom_kills} of the control group"
+        new_kills = kills - self._oom_kills if self._last is not None else 0
+        events.extend(
+            Event(taken, EventKind.PROCESS, text) for text in describe_changes(changes, oom_kills=new_kills)
+        )
+        events.extend(Event(taken, EventKind.GPU, text) for text in gpu_events)
+        if new_kills:
+            where = "on this machine" if group.memory_source == "host" else "in the job's control group"
+            text = f"the OOM killer ended {new_kills} process(es) {where}"
             events.append(Event(taken, EventKind.MEMORY, text))
         self._oom_kills = kills
         if self._last is not None and self._last.self_.shedding != self._cost.shedding:
@@ -312,15 +339,27 @@ class Collector:
                 "start it again, or list the running jobs with: tpmon ps",
             )
         taken = datetime.now().astimezone()
-        how = describe_end(self._job.root, changes, self._oom_kills)
+        kills = known_or(self._cgroups.read(time.monotonic_ns()).oom_kills, self._oom_kills)
+        new_kills = kills - self._oom_kills
+        ends = sorted(changes.gone, key=lambda one: one.member.identity != self._job.root)
+        how = UNSEEN
+        if ends:
+            how = describe_end(ends[0].wait_status, oom_victim=ends[0].oom_victim, oom_kills=new_kills)
+        texts = describe_changes(changes, oom_kills=new_kills)
         target = replace(self._last.target, state=TargetState.ENDED, ended=how)
-        events = (*describe_members((), changes.gone, taken), Event(taken, EventKind.ENDED, f"the job {how}"))
+        events = tuple(Event(taken, EventKind.PROCESS, text) for text in texts)
+        events += (Event(taken, EventKind.ENDED, f"the job ended: {how}"),)
         return replace(self._last, taken=taken, taken_ns=time.monotonic_ns(), target=target, events=events)
 
     def _rank_pids(self) -> tuple[int, ...]:
         members = self._membership.members
         ranks = tuple(m.identity.pid for m in members if m.role is Role.RANK)
         return ranks or (self._job.root.pid,)
+
+    def _read_network(self) -> Known[tuple[NetworkSample, ...]]:
+        sockets, _ = self._socket_source.latest()
+        used = map_known(lambda one: one.interfaces, sockets)
+        return self._links.read(time.monotonic_ns(), used)
 
     def _output_pids(self) -> tuple[int, ...]:
         members = self._membership.members
