@@ -98,7 +98,10 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
     title = f"ranks    {len(frame.ranks)} here"
     if elsewhere > 0:
         title += f", {elsewhere} not on this host"
-    lines = [f"{title} (told by {frame.target.rank_source})", *lay_columns(headers, rows, (headers[-1],), 2)]
+    lines = [
+        f"{title} (rank numbers: {frame.target.rank_source})",
+        *lay_columns(headers, rows, (headers[-1],), 2),
+    ]
     if len(shown) > MOST_RANKS:
         lines.append(f"  and {count_of(len(shown) - MOST_RANKS, 'more rank')}")
     reading.show("steps", frame.steps)

@@ -1,0 +1,309 @@
+"""The command line as a person calls it: exit codes, help, streams, signals, closed pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tpmon import __version__, cli
+from tpmon.config import DEMO_SETTINGS, JOB_SETTING, OUTPUT_SETTINGS
+from tpmon.errors import ExitCode
+from tpmon.launch import bottlenecks
+from tpmon.model.codec import decode
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.results import JobList
+
+SECONDS = 60.0
+"""Longest wait for anything; nothing waits it out."""
+TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture(autouse=True)
+def small_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the settings of whoever runs the tests."""
+    for name in list(os.environ):
+        if name.startswith(("TPMON_", "XDG_", "LC_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def call(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    """Run tpmon with nothing on stdin and no terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "tpmon", *arguments],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        **options,
+    )
+
+
+def start(*arguments: str, **options) -> subprocess.Popen[str]:
+    """Start tpmon and leave it running."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-m", "tpmon", *arguments], text=True, **(pipes | options))
+
+
+def start_training() -> subprocess.Popen[bytes]:
+    """Start a Python process that has loaded torch and waits."""
+    training = subprocess.Popen(
+        [sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert training.stdout is not None
+    assert training.stdout.readline() == b"ready\n"
+    return training
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[int]:
+    """Give the PID of a process that lives as long as the tests of this file."""
+    with start_training() as training:
+        yield training.pid
+        training.kill()
+
+
+# help and refusals
+
+
+def test_help_names_each_command_and_each_exit_code():
+    done = call("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for command in ("ps ", "attach PID", "demo "):
+        assert f"\n  {command}" in done.stdout
+    for code in ExitCode:
+        assert f" {code.value} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
+        ("attach", [*OUTPUT_SETTINGS, JOB_SETTING]),
+        ("demo", [*OUTPUT_SETTINGS, *DEMO_SETTINGS]),
+    ],
+)
+def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: list):
+    done = call(command, "--help")
+    assert done.returncode == 0
+    flags = {word.strip(",[]") for word in done.stdout.split() if word.startswith(("--", "[--"))}
+    positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
+    assert positive == {setting.flag for setting in settings} | {"--help", "--print-config"}
+
+
+def test_help_of_demo_names_each_bottleneck():
+    text = call("demo", "--help").stdout
+    for bottleneck in bottlenecks():
+        assert f"\n  {bottleneck.name} " in text
+        assert bottleneck.summary in text
+
+
+def test_version():
+    assert call("--version").stdout == f"tpmon {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "what", "hint"),
+    [
+        (["frobnicate"], {}, 2, "argument COMMAND: invalid choice: 'frobnicate'", "tpmon --help"),
+        (["48213"], {}, 2, "48213 is no command", "tpmon attach 48213"),
+        (["attach"], {}, 2, "which job? PID is missing", "tpmon ps lists the training jobs"),
+        (["attach", "train.py"], {}, 2, "a PID is a number, found 'train.py'", "tpmon ps"),
+        (["attach", "-5"], {}, 2, "a PID is a number, found '-5'", "tpmon ps"),
+        (["attach", "1", "--job"], {}, 2, "PID and --job exclude each other", "leave one"),
+        (["attach", "1", "--on"], {}, 2, "unrecognized arguments: --on", "tpmon"),
+        (["attach", "1", "-i", "0.1"], {}, 2, "--interval: expected a number from 0.5 to 10", "tpmon"),
+        (["attach", "1", "--json", "--plain"], {}, 2, "json and plain exclude each other", "leave one"),
+        (["ps"], {"TPMON_JSON": "perhaps"}, 2, "TPMON_JSON: expected true or false", "tpmon"),
+        (
+            ["demo", "--bottleneck", "gremlins", "--once"],
+            {},
+            2,
+            "no bottleneck is named 'gremlins'",
+            "one of",
+        ),
+        (["attach", "1"], {}, 5, "stdin is not a terminal", "use --once --json"),
+    ],
+)
+def test_wrong_calls_say_what_and_what_to_try(arguments, environment, code, what, hint):
+    done = call(*arguments, env={**os.environ, **environment})
+    assert done.returncode == code
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("tpmon: starting")]
+    first, second = lines
+    assert first.startswith(f"tpmon: {what}")
+    assert second.startswith(f"Try: {hint}")
+
+
+def test_a_process_that_is_not_there_is_3():
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    done = call("attach", str(gone.pid), "--json", "--once")
+    assert done.returncode == 3
+    assert str(gone.pid) in done.stderr
+    assert done.stderr.splitlines()[1].startswith("Try: ")
+
+
+def test_the_file_is_read_and_print_config_says_so(tmp_path: Path):
+    file = tmp_path / "config" / "tpmon" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("interval = 5\n")
+    lines = call("attach", "--print-config", "--once").stdout.splitlines()
+    assert lines[0] == f"# {file} (read)"
+    assert f"{'interval = 5.0':<24} # {file}" in lines
+    assert f"{'once = true':<24} # --once" in lines
+    file.write_text("interval = 50\n")
+    done = call("ps")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tpmon: {file}: interval: expected a number from 0.5 to 10, found 50")
+
+
+def test_output_that_nobody_reads_or_takes():
+    command = f"{sys.executable} -m tpmon --help"
+    full = subprocess.run(["sh", "-c", f"{command} >/dev/full"], check=False, capture_output=True)
+    assert full.returncode == 2
+    assert b"No space left on device" in full.stderr
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], check=False, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_a_bug_is_told_in_a_report_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    def fail(_: object) -> int:
+        raise RuntimeError("an invariant does not hold")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main(["ps"]) == 1
+    (report,) = (tmp_path / "state" / "tpmon").iterdir()
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    assert "RuntimeError: an invariant does not hold" in report.read_text()
+    error = capfd.readouterr().err
+    assert str(report) in error
+    assert "Traceback" not in error
+
+
+def test_signal_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["--version"]) == 0
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# a real job
+
+
+@pytest.mark.torch
+def test_one_reading_in_each_form(job: int):
+    done = call("attach", str(job), "--json", "--once", "-i", "0.5")
+    assert done.returncode == 0, done.stderr
+    frame = decode(Frame, done.stdout)
+    assert (frame.target.pid, frame.target.asked_pid) == (job, job)
+    assert isinstance(frame.cpu.used_cores, float), "the second reading has rates"
+
+    done = call("attach", str(job), "--once", "-i", "0.5", "--ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"job      {job} ")
+    assert done.stdout.isascii()
+
+    done = call("attach", str(job), "--once", "--plain", "-i", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.torch
+def test_ps_lists_the_job(job: int):
+    jobs = decode(JobList, call("ps", "--json").stdout)
+    assert job in [one.pid for one in jobs.jobs]
+    rows = [line.split() for line in call().stdout.splitlines()]
+    assert str(job) in [row[0] for row in rows]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("form", ["--json", "--plain"])
+def test_a_signal_ends_a_stream_with_its_code(job: int, number: int, code: int, form: str):
+    with start("attach", str(job), form, "-i", "0.5") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.send_signal(number)
+        assert running.wait(SECONDS) == code
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+
+
+@pytest.mark.torch
+def test_nohup_keeps_a_stream_alive(job: int):
+    with start("attach", str(job), "--json", "-i", "0.5", preexec_fn=_ignore_hang_up) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.send_signal(signal.SIGHUP)
+        assert running.stdout.readline()
+        assert running.stdout.readline()
+        running.terminate()
+        assert running.wait(SECONDS) == 143
+
+
+def _ignore_hang_up() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["--json", "--plain"])
+def test_a_reader_that_had_enough_is_no_error(job: int, form: str):
+    with start("attach", str(job), form, "-i", "0.5") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(SECONDS) == 0
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+
+
+@pytest.mark.torch
+def test_streams_end_well_when_the_job_ends():
+    with (
+        start_training() as training,
+        start("attach", str(training.pid), "--json", "-i", "0.5") as as_json,
+        start("attach", str(training.pid), "--plain", "-i", "0.5") as as_words,
+    ):
+        assert as_json.stdout is not None
+        assert as_words.stdout is not None
+        assert json.loads(as_json.stdout.readline())["target"]["state"] == "running"
+        assert "attached" in as_words.stdout.readline()
+        training.kill()
+        training.wait()
+        last = decode(Frame, as_json.stdout.readlines()[-1])
+        assert last.target.state is TargetState.ENDED
+        assert "ended" in as_words.stdout.readlines()[-1]
+        assert as_json.wait(SECONDS) == 0
+        assert as_words.wait(SECONDS) == 0
+
+
+@pytest.mark.torch
+def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
+    done = call("demo", "--workers", "1", "-i", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"(?m)^job  ", done.stdout)) == 3
+    found = re.search(r"demo training (\d+) runs; its log, until it ends: (\S+)", done.stderr)
+    assert found
+    deadline = time.monotonic() + SECONDS
+    while os.path.exists(found[2]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(found[2])
+    assert not os.path.exists(f"/proc/{found[1]}")

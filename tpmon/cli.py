@@ -1,0 +1,394 @@
+"""The command line: arguments, exit codes, and the wiring of the rooms.
+
+Each command imports what it needs when it runs, so that ``--help`` costs argparse alone and the
+text outputs never import the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tpmon import __version__, config
+from tpmon.config import Options
+from tpmon.errors import ExitCode, NoTerminalError, TpmonError, UsageError
+from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
+
+if TYPE_CHECKING:
+    from tpmon.model.frame import Frame
+    from tpmon.model.results import Update
+    from tpmon.probe.job import Job
+
+DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing of it."
+
+COMMANDS = """\
+commands:
+  ps             list the training jobs of this machine (so does tpmon alone)
+  attach PID     watch the job around a process: launcher, rank, worker, any of them
+  demo           start a small real training and watch it
+
+Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
+
+EXIT_CODES = """\
+exit codes:
+  0 ended well, also when the job ended    3 no training job there
+  1 a bug in tpmon, report file named      4 not permitted to read it
+  2 wrong arguments or configuration       5 no terminal for the screen
+  129 hang-up, 130 interrupt, 143 terminate"""
+
+DEMO_FRAMES = 3
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(BaseException):
+    """Unwind the stack because a signal asked for the end. No Exception, so that nothing keeps it."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    """Parse arguments, refuse them in the manner of every other error, write help unbuffered."""
+
+    def error(self, message: str) -> Any:
+        """Refuse the arguments.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(message, f"{self.prog} --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """Write the help to ``file``, by default to standard output without a buffer."""
+        if file is not None:
+            super().print_help(file)
+            return
+        _stdout().write_lines(self.format_help().rstrip("\n"))
+
+
+def _stdout(ascii_only: bool = False) -> Output:
+    return Output(1, ascii_only)
+
+
+def _add_setting(parser: argparse.ArgumentParser, setting: config.Setting) -> None:
+    options: dict[str, Any] = {"dest": setting.key, "help": setting.help, "default": argparse.SUPPRESS}
+    if setting.kind is config.Kind.SWITCH:
+        parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **options)
+    else:
+        short = ("-i",) if setting.key == "interval" else ()
+        parser.add_argument(*short, setting.flag, metavar=setting.metavar, **options)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print every setting and which source won, and end",
+    )
+
+
+def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
+    """Build the parser of all commands; each flag of a setting comes from the table in ``config``."""
+    plain = argparse.RawDescriptionHelpFormatter
+    json_setting = next(setting for setting in config.OUTPUT_SETTINGS if setting.key == "json")
+    parser = Parser(
+        prog="tpmon",
+        usage="tpmon [ps | attach PID | demo] [options]",
+        description=f"{DESCRIPTION}\n\n{COMMANDS}",
+        epilog=EXIT_CODES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    _add_setting(parser, json_setting)
+    _add_common(parser)
+    commands = parser.add_subparsers(prog="tpmon", dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    ps = commands.add_parser(
+        "ps",
+        usage="tpmon ps [options]",
+        description="List the training jobs of this machine.",
+        allow_abbrev=False,
+    )
+    _add_setting(ps, json_setting)
+    attach = commands.add_parser(
+        "attach",
+        usage="tpmon attach PID | --job [options]",
+        description="Watch a training job. PID may be any process of it. Without an output flag: the screen.",
+        epilog=EXIT_CODES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    attach.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    _add_setting(attach, config.JOB_SETTING)
+    demo = commands.add_parser(
+        "demo",
+        usage="tpmon demo [options]",
+        description=(
+            "Start a small real training (torch on the CPU) and watch it; it ends with tpmon.\n"
+            f"Without a terminal and an output flag: {DEMO_FRAMES} readings as text."
+        ),
+        epilog=demo_epilog,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    for setting in config.DEMO_SETTINGS:
+        _add_setting(demo, setting)
+    for command in (attach, demo):
+        for setting in config.OUTPUT_SETTINGS:
+            _add_setting(command, setting)
+    for command in (ps, attach, demo):
+        _add_common(command)
+    return parser
+
+
+def _list_bottlenecks() -> str:
+    from tpmon.launch import bottlenecks
+
+    lines = [f"  {one.name:<16} {one.summary}" for one in bottlenecks()]
+    return "\n".join(["bottlenecks:", *lines])
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    wants_help = "demo" in arguments and not {"-h", "--help"}.isdisjoint(arguments)
+    parser = build_parser(_list_bottlenecks() if wants_help else "")
+    try:
+        return parser.parse_args(arguments)
+    except UsageError as error:
+        if arguments and arguments[0].isdecimal():
+            raise UsageError(f"{arguments[0]} is no command", f"tpmon attach {arguments[0]}") from error
+        raise
+
+
+@contextmanager
+def _signals_end() -> Iterator[None]:
+    """Turn ^C, SIGTERM and SIGHUP into ``Ended``; one that was ignored (nohup) stays ignored.
+
+    A second one changes nothing: the end is under way, and it is bounded.
+    """
+    before = {number: signal.getsignal(number) for number in _ENDING}
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        for other in _ENDING:
+            signal.signal(other, signal.SIG_IGN)
+        raise Ended(ExitCode(128 + number))
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _list_jobs(options: Options) -> int:
+    from tpmon.probe.jobs import list_jobs
+
+    jobs = list_jobs()
+    if options.json:
+        from tpmon.model.codec import encode
+        from tpmon.model.results import JOBS_SCHEMA, JobList
+
+        _stdout().write_json(encode(JobList(JOBS_SCHEMA, jobs)))
+    else:
+        from tpmon.report.jobs import write_jobs
+
+        _stdout(options.ascii_only).write_lines(*write_jobs(jobs))
+    return ExitCode.OK
+
+
+def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
+    if asked is not None and not asked.isdecimal():
+        raise UsageError(f"a PID is a number, found {asked!r}", "tpmon ps lists the training jobs")
+    if asked is not None and job_was_asked:
+        raise UsageError("PID and --job exclude each other", "leave one of the two out")
+    if asked is None and not options.job:
+        raise UsageError(
+            "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
+        )
+    if not options.is_text:
+        from tpmon.ui.terminal import require_terminal
+
+        require_terminal()
+    from tpmon.probe.target import find_job, find_only_job
+
+    job = find_only_job() if asked is None else find_job(int(asked))
+    if job.remark:
+        complain(f"tpmon: {job.remark}")
+    if not options.is_text:
+        return _watch_on_screen(job, options)
+    _watch_as_text(job, options)
+    return ExitCode.OK
+
+
+def _has_terminal() -> bool:
+    from tpmon.ui.terminal import require_terminal
+
+    try:
+        require_terminal()
+    except NoTerminalError:
+        return False
+    return True
+
+
+def _demo(options: Options) -> int:
+    from tpmon.launch import DemoOptions, start_demo
+
+    on_screen = not options.is_text and _has_terminal()
+    name = options.demo_bottleneck
+    complain(f"tpmon: starting the demo training ({name}); its first step takes some seconds")
+    demo = start_demo(DemoOptions(options.demo_ranks, options.demo_workers, name, options.demo_seconds))
+    try:
+        complain(f"tpmon: demo training {demo.pid} runs; its log, until it ends: {demo.log_path}")
+        from tpmon.probe.target import find_job
+
+        job = find_job(demo.pid)
+        if on_screen:
+            return _watch_on_screen(job, options)
+        if options.is_text:
+            _watch_as_text(job, options)
+        else:
+            _print_demo(job, options)
+        return ExitCode.OK
+    finally:
+        demo.stop()
+
+
+def _watch_as_text(job: Job, options: Options) -> None:
+    """Write Frames as JSON, lines of words or one text until the job ends or a signal comes."""
+    from tpmon.report.stream import pick_form
+
+    output = _stdout(options.ascii_only)
+    write = pick_form(output, options)
+    if options.once:
+        last = _run_session(job, options.interval_s, 2)
+        write(last)
+        return
+
+    def sink(update: Update) -> None:
+        output.check_reader()
+        write(update.frame)
+
+    _run_session(job, options.interval_s, None, sink)
+
+
+def _print_demo(job: Job, options: Options) -> None:
+    from tpmon.report.once import write_once
+
+    output = _stdout(options.ascii_only)
+    seen = 0
+
+    def sink(update: Update) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:  # the first reading has no rates yet
+            output.write_lines(*write_once(update.frame), "")
+
+    _run_session(job, options.interval_s, DEMO_FRAMES + 1, sink)
+
+
+def _run_session(job: Job, interval_s: float, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
+    from tpmon.probe.collect import Collector
+    from tpmon.session import Session
+
+    last = Session(Collector(job, interval_s), sinks, interval_s).run(frames)
+    if last is None:
+        raise ValueError("a session ended before its first Frame")
+    return last
+
+
+def _describe_job(job: Job) -> str:
+    from tpmon.model.process import Role
+    from tpmon.report.table import count_of
+
+    roles = [member.role for member in job.members]
+    ranks, workers = roles.count(Role.RANK), roles.count(Role.WORKER)
+    return f"{job.root.pid} {job.script}, {count_of(ranks, 'rank')}, {count_of(workers, 'worker')}"
+
+
+def _watch_on_screen(job: Job, options: Options) -> int:
+    complain(f"tpmon: attaching to {_describe_job(job)}")
+    from tpmon.probe.collect import Collector
+    from tpmon.session import Session
+    from tpmon.ui.app import Controls, ScreenOptions, run_screen
+
+    failures: list[BaseException] = []
+
+    def on_error(error: BaseException) -> None:
+        failures.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)  # ends the screen in order; the failure is told below
+
+    session: Session | None = None
+
+    def start(sink: Callable[[Update], None]) -> None:
+        nonlocal session
+        session = Session(Collector(job, options.interval_s), [sink], options.interval_s)
+        session.start(on_error)
+
+    def stop() -> None:
+        if session is not None:
+            session.stop()
+
+    def set_interval(seconds: float) -> None:
+        if session is not None:
+            session.set_interval(seconds)
+
+    result = run_screen(
+        ScreenOptions(options.interval_s, options.ascii_only), start, Controls(set_interval, stop)
+    )
+    if failures:
+        raise failures[0]
+    if result.complaint:
+        complain(result.complaint)
+    if result.text:
+        _stdout(options.ascii_only).write_lines(result.text)
+    return result.exit_code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    given = vars(_parse(arguments))
+    if given.get("version"):
+        _stdout().write_lines(f"tpmon {__version__}")
+        return ExitCode.OK
+    path = config.config_path(os.environ)
+    choices = config.resolve(given, os.environ, path, config.read_file(path))
+    options = config.settle(choices)
+    if given.get("print_config"):
+        _stdout(options.ascii_only).write_lines(*config.describe_config(choices, os.environ, path))
+        return ExitCode.OK
+    command = given.get("command")
+    if command == "attach":
+        return _attach(options, given.get("pid"), given.get("job", False))
+    if command == "demo":
+        return _demo(options)
+    return _list_jobs(options)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status (see ``ExitCode``)."""
+    hold_descriptors()
+    try:
+        with _signals_end():
+            return _run(sys.argv[1:] if arguments is None else arguments)
+    except Ended as end:
+        return end.code
+    except ReaderGone:
+        return ExitCode.OK
+    except TpmonError as error:
+        complain(f"tpmon: {error.what}\nTry: {error.try_this}")
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  # a bug: told in a report file, never as a bare traceback
+        from tpmon.ui.terminal import report_crash
+
+        complain(report_crash(error))
+        return ExitCode.BUG
