@@ -1,0 +1,78 @@
+"""What ink and glyphs look like: style names for the canvas, sparklines, and the ASCII twin of each glyph.
+
+Painters draw with the block glyphs only; ``to_ascii`` turns a finished line into its ASCII twin
+cell by cell, so no painter can forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tpmon.model.known import Known, is_known
+from tpmon.ui.cells import width_of
+from tpmon.ui.view import Ink, Line
+
+STYLES: Mapping[Ink, str] = {
+    Ink.PLAIN: "",
+    Ink.STRONG: "bold",
+    Ink.DIM: "dim",
+    Ink.TITLE: "bold cyan",
+    Ink.GOOD: "green",
+    Ink.WARN: "bold yellow",
+    Ink.BAD: "bold red",
+    Ink.CURSOR: "reverse",
+}
+"""Style of each ink in the words of rich.style; terminal colours only, so themes are followed."""
+
+RULE = "─"
+FOCUS_RULE = "═"
+DOT = "·"
+LEVELS = "▁▂▃▄▅▆▇█"
+NOT_READ = " "
+"""A second without a reading leaves a gap: the lowest level means zero."""
+
+_ASCII = {
+    ord(RULE): "-",
+    ord(FOCUS_RULE): "=",
+    ord(DOT): "|",
+    ord("…"): "~",
+    ord("±"): "~",
+    0x00D7: "x",
+    0x2013: "-",
+    0x2019: "'",
+    **{ord(block): char for block, char in zip(LEVELS, "_.:-=+*#", strict=True)},
+}
+
+
+def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
+    """Draw the last ``width`` values as columns between 0 and ``top``, newest at the right.
+
+    A value that was not read leaves a gap; any value above zero stands above the lowest level.
+    """
+    if width <= 0:
+        return ""
+    scale = (len(LEVELS) - 1) / top if top > 0 else 0.0
+    highest = len(LEVELS) - 1
+    drawn = []
+    for value in values[-width:]:
+        if not is_known(value):
+            drawn.append(NOT_READ)
+        elif value <= 0:
+            drawn.append(LEVELS[0])
+        else:
+            drawn.append(LEVELS[max(1, min(highest, round(value * scale)))])
+    return "".join(drawn).rjust(width)
+
+
+def to_ascii(line: Line) -> Line:
+    """Write a line with ASCII characters only, each taking the cells of the one it stands for."""
+    if all(text.isascii() for text, _ in line):
+        return line
+    return tuple((_ascii_text(text), ink) for text, ink in line)
+
+
+def _ascii_text(text: str) -> str:
+    translated = text.translate(_ASCII)
+    if translated.isascii():
+        return translated
+    return "".join(char if char.isascii() else "?" * width_of(char) for char in translated)

@@ -1,0 +1,180 @@
+"""Paint what lies over the panes: help, the details of one process, its start environment.
+
+Each returns all its lines; ``panes`` shows the part that fits and scrolls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpmon.model.frame import Frame
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
+from tpmon.model.units import format_bytes, format_clock, format_pct, format_rate, format_seconds
+from tpmon.ui.cells import cut, fit_line, pad, pad_line, width_of, wrap_words
+from tpmon.ui.paint_cards import describe_card
+from tpmon.ui.paint_ranks import join_ranks, waiting_pct, write_state
+from tpmon.ui.paint_workers import write_role
+from tpmon.ui.table import explain, paint_pairs
+from tpmon.ui.view import Ink, KeyHelp, Line, Size, ViewState
+
+COLUMN_WIDTH = 40
+
+
+def paint_help(keys: Sequence[KeyHelp], size: Size) -> list[Line]:
+    """Paint the keys that work now, by section, in as many columns as the width allows."""
+    columns = max(1, size.width // COLUMN_WIDTH)
+    width = size.width // columns
+    blocks = [_paint_section(section, keys, width) for section in dict.fromkeys(key.section for key in keys)]
+    if columns == 1 or not blocks:
+        return [line for block in blocks for line in block]
+    piles: list[list[Line]] = [[] for _ in range(columns)]
+    share = -(-sum(len(block) for block in blocks) // columns)
+    at = 0
+    for block in blocks:
+        if piles[at] and len(piles[at]) + len(block) > share + 2 and at < columns - 1:
+            at += 1
+        piles[at] += block
+    lines = []
+    for row in range(max(len(pile) for pile in piles)):
+        cells: list[tuple[str, Ink]] = []
+        for pile in piles:
+            cells += pad_line(pile[row] if row < len(pile) else (), width)
+        lines.append(fit_line(tuple(cells), size.width))
+    return lines
+
+
+def _paint_section(section: str, keys: Sequence[KeyHelp], width: int) -> list[Line]:
+    lines: list[Line] = [fit_line(((f" {section}", Ink.TITLE),), width)]
+    for key in keys:
+        if key.section != section:
+            continue
+        label = " ".join(key.keys)
+        indent = min(12, max(8, width // 4))
+        texts = wrap_words(key.help, max(8, width - indent - 3)) or [""]
+        room = max(0, indent - width_of(label))
+        lines.append(fit_line(((f"  {label}", Ink.STRONG), (" " * room + f" {texts[0]}", Ink.PLAIN)), width))
+        lines += [fit_line(((" " * (indent + 3) + text, Ink.PLAIN),), width) for text in texts[1:]]
+    return lines
+
+
+def _find(frame: Frame, pid: int) -> ProcessSample | None:
+    return next((process for process in frame.processes if process.pid == pid), None)
+
+
+def _paint_gone(pid: int, width: int) -> list[Line]:
+    text = f" process {pid} is gone; its last reading is no longer kept"
+    return [((cut(text, width), Ink.WARN),)]
+
+
+def paint_details(view: ViewState, width: int) -> list[Line]:
+    """Paint everything known of the process under the cursor, a reason for all that is missing."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    if not is_known(view.cursor_pid):
+        return [((cut(" no row chosen: move the cursor with j and k first", width), Ink.DIM),)]
+    process = _find(frame, view.cursor_pid)
+    if process is None:
+        return _paint_gone(view.cursor_pid, width)
+    heading = f" {write_role(process)}  pid {process.pid}  {process.label}"
+    lines: list[Line] = [((cut(heading, width), Ink.STRONG),)]
+    row = next((row for row in frame.ranks if row.pid == process.pid), None)
+    pairs = describe_process(frame, process)
+    if row is not None:
+        pairs += _describe_row(row)
+    lines += paint_pairs(pairs, width)
+    for rank in join_ranks(frame) if row is not None else ():
+        if rank.row is row and is_known(rank.card):
+            lines.append(((cut(f" GPU {rank.card.index}  {rank.card.name}", width), Ink.STRONG),))
+            lines += paint_pairs(describe_card(view, rank.card), width)
+    return lines
+
+
+def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, str]]:
+    """Return everything known of one process as labels and values."""
+
+    def rate(value: float) -> str:
+        return f"{format_bytes(value)}/s"
+
+    def pct(value: float) -> str:
+        return f"{format_pct(value)} %"
+
+    owner = ""
+    if is_known(process.rank_pid):
+        owner = f", belongs to rank process {process.rank_pid}"
+    up = format_seconds((frame.taken - process.started).total_seconds())
+    return [
+        ("role", f"{process.role.value}, local rank {explain(process.local_rank, str)}{owner}"),
+        ("program", f"{process.name}, parent {process.parent}"),
+        ("started", f"{format_clock(process.started)}, {up} ago"),
+        ("state", write_state(process.state)),
+        ("waits for", explain(process.waits_for, str)),
+        ("  unchanged for", explain(process.waits_unchanged_s, format_seconds)),
+        ("  wchan", explain(process.wchan, str)),
+        ("  syscall", explain(process.syscall, str)),
+        ("CPU", explain(process.cpu_pct, lambda v: f"{pct(v)} of one CPU")),
+        ("runnable", explain(process.runnable, lambda v: f"{v:.2f} threads")),
+        ("  waiting", explain(waiting_pct(process), lambda v: f"{pct(v)} of that waits for a CPU")),
+        ("threads", f"{process.threads}, busy {explain(process.busy_threads, str)}"),
+        *((f"  {group.kind.value}", _describe_group(group)) for group in process.thread_groups),
+        ("switches", explain(process.switches_s, lambda v: f"{format_rate(v)}/s")),
+        ("RSS", format_bytes(process.rss_bytes)),
+        ("PSS", _describe_pss(process)),
+        (
+            "read(2)",
+            explain(process.asked_read_bytes_s, lambda v: f"{rate(v)}, with page cache"),
+        ),
+        ("write(2)", explain(process.asked_write_bytes_s, rate)),
+        ("from disks", explain(process.device_read_bytes_s, rate)),
+        ("to disks", explain(process.device_write_bytes_s, rate)),
+        ("minor faults", explain(process.minor_faults_s, lambda v: f"{format_rate(v)}/s")),
+        ("major faults", explain(process.major_faults_s, lambda v: f"{format_rate(v)}/s")),
+    ]
+
+
+def _describe_group(group: ThreadGroup) -> str:
+    return f"{group.count}, runnable {explain(group.runnable, lambda v: f'{v:.2f}')}"
+
+
+def _describe_pss(process: ProcessSample) -> str:
+    if isinstance(process.pss_bytes, Missing):
+        return f"? {process.pss_bytes.reason}"
+    return f"{format_bytes(process.pss_bytes)}, read {explain(process.pss_age_s, format_seconds)} ago"
+
+
+def _describe_row(row: RankRow) -> list[tuple[str, str]]:
+    return [
+        ("GPU", explain(row.gpu, str)),
+        ("step", explain(row.step, str)),
+        ("  age", explain(row.step_age_s, format_seconds)),
+    ]
+
+
+def paint_environment(view: ViewState, width: int) -> list[Line]:
+    """Paint the start environment of the process under the cursor, as far as it changes speed."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    if not is_known(view.cursor_pid):
+        return [((cut(" no row chosen: move the cursor with j and k first", width), Ink.DIM),)]
+    process = _find(frame, view.cursor_pid)
+    if process is None:
+        return _paint_gone(view.cursor_pid, width)
+    lines: list[Line] = [
+        ((cut(f" start environment of {write_role(process)}  pid {process.pid}", width), Ink.STRONG),),
+        ((cut(" what the script sets later with os.environ is not seen here", width), Ink.DIM),),
+    ]
+    settings = process.environment
+    if isinstance(settings, Missing):
+        return [*lines, ((cut(f" ? {settings.reason}", width), Ink.WARN),)]
+    if not settings:
+        return [
+            *lines,
+            ((cut(" no variable that changes training speed is set", width), Ink.PLAIN),),
+        ]
+    label_width = min(max(len(setting.name) for setting in settings) + 1, max(8, width // 2))
+    for setting in settings:
+        head = (" " + pad(setting.name, label_width) + " ", Ink.DIM)
+        lines.append(fit_line((head, (setting.value or '""', Ink.PLAIN)), width))
+    return lines

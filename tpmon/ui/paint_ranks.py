@@ -1,0 +1,249 @@
+"""Paint the rank table: one row a rank, the one to look at first at the top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tpmon.model.frame import Frame
+from tpmon.model.gpu import GpuSample
+from tpmon.model.known import Applicable, Missing, is_known, known_or
+from tpmon.model.process import ProcessSample, RankRow
+from tpmon.model.units import format_bytes, format_pct, format_seconds
+from tpmon.ui.marks import UNCHANGED_S, card_ink
+from tpmon.ui.paint_header import name_ranks
+from tpmon.ui.table import Cell, Column, Item, Table, paint_rule, shared_reason, show, show_pair, window_of
+from tpmon.ui.view import Ink, Line, Pane, Size, ViewState
+
+STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "blocked",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "X": "dead",
+    "I": "idle",
+}
+"""Kernel state letters in words (proc(5)); D is an uninterruptible wait, mostly for a disk or a driver."""
+LOW_CPU_RATIO = 0.5
+"""A rank below half of the median rank stands out whatever the job does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """Join what is known of one rank: its row, its process and its card."""
+
+    row: RankRow
+    process: Applicable[ProcessSample]
+    card: Applicable[GpuSample]
+
+
+def write_state(state: str) -> str:
+    """Write a kernel state letter and its word: "D blocked"."""
+    return f"{state} {STATES.get(state, '')}".rstrip()
+
+
+def state_ink(state: str) -> Ink:
+    """Return the ink of a process state: ended or stopped processes stand out."""
+    if state in ("Z", "X"):
+        return Ink.BAD
+    return Ink.WARN if state in ("T", "t", "D") else Ink.PLAIN
+
+
+def join_ranks(frame: Frame) -> list[RankView]:
+    """Join each rank row with its process and its card."""
+    processes = {process.pid: process for process in frame.processes}
+    cards = {card.index: card for card in frame.gpus} if is_known(frame.gpus) else {}
+    gone: Applicable[ProcessSample] = Missing("process gone")
+    joined = []
+    for row in frame.ranks:
+        card: Applicable[GpuSample] = Missing("no card known")
+        if is_known(row.gpu) and row.gpu in cards:
+            card = cards[row.gpu]
+        joined.append(RankView(row, processes.get(row.pid, gone), card))
+    return joined
+
+
+def order_ranks(frame: Frame) -> list[RankView]:
+    """Return the ranks, worst first: stopped, longest unchanged wait, card in trouble, low CPU; then by rank.
+
+    Waits are compared in steps of four times the last and CPU only against half of the median,
+    so that rows of healthy ranks stay where they are from one second to the next.
+    """
+    joined = join_ranks(frame)
+    cpu = [_cpu(rank) for rank in joined]
+    middle = median(cpu) if cpu else 0.0
+
+    def key(rank: RankView) -> tuple[int, ...]:
+        number = rank.row.rank if is_known(rank.row.rank) else 1 << 30
+        low = 0 if _cpu(rank) < LOW_CPU_RATIO * middle else 1
+        return (_state_class(rank), -_wait_class(rank), _card_class(rank), low, number, rank.row.pid)
+
+    return sorted(joined, key=key)
+
+
+def _cpu(rank: RankView) -> float:
+    return known_or(rank.process.cpu_pct, 0.0) if is_known(rank.process) else 0.0
+
+
+def _state_class(rank: RankView) -> int:
+    if not is_known(rank.process):
+        return 0
+    return {"Z": 0, "X": 0, "T": 1, "t": 1}.get(rank.process.state, 2)
+
+
+def _card_class(rank: RankView) -> int:
+    ink = card_ink(rank.card) if is_known(rank.card) else Ink.PLAIN
+    return {Ink.BAD: 0, Ink.WARN: 1}.get(ink, 2)
+
+
+def _wait_class(rank: RankView) -> int:
+    if not is_known(rank.process) or rank.process.state == "R":
+        return 0
+    waited = known_or(rank.row.where_unchanged_s, 0.0)
+    return 0 if waited < UNCHANGED_S else 1 + int(math.log(waited / UNCHANGED_S, 4))
+
+
+def _of_process(rank: RankView, read: str) -> Applicable[float]:
+    return getattr(rank.process, read) if is_known(rank.process) else Missing("process gone")
+
+
+def _waiting_pct(rank: RankView) -> Applicable[float]:
+    return waiting_pct(rank.process) if is_known(rank.process) else Missing("process gone")
+
+
+def waiting_pct(process: ProcessSample) -> Applicable[float]:
+    """Return the share of a process's thread demand that waits for a CPU, in percent."""
+    if not is_known(process.waiting):
+        return process.waiting
+    if not is_known(process.runnable):
+        return process.runnable
+    return 100 * process.waiting / process.runnable if process.runnable > 0.005 else 0.0
+
+
+def write_waiting(pct: Applicable[float], runnable: Applicable[float]) -> Cell:
+    """Write the waiting share; marked where much demand waits."""
+    text = show(pct, lambda value: f"{value:.0f}")
+    much = is_known(pct) and pct >= 35 and is_known(runnable) and runnable >= 1.5
+    return (text + "!", Ink.WARN) if much else text
+
+
+def _of_card(rank: RankView, read: str) -> Applicable[float]:
+    return getattr(rank.card, read) if is_known(rank.card) else Missing("no card known")
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _watts(rank: RankView) -> Cell:
+    return show_pair(_of_card(rank, "power_w"), _of_card(rank, "power_limit_w"), _whole)
+
+
+def _clock(rank: RankView) -> Cell:
+    text = show_pair(_of_card(rank, "sm_clock_mhz"), _of_card(rank, "sm_clock_max_mhz"), _whole)
+    held = is_known(rank.card) and card_ink(rank.card) is not Ink.PLAIN
+    return (text + "!", Ink.WARN) if held else text
+
+
+def _state(rank: RankView) -> Cell:
+    if not is_known(rank.process):
+        return ("gone", Ink.BAD)
+    return (write_state(rank.process.state), state_ink(rank.process.state))
+
+
+def _letter(rank: RankView) -> Cell:
+    if not is_known(rank.process):
+        return ("X", Ink.BAD)
+    return (rank.process.state, state_ink(rank.process.state))
+
+
+def _unchanged(rank: RankView) -> Cell:
+    text = show(rank.row.where_unchanged_s, format_seconds)
+    return (text + "!", Ink.WARN) if _wait_class(rank) else text
+
+
+def _has_steps(ranks: Sequence[RankView]) -> bool:
+    return any(not isinstance(rank.row.step, Missing) for rank in ranks)
+
+
+def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
+    letters = width < 72
+    where = 12 if letters else 18 if width < 110 else 33
+    columns: list[Column[RankView]] = [
+        Column("rank", 4, 0, lambda r: show(r.row.rank, str)),
+        Column("PID", 7, 6, lambda r: str(r.row.pid)),
+    ]
+    if is_known(frame.gpus) and frame.gpus:
+        columns += [
+            Column("GPU", 3, 8, lambda r: show(r.row.gpu, str)),
+            Column("SM %", 4, 3, lambda r: show(_of_card(r, "sm_pct"), format_pct)),
+            Column("W/limit", 8, 11, _watts),
+            Column("MHz/max", 10, 13, _clock),
+        ]
+    letter: Column[RankView] = Column("S", 1, 5, _letter, right=False)
+    state = letter if letters else Column("state", 9, 7, _state, right=False)
+    columns += [
+        state,
+        Column("CPU %", 5, 2, lambda r: show(_of_process(r, "cpu_pct"), format_pct)),
+        Column("thr", 4, 15, lambda r: show(_of_process(r, "threads"), str)),
+        Column("run", 5, 12, lambda r: show(_of_process(r, "runnable"), lambda v: f"{v:.1f}")),
+        Column("wait %", 6, 14, lambda r: write_waiting(_waiting_pct(r), _of_process(r, "runnable"))),
+        Column("RSS", 6, 16, lambda r: show(_of_process(r, "rss_bytes"), format_bytes)),
+    ]
+    if _has_steps(ranks):
+        columns += [
+            Column("step", 7, 9, lambda r: show(r.row.step, str)),
+            Column("step age", 8, 10, lambda r: show(r.row.step_age_s, format_seconds)),
+        ]
+    if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
+        columns.append(Column("for", 7, 4, _unchanged))
+    columns += [
+        Column("waits for", where, 1, lambda r: show(r.row.where, str), right=False, grows=True),
+    ]
+    return columns
+
+
+def count_ranks(view: ViewState) -> int:
+    """Count the rows that the pane would like to show."""
+    return len(view.frame.ranks) if is_known(view.frame) else 0
+
+
+def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
+    """Paint the pane: its rule, the heads, and the rows around the cursor."""
+    frame = view.frame
+    if not is_known(frame):
+        return []
+    ranks = order_ranks(frame)
+    table = Table(_columns(frame, ranks, size.width), size.width)
+    cursor = view.cursor_pid if focused else Missing("elsewhere")
+    pids = [rank.row.pid for rank in ranks]
+    first, last = window_of(pids, cursor, size.height - 2)
+    details = []
+    hidden = len(ranks) - (last - first)
+    if hidden > 0:
+        details.append(Item(0, f"{hidden} more", Ink.WARN))
+    step = ranks[0].row.step if ranks else Missing("")
+    if isinstance(step, Missing) and not _has_steps(ranks) and ranks:
+        details.append(Item(5, f"step ? {step.reason}", Ink.DIM))
+    unread = shared_reason([rank.row.where for rank in ranks])
+    if unread:
+        details.append(Item(3, f"waits for ? {unread}", Ink.DIM))
+    if frame.target.rank_source != "environment":
+        details.append(Item(4, f"told from {frame.target.rank_source}", Ink.DIM))
+    title = f"{Pane.RANKS.value} ranks {name_ranks(frame)}".rstrip()
+    lines = [paint_rule(title, details, size.width, focused=focused)]
+    if not ranks:
+        return [*lines, ((" no rank process seen", Ink.DIM),)][: size.height]
+    lines.append(table.paint_head())
+    for rank in ranks[first:last]:
+        ink = _row_ink(rank)
+        lines.append(table.paint_row(rank, ink, cursor=is_known(cursor) and cursor == rank.row.pid))
+    return lines[: size.height]
+
+
+def _row_ink(rank: RankView) -> Ink:
+    return Ink.BAD if not is_known(rank.process) else Ink.PLAIN
