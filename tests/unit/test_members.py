@@ -1,0 +1,344 @@
+"""Members that are born, end, run another program, or are not what their PID says any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tests.fake_proc import BASH, FakeProc
+from tpmon.model.known import Missing
+from tpmon.model.process import Identity, Role
+from tpmon.probe import members as members_module
+from tpmon.probe.changes import Changes, Departure, describe_changes
+from tpmon.probe.ending import UNSEEN, describe_end, parse_oom_victims, read_wait_status
+from tpmon.probe.job import Member
+from tpmon.probe.members import BIRTHS_PER_REFRESH, CACHED_MEMBERS, Membership
+from tpmon.probe.procread import read_stat
+from tpmon.probe.target import find_job
+
+SECOND = 1_000_000_000
+PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}
+TRAIN = ("python", "-u", "train.py")
+
+
+class Watch:
+    """Hold a fake job of 100 (torchrun), 101 and 102 (ranks), 110 and 120 (workers) and its members."""
+
+    def __init__(self, fake: FakeProc) -> None:
+        self.fake = fake
+        fake.add_torchrun(100, workers=1)
+        self.membership = Membership(find_job(100, fake.proc), fake.proc)
+        self.now_ns = SECOND
+        assert self.refresh() == Changes()
+
+    def refresh(self, seconds: float = 1.0) -> Changes:
+        self.now_ns += int(seconds * SECOND)
+        return self.membership.refresh(self.now_ns)
+
+    def pids(self) -> set[int]:
+        return {member.identity.pid for member in self.membership.members}
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    one = Watch(FakeProc(tmp_path / "proc"))
+    yield one
+    one.membership.close()
+
+
+def test_nothing_new_is_no_change(watch: Watch) -> None:
+    before = watch.membership.members
+    assert [watch.refresh(), watch.refresh(6.0), watch.refresh()] == [Changes()] * 3
+    assert watch.membership.members == before
+
+
+def test_a_respawn_at_the_end_of_an_epoch(watch: Watch) -> None:
+    watch.fake.remove(110)
+    watch.fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE)
+    changes = watch.refresh()
+    assert [member.identity.pid for member in changes.born] == [130]
+    assert [departure.member.identity.pid for departure in changes.gone] == [110]
+    assert (changes.born[0].role, changes.born[0].rank, changes.born[0].worker) == (Role.WORKER, 0, 0)
+    assert watch.pids() == {100, 101, 102, 120, 130}
+    assert describe_changes(changes) == ("epoch respawn: 1 worker of rank 0 replaced",)
+
+
+def test_grandchildren_born_within_a_second_are_met_at_once(watch: Watch) -> None:
+    watch.fake.add(140, 101, ("sh", "-c", "tool"))
+    watch.fake.add(141, 140, ("tool",))
+    watch.fake.add(142, 141, ("tool", "child"))
+    assert {member.identity.pid: member.role for member in watch.refresh().born} == {
+        141: Role.HELPER,
+        142: Role.HELPER,
+    }
+    watch.fake.add(143, 140, ("tool", "second"))
+    assert [member.identity.pid for member in watch.refresh().born] == [143]
+
+
+def test_a_fork_by_another_thread_is_met_within_five_seconds(watch: Watch) -> None:
+    children = watch.fake.path / "101" / "task" / "101" / "children"
+    before = children.read_text()
+    watch.fake.add(140, 101, ("ffmpeg",))
+    children.write_text(before)  # the kernel lists it under the thread that forked
+    assert watch.refresh() == Changes()
+    assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
+
+
+def test_without_children_files_every_refresh_looks_at_all_processes(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add_torchrun(100, workers=1)
+    for path in fake.path.glob("*/task/*/children"):
+        path.unlink()
+    membership = Membership(find_job(100, fake.proc), fake.proc)
+    assert membership.refresh(SECOND) == Changes()
+    fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE)
+    for path in fake.path.glob("*/task/*/children"):
+        path.unlink()
+    assert [member.identity.pid for member in membership.refresh(2 * SECOND).born] == [130]
+    fake.remove(130)
+    assert len(membership.refresh(3 * SECOND).gone) == 1
+
+
+def test_a_reused_pid_is_another_member(watch: Watch) -> None:
+    watch.fake.remove(110)
+    watch.fake.add(110, 101, TRAIN, name="pt_data_worker", start=watch.fake.now - 5)
+    changes = watch.refresh()
+    assert [departure.member.identity.pid for departure in changes.gone] == [110]
+    assert [member.identity for member in changes.born] == [Identity(110, watch.fake.now - 5)]
+
+
+def test_a_pid_reused_outside_the_job_is_only_gone(watch: Watch) -> None:
+    watch.fake.remove(110)
+    watch.fake.add(110, 1, ("cron",), start=watch.fake.now - 5)
+    changes = watch.refresh(6.0)
+    assert ([d.member.identity.pid for d in changes.gone], changes.born) == ([110], ())
+    assert 110 not in watch.pids()
+
+
+def test_a_zombie_is_gone_and_a_zombie_child_is_never_met(watch: Watch) -> None:
+    watch.fake.write_stat(110, 101, "pt_data_worker", state="Z", start=watch.fake.now - 1_000_000 + 110)
+    watch.fake.add(140, 101, (), name="python", state="Z")
+    changes = watch.refresh()
+    assert ([d.member.identity.pid for d in changes.gone], changes.born) == ([110], ())
+    assert watch.refresh(6.0) == Changes()
+
+
+def test_members_stay_when_their_parent_dies(watch: Watch) -> None:
+    before = {member.identity.pid: member for member in watch.membership.members}
+    watch.fake.remove(101)
+    watch.fake.write_stat(110, 1, "pt_data_worker", start=watch.fake.now - 1_000_000 + 110)
+    changes = watch.refresh()
+    assert [d.member.identity.pid for d in changes.gone] == [101]
+    after = {member.identity.pid: member for member in watch.membership.members}
+    assert after[110] == replace(before[110], parent=1)
+    assert watch.membership.job.world_size == 4
+
+
+def test_the_job_outlives_its_launcher_and_ends_with_its_last_member(watch: Watch) -> None:
+    watch.fake.remove(100)
+    assert describe_changes(watch.refresh()) == (f"launcher torchrun (100) gone: {UNSEEN}",)
+    assert watch.pids() == {101, 102, 110, 120}
+    for pid in (101, 102, 110, 120):
+        watch.fake.remove(pid)
+    assert len(watch.refresh().gone) == 4
+    assert watch.membership.members == ()
+    assert watch.membership.job.script == "train.py"
+
+
+def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch: Watch) -> None:
+    for pid in (101, 102, 110, 120):
+        watch.fake.remove(pid)
+    for rank in range(2):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        watch.fake.add(201 + rank, 100, TRAIN, environ=place, torch=True)
+    changes = watch.refresh()
+    assert describe_changes(changes) == ("elastic restart: 2 ranks replaced", "2 workers of 2 ranks ended")
+    assert watch.membership.job.world_size == 2
+
+
+def test_a_process_that_runs_another_program_is_read_again(watch: Watch) -> None:
+    start = watch.fake.now - 50
+    watch.fake.add(140, 101, TRAIN, name="python", start=start)
+    assert [member.label for member in watch.refresh().born] == ["multiprocessing child"]
+    watch.fake.remove(140)
+    watch.fake.add(140, 101, ("ffmpeg", "-i", "x"), start=start)
+    changes = watch.refresh()
+    assert [(member.identity.pid, member.label) for member in changes.changed] == [(140, "ffmpeg")]
+    assert (changes.born, changes.gone) == ((), ())
+
+
+def test_a_spawned_worker_is_one_before_it_names_itself(watch: Watch) -> None:
+    spawned = ("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()")
+    start = watch.fake.now - 50
+    watch.fake.add(140, 101, spawned, name="python", start=start)
+    assert [member.role for member in watch.refresh().born] == [Role.WORKER]
+    watch.fake.write_stat(140, 101, "pt_data_worker", threads=3, start=start)
+    assert [member.name for member in watch.refresh().changed] == ["pt_data_worker"]
+    assert watch.refresh() == Changes()
+
+
+def test_a_burst_of_births_is_met_in_portions(watch: Watch) -> None:
+    for pid in range(1000, 1000 + BIRTHS_PER_REFRESH + 10):
+        watch.fake.add(pid, 101, ("true",))
+    assert [len(watch.refresh().born) for _ in range(3)] == [BIRTHS_PER_REFRESH, 10, 0]
+
+
+def test_an_interactive_shell_and_what_is_below_it_never_join(watch: Watch) -> None:
+    watch.fake.add(140, 101, BASH)
+    watch.fake.add(141, 140, ("top",))
+    assert watch.refresh() == Changes()
+    assert watch.refresh(6.0) == Changes()
+
+
+def test_descriptors_are_capped_and_given_back(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add_torchrun(100, workers=0)
+    for pid in range(1000, 1000 + CACHED_MEMBERS + 20):
+        fake.add(pid, 101, ("tool",))
+    before = len(os.listdir("/proc/self/fd"))
+    membership = Membership(find_job(100, fake.proc), fake.proc)
+    assert len(membership.members) == CACHED_MEMBERS + 23
+    assert len(os.listdir("/proc/self/fd")) - before <= CACHED_MEMBERS + 2
+    fake.add(5000, 1000 + CACHED_MEMBERS + 10, ("child",))
+    assert [member.label for member in membership.refresh(SECOND).born] == ["child"]
+    membership.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+FAMILY = """
+path = sys.argv[1] + "/libtorch_cpu.so"
+import mmap
+with open(path, "wb") as file:
+    file.write(bytes(4096))
+with open(path, "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+say("ready")
+while True:
+    word = hear()
+    if not word:
+        break
+    pid = os.fork()
+    if not pid:
+        ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
+        say(os.getpid())
+        if word == "exit":
+            time.sleep(float(sys.argv[2]))
+            os._exit(3)
+        while True:
+            time.sleep(60)
+    if word == "exit":
+        os.waitpid(pid, 0)
+        say("reaped")
+"""
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[tuple[object, Membership]]:
+    with child(FAMILY, str(tmp_path), "0.5") as one:
+        membership = Membership(find_job(one.pid))
+        yield one, membership
+        membership.close()
+
+
+def wait_for_gone(membership: Membership) -> Departure:
+    for _ in range(200):
+        changes = membership.refresh(time.monotonic_ns())
+        if changes.gone:
+            return changes.gone[0]
+        time.sleep(0.05)
+    pytest.fail("nobody ended")
+
+
+def test_a_real_worker_killed_is_a_zombie_that_tells_its_signal(family) -> None:
+    one, membership = family
+    one.say("stay")
+    worker = int(one.hear())
+    assert [member.worker for member in membership.refresh(time.monotonic_ns()).born] == [0]
+    os.kill(worker, signal.SIGKILL)
+    departure = wait_for_gone(membership)
+    assert (departure.member.identity.pid, departure.wait_status) == (worker, signal.SIGKILL)
+    assert describe_changes(Changes(gone=(departure,)))[0].startswith(
+        f"worker 0 ({worker}) of rank 0 gone: SIGKILL"
+    )
+
+
+def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keeps_it(family) -> None:
+    one, membership = family
+    one.say("exit")
+    one.hear()
+    membership.refresh(time.monotonic_ns())
+    assert one.hear() == "reaped"
+    status = wait_for_gone(membership).wait_status
+    if isinstance(status, Missing):
+        assert tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15)
+    else:
+        assert describe_end(status) == "exit 3"
+
+
+def test_the_end_of_an_unwatched_process_is_not_made_up() -> None:
+    with child('say("ready"); hear()') as one:
+        stat = read_stat(one.pid)
+        one.kill()
+        identity = Identity(one.pid, stat.start_ticks)
+        assert read_wait_status(identity, -1) == Missing("it was reaped before tpmon could look")
+
+
+@pytest.mark.parametrize(
+    ("status", "oom", "text"),
+    [
+        (0, {}, "exit 0"),
+        (3 << 8, {}, "exit 3"),
+        (9, {}, "SIGKILL"),
+        (9, {"oom_victim": True}, "SIGKILL; OOM killer (kernel log)"),
+        (9, {"oom_kills": 1}, "SIGKILL; OOM kill counted in its control group"),
+        (11 | 0x80, {"oom_kills": 1}, "SIGSEGV (core dumped)"),
+        (63, {}, "signal 63"),
+        (Missing("x"), {}, UNSEEN),
+        (Missing("x"), {"oom_kills": 2}, f"{UNSEEN}; OOM kill counted in its control group"),
+    ],
+)
+def test_ends_are_put_in_words(status, oom, text: str) -> None:
+    assert describe_end(status, **oom) == text
+
+
+def test_only_recent_victims_count_in_the_kernel_log() -> None:
+    log = (
+        b"3,100,5000000,-;Out of memory: Killed process 41 (python) total-vm:1kB\n"
+        b"3,101,95000000,-;Memory cgroup out of memory: Killed process 42 (pt_data_worker) total-vm:1kB\n"
+        b"14,102,96000000,-;Killed process 43 said a user\n SUBSYSTEM=x\n"
+        b"6,103,97000000,-;eth0: link up\n"
+    )
+    assert parse_oom_victims(log, since_s=90.0) == [42]
+
+
+def test_many_fates_are_counted_and_few_are_named(watch: Watch) -> None:
+    by_role = {member.identity.pid: member for member in watch.membership.members}
+    worker, rank = by_role[110], by_role[101]
+    other = replace(worker, rank=1)
+
+    def gone(member: Member, count: int, status: int) -> tuple[Departure, ...]:
+        return tuple(Departure(member, status) for _ in range(count))
+
+    assert describe_changes(Changes(gone=gone(worker, 2, 0))) == ("2 workers of rank 0 ended",)
+    assert describe_changes(Changes(gone=gone(worker, 3, 15) + gone(other, 3, 15))) == (
+        "6 workers of 2 ranks gone: SIGTERM",
+    )
+    assert describe_changes(Changes(gone=gone(rank, 1, 256))) == ("rank 0 (101) gone: exit 1",)
+    assert describe_changes(Changes(born=(worker, worker, other))) == ("3 workers of 2 ranks started",)
+    assert describe_changes(Changes(born=(replace(rank, role=Role.HELPER),))) == ()
+
+
+def test_a_scan_is_made_every_five_seconds_and_no_more(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    real = members_module.list_pids
+    monkeypatch.setattr(members_module, "list_pids", lambda proc: looks.append(proc) or real(proc))
+    for _ in range(20):
+        watch.refresh()
+    assert len(looks) == 4

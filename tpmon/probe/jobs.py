@@ -1,0 +1,71 @@
+"""List the training jobs of this machine, for ``tpmon ps``."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+
+from tpmon.model.known import Known, Missing
+from tpmon.model.process import Role
+from tpmon.model.results import JobSummary
+from tpmon.probe.job import Job, assemble_job
+from tpmon.probe.procread import PROC, TICKS_PER_S, read_table
+from tpmon.probe.target import find_roots
+
+_CARD = re.compile(r"/dev/nvidia(\d+)")
+
+
+def list_jobs(proc: str = PROC) -> tuple[JobSummary, ...]:
+    """List the jobs that have torch in at least one process, oldest first.
+
+    Of other users' jobs it tells what the kernel shows to everybody.
+    """
+    table = read_table(proc)
+    found: list[JobSummary] = []
+    for root in find_roots(table, proc):
+        try:
+            found.append(summarize(assemble_job(root, root, table, proc), proc))
+        except OSError:
+            continue  # it ended meanwhile
+    return tuple(found)
+
+
+def summarize(job: Job, proc: str = PROC) -> JobSummary:
+    """Reduce a job to its line of ``tpmon ps``."""
+    ranks = [member.identity.pid for member in job.members if member.role is Role.RANK]
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return JobSummary(
+        pid=job.root.pid,
+        user=job.user,
+        script=job.script,
+        ranks=len(ranks),
+        workers=sum(member.role is Role.WORKER for member in job.members),
+        gpus=count_cards(ranks, proc),
+        uptime_s=max(0.0, now_s - job.root.start_ticks / TICKS_PER_S),
+    )
+
+
+def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
+    """Count the NVIDIA cards whose device files the processes hold open.
+
+    CUDA opens every card that it may see, so without CUDA_VISIBLE_DEVICES this is an upper bound.
+    """
+    cards: set[str] = set()
+    for pid in pids:
+        folder = f"{proc}/{pid}/fd"
+        try:
+            descriptors = os.listdir(folder)
+        except PermissionError as error:
+            return Missing(str(error.strerror))
+        except OSError:
+            continue  # gone
+        for descriptor in descriptors:
+            try:
+                card = _CARD.fullmatch(os.readlink(f"{folder}/{descriptor}"))
+            except OSError:
+                continue  # closed between listing and reading
+            if card:
+                cards.add(card.group(1))
+    return len(cards)

@@ -1,0 +1,46 @@
+"""Read the place of a rank from the environment that its launcher gave it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BY_ENVIRONMENT = "environment"
+
+_NO_STEP = 1 << 31
+"""Slurm gives the batch, extern and interactive steps numbers from 0xfffffff0 on (slurm.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Hold the place in a process group that a launcher wrote into the environment of a rank."""
+
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    source: str
+
+
+def parse_place(environ: Mapping[str, str]) -> Place | None:
+    """Read the place of a rank: torch's own names first, then MPI's, then Slurm's.
+
+    Slurm's count only inside a numbered step: the batch script also carries SLURM_PROCID=0.
+    """
+    number = {name: int(value) for name, value in environ.items() if value.isascii() and value.isdecimal()}
+
+    def place(rank: str, local_rank: str, world_size: str, source: str) -> Place:
+        return Place(number.get(rank), number.get(local_rank), number.get(world_size), source)
+
+    if "RANK" in number:
+        return place("RANK", "LOCAL_RANK", "WORLD_SIZE", BY_ENVIRONMENT)
+    if "LOCAL_RANK" in number:  # Lightning starts its other ranks with LOCAL_RANK and NODE_RANK alone
+        known = "LOCAL_RANK" if number.get("NODE_RANK", 0) == 0 else "RANK"
+        return place(known, "LOCAL_RANK", "WORLD_SIZE", BY_ENVIRONMENT)
+    if "OMPI_COMM_WORLD_RANK" in number:
+        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
+        return place(*names, source="MPI environment")
+    if "PMI_RANK" in number:
+        return place("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", source="MPI environment")
+    if "SLURM_PROCID" in number and number.get("SLURM_STEP_ID", _NO_STEP) < _NO_STEP:
+        return place("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", source="Slurm environment")
+    return None

@@ -1,0 +1,271 @@
+"""Read what /proc says of one process, on the cold path: when it is met, not every second.
+
+Each file has a pure ``parse_`` half. ``proc`` is the root of the tree, so that tests bring their
+own. What touches another address space (cmdline, environ, maps) can block for ever on a stuck
+mmap lock: ``facts.read_each`` calls it with a deadline. Knows nothing of jobs or roles.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from tpmon.model.known import Known, Missing
+from tpmon.model.units import clean_text
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PROC = "/proc"
+
+_READ_LIMIT = 1 << 20
+_MAPS_LIMIT = 8 << 20
+_THREADS_LIMIT = 1024
+WORKER_NAME = "pt_data_worker"
+"""Name that a loader worker gives itself since torch 2.5 (torch/utils/data/_utils/worker.py)."""
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+_PF_KTHREAD = 0x00200000  # include/linux/sched.h
+
+_SHOWN = (
+    r"(?:OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|OMP_WAIT_POLICY|KMP_\w+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
+    r"|CUDA_LAUNCH_BLOCKING|TORCH_DISTRIBUTED_DEBUG|(?:TORCH_)?NCCL_\w+|GLOO_SOCKET_IFNAME|TORCH_LOGS"
+    r"|PYTORCH_NO_CUDA_MEMORY_CACHING|PYTORCH_(?:CUDA_)?ALLOC_CONF|(?:LOCAL_|NODE_|GROUP_)?RANK"
+    r"|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
+)
+_RANKING = (
+    r"OMPI_COMM_WORLD_(?:RANK|LOCAL_RANK|SIZE)|PMI_(?:RANK|SIZE)|MPI_LOCALRANKID"
+    r"|SLURM_(?:PROCID|LOCALID|STEP_ID|STEP_NUM_TASKS)"
+)
+_ENVIRON = re.compile(rf"(?:\A|\0)({_SHOWN}|{_RANKING})=([^\0]*)".encode())
+SHOWN_NAME = re.compile(_SHOWN)
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+_TORCH = re.compile(rb" (/[^\n]*/)libtorch(?:_cpu|_cuda|_hip|_xpu|_python|_global_deps)?\.so[^\n]*\n")
+_PYTHON = re.compile(
+    rb"(?:libpython|/bin/python|/python(?=3\.\d+t?/(?:lib-dynload|site-packages|dist-packages)/))(3\.\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Hold the fields of /proc/PID/stat that tell processes apart.
+
+    ``start_ticks`` is field 22, clock ticks since boot. ``wait_status`` is field 52: 0 while the
+    process lives, and also 0 for a reader without ptrace read permission.
+    """
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    kernel: bool
+    threads: int
+    start_ticks: int
+    wait_status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Hold the fields of /proc/PID/status that say whose process it is and what it is called inside.
+
+    ``ns_pids`` are its PIDs from our PID namespace inwards; one number means no container below us.
+    """
+
+    thread_group: int
+    uid: int
+    ns_pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Say which torch and which Python a process has mapped; empty text for none.
+
+    ``torch`` is the folder of the mapped libtorch. ``replaced`` is true when that file is no
+    longer on disk, so that what lies there now is another torch.
+    """
+
+    torch: str
+    replaced: bool
+    python: str
+
+
+def is_python_name(path: str) -> bool:
+    """Tell whether a program file is an interpreter by its name."""
+    return os.path.basename(path).startswith(("python", "pypy"))
+
+
+def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
+    """Read a file of /proc, at most ``limit`` bytes.
+
+    Raises:
+        OSError: as the kernel says.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(fd, limit)
+        parts = [data]
+        size = len(data)
+        while data and size < limit:
+            data = os.read(fd, limit - size)
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Parse /proc/PID/stat; the name may hold spaces and parentheses.
+
+    Raises:
+        ValueError: when it is not a stat line.
+    """
+    end = data.rindex(b")")
+    rest = data[end + 2 :].split()
+    if len(rest) < 20:
+        raise ValueError("short stat line")
+    start = data.index(b"(")
+    return Stat(
+        pid=int(data[:start]),
+        name=clean_text(data[start + 1 : end].decode(errors="replace"), 64),
+        state=rest[0].decode(),
+        parent=int(rest[1]),
+        kernel=bool(int(rest[6]) & _PF_KTHREAD),
+        threads=int(rest[17]),
+        start_ticks=int(rest[19]),
+        wait_status=int(rest[49]) if len(rest) > 49 else 0,
+    )
+
+
+def read_stat(pid: int, proc: str = PROC) -> Stat:
+    """Read /proc/PID/stat.
+
+    Raises:
+        OSError: when there is no such process or it may not be seen.
+    """
+    try:
+        return parse_stat(read_file(f"{proc}/{pid}/stat", 4096))
+    except ValueError as error:  # an empty read: the process went away under us
+        raise ProcessLookupError(3, "no such process") from error
+
+
+def list_pids(proc: str = PROC) -> list[int]:
+    """List the processes of this machine that this user may see."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]
+
+
+def read_table(proc: str = PROC) -> dict[int, Stat]:
+    """Read the stat line of every process; those that go meanwhile are left out."""
+    table: dict[int, Stat] = {}
+    for pid in list_pids(proc):
+        try:
+            table[pid] = read_stat(pid, proc)
+        except OSError:
+            continue  # it went away between listing and reading
+    return table
+
+
+def parse_cmdline(data: bytes) -> tuple[str, ...]:
+    """Split /proc/PID/cmdline; a title set by the process itself comes as one argument."""
+    return tuple(part.decode(errors="replace") for part in data.rstrip(b"\0").split(b"\0")) if data else ()
+
+
+def parse_environ(data: bytes) -> dict[str, str]:
+    """Pick the variables of interest out of /proc/PID/environ: the values at exec, not those set later."""
+    return {name.decode(): value.decode(errors="replace") for name, value in _ENVIRON.findall(data)}
+
+
+def parse_status(data: bytes) -> Status:
+    """Parse /proc/PID/status. NSpid is there since Linux 4.1."""
+    fields = dict(line.split(b":", 1) for line in data.splitlines() if b":" in line)
+    group = int(fields[b"Tgid"])
+    return Status(
+        thread_group=group,
+        uid=int(fields[b"Uid"].split()[1]),
+        ns_pids=tuple(int(pid) for pid in fields.get(b"NSpid", b"%d" % group).split()),
+    )
+
+
+def read_status(pid: int, proc: str = PROC) -> Status:
+    """Read /proc/PID/status; ``pid`` may also be a thread.
+
+    Raises:
+        OSError: when there is no such process or it may not be seen.
+    """
+    return parse_status(read_file(f"{proc}/{pid}/status", 65536))
+
+
+def parse_maps(data: bytes) -> Mapped:
+    """Find libtorch and the Python version among the mappings of /proc/PID/maps."""
+    torch = _TORCH.search(data)
+    python = _PYTHON.search(data)
+    return Mapped(
+        torch=torch.group(1).decode(errors="surrogateescape").rstrip("/") if torch else "",
+        replaced=bool(torch) and torch.group().endswith(b" (deleted)\n") if torch else False,
+        python=python.group(1).decode() if python else "",
+    )
+
+
+def read_maps(pid: int, proc: str = PROC) -> Mapped:
+    """Read /proc/PID/maps, at most 8 MiB of it.
+
+    Raises:
+        OSError: when it may not be read, or the process is gone.
+    """
+    return parse_maps(read_file(f"{proc}/{pid}/maps", _MAPS_LIMIT))
+
+
+def read_thread_names(pid: int, proc: str = PROC) -> tuple[str, ...]:
+    """Read the names of all threads but the main one, at most 1,024; () when the process is gone."""
+    names: list[str] = []
+    try:
+        threads = os.listdir(f"{proc}/{pid}/task")
+    except OSError:
+        return ()
+    for thread in threads[:_THREADS_LIMIT]:
+        if thread != str(pid):
+            try:
+                names.append(parse_name(read_file(f"{proc}/{pid}/task/{thread}/comm", 64)))
+            except OSError:
+                continue  # the thread ended between listing and reading
+    return tuple(names)
+
+
+def parse_name(data: bytes) -> str:
+    """Parse a comm file: at most 15 bytes and a line feed."""
+    return clean_text(data.rstrip(b"\n").decode(errors="replace"), 64)
+
+
+def in_first_pid_namespace() -> bool:
+    """Tell whether PIDs are the host's own here; in a container they are not."""
+    return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+
+
+def boot_time_s() -> float:
+    """Return the wall-clock time of boot, seconds since the epoch.
+
+    From the clocks and not from btime of /proc/stat, which lxcfs replaces in containers.
+    """
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def started_at(start_ticks: int, boot_s: float) -> datetime:
+    """Return when a process started, in local time with its offset."""
+    return datetime.fromtimestamp(boot_s + start_ticks / TICKS_PER_S, tz=timezone.utc).astimezone()
+
+
+def read_exe(pid: int, proc: str) -> Known[str]:
+    """Read which program file runs; empty for a kernel thread or a zombie.
+
+    Raises:
+        OSError: when the process is gone.
+    """
+    try:
+        return os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)")
+    except PermissionError as error:
+        return Missing(str(error.strerror))
+    except FileNotFoundError:
+        if os.path.exists(f"{proc}/{pid}"):
+            return ""
+        raise

@@ -1,0 +1,319 @@
+"""Find the job around a PID, whichever member is named, and refuse what is no training job.
+
+A job is the nearest launcher above the PID and its descendants; without a launcher, the highest
+Python process above it that maps torch, and its descendants. The walk ends at boundaries
+(``programs.Program``): what one person typed into one shell stays as many jobs as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from tpmon.errors import NoTargetError, NotPermittedError, TpmonError, UsageError
+from tpmon.model.known import Missing
+from tpmon.probe.facts import Facts, read_all_facts
+from tpmon.probe.job import NO_TORCH, Job, assemble_job, user_name
+from tpmon.probe.procread import (
+    PROC,
+    WORKER_NAME,
+    Stat,
+    in_first_pid_namespace,
+    is_python_name,
+    list_pids,
+    read_exe,
+    read_status,
+    read_table,
+)
+from tpmon.probe.roles import starts_ranks
+
+_DENIED = frozenset((os.strerror(errno.EACCES), os.strerror(errno.EPERM)))
+_LIST_JOBS = "tpmon ps lists the training jobs of this machine"
+
+
+def find_job(pid: int, proc: str = PROC) -> Job:
+    """Find the job around ``pid``: a member of it, one of its threads, or its PID in a container.
+
+    Raises:
+        NoTargetError: when there is no such process or it belongs to no training job.
+        NotPermittedError: when this user may not read it.
+    """
+    try:
+        asked, remark = _resolve(pid, proc)
+        return _find_job(asked, proc, remark)
+    except OSError as error:
+        raise NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS) from error
+
+
+def find_only_job(proc: str = PROC) -> Job:
+    """Find the only training job that this user runs on this machine; under sudo, also who called it.
+
+    Raises:
+        NoTargetError: when there is none.
+        UsageError: when there are several.
+    """
+    users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
+    table = read_table(proc)
+    jobs: list[Job] = []
+    for root in find_roots(table, proc):
+        try:
+            if read_status(root, proc).uid in users:
+                jobs.append(assemble_job(root, root, table, proc))
+        except OSError:
+            continue  # it ended meanwhile
+    if not jobs:
+        raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
+    if len(jobs) > 1:
+        names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:8])
+        raise UsageError(
+            f"this user runs {len(jobs)} training jobs here: {names}", f"tpmon attach {jobs[0].root.pid}"
+        )
+    return jobs[0]
+
+
+def find_roots(table: Mapping[int, Stat], proc: str = PROC) -> list[int]:
+    """List the roots of all jobs of this machine that have torch in at least one process, oldest first."""
+    sight = _Sight(table, proc)
+    candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
+    sight.look({at for pid in candidates for at in ancestry(pid, table)})
+    trained = [pid for pid in candidates if (fact := sight.get(pid)) and fact.python and fact.torch]
+    roots = {_choose_root(pid, sight) for pid in trained} - {None}
+    return sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid))
+
+
+def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
+    """Yield a process and those above it, nearest first."""
+    seen: set[int] = set()
+    while pid in table and pid not in seen:
+        seen.add(pid)
+        yield pid
+        pid = table[pid].parent
+
+
+def _find_job(pid: int, proc: str, remark: str) -> Job:
+    table = read_table(proc)
+    if pid not in table:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    sight = _Sight(table, proc)
+    root = _choose_root(pid, sight)
+    fact = sight.get(pid)
+    stat = table[pid]
+    if fact is None or stat.kernel or stat.state in "ZX" or root is None:
+        raise _refuse(pid, sight)
+    top = sight.get(root)
+    for each in (fact, top):
+        if each is not None and _is_denied(each):
+            raise _deny(each, proc)
+    job = assemble_job(root, pid, table, proc, remark=remark)
+    if job.torch_version == NO_TORCH:
+        raise _refuse_untrained(job)
+    return job
+
+
+def _resolve(pid: int, proc: str) -> tuple[int, str]:
+    """Translate what was asked into a process of ours: a thread's process, a PID inside a container.
+
+    Raises:
+        NoTargetError: when nothing here goes by that number, or more than one process does.
+        NotPermittedError: when it is there but hidden.
+    """
+    try:
+        group = read_status(pid, proc).thread_group
+    except OSError:
+        pass
+    else:
+        return group, "" if group == pid else f"{pid} is a thread of process {group}"
+    inside = _find_inside(pid, proc)
+    if len(inside) == 1:
+        return inside[0], f"PID {pid} in its container is {inside[0]} here"
+    if inside:
+        names = ", ".join(map(str, inside[:8]))
+        raise NoTargetError(
+            f"no process {pid} here, and {len(inside)} processes go by it in their containers: {names}",
+            f"tpmon attach {inside[0]}",
+        )
+    if proc == PROC and _is_hidden(pid):
+        raise NotPermittedError(
+            f"process {pid} is hidden from this user (hidepid)",
+            f"sudo tpmon attach {pid}, or run as its user",
+        )
+    if proc == PROC and not in_first_pid_namespace():
+        raise NoTargetError(
+            f"no process {pid} in this container; outside it the numbers are others", _LIST_JOBS
+        )
+    raise NoTargetError(f"no process {pid} on this machine", _LIST_JOBS)
+
+
+def _find_inside(pid: int, proc: str) -> list[int]:
+    """List the processes of ours that go by ``pid`` in a PID namespace below ours."""
+    found: list[int] = []
+    for at in list_pids(proc):
+        try:
+            if pid in read_status(at, proc).ns_pids[1:]:
+                found.append(at)
+        except OSError:
+            continue  # gone
+    return found
+
+
+def _is_hidden(pid: int) -> bool:
+    """Tell whether a process exists that /proc does not show; signal 0 is sent to nobody (kill(2))."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
+def _is_denied(fact: Facts) -> bool:
+    return isinstance(fact.environ, Missing) and fact.environ.reason in _DENIED
+
+
+def _deny(fact: Facts, proc: str) -> NotPermittedError:
+    pid = fact.stat.pid
+    uid = read_status(pid, proc).uid
+    if uid != os.geteuid():
+        user = user_name(uid)
+        return NotPermittedError(
+            f"process {pid} belongs to user {user}; this user may not read it",
+            f"sudo tpmon attach {pid}, or run tpmon as {user}",
+        )
+    return NotPermittedError(
+        f"process {pid} runs as this user but may not be read: it is not dumpable, or has more capabilities",
+        f"sudo tpmon attach {pid}; in a container, start tpmon with --cap-add SYS_PTRACE",
+    )
+
+
+def _refuse(pid: int, sight: _Sight) -> TpmonError:
+    """Say why a process that is there belongs to no training job, and which one may be meant."""
+    stat = sight.table[pid]
+    fact = sight.get(pid)
+    try_this = _suggest(pid, sight)
+    if stat.state in "ZX":
+        parent = sight.table.get(stat.parent)
+        waits_for = f"{stat.parent} ({parent.name})" if parent else str(stat.parent)
+        return NoTargetError(
+            f"process {pid} ({stat.name}) has ended; its parent {waits_for} has not noticed", try_this
+        )
+    if stat.kernel:
+        return NoTargetError(f"process {pid} ({stat.name}) is a kernel thread", try_this)
+    if fact is None:
+        return NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS)
+    label = fact.program.label
+    if not fact.python:
+        return NoTargetError(f"process {pid} ({label}) is not Python", try_this)
+    if _is_denied(fact):
+        return _deny(fact, sight.proc)
+    if isinstance(fact.mapped, Missing):
+        return NoTargetError(
+            f"process {pid} ({label}) does not say whether it has torch: {fact.mapped.reason}", try_this
+        )
+    if try_this == _LIST_JOBS:
+        try_this = f"when its import is done, tpmon attach {pid} again; {_LIST_JOBS}"
+    return NoTargetError(f"process {pid} ({label}) is Python without torch (yet)", try_this)
+
+
+def _refuse_untrained(job: Job) -> NoTargetError:
+    root = job.root.pid
+    name = job.members[0].label if job.members else job.script
+    if name == "srun":
+        return NoTargetError(
+            f"process {root} (srun) only waits: its tasks run below slurmstepd on their own nodes",
+            "tpmon ps on the node of a task",
+        )
+    return NoTargetError(
+        f"process {root} ({name}) is a launcher, but nothing below it is Python with torch (yet)",
+        f"when its import is done, tpmon attach {root} again; {_LIST_JOBS}",
+    )
+
+
+def _suggest(pid: int, sight: _Sight) -> str:
+    """Name the jobs that may be meant: above a zombie, below it, or by this number in a container."""
+    table = sight.table
+    meant = [root for root in find_roots(table, sight.proc) if pid in ancestry(root, table)]
+    above = _choose_root(table[pid].parent, sight) if table[pid].state in "ZX" else None
+    if above is not None:
+        meant.append(above)
+    inside = [at for at in _find_inside(pid, sight.proc) if at in table and _choose_root(at, sight)]
+    if inside and not meant:
+        return f"if {pid} is its number in a container: tpmon attach {inside[0]}"
+    if not meant:
+        return _LIST_JOBS
+    names = [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := sight.get(root))]
+    return f"tpmon attach {' or '.join(names)}"
+
+
+class _Sight:
+    """Read the facts of processes once, in bulk where it is known which are wanted."""
+
+    def __init__(self, table: Mapping[int, Stat], proc: str) -> None:
+        self.table = table
+        self.proc = proc
+        self._facts: dict[int, Facts | None] = {}
+
+    def look(self, pids: Iterable[int], *, deep: bool = False) -> None:
+        """Read those of ``pids`` that were not read yet."""
+        fresh = [pid for pid in pids if pid not in self._facts]
+        read = read_all_facts((self.table[pid] for pid in fresh), self.proc, deep=deep)
+        self._facts.update((pid, read.get(pid)) for pid in fresh)
+
+    def get(self, pid: int) -> Facts | None:
+        """Return the facts of one process, or None when it is gone."""
+        if pid not in self._facts:
+            self.look((pid,))
+        return self._facts[pid]
+
+    def children(self, pid: int) -> list[Facts]:
+        """Return the facts of the children of a process."""
+        pids = [child for child, stat in self.table.items() if stat.parent == pid and stat.state not in "ZX"]
+        self.look(pids)
+        return [fact for child in pids if (fact := self.get(child))]
+
+
+def _may_train(stat: Stat, proc: str) -> bool:
+    """Tell by what is cheap to read whether a process may be Python with torch of its own."""
+    if stat.kernel or stat.state in "ZX" or stat.name.startswith(WORKER_NAME):
+        return False
+    try:
+        exe = read_exe(stat.pid, proc)
+    except OSError:
+        return False  # gone
+    return isinstance(exe, Missing) or is_python_name(exe)
+
+
+def _choose_root(pid: int, sight: _Sight) -> int | None:
+    """Walk up from ``pid``: the first launcher, else the highest Python process with torch."""
+    highest: int | None = None
+    chain = list(ancestry(pid, sight.table))
+    sight.look(chain, deep=True)
+    for at in chain:
+        fact = sight.get(at)
+        if fact is None:
+            continue
+        if fact.program.boundary:
+            break
+        if fact.program.launcher:
+            return _outermost(at, sight)
+        if fact.python and (fact.torch or starts_ranks(fact, sight.children(at))):
+            highest = at
+    return highest
+
+
+def _outermost(launcher: int, sight: _Sight) -> int:
+    """Climb from a launcher to the one that started it, when both are parts of one command.
+
+    mpirun stands above hydra_pmi_proxy or orted, deepspeed above deepspeed.launcher.launch.
+    """
+    fact = sight.get(launcher)
+    for at in list(ancestry(launcher, sight.table))[1:]:
+        above = sight.get(at)
+        if above is None or fact is None or above.program.boundary:
+            break
+        if above.program.launcher == fact.program.launcher:
+            launcher = at
+        elif not above.program.shell:
+            break
+    return launcher
