@@ -1,0 +1,95 @@
+"""Compare the collector's numbers with what a real training program and the system itself say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tpmon.model.known import is_known
+from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
+from tpmon.probe.queues import map_queues, read_pipes, read_queue_pipes
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def training(tmp_path):
+    """Start the loader program; yields a function that starts one, and ends all."""
+    started = []
+
+    def start(context: str) -> tuple[subprocess.Popen[str], dict[str, object]]:
+        command = [sys.executable, str(HERE / "loader_train.py"), "--context", context]
+        started.append(
+            subprocess.Popen(
+                [*command, "--store", str(tmp_path / context)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+        return started[-1], json.loads(started[-1].stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def look_for(probe: LoaderProbe, seconds: float):
+    """Look ten times a second, forget what was before, and return the last sample."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        probe.look(time.monotonic_ns())
+        time.sleep(0.1)
+    return probe.latest()[0]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(training, context):
+    process, truth = training(context)
+    workers = tuple(LoaderWorker(i, pid, 1) for i, pid in enumerate(truth["workers"]))
+    found = map_queues(read_queue_pipes(process.pid), [read_pipes(worker.pid) for worker in workers])
+    assert found.data.read_fd == truth["data"]
+    assert [pipe.read_fd for pipe in found.index] == truth["index"]
+
+    rank = LoaderRank(0, process.pid, workers, pin_thread=False)
+    full = LoaderProbe()
+    full.watch((rank,), 0)
+    time.sleep(0.5)
+    sample = look_for(full, 1.5)
+    assert sample.empty_ratio == 0.0
+    assert is_known(sample.ready_batches)
+    assert 0.9 < sample.ready_batches < 4.1, "two workers prefetch two batches each"
+    assert abs(sample.ready_batches - round(sample.ready_batches)) < 0.05
+    assert [queue.pending_bytes for queue in sample.queues] == [0, 0], "nothing is left to do"
+
+    tell(process, "make 0.4")
+    tell(process, "step 0")
+    time.sleep(1.0)
+    empty = LoaderProbe()
+    empty.watch((rank,), 0)
+    sample = look_for(empty, 2.0)
+    assert sample.empty_ratio > 0.8
+    assert all(queue.pending_bytes > 0 for queue in sample.queues), "each has one in work and one to do"
+
+    tell(process, "make 0")
+    tell(process, "end 0")
+    right, _, count = process.stdout.readline().split()
+    assert right == count, "every batch arrived, in order"
+    assert process.wait(10) == 0

@@ -1,0 +1,382 @@
+"""Find and follow loader queues: pure maps, and real queues of processes that are built as torch does."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.loader import BIRTH_SPAN_NS, LOOK_SPAN_NS, LoaderProbe, LoaderRank, LoaderWorker
+from tpmon.probe.queues import (
+    PipeEnds,
+    map_queues,
+    parse_flags,
+    read_message_bytes,
+    read_pending,
+    read_pipes,
+    read_queue_pipes,
+)
+
+PROGRAM = Path(__file__).parent.parent / "programs" / "loader_queues.py"
+MESSAGE_BYTES = 4 + len(ForkingPickler.dumps(bytes(408)))
+SECOND = 1_000_000_000
+
+
+def ends(*fds: int) -> dict[int, PipeEnds]:
+    """Name pipes by their read descriptor: inode 1000 + fd."""
+    return {1000 + fd: PipeEnds(1000 + fd, fd, fd + 1) for fd in fds}
+
+
+def read_fds(pipes) -> list[object]:
+    return [pipe.read_fd if is_known(pipe) else "missing" for pipe in pipes]
+
+
+# The worker lists say what the kernel shows: a forked worker holds all that is older than itself.
+MAPS = {
+    "fork": (ends(3, 5, 8), [ends(3, 5), ends(3, 5, 8)], 3, [5, 8]),
+    "spawn": (ends(3, 5, 8), [ends(3, 5), ends(3, 8)], 3, [5, 8]),
+    "fork, one worker": (ends(3, 5), [ends(3, 5)], 3, [5]),
+    "fork, older queues of the program": (
+        ends(3, 5, 15, 17, 20),
+        [ends(3, 5, 15, 17), ends(3, 5, 15, 17, 20)],
+        15,
+        [17, 20],
+    ),
+    "fork, three workers": (
+        ends(3, 5, 8, 12),
+        [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 12)],
+        3,
+        [5, 8, 12],
+    ),
+    "fork, two loaders": (
+        ends(3, 5, 8, 13, 15, 18),
+        [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
+        3,
+        [5, 8, 15, 18],
+    ),
+    "spawn, two loaders": (
+        ends(3, 5, 8, 13, 15, 18),
+        [ends(3, 5), ends(3, 8), ends(13, 15), ends(13, 18)],
+        3,
+        [5, 8, 15, 18],
+    ),
+    "fork, second worker dead": (
+        ends(3, 5, 8, 12),
+        [ends(3, 5), {}, ends(3, 5, 8, 12)],
+        3,
+        [5, "missing", 12],
+    ),
+    "fork, first worker dead": (ends(3, 5, 8), [{}, ends(3, 5, 8)], 3, ["missing", 8]),
+    "fork, first two dead": (
+        ends(1, 3, 5, 8, 12),
+        [{}, {}, ends(1, 3, 5, 8, 12)],
+        3,
+        ["missing", "missing", 12],
+    ),
+    "spawn, first worker dead": (ends(3, 5, 8), [{}, ends(3, 8)], 3, ["missing", 8]),
+    "all dead": (ends(3, 5, 8), [{}, {}], "missing", ["missing", "missing"]),
+    "a rank that may not share": ({}, [ends(3, 5), ends(3, 8)], "missing", ["missing", "missing"]),
+    "no workers": (ends(3), [], "missing", []),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_queues_are_found_by_who_was_the_first_to_hold_them(name):
+    rank, workers, data, index = MAPS[name]
+    found = map_queues(rank, workers)
+    assert read_fds([found.data]) == [data]
+    assert read_fds(found.index) == index
+
+
+def test_inodes_say_nothing_about_order():
+    """Inode numbers come from a pool for each CPU, so a thread that moves gets them out of order."""
+    data, first, second = PipeEnds(900, 3, 4), PipeEnds(100, 5, 6), PipeEnds(500, 8, 9)
+    held = [{900: data, 100: first}, {900: data, 100: first, 500: second}]
+    found = map_queues({pipe.inode: pipe for pipe in (second, first, data)}, held)
+    assert (found.data, found.index) == (data, (first, second))
+
+
+def test_a_known_data_queue_stays_while_anybody_holds_it():
+    """The reaped elder is no longer listed, so that the younger one alone would look like a first."""
+    rank, younger = ends(3, 5, 8), [ends(3, 5, 8)]
+    assert read_fds([map_queues(rank, younger).data]) == [5]
+    assert read_fds([map_queues(rank, younger, 1003).data]) == [3]
+    assert read_fds([map_queues(ends(5, 8), [ends(5, 8)], 1003).data]) == [5], "closed: found anew"
+
+
+@contextmanager
+def loader(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[dict[str, object]]]]:
+    """Start the program, wait until its queues stand, and end it."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> str:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def rank_of(process: subprocess.Popen[str], truth: list[dict[str, object]]) -> LoaderRank:
+    workers = [pid for one in truth for pid in one["workers"]]
+    return LoaderRank(
+        0, process.pid, tuple(LoaderWorker(i, pid, 100 + i) for i, pid in enumerate(workers)), False
+    )
+
+
+def map_of(process: subprocess.Popen[str], truth: list[dict[str, object]]):
+    workers = [read_pipes(pid) for one in truth for pid in one["workers"]]
+    return map_queues(read_queue_pipes(process.pid), workers)
+
+
+@pytest.mark.parametrize("before", ["nothing", "library", "queue"])
+@pytest.mark.parametrize("arguments", ["", "--migrate", "--workers 1", "--loaders 2"])
+def test_real_forked_workers_show_their_queues(arguments, before):
+    with loader("--context", "fork", "--before", before, *arguments.split()) as (process, truth):
+        found = map_of(process, truth)
+        assert found.data.read_fd == truth[0]["data"]
+        assert read_fds(found.index) == [fd for one in truth for fd in one["index"]]
+
+
+@pytest.mark.parametrize("arguments", ["--context spawn --before queue --migrate", "--context forkserver"])
+def test_real_spawned_workers_show_their_queues(arguments):
+    with loader(*arguments.split()) as (process, truth):
+        found = map_of(process, truth)
+        assert found.data.read_fd == truth[0]["data"]
+        assert read_fds(found.index) == truth[0]["index"]
+
+
+def wait_until(condition, seconds: float = 5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_depths_ages_and_pending_work_of_a_real_loader():
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        (sample,) = probe.latest()
+        assert sample.ready_batches == Missing("not looked at yet")
+        probe.look(SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_bytes == 0
+        assert sample.ready_batches == Missing("no whole batch seen in the data pipe yet")
+        assert (sample.empty_ratio, sample.looks) == (1.0, 1)
+        assert [queue.pending_bytes for queue in sample.queues] == [0, 0]
+        assert [(queue.worker, queue.pid) for queue in sample.queues] == list(enumerate(truth[0]["workers"]))
+
+        data = read_queue_pipes(process.pid)
+        data = next(pipe for pipe in data.values() if pipe.read_fd == truth[0]["data"])
+        tell(process, "send 4")
+        assert wait_until(lambda: read_pending(process.pid, data) == 4 * MESSAGE_BYTES)
+        probe.look(2 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_batches == 4.0, "a queue that is always full still tells its depth"
+        assert sample.empty_ratio == 0.5
+
+        assert tell(process, "take 3") == "3"
+        probe.look(3 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_batches == 1.0
+        assert tell(process, "take 1") == "1"
+        probe.look(4 * SECOND)
+        (sample,) = probe.latest()
+        assert (sample.ready_batches, sample.ready_bytes, sample.empty_ratio) == (0.0, 0, 0.5)
+
+        tell(process, "stop 1")
+        tell(process, "send 6")
+        assert wait_until(lambda: read_pending(process.pid, data) == 3 * MESSAGE_BYTES)
+        probe.look(5 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.queues[0].pending_bytes == 0
+        assert sample.queues[1].pending_bytes > 0
+        probe.look(5 * SECOND + LOOK_SPAN_NS)
+        assert probe.latest()[0].looks == 2, "older looks are forgotten"
+
+
+def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():
+    with loader("--workers", "3") as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        probe.look(SECOND)
+        tell(process, "reap 0")
+        tell(process, "send 3")
+        probe.look(12 * SECOND)
+        (sample,) = probe.latest()
+        assert is_known(sample.ready_bytes)
+        late = LoaderProbe()
+        late.watch((rank,), 0)
+        late.look(SECOND)
+        (sample,) = late.latest()
+        assert is_known(sample.ready_bytes), "attached after the death"
+        assert [is_known(queue.pending_bytes) for queue in sample.queues] == [False, True, True]
+        assert [queue.worker for queue in sample.queues] == [0, 1, 2]
+        without = LoaderRank(0, rank.pid, rank.workers[1:], pin_thread=False)
+        probe.watch((without,), 13 * SECOND)
+        tell(process, "send 1")
+        probe.look(13 * SECOND)
+        (sample,) = probe.latest()
+        assert wait_until(lambda: probe.look(13 * SECOND) is None and probe.latest()[0].ready_bytes > 0)
+        assert sample.workers == 2
+
+
+def test_a_descriptor_that_became_another_file_is_not_opened():
+    """Its size would pass for bytes in a queue, and a device would be opened."""
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        probe.look(SECOND)
+        assert is_known(probe.latest()[0].ready_bytes)
+        tell(process, "replace 0")
+        probe.look(2 * SECOND)
+        (sample,) = probe.latest()
+        assert sample.ready_bytes == Missing("pipe: closed since it was found")
+        assert sample.ready_batches == sample.ready_bytes
+
+
+def test_looking_takes_nothing_from_the_job():
+    """Every message arrives, though the pipe is looked into all the time."""
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(40):
+            tell(process, "send 10")
+            process.stdin.write("take 10\n")
+            process.stdin.flush()
+            for _ in range(20):
+                probe.look(time.monotonic_ns())
+            assert process.stdout.readline().strip() == "10"
+        assert is_known(probe.latest()[0].ready_bytes)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_looking_does_not_hide_the_end_of_a_pipe_from_its_writer():
+    code = """
+r, w = os.pipe()
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+say(f"{r} {w}"); hear(); os.close(r)
+try:
+    os.write(w, b"x")
+    say("written")
+except BrokenPipeError:
+    say("EPIPE")
+"""
+    with child(code) as one:
+        pipe = next(iter(pipe for pipe in read_pipes(one.pid).values() if pipe.read_fd > 2))
+        for _ in range(100):
+            assert read_pending(one.pid, pipe) == 0
+            assert read_message_bytes(one.pid, pipe) == Missing("the pipe is empty")
+        one.say("go")
+        assert one.hear() == "EPIPE"
+
+
+def test_the_first_message_tells_its_size_and_stays():
+    reader, writer = os.pipe()
+    try:
+        pipe = read_pipes(os.getpid())[os.fstat(reader).st_ino]
+        assert (pipe.read_fd, pipe.write_fd) == (reader, writer)
+        os.write(writer, struct.pack("!i", 300) + bytes(300))
+        os.write(writer, struct.pack("!i", 9) + bytes(9))
+        for _ in range(3):
+            assert read_message_bytes(os.getpid(), pipe) == 304
+        assert read_pending(os.getpid(), pipe) == 317
+        assert os.read(reader, 500) == struct.pack("!i", 300) + bytes(300) + struct.pack("!i", 9) + bytes(9)
+        os.write(writer, b"ab")
+        assert read_message_bytes(os.getpid(), pipe) == Missing("the pipe is empty")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_torn_message_does_not_become_the_size_of_a_batch():
+    with loader() as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        probe.watch((rank,), 0)
+        tell(process, "send 2")
+        assert wait_until(lambda: probe.look(SECOND) is None and probe.latest()[0].ready_batches == 2.0)
+        data = f"/proc/{process.pid}/fd/{truth[0]['data']}"
+        with open(data, "rb", buffering=0) as pipe:
+            pipe.read(4)  # as a reader between the two reads of one message
+        probe.look(2 * SECOND)
+        assert probe.latest()[0].ready_batches == pytest.approx(2.0, abs=0.01)
+
+
+def test_births_count_new_workers_of_the_last_minute_only():
+    def rank(*pids: int) -> LoaderRank:
+        return LoaderRank(0, 50, tuple(LoaderWorker(i, pid, pid) for i, pid in enumerate(pids)), False)
+
+    def births(probe: LoaderProbe) -> int:
+        return probe.latest()[0].births
+
+    probe = LoaderProbe()
+    probe.watch((rank(1, 2),), SECOND)
+    assert births(probe) == 0, "those that were there before are not born"
+    probe.watch((rank(1, 2),), 2 * SECOND)
+    assert births(probe) == 0
+    probe.watch((rank(),), 3 * SECOND)
+    assert probe.latest() == ()
+    probe.watch((rank(3, 4),), 4 * SECOND)
+    assert births(probe) == 2
+    probe.watch((rank(3, 5),), 10 * SECOND)
+    assert births(probe) == 3
+    reused = LoaderRank(0, 50, (LoaderWorker(0, 3, 999), LoaderWorker(1, 5, 5)), False)
+    probe.watch((reused,), 11 * SECOND)
+    assert births(probe) == 4, "the same PID with another start time"
+    probe.watch((reused,), 4 * SECOND + BIRTH_SPAN_NS + 1)
+    assert births(probe) == 2
+
+
+def test_a_rank_without_workers_or_without_access_says_so():
+    probe = LoaderProbe()
+    probe.watch((LoaderRank(0, os.getpid(), (), False),), 0)
+    probe.look(SECOND)
+    assert probe.latest() == ()
+    gone = LoaderRank(0, 1 << 22, (LoaderWorker(0, (1 << 22) + 1, 5),), False)
+    probe.watch((gone,), 0)
+    probe.look(SECOND)
+    (sample,) = probe.latest()
+    assert sample.ready_bytes == Missing("no such file or directory")
+    assert sample.queues[0].pending_bytes == sample.ready_bytes
+    assert sample.empty_ratio == Missing("not looked at yet")
+
+
+def test_the_thread_looks_by_itself_and_ends():
+    with loader() as (process, truth):
+        probe = LoaderProbe()
+        probe.watch((rank_of(process, truth),), 0)
+        probe.start()
+        assert wait_until(lambda: is_known(probe.latest()[0].ready_bytes))
+        probe.stop()
+        assert wait_until(lambda: all(t.name != "tpmon-loader" for t in threading.enumerate()))
+
+
+def test_flags_of_fdinfo_are_octal():
+    raw = b"pos:\t0\nflags:\t02004001\nmnt_id:\t15\nino:\t34999\n"
+    assert parse_flags(raw) == os.O_CLOEXEC | os.O_NONBLOCK | os.O_WRONLY
+    assert parse_flags(b"pos:\t0\n") == 0

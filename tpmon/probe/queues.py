@@ -1,0 +1,194 @@
+"""Find the pipes of a loader's queues among a rank's and its workers' files, and look into them.
+
+A rank and its workers share the pipes of multiprocessing queues: one data queue a loader, made
+first, and an index queue a worker, made just before that worker. Seen for fork, spawn and
+forkserver workers. Needs the same user or root; nothing is written or consumed, no ptrace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import struct
+import termios
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from tpmon.model.known import Known, Missing, is_known
+
+MAX_DESCRIPTORS_READ = 4096
+"""A rank with more open files than this is not searched for pipes."""
+_PIPE = re.compile(r"pipe:\[(\d+)\]")
+_SPLICE_F_NONBLOCK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PipeEnds:
+    """Hold the descriptors by which a process holds a pipe; -1 for an end that it does not hold."""
+
+    inode: int
+    read_fd: int
+    write_fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMap:
+    """Say by which pipe of the rank each queue is looked at."""
+
+    data: Known[PipeEnds]
+    index: tuple[Known[PipeEnds], ...]
+
+
+def read_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
+    """Return the pipes that a process holds, by inode.
+
+    Raises:
+        OSError: when the process is gone or its descriptors may not be read.
+    """
+    base = f"{proc}/{pid}/fd"
+    names = os.listdir(base)
+    if len(names) > MAX_DESCRIPTORS_READ:
+        raise OSError(0, f"{len(names)} open files, more than {MAX_DESCRIPTORS_READ}")
+    pipes: dict[int, PipeEnds] = {}
+    for name in names:
+        try:
+            match = _PIPE.fullmatch(os.readlink(f"{base}/{name}"))
+            if match is None:
+                continue
+            writes = bool(os.lstat(f"{base}/{name}").st_mode & 0o200)
+        except OSError:
+            # Closed since the listing.
+            continue
+        inode, fd = int(match[1]), int(name)
+        held = pipes.get(inode, PipeEnds(inode, -1, -1))
+        pipes[inode] = PipeEnds(inode, held.read_fd if writes else fd, fd if writes else held.write_fd)
+    return pipes
+
+
+def read_queue_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
+    """Return the pipes that can be queues of multiprocessing, by inode.
+
+    Those are held at both ends, block, and are closed on exec. Gloo and libuv hold both ends of
+    pipes too, which forked workers inherit, but theirs do not block.
+
+    Raises:
+        OSError: when the process is gone or its descriptors may not be read.
+    """
+    queues = {}
+    for inode, pipe in read_pipes(pid, proc).items():
+        if pipe.read_fd < 0 or pipe.write_fd < 0:
+            continue
+        try:
+            with open(f"{proc}/{pid}/fdinfo/{pipe.read_fd}", "rb") as file:
+                flags = parse_flags(file.read())
+        except OSError:
+            # Closed since the listing.
+            continue
+        if flags & os.O_CLOEXEC and not flags & os.O_NONBLOCK:
+            queues[inode] = pipe
+    return queues
+
+
+def parse_flags(raw: bytes) -> int:
+    """Return the open flags of /proc/PID/fdinfo/FD (octal), 0 when there are none."""
+    for line in raw.splitlines():
+        if line.startswith(b"flags:"):
+            return int(line.split()[1], 8)
+    return 0
+
+
+def map_queues(
+    rank: Mapping[int, PipeEnds], workers: Sequence[Mapping[int, PipeEnds]], data_before: int = -1
+) -> QueueMap:
+    """Find the data queue of a rank's first loader, and each worker's index queue. Pure.
+
+    ``rank`` are its queue pipes, ``workers`` what each holds in birth order (nothing when it is
+    dead), ``data_before`` the inode of the data queue at the last look. A loader makes its data
+    queue, then the index queue of its first worker, then that worker: of what a worker is the
+    first to hold, these are the last two. Forked workers also hold all that is older. The order
+    is that of descriptors, because inode numbers come from a pool for each CPU.
+    """
+    missing = Missing("no pipe with both ends in the rank matches")
+    data: Known[PipeEnds] = missing
+    if data_before in rank and any(data_before in held for held in workers):
+        data = rank[data_before]
+    order = sorted(rank.values(), key=lambda pipe: pipe.read_fd)
+    index: list[Known[PipeEnds]] = []
+    seen: set[int] = set()
+    dead_before = 0
+    for held in workers:
+        if not held:
+            index.append(Missing("the worker is dead"))
+            dead_before += 1
+            continue
+        fresh = [pipe for pipe in order if pipe.inode in held and pipe.inode not in seen]
+        seen.update(held)
+        if len(fresh) > 1 and not is_known(data):
+            # A forked worker also holds the index queues of its dead elders.
+            data = fresh[max(0, len(fresh) - 2 - dead_before)]
+        index.append(fresh[-1] if fresh and fresh[-1] != data else missing)
+        dead_before = 0
+    return QueueMap(data, tuple(index))
+
+
+def _open_pipe(pid: int, pipe: PipeEnds, proc: str) -> int:
+    path = f"{proc}/{pid}/fd/{pipe.read_fd}"
+    if os.readlink(path) != f"pipe:[{pipe.inode}]":
+        # The number was given to another file, which may be a device: opening it is no looking.
+        raise FileNotFoundError(0, "closed since it was found")
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def read_pending(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
+    """Return the bytes that wait in a pipe of another process.
+
+    The pipe is opened for this look only: a reader that stayed would hide EPIPE from the job.
+    """
+    try:
+        look = _open_pipe(pid, pipe, proc)
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(look, termios.FIONREAD, b"\0\0\0\0"))[0])
+        finally:
+            os.close(look)
+    except OSError as error:
+        return Missing(f"pipe: {(error.strerror or 'refused').lower()}")
+
+
+def read_message_bytes(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
+    """Return the size of the first message in a queue of another process, its header included.
+
+    multiprocessing writes the length of a message in 4 bytes before it (connection.py). tee(2)
+    copies those without consuming them.
+    """
+    try:
+        look = _open_pipe(pid, pipe, proc)
+        try:
+            header = _copy_head(look)
+        finally:
+            os.close(look)
+    except OSError as error:
+        return Missing(f"pipe: {(error.strerror or 'refused').lower()}")
+    return struct.unpack("!i", header)[0] + 4 if len(header) == 4 else Missing("the pipe is empty")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _copy_head(look: int) -> bytes:
+    """Copy the first 4 bytes of a pipe, less when it holds less."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        copied = _libc().tee(look, writer, ctypes.c_size_t(4), _SPLICE_F_NONBLOCK)
+        number = ctypes.get_errno() if copied < 0 else 0
+        if number not in (0, errno.EAGAIN):
+            raise OSError(number, os.strerror(number))
+        return os.read(reader, 4) if copied > 0 else b""
+    finally:
+        os.close(reader)
+        os.close(writer)
