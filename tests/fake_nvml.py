@@ -1,0 +1,307 @@
+"""A small stand-in for the pynvml module: real structures and error classes, invented cards.
+
+Used as the argument of the reader and of the child's main; nothing of tpmon imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+SECOND_US = 1_000_000
+
+
+@dataclass
+class FakeCard:
+    """The state of one card; tests change it between readings."""
+
+    uuid: str = "GPU-0000"
+    name: str = "NVIDIA H100 80GB HBM3"
+    minor: int = 0
+    samples: list[tuple[int, int]] = field(default_factory=lambda: [(10 * SECOND_US, 50)])
+    memory_samples: list[tuple[int, int]] = field(default_factory=lambda: [(10 * SECOND_US, 20)])
+    used: Any = 30 << 30
+    total: int = 80 << 30
+    reasons: int = 0
+    fields: dict[int, int] = field(
+        default_factory=lambda: {
+            83: 1_000_000,
+            74: 0,
+            75: 0,
+            76: 0,
+            77: 0,
+            79: 0,
+            269: 0,
+            270: 0,
+            271: 0,
+            197: 0,
+            198: 0,
+            82: 70,
+            91: 0,
+            230: 0,
+            138: 0,
+            139: 0,
+            202: 0,
+            204: 0,
+        }
+    )
+    field_errors: dict[int, int] = field(default_factory=dict)
+    narrow_fields: frozenset[int] = frozenset()
+    processes: list[tuple[int, Any]] = field(default_factory=lambda: [(4242, 20 << 30)])
+    busy_rows: list[tuple[int, int, int]] = field(default_factory=lambda: [(4242, 10 * SECOND_US, 40)])
+    gpm: dict[int, float] | None = field(
+        default_factory=lambda: {2: 91.0, 3: 24.0, 5: 28.0, 10: 20.0, 20: 1.0, 21: 2.0, 61: 3.0, 60: 4.0}
+    )
+    mig: int = 0
+    mig_devices: list[FakeCard] = field(default_factory=list)
+    instance: int = 0
+
+
+class FakeNvml:
+    """Answers like pynvml for the names that tpmon uses.
+
+    ``failures`` maps a name to an NVML code, ``absent`` holds names that an old nvidia-ml-py does
+    not have, ``hang`` maps a name to the card indices on which the call never returns.
+    """
+
+    c_nvmlGpmMetricsGet_t = pynvml.c_nvmlGpmMetricsGet_t  # noqa: N815
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, cards: list[FakeCard] | None = None) -> None:
+        self.cards = cards if cards is not None else [FakeCard()]
+        self.failures: dict[str, int] = {}
+        self.absent: set[str] = set()
+        self.hang: dict[str, set[int]] = {}
+        self.calls: list[str] = []
+        self.symbols: dict[str, Any] = {"nvmlDeviceGetRunningProcessDetailList": None}
+        self.xids: list[tuple[FakeCard, int]] = []
+        self.registered: list[FakeCard] = []
+        self.guards: list[int] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name) if not name.startswith("nvml") else None
+        if found is not None:
+            return found
+        if name in self.absent:
+            raise AttributeError(name)
+        call = object.__getattribute__(self, name)
+
+        def run(*args: Any) -> Any:
+            self.calls.append(name)
+            if name in self.hang and args and self.cards.index(args[0]) in self.hang[name]:
+                threading.Event().wait()
+            if name in self.failures:
+                raise pynvml.NVMLError(self.failures[name])
+            return call(*args)
+
+        return run
+
+    def _nvmlGetFunctionPointer(self, symbol: str) -> Any:
+        if symbol not in self.symbols:
+            raise pynvml.NVMLError(13)
+        return self.symbols[symbol]
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.65.06"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13000
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:
+        return self.cards[index]
+
+    def nvmlDeviceGetUUID(self, card: FakeCard) -> str:
+        return card.uuid
+
+    def nvmlDeviceGetName(self, card: FakeCard) -> str:
+        return card.name
+
+    def nvmlDeviceGetMinorNumber(self, card: FakeCard) -> int:
+        return card.minor
+
+    def nvmlDeviceGetMaxClockInfo(self, card: FakeCard, kind: int) -> int:
+        return {1: 1980, 2: 2619}[kind]
+
+    def nvmlDeviceGetClockInfo(self, card: FakeCard, kind: int) -> int:
+        return {1: 1755, 2: 2619}[kind]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, card: FakeCard) -> int:
+        return 5
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, card: FakeCard) -> int:
+        return 16
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, card: FakeCard) -> int:
+        return 4
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, card: FakeCard) -> int:
+        return 8
+
+    def nvmlDeviceGetTemperatureThreshold(self, card: FakeCard, kind: int) -> int:
+        return {1: 87}[kind]
+
+    def nvmlDeviceGetTemperature(self, card: FakeCard, sensor: int) -> int:
+        return 61
+
+    def nvmlDeviceGetTemperatureV(self, card: FakeCard, sensor: int) -> int:
+        return 62
+
+    def nvmlDeviceGetMarginTemperature(self, card: FakeCard) -> int:
+        return 25
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, card: FakeCard) -> int:
+        return 700_000
+
+    def nvmlDeviceGetPowerUsage(self, card: FakeCard) -> int:
+        return 412_500
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, card: FakeCard) -> int:
+        return 5_000_000
+
+    def nvmlDeviceGetViolationStatus(self, card: FakeCard, policy: int) -> Any:
+        return SimpleNamespace(referenceTime=0, violationTime=(policy + 1) * 1000)
+
+    def nvmlDeviceGetUtilizationRates(self, card: FakeCard) -> Any:
+        return SimpleNamespace(gpu=100, memory=33)
+
+    def nvmlDeviceGetSamples(self, card: FakeCard, kind: int, since: int) -> Any:
+        ring = {1: card.samples, 2: card.memory_samples}[kind]
+        entries = [
+            SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=value))
+            for stamp, value in ring
+            if stamp > since
+        ]
+        if not entries:
+            raise pynvml.NVMLError(6)
+        return (1, entries)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, card: FakeCard) -> int:
+        return card.reasons
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card: FakeCard) -> int:
+        return card.reasons
+
+    def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> Any:
+        return SimpleNamespace(total=card.total, used=card.used)
+
+    def nvmlDeviceGetFieldValues(self, card: FakeCard, wanted: list[tuple[int, int]]) -> Any:
+        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+        for entry, (number, scope) in zip(values, wanted, strict=True):
+            entry.fieldId, entry.scopeId = number, scope
+            entry.nvmlReturn = card.field_errors.get(number, 0 if number in card.fields else 3)
+            entry.valueType = 1 if number in card.narrow_fields else 3
+            entry.value.ullVal = card.fields.get(number, 0)
+        # The driver's NVLink fields write one entry past their place.
+        for place, (number, _) in enumerate(wanted):
+            if number in (138, 139, 202, 204) and place == len(wanted) - 1:
+                raise AssertionError("an NVLink field without a guard entry after it")
+        self.guards.append(wanted[-1][0])
+        return values
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, card: FakeCard) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, card: FakeCard) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
+
+    def nvmlDeviceGetProcessesUtilizationInfo(self, card: FakeCard, since: int) -> list[Any]:
+        return rows_since(card, since)
+
+    def nvmlDeviceGetProcessUtilization(self, card: FakeCard, since: int) -> list[Any]:
+        return rows_since(card, since)
+
+    def nvmlDeviceGetTotalEccErrors(self, card: FakeCard, kind: int, counter: int) -> int:
+        return {(1, 0): 2}[kind, counter]
+
+    def nvmlDeviceGetRemappedRows(self, card: FakeCard) -> tuple[int, int, int, int]:
+        return (1, 0, 1, 0)
+
+    def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:
+        return [card.mig, card.mig]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: FakeCard) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: FakeCard, place: int) -> FakeCard:
+        if place >= len(card.mig_devices):
+            raise pynvml.NVMLError(6)
+        return card.mig_devices[place]
+
+    def nvmlDeviceGetGpuInstanceId(self, card: FakeCard) -> int:
+        return card.instance
+
+    def nvmlGpmQueryDeviceSupport(self, card: FakeCard) -> Any:
+        return SimpleNamespace(isSupportedDevice=card.gpm is not None)
+
+    def nvmlGpmSampleAlloc(self) -> Any:
+        return pynvml.c_nvmlGpmSample_t(pynvml.struct_c_nvmlGpmSample_t())
+
+    def nvmlGpmSampleFree(self, sample: Any) -> None:
+        pass
+
+    def nvmlGpmSampleGet(self, card: FakeCard, sample: Any) -> Any:
+        self.gpm_card = card
+        return sample
+
+    def nvmlGpmMigSampleGet(self, card: FakeCard, instance: int, sample: Any) -> Any:
+        self.gpm_card = next(one for one in card.mig_devices if one.instance == instance)
+        return sample
+
+    def nvmlGpmMetricsGet(self, request: Any) -> Any:
+        old = ctypes.cast(request.sample1, ctypes.c_void_p).value
+        new = ctypes.cast(request.sample2, ctypes.c_void_p).value
+        if not old or not new or old == new:
+            raise pynvml.NVMLError(2)
+        for metric in request.metrics[: request.numMetrics]:
+            values = self.gpm_card.gpm or {}
+            metric.nvmlReturn = 0 if metric.metricId in values else 3
+            metric.value = values.get(metric.metricId, 0.0)
+        return request
+
+    def nvmlEventSetCreate(self) -> Any:
+        return SimpleNamespace()
+
+    def nvmlEventSetFree(self, events: Any) -> None:
+        pass
+
+    def nvmlDeviceRegisterEvents(self, card: FakeCard, kinds: int, events: Any) -> None:
+        if kinds != 8:
+            raise pynvml.NVMLError(2)
+        self.registered.append(card)
+
+    def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
+        if self.xids and self.xids[0][0] in self.registered:
+            card, xid = self.xids.pop(0)
+            return SimpleNamespace(device=card, eventData=xid)
+        time.sleep(timeout_ms / 1000)
+        raise pynvml.NVMLError(10)
+
+
+def rows_since(card: FakeCard, since: int) -> list[Any]:
+    rows = [
+        SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=pct)
+        for pid, stamp, pct in card.busy_rows
+        if stamp > since
+    ]
+    if not rows:
+        raise pynvml.NVMLError(6)
+    return rows
+
+
+def ring(percents: list[int], end_s: float, per_second: int) -> list[tuple[int, int]]:
+    """Build a sample buffer: one entry each 1/per_second s, the last at end_s."""
+    step_us = SECOND_US // per_second
+    first_us = int(end_s * SECOND_US) - step_us * (len(percents) - 1)
+    return [(first_us + place * step_us, percent) for place, percent in enumerate(percents)]

@@ -1,0 +1,169 @@
+"""Which cards a job uses: process lists first, open device files as an upper bound."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpmon.model.gpu import GpuProcess, GpuSample
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.probe import gpu_mapping
+from tpmon.probe.gpu_mapping import (
+    Card,
+    DeviceFiles,
+    in_first_pid_namespace,
+    kernel_has_driver,
+    map_to_job,
+    open_device_indices,
+    unlisted_minors,
+)
+from tpmon.probe.gpu_rates import make_silent_sample
+
+JOB = {10: 1, 11: 1}
+
+
+def make_card(index: int, pids: Known[tuple[int, ...]], minor: Known[int]) -> Card:
+    processes: object = pids
+    if is_known(pids):
+        processes = tuple(GpuProcess(pid, 5, 1.0, False) for pid in pids)
+    sample = make_silent_sample(index, f"GPU-{index}", 0.0, "not in this test")
+    listed = replace(sample, processes=processes, pids=() if is_known(pids) else pids)
+    return Card(listed, minor)
+
+
+def pids_of(cards: tuple[GpuSample, ...]) -> list[object]:
+    return [card.pids for card in cards]
+
+
+def test_the_process_list_of_the_card_is_the_truth() -> None:
+    cards = (make_card(0, (10, 99), 0), make_card(1, (11,), 1), make_card(2, (), 2))
+    # CUDA opens every visible card; the lists win.
+    found = map_to_job(cards, JOB, {10: (0, 1, 2), 11: (0, 1, 2)}, pids_are_ours=True)
+    assert pids_of(found) == [(10,), (11,), ()]
+    assert not any(card.pids_are_visible_only for card in found)
+    assert is_known(found[0].processes)
+    assert [(one.pid, one.of_job) for one in found[0].processes] == [(10, True), (99, False)]
+
+
+def test_a_bare_number_is_not_believed_in_a_container() -> None:
+    cards = (make_card(0, (10,), 0),)
+    assert pids_of(map_to_job(cards, JOB, {}, pids_are_ours=False)) == [()]
+    assert pids_of(map_to_job(cards, JOB, {10: ()}, pids_are_ours=False)) == [()]
+    held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
+    found = map_to_job(cards, JOB, held, pids_are_ours=False)
+    assert (found[0].pids, found[0].pids_are_visible_only) == ((10,), False)
+
+
+def test_open_files_are_an_upper_bound_where_no_list_names_the_job() -> None:
+    cards = (make_card(0, (7000,), 4), make_card(1, Missing("no permission"), 5), make_card(2, (), 6))
+    found = map_to_job(cards, JOB, {10: (4, 5), 11: (5,)}, pids_are_ours=True)
+    assert pids_of(found) == [(10,), (10, 11), ()]
+    assert [card.pids_are_visible_only for card in found] == [True, True, False]
+
+
+def test_a_list_that_cannot_be_read_stays_missing() -> None:
+    cards = (make_card(0, (10,), 0), make_card(1, Missing("no permission"), 1))
+    found = map_to_job(cards, JOB, {10: (0, 1)}, pids_are_ours=True)
+    assert pids_of(found) == [(10,), Missing("no permission")]
+
+
+def test_processes_that_left_the_job_are_not_mapped() -> None:
+    found = map_to_job((make_card(0, (10,), 0),), {12: 1}, {10: (0,)}, pids_are_ours=True)
+    assert pids_of(found) == [()]
+
+
+def test_cards_that_the_job_holds_and_nvml_does_not_list() -> None:
+    cards = (make_card(0, (), 0), make_card(1, (), 1))
+    assert unlisted_minors(cards, JOB, {10: (0, 5), 11: (4,), 77: (6,)}) == (4, 5)
+    assert unlisted_minors(cards, JOB, {10: Missing("permission denied")}) == ()
+    unknown = (*cards, make_card(2, (), Missing("no permission")))
+    assert unlisted_minors(unknown, JOB, {10: (5,)}) == ()
+
+
+def make_process(proc: Path, pid: int, links: list[str]) -> None:
+    directory = proc / str(pid) / "fd"
+    directory.mkdir(parents=True)
+    for number, target in enumerate(links):
+        os.symlink(target, directory / str(number))
+
+
+def test_open_device_indices_reads_links(tmp_path: Path) -> None:
+    make_process(
+        tmp_path,
+        5,
+        ["/dev/nvidia10", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia2", "pipe:[1]"],
+    )
+    assert open_device_indices(5, str(tmp_path)) == (2, 10)
+
+
+def test_open_device_indices_of_this_process_and_of_none() -> None:
+    assert open_device_indices(os.getpid()) == ()
+    assert open_device_indices(2**22 + 1) == Missing("no such file or directory")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every process")
+def test_open_device_indices_of_another_user_is_missing() -> None:
+    assert open_device_indices(1) == Missing("permission denied")
+
+
+def test_kernel_has_driver(tmp_path: Path) -> None:
+    assert not kernel_has_driver(str(tmp_path))
+    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n1950 other\n")
+    assert not kernel_has_driver(str(tmp_path))
+    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n195 nvidia-frontend\n")
+    assert kernel_has_driver(str(tmp_path))
+
+
+def test_first_pid_namespace(tmp_path: Path) -> None:
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    os.symlink("pid:[4026531836]", tmp_path / "self" / "ns" / "pid")
+    assert in_first_pid_namespace(str(tmp_path))
+    assert not in_first_pid_namespace(str(tmp_path / "nothing"))
+
+
+def test_scans_are_skipped_where_the_kernel_has_no_driver(tmp_path: Path) -> None:
+    make_process(tmp_path, 5, ["/dev/nvidia0"])
+    files = DeviceFiles(str(tmp_path))
+    files.watch({5: 1})
+    assert files.scan() == {}
+
+
+def test_scans_are_rationed_and_forget_what_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "devices").write_text("195 nvidia\n")
+    for pid in range(100):
+        make_process(tmp_path, pid, ["/dev/nvidia0"])
+    scanned: list[int] = []
+
+    def count(pid: int, proc: str) -> Known[tuple[int, ...]]:
+        scanned.append(pid)
+        return open_device_indices(pid, proc)
+
+    monkeypatch.setattr(gpu_mapping, "open_device_indices", count)
+    files = DeviceFiles(str(tmp_path))
+    files.watch(dict.fromkeys(range(100), 1))
+    assert len(files.scan()) == 64
+    assert len(files.scan()) == 100
+    assert len(scanned) == 100
+    assert len(files.scan()) == 100
+    assert len(scanned) == 100
+    # The same PID with another start time is another process.
+    files.watch({5: 2})
+    assert files.scan() == {5: (0,)}
+    assert len(scanned) == 101
+
+
+def test_old_scans_are_repeated_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "devices").write_text("195 nvidia\n")
+    for pid in range(20):
+        make_process(tmp_path, pid, [])
+    files = DeviceFiles(str(tmp_path))
+    files.watch(dict.fromkeys(range(20), 1))
+    files.scan()
+    monkeypatch.setattr(gpu_mapping, "RESCAN_S", 0.0)
+    for pid in range(20):
+        os.symlink("/dev/nvidia3", tmp_path / str(pid) / "fd" / "9")
+    found = [sum(minors == (3,) for minors in files.scan().values()) for _ in range(3)]
+    assert found == [8, 16, 20]

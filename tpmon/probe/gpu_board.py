@@ -1,0 +1,253 @@
+"""Keep what the NVML child said, and answer with ages: live, stale and lost cards. Pure of I/O.
+
+Owned by ``GpuProbe``, which holds a lock around every call. Times are CLOCK_MONOTONIC, ns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tpmon.model.gpu import Driver, GpuSample, GpuState
+from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.units import clean_text
+from tpmon.probe.gpu_mapping import Card, Held, held_minors, map_to_job, unlisted_minors
+from tpmon.probe.gpu_rates import CardTrack, make_silent_sample, without_live
+from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line
+
+GRACE_S = 2.0
+"""A card whose line is this late is stale: twice what a call may take on a healthy card."""
+PATIENCE_S = 3.0
+MAX_PERIOD_S = 30.0
+MAX_LINES = 64
+"""Lines kept of one card; 10 s have 10."""
+MAX_EVENTS = 100
+MAX_NOTES = 20
+MAX_CARDS = 64
+NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
+
+# What a shell without access to the cards gets, on a machine that has some.
+_MAY_HIDE = frozenset((4, 9, 12))
+_FAILURES = {
+    4: "no permission to use the NVIDIA driver",
+    9: "the NVIDIA driver is not loaded",
+    12: "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)",
+    18: "the NVIDIA driver was replaced while in use (library and kernel module differ)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """Hold all that is known of the GPUs at one moment.
+
+    ``age_s`` is the age of the newest line of any card; each card has its own age too.
+    ``events`` are new since the reading before; ``notes`` are true as long as they are there.
+    """
+
+    driver: Known[Driver]
+    gpus: Known[tuple[GpuSample, ...]]
+    age_s: Known[float]
+    source: str
+    events: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Slot:
+    track: CardTrack
+    sample: GpuSample
+
+
+class Board:
+    """Collect the lines of one child after the other and keep the cards across restarts."""
+
+    def __init__(self, now_ns: int) -> None:
+        """Start with nothing known."""
+        self._slots: dict[str, _Slot] = {}
+        self._driver: Known[Driver] = Missing("NVML has not answered yet")
+        self._failure = ""
+        self._refused = False
+        self._hidden = False
+        self._expected: int | None = None
+        self._seen: set[str] = set()
+        self._asked_ns = now_ns
+        self._driver_ns = now_ns
+        self._ended: tuple[str, int] | None = None
+        self._events: deque[str] = deque(maxlen=MAX_EVENTS)
+        self._notes: dict[str, None] = {}
+
+    def on_start(self, now_ns: int) -> None:
+        """Note that a new child was started."""
+        self._asked_ns = now_ns
+        self._expected = None
+        self._refused = False
+        self._seen.clear()
+
+    def on_line(self, line: Line, now_ns: int) -> None:
+        """Take a line that the child wrote."""
+        if is_known(line.driver):
+            self._on_driver(line.driver, now_ns)
+        elif is_known(line.failure):
+            self._on_failure(line.failure)
+        elif is_known(line.card):
+            self._on_card(line.card)
+        elif is_known(line.xid):
+            self._on_xid(line.xid.uuid, line.xid.xid)
+        elif is_known(line.note):
+            self._add_note(clean_text(line.note.text))
+
+    def on_end(self, how: str, now_ns: int, retry_s: float) -> None:
+        """Note how the child ended, and that the next one starts in ``retry_s``."""
+        if self.answered:
+            self._ended = (how, now_ns)
+            self._events.append(f"GPU child ended ({how}); next try in {retry_s:g} s")
+        elif not self._refused:
+            self._hidden = False
+            self._failure = f"the GPU child ended before it answered ({how})"
+        self._expected = None
+
+    @property
+    def answered(self) -> bool:
+        """Tell whether NVML answered in the child that runs, or ran last."""
+        return self._expected is not None
+
+    @property
+    def refused(self) -> bool:
+        """Tell whether NVML could not be opened at all in the child that ended last."""
+        return self._refused
+
+    def read(self, job: Mapping[int, int], held: Held, pids_are_ours: bool, now_ns: int) -> GpuReading:
+        """Answer with every card's age, and the job's processes on each."""
+        cards = self._cards(now_ns)
+        held_by_job = held_minors(job, held)
+        notes = tuple(self._notes)
+        gpus: Known[tuple[GpuSample, ...]]
+        if cards:
+            gpus = map_to_job(cards, job, held, pids_are_ours)
+            unlisted = unlisted_minors(cards, job, held)
+            if unlisted:
+                names = ", ".join(f"/dev/nvidia{minor}" for minor in unlisted)
+                notes = (f"{NOT_VISIBLE}: the job holds {names}", *notes)
+        elif held_by_job and (self._hidden or self._expected == 0):
+            gpus = Missing(NOT_VISIBLE)
+        elif self._expected == 0:
+            gpus = ()
+        else:
+            gpus = Missing(self._failure or self._waiting(now_ns))
+        newest = max((slot.track.window[-1].taken_ns for slot in self._slots.values()), default=None)
+        age: Known[float] = Missing("no GPU reading yet")
+        if newest is not None:
+            age = max(0.0, (now_ns - newest) / 1e9)
+        events = tuple(self._events)
+        self._events.clear()
+        return GpuReading(self._driver, gpus, age, self._source(), events, notes)
+
+    def _on_driver(self, line: DriverLine, now_ns: int) -> None:
+        if self._ended:
+            how, ended_ns = self._ended
+            last_ns = max((slot.track.last_answer_ns() for slot in self._slots.values()), default=ended_ns)
+            gap_s = max(0.0, (now_ns - last_ns) / 1e9)
+            self._events.append(f"GPU child restarted after {how}, gap {gap_s:.0f} s")
+        elif self._failure:
+            self._events.append("NVIDIA driver answers")
+        self._ended = None
+        self._failure = ""
+        self._hidden = False
+        self._expected = max(0, min(line.cards, MAX_CARDS))
+        self._driver_ns = now_ns
+        self._driver = Driver(
+            driver_version=map_known(lambda text: clean_text(text, 40), line.driver_version),
+            cuda_version=map_known(lambda text: clean_text(text, 40), line.cuda_version),
+        )
+
+    def _on_failure(self, line: FailureLine) -> None:
+        reason = _FAILURES.get(line.code) or clean_text(line.reason)
+        if self.answered:
+            self._events.append(f"NVIDIA driver went away: {reason}")
+        else:
+            self._refused = True
+        self._failure = reason
+        self._hidden = line.code in _MAY_HIDE
+        self._driver = Missing(reason)
+
+    def _on_card(self, line: CardLine) -> None:
+        key = line.uuid or self._key_of(line.index)
+        if line.uuid:
+            self._slots.pop(_nameless(line.index), None)
+        slot = self._slots.get(key)
+        if slot is None:
+            if len(self._slots) >= MAX_CARDS:
+                return
+            track = CardTrack(deque(maxlen=MAX_LINES))
+        else:
+            track = slot.track
+        before = slot.sample.state if slot else GpuState.OK
+        track.add(line)
+        sample = track.sample(key)
+        self._slots[key] = _Slot(track, sample)
+        self._seen.add(key)
+        if sample.state is not before:
+            what = f"is lost: {line.lost}" if is_known(line.lost) else "answers again"
+            self._events.append(clean_text(f"GPU {line.index} ({sample.name}) {what}"))
+
+    def _key_of(self, index: int) -> str:
+        """Name a card that gave no UUID: the one last seen under this index is most likely it."""
+        same = {
+            key: slot.track.window[-1].taken_ns
+            for key, slot in self._slots.items()
+            if slot.sample.index == index
+        }
+        return max(same, key=lambda key: same[key], default=_nameless(index))
+
+    def _on_xid(self, uuid: str, xid: int) -> None:
+        slot = self._slots.get(uuid)
+        if slot is None:
+            self._events.append(clean_text(f"Xid {xid} on GPU {uuid}"))
+            return
+        slot.track.add_xid(xid)
+        slot.sample = replace(slot.sample, xids=slot.track.xids)
+        self._events.append(f"Xid {xid} on GPU {slot.sample.index} ({slot.sample.name})")
+
+    def _add_note(self, text: str) -> None:
+        if len(self._notes) < MAX_NOTES:
+            self._notes[text] = None
+
+    def _cards(self, now_ns: int) -> tuple[Card, ...]:
+        cards = [self._card(key, slot, now_ns) for key, slot in self._slots.items()]
+        waited_s = (now_ns - self._driver_ns) / 1e9
+        if self._expected and waited_s > PATIENCE_S:
+            answered = {card.sample.index for card in cards}
+            for index in range(self._expected):
+                if index not in answered:
+                    silent = make_silent_sample(
+                        index, _nameless(index), waited_s, "the card has not answered yet"
+                    )
+                    cards.append(Card(silent, Missing("the card has not answered yet")))
+        return tuple(sorted(cards, key=lambda card: (card.sample.index, card.sample.uuid)))
+
+    def _card(self, key: str, slot: _Slot, now_ns: int) -> Card:
+        line = slot.track.window[-1]
+        sample = slot.sample
+        age_s = max(0.0, (now_ns - slot.track.last_answer_ns()) / 1e9)
+        late_s = (now_ns - line.taken_ns) / 1e9 - min(line.next_s, MAX_PERIOD_S)
+        if self._expected and key not in self._seen and len(self._seen) >= self._expected:
+            gone = "the driver lists this card no more"
+            sample = replace(without_live(sample, gone), state=GpuState.LOST)
+        elif sample.state is GpuState.OK and late_s > GRACE_S:
+            sample = replace(without_live(sample, "the card does not answer"), state=GpuState.STALE)
+        return Card(replace(sample, age_s=age_s), slot.track.identity.minor)
+
+    def _waiting(self, now_ns: int) -> str:
+        waited_s = (now_ns - self._asked_ns) / 1e9
+        if waited_s <= PATIENCE_S:
+            return "NVML has not answered yet"
+        return f"the NVIDIA driver has not answered for {waited_s:.0f} s"
+
+    def _source(self) -> str:
+        version = self._driver if isinstance(self._driver, Missing) else self._driver.driver_version
+        return f"NVML, driver {version}" if is_known(version) else "NVML"
+
+
+def _nameless(index: int) -> str:
+    return f"card-{index}"

@@ -1,0 +1,197 @@
+"""Ask NVML one question at a time: an answer, or Missing with the reason in words.
+
+The pynvml module comes as an argument. One failing call costs one field, never the card, and a
+call that the card or driver does not have is not repeated every second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tpmon.model.known import Known, Missing
+
+SUCCESS = 0
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+FUNCTION_NOT_FOUND = 13
+
+# nvml.h, nvmlReturn_t. 15 and 999 come when a card has fallen off the bus, 16 when only a reset helps.
+LOST_CODES = frozenset((15, 16, 999))
+# The driver was unloaded or replaced under a running library: only a fresh process helps.
+DRIVER_GONE_CODES = frozenset((1, 9, 18))
+
+_SILENT = frozenset((NOT_SUPPORTED, FUNCTION_NOT_FOUND))
+
+_WORDS = {
+    SUCCESS: "nothing to report",  # pynvml raises it where an empty answer needs no second call
+    1: "NVML is not initialised",
+    2: "invalid argument",
+    NOT_SUPPORTED: "not supported by this card",
+    NO_PERMISSION: "no permission",
+    NOT_FOUND: "not found",
+    7: "buffer too small",
+    9: "NVIDIA driver is not loaded",
+    10: "timeout",
+    12: "libnvidia-ml.so.1 not found",
+    FUNCTION_NOT_FOUND: "this driver does not have the call",
+    15: "GPU is lost",
+    16: "GPU needs a reset",
+    17: "refused by the operating system",
+    18: "driver and library versions differ",
+    21: "no data",
+    25: "this driver wants another version of the call",
+    999: "unknown driver error",
+}
+
+# nvml.h, nvmlValueType_t; every field that tpmon reads is a whole number.
+_UNSIGNED_INT = 1
+_INTEGER_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+# PCIe and NVLink bytes: at 25 GB/s 32 bits last 0.2 s.
+_FAST_COUNTERS = frozenset((138, 139, 197, 198, 202, 204))
+
+
+def describe_code(code: int) -> str:
+    """Say an NVML return code in words."""
+    return _WORDS.get(code, f"NVML error {code}")
+
+
+def code_of(error: BaseException) -> int:
+    """Return the NVML return code that an exception carries, -1 for none."""
+    code = getattr(error, "value", -1)
+    return code if isinstance(code, int) else -1
+
+
+def describe_error(error: BaseException) -> str:
+    """Say an exception of a pynvml call in words."""
+    code = code_of(error)
+    if code >= 0:
+        return describe_code(code)
+    # pynvml raises this outside its NVMLError tree when an unversioned call meets an old driver.
+    if type(error).__name__ == "NVMLLibraryMismatchError":
+        return describe_code(FUNCTION_NOT_FOUND)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def refuse_number(value: Any) -> NoReturn:
+    """Raise for an answer that is no number, so that it costs its field.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"no number: {value!r:.40}")
+
+
+def to_int(value: Any) -> int:
+    """Check that an answer is a whole number.
+
+    Raises:
+        ValueError: for None and everything else.
+    """
+    return value if isinstance(value, int) else refuse_number(value)
+
+
+def to_float(value: Any) -> float:
+    """Check that an answer is a finite number.
+
+    Raises:
+        ValueError: for None, NaN and everything else.
+    """
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return float(value)
+    return refuse_number(value)
+
+
+class Calls:
+    """Call NVML for one card, and count how many calls found the card or the driver gone."""
+
+    def __init__(self, nvml: Any) -> None:
+        """Take the pynvml module."""
+        self.nvml = nvml
+        self._silent: dict[tuple[str, int], Missing] = {}
+        self._answered = 0
+        self._lost = 0
+        self._gone = 0
+        self._lost_reason = ""
+        self._gone_code = 0
+
+    def ask(self, name: str, *args: Any, kind: int = 0) -> Known[Any]:
+        """Call ``nvml.<name>(*args)``; ``kind`` tells apart calls of one name that may differ."""
+        key = (name, kind)
+        if key in self._silent:
+            return self._silent[key]
+        function = getattr(self.nvml, name, None)
+        if function is None:
+            missing = self._silent[key] = Missing("this nvidia-ml-py does not have the call")
+            return missing
+        try:
+            answer = function(*args)
+        except Exception as error:  # noqa: BLE001  # whatever a call raises costs its field alone
+            return self._fail(key, error)
+        self._answered += 1
+        return answer
+
+    def ask_fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Known[int]]:
+        """Read field values by (id, scope), in order; each may be missing alone.
+
+        The last entry asked for is a guard that no caller sees: NVLink fields may write one entry
+        past their place (nvitop carries the same guard).
+        """
+        guard = (wanted[0][0], 0)
+        answer = self.ask("nvmlDeviceGetFieldValues", handle, [*wanted, guard])
+        if isinstance(answer, Missing):
+            return [answer] * len(wanted)
+        return [_value_of(entry, field) for entry, (field, _) in zip(answer, wanted, strict=False)]
+
+    def note_failure(self, error: BaseException) -> Missing:
+        """Count and describe a failure of a call that the caller made itself."""
+        code = code_of(error)
+        reason = describe_error(error)
+        if code in LOST_CODES:
+            self._lost += 1
+            self._lost_reason = reason
+        elif code in DRIVER_GONE_CODES:
+            self._gone += 1
+            self._gone_code = code
+        else:
+            # An honest refusal is an answer: the card is there.
+            self._answered += 1
+        return Missing(reason)
+
+    def start_round(self, retry_silent: bool) -> None:
+        """Begin to count anew; ``retry_silent`` also asks again what was not supported."""
+        self._answered = self._lost = self._gone = 0
+        if retry_silent:
+            self._silent.clear()
+
+    def lost_reason(self) -> str:
+        """Say why the card is lost if most calls of this round said so, else ""."""
+        return self._lost_reason if self._lost > self._answered else ""
+
+    def gone_code(self) -> int:
+        """Return the NVML code if most calls of this round found no driver, else 0."""
+        return self._gone_code if self._gone > self._answered else 0
+
+    def _fail(self, key: tuple[str, int], error: Exception) -> Missing:
+        missing = self.note_failure(error)
+        mismatch = type(error).__name__ == "NVMLLibraryMismatchError"
+        if code_of(error) in _SILENT or mismatch:
+            self._silent[key] = missing
+        return missing
+
+
+def _value_of(entry: Any, field: int) -> Known[int]:
+    # Each look into a pynvml structure costs 0.5 us, so each member is read once.
+    code = entry.nvmlReturn
+    if code != 0:
+        return Missing(describe_code(code))
+    kind = entry.valueType
+    if kind == _UNSIGNED_INT and field in _FAST_COUNTERS:
+        return Missing("a 32-bit counter: wraps within a second")
+    member = _INTEGER_MEMBERS.get(kind)
+    if member is None:
+        return Missing(f"value of unexpected type {kind}")
+    value: int = getattr(entry.value, member)
+    return value

@@ -1,0 +1,173 @@
+"""The child process that talks to NVML: one daemon thread a card, JSON lines on stdout.
+
+NVML calls hang for good when a card dies, and NVML has crashed its host process on lost cards
+and at exit. Here that costs one card, or a restart. The process ends when its stdin does, by
+``os._exit``: no nvmlShutdown (it crashes while a thread is inside NVML), nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.probe.gpu_calls import Calls, code_of, describe_code, describe_error
+from tpmon.probe.gpu_wire import DriverLine, FailureLine, Line, NoteLine, XidLine, encode_line
+from tpmon.probe.nvml import CLOSED_S, CardReader
+
+MAX_CARDS = 64
+_XID_EVENTS = 0x8
+_XID_WAIT_MS = 1000
+_TIMEOUT = 10
+
+_Opened = queue.SimpleQueue[tuple[int, str, Any]]
+"""Cards that their threads have opened: index, UUID, handle."""
+
+
+def load_pynvml() -> Any:
+    """Import the module of the nvidia-ml-py package.
+
+    Raises:
+        ImportError: where it is not installed.
+    """
+    import pynvml  # noqa: PLC0415  # 30 ms, and only the child needs it
+
+    return pynvml
+
+
+class _Pipe:
+    """Write whole lines to the parent, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def send(self, line: Line) -> None:
+        """Write one line; without a reader, end the process."""
+        raw = memoryview(encode_line(line))
+        with self._lock:
+            try:
+                while raw:
+                    raw = raw[os.write(self._descriptor, raw) :]
+            except OSError:
+                os._exit(0)
+
+    def end(self, failure: FailureLine) -> NoReturn:
+        """Say why the child ends, and end it."""
+        self.send(Line(failure=failure))
+        os._exit(1)
+
+
+def main(load: Callable[[], Any] = load_pynvml) -> NoReturn:
+    """Run the child until its stdin ends; ``load`` returns the pynvml module."""
+    # Libraries print to stdout; the pipe is for lines alone.
+    pipe = _Pipe(os.dup(1))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    threading.Thread(target=_run, args=(load, pipe), name="nvml", daemon=True).start()
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def _run(load: Callable[[], Any], pipe: _Pipe) -> None:
+    try:
+        nvml = load()
+    except ImportError:
+        pipe.end(FailureLine(0, "the nvidia-ml-py package is not installed"))
+    try:
+        nvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001  # the parent shows whatever it is
+        pipe.end(FailureLine(max(code_of(error), 0), describe_error(error)))
+    calls = Calls(nvml)
+    cards = calls.ask("nvmlDeviceGetCount")
+    if isinstance(cards, Missing):
+        pipe.end(FailureLine(calls.gone_code(), cards.reason))
+    driver = DriverLine(
+        driver_version=calls.ask("nvmlSystemGetDriverVersion"),
+        cuda_version=_cuda_version(calls),
+        cards=min(int(cards), MAX_CARDS),
+    )
+    pipe.send(Line(driver=driver))
+    opened: _Opened = queue.SimpleQueue()
+    for index in range(driver.cards):
+        name = f"card-{index}"
+        threading.Thread(target=_watch_card, args=(nvml, index, pipe, opened), name=name, daemon=True).start()
+    _watch_xids(calls, pipe, opened)
+
+
+def _cuda_version(calls: Calls) -> Known[str]:
+    version = calls.ask("nvmlSystemGetCudaDriverVersion_v2")
+    if isinstance(version, Missing):
+        return version
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _watch_card(nvml: Any, index: int, pipe: _Pipe, opened: _Opened) -> NoReturn:
+    reader = CardReader(nvml, index)
+    announced: Any = None
+    while True:
+        started = time.monotonic()
+        try:
+            line = reader.read()
+        except Exception as error:  # noqa: BLE001  # said to the parent; the other cards go on
+            text = f"reading card {index} failed: {type(error).__name__}: {error}"
+            pipe.send(Line(note=NoteLine(text)))
+            time.sleep(CLOSED_S)
+            reader = CardReader(nvml, index)
+            continue
+        gone = reader.calls.gone_code()
+        if gone:
+            pipe.end(FailureLine(gone, describe_code(gone)))
+        pipe.send(Line(card=line))
+        if reader.handle is not None and reader.handle is not announced:
+            announced = reader.handle
+            opened.put((index, reader.uuid, announced))
+        time.sleep(max(0.05, line.next_s - (time.monotonic() - started)))
+
+
+def _watch_xids(calls: Calls, pipe: _Pipe, opened: _Opened) -> None:
+    cards: dict[int, tuple[str, Any]] = {}
+    while True:
+        events = calls.ask("nvmlEventSetCreate")
+        if isinstance(events, Missing):
+            pipe.send(Line(note=NoteLine(f"Xid events are not watched: {events.reason}")))
+            return
+        watched = sum(_register(calls, pipe, events, index, card) for index, card in cards.items())
+        while True:
+            while not watched or not opened.empty():
+                index, uuid, handle = opened.get()
+                cards[index] = (uuid, handle)
+                watched += _register(calls, pipe, events, index, cards[index])
+            failed = _wait_for_xid(calls, pipe, events)
+            if failed is not None:
+                break
+        # A card that fell off the bus makes the whole set fail: build it anew without that card.
+        pipe.send(Line(note=NoteLine(f"Xid events were not watched for a while: {failed}")))
+        calls.ask("nvmlEventSetFree", events)
+        time.sleep(CLOSED_S)
+        calls.start_round(retry_silent=True)
+
+
+def _register(calls: Calls, pipe: _Pipe, events: Any, index: int, card: tuple[str, Any]) -> bool:
+    uuid, handle = card
+    answer = calls.ask("nvmlDeviceRegisterEvents", handle, _XID_EVENTS, events, kind=index)
+    if isinstance(answer, Missing):
+        text = f"Xid events of card {index} ({uuid}) are not watched: {answer.reason}"
+        pipe.send(Line(note=NoteLine(text)))
+    return is_known(answer)
+
+
+def _wait_for_xid(calls: Calls, pipe: _Pipe, events: Any) -> str | None:
+    event = calls.ask("nvmlEventSetWait_v2", events, _XID_WAIT_MS)
+    if isinstance(event, Missing):
+        return None if event.reason == describe_code(_TIMEOUT) else event.reason
+    uuid = calls.ask("nvmlDeviceGetUUID", event.device)
+    if is_known(uuid):
+        pipe.send(Line(xid=XidLine(str(uuid), int(event.eventData))))
+    return None

@@ -1,0 +1,182 @@
+"""Tell which cards a job uses: by the cards' process lists, else by open /dev/nvidiaN files.
+
+CUDA opens every visible card, so open files are an upper bound. A bare PID of a process list is
+believed only in the first PID namespace: elsewhere older drivers list host PIDs, which can equal
+an unrelated PID here (open-gpu-kernel-modules before 535.113), so an open device file must agree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tpmon.model.gpu import GpuProcess, GpuSample
+from tpmon.model.known import Known, Missing, is_known
+
+Held = Mapping[int, Known[tuple[int, ...]]]
+"""Minor numbers of the device files that each process holds open."""
+
+NVIDIA_MAJOR = 195
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+_DEVICE = re.compile(r"/dev/nvidia(\d+)")
+
+RESCAN_S = 30.0
+NEW_SCANS = 64
+OLD_SCANS = 8
+"""Rations of one round; a scan reads every descriptor link of a process, 0.1 to 1 ms."""
+
+
+def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]:
+    """Return the N of every /dev/nvidiaN that a process holds open, ascending."""
+    directory = f"{proc}/{pid}/fd"
+    minors = set()
+    try:
+        for name in os.listdir(directory):
+            path = f"{directory}/{name}"
+            try:
+                link = os.readlink(path)
+            except FileNotFoundError:
+                continue
+            match = _DEVICE.fullmatch(link)
+            if match:
+                minors.add(_minor_of(path, int(match[1])))
+    except OSError as error:
+        return Missing((error.strerror or str(error)).lower())
+    return tuple(sorted(minors))
+
+
+def _minor_of(path: str, by_name: int) -> int:
+    # A container may give the device another name; the number is in the node itself.
+    try:
+        status = os.stat(path)
+    except OSError:
+        return by_name
+    is_card = stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR
+    return os.minor(status.st_rdev) if is_card else by_name
+
+
+def kernel_has_driver(proc: str = "/proc") -> bool:
+    """Tell whether the kernel has an NVIDIA driver, also where this shell may not see its cards."""
+    try:
+        with open(f"{proc}/devices", encoding="ascii", errors="replace") as file:
+            return any(line.split()[:1] == [str(NVIDIA_MAJOR)] for line in file)
+    except OSError:
+        return False
+
+
+def in_first_pid_namespace(proc: str = "/proc") -> bool:
+    """Tell whether the PIDs of this process are those of the machine."""
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+class DeviceFiles:
+    """Scan the open device files of a job's processes, rationed. ``scan`` runs off the tick."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        """Scan nothing until ``watch`` names processes."""
+        self._proc = proc
+        self._job: Mapping[int, int] = {}
+        self._scans: dict[tuple[int, int], tuple[float, Known[tuple[int, ...]]]] = {}
+        self._driver_checked_s = float("-inf")
+        self._has_driver = False
+
+    def watch(self, job: Mapping[int, int]) -> None:
+        """Name the job's processes: PID to start ticks."""
+        self._job = dict(job)
+
+    def scan(self) -> Held:
+        """Scan new processes, and those not scanned for a while; return what all of them hold."""
+        now_s = time.monotonic()
+        if now_s - self._driver_checked_s >= RESCAN_S:
+            self._driver_checked_s = now_s
+            self._has_driver = kernel_has_driver(self._proc)
+        if not self._has_driver:
+            return {}
+        job = self._job
+        self._scans = {key: self._scans[key] for key in job.items() if key in self._scans}
+        new = [key for key in job.items() if key not in self._scans][:NEW_SCANS]
+        old = sorted(self._scans, key=lambda key: self._scans[key][0])[:OLD_SCANS]
+        due = [key for key in old if now_s - self._scans[key][0] >= RESCAN_S]
+        for key in (*new, *due):
+            self._scans[key] = (now_s, open_device_indices(key[0], self._proc))
+        return {pid: minors for (pid, _), (_, minors) in self._scans.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Hold a card's sample and the N of its /dev/nvidiaN."""
+
+    sample: GpuSample
+    minor: Known[int]
+
+
+def map_to_job(
+    cards: tuple[Card, ...], job: Mapping[int, int], held: Held, pids_are_ours: bool
+) -> tuple[GpuSample, ...]:
+    """Mark the job's processes on each card; ``pids_are_ours``: we are in the first PID namespace.
+
+    As soon as one card lists a process of the job, the lists are the truth for all cards.
+    """
+    confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
+    listed = [_listed(card.sample, confirmed) for card in cards]
+    if any(listed):
+        return tuple(_mark(card.sample, ours) for card, ours in zip(cards, listed, strict=True))
+    return tuple(_mark_visible(card, job, held) for card in cards)
+
+
+def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held) -> tuple[int, ...]:
+    """Return the minors that the job holds open and that none of the cards has, ascending."""
+    minors = [card.minor for card in cards]
+    if not all(is_known(minor) for minor in minors):
+        return ()
+    return tuple(sorted(held_minors(job, held) - {minor for minor in minors if is_known(minor)}))
+
+
+def held_minors(job: Mapping[int, int], held: Held) -> set[int]:
+    """Return the minors of all device files that the job holds open."""
+    found: set[int] = set()
+    for pid in job:
+        minors = held.get(pid)
+        if minors is not None and is_known(minors):
+            found.update(minors)
+    return found
+
+
+def _holds_any(minors: Known[tuple[int, ...]] | None) -> bool:
+    return minors is not None and is_known(minors) and bool(minors)
+
+
+def _listed(sample: GpuSample, confirmed: set[int]) -> tuple[int, ...]:
+    if isinstance(sample.processes, Missing):
+        return ()
+    return tuple(sorted(one.pid for one in sample.processes if one.pid in confirmed))
+
+
+def _mark(sample: GpuSample, ours: tuple[int, ...]) -> GpuSample:
+    if not ours or isinstance(sample.processes, Missing):
+        return sample
+    processes = tuple(
+        GpuProcess(one.pid, one.used_bytes, one.sm_pct, one.pid in ours) for one in sample.processes
+    )
+    return replace(sample, processes=processes, pids=ours)
+
+
+def _mark_visible(card: Card, job: Mapping[int, int], held: Held) -> GpuSample:
+    minor = card.minor
+    if isinstance(minor, Missing):
+        return card.sample
+    holders = []
+    for pid in sorted(job):
+        minors = held.get(pid)
+        if minors is not None and is_known(minors) and minor in minors:
+            holders.append(pid)
+    if not holders:
+        return card.sample
+    return replace(card.sample, pids=tuple(holders), pids_are_visible_only=True)

@@ -1,0 +1,340 @@
+"""Read one NVIDIA card through NVML, in tiers: each second, every 10 s, every 30 s, once.
+
+The pynvml module comes as an argument, so that tests pass a small fake. A card is asked about 15
+questions a second; calls that block (PCIe throughput: 20 ms each) are never used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpmon.model.gpu import MigInstance
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.probe.gpu_calls import Calls, to_float, to_int
+from tpmon.probe.gpu_gpm import GpmSampler
+from tpmon.probe.gpu_mig import MigReader
+from tpmon.probe.gpu_processes import ProcessList
+from tpmon.probe.gpu_wire import Busy, CardLine, Counters, Fast, Health, Identity, Slow
+
+SLOW_S = 10.0
+HEALTH_S = 30.0
+FAST_S = 1.0
+IDLE_S = 10.0
+"""A card that nobody uses is asked this rarely: polling keeps a laptop's card awake."""
+CLOSED_S = 30.0
+"""A card that is lost or may not be opened is tried again this often."""
+
+REASON_IDLE = 0x1
+
+_IDLE_PCT = 5
+_BUSY_PCT = 80
+_FIRST_SPAN_US = 1_000_000
+"""The first read of the sample buffer returns 10 s; only its newest second is of this reading."""
+
+_SAMPLES_GPU, _SAMPLES_MEMORY = 1, 2
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_SENSOR_GPU = 0
+_THRESHOLD_SLOWDOWN = 1
+_UNCORRECTED, _VOLATILE = 1, 0
+_POLICY_POWER, _POLICY_THERMAL = 0, 1
+_MEMORY_V2 = 0x02000028
+_ALL_LINKS = 0xFFFFFFFF
+_KIB = 1024
+
+# nvml.h field ids, in the order of Counters, then the memory temperature.
+_FIELDS = (
+    (83, 0),
+    (74, 0),
+    (75, 0),
+    (269, 0),
+    (270, 0),
+    (271, 0),
+    (76, 0),
+    (77, 0),
+    (79, 0),
+    (197, 0),
+    (198, 0),
+)
+_MEMORY_TEMPERATURE = (82, 0)
+_LINK_COUNT = (91, 0)
+_LINK_DATA_KIB = ((138, _ALL_LINKS), (139, _ALL_LINKS))
+_LINK_BYTES = ((202, _ALL_LINKS), (204, _ALL_LINKS))
+_RECOVERY_ACTION = (230, 0)
+
+
+def measure_busy(values: Sequence[int]) -> Busy:
+    """Reduce utilisation samples (percent, at least one) to their mean and the ends' shares."""
+    count = len(values)
+    return Busy(
+        mean_pct=sum(values) / count,
+        samples=count,
+        idle_ratio=sum(value <= _IDLE_PCT for value in values) / count,
+        busy_ratio=sum(value >= _BUSY_PCT for value in values) / count,
+    )
+
+
+class CardReader:
+    """Read one card. Owned by one thread; a call that hangs hangs that thread alone."""
+
+    def __init__(self, nvml: Any, index: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """Name the card by NVML index; nothing is called until ``read``."""
+        self.calls = Calls(nvml)
+        self._clock = clock
+        self.index = index
+        self.handle: Any = None
+        self.uuid = ""
+        self._processes = ProcessList(self.calls)
+        self._gpm: GpmSampler | None = None
+        self._mig: MigReader | None = None
+        self._identity: Identity | None = None
+        self._has_links = False
+        self._seen_us = {_SAMPLES_GPU: 0, _SAMPLES_MEMORY: 0}
+        self._slow_due_ns = 0
+        self._health_due_ns = 0
+
+    def read(self) -> CardLine:
+        """Read what is due of the card; of a card that cannot be opened, the line says why."""
+        now_ns = self._clock()
+        health_due = now_ns >= self._health_due_ns
+        self.calls.start_round(retry_silent=health_due)
+        if self.handle is None:
+            failed = self._open()
+            if failed is not None:
+                return self._blank_line(now_ns, failed.reason)
+        slow: Applicable[Slow] = NOT_APPLICABLE
+        if now_ns >= self._slow_due_ns:
+            slow = self._read_slow()
+            self._slow_due_ns = now_ns + int(SLOW_S * 1e9)
+        fast = self._read_fast(now_ns)
+        health: Applicable[Health] = NOT_APPLICABLE
+        identity: Applicable[Identity] = NOT_APPLICABLE
+        if health_due:
+            health = self._read_health()
+            identity = self._identity or NOT_APPLICABLE
+            self._health_due_ns = now_ns + int(HEALTH_S * 1e9)
+        lost = self.calls.lost_reason()
+        if lost:
+            # The handle of a lost card stays dead; a card that comes back needs a new one.
+            self.handle = None
+            return self._blank_line(now_ns, lost)
+        next_s = IDLE_S if _is_unused(fast) else FAST_S
+        return CardLine(self.index, self.uuid, now_ns, next_s, NOT_APPLICABLE, fast, slow, health, identity)
+
+    def _open(self) -> Missing | None:
+        handle = self.calls.ask("nvmlDeviceGetHandleByIndex", self.index)
+        if isinstance(handle, Missing):
+            return handle
+        uuid = self.calls.ask("nvmlDeviceGetUUID", handle)
+        if isinstance(uuid, Missing):
+            return uuid
+        self.handle = handle
+        self.uuid = uuid if isinstance(uuid, str) else str(uuid)
+        self._gpm = GpmSampler(self.calls, handle)
+        self._mig = None
+        self._identity = self._read_identity()
+        self._slow_due_ns = self._health_due_ns = 0
+        return None
+
+    def _blank_line(self, now_ns: int, reason: str) -> CardLine:
+        return CardLine(
+            index=self.index,
+            uuid=self.uuid,
+            taken_ns=now_ns,
+            next_s=CLOSED_S,
+            lost=self.calls.lost_reason() or NOT_APPLICABLE,
+            fast=blank_fast(reason),
+            slow=NOT_APPLICABLE,
+            health=NOT_APPLICABLE,
+            identity=self._identity or NOT_APPLICABLE,
+        )
+
+    def _number(self, name: str, *args: Any, kind: int = 0, scale: float = 1.0) -> Known[float]:
+        answer = self.calls.ask(name, self.handle, *args, kind=kind)
+        return self._checked(answer, lambda value: to_float(value) * scale)
+
+    def _whole(self, name: str, *args: Any, kind: int = 0) -> Known[int]:
+        return self._checked(self.calls.ask(name, self.handle, *args, kind=kind), to_int)
+
+    def _checked(self, answer: Known[Any], convert: Any) -> Known[Any]:
+        if isinstance(answer, Missing):
+            return answer
+        try:
+            return convert(answer)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            return Missing(f"unexpected answer: {error}")
+
+    def _read_fast(self, now_ns: int) -> Fast:
+        busy = self._read_busy(_SAMPLES_GPU)
+        memory_busy = self._read_busy(_SAMPLES_MEMORY)
+        used, total = self._read_memory()
+        counters, memory_temperature = self._read_counters()
+        gpm = self._gpm.read(now_ns) if self._gpm else Missing("not read yet")
+        instances: tuple[MigInstance, ...] = ()
+        if self._mig is None:
+            processes = self._processes.read(self.handle, with_busy=True)
+        else:
+            processes = self._mig.read_processes(self._processes)
+            instances = self._mig.read_instances(now_ns)
+        return Fast(
+            busy=busy,
+            memory_busy_pct=map_known(lambda value: value.mean_pct, memory_busy),
+            power_w=self._number("nvmlDeviceGetPowerUsage", scale=1e-3),
+            sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", _CLOCK_SM, kind=_CLOCK_SM),
+            temperature_c=self._read_temperature(),
+            memory_temperature_c=map_known(float, memory_temperature),
+            reasons=self._read_reasons(),
+            counters=counters,
+            memory_used_bytes=used,
+            memory_total_bytes=total,
+            gpm=gpm,
+            processes=processes,
+            instances=instances,
+        )
+
+    def _read_busy(self, kind: int) -> Known[Busy]:
+        since_us = self._seen_us[kind]
+        answer = self.calls.ask("nvmlDeviceGetSamples", self.handle, kind, since_us, kind=kind)
+        pairs: list[tuple[int, int]] = []
+        if is_known(answer):
+            # Other values than percents are slots that the driver has not filled.
+            read = [(one.timeStamp, one.sampleValue.uiVal) for one in answer[1]]
+            pairs = [pair for pair in read if pair[0] > since_us and pair[1] <= 100]
+        if not pairs:
+            # Empty or NOT_FOUND when idle; NOT_SUPPORTED on some cards.
+            return self._read_busy_once(kind, answer)
+        newest_us = max(stamp for stamp, _ in pairs)
+        self._seen_us[kind] = newest_us
+        if not since_us:
+            pairs = [pair for pair in pairs if pair[0] > newest_us - _FIRST_SPAN_US]
+        return measure_busy([value for _, value in pairs])
+
+    def _read_busy_once(self, kind: int, samples: Known[Any]) -> Known[Busy]:
+        rates = self.calls.ask("nvmlDeviceGetUtilizationRates", self.handle)
+        if isinstance(rates, Missing):
+            return samples if isinstance(samples, Missing) else rates
+        value = self._checked(rates, lambda r: to_float(r.gpu if kind == _SAMPLES_GPU else r.memory))
+        one_shot = Missing("a one-shot value has no distribution")
+        return map_known(lambda pct: Busy(pct, 0, one_shot, one_shot), value)
+
+    def _read_memory(self) -> tuple[Known[int], Known[int]]:
+        # Version 1 counts the driver's own reserve as used (gpustat#141).
+        answer = self.calls.ask("nvmlDeviceGetMemoryInfo", self.handle, _MEMORY_V2, kind=2)
+        if isinstance(answer, Missing):
+            answer = self.calls.ask("nvmlDeviceGetMemoryInfo", self.handle, kind=1)
+        total = self._checked(answer, lambda info: to_int(info.total))
+        if total == 0:
+            shared = Missing("shares the host's memory")
+            return shared, shared
+        return self._checked(answer, lambda info: to_int(info.used)), total
+
+    def _read_counters(self) -> tuple[Counters, Known[int]]:
+        wanted = [*_FIELDS, _MEMORY_TEMPERATURE]
+        if self._has_links:
+            wanted += [*_LINK_DATA_KIB, *_LINK_BYTES]
+        values = self.calls.ask_fields(self.handle, wanted)
+        if len(values) < len(wanted):
+            values += [Missing("no answer for this field")] * (len(wanted) - len(values))
+        count = len(_FIELDS)
+        energy, cap, thermal, *rest = values[:count]
+        memory_temperature = values[count]
+        links: list[Known[int]] = [Missing("no NVLink")] * 2
+        if self._has_links:
+            data, raw = values[count + 1 : count + 3], values[count + 3 :]
+            links = [
+                raw_bytes if isinstance(kib, Missing) else kib * _KIB
+                for kib, raw_bytes in zip(data, raw, strict=True)
+            ]
+        if isinstance(energy, Missing):
+            energy = self._whole("nvmlDeviceGetTotalEnergyConsumption")
+        if isinstance(cap, Missing):
+            cap = self._read_violation(_POLICY_POWER)
+        if isinstance(thermal, Missing):
+            thermal = self._read_violation(_POLICY_THERMAL)
+        return Counters(energy, cap, thermal, *rest, *links), memory_temperature
+
+    def _read_violation(self, policy: int) -> Known[int]:
+        answer = self.calls.ask("nvmlDeviceGetViolationStatus", self.handle, policy, kind=policy)
+        return self._checked(answer, lambda status: to_int(status.violationTime))
+
+    def _read_temperature(self) -> Known[float]:
+        value = self._number("nvmlDeviceGetTemperature", _SENSOR_GPU)
+        if isinstance(value, Missing):
+            # The older call leaves with CUDA 14.
+            newer = self._number("nvmlDeviceGetTemperatureV", _SENSOR_GPU)
+            return newer if is_known(newer) else value
+        return value
+
+    def _read_reasons(self) -> Known[int]:
+        value = self._whole("nvmlDeviceGetCurrentClocksEventReasons")
+        if isinstance(value, Missing):
+            # The same bits under the name that drivers before 535 have.
+            older = self._whole("nvmlDeviceGetCurrentClocksThrottleReasons")
+            return older if is_known(older) else value
+        return value
+
+    def _read_slow(self) -> Slow:
+        mode = self.calls.ask("nvmlDeviceGetMigMode", self.handle)
+        mig: Known[bool] = self._checked(mode, lambda pair: to_int(pair[0]) != 0)
+        if mig is True:
+            self._mig = self._mig or MigReader(self.calls, self.handle)
+            self._mig.refresh()
+        elif self._mig is not None:
+            self._mig.close()
+            self._mig = None
+        return Slow(
+            power_limit_w=self._number("nvmlDeviceGetEnforcedPowerLimit", scale=1e-3),
+            memory_clock_mhz=self._number("nvmlDeviceGetClockInfo", _CLOCK_MEMORY, kind=_CLOCK_MEMORY),
+            margin_c=self._number("nvmlDeviceGetMarginTemperature"),
+            pcie_generation=self._whole("nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_width=self._whole("nvmlDeviceGetCurrPcieLinkWidth"),
+            mig=mig,
+        )
+
+    def _read_health(self) -> Health:
+        rows = self.calls.ask("nvmlDeviceGetRemappedRows", self.handle)
+        (action,) = self.calls.ask_fields(self.handle, [_RECOVERY_ACTION])[:1] or [Missing("no answer")]
+        return Health(
+            ecc_uncorrected=self._whole("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+            remapped_rows_pending=self._checked(rows, lambda row: to_int(row[2]) != 0),
+            remapped_rows_failed=self._checked(rows, lambda row: to_int(row[3]) != 0),
+            recovery_action=action,
+        )
+
+    def _read_identity(self) -> Identity:
+        (links,) = self.calls.ask_fields(self.handle, [_LINK_COUNT])[:1] or [Missing("no answer")]
+        self._has_links = is_known(links) and links > 0
+        return Identity(
+            name=self._checked(self.calls.ask("nvmlDeviceGetName", self.handle), str),
+            minor=self._whole("nvmlDeviceGetMinorNumber"),
+            sm_clock_max_mhz=self._number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM, kind=_CLOCK_SM),
+            memory_clock_max_mhz=self._number("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY, kind=_CLOCK_MEMORY),
+            pcie_generation_max=self._whole("nvmlDeviceGetMaxPcieLinkGeneration"),
+            pcie_width_max=self._whole("nvmlDeviceGetMaxPcieLinkWidth"),
+            slowdown_c=self._number("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
+        )
+
+
+def blank_fast(reason: str) -> Fast:
+    """Build a reading in which nothing was read."""
+    no = Missing(reason)
+    return Fast(
+        busy=no,
+        memory_busy_pct=no,
+        power_w=no,
+        sm_clock_mhz=no,
+        temperature_c=no,
+        memory_temperature_c=no,
+        reasons=no,
+        counters=Counters(*[no] * 13),
+        memory_used_bytes=no,
+        memory_total_bytes=no,
+        gpm=no,
+        processes=no,
+        instances=(),
+    )
+
+
+def _is_unused(fast: Fast) -> bool:
+    return fast.processes == () and fast.reasons == REASON_IDLE
