@@ -43,13 +43,14 @@ def parse_pss(raw: bytes) -> int:
 
 
 class PssRation:
-    """Read PSS of one process at a time, oldest reading first, in a daemon thread."""
+    """Read PSS of one process at a time, oldest attempt first, in a daemon thread."""
 
     def __init__(self, proc: str = "/proc") -> None:
         """Read nothing until ``watch`` names the processes and ``start`` starts the thread."""
         self._proc = proc
         self._rss: Mapping[int, int] = {}
         self._known: dict[int, Known[Pss]] = {}
+        self._tried_ns: dict[int, int] = {}
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -65,6 +66,7 @@ class PssRation:
         self._rss = rss_by_pid
         for pid in self._known.keys() - rss_by_pid.keys():
             self._known.pop(pid, None)
+            self._tried_ns.pop(pid, None)
 
     def latest(self, pid: int) -> Known[Pss]:
         """Return the newest PSS of a process."""
@@ -73,21 +75,19 @@ class PssRation:
         return self._known.get(pid, Missing("rationed: one process every 10 s"))
 
     def read_next(self) -> None:
-        """Read the process whose reading is oldest, if one is small enough."""
+        """Read the process whose turn it is, if one is small enough."""
         small = [pid for pid, rss in self._rss.items() if rss <= PSS_MAX_RSS_BYTES]
         if not small:
             return
-        pid = min(small, key=lambda one: (self._taken_ns(one), one))
+        # Refused attempts have their turn too: one foreign process must not starve the others.
+        pid = min(small, key=lambda one: (self._tried_ns.get(one, 0), one))
+        self._tried_ns[pid] = time.monotonic_ns()
         try:
             with open(f"{self._proc}/{pid}/smaps_rollup", "rb") as file:
                 self._known[pid] = Pss(parse_pss(file.read()), time.monotonic_ns())
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self._known[pid] = Missing(f"PSS: {reason.lower()}")
-
-    def _taken_ns(self, pid: int) -> int:
-        known = self._known.get(pid)
-        return known.taken_ns if isinstance(known, Pss) else 0 if known is None else 1
 
     def _run(self) -> None:
         while not self._stop.wait(PSS_EVERY_S):
