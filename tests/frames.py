@@ -286,7 +286,7 @@ def make_target(**fields: Any) -> Target:
 def make_ages(**fields: Any) -> Ages:
     """Build ages of a session that keeps up."""
     plain = Ages(
-        cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=0.3, stacks=Missing("not sampled"), hook=NO_HOOK
+        cpu=0.1, threads=0.1, io=0.1, memory=0.1, gpu=NO_DRIVER, stacks=Missing("not sampled"), hook=NO_HOOK
     )
     return replace(plain, **fields)
 

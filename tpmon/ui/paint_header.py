@@ -78,14 +78,15 @@ def _ages(view: ViewState, frame: Frame) -> list[Item]:
         return []
     items: list[Item] = []
     fresh: dict[str, float] = {}
+    frame_is_late = is_old(view, age_of(view, 0.0))  # the state word says so for all groups at once
     for group in GROUPS:
         age = getattr(frame.ages_s, group)
         if not is_known(age):
             continue
         age_s = age_of(view, age)
-        if is_old(view, age_s):
+        if is_old(view, age if frame_is_late else age_s):
             items.append(Item(3, f"! {group} {format_seconds(age_s)} old", Ink.WARN))
-        else:
+        elif not frame_is_late:
             place = "host" if group in HOST_GROUPS else group
             fresh[place] = max(fresh.get(place, 0.0), age_s)
     items += [Item(10, f"{place} {format_seconds(age_s)}", Ink.DIM) for place, age_s in fresh.items()]

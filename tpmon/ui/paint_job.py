@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
-from tpmon.model.host import LoaderSample, NetworkSample, ShmSample, SocketSample
+from tpmon.model.host import LoaderSample, NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import Known, is_known
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
 from tpmon.ui.marks import age_of, is_old
@@ -47,6 +47,7 @@ def _cpu_pairs(frame: Frame) -> Pairs:
         ("runnable / budget", explain(cpu.demand_ratio, _times)),
         ("pools runnable", explain(cpu.pool_runnable, lambda v: f"{v:.2f} threads")),
         ("pools / budget", explain(cpu.oversubscription, _times)),
+        ("largest pool", explain(cpu.pool, _pool)),
         ("waiting share", explain(cpu.run_delay_ratio, _pct)),
         ("throttled periods", explain(cpu.throttled_ratio, _pct)),
         ("throttled CPU s/s", explain(cpu.throttled_s, _number)),
@@ -55,6 +56,13 @@ def _cpu_pairs(frame: Frame) -> Pairs:
         ("host steal", explain(cpu.host_steal_pct, _plain_pct)),
         ("host load", explain(cpu.host_load, _number)),
     ]
+
+
+def _pool(pool: Pool) -> str:
+    owner = f"{pool.role.value} {pool.pid}"
+    return (
+        f"{pool.threads} busy threads of {owner}, {pool.runnable:.2f} runnable, {explain(pool.library, str)}"
+    )
 
 
 def _memory_pairs(frame: Frame) -> Pairs:

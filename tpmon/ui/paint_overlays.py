@@ -16,42 +16,55 @@ from tpmon.ui.paint_cards import describe_card
 from tpmon.ui.paint_ranks import join_ranks, waiting_pct, write_state
 from tpmon.ui.paint_workers import write_role
 from tpmon.ui.table import explain, paint_pairs
-from tpmon.ui.view import Ink, KeyHelp, Line, Size, ViewState
+from tpmon.ui.view import Ink, KeyHelp, Line, Size, Span, ViewState
 
 COLUMN_WIDTH = 40
 
 
+COLUMNS = (
+    ("thr", "threads"),
+    ("run", "threads that wanted a CPU, on average"),
+    ("wait %", "share of those that waited for one"),
+    ("S", "R runs, S sleeps, D blocked (disk, driver), T stopped, Z zombie"),
+    ("for", "how long the wait is unchanged"),
+    ("act %", "SM active: share of cycles with work on the SMs"),
+    ("! ?", "worth a look; not read, the reason is in the details (enter)"),
+)
+"""What the short words of the screen mean."""
+
+
 def paint_help(keys: Sequence[KeyHelp], size: Size) -> list[Line]:
-    """Paint the keys that work now, by section, in as many columns as the width allows."""
+    """Paint the keys that work now by section, and the short words, in columns where there is room."""
     columns = max(1, size.width // COLUMN_WIDTH)
     width = size.width // columns
-    blocks = [_paint_section(section, keys, width) for section in dict.fromkeys(key.section for key in keys)]
-    if columns == 1 or not blocks:
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for key in keys:
+        sections.setdefault(key.section, []).append((" ".join(key.keys), key.help))
+    sections["Short words"] = list(COLUMNS)
+    blocks = [_paint_section(section, entries, width) for section, entries in sections.items()]
+    if columns == 1:
         return [line for block in blocks for line in block]
     piles: list[list[Line]] = [[] for _ in range(columns)]
     share = -(-sum(len(block) for block in blocks) // columns)
     at = 0
     for block in blocks:
-        if piles[at] and len(piles[at]) + len(block) > share + 2 and at < columns - 1:
+        if piles[at] and len(piles[at]) + len(block) // 2 > share and at < columns - 1:
             at += 1
         piles[at] += block
     lines = []
     for row in range(max(len(pile) for pile in piles)):
-        cells: list[tuple[str, Ink]] = []
+        cells: list[Span] = []
         for pile in piles:
             cells += pad_line(pile[row] if row < len(pile) else (), width)
         lines.append(fit_line(tuple(cells), size.width))
     return lines
 
 
-def _paint_section(section: str, keys: Sequence[KeyHelp], width: int) -> list[Line]:
+def _paint_section(section: str, entries: Sequence[tuple[str, str]], width: int) -> list[Line]:
     lines: list[Line] = [fit_line(((f" {section}", Ink.TITLE),), width)]
-    for key in keys:
-        if key.section != section:
-            continue
-        label = " ".join(key.keys)
-        indent = min(12, max(8, width // 4))
-        texts = wrap_words(key.help, max(8, width - indent - 3)) or [""]
+    indent = min(11, max(8, width // 4))
+    for label, words in entries:
+        texts = wrap_words(words, max(8, width - indent - 3)) or [""]
         room = max(0, indent - width_of(label))
         lines.append(fit_line(((f"  {label}", Ink.STRONG), (" " * room + f" {texts[0]}", Ink.PLAIN)), width))
         lines += [fit_line(((" " * (indent + 3) + text, Ink.PLAIN),), width) for text in texts[1:]]

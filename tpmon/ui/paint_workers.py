@@ -16,7 +16,7 @@ from tpmon.ui.table import Cell, Column, Item, Table, paint_rule, shared_reason,
 from tpmon.ui.view import Ink, Line, Pane, Size, SortBy, ViewState
 
 CPU_STEP_PCT = 10
-MEMORY_STEP_RATIO = 1.05
+MEMORY_STEP_RATIO = 1.02
 """Rows this close count as equal and stay in PID order, so that they do not swap every second."""
 
 _SORT_WORDS = {

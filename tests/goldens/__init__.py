@@ -1,0 +1,1 @@
+"""Pictures of the screen as text, and the Frames that they are painted from."""

@@ -1,0 +1,143 @@
+"""List the golden pictures and paint them as text: what `make goldens` writes and tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.frames import NOW_NS, make_view
+from tests.goldens.states import STATES, shape_history
+from tpmon.model.codec import decode, encode
+from tpmon.model.frame import Frame
+from tpmon.model.known import Missing
+from tpmon.ui.keys import keys_shown
+from tpmon.ui.panes import paint_screen
+from tpmon.ui.view import Line, Overlay, Pane, Size, SortBy, ViewState
+
+HERE = Path(__file__).parent
+FRAMES = HERE / "frames"
+PICTURES = HERE / "pictures"
+SCREENS_PAGE = HERE.parent.parent / "docs" / "screens.md"
+
+SIZES = (Size(200, 50), Size(120, 40), Size(80, 24), Size(40, 50), Size(20, 5))
+ASCII_STATES = ("two-ranks", "oversubscribed")
+WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Name one picture: a situation, a size, and what the keys have changed in the view."""
+
+    name: str
+    state: str
+    size: Size
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def _at_80(name: str, state: str, **changes: Any) -> Picture:
+    return Picture(f"{name}.80x24", state, Size(80, 24), changes)
+
+
+def _write_size(size: Size) -> str:
+    return f"{size.width}x{size.height}"
+
+
+def list_pictures() -> Iterator[Picture]:
+    """Yield every situation at every size, two of them in ASCII too, then zooms and overlays."""
+    for state in STATES:
+        for size in SIZES:
+            yield Picture(f"{state}.{_write_size(size)}", state, size)
+    for state in ASCII_STATES:
+        for size in SIZES:
+            yield Picture(f"{state}.{_write_size(size)}.ascii", state, size, {"ascii_only": True})
+    yield _at_80("zoom-ranks", "eight-gpus", zoom=Pane.RANKS, focus=Pane.RANKS, cursor_pid=51_204)
+    yield _at_80("zoom-cpu", "oversubscribed", zoom=Pane.CPU, focus=Pane.CPU)
+    yield _at_80("zoom-workers", "eight-gpus", zoom=Pane.WORKERS, cursor_pid=52_040, sort=SortBy.MEMORY)
+    yield _at_80("zoom-gpus", "eight-gpus", zoom=Pane.GPUS, focus=Pane.GPUS)
+    yield _at_80("zoom-events", "ended", zoom=Pane.EVENTS, focus=Pane.EVENTS)
+    yield _at_80("help", "two-ranks", overlay=Overlay.HELP)
+    yield _at_80("details", "two-ranks", overlay=Overlay.DETAILS, cursor_pid=4212)
+    yield _at_80("details-missing", "other-user", overlay=Overlay.DETAILS, cursor_pid=4211, scroll=2)
+    yield _at_80("details-gone", "two-ranks", overlay=Overlay.DETAILS, cursor_pid=4999)
+    yield _at_80("environment", "oversubscribed", overlay=Overlay.ENVIRONMENT, cursor_pid=4211)
+    yield _at_80("filter", "eight-gpus", overlay=Overlay.FILTER, filter_text="nfs")
+    yield _at_80("paused", "two-ranks", paused_ns=NOW_NS + 10**8, now_ns=NOW_NS + 12 * 10**9)
+    yield _at_80("late", "two-ranks", now_ns=NOW_NS + 41 * 10**9)
+    yield _at_80("message", "two-ranks", message="facts copied to the terminal and tmux")
+    for size in (Size(80, 24), Size(40, 50), Size(20, 5)):
+        yield Picture(f"{WAITING}.{_write_size(size)}", WAITING, size)
+
+
+def frame_path(state: str) -> Path:
+    """Return the file of a situation's Frame."""
+    return FRAMES / f"{state}.json"
+
+
+def picture_path(picture: Picture) -> Path:
+    """Return the file of a picture."""
+    return PICTURES / f"{picture.name}.txt"
+
+
+def encode_state(state: str) -> str:
+    """Return the Frame of a situation as the file holds it: one line of JSON."""
+    return encode(STATES[state][0]()) + "\n"
+
+
+def load_frame(state: str) -> Frame:
+    """Read the Frame of a situation from its file."""
+    return decode(Frame, frame_path(state).read_text(encoding="utf-8"))
+
+
+def view_of(picture: Picture) -> ViewState:
+    """Return the view that a picture is painted from."""
+    if picture.state == WAITING:
+        return replace(make_view(Missing("looking for the job around pid 4211")), **picture.changes)
+    frame = load_frame(picture.state)
+    view = make_view(frame, pulses=shape_history(frame), events=STATES[picture.state][1]())
+    return replace(view, **picture.changes)
+
+
+def paint_picture(picture: Picture) -> list[Line]:
+    """Paint a picture with the keys that work in its view."""
+    view = view_of(picture)
+    return paint_screen(view, picture.size, keys_shown(view))
+
+
+def write_text(lines: list[Line]) -> str:
+    """Write painted lines as text, without inks and without spaces at the ends of lines."""
+    return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
+
+
+_SHOWN = (
+    ("200x50", "eight-gpus.200x50", "A node with eight cards: ranks 8 to 15 of 64, one card too hot."),
+    ("120x40", "oversubscribed.120x40", "Two ranks whose thread pools are in each other's way."),
+    ("80x24", "two-ranks.80x24", "Two healthy ranks on a machine without a GPU."),
+    (
+        "40x50, a side pane",
+        "oversubscribed.40x50",
+        "The same two ranks in `tmux split-window -h -l 40 tpmon attach PID`.",
+    ),
+    ("20x5", "oversubscribed.20x5", "The state and the one fact that tells most."),
+    ("The job has ended", "ended.80x24", "The last picture stays, and says how it ended."),
+    ("Another user's job", "other-user.80x24", "What could not be read is `?`; its reason is a key away."),
+    (
+        "Details",
+        "details-missing.80x24",
+        "Enter: everything about one process, and why something is missing.",
+    ),
+    ("Without block characters", "two-ranks.80x24.ascii", "`--ascii`."),
+)
+
+
+def write_screens_page() -> str:
+    """Write docs/screens.md from the pictures."""
+    parts = [
+        "# What the screen looks like\n",
+        "Written by `make goldens` from the pictures that the tests compare (tests/goldens/pictures).\n",
+    ]
+    for heading, name, words in _SHOWN:
+        text = (PICTURES / f"{name}.txt").read_text(encoding="utf-8")
+        parts.append(f"## {heading}\n\n{words}\n\n```text\n{text}```\n")
+    return "\n".join(parts)

@@ -1,0 +1,42 @@
+"""Rewrite the golden Frames and pictures and docs/screens.md; read the diff before committing it.
+
+Run as ``python -m tests.goldens.update``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.goldens import pictures
+from tests.goldens.states import STATES
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
+
+
+def _remove_others(folder: Path, kept: Iterable[Path]) -> None:
+    for path in set(folder.iterdir()) - set(kept):
+        path.unlink()
+        print(f"removed {path}")
+
+
+def main() -> None:
+    """Write what has changed and remove what is no longer painted."""
+    pictures.FRAMES.mkdir(exist_ok=True)
+    pictures.PICTURES.mkdir(exist_ok=True)
+    for state in STATES:
+        _write(pictures.frame_path(state), pictures.encode_state(state))
+    listed = list(pictures.list_pictures())
+    for picture in listed:
+        _write(pictures.picture_path(picture), pictures.write_text(pictures.paint_picture(picture)))
+    _remove_others(pictures.FRAMES, map(pictures.frame_path, STATES))
+    _remove_others(pictures.PICTURES, map(pictures.picture_path, listed))
+    _write(pictures.SCREENS_PAGE, pictures.write_screens_page())
+
+
+if __name__ == "__main__":
+    main()
