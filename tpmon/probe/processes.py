@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -21,6 +22,8 @@ from tpmon.probe.procfs import (
 )
 from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet
 from tpmon.probe.waits import Syscall, describe_wait, parse_syscall
+
+T = TypeVar("T")
 
 _MACHINE = os.uname().machine
 _FIRST = Missing("rates need two readings")
@@ -56,6 +59,9 @@ class ProcessReading:
     taken_ns: int
 
 
+_QUIET = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def rate(new: float, old: float, elapsed_s: float) -> float:
     """Return the rate of a counter that only grows; a step back (exec, reset) counts as 0."""
     return max(0.0, new - old) / elapsed_s
@@ -68,6 +74,8 @@ def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Know
     elapsed_s = (new[2] - old[2]) / 1e9
     stat, io, _ = new
     old_stat, old_io, _ = old
+    if stat is old_stat and io is old_io and is_known(io):
+        return _QUIET
 
     def io_rate(read: Callable[[Io], int]) -> Known[float]:
         if not is_known(io):
@@ -88,6 +96,28 @@ def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Know
         device_read_bytes_s=io_rate(lambda one: one.device_read),
         device_write_bytes_s=io_rate(lambda one: one.device_write),
     )
+
+
+class _Parsed(Generic[T]):
+    """Parse a file's bytes only when they changed: most processes of a tree are quiet."""
+
+    __slots__ = ("_file", "_parse", "_raw", "_value")
+
+    def __init__(self, path: str, size: int, parse: Callable[[bytes], T]) -> None:
+        self._file = ProcFile(path, size)
+        self._parse = parse
+        self._raw = self._file.read()
+        self._value = parse(self._raw)
+
+    def read(self) -> T:
+        raw = self._file.read()
+        if raw != self._raw:
+            self._value = self._parse(raw)
+            self._raw = raw
+        return self._value
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class _Optional:
@@ -122,6 +152,27 @@ class _Optional:
         self._refused = Missing((error.strerror or "refused").lower())
 
 
+def _parse_wait(
+    state: str, raw: Known[bytes], raw_call: Known[bytes], role: Role
+) -> tuple[Known[str], Known[str], Known[str]]:
+    """Return wchan, the number of the system call, and both in words."""
+    wchan: Known[str]
+    if isinstance(raw, Missing):
+        wchan = raw
+    else:
+        wchan = _HIDDEN if raw in (b"0", b"") else clean_text(raw.decode("ascii", "replace"), 64)
+    call: Known[Syscall]
+    if isinstance(raw_call, Missing):
+        call = raw_call
+    else:
+        try:
+            call = parse_syscall(raw_call)
+        except ValueError:
+            call = Missing("the kernel's text did not parse")
+    number: Known[str] = str(call.number) if is_known(call) else call
+    return wchan, number, describe_wait(state, wchan, call, role, _MACHINE)
+
+
 class ProcessProbe:
     """Read one process each tick; ``read`` raises when it is gone, ``close`` frees everything."""
 
@@ -135,16 +186,20 @@ class ProcessProbe:
         """
         self.pid = pid
         base = f"{proc}/{pid}"
-        self._stat = ProcFile(f"{base}/stat")
+        self._stat = _Parsed(f"{base}/stat", 1024, parse_stat)
         try:
-            self._statm = ProcFile(f"{base}/statm", 256)
-        except OSError:
+            self._statm = _Parsed(f"{base}/statm", 256, parse_statm)
+        except (OSError, ValueError):
             self._stat.close()
             raise
         self._io = _Optional(f"{base}/io", 512)
         self._wchan = _Optional(f"{base}/wchan", 128)
         self._syscall = _Optional(f"{base}/syscall", 256)
         self.threads = ThreadSet(pid, kind_of, allowance, proc)
+        self._raw_io: Known[bytes] = Missing("not read yet")
+        self._parsed_io: Known[Io] = self._raw_io
+        self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
+        self._waits: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
         self._old: tuple[Stat, Known[Io], int] | None = None
         self._wait: tuple[Known[str], int] | None = None
 
@@ -164,10 +219,13 @@ class ProcessProbe:
             ValueError: when the kernel's text does not parse.
         """
         taken_ns = time.monotonic_ns()
-        stat = parse_stat(self._stat.read())
-        statm = parse_statm(self._statm.read())
+        stat = self._stat.read()
+        statm = self._statm.read()
         raw_io = self._io.read()
-        io = raw_io if isinstance(raw_io, Missing) else parse_io(raw_io)
+        if raw_io != self._raw_io:
+            self._parsed_io = raw_io if isinstance(raw_io, Missing) else parse_io(raw_io)
+            self._raw_io = raw_io
+        io = self._parsed_io
         old, self._old = self._old, (stat, io, taken_ns)
         rates = measure_rates(old, self._old)
         moved = old is None or old[0].cpu_s != stat.cpu_s
@@ -192,23 +250,11 @@ class ProcessProbe:
         if state == "R":
             running = Missing("running")
             return running, running, "running"
-        raw = self._wchan.read()
-        wchan: Known[str]
-        if isinstance(raw, Missing):
-            wchan = raw
-        else:
-            wchan = _HIDDEN if raw in (b"0", b"") else clean_text(raw.decode("ascii", "replace"), 64)
-        raw_call = self._syscall.read()
-        call: Known[Syscall]
-        if isinstance(raw_call, Missing):
-            call = raw_call
-        else:
-            try:
-                call = parse_syscall(raw_call)
-            except ValueError:
-                call = Missing("the kernel's text did not parse")
-        number: Known[str] = str(call.number) if is_known(call) else call
-        return wchan, number, describe_wait(state, wchan, call, role, _MACHINE)
+        raw, raw_call = self._wchan.read(), self._syscall.read()
+        if self._raw_wait != (state, raw, raw_call, role):
+            self._raw_wait = (state, raw, raw_call, role)
+            self._waits = _parse_wait(state, raw, raw_call, role)
+        return self._waits
 
     def _unchanged_s(self, waits_for: Known[str], taken_ns: int) -> Known[float]:
         if not is_known(waits_for):

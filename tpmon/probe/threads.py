@@ -35,6 +35,7 @@ class _Thread:
     tid: int
     first_seen_ns: int
     file: ProcFile | None = None
+    raw: bytes = b""
     last: SchedStat | None = None
     demand: float = 0.0
     kind: ThreadKind = ThreadKind.UNREAD
@@ -152,6 +153,9 @@ class ThreadSet:
             thread.file = ProcFile(f"{thread.tid}/schedstat", 128, dir_fd=self._task_fd)
             self.allowance.descriptors -= 1
         raw = thread.file.read() if thread.file else self._read_once(f"{thread.tid}/schedstat")
+        if raw == thread.raw and thread.last is not None:
+            return thread.last
+        thread.raw = raw
         return parse_schedstat(raw)
 
     def _drop_file(self, thread: _Thread) -> None:
