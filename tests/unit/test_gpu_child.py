@@ -17,6 +17,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.gpu_board import GpuReading
 from tpmon.probe.gpu_link import child_command
+from tpmon.probe.gpu_wire import FailureLine, Line, encode_line
 
 ROOT = str(Path(__file__).parents[2])
 STUB = """
@@ -150,6 +151,20 @@ def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body: str, reason: str) -
     time.sleep(0.2)
     assert probe._link._process is ended
     probe.stop()
+
+
+def test_a_driver_that_stays_away_is_asked_less_and_less_often() -> None:
+    probe = GpuProbe(["true"])
+    probe._on_start()
+    probe._on_lines([encode_line(Line(failure=FailureLine(12, "")))])
+    assert [probe._on_end("exit 1", attempt) for attempt in (1, 2, 3, 4, 5, 2000)] == [
+        30,
+        60,
+        120,
+        240,
+        300,
+        300,
+    ]
 
 
 def test_without_nvidia_ml_py_the_reading_says_so() -> None:

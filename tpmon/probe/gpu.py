@@ -23,7 +23,9 @@ __all__ = ["GpuProbe", "GpuReading", "open_device_indices"]
 
 SCAN_EVERY_S = 0.9
 ABSENT_RETRY_S = 30.0
-"""Where there is no driver, one will not come within seconds."""
+MAX_ABSENT_RETRY_S = 300.0
+"""Where there is no driver, one will not come within seconds. A try costs 0.1 s of CPU: each 30 s
+that would be 0.4 % of a core for ever, so the wait doubles up to this."""
 
 
 class GpuProbe:
@@ -99,7 +101,7 @@ class GpuProbe:
     def _on_end(self, how: str, attempt: int) -> float:
         with self._lock:
             if self._board.refused:
-                retry_s = self._absent_retry_s
+                retry_s = min(self._absent_retry_s * 2 ** min(attempt - 1, 8), MAX_ABSENT_RETRY_S)
             else:
                 retry_s = self._backoff_s[min(attempt, len(self._backoff_s)) - 1]
             self._board.on_end(how, time.monotonic_ns(), retry_s)
