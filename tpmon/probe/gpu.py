@@ -101,7 +101,7 @@ class GpuProbe:
     def _on_end(self, how: str, attempt: int) -> float:
         with self._lock:
             if self._board.refused:
-                retry_s = min(self._absent_retry_s * 2 ** min(attempt - 1, 8), MAX_ABSENT_RETRY_S)
+                retry_s = min(self._absent_retry_s * 2.0 ** min(attempt - 1, 8), MAX_ABSENT_RETRY_S)
             else:
                 retry_s = self._backoff_s[min(attempt, len(self._backoff_s)) - 1]
             self._board.on_end(how, time.monotonic_ns(), retry_s)
