@@ -24,7 +24,7 @@ class Pulse:
     run_delay_ratio: Known[float]
     memory_bytes: Known[int]
     shm_ratio: Known[float]
-    device_read_bytes_s: float
+    device_read_bytes_s: Known[float]
     ready_batches: Known[float]
     gpu_pct: tuple[Known[float], ...]
     """Per card of the Frame, in its order."""
@@ -46,7 +46,7 @@ def pulse_of(frame: Frame) -> Pulse:
         shm_ratio=shm.used_bytes / shm.total_bytes
         if is_known(shm) and shm.total_bytes
         else Missing("no /dev/shm"),
-        device_read_bytes_s=sum(reads),
+        device_read_bytes_s=sum(reads) if reads else Missing("no process tells what it reads"),
         ready_batches=min(ready) if ready else Missing("no batch seen in a loader pipe"),
         gpu_pct=tuple(card.sm_pct for card in cards),
     )
