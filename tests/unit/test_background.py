@@ -1,0 +1,134 @@
+"""Read what can block off the tick: a source that hangs ages, one that fails says why."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tpmon.model.known import Missing
+from tpmon.probe.background import Background, read_within
+
+
+def wait_until(condition, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    return bool(condition())
+
+
+def is_running(name: str) -> bool:
+    return any(thread.name == name for thread in threading.enumerate())
+
+
+def test_a_quick_read_returns_its_value_also_when_that_is_empty():
+    assert read_within(5, lambda: 42) == 42
+    assert read_within(5, tuple) == ()
+    assert read_within(5, lambda: Missing("said so itself")) == Missing("said so itself")
+
+
+def test_a_refusal_is_missing_and_a_bug_is_raised_here():
+    assert read_within(5, Path("/nonexistent/file").read_bytes) == Missing("No such file or directory")
+
+    def bug() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        read_within(5, bug)
+
+
+def test_a_read_that_hangs_is_left_behind(tmp_path):
+    """Opening a FIFO without a writer blocks like a file on a dead mount."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    started = time.monotonic()
+    assert read_within(0.1, fifo.read_bytes) == Missing("no answer within 0.1 s")
+    assert time.monotonic() - started < 2
+    assert is_running("tpmon-read")
+    os.close(os.open(fifo, os.O_WRONLY))
+    assert wait_until(lambda: not is_running("tpmon-read"))
+
+
+def test_a_source_keeps_its_newest_value_and_tells_its_age():
+    values = iter(range(1000))
+    source = Background("counting", lambda: next(values), 0.01)
+    value, age_s = source.latest()
+    assert value == Missing("counting not read yet")
+    assert age_s < 5
+    source.start()
+    assert wait_until(lambda: source.latest()[0] not in (Missing("counting not read yet"), 0, 1))
+    source.stop()
+    assert wait_until(lambda: not is_running("tpmon-counting"))
+    last, age_s = source.latest()
+    time.sleep(0.05)
+    assert source.latest()[0] == last
+    assert source.latest()[1] >= age_s + 0.05
+
+
+def test_a_source_that_hangs_ages_and_neither_it_nor_stop_holds_anybody_up():
+    hold = threading.Event()
+    reads = []
+
+    def read() -> int:
+        reads.append(1)
+        if len(reads) == 2:
+            hold.wait(20)
+        return len(reads)
+
+    source = Background("hanging", read, 0.0)
+    source.start()
+    assert wait_until(lambda: len(reads) == 2)
+    time.sleep(0.1)
+    assert source.latest()[0] == 1
+    assert source.latest()[1] >= 0.1
+    before = time.monotonic()
+    source.stop()
+    assert time.monotonic() - before < 1
+    hold.set()
+    assert wait_until(lambda: not is_running("tpmon-hanging"))
+
+
+def test_a_refused_source_is_missing_and_tried_again():
+    answers = iter([OSError(13, "Permission denied"), OSError("bare"), 7, 8, 9])
+
+    def read() -> int:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    seen = []
+    source = Background("refused", read, 0.02)
+    source.start()
+    assert wait_until(lambda: seen.append(source.latest()[0]) or source.latest()[0] == 7)
+    source.stop()
+    assert Missing("Permission denied") in seen
+    assert Missing("bare") in seen
+
+
+def test_two_bugs_in_a_row_turn_a_source_off_with_the_reason():
+    answers = iter(["bug", 1, "bug", "bug", 2])
+
+    def read() -> int:
+        answer = next(answers)
+        if answer == "bug":
+            raise KeyError("field")
+        return answer
+
+    source = Background("buggy", read, 0.0)
+    source.start()
+    assert wait_until(lambda: not is_running("tpmon-buggy"))
+    assert source.latest()[0] == Missing("buggy failed: KeyError: 'field'")
+    assert next(answers) == 2, "nothing was read after it was turned off"
+
+
+def test_stop_before_start_reads_nothing():
+    reads = []
+    source = Background("stopped", lambda: reads.append(1), 0.0)
+    source.stop()
+    source.start()
+    assert wait_until(lambda: not is_running("tpmon-stopped"))
+    assert reads == []

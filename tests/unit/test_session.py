@@ -1,0 +1,219 @@
+"""Run the loop with real threads and clocks: rhythm, stopping, changing the interval, failing, ending."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.frames import make_cpu, make_frame, make_target
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.results import Update
+from tpmon.session import Session
+
+
+class Source:
+    """Hand out numbered Frames; a test may make one slow, failing or the last."""
+
+    def __init__(
+        self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1
+    ) -> None:
+        self.times: list[float] = []
+        self.intervals: list[float] = []
+        self.closed = 0
+        self.open = threading.Event()
+        self.open.set()
+        self._slow, self._ends_at, self._fails_at = slow or {}, ends_at, fails_at
+
+    def collect(self) -> Frame:
+        number = len(self.times)
+        self.times.append(time.monotonic())
+        if number == self._fails_at:
+            raise ZeroDivisionError("a bug in a probe")
+        time.sleep(self._slow.get(number, 0))
+        self.open.wait(20)
+        state = TargetState.ENDED if number == self._ends_at else TargetState.RUNNING
+        return make_frame(
+            taken_ns=time.monotonic_ns(),
+            target=make_target(state=state),
+            cpu=make_cpu(runnable=float(number)),
+        )
+
+    def set_interval(self, seconds: float) -> None:
+        self.intervals.append(seconds)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Sink:
+    """Keep every update and wake whoever waits for the n-th."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, update: Update) -> None:
+        with self._changed:
+            self.updates.append(update)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, seconds: float = 5.0) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.updates) >= count, seconds)
+
+
+@pytest.fixture
+def run():
+    """Start Sessions in their daemon thread and stop them all."""
+    started = []
+
+    def start(source: Source, *sinks, interval_s: float = 0.02) -> tuple[Session, list[BaseException]]:
+        errors: list[BaseException] = []
+        session = Session(source, sinks, interval_s)
+        session.start(errors.append)
+        started.append(session)
+        return session, errors
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def wait_until(condition, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    return bool(condition())
+
+
+def is_running() -> bool:
+    return any(thread.name == "tpmon-session" for thread in threading.enumerate())
+
+
+def test_every_sink_gets_every_frame_with_the_history_up_to_it():
+    first, second = Sink(), Sink()
+    source = Source()
+    last = Session(source, (first, second), 0.01).run(frames=3)
+    assert [update.frame.cpu.runnable for update in first.updates] == [0.0, 1.0, 2.0]
+    assert [len(update.pulses) for update in first.updates] == [1, 2, 3]
+    assert [pulse.runnable for pulse in first.updates[-1].pulses] == [0.0, 1.0, 2.0]
+    assert second.updates == first.updates
+    assert last is first.updates[-1].frame
+    assert source.closed == 1
+
+
+def test_frames_keep_the_rhythm_of_the_interval():
+    source = Source(slow=dict.fromkeys(range(100), 0.03))
+    Session(source, (), 0.1).run(frames=6)
+    steps = [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
+    assert sum(steps) / len(steps) == pytest.approx(0.1, abs=0.03), "the time of a reading is not added"
+
+
+def test_a_stall_is_followed_by_a_new_rhythm_and_no_burst():
+    source = Source(slow={1: 0.55})
+    Session(source, (), 0.1).run(frames=6)
+    steps = [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
+    assert steps[1] == pytest.approx(0.55, abs=0.08), "the late tick comes at once"
+    assert all(step > 0.06 for step in steps[2:])
+
+
+def test_the_end_of_the_job_ends_the_loop_after_that_frame():
+    source, sink = Source(ends_at=2), Sink()
+    last = Session(source, (sink,), 0.005).run()
+    assert last.target.state is TargetState.ENDED
+    assert len(sink.updates) == 3
+    assert sink.updates[-1].frame is last
+    assert source.closed == 1
+
+
+def test_stop_during_a_wait_ends_the_loop_at_once(run):
+    source, sink = Source(), Sink()
+    session, errors = run(source, sink, interval_s=30)
+    assert sink.wait_for(1)
+    session.stop()
+    assert wait_until(lambda: not is_running(), 2)
+    assert (len(sink.updates), source.closed, errors) == (1, 1, [])
+
+
+def test_stop_does_not_wait_for_a_reading_that_hangs(run):
+    source = Source()
+    source.open.clear()
+    session, _ = run(source)
+    assert wait_until(lambda: source.times)
+    before = time.monotonic()
+    session.stop()
+    assert time.monotonic() - before < 1
+    source.open.set()
+    assert wait_until(lambda: source.closed == 1)
+    assert len(source.times) == 1
+
+
+def test_stop_before_run_reads_nothing():
+    source, sink = Source(), Sink()
+    session = Session(source, (sink,), 1.0)
+    session.stop()
+    assert session.run() is None
+    assert (source.times, sink.updates, source.closed) == ([], [], 1)
+
+
+def test_a_shorter_interval_counts_from_now_on_in_the_middle_of_a_wait(run):
+    source, sink = Source(), Sink()
+    session, _ = run(source, sink, interval_s=30)
+    assert sink.wait_for(1)
+    session.set_interval(0.05)
+    assert sink.wait_for(4, 3)
+    assert source.intervals == [0.05]
+
+
+def test_a_longer_interval_counts_at_once_too(run):
+    source, sink = Source(), Sink()
+    session, _ = run(source, sink, interval_s=0.3)
+    assert sink.wait_for(1)
+    session.set_interval(30)
+    assert not sink.wait_for(2, 0.6)
+
+
+def test_an_interval_changed_while_a_reading_runs_neither_skips_nor_doubles_it(run):
+    source, sink = Source(), Sink()
+    source.open.clear()
+    session, _ = run(source, sink, interval_s=30)
+    assert wait_until(lambda: source.times)
+    session.set_interval(0.2)
+    source.open.set()
+    assert sink.wait_for(3, 3)
+    steps = [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
+    assert all(step > 0.1 for step in steps[1:])
+
+
+def test_a_source_that_raises_reaches_on_error_and_is_closed(run):
+    source, sink = Source(fails_at=1), Sink()
+    _, errors = run(source, sink)
+    assert wait_until(lambda: errors)
+    assert isinstance(errors[0], ZeroDivisionError)
+    assert wait_until(lambda: source.closed == 1)
+    assert len(sink.updates) == 1
+
+
+def test_a_sink_that_raises_ends_the_loop_and_closes_the_source():
+    source = Source()
+
+    def broken(_update: Update) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Session(source, (broken,), 0.01).run()
+    assert source.closed == 1
+    assert len(source.times) == 1
+
+
+def test_the_history_of_the_loop_is_bounded_in_time():
+    class Sparse(Source):
+        def collect(self) -> Frame:
+            return replace(super().collect(), taken_ns=len(self.times) * 100_000_000_000)
+
+    sink = Sink()
+    Session(Sparse(), (sink,), 0.001).run(frames=12)
+    assert max(len(update.pulses) for update in sink.updates) == 7
