@@ -67,7 +67,7 @@ def _describe_pool(frame: Frame) -> tuple[str, ...]:
     if isinstance(pool, Missing):
         return (f"? {pool.reason}",)
     if isinstance(pool, NotApplicable):
-        return ("no process has two busy threads",)
+        return ("none", "no process has two busy threads")
     owner = next((p for p in frame.processes if p.pid == pool.pid), None)
     who = write_role(owner) if owner is not None else pool.role.value
     library = pool.library if is_known(pool.library) else "library ?"
@@ -203,7 +203,7 @@ def _disk(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
     if rates and not known:
         reason = next((rate.reason for rate in rates if not is_known(rate)), "not read")
         return Gauge(9, "disk", None, 1.0, (f"? {reason}", proof), Ink.DIM)
-    now = f"{format_bytes(sum(known))}/s read from disks"
+    now = f"{format_bytes(sum(known))}/s from disks"
     return Gauge(9, "disk", read, _top(pulses, read, float(1 << 20)), (now, proof))
 
 

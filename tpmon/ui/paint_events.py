@@ -29,10 +29,10 @@ def newest_log(frame: Frame) -> OutputSample | None:
 
 def _log_title(view: ViewState, log: OutputSample, room: int) -> str:
     if is_known(log.last_write_age_s):
-        when = f"written {format_seconds(age_of(view, log.last_write_age_s))} ago"
+        when = f"{format_seconds(age_of(view, log.last_write_age_s))} ago"
     else:
         when = f"last write ? {log.last_write_age_s.reason}"
-    return f"{cut_front(log.path, max(12, room - len(when) - 2))}  {when}"
+    return f"{when}  {cut_front(log.path, max(8, room - len(when) - 2))}"
 
 
 def _paint_event(event: Event, width: int) -> Line:
@@ -54,7 +54,8 @@ def _details(
     if log is None:
         return [Item(5, "log: the job writes to no file", Ink.DIM)]
     more = len({one.path for one in frame.output}) - 1
-    told = f"log {_log_title(view, log, max(20, width - 28))}"
+    verb = "log written" if width >= 60 else "log"
+    told = f"{verb} {_log_title(view, log, width - len(verb) - 20)}"
     items = [Item(1, told, Ink.DIM)]
     if more > 0:
         items.append(Item(6, f"+{more} more", Ink.DIM))
@@ -97,10 +98,12 @@ def _paint_beside(view: ViewState, log: OutputSample | None, size: Size, *, focu
     right = size.width - left - 2
     title = f"{Pane.EVENTS.value} events"
     rows = size.height - 1
+    logged: list[Line] = []
     if log is None:
-        about, logged = "the job writes to no regular file", []
+        about = "the job writes to no regular file"
     else:
-        about, logged = _log_title(view, log, right - 12), _paint_log(log, right, rows)
+        about = f"written {_log_title(view, log, right - 20)}"
+        logged = _paint_log(log, right, rows)
     happened = [_paint_event(event, left) for event in _newest(view.events, rows)]
     lines = [
         join_columns(
@@ -133,7 +136,7 @@ def paint_events_in_full(view: ViewState, width: int) -> list[Line]:
     for path in dict.fromkeys(one.path for one in frame.output):
         log = next(one for one in frame.output if one.path == path)
         size = explain(log.size_bytes, format_bytes)
-        about = f" log {_log_title(view, log, max(20, width - 16))}  {size}"
+        about = f" log {size}, written {_log_title(view, log, max(20, width - 24))}"
         lines.append(((cut(about, width), Ink.STRONG),))
         lines += _paint_log(log, width, len(log.lines))
     if not frame.output:
