@@ -26,6 +26,16 @@ DECIMALS = 4
 class CodecError(ValueError):
     """Say where a JSON value does not fit the type that the schema asks for."""
 
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self._reason = reason
+        self._path = path
+
+    def below(self, key: str) -> CodecError:
+        """Return the same error one level further out."""
+        dot = "." if self._path and not self._path.startswith("[") else ""
+        return CodecError(self._reason, f"{key}{dot}{self._path}")
+
 
 @cache
 def _encoder(kind: Any) -> Callable[[Any], Any]:
@@ -76,22 +86,34 @@ def encode(value: object) -> str:
     return json.dumps(to_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _decode_dataclass(kind: type) -> Callable[[Any, str], Any]:
-    hints = get_type_hints(kind)
-    fields = [(f.name, f.name.rstrip("_"), _decoder(hints[f.name])) for f in dataclasses.fields(kind)]
+Decoder = Callable[[Any], Any]
 
-    def decode_fields(raw: Any, path: str) -> Any:
+
+def _refuse(wanted: str, raw: object) -> CodecError:
+    found = "nothing" if raw is NOT_APPLICABLE else type(raw).__name__
+    return CodecError(f"expected {wanted}, found {found}")
+
+
+def _decode_dataclass(kind: type) -> Decoder:
+    hints = get_type_hints(kind)
+    fields = [(f.name.rstrip("_"), _decoder(hints[f.name])) for f in dataclasses.fields(kind)]
+
+    def decode_fields(raw: Any) -> Any:
         if not isinstance(raw, dict):
-            raise CodecError(f"{path}: expected an object, found {type(raw).__name__}")
-        values = {}
-        for name, key, decode_one in fields:
-            values[name] = decode_one(raw.get(key, NOT_APPLICABLE), f"{path}.{key}")
-        return kind(**values)
+            raise _refuse("an object", raw)
+        values = []
+        for key, decode_one in fields:
+            try:
+                values.append(decode_one(raw.get(key, NOT_APPLICABLE)))
+            except CodecError as error:
+                # The path is put together on the way out: a good line costs nothing for it.
+                raise error.below(key) from None
+        return kind(*values)
 
     return decode_fields
 
 
-def _decode_union(options: tuple[Any, ...]) -> Callable[[Any, str], Any]:
+def _decode_union(options: tuple[Any, ...]) -> Decoder:
     may_miss = Missing in options
     may_not_apply = NotApplicable in options
     rest = [o for o in options if o not in (Missing, NotApplicable)]
@@ -99,67 +121,78 @@ def _decode_union(options: tuple[Any, ...]) -> Callable[[Any, str], Any]:
         raise CodecError(f"cannot decode a union of {len(rest)} types")
     inner = _decoder(rest[0])
 
-    def decode_option(raw: Any, path: str) -> Any:
+    def decode_option(raw: Any) -> Any:
         if raw is NOT_APPLICABLE:
             if may_not_apply:
                 return NOT_APPLICABLE
-            raise CodecError(f"{path}: the key is absent")
+            raise CodecError("the key is absent")
         if may_miss and isinstance(raw, dict) and raw.keys() == {"missing"}:
             return Missing(str(raw["missing"]))
-        return inner(raw, path)
+        return inner(raw)
 
     return decode_option
 
 
-def _decode_scalar(kind: type) -> Callable[[Any, str], Any]:
+def _decode_scalar(kind: type) -> Decoder:
     accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
 
-    def decode_value(raw: Any, path: str) -> Any:
-        if isinstance(raw, bool) and kind is not bool:
-            raise CodecError(f"{path}: expected {kind.__name__}, found bool")
-        if not isinstance(raw, accepted):
-            found = "nothing" if raw is NOT_APPLICABLE else type(raw).__name__
-            raise CodecError(f"{path}: expected {kind.__name__}, found {found}")
+    def decode_value(raw: Any) -> Any:
+        if not isinstance(raw, accepted) or (isinstance(raw, bool) and kind is not bool):
+            raise _refuse(kind.__name__, raw)
         number: Any = raw
         return float(number) if kind is float else raw
 
     return decode_value
 
 
-def _decode_missing(raw: Any, path: str) -> Missing:
+def _decode_missing(raw: Any) -> Missing:
     if isinstance(raw, dict) and raw.keys() == {"missing"}:
         return Missing(str(raw["missing"]))
-    raise CodecError(f"{path}: expected a missing value")
+    raise _refuse("a missing value", raw)
+
+
+def _decode_tuple(hint: Any) -> Decoder:
+    item = _decoder(get_args(hint)[0])
+
+    def decode_items(raw: Any) -> Any:
+        if not isinstance(raw, list):
+            raise _refuse("a list", raw)
+        values = []
+        for i, one in enumerate(raw):
+            try:
+                values.append(item(one))
+            except CodecError as error:
+                raise error.below(f"[{i}]") from None
+        return tuple(values)
+
+    return decode_items
+
+
+def _decode_text(hint: type) -> Decoder:
+    parse: Callable[[Any], Any] = hint.fromisoformat if issubclass(hint, datetime) else hint
+
+    def decode_parsed(raw: Any) -> Any:
+        try:
+            return parse(raw)
+        except (TypeError, ValueError) as error:
+            raise CodecError(str(error)) from error
+
+    return decode_parsed
 
 
 @cache
-def _decoder(hint: Any) -> Callable[[Any, str], Any]:
+def _decoder(hint: Any) -> Decoder:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _decode_union(get_args(hint))
     if origin is tuple:
-        item = _decoder(get_args(hint)[0])
-
-        def decode_items(raw: Any, path: str) -> Any:
-            if not isinstance(raw, list):
-                raise CodecError(f"{path}: expected a list, found {type(raw).__name__}")
-            return tuple(item(one, f"{path}[{i}]") for i, one in enumerate(raw))
-
-        return decode_items
+        return _decode_tuple(hint)
     if hint is Missing:
         return _decode_missing
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _decode_dataclass(hint)
     if isinstance(hint, type) and issubclass(hint, (Enum, datetime)):
-        parse: Callable[[Any], Any] = hint.fromisoformat if issubclass(hint, datetime) else hint
-
-        def decode_text(raw: Any, path: str) -> Any:
-            try:
-                return parse(raw)
-            except (TypeError, ValueError) as error:
-                raise CodecError(f"{path}: {error}") from error
-
-        return decode_text
+        return _decode_text(hint)
     if hint in (int, float, str, bool):
         return _decode_scalar(hint)
     raise CodecError(f"cannot decode a {hint}")
@@ -171,8 +204,15 @@ def from_plain(kind: type[T], raw: object) -> T:
     Raises:
         CodecError: where a key is absent or has the wrong type, with its path.
     """
-    decoder: Callable[[Any, str], Any] = _decoder(cast("Any", kind))
-    return cast("T", decoder(raw, kind.__name__))
+    decoder: Decoder = _decoder(cast("Any", kind))
+    try:
+        return cast("T", decoder(raw))
+    except CodecError as error:
+        raise error.below(kind.__name__) from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise CodecError(f"not JSON: {name} is no number")
 
 
 def decode(kind: type[T], line: str) -> T:
@@ -182,7 +222,9 @@ def decode(kind: type[T], line: str) -> T:
         CodecError: where the text is not JSON or does not fit, with its path.
     """
     try:
-        raw = json.loads(line)
-    except ValueError as error:
+        raw = json.loads(line, parse_constant=_refuse_constant)
+    except CodecError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"not JSON: {error}") from error
     return from_plain(kind, raw)

@@ -195,7 +195,7 @@ class Collector:
             driver=gpu.driver,
             gpus=gpu.gpus,
             verdict=Missing("this version states facts and concludes nothing"),
-            notes=list_taxes(environment) + self._remarks(outputs),
+            notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
             hook=_NO_HOOK,
             steps=_NO_HOOK,
             events=self._events(taken, changes, processes, gpu.events, group),
