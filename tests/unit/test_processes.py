@@ -347,3 +347,23 @@ def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
     assert seen["io"] == seen["asked"] == seen["syscall"] == "permission denied"
     assert seen["waits_for"] == seen["wchan"] == "the kernel does not say (wchan is 0)"
     assert seen["unchanged"] == seen["waits_for"]
+
+
+@pytest.mark.parametrize("broken", ["stat", "statm"])
+def test_a_process_that_dies_while_its_files_are_opened_leaves_no_descriptor(tmp_path, broken):
+    folder = tmp_path / "77"
+    folder.mkdir()
+    (folder / "stat").write_text("77 (python) S 1" + " 0" * 48)
+    (folder / "statm").write_text("1 2 3 4 5 6 7")
+    before = open_files()
+    ProcessProbe(77, kind_of, Allowance(10), str(tmp_path)).close()
+    (folder / broken).write_text("")
+    watched = ProcessProbe(77, kind_of, Allowance(10), str(tmp_path))
+    with pytest.raises(ValueError):
+        read(watched)
+    watched.close()
+    assert open_files() == before
+    (folder / broken).unlink()
+    with pytest.raises(FileNotFoundError):
+        ProcessProbe(77, kind_of, Allowance(10), str(tmp_path))
+    assert open_files() == before

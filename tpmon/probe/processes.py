@@ -106,8 +106,8 @@ class _Parsed(Generic[T]):
     def __init__(self, path: str, size: int, parse: Callable[[bytes], T]) -> None:
         self._file = ProcFile(path, size)
         self._parse = parse
-        self._raw = self._file.read()
-        self._value = parse(self._raw)
+        self._raw: bytes | None = None
+        self._value: T
 
     def read(self) -> T:
         raw = self._file.read()
@@ -189,7 +189,7 @@ class ProcessProbe:
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat)
         try:
             self._statm = _Parsed(f"{base}/statm", 256, parse_statm)
-        except (OSError, ValueError):
+        except OSError:
             self._stat.close()
             raise
         self._io = _Optional(f"{base}/io", 512)
