@@ -1,0 +1,157 @@
+"""A terminal for tests: a pty of any size, its picture by pyte, its bytes, its line discipline."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 15.0
+"""Longest wait for anything: generous, because the machine may be busy; nothing waits it out."""
+
+PROGRAM = [sys.executable, "-m", "tests.pty.screen_program"]
+
+
+def environment(state: Path, **changes: str) -> dict[str, str]:
+    """Return a small environment: a UTF-8 terminal outside tmux, reports under ``state``."""
+    plain = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(state),
+        "LANG": "C.UTF-8",
+        "TERM": "xterm-256color",
+        "XDG_STATE_HOME": str(state),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return plain | changes
+
+
+class Terminal:
+    """Run one command in a pty of its own and look at it as a person does."""
+
+    def __init__(self, command: list[str], env: dict[str, str], columns: int = 120, rows: int = 40) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        self._hung_up = False
+        self.child = pexpect.spawn(
+            command[0], command[1:], env=env, dimensions=(rows, columns), timeout=SECONDS, cwd=str(ROOT)
+        )
+        self.child.delaybeforesend = None
+        self.attributes = termios.tcgetattr(self.child.child_fd)
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def read(self, seconds: float = 0.1) -> bool:
+        """Take what has come for up to ``seconds``; False once the other end is closed."""
+        try:
+            data = self.child.read_nonblocking(1 << 16, timeout=seconds)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return True
+
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def until(self, seen: str | Callable[[], bool]) -> None:
+        """Read until a text is on the screen or a condition holds."""
+        check = seen if callable(seen) else lambda: seen in self.text()
+        deadline = time.monotonic() + SECONDS
+        while not check():
+            open_still = self.read()
+            if time.monotonic() > deadline or not (open_still or check()):
+                raise AssertionError(f"not seen: {seen!r}\n{self.text()}\n{self.raw[-400:]!r}")
+
+    def press(self, keys: str | bytes) -> None:
+        self.child.send(keys)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.screen.resize(rows, columns)
+        self.child.setwinsize(rows, columns)
+
+    def end(self, seconds: float = SECONDS) -> int:
+        """Wait for the end of the process and return its exit status, 128 + N after a signal."""
+        deadline = time.monotonic() + seconds
+        while self.child.isalive():
+            self.read(0.05)
+            if time.monotonic() > deadline:
+                raise AssertionError(f"still there after {seconds} s\n{self.text()}")
+        while self.read(0.05):
+            pass
+        if self.child.signalstatus is not None:
+            return 128 + self.child.signalstatus
+        return self.child.exitstatus
+
+    def assert_restored(self) -> None:
+        """Check that the shell gets back what it lent: attributes, main screen, cursor."""
+        now = termios.tcgetattr(self.child.child_fd)
+        assert now[:4] == self.attributes[:4]
+        assert self.raw.rfind(b"\x1b[?1049l") > self.raw.rfind(b"\x1b[?1049h")
+        assert self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
+        assert self.raw.rfind(b"\x1b[?2004l") > self.raw.rfind(b"\x1b[?2004h")
+        assert b"\x1b[?1000h" not in self.raw
+
+    def hang_up(self) -> int:
+        """Close the terminal under the process and return its exit status."""
+        self.child.ptyproc.fileobj.close()
+        self._hung_up = True
+        deadline = time.monotonic() + SECONDS
+        while self.child.isalive():
+            assert time.monotonic() < deadline, "an orphan is left"
+            time.sleep(0.02)
+        return self.child.exitstatus
+
+    def close(self) -> None:
+        if self.child.isalive():
+            os.kill(self.pid, signal.SIGKILL)
+        if not self._hung_up:
+            self.child.close(force=True)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def open_terminal(state: Path) -> Iterator[Callable[..., Terminal]]:
+    """Open terminals that are closed after the test, whatever came of it."""
+    opened: list[Terminal] = []
+
+    def open_one(*arguments: str, command: list[str] | None = None, columns=120, rows=40, **changes: str):
+        run = command if command is not None else [*PROGRAM, *arguments]
+        opened.append(Terminal(run, environment(state, **changes), columns, rows))
+        return opened[-1]
+
+    yield open_one
+    for terminal in opened:
+        terminal.close()
+
+
+@pytest.fixture
+def tmux(tmp_path: Path) -> Iterator[list[str]]:
+    """Start a tmux server of our own; skip where there is none."""
+    if shutil.which("tmux") is None:
+        pytest.skip("no tmux on this machine")
+    command = ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null"]
+    yield command
+    os.spawnvp(os.P_WAIT, "tmux", [*command, "kill-server"])

@@ -1,0 +1,155 @@
+"""Run the real screen on scripted Frames, as the command line would, without a training process.
+
+``python -m tests.pty.screen_program --help`` names the situations that a test can ask for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from tests.frames import make_cpu, make_event, make_frame, make_gpu, make_process, make_rank, make_worker
+from tpmon.errors import ExitCode, TpmonError
+from tpmon.model.frame import Frame
+from tpmon.model.results import Update
+from tpmon.model.window import Window
+
+
+def script_frame(number: int, processes: int = 3, gpus: int = 0) -> Frame:
+    """Build the Frame of second ``number``: a job of this size, in which every figure moves."""
+    base = make_frame()
+    ranks = max(1, gpus)
+    rows = [make_process(4211 + rank, rank=rank, local_rank=rank) for rank in range(ranks)]
+    rows += [
+        make_worker(5000 + i, worker=i // ranks, rank_pid=4211 + i % ranks, rank=i % ranks)
+        for i in range(max(0, processes - ranks))
+    ]
+    moved = tuple(
+        replace(
+            row,
+            cpu_pct=(37 * (i + 1) + 13 * number) % 400 + 0.5,
+            runnable=((i + number) % 33) + 0.3,
+            rss_bytes=row.rss_bytes + ((i * 7 + number) % 90) * (1 << 20),
+            switches_s=float((i * 97 + number * 31) % 6000),
+        )
+        for i, row in enumerate(rows)
+    )
+    return replace(
+        base,
+        taken=base.taken + timedelta(seconds=number),
+        taken_ns=time.monotonic_ns(),
+        processes=moved,
+        ranks=tuple(
+            make_rank(4211 + rank, rank=rank, local_rank=rank, gpu=rank, where_unchanged_s=0.1 * (number % 9))
+            for rank in range(ranks)
+        ),
+        cpu=make_cpu(
+            budget_cores=64.0, used_cores=30 + (number * 7) % 30, runnable=60.0 + number % 50, host_cores=64
+        ),
+        gpus=tuple(
+            make_gpu(i, sm_pct=float((41 + 7 * i + 13 * number) % 100), power_w=400.0 + (i + number) % 90)
+            for i in range(gpus)
+        )
+        if gpus
+        else base.gpus,
+        facts=f"{processes - ranks} workers · second {number}",
+        events=(make_event(f"second {number}"),) if number % 5 == 0 else (),
+    )
+
+
+def play(sink: Callable[[Update], None], options: argparse.Namespace) -> None:
+    """Send Frames as a session thread does; with --stuck it then blocks for ever."""
+    window = Window()
+    for number in range(options.frames):
+        try:
+            window.append(script_frame(number, options.processes, options.gpus))
+        except TypeError:
+            os._exit(99)  # a builder changed; the screen would hide the traceback
+        sink(Update(window.last(), window.pulses()))
+        time.sleep(options.every)
+    if options.stuck:
+        os.read(os.pipe()[0], 1)  # as a read on a dead mount or in a wedged driver
+
+
+def main() -> int:
+    """Draw the screen and end with its exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--frames", type=int, default=100_000)
+    parser.add_argument("--every", type=float, default=1.0)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--stuck", action="store_true", help="the session thread never returns")
+    parser.add_argument("--crash-at", type=int, default=0, help="the painter raises at this painting")
+    parser.add_argument("--crash-input", action="store_true", help="the thread that reads keys raises")
+    parser.add_argument("--crash-run", action="store_true", help="the loop of the app raises")
+    parser.add_argument("--ignore-hang-up", action="store_true", help="start as nohup does")
+    parser.add_argument("--block-hang-up", action="store_true", help="no SIGHUP reaches the process")
+    parser.add_argument("--stop-blocks", action="store_true", help="ending the session never returns")
+    parser.add_argument("--ascii", action="store_true")
+    parser.add_argument("--thread-file", default="", help="write the thread id of the session here")
+    options = parser.parse_args()
+    if options.ignore_hang_up:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if options.block_hang_up:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        return draw(options)
+    except TpmonError as error:
+        sys.stderr.write(f"tpmon: {error.what}\nTry: {error.try_this}\n")
+        return error.exit_code
+
+
+def draw(options: argparse.Namespace) -> int:
+    """Run the screen with the real painters, or with one that fails when asked to."""
+    from tpmon.ui import app, panes
+
+    painted = 0
+
+    def paint(view, size, keys):
+        nonlocal painted
+        painted += 1
+        if painted == options.crash_at:
+            raise RuntimeError("injected\x1b[31m failure")
+        return panes.paint_screen(view, size, keys)
+
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("injected failure")
+
+    if options.crash_input:
+        app.ScreenDriver.run_input_thread = fail
+    if options.crash_run:
+        app.MonitorApp._shutdown = fail
+
+    def start(sink: Callable[[Update], None]) -> None:
+        session = threading.Thread(target=play, args=(sink, options), daemon=True)
+        session.start()
+        if options.thread_file:
+            Path(options.thread_file).write_text(str(session.native_id))
+
+    def stop() -> None:
+        if options.stop_blocks:
+            os.read(os.pipe()[0], 1)
+
+    result = app.run_screen(
+        app.ScreenOptions(interval_s=1.0, ascii_only=options.ascii),
+        start,
+        app.Controls(set_interval=lambda _seconds: None, stop=stop),
+        paint,
+    )
+    if result.text:
+        sys.stdout.write(result.text + "\n")
+    if result.complaint:
+        sys.stderr.write(result.complaint + "\n")
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(ExitCode(main()))

@@ -1,0 +1,191 @@
+"""Every way out leaves a usable terminal, the right exit status, and no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.pty.conftest import PROGRAM, ROOT, environment
+
+pytestmark = pytest.mark.pty
+
+
+@pytest.mark.parametrize("key", ["q", "\x03"])
+def test_quit_keys_end_with_0(open_terminal, key):
+    terminal = open_terminal()
+    terminal.until("second 0")
+    terminal.press(key)
+    assert terminal.end() == 0
+    terminal.assert_restored()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)]
+)
+def test_signals_restore_the_terminal(open_terminal, number, code):
+    terminal = open_terminal()
+    terminal.until("second 0")
+    terminal.signal(number)
+    assert terminal.end() == code
+    terminal.assert_restored()
+
+
+def test_sighup_counts_even_where_it_was_ignored(open_terminal):
+    terminal = open_terminal("--ignore-hang-up")
+    terminal.until("second 0")
+    terminal.signal(signal.SIGHUP)
+    assert terminal.end() == 129
+    terminal.assert_restored()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--ignore-hang-up",)])
+def test_a_hang_up_leaves_no_process(open_terminal, arguments):
+    terminal = open_terminal(*arguments)
+    terminal.until("second 0")
+    assert terminal.hang_up() == 129
+
+
+def test_a_hang_up_is_noticed_without_any_signal(open_terminal):
+    """SIGHUP blocked as well as ignored: only the state of the terminal tells."""
+    terminal = open_terminal(
+        command=["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *PROGRAM, "--block-hang-up"]
+    )
+    terminal.until("second 0")
+    assert terminal.hang_up() == 129
+
+
+@pytest.mark.parametrize("how", ["q", "term"])
+def test_a_stuck_session_does_not_keep_the_process(open_terminal, how):
+    terminal = open_terminal("--frames", "2", "--every", "0.1", "--stuck")
+    terminal.until("second 1")
+    terminal.press("q") if how == "q" else terminal.signal(signal.SIGTERM)
+    assert terminal.end(3.0) == (0 if how == "q" else 143)
+    terminal.assert_restored()
+
+
+def test_a_stop_that_blocks_does_not_keep_the_process(open_terminal):
+    terminal = open_terminal("--stop-blocks")
+    terminal.until("second 0")
+    terminal.press("q")
+    assert terminal.end(3.0) == 0
+    terminal.assert_restored()
+
+
+def test_a_terminal_that_takes_no_bytes_does_not_keep_the_process(open_terminal):
+    terminal = open_terminal("--every", "0.02", "--processes", "60", columns=200, rows=50)
+    terminal.until("second 0")
+    time.sleep(3)  # nobody reads: the pty fills, and the writer of the screen blocks
+    terminal.press("q")
+    deadline = time.monotonic() + 3
+    while os.path.exists(f"/proc/{terminal.pid}/exe"):
+        assert time.monotonic() < deadline, "q did not end it"
+        time.sleep(0.02)
+
+
+def test_a_crash_names_its_report(open_terminal, state: Path):
+    terminal = open_terminal("--crash-at", "3")
+    assert terminal.end() == 1
+    terminal.assert_restored()
+    said = terminal.raw[terminal.raw.rfind(b"\x1b[?25h") :].decode()
+    (report,) = (state / "tpmon").iterdir()
+    assert "bug: RuntimeError: injected?[31m failure" in said
+    assert str(report) in said
+    assert "Traceback" not in said
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    text = report.read_text()
+    assert text.startswith("tpmon 0.")
+    assert "in paint" in text
+    assert "PATH=" not in text
+
+
+@pytest.mark.parametrize("option", ["--crash-input", "--crash-run"])
+def test_a_crash_outside_the_loop_is_no_success(open_terminal, state: Path, option):
+    terminal = open_terminal(option)
+    if option == "--crash-run":
+        terminal.until("second 0")
+        terminal.press("q")
+    assert terminal.end() == 1
+    terminal.assert_restored()
+    assert b"bug: RuntimeError: injected failure" in terminal.raw
+    assert len(list((state / "tpmon").iterdir())) == 1
+
+
+def test_a_crash_without_a_place_for_the_report_says_the_traceback(open_terminal, state: Path):
+    (state / "tpmon").write_text("a file where the folder should be")
+    terminal = open_terminal("--crash-at", "1")
+    assert terminal.end() == 1
+    terminal.assert_restored()
+    assert b"no report file" in terminal.raw
+    assert b"in paint" in terminal.raw
+
+
+def test_the_last_copy_is_printed_on_exit(open_terminal):
+    terminal = open_terminal()
+    terminal.until("second 0")
+    terminal.press("y")
+    terminal.until("copied the facts")
+    assert b"\x1b]52;c;" in terminal.raw
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert b"train.py on node-07" in terminal.raw[terminal.raw.rfind(b"\x1b[?1049l") :]
+
+
+def run_in_shell(open_terminal, state: Path, line: str, **changes: str) -> str:
+    """Type one command into an interactive shell and return what it says, exit code last."""
+    shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ", **changes)
+    shell.until("$")
+    shell.press(f"{line}; echo code=$?\n")
+    shell.until(lambda: b"code=" in shell.raw.replace(b"echo code=", b""))
+    shell.until(lambda: any(row.startswith("code=") for row in shell.screen.display))
+    assert b"\x1b[?1049h" not in shell.raw, "it drew a screen"
+    return shell.text()
+
+
+RUN = " ".join(PROGRAM)
+
+
+def test_stderr_in_a_file_is_refused(open_terminal, state: Path):
+    said = run_in_shell(open_terminal, state, f"{RUN} 2>{state}/err")
+    assert "code=5" in said
+    message = (state / "err").read_text()
+    assert "stderr is not a terminal" in message
+    assert "--once --json" in message
+    assert "--plain" in message
+
+
+@pytest.mark.parametrize(
+    ("redirect", "stream"), [("</dev/null", "stdin"), ("| cat; (exit ${PIPESTATUS[0]})", "stdout")]
+)
+def test_other_streams_are_refused(open_terminal, state: Path, redirect, stream):
+    said = run_in_shell(open_terminal, state, f"{RUN} {redirect}")
+    assert "code=5" in said
+    assert f"{stream} is not a terminal" in said
+
+
+@pytest.mark.parametrize("kind", ["dumb", ""])
+def test_a_terminal_that_cannot_draw_is_refused(open_terminal, state: Path, kind):
+    said = run_in_shell(open_terminal, state, f"TERM={kind} {RUN}")
+    assert "code=5" in said
+    assert ("TERM=dumb cannot draw" if kind else "TERM is not set") in said
+
+
+def test_no_tty_at_all_is_refused(state: Path):
+    import subprocess
+
+    done = subprocess.run(
+        PROGRAM,
+        env=environment(state),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "--once --json" in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,237 @@
+"""The screen lives through suspends, resizes, odd input and slow terminals, and writes little."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.pty.conftest import PROGRAM, ROOT, SECONDS, environment
+
+pytestmark = pytest.mark.pty
+
+
+def open_shell(open_terminal):
+    """Start bash and return it with the terminal settings that it gives to programs."""
+    shell = open_terminal(command=["/bin/bash", "--norc", "--noprofile", "-i"], PS1="$ ")
+    shell.until("$")
+    return shell, lent(shell)
+
+
+def lent(shell) -> bytes:
+    """Ask bash which terminal settings a program gets; its own prompt has others."""
+    before = len(shell.raw)
+    shell.press("stty -g\n")
+    shell.until(lambda: re.search(rb"[\r\n]([0-9a-f]+(?::[0-9a-f]+){20,})", shell.raw[before:]) is not None)
+    return re.search(rb"[\r\n]([0-9a-f]+(?::[0-9a-f]+){20,})", shell.raw[before:])[1]
+
+
+def test_ctrl_z_and_fg_repaint(open_terminal):
+    shell, settings = open_shell(open_terminal)
+    shell.press(" ".join(PROGRAM) + "\n")
+    shell.until("second 0")
+    shell.press("\x1a")
+    shell.until("Stopped")
+    shell.until(lambda: shell.raw.endswith(b"$ "))
+    assert shell.raw.rfind(b"\x1b[?1049l") > shell.raw.rfind(b"\x1b[?1049h")
+    assert shell.raw.rfind(b"\x1b[?25h") > shell.raw.rfind(b"\x1b[?25l")
+    assert lent(shell) == settings
+    before = len(shell.raw)
+    shell.press("fg\n")
+    shell.until(lambda: b"\x1b[?1049h" in shell.raw[before:])
+    shell.screen.reset()  # what the terminal shows from now on, tpmon must have sent again
+    shell.until(lambda: all(text in shell.text() for text in ("train.py", "second", "quit")))
+    shell.press("q")
+    shell.until(lambda: b"\x1b[?1049l" in shell.raw[before:] and shell.raw.endswith(b"$ "))
+    shell.press("echo code=$?\n")
+    shell.until(lambda: "code=0" in shell.text() and shell.raw.endswith(b"$ "))
+    assert lent(shell) == settings
+
+
+def test_a_suspended_screen_ends_on_sigterm(open_terminal):
+    shell, settings = open_shell(open_terminal)
+    shell.press(" ".join(PROGRAM) + "\n")
+    shell.until("second 0")
+    shell.press("\x1a")
+    shell.until(lambda: "Stopped" in shell.text() and shell.raw.endswith(b"$ "))
+    shell.press("kill %1; while kill -0 %1 2>/dev/null; do sleep 0.05; done\n")
+    shell.until(lambda: "Exit 143" in shell.text() and shell.raw.endswith(b"$ "))
+    assert lent(shell) == settings
+
+
+def test_a_bare_stop_and_continue_keeps_the_first_attributes(open_terminal):
+    terminal = open_terminal("--every", "0.2")
+    terminal.until("second 1")
+    terminal.signal(signal.SIGSTOP)
+    os.waitpid(terminal.pid, os.WUNTRACED)
+    terminal.signal(signal.SIGCONT)
+    terminal.until("second 4")
+    terminal.press("q")
+    assert terminal.end() == 0
+    terminal.assert_restored()
+
+
+@pytest.mark.parametrize("exported", [{}, {"COLUMNS": "120", "LINES": "40"}], ids=["plain", "exported"])
+def test_resize_to_20x5_and_back(open_terminal, exported):
+    terminal = open_terminal(columns=120, rows=40, **exported)
+    terminal.until("3 workers")
+    terminal.resize(20, 5)
+    terminal.until(lambda: terminal.raw.endswith(b"\x1b[1;1H") and "rank" not in terminal.text())
+    before = len(terminal.raw)
+    terminal.until(lambda: len(terminal.raw) > before)  # a second later it still fits
+    assert "4211" in terminal.text().splitlines()[0]
+    terminal.resize(120, 40)
+    terminal.until(lambda: "3 workers" in terminal.text() and "quit" in terminal.screen.display[39])
+    for _ in range(3):
+        terminal.resize(20, 5)
+        terminal.resize(120, 40)  # the two signals may be handled in either order
+    terminal.until(lambda: "3 workers" in terminal.text() and "quit" in terminal.screen.display[39])
+    terminal.press("q")
+    assert terminal.end() == 0
+    terminal.assert_restored()
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        b"\x1b[M \xa0!" * 3,  # X10 encoding, column 128
+        b"\x1b[M \xff\xff",
+        b"\x1b[48;40;120;0;0t\x1b[<0;10;10M",  # resize of 0x0 pixels, then a click
+        b"\x1b[<35;200;10M\x1b[<64;10;10M",
+        b"\xff\xfe\xfd",
+        b"\x1b[O",  # focus lost: a side pane is watched all the same
+        b"\x1b[200~" + b"q" * 5000 + b"\x1b[201~",  # a paste is not a key
+    ],
+    ids=["x10", "x10-end", "no-pixels", "sgr", "garbage", "blur", "paste"],
+)
+def test_odd_input_does_not_end_it(open_terminal, report):
+    terminal = open_terminal("--every", "0.2")
+    terminal.until("second 0")
+    terminal.press(report)
+    terminal.until("second 5")
+    terminal.press("p")
+    terminal.until("PAUSED")
+    terminal.press("q")
+    assert terminal.end() == 0
+    terminal.assert_restored()
+
+
+def test_a_bare_escape_closes_an_overlay(open_terminal):
+    terminal = open_terminal()
+    terminal.until("second 0")
+    terminal.press("\x1bOP")  # F1
+    terminal.until("keys that work now")
+    terminal.press("\x1b")
+    terminal.until(lambda: "keys that work now" not in terminal.text())
+    terminal.press("q")
+    assert terminal.end() == 0
+
+
+def test_a_slow_terminal_gets_fewer_pictures_and_the_last_one(open_terminal):
+    terminal = open_terminal("--every", "0.02", "--frames", "150", "--processes", "60", columns=200, rows=50)
+    terminal.until("second 0")
+    time.sleep(4)  # all 150 Frames come while nobody reads
+    terminal.until("second 149")
+    terminal.press("q")
+    assert terminal.end() == 0
+    terminal.assert_restored()
+
+
+def test_no_colour_leaves_no_colour(open_terminal):
+    terminal = open_terminal("--gpus", "2", NO_COLOR="1", COLORTERM="truecolor")
+    terminal.until("second 0")
+    terminal.press("j")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert colours(terminal.raw) == set()
+
+
+def test_colours_are_those_of_the_terminal(open_terminal):
+    terminal = open_terminal("--gpus", "2", COLORTERM="truecolor")
+    terminal.until("second 0")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert colours(terminal.raw) <= set(range(30, 38))
+    assert colours(terminal.raw)
+
+
+def colours(raw: bytes) -> set[int]:
+    """Return the colour parameters of all SGR sequences, but those for the default colours."""
+    found = set()
+    for parameters in re.findall(rb"\x1b\[([0-9;]*)m", raw):
+        found |= {int(number) for number in parameters.split(b";") if number}
+    return {number for number in found if 30 <= number <= 107 and number not in (39, 49)}
+
+
+def test_ascii_writes_no_other_glyph(open_terminal):
+    terminal = open_terminal("--ascii", "--gpus", "2")
+    terminal.until("second 0")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert terminal.raw.isascii()
+
+
+def test_bytes_per_second_of_a_full_screen(open_terminal):
+    terminal = open_terminal("--processes", "137", "--gpus", "8", columns=200, rows=50)
+    terminal.until("second 1")
+    first = len(terminal.raw)
+    assert first <= 3 * 16_384, "a full picture may be torn where there is no synchronised output"
+    start, began = len(terminal.raw), time.monotonic()
+    terminal.until("second 9")
+    rate = (len(terminal.raw) - start) / (time.monotonic() - began)
+    print(f"{rate / 1000:.1f} KB/s at 200x50")
+    assert rate <= 20_000
+    terminal.press("q")
+    assert terminal.end() == 0
+
+
+def test_a_40_column_pane_of_tmux(tmux, state):
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [*tmux, *arguments], env=environment(state), cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+
+    def until(seen) -> str:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            text = run("capture-pane", "-p", "-t", "tpmon")
+            if seen(text):
+                return text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+
+    run(
+        "new-session",
+        "-d",
+        "-s",
+        "tpmon",
+        "-x",
+        "40",
+        "-y",
+        "50",
+        f"exec {sys.executable} -m tests.pty.screen_program",
+    )
+    text = until(lambda text: "second" in text)
+    assert all(len(line) <= 40 for line in text.splitlines())
+    assert "train.py" in text or "4211" in text
+    run("send-keys", "-t", "tpmon", "?")
+    until(lambda text: "keys that work now" in text)
+    run("send-keys", "-t", "tpmon", "Escape")
+    until(lambda text: "keys that work now" not in text)  # Escape and y at once would be alt-y
+    run("send-keys", "-t", "tpmon", "y")
+    until(lambda text: "tmux" in text or "copied" in text)
+    copied = run("show-buffer")
+    assert "train.py on node-07" in copied
+    run("send-keys", "-t", "tpmon", "q")
+    deadline = time.monotonic() + SECONDS
+    while (
+        subprocess.run([*tmux, "has-session", "-t", "tpmon"], capture_output=True, check=False).returncode
+        == 0
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,527 @@
+"""The application by its pilot: every key of the table once, Updates, pauses, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tests.frames import NOW_NS, make_event, make_frame, make_process, make_pulses, make_target, make_worker
+from tpmon.errors import ExitCode
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.results import Update
+from tpmon.ui import panes
+from tpmon.ui.app import MESSAGE_SECONDS, Controls, MonitorApp, ScreenOptions
+from tpmon.ui.canvas import Canvas, ink_styles
+from tpmon.ui.keys import KEYS
+from tpmon.ui.view import Ink, Overlay, Pane, SortBy
+
+JOB = make_frame(
+    processes=(
+        make_process(),
+        make_worker(4221, 0, cpu_pct=10.0, rss_bytes=3 << 30),
+        make_worker(4222, 1, cpu_pct=90.0, rss_bytes=1 << 30),
+        make_worker(4223, 2, cpu_pct=50.0, rss_bytes=2 << 30),
+    )
+)
+
+
+@dataclass
+class Session:
+    """Stand in for the session: it records what the screen asks for and moves the clock."""
+
+    paint: Callable = panes.paint_screen
+    now_ns: int = NOW_NS
+    intervals: list[float] = field(default_factory=list)
+    painted: int = 0
+    app: MonitorApp = field(init=False)
+    pilot: object = None
+
+    def __post_init__(self) -> None:
+        def paint(view, size, keys):
+            self.painted += 1
+            return self.paint(view, size, keys)
+
+        controls = Controls(set_interval=self.intervals.append, stop=lambda: None)
+        self.app = MonitorApp(ScreenOptions(1.0, False), controls, paint, lambda: self.now_ns)
+
+    @property
+    def view(self):
+        return self.app.view
+
+    @property
+    def text(self) -> str:
+        return self.app.query_one(Canvas).text()
+
+    async def send(self, *frames: Frame) -> None:
+        """Send Frames from a thread of their own, as the session does, and wait for the picture."""
+
+        def run() -> None:
+            for frame in frames:
+                self.app.receive(Update(frame, make_pulses(frame, 3)))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        await self.pilot.pause()
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < deadline, self.text
+            await asyncio.sleep(0.01)
+
+
+def drive(check: Callable[[Session], Awaitable[None]], size=(120, 40), frames=(JOB,), **options) -> Session:
+    session = Session(**options)
+
+    async def run() -> None:
+        async with session.app.run_test(size=size) as session.pilot:
+            if frames:
+                await session.send(*frames)
+            await check(session)
+
+    asyncio.run(run())
+    return session
+
+
+CHECKS: dict[str, Callable[[Session], Awaitable[None]]] = {}
+
+
+def key(key_id: str):
+    """Register the check of one row of the table."""
+
+    def register(check):
+        assert key_id not in CHECKS
+        CHECKS[key_id] = check
+        return check
+
+    return register
+
+
+def test_every_key_of_the_table_has_a_check():
+    assert set(CHECKS) == {row.id for row in KEYS}
+
+
+@pytest.mark.parametrize("key_id", [row.id for row in KEYS])
+def test_key(key_id):
+    drive(CHECKS[key_id])
+
+
+@key("quit")
+async def _(s):
+    await s.press("q")
+    assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
+
+
+@key("interrupt")
+async def _(s):
+    await s.press("slash", "ctrl+c")
+    assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
+
+
+@key("help")
+async def _(s):
+    for name in ("question_mark", "f1"):
+        await s.press(name)
+        assert s.view.overlay is Overlay.HELP
+        assert "freeze the picture" in s.text
+        await s.press(name)
+        assert s.view.overlay is Overlay.NONE
+    await s.press("f1", "s")
+    assert (s.view.overlay, s.view.sort) == (Overlay.NONE, SortBy.CPU), "another key only closes it"
+
+
+@key("pause")
+async def _(s):
+    await s.press("p")
+    s.now_ns += 12_000_000_000
+    await s.send(replace(JOB, facts="later", taken_ns=s.now_ns, events=(make_event("born"),)))
+    assert "PAUSED 12 s" in s.text
+    assert "later" not in s.text
+    await s.send(replace(JOB, facts="last", taken_ns=s.now_ns, events=(make_event("died"),)))
+    await s.press("p")
+    assert "last" in s.text
+    assert [event.text for event in s.view.events][-2:] == ["born", "died"], "no event is lost"
+
+
+@key("slower")
+async def _(s):
+    await s.press("plus", "equals_sign")
+    assert s.intervals == [2.0, 5.0]
+    assert "every 5 s" in s.text
+    await s.press("plus", "plus", "plus")
+    assert s.intervals == [2.0, 5.0, 10.0]
+
+
+@key("faster")
+async def _(s):
+    await s.press("minus", "minus", "minus")
+    assert s.intervals == [0.5]
+
+
+@key("suspend")
+async def _(s):
+    asked = []
+    s.app.action_suspend_process = lambda: asked.append(True)  # tests/pty sends the real signal
+    await s.press("ctrl+z")
+    assert asked
+
+
+@key("redraw")
+async def _(s):
+    drawn = []
+    s.app.screen.refresh = lambda **options: drawn.append(options)
+    await s.press("ctrl+l")
+    assert drawn == [{"layout": True}]
+
+
+@key("zoom")
+async def _(s):
+    for pane in Pane:
+        await s.press(str(pane.value))
+        assert (s.view.zoom, s.view.focus) == (pane, pane)
+    assert "5 events" in s.text
+    assert "3 workers" not in s.text
+    await s.press("5")
+    assert s.view.zoom is NOT_APPLICABLE
+    assert "3 workers" in s.text
+
+
+@key("focus-next")
+async def _(s):
+    await s.press("tab")
+    assert s.view.focus is Pane.GPUS
+    await s.press("tab", "tab")
+    assert s.view.focus is Pane.RANKS
+
+
+@key("focus-previous")
+async def _(s):
+    await s.press("shift+tab")
+    assert s.view.focus is Pane.CPU
+
+
+@key("open-pane")
+async def _(s):
+    await s.press("tab", "enter")
+    assert s.view.zoom is Pane.GPUS
+
+
+@key("down")
+async def _(s):
+    await s.press("down", "j")
+    assert s.view.cursor_pid == panes.rows_of(s.view)[1]
+
+
+@key("up")
+async def _(s):
+    await s.press("j", "j", "j", "up", "k")
+    assert s.view.cursor_pid == panes.rows_of(s.view)[0]
+
+
+@key("page-down")
+async def _(s):
+    await s.press("j", "pagedown")
+    assert s.view.cursor_pid == panes.rows_of(s.view)[-1]
+
+
+@key("page-up")
+async def _(s):
+    await s.press("G", "pageup")
+    assert s.view.cursor_pid == panes.rows_of(s.view)[0]
+
+
+@key("first")
+async def _(s):
+    for name in ("g", "home"):
+        await s.press("G", name)
+        assert s.view.cursor_pid == panes.rows_of(s.view)[0]
+
+
+@key("last")
+async def _(s):
+    for name in ("G", "end"):
+        await s.press("g", name)
+        assert s.view.cursor_pid == panes.rows_of(s.view)[-1]
+
+
+@key("details")
+async def _(s):
+    await s.press("j", "enter")
+    assert s.view.overlay is Overlay.DETAILS
+    assert str(s.view.cursor_pid) in s.text
+    await s.press("enter")
+    assert s.view.overlay is Overlay.NONE
+
+
+@key("environment")
+async def _(s):
+    await s.press("e")
+    assert s.view.overlay is Overlay.ENVIRONMENT
+    assert "OMP_NUM_THREADS" in s.text
+    await s.press("enter", "e")
+    assert s.view.overlay is Overlay.ENVIRONMENT, "one opens over the other"
+
+
+@key("sort")
+async def _(s):
+    before = panes.rows_of(s.view)
+    await s.press("s")
+    assert s.view.sort is SortBy.MEMORY
+    assert panes.rows_of(s.view) != before
+
+
+@key("reverse")
+async def _(s):
+    before = panes.rows_of(s.view)
+    await s.press("S")
+    assert panes.rows_of(s.view) == before[::-1]
+
+
+@key("sort-cpu")
+async def _(s):
+    await s.press("M", "P")
+    assert s.view.sort is SortBy.CPU
+
+
+@key("sort-memory")
+async def _(s):
+    await s.press("M")
+    assert panes.rows_of(s.view)[0] == 4221
+
+
+@key("sort-time")
+async def _(s):
+    await s.press("T")
+    assert s.view.sort is SortBy.TIME
+
+
+@key("filter")
+async def _(s):
+    await s.press("tab", "slash")
+    assert s.view.focus is Pane.WORKERS
+    await s.press(*"4222")
+    assert panes.rows_of(s.view) == (4222,)
+    assert "/4222" in s.text
+    s.app.post_message(_paste("\n"))
+    await s.pilot.pause()
+    assert s.view.filter_text == "4222"
+
+
+@key("filter-keep")
+async def _(s):
+    await s.press("slash", *"!4222", "enter")
+    assert s.view.overlay is Overlay.NONE
+    assert panes.rows_of(s.view) == (4223, 4221)
+
+
+@key("filter-erase")
+async def _(s):
+    await s.press("slash", "4", "2", "backspace")
+    assert s.view.filter_text == "4"
+
+
+@key("filter-clear")
+async def _(s):
+    await s.press("slash", *"4222", "enter", "escape")
+    assert s.view.filter_text == ""
+    assert len(panes.rows_of(s.view)) == 3
+
+
+@key("copy-facts")
+async def _(s):
+    await s.press("y")
+    assert s.app.copied.startswith("tpmon 4211 train.py")
+    await s.until(lambda: "copied the facts" in s.text)
+    s.now_ns += int((MESSAGE_SECONDS + 1) * 1e9)
+    await s.send(JOB)
+    assert "copied the facts" not in s.text, "the answer leaves the place to the keys again"
+
+
+@key("copy-screen")
+async def _(s):
+    await s.press("Y")
+    assert "3 workers" in s.app.copied
+    assert "\x1b" not in s.app.copied
+    await s.until(lambda: "copied the screen" in s.text)
+
+
+@key("close")
+async def _(s):
+    for opens, overlay in (
+        ("question_mark", Overlay.HELP),
+        ("e", Overlay.ENVIRONMENT),
+        ("enter", Overlay.DETAILS),
+    ):
+        await s.press(opens)
+        assert s.view.overlay is overlay
+        await s.press("escape")
+        assert s.view.overlay is Overlay.NONE
+    await s.press("slash", "x", "escape")
+    assert (s.view.overlay, s.view.filter_text) == (Overlay.NONE, "")
+
+
+def _paste(text: str):
+    from textual.events import Paste
+
+    return Paste(text)
+
+
+def test_a_burst_is_painted_once_and_loses_no_event():
+    async def check(s):
+        before = s.painted
+        frames = [replace(JOB, facts=f"burst {n}", events=(make_event(f"event {n}"),)) for n in range(50)]
+        await s.send(*frames)
+        assert "burst 49" in s.text
+        assert s.painted - before <= 3
+        assert [event.text for event in s.view.events][-50:] == [f"event {n}" for n in range(50)]
+
+    drive(check)
+
+
+def test_events_are_bounded():
+    async def check(s):
+        many = tuple(make_event(f"event {n}") for n in range(400))
+        await s.send(replace(JOB, events=many), replace(JOB, events=many))
+        assert len(s.view.events) == 500
+
+    drive(check)
+
+
+def test_before_the_first_reading_the_screen_says_so():
+    async def check(s):
+        assert isinstance(s.view.frame, Missing)
+        assert "waiting for the first reading" in s.text
+        await s.press("j", "e", "y", "1", "1", "question_mark")
+        assert s.view.overlay is Overlay.HELP
+
+    drive(check, frames=())
+
+
+def test_a_stalled_session_is_repainted_and_its_age_grows():
+    async def check(s):
+        s.now_ns += 90_000_000_000
+        await s.until(lambda: "LATE" in s.text)
+
+    drive(check)
+
+
+def test_the_end_of_the_target_leaves_the_last_frame_and_the_keys():
+    async def check(s):
+        ended = make_target(state=TargetState.ENDED, ended="exit 137 (SIGKILL)")
+        await s.send(replace(JOB, target=ended, processes=()))
+        assert "SIGKILL" in s.text
+        await s.press("question_mark")
+        assert s.view.overlay is Overlay.HELP
+        assert s.app.is_running
+
+    drive(check)
+
+
+def test_a_key_that_is_not_in_the_table_does_nothing():
+    async def check(s):
+        before = s.view
+        await s.press("ctrl+p", "ctrl+q", "d", "t", "b", "o", "6", "space", "alt+s", "f5")
+        assert replace(s.view, now_ns=0) == replace(before, now_ns=0)
+        assert s.app.is_running
+        assert len(s.app.screen_stack) == 1
+
+    drive(check)
+
+
+def test_the_cursor_stays_on_its_process_when_rows_move():
+    async def check(s):
+        await s.press("j", "j")
+        held = s.view.cursor_pid
+        moved = tuple(replace(p, cpu_pct=100.0 - p.cpu_pct) for p in JOB.processes)
+        await s.send(replace(JOB, processes=moved))
+        assert s.view.cursor_pid == held
+        await s.send(replace(JOB, processes=tuple(p for p in moved if p.pid != held)))
+        assert s.view.cursor_pid in panes.rows_of(s.view)
+
+    drive(check)
+
+
+def test_every_size_is_painted_whole():
+    async def check(s):
+        for columns, rows in ((40, 50), (20, 5), (200, 50), (80, 24), (1, 1)):
+            await s.pilot.resize_terminal(columns, rows)
+            await s.pilot.pause()
+            lines = s.text.split("\n")
+            assert len(lines) <= rows
+            assert "4211" in s.text or columns == 1
+
+    drive(check)
+
+
+def test_an_update_after_the_end_is_dropped():
+    session = drive(lambda s: s.press("q"))
+    thread = threading.Thread(target=session.app.receive, args=(Update(JOB, ()),))
+    thread.start()
+    thread.join()
+    assert not session.app.is_running
+
+
+def test_a_painter_that_fails_ends_the_app_with_its_error():
+    def paint(view, size, keys):
+        if "boom" in getattr(view.frame, "facts", ""):
+            raise ZeroDivisionError("boom")
+        return panes.paint_screen(view, size, keys)
+
+    session = Session(paint=paint)
+
+    async def run() -> None:
+        async with session.app.run_test() as session.pilot:
+            await session.send(replace(JOB, facts="boom"))
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())
+    assert isinstance(session.app.crash, ZeroDivisionError)
+    assert session.app.return_code == ExitCode.BUG
+
+
+def test_only_changed_rows_are_sent():
+    async def check(s):
+        canvas = s.app.query_one(Canvas)
+        shown = [((f"row {n}", Ink.PLAIN),) for n in range(40)]
+        canvas.set_lines(shown)
+        await s.pilot.pause()
+        assert canvas.set_lines(list(shown)) == 0
+        assert not canvas._exchange_repaint_regions()
+        shown[7] = (("row seven", Ink.BAD),)
+        assert canvas.set_lines(shown) == 1
+        (region,) = canvas._exchange_repaint_regions()
+        assert (region.y, region.height) == (7, 1)
+
+    drive(check)
+
+
+def test_a_row_is_as_wide_as_the_screen_whatever_stands_in_it():
+    async def check(s):
+        canvas = s.app.query_one(Canvas)
+        for text in ("日本語" * 30, "x" + "日本語" * 30, "e\u0301" * 200, "", "short"):
+            canvas.set_lines([((text, Ink.PLAIN),)])
+            strip = canvas.render_line(0)
+            assert strip.cell_length == 41
+            assert sum(segment.cell_length for segment in strip) == 41
+
+    drive(check, size=(41, 12))
+
+
+def test_without_colour_only_bold_and_reverse_are_left():
+    for ink, style in ink_styles(colour=False).items():
+        assert style.color is None
+        assert style.bgcolor is None
+        assert not style.dim
+        assert style.reverse or ink is not Ink.CURSOR
+    assert any(style.color for style in ink_styles(colour=True).values())

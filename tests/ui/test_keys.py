@@ -1,0 +1,81 @@
+"""The table of keys: complete, unambiguous, honest about what works, and the source of docs/keys.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.frames import make_view
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.ui.actions import INTERVALS_S, Move
+from tpmon.ui.keys import KEYS, ByDigit, Effect, OpenRow, find_key, keys_markdown, keys_shown
+from tpmon.ui.view import Overlay, Pane, ViewState
+
+DOCS = Path(__file__).parents[2] / "docs" / "keys.md"
+
+
+def all_views() -> Iterator[ViewState]:
+    """Every kind of view that a key can meet."""
+    for overlay, zoom, focus, text, interval_s in product(
+        Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0"), (0.5, 1.0, 10.0)
+    ):
+        yield make_view(overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s)
+
+
+def test_ids_are_unique():
+    assert len({key.id for key in KEYS}) == len(KEYS)
+
+
+def test_no_key_means_two_things_at_once():
+    for view in all_views():
+        names = [name for key in KEYS if key.when.holds(view) for name in key.keys]
+        assert len(set(names)) == len(names), view
+
+
+def test_whatever_is_shown_does_something():
+    for view in all_views():
+        for key in KEYS:
+            if not key.when.holds(view) or isinstance(key.deed, (Effect, Move, OpenRow)):
+                continue
+            if isinstance(key.deed, ByDigit):
+                assert all(key.deed.act(view, pane) != view for pane in Pane)
+            elif key.id != "sort-cpu":  # already sorted so
+                assert key.deed(view) != view, (key.id, view)
+
+
+def test_keys_that_cannot_work_are_not_shown():
+    plain = {name for key in keys_shown(make_view()) for name in key.keys}
+    assert "esc" not in plain
+    zoomed = {name for key in keys_shown(make_view(zoom=Pane.GPUS, focus=Pane.GPUS)) for name in key.keys}
+    assert not zoomed & {"s", "S", "P", "M", "T", "/", "e"}
+    typing = {name for key in keys_shown(make_view(overlay=Overlay.FILTER)) for name in key.keys}
+    assert typing == {"enter", "esc", "ctrl-c", "ctrl-z", "ctrl-l"}
+    waiting = {name for key in keys_shown(make_view(Missing("waiting"))) for name in key.keys}
+    assert "y" not in waiting
+    assert "+" not in {name for key in keys_shown(make_view(interval_s=INTERVALS_S[-1])) for name in key.keys}
+
+
+def test_help_lists_what_works_below_it_but_the_footer_does_not():
+    shown = {key.keys[0]: key for key in keys_shown(make_view(overlay=Overlay.HELP))}
+    assert shown["s"].priority == 0
+    assert shown["esc"].priority > 0
+    assert shown["q"].priority > 0
+
+
+def test_while_a_filter_is_typed_letters_are_text():
+    assert find_key("q", make_view(overlay=Overlay.FILTER)) is None
+    assert find_key("ctrl+c", make_view(overlay=Overlay.FILTER)).deed is Effect.QUIT
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.id)
+def test_every_key_says_what_it_does(key):
+    assert key.help
+    assert key.section
+    assert (key.priority > 0) == bool(key.footer)
+
+
+def test_docs_are_written_from_the_table():
+    assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.keys > docs/keys.md"

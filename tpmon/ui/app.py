@@ -1,0 +1,335 @@
+"""The Textual application around the painters: Updates and keys in, lines out.
+
+It holds one ViewState, changes it by the pure functions of ``actions.py`` and draws what
+``panes.py`` paints of it. It reads nothing of the target and starts no probe. Only this module,
+``driver.py`` and ``canvas.py`` import textual, so that ``--json`` and ``--help`` never pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+
+# textual reads these while it is imported. No kitty keys: a killed process would leave them on.
+# No in-band resize: one of 0x0 pixels makes the next mouse report divide by zero (textual 6706).
+os.environ.update(TEXTUAL_ANIMATIONS="none", TEXTUAL_DISABLE_KITTY_KEY="1", TEXTUAL_SMOOTH_SCROLL="0")
+os.environ.setdefault("ESCDELAY", "25")
+
+import gc
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from textual import events
+from textual.app import App, ComposeResult
+from textual.message import Message
+from textual.timer import Timer
+
+from tpmon.errors import ExitCode
+from tpmon.model.frame import Event
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results import Update
+from tpmon.ui import actions, clipboard, panes
+from tpmon.ui.canvas import Canvas
+from tpmon.ui.driver import ScreenDriver
+from tpmon.ui.inbox import EVENT_LIMIT, Inbox
+from tpmon.ui.keys import ByDigit, Effect, OpenRow, find_key, keys_shown
+from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, report_crash, require_terminal
+from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, SortBy, ViewState
+
+STALLED_SECONDS = 1.3
+"""No Update for this long: repaint all the same, so that ages grow on the screen."""
+REPAINT_SECONDS = 1.0
+MESSAGE_SECONDS = 6.0
+_BEHIND_SECONDS = 0.2
+_BEHIND_WRITES = 3
+
+Paint = Callable[[ViewState, Size, Sequence[KeyHelp]], Sequence[Line]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenOptions:
+    """Hold what the command line decides about the screen."""
+
+    interval_s: float
+    ascii_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """Hold what the screen may ask of the session; neither call may block."""
+
+    set_interval: Callable[[float], None]
+    stop: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenResult:
+    """Hold how the screen ended: ``text`` belongs on stdout, ``complaint`` on stderr."""
+
+    exit_code: int
+    text: str
+    complaint: str
+
+
+class MonitorApp(App[None]):
+    """Show one job until a key, a signal or a crash ends it."""
+
+    CSS = "Screen { overflow: hidden; }"
+    ENABLE_COMMAND_PALETTE = False
+
+    class Arrived(Message):
+        """Say that the inbox is no longer empty."""
+
+    class Copied(Message):
+        """Say in one line where a copy went."""
+
+        def __init__(self, text: str) -> None:
+            """Keep the line."""
+            super().__init__()
+            self.text = text
+
+    def __init__(
+        self,
+        options: ScreenOptions,
+        controls: Controls,
+        paint: Paint = panes.paint_screen,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds."""
+        super().__init__(driver_class=ScreenDriver, ansi_color=True)
+        self._controls = controls
+        self._paint = paint
+        self._clock = clock
+        self._canvas = Canvas(not self.no_color, self._on_tick)
+        self._inbox = Inbox()
+        self._listening = False
+        self._timer: Timer | None = None
+        self._newest: Update | None = None
+        self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
+        self._rows: tuple[int, ...] = ()
+        self._message_ns = 0
+        self.crash: Exception | None = None
+        self.copied = ""
+        self.guard: TerminalGuard | None = None
+        self.view = ViewState(
+            frame=Missing("waiting for the first reading"),
+            pulses=(),
+            events=(),
+            now_ns=clock(),
+            interval_s=options.interval_s,
+            paused_ns=NOT_APPLICABLE,
+            zoom=NOT_APPLICABLE,
+            focus=Pane.WORKERS,
+            cursor_pid=NOT_APPLICABLE,
+            scroll=0,
+            sort=SortBy.CPU,
+            sort_reversed=False,
+            filter_text="",
+            overlay=Overlay.NONE,
+            message="",
+            ascii_only=options.ascii_only,
+        )
+
+    # Updates in
+
+    def receive(self, update: Update) -> None:
+        """Take an Update from any thread; never blocks and never raises."""
+        if self._inbox.put(update) and self._listening:
+            try:
+                self.post_message(self.Arrived())
+            except RuntimeError:
+                self._listening = False  # the loop is closed: the screen has ended
+
+    def on_mount(self) -> None:
+        """Start to listen and paint what has come so far."""
+        self._listening = True
+        self.app_resume_signal.subscribe(self, self._redraw)
+        self._take_updates()
+
+    def on_monitor_app_arrived(self, _message: Arrived) -> None:
+        """Show what the inbox holds."""
+        self._take_updates()
+
+    def _take_updates(self) -> None:
+        update, events_since = self._inbox.take()
+        self._events.extend(events_since)
+        if update is not None:
+            self._newest = update
+        self._show(self.view, STALLED_SECONDS)
+
+    # Lines out
+
+    def _show(self, view: ViewState, next_seconds: float = REPAINT_SECONDS) -> None:
+        """Bring ``view`` up to date and paint it; paint again in ``next_seconds`` at the latest."""
+        now_ns = self._clock()
+        if view.message and now_ns - self._message_ns > MESSAGE_SECONDS * 1e9:
+            view = replace(view, message="")
+        if self._newest is not None and not is_known(view.paused_ns):
+            newest = self._newest
+            view = replace(
+                view, frame=newest.frame, pulses=newest.pulses, events=tuple(self._events), now_ns=now_ns
+            )
+        else:
+            view = replace(view, now_ns=now_ns)
+        rows = panes.rows_of(view)
+        self.view = actions.keep_cursor(view, rows, self._rows)
+        self._rows = rows
+        if self._timer is not None:
+            self._timer.stop()
+        driver = self._driver
+        if isinstance(driver, ScreenDriver):
+            driver.check_size()
+        if isinstance(driver, ScreenDriver) and driver.waiting_writes > _BEHIND_WRITES:
+            # the terminal takes no more bytes: writing would block the loop, and the keys with it
+            self._timer = self.set_timer(_BEHIND_SECONDS, self._on_tick)
+            return
+        self._timer = self.set_timer(next_seconds, self._on_tick)
+        self._canvas.set_lines(self._paint(self.view, self._extent(), keys_shown(self.view)))
+
+    def _extent(self) -> Size:
+        return Size(self._canvas.size.width, self._canvas.size.height)
+
+    def _on_tick(self) -> None:
+        self._show(self.view)
+
+    def _redraw(self, _app: App[None] | None = None) -> None:
+        """Send every cell again: the terminal no longer shows what was sent."""
+        self.screen.refresh(layout=True)
+        self._show(self.view)
+
+    def compose(self) -> ComposeResult:
+        """Yield the one widget."""
+        yield self._canvas
+
+    # Keys in
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keep keys and pastes for the table of keys; mouse reports were never asked for."""
+        if isinstance(event, events.Key):
+            typed = event.character is not None and event.is_printable and "alt+" not in event.key
+            self.press(event.character if typed and event.character else event.key)
+        elif isinstance(event, events.Paste):
+            if self.view.overlay is Overlay.FILTER:
+                self._show(actions.action_filter_type(self.view, event.text))
+        elif not isinstance(event, events.InputEvent):
+            if isinstance(event, events.Resize) and event.size == self.size and self._listening:
+                self._redraw()  # smaller and back at once: the terminal has lost cells meanwhile
+            await super().on_event(event)
+
+    def press(self, name: str) -> None:
+        """Do what the key ``name`` means now."""
+        view = replace(self.view, message="", now_ns=self._clock())
+        key = find_key(name, view)
+        if key is None:
+            if view.overlay is Overlay.FILTER and len(name) == 1:
+                view = actions.action_filter_type(view, name)
+            elif view.overlay is Overlay.HELP:
+                view = actions.action_close(view)
+        elif isinstance(key.deed, Effect):
+            self._show(view)
+            self._carry_out(key.deed)
+            return
+        elif isinstance(key.deed, actions.Move):
+            page, limit = panes.page_of(view, self._extent(), keys_shown(view))
+            view = actions.action_move(view, key.deed, self._rows, page, limit)
+        elif isinstance(key.deed, OpenRow):
+            view = actions.action_row_overlay(view, key.deed.overlay, self._rows)
+        elif isinstance(key.deed, ByDigit):
+            view = key.deed.act(view, Pane(int(name)))
+        else:
+            view = key.deed(view)
+        if view.interval_s != self.view.interval_s:
+            self._controls.set_interval(view.interval_s)
+            view = replace(view, message=f"reads every {view.interval_s:g} s")
+        self._message_ns = self._clock()
+        self._show(view)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if effect is Effect.QUIT:
+            self.leave(ExitCode.OK)
+        elif effect is Effect.REDRAW:
+            self._redraw()
+        elif effect is Effect.SUSPEND:
+            self.action_suspend_process()
+        elif effect is Effect.COPY_SCREEN:
+            self._copy("the screen", self._canvas.text())
+        elif is_known(self.view.frame):
+            self._copy("the facts", clipboard.facts_text(self.view.frame))
+
+    def _copy(self, what: str, text: str) -> None:
+        self.copied = text
+        sequence = clipboard.osc_52(text)
+        if sequence and self._driver is not None:
+            self._driver.write(sequence)
+
+        def tell() -> None:
+            line = clipboard.copied_message(what, sequence, clipboard.load_tmux_buffer(text))
+            with suppress(RuntimeError):  # the screen has ended meanwhile; the text is printed anyway
+                self.post_message(self.Copied(line))
+
+        threading.Thread(target=tell, name="tpmon-copy", daemon=True).start()
+
+    def on_monitor_app_copied(self, message: Copied) -> None:
+        """Say where the copy went."""
+        self._message_ns = self._clock()
+        self._show(replace(self.view, message=message.text))
+
+    # The end
+
+    def leave(self, code: int) -> None:
+        """End the screen with ``code``; safe in a signal handler, at any time."""
+        if self.guard is not None:
+            if isinstance(self._driver, ScreenDriver) and self._driver.suspended:
+                self.guard.end_now(code, drawn=False)
+            self.guard.leave_within(LEAVE_SECONDS, code)
+        if self._loop is None:
+            raise SystemExit(code)
+        self._loop.call_soon_threadsafe(self.exit, None, code)
+
+    def _handle_exception(self, error: Exception) -> None:
+        self.crash = self.crash or error
+        super()._handle_exception(error)
+
+    def _fatal_error(self) -> None:
+        # textual would print a traceback with all locals, and exit with 0
+        self._close_messages_no_wait()
+
+    def _print_error_renderables(self) -> None:
+        self._exit_renderables.clear()
+
+    def _set_pointer_shape(self, shape: str) -> None:
+        pass  # the mouse is off, and textual would write this after it left the screen
+
+
+def run_screen(
+    options: ScreenOptions,
+    start: Callable[[Callable[[Update], None]], None],
+    controls: Controls,
+    paint: Paint = panes.paint_screen,
+) -> ScreenResult:
+    """Draw the screen until it ends and say how it ended.
+
+    ``start`` is called once with the sink of Updates, which any thread may call. After an end
+    was asked for, the process is gone within about a second whatever the caller still does.
+
+    Raises:
+        NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
+    """
+    require_terminal()
+    app = MonitorApp(options, controls, paint)
+    gc.freeze()  # a full collection walks all of textual: 70 ms each, a third of the screen's cost
+    try:
+        with TerminalGuard(app.leave, controls.stop) as app.guard:
+            start(app.receive)
+            app.run(mouse=False)
+    except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
+        app.crash = app.crash or error
+    finally:
+        controls.stop()
+    if app.crash is not None:
+        return ScreenResult(ExitCode.BUG, app.copied, report_crash(app.crash))
+    code = app.return_code
+    return ScreenResult(ExitCode.BUG if code is None else code, app.copied, "")

@@ -1,0 +1,69 @@
+"""Copy text out of the screen: OSC 52 to the terminal, and the paste buffer of tmux.
+
+No terminal answers whether it took an OSC 52, and tmux drops it with its default
+``set-clipboard external``; so the text also goes to tmux itself, and tpmon prints it on exit.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known
+
+OSC_52_LIMIT_BYTES = 74_994
+"""xterm and tmux drop a longer sequence: 100,000 bytes with its base64 (xterm ctlseqs, OSC 52)."""
+
+_TMUX_SECONDS = 2.0
+
+
+def osc_52(text: str) -> str:
+    """Return the sequence that asks a terminal to put ``text`` on the clipboard; "" if too long."""
+    data = text.encode("utf-8", "replace")
+    if len(data) > OSC_52_LIMIT_BYTES:
+        return ""
+    return f"\x1b]52;c;{base64.b64encode(data).decode('ascii')}\x07"
+
+
+def load_tmux_buffer(text: str) -> str:
+    """Give ``text`` to tmux, if we run in one, and return what came of it; "" outside tmux.
+
+    ``-w`` passes it on to the clipboard of the terminal around tmux. Blocks for up to 2 s.
+    """
+    if not os.environ.get("TMUX"):
+        return ""
+    try:
+        done = subprocess.run(
+            ["tmux", "load-buffer", "-w", "-"],
+            input=text.encode("utf-8", "replace"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TMUX_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "no tmux command"
+    except subprocess.TimeoutExpired:
+        return "tmux did not answer"
+    return "tmux buffer" if done.returncode == 0 else f"tmux refused ({done.returncode})"
+
+
+def copied_message(what: str, sent: str, tmux: str) -> str:
+    """Say in one line what was copied and where it went."""
+    places = [place for place in ("terminal (OSC 52)" if sent else "", tmux) if place]
+    return f"copied {what}: {', '.join((*places, 'printed on exit'))}"
+
+
+def facts_text(frame: Frame) -> str:
+    """Write who, when and the facts of a Frame as lines to paste into a chat or a ticket."""
+    target = frame.target
+    lines = [
+        f"tpmon {target.pid} {target.script} on {target.host}, {frame.taken.isoformat(timespec='seconds')}",
+        frame.facts,
+    ]
+    if is_known(target.ended):
+        lines.append(f"target ended: {target.ended}")
+    lines += [f"note: {note}" for note in frame.notes]
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""Read keys from and write pictures to a terminal that may be slow, odd or stopped.
+
+A thin layer over textual's driver for what its version 8.2.8 does not survive.
+"""
+
+from __future__ import annotations
+
+import os
+
+from textual import events
+from textual.drivers.linux_driver import LinuxDriver
+
+
+class ScreenDriver(LinuxDriver):
+    """Survive what terminals really send, and tell how far the terminal is behind."""
+
+    def _run_input_thread(self) -> None:
+        # A legacy mouse report right of column 95 is no UTF-8 (textual issue 6668), and a mouse
+        # report after a resize of 0x0 pixels divides by zero: drop that input, keep reading.
+        while not self.exit_event.is_set():
+            try:
+                self.run_input_thread()
+            except (UnicodeDecodeError, ZeroDivisionError):
+                continue
+            except Exception as error:  # noqa: BLE001  # the app ends with a report
+                self._loop.call_soon_threadsafe(self._app._handle_exception, error)  # noqa: SLF001
+            return
+
+    def _sigcont_application(self, *_: object) -> None:
+        # SIGCONT after a bare SIGSTOP: the screen was never left. Starting it again would start
+        # a second input thread and take raw mode for the terminal's first attributes.
+        if self.suspended:
+            super()._sigcont_application()
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        # textual's own believes exported COLUMNS and LINES, and then sees no resize
+        try:
+            width, height = os.get_terminal_size(self.fileno)
+        except OSError:
+            return super()._get_terminal_size()
+        return width, height
+
+    def check_size(self) -> None:
+        """Tell the app the size of the terminal again if it has another one.
+
+        Two SIGWINCH at once can arrive in the wrong order: their handlers nest.
+        """
+        width, height = self._get_terminal_size()
+        if (width, height) != tuple(self._app.size):
+            self.process_message(events.Resize.from_dimensions((width, height), None))
+
+    @property
+    def suspended(self) -> bool:
+        """Tell whether ctrl-z has given the terminal back to the shell."""
+        return self._must_signal_resume
+
+    @property
+    def waiting_writes(self) -> int:
+        """Count the writes that the terminal has not taken yet."""
+        return 0 if self._writer_thread is None else self._writer_thread._queue.qsize()  # noqa: SLF001

@@ -1,0 +1,40 @@
+"""Hold what the session has sent until the screen looks. Knows nothing of textual."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from tpmon.model.frame import Event
+from tpmon.model.results import Update
+
+EVENT_LIMIT = 500
+
+
+class Inbox:
+    """Take Updates in any thread and keep the newest of them with the events of all.
+
+    Bounded: however long the screen does not look, it holds one Update and 500 events.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._lock = threading.Lock()
+        self._update: Update | None = None
+        self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
+
+    def put(self, update: Update) -> bool:
+        """Add an Update and tell whether it is the first since ``take``."""
+        with self._lock:
+            first = self._update is None
+            self._update = update
+            self._events.extend(update.frame.events)
+            return first
+
+    def take(self) -> tuple[Update | None, tuple[Event, ...]]:
+        """Return the newest Update and all events since the last call."""
+        with self._lock:
+            taken = self._update, tuple(self._events)
+            self._update = None
+            self._events.clear()
+            return taken

@@ -1,0 +1,330 @@
+"""The one table of keys: it feeds the dispatch, the footer, the help overlay and docs/keys.md.
+
+A key that is not in this table does nothing, and a key that cannot work now is not shown.
+Knows nothing of textual; ``python -m tpmon.ui.keys`` prints docs/keys.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import Union
+
+from tpmon.ui import actions
+from tpmon.ui import situations as when
+from tpmon.ui.actions import INTERVALS_S, Move
+from tpmon.ui.situations import Situation
+from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
+
+
+class Effect(Enum):
+    """Name what a key does beyond changing the picture; the app carries it out."""
+
+    QUIT = "quit"
+    SUSPEND = "suspend"
+    REDRAW = "redraw"
+    COPY_FACTS = "copy facts"
+    COPY_SCREEN = "copy screen"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRow:
+    """Open an overlay for the row under the cursor; which rows there are, the painters know."""
+
+    overlay: Overlay
+
+
+@dataclass(frozen=True, slots=True)
+class ByDigit:
+    """Do something with the pane whose digit was pressed."""
+
+    act: Callable[[ViewState, Pane], ViewState]
+
+
+Action = Callable[[ViewState], ViewState]
+Deed = Union[Action, ByDigit, Move, OpenRow, Effect]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Hold one row of the table.
+
+    ``keys`` are the names that a terminal event carries, ``shown`` what a person reads of them.
+    ``footer`` and ``priority`` are those of KeyHelp.
+    """
+
+    id: str
+    keys: tuple[str, ...]
+    shown: tuple[str, ...]
+    section: str
+    help: str
+    deed: Deed
+    when: Situation
+    footer: str = ""
+    priority: int = 0
+
+
+def _move(name: str, shown: tuple[str, ...], text: str, move: Move, footer: str = "") -> Key:
+    keys = tuple({"PgDn": "pagedown", "PgUp": "pageup"}.get(key, key) for key in shown)
+    keys = tuple(key.lower() if len(key) > 1 else key for key in keys)
+    return Key(name, keys, shown, "Moving", text, move, when.MOVABLE, footer, 6 if footer else 0)
+
+
+def _workers(name: str, key: str, text: str, deed: Action, *, footer: str = "", priority: int = 0) -> Key:
+    return Key(name, (key,), (key,), "Workers", text, deed, when.WORKERS, footer, priority)
+
+
+def _sort(sort: SortBy) -> Action:
+    return partial(actions.action_sort, sort=sort)
+
+
+KEYS: tuple[Key, ...] = (
+    Key("quit", ("q",), ("q",), "tpmon", "quit", Effect.QUIT, when.NOT_TYPING, "quit", 1),
+    Key("interrupt", ("ctrl+c",), ("ctrl-c",), "tpmon", "quit, also while typing", Effect.QUIT, when.EVER),
+    Key(
+        "help",
+        ("?", "f1"),
+        ("?", "F1"),
+        "tpmon",
+        "the keys that work now; any other key closes it",
+        partial(actions.action_overlay, overlay=Overlay.HELP),
+        when.NOT_TYPING,
+        "help",
+        2,
+    ),
+    Key(
+        "pause",
+        ("p",),
+        ("p",),
+        "tpmon",
+        "freeze the picture, or go on; reading goes on meanwhile",
+        actions.action_pause,
+        when.NOT_TYPING,
+        "pause",
+        3,
+    ),
+    Key(
+        "slower",
+        ("+", "="),
+        ("+",),
+        "tpmon",
+        f"read less often, at most every {INTERVALS_S[-1]:g} s",
+        actions.action_slower,
+        when.SLOWER,
+        "slower",
+        10,
+    ),
+    Key(
+        "faster",
+        ("-",),
+        ("-",),
+        "tpmon",
+        f"read more often, at least every {INTERVALS_S[0]:g} s",
+        actions.action_faster,
+        when.FASTER,
+        "faster",
+        11,
+    ),
+    Key("suspend", ("ctrl+z",), ("ctrl-z",), "tpmon", "stop tpmon; fg goes on", Effect.SUSPEND, when.EVER),
+    Key(
+        "redraw",
+        ("ctrl+l",),
+        ("ctrl-l",),
+        "tpmon",
+        "draw all again, after another program wrote here",
+        Effect.REDRAW,
+        when.EVER,
+    ),
+    Key(
+        "zoom",
+        tuple(str(pane.value) for pane in Pane),
+        ("1-5",),
+        "Panes",
+        "one pane alone, again to return: 1 ranks, 2 CPU and memory, 3 workers, 4 GPUs, 5 events",
+        ByDigit(actions.action_zoom),
+        when.PANES,
+        "zoom",
+        4,
+    ),
+    Key(
+        "focus-next",
+        ("tab",),
+        ("tab",),
+        "Panes",
+        "next pane",
+        partial(actions.action_focus, step=1),
+        when.PANES,
+        "next pane",
+        5,
+    ),
+    Key(
+        "focus-previous",
+        ("shift+tab",),
+        ("shift-tab",),
+        "Panes",
+        "previous pane",
+        partial(actions.action_focus, step=-1),
+        when.PANES,
+    ),
+    Key(
+        "open-pane",
+        ("enter",),
+        ("enter",),
+        "Panes",
+        "the focused pane alone on the screen",
+        lambda view: actions.action_zoom(view, view.focus),
+        when.NO_ROWS,
+        "open",
+        7,
+    ),
+    _move("down", ("down", "j"), "next row or line", Move.DOWN, "move"),
+    _move("up", ("up", "k"), "previous row or line", Move.UP),
+    _move("page-down", ("PgDn",), "a page down", Move.PAGE_DOWN),
+    _move("page-up", ("PgUp",), "a page up", Move.PAGE_UP),
+    _move("first", ("g", "Home"), "first row or line", Move.FIRST),
+    _move("last", ("G", "End"), "last row or line", Move.LAST),
+    Key(
+        "details",
+        ("enter",),
+        ("enter",),
+        "Rows",
+        "everything about the process under the cursor",
+        OpenRow(Overlay.DETAILS),
+        when.ROWS,
+        "details",
+        7,
+    ),
+    Key(
+        "environment",
+        ("e",),
+        ("e",),
+        "Rows",
+        "its start environment, as far as it changes training speed",
+        OpenRow(Overlay.ENVIRONMENT),
+        when.ROWS,
+        "environment",
+        12,
+    ),
+    _workers("sort", "s", "sort by the next column", actions.action_sort_next, footer="sort", priority=9),
+    _workers("reverse", "S", "reverse the order", actions.action_reverse),
+    _workers("sort-cpu", "P", "sort by CPU", _sort(SortBy.CPU)),
+    _workers("sort-memory", "M", "sort by memory", _sort(SortBy.MEMORY)),
+    _workers("sort-time", "T", "sort by age, oldest first", _sort(SortBy.TIME)),
+    _workers(
+        "filter",
+        "/",
+        "show only rows with this text; a leading ! shows the others",
+        actions.action_filter,
+        footer="filter",
+        priority=8,
+    ),
+    Key(
+        "filter-keep",
+        ("enter",),
+        ("enter",),
+        "Workers",
+        "keep the filter",
+        actions.action_filter_keep,
+        when.TYPING,
+        "keep",
+        1,
+    ),
+    Key(
+        "filter-erase",
+        ("backspace", "ctrl+h"),
+        ("backspace",),
+        "Workers",
+        "erase a character",
+        actions.action_filter_erase,
+        when.TYPED,
+    ),
+    Key(
+        "filter-clear",
+        ("escape",),
+        ("esc",),
+        "Workers",
+        "clear the filter",
+        actions.action_filter_clear,
+        when.FILTERED,
+        "no filter",
+        8,
+    ),
+    Key(
+        "copy-facts",
+        ("y",),
+        ("y",),
+        "Copying",
+        "copy the facts line with host, PID and time",
+        Effect.COPY_FACTS,
+        when.READ,
+        "copy",
+        8,
+    ),
+    Key(
+        "copy-screen",
+        ("Y",),
+        ("Y",),
+        "Copying",
+        "copy the whole screen as text",
+        Effect.COPY_SCREEN,
+        when.NOT_TYPING,
+    ),
+    Key(
+        "close",
+        ("escape",),
+        ("esc",),
+        "Overlays",
+        "close what lies over the panes; the filter line loses its text",
+        actions.action_close,
+        when.OVER,
+        "close",
+        1,
+    ),
+)
+
+
+def find_key(name: str, view: ViewState) -> Key | None:
+    """Return the row of the table that the pressed key means now, if any."""
+    for key in KEYS:
+        if name in key.keys and key.when.holds(view):
+            return key
+    return None
+
+
+def keys_shown(view: ViewState) -> tuple[KeyHelp, ...]:
+    """Return what works now, in the order of the table.
+
+    With the help open, also what works once it is closed: listed there, but not in the footer.
+    """
+    below = replace(view, overlay=Overlay.NONE) if view.overlay is Overlay.HELP else view
+    shown = []
+    for key in KEYS:
+        now = key.when.holds(view)
+        if now or key.when.holds(below):
+            shown.append(KeyHelp(key.shown, key.help, key.section, key.footer, key.priority if now else 0))
+    return tuple(shown)
+
+
+def keys_markdown() -> str:
+    """Write docs/keys.md."""
+    lines = [
+        "# Keys",
+        "",
+        "Written by `python -m tpmon.ui.keys` from the table in `tpmon/ui/keys.py`.",
+        "The footer and the help overlay (`?`) show only what works at that moment.",
+        "While a filter is typed, letters and digits go into the filter.",
+    ]
+    for section in dict.fromkeys(key.section for key in KEYS):
+        lines += ["", f"## {section}", "", "| key | does | when |", "|---|---|---|"]
+        for key in KEYS:
+            if key.section == section:
+                shown = " ".join(f"`{name}`" for name in key.shown)
+                lines.append(f"| {shown} | {key.help} | {key.when.words} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(keys_markdown())

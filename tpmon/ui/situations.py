@@ -1,0 +1,64 @@
+"""Say when a key works: as a test of the ViewState, and in the words of docs/keys.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tpmon.model.known import is_known
+from tpmon.ui.actions import INTERVALS_S, PANES_WITH_ROWS
+from tpmon.ui.view import Overlay, Pane, ViewState
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Hold a test of the ViewState and its words."""
+
+    holds: Callable[[ViewState], bool]
+    words: str
+
+
+def _no_typing(view: ViewState) -> bool:
+    return view.overlay is not Overlay.FILTER
+
+
+def _panes(view: ViewState) -> bool:
+    return view.overlay is Overlay.NONE
+
+
+def _workers(view: ViewState) -> bool:
+    return _panes(view) and (view.zoom is Pane.WORKERS or not is_known(view.zoom))
+
+
+def _movable(view: ViewState) -> bool:
+    over = view.overlay not in (Overlay.NONE, Overlay.FILTER)
+    return over or (_panes(view) and (is_known(view.zoom) or view.focus in PANES_WITH_ROWS))
+
+
+def _openable(view: ViewState) -> bool:
+    return _panes(view) and not is_known(view.zoom) and view.focus not in PANES_WITH_ROWS
+
+
+def _rows(view: ViewState) -> bool:
+    over_a_row = view.overlay in (Overlay.DETAILS, Overlay.ENVIRONMENT)
+    return over_a_row or (_panes(view) and view.focus in PANES_WITH_ROWS)
+
+
+EVER = Situation(lambda _view: True, "always")
+NOT_TYPING = Situation(_no_typing, "always")
+PANES = Situation(_panes, "with nothing over the panes")
+OVER = Situation(lambda view: not _panes(view), "while something lies over the panes")
+ROWS = Situation(_rows, "in the ranks and workers panes")
+NO_ROWS = Situation(_openable, "in the panes without rows")
+MOVABLE = Situation(_movable, "in rows, in a pane alone, in what lies over the panes")
+WORKERS = Situation(_workers, "while the workers pane is shown")
+TYPING = Situation(lambda view: not _no_typing(view), "while the filter is typed")
+TYPED = Situation(lambda view: not _no_typing(view) and view.filter_text != "", "while the filter is typed")
+FILTERED = Situation(lambda view: _panes(view) and view.filter_text != "", "while a filter is set")
+READ = Situation(lambda view: _no_typing(view) and is_known(view.frame), "once there is a reading")
+FASTER = Situation(
+    lambda view: _no_typing(view) and view.interval_s > INTERVALS_S[0], f"above {INTERVALS_S[0]:g} s"
+)
+SLOWER = Situation(
+    lambda view: _no_typing(view) and view.interval_s < INTERVALS_S[-1], f"below {INTERVALS_S[-1]:g} s"
+)

@@ -1,0 +1,199 @@
+"""Keep the manners of a terminal program: the gate, signals, hang-up, the end, the crash report.
+
+Only this module handles signals. Knows nothing of textual: a screen that is stuck, or a terminal
+that takes no more bytes, must not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, final
+
+from tpmon import __version__
+from tpmon.errors import ExitCode, NoTerminalError
+from tpmon.model.units import clean_text
+
+ADVICE = "use --once --json for one reading as JSON, or --plain for lines of text"
+
+SIGNAL_CODES = {
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.HANG_UP,
+    signal.SIGINT: ExitCode.OK,  # in raw mode ^C is a key, and that key quits
+}
+
+LEAVE_SECONDS = 1.0
+"""How long an orderly end may take before the process ends itself."""
+
+_STOP_SECONDS = 0.2
+_HANG_UP_POLL_MS = 1000
+
+# Everything that a drawn screen turned on, turned off: bracketed paste, mouse, focus reports,
+# kitty keys, alternate screen; line wrap and the cursor on again.
+_LEAVE_SCREEN = (
+    b"\x1b[?2004l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[<u\x1b[?7h"
+    b"\x1b[?1049l\x1b[?25h\x1b[0m"
+)
+
+
+def require_terminal(environ: Mapping[str, str] | None = None) -> None:
+    """Refuse to draw unless stdin, stdout and stderr are one usable terminal.
+
+    The screen is written to stderr and keys come from stdin: ``2>file`` would eat the picture,
+    a pipe on stdin would leave a screen without keys.
+
+    Raises:
+        NoTerminalError: naming the first stream that is none, or the TERM that cannot draw.
+    """
+    for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        if not os.isatty(descriptor):
+            raise NoTerminalError(f"{name} is not a terminal", ADVICE)
+    kind = (os.environ if environ is None else environ).get("TERM", "")
+    if kind in ("", "dumb", "unknown"):
+        said = f"TERM={kind} cannot draw a screen" if kind else "TERM is not set"
+        raise NoTerminalError(said, ADVICE)
+
+
+@final
+class TerminalGuard:
+    """End the process whatever happens: by signal, by hang-up, or late after an orderly leave.
+
+    ``leave`` asks the screen to end with an exit code and must return at once; ``stop`` asks the
+    session to end. Both may be called from a signal handler.
+    """
+
+    def __init__(self, leave: Callable[[int], None], stop: Callable[[], None]) -> None:
+        """Remember the terminal as it is now."""
+        self._leave = leave
+        self._stop = stop
+        self._left = threading.Event()
+        self._handlers: dict[int, object] = {}
+        try:
+            self._attributes: list[Any] | None = termios.tcgetattr(0)
+        except termios.error:
+            self._attributes = None
+
+    def __enter__(self) -> TerminalGuard:
+        """Install the signal handlers, over an ignored SIGHUP too, and watch for a hang-up."""
+        for number in SIGNAL_CODES:
+            self._handlers[number] = signal.signal(number, self._on_signal)
+        threading.Thread(target=self._watch_hang_up, name="tpmon-hang-up", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put the earlier handlers back, and after a failure the terminal too."""
+        if error is not None:
+            self._restore()
+        self._left.set()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def leave_within(self, seconds: float, code: int) -> None:
+        """End the process with ``code`` if it is still there after ``seconds``.
+
+        Nothing cancels it: a session thread, a terminal that takes no bytes or a driver call
+        that hangs cannot keep tpmon alive.
+        """
+
+        def wait() -> None:
+            time.sleep(seconds)
+            self.end_now(code)
+
+        threading.Thread(target=wait, name="tpmon-leave", daemon=True).start()
+
+    def end_now(self, code: int, *, drawn: bool = True) -> None:
+        """Stop the session, give the terminal back if it is ``drawn`` on, and end the process."""
+        stopping = threading.Thread(target=self._stop, daemon=True)
+        stopping.start()
+        stopping.join(_STOP_SECONDS)
+        if drawn and not self._left.is_set():
+            self._restore()
+        os._exit(code)
+
+    def _restore(self) -> None:
+        """Write the leaving sequences without blocking and put the line discipline back."""
+        with suppress(OSError):  # hung up, or full: nobody reads it
+            # a description of its own: the shell shares the flags of ours
+            descriptor = os.open(os.ttyname(2), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            os.write(descriptor, _LEAVE_SCREEN)
+        if self._attributes is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(0, termios.TCSANOW, self._attributes)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        code = SIGNAL_CODES[signal.Signals(number)]
+        if has_hung_up(0):
+            self.end_now(code)
+        self.leave_within(LEAVE_SECONDS, code)
+        self._leave(code)
+
+    def _watch_hang_up(self) -> None:
+        """End the process when the terminal is gone and no SIGHUP said so.
+
+        A thread of its own, because the loop may be stuck in a write to that terminal.
+        """
+        poll = select.poll()
+        poll.register(0, 0)  # POLLHUP and POLLERR are always reported
+        while not self._left.is_set():
+            for _, seen in poll.poll(_HANG_UP_POLL_MS):
+                if seen & select.POLLNVAL:
+                    return
+                self.end_now(ExitCode.HANG_UP)
+
+
+def has_hung_up(descriptor: int) -> bool:
+    """Tell whether the terminal at the other end of ``descriptor`` is gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(seen & select.POLLHUP for _, seen in poll.poll(0))
+
+
+def report_folder() -> str:
+    """Name the folder of crash reports: XDG_STATE_HOME/tpmon, by default ~/.local/state/tpmon."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "tpmon")
+
+
+def write_report(error: BaseException) -> str:
+    """Write the traceback and the version to a new file of mode 0600 and return its path.
+
+    No locals, no environment, nothing of the target: the file may be attached to an issue.
+
+    Raises:
+        OSError: when the folder cannot be written.
+    """
+    folder = report_folder()
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, time.strftime(f"crash-%Y%m%d-%H%M%S-{os.getpid()}.txt"))
+    text = f"tpmon {__version__}, Python {sys.version.split()[0]}\n" + "".join(
+        traceback.format_exception(type(error), error, error.__traceback__)
+    )
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def report_crash(error: BaseException) -> str:
+    """Write the report and return the two lines that stderr shall say; never raises."""
+    said = f"tpmon: bug: {type(error).__name__}: {clean_text(str(error))}"
+    try:
+        return f"{said}\nTry: attach {write_report(error)} to an issue; --once --json may still work."
+    except OSError as failed:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return f"{trace}{said}\nTry: copy the lines above; no report file: {failed.strerror}."
