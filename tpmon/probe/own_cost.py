@@ -30,7 +30,7 @@ class OwnCostMeter:
 
     def __init__(self) -> None:
         """Begin; CPU % needs two readings."""
-        self._last: tuple[int, float] | None = None
+        self._last: tuple[int, float, dict[int, float]] | None = None
         self._smooth_ms_per_s = 0.0
         self._descriptors = (0, -COUNT_EVERY_NS)
         self.shedding = False
@@ -48,19 +48,23 @@ class OwnCostMeter:
         """Return the cost since the last call; ``children`` are PIDs of tpmon's own processes."""
         now_ns = time.monotonic_ns()
         cpu_s, rss = time.process_time(), _read_cpu_and_rss(os.getpid())[1]
+        children_s: dict[int, float] = {}
         children_rss = 0
         for pid in children:
             try:
-                child_cpu_s, child_rss = _read_cpu_and_rss(pid)
+                children_s[pid], child_rss = _read_cpu_and_rss(pid)
             except (OSError, ValueError):
                 # The child is being restarted.
                 continue
-            cpu_s += child_cpu_s
             children_rss += child_rss
         cpu_pct: Known[float] = Missing("needs two readings")
         if self._last is not None and now_ns > self._last[0]:
-            cpu_pct = max(0.0, 100e9 * (cpu_s - self._last[1]) / (now_ns - self._last[0]))
-        self._last = (now_ns, cpu_s)
+            last_ns, last_s, last_children_s = self._last
+            # A new child counts from its second reading, a dead one no more.
+            used_s = cpu_s - last_s
+            used_s += sum(new - last_children_s.get(pid, new) for pid, new in children_s.items())
+            cpu_pct = max(0.0, 100e9 * used_s / (now_ns - last_ns))
+        self._last = (now_ns, cpu_s, children_s)
         return OwnCost(
             cpu_pct=cpu_pct,
             rss_bytes=rss,
