@@ -1,0 +1,156 @@
+"""Word the facts line and the debug taxes, exactly as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.frames import make_cpu, make_gpu, make_process, make_worker
+from tpmon.model.facts import list_taxes, state_facts
+from tpmon.model.known import Missing
+from tpmon.model.process import Role, Setting
+
+REFUSED = Missing("permission denied")
+NO_DRIVER = Missing("no NVIDIA driver on this machine")
+RANK = make_process()
+IDLE = make_cpu(
+    used_cores=REFUSED, runnable=REFUSED, budget_cores=2.0, throttled_ratio=REFUSED, oversubscription=REFUSED
+)
+
+
+def workers(count: int):
+    return tuple(make_worker(4300 + i, i) for i in range(count))
+
+
+def busy(**fields):
+    plain = {
+        "budget_cores": 2.0,
+        "used_cores": 1.98,
+        "runnable": 14.2,
+        "oversubscription": 7.1,
+        "run_delay_ratio": 0.82,
+        "throttled_ratio": 0.0,
+    }
+    return make_cpu(**(plain | fields))
+
+
+def test_the_example_of_the_guide():
+    line = state_facts((RANK, *workers(4)), busy(), (make_gpu(sm_pct=41.0),))
+    expected = (
+        "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · 14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"
+    )
+    assert line == expected
+
+
+CPU_WORDS = [
+    ({}, "99 % of 2 CPUs · 14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"),
+    ({"oversubscription": 0.0}, "99 % of 2 CPUs · 14.2 runnable on 2 CPUs (waiting 82 %)"),
+    ({"oversubscription": 0.0, "run_delay_ratio": REFUSED}, "99 % of 2 CPUs · 14.2 runnable on 2 CPUs"),
+    ({"budget_cores": 1.0}, "198 % of 1 CPU · 14.2 runnable on 1 CPU (pool 7.1x, waiting 82 %)"),
+    ({"budget_cores": 0.5}, "396 % of 0.5 CPUs · 14.2 runnable on 0.5 CPUs (pool 7.1x, waiting 82 %)"),
+    ({"budget_cores": 1.5}, "132 % of 1.5 CPUs · 14.2 runnable on 1.5 CPUs (pool 7.1x, waiting 82 %)"),
+    (
+        {"budget_cores": 128.0, "used_cores": 0.0},
+        "0 % of 128 CPUs · 14.2 runnable on 128 CPUs (pool 7.1x, waiting 82 %)",
+    ),
+    ({"budget_cores": REFUSED}, "2.0 CPUs used"),
+    ({"used_cores": REFUSED}, "14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"),
+    ({"runnable": REFUSED}, "99 % of 2 CPUs"),
+    (
+        {"throttled_ratio": 0.4, "runnable": REFUSED},
+        "99 % of 2 CPUs · throttled by its quota in 40 % of periods",
+    ),
+    ({"throttled_ratio": 0.01, "runnable": REFUSED}, "99 % of 2 CPUs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), CPU_WORDS, ids=[str(i) for i in range(len(CPU_WORDS))])
+def test_cpu_and_oversubscription_in_words(fields, words):
+    assert state_facts((RANK, *workers(2)), busy(**fields), NO_DRIVER) == f"2 workers · {words}"
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        ((RANK,), "no loader workers"),
+        ((RANK, *workers(1)), "1 worker"),
+        ((RANK, *workers(4)), "4 workers"),
+        ((RANK, make_process(5, rank=1), *workers(4)), "2 ranks · 4 workers"),
+        ((RANK, make_process(9, role=Role.HELPER), make_process(8, role=Role.LAUNCHER)), "no loader workers"),
+        ((), "no loader workers"),
+    ],
+)
+def test_ranks_and_workers_are_counted(processes, words):
+    assert state_facts(processes, IDLE, NO_DRIVER) == words
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ((make_gpu(sm_pct=41.4),), "GPU 41 % busy"),
+        ((make_gpu(sm_pct=7.34),), "GPU 7.3 % busy"),
+        ((make_gpu(sm_pct=0.0),), "GPU 0 % busy"),
+        ((make_gpu(0, sm_pct=50.0), make_gpu(1, sm_pct=53.0)), "2 GPUs 52 % busy"),
+        ((make_gpu(0, sm_pct=20.0), make_gpu(1, sm_pct=80.0)), "2 GPUs 50 % busy (20 to 80)"),
+        ((make_gpu(0, sm_pct=20.0), make_gpu(1, sm_pct=99.0, pids=())), "GPU 20 % busy"),
+        ((make_gpu(0, sm_pct=20.0), make_gpu(1, sm_pct=REFUSED)), "GPU 20 % busy"),
+        ((make_gpu(sm_pct=REFUSED),), ""),
+        ((make_gpu(pids=REFUSED),), ""),
+        ((make_gpu(pids=()),), ""),
+        ((), ""),
+        (NO_DRIVER, ""),
+    ],
+)
+def test_the_cards_of_the_job_alone_are_counted(gpus, words):
+    line = state_facts((RANK,), IDLE, gpus)
+    assert line == (f"{words} · no loader workers" if words else "no loader workers")
+
+
+@given(
+    st.one_of(st.floats(0, 1e6), st.just(REFUSED)),
+    st.one_of(st.floats(0, 4096), st.just(REFUSED)),
+    st.one_of(st.floats(0, 1e4), st.just(REFUSED)),
+    st.one_of(st.floats(0, 1), st.just(REFUSED)),
+)
+def test_the_line_never_leaves_a_hole_or_a_missing_value(used, budget, runnable, delay):
+    cpu = make_cpu(
+        used_cores=used,
+        budget_cores=budget,
+        runnable=runnable,
+        run_delay_ratio=delay,
+        oversubscription=runnable,
+        throttled_ratio=delay,
+    )
+    line = state_facts((RANK,), cpu, NO_DRIVER)
+    assert "Missing" not in line
+    assert "()" not in line
+    assert all(part.strip() for part in line.split("·"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taxed"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", True),
+        ("CUDA_LAUNCH_BLOCKING", "0", False),
+        ("CUDA_LAUNCH_BLOCKING", "", False),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", True),
+        ("TORCH_DISTRIBUTED_DEBUG", "OFF", False),
+        ("NCCL_DEBUG", "INFO", True),
+        ("NCCL_DEBUG", "WARN", False),
+        ("NCCL_DEBUG", "version", False),
+        ("TORCH_LOGS", "+dynamo", True),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", True),
+        ("OMP_NUM_THREADS", "1", False),
+    ],
+)
+def test_a_debug_setting_is_a_tax_unless_it_is_off(name, value, taxed):
+    lines = list_taxes((Setting(name, value),))
+    assert bool(lines) == taxed
+    assert all(line.startswith(f"{name}={value}: ") for line in lines)
+
+
+def test_taxes_come_in_one_order_whatever_the_environment_has():
+    settings = (Setting("NCCL_DEBUG", "INFO"), Setting("CUDA_LAUNCH_BLOCKING", "1"))
+    assert [line.partition("=")[0] for line in list_taxes(settings)] == ["CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG"]
+    assert list_taxes(()) == ()
