@@ -74,6 +74,14 @@ def test_an_old_group_is_named_with_a_sign_and_a_warning_ink():
         assert [ink for text, ink in paint_header(view, width) if "! gpu 14 s old" in text] == [Ink.WARN]
 
 
+def test_threads_of_quiet_processes_may_be_five_intervals_old():
+    def header(age_s):
+        return text_of(paint_header(make_view(make_frame(ages_s=make_ages(threads=age_s))), 200))
+
+    assert "old" not in header(5.0)
+    assert "! threads 7.2 s old" in header(7.0)
+
+
 def test_a_late_frame_is_said_once_and_not_group_by_group():
     line = text_of(paint_header(make_view(now_ns=NOW_NS + 41 * SECOND), 200))
     assert "LATE 41 s" in line

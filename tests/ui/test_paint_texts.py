@@ -28,8 +28,9 @@ from tpmon.model.gpu import GpuProcess, MigInstance
 from tpmon.model.host import NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, Setting
+from tpmon.ui.gauges import list_gauges
 from tpmon.ui.paint_cards import paint_gpus_in_full
-from tpmon.ui.paint_cpu import list_gauges, paint_cpu, span_of, thin
+from tpmon.ui.paint_cpu import paint_cpu, span_of, thin
 from tpmon.ui.paint_events import newest_log, paint_events, paint_events_in_full
 from tpmon.ui.paint_job import paint_cpu_in_full
 from tpmon.ui.paint_overlays import paint_details, paint_environment, paint_help
@@ -108,7 +109,7 @@ def test_missing_figures_give_their_reason():
     text = "\n".join(texts_of(cpu_lines(frame)))
     assert text.count("? permission denied") == 5
     assert "? no mount" in text
-    assert "RSS 3.0G   no limit" in text
+    assert "RSS 3.0G   no limit, host 32.0G" in text
 
 
 def test_the_loader_line_shows_the_rank_with_the_fewest_batches():

@@ -17,6 +17,8 @@ from tpmon.ui.view import Ink, ViewState
 
 OLD_INTERVALS = 3
 """A reading older than three intervals missed two turns."""
+QUIET_INTERVALS = {"threads": 4}
+"""Threads of quiet processes are read every fifth interval only (docs/metrics.md, "runnable")."""
 POOL_RATIO = 1.5
 WAITING_RATIO = 0.35
 """Pool demand and waiting share from which more threads cost speed (measured sweep, docs/metrics.md)."""
@@ -39,9 +41,10 @@ def age_of(view: ViewState, age_s: float) -> float:
     return age_s + max(0.0, (now_ns - view.frame.taken_ns) / 1e9)
 
 
-def is_old(view: ViewState, age_s: float) -> bool:
+def is_old(view: ViewState, age_s: float, group: str = "") -> bool:
     """Tell whether a reading of this age at painting missed its turns."""
-    return age_s > OLD_INTERVALS * view.interval_s
+    turns = OLD_INTERVALS + QUIET_INTERVALS.get(group, 0)
+    return age_s > turns * view.interval_s
 
 
 def is_oversubscribed(cpu: CpuSample) -> bool:

@@ -84,7 +84,7 @@ def _ages(view: ViewState, frame: Frame) -> list[Item]:
         if not is_known(age):
             continue
         age_s = age_of(view, age)
-        if is_old(view, age if frame_is_late else age_s):
+        if is_old(view, age if frame_is_late else age_s, group):
             items.append(Item(3, f"! {group} {format_seconds(age_s)} old", Ink.WARN))
         elif not frame_is_late:
             place = "host" if group in HOST_GROUPS else group

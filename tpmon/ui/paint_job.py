@@ -8,8 +8,9 @@ from tpmon.model.frame import Frame
 from tpmon.model.host import LoaderSample, NetworkSample, Pool, ShmSample, SocketSample
 from tpmon.model.known import Known, is_known
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
+from tpmon.ui.gauges import list_gauges
 from tpmon.ui.marks import age_of, is_old
-from tpmon.ui.paint_cpu import list_gauges, paint_gauge, thin
+from tpmon.ui.paint_cpu import paint_gauge, thin
 from tpmon.ui.paint_header import GROUPS
 from tpmon.ui.table import explain, paint_pairs
 from tpmon.ui.view import Ink, Line, ViewState
@@ -140,7 +141,7 @@ def _reading_pairs(view: ViewState, frame: Frame) -> Pairs:
     for group in GROUPS:
         age, source = getattr(frame.ages_s, group), getattr(frame.sources, group)
         if is_known(age):
-            old = is_old(view, age_of(view, age))
+            old = is_old(view, age_of(view, age), group)
             told = f"{'! ' if old else ''}{format_seconds(age_of(view, age))} old, from {source}"
         else:
             told = f"? {age.reason}"

@@ -17,7 +17,7 @@ from tpmon.ui.view import Ink, Line, Pane, Size, SortBy, ViewState
 
 CPU_STEP_PCT = 10
 MEMORY_STEP_RATIO = 1.02
-"""Rows this close count as equal and stay in PID order, so that they do not swap every second."""
+"""Rows this close count as equal and keep their places, so that they do not swap every second."""
 
 _SORT_WORDS = {
     SortBy.CPU: "CPU",
@@ -43,7 +43,7 @@ def write_role(process: ProcessSample, *, short: bool = False) -> str:
 def select_workers(view: ViewState) -> list[ProcessSample]:
     """Return the processes of the pane in the order shown: filtered, then sorted.
 
-    Rows that count as equal stand by PID, workers before other processes.
+    Rows that count as equal stand by rank and worker number, workers before other processes.
     """
     if not is_known(view.frame):
         return []
@@ -51,9 +51,18 @@ def select_workers(view: ViewState) -> list[ProcessSample]:
     if view.filter_text:
         wanted = _filter(view.filter_text)
         rows = [process for process in rows if _matches(process, *wanted)]
-    rows.sort(key=lambda process: (process.role is not Role.WORKER, process.pid))
+    rows.sort(key=_place)
     rows.sort(key=lambda process: _sort_value(process, view.sort), reverse=view.sort_reversed)
     return rows
+
+
+def _place(process: ProcessSample) -> tuple[bool, int, int, int]:
+    return (
+        process.role is not Role.WORKER,
+        known_or(process.rank, 1 << 30),
+        known_or(process.worker, 1 << 30),
+        process.pid,
+    )
 
 
 def _filter(text: str) -> tuple[str, bool]:
