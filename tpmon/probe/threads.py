@@ -70,7 +70,7 @@ class ThreadSet:
     _task_fd: int = -1
     _listed_ns: int = 0
     _read_ns: int = 0
-    _quiet_ticks: int = 0
+    _ticks: int = 0
     _was_moving: bool = True
     _count: int = -1
     _latest: ThreadReading = field(
@@ -88,10 +88,11 @@ class ThreadSet:
         """
         quiet = not moved and not self._was_moving and threads == self._count
         self._was_moving = moved
-        self._quiet_ticks += 1
-        if self._read_ns and (skip or quiet) and self._quiet_ticks < QUIET_TICKS:
+        self._ticks += 1
+        # By PID, so that quiet processes are not all read in the same tick.
+        due = (self._ticks + self.pid) % QUIET_TICKS == 0
+        if self._read_ns and (skip or quiet) and not due:
             return self._latest
-        self._quiet_ticks = 0 if self._read_ns else self.pid % QUIET_TICKS
         taken_ns = now()
         if threads != self._count or taken_ns - self._listed_ns >= RELIST_NS:
             self._list(taken_ns)
