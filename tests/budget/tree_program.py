@@ -52,12 +52,10 @@ def wake() -> None:
         time.sleep(WAKE_EVERY_S)
 
 
-def map_torch(folder: str) -> None:
+def map_torch(path: str) -> mmap.mmap:
     """Map a file that is called libtorch, which is what /proc/PID/maps shows of the real one."""
-    path = Path(folder, "libtorch_cpu.so")
-    path.write_bytes(bytes(mmap.PAGESIZE))
-    with path.open("rb") as file:
-        map_torch.held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # type: ignore[attr-defined]
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
 
 def run_rank(options: argparse.Namespace) -> None:
@@ -66,7 +64,7 @@ def run_rank(options: argparse.Namespace) -> None:
     if options.torch:
         import torch  # noqa: F401
     else:
-        map_torch(options.folder)
+        options.held = map_torch(options.library)
     workers = share(options.processes - 1 - ranks, ranks, me)
     spare = max(0, options.threads - options.processes)
     own = share(spare // 2 if workers else spare, ranks, me)
@@ -91,12 +89,14 @@ def run_launcher(options: argparse.Namespace) -> None:
     """Start the ranks with their environment, say when all stand, and wait."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
+        library = Path(folder, "libtorch_cpu.so")
+        library.write_bytes(bytes(mmap.PAGESIZE))
         started = []
         for rank in range(options.ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
             started.append(
                 subprocess.Popen(
-                    [*command, "--rank", str(rank), "--folder", folder],
+                    [*command, "--rank", str(rank), "--library", str(library)],
                     env={**os.environ, **place},
                     stdout=subprocess.PIPE,
                 )
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="import the real torch: 800 mappings a process")
     parser.add_argument("--seconds", type=int, default=900, help="lifetime")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--library", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.ranks = max(1, min(8, (options.processes - 1) // (WORKERS_PER_RANK + 1)))
     if options.processes < 1 + options.ranks:
