@@ -100,6 +100,13 @@ def test_a_low_pane_keeps_use_demand_memory_and_loader():
     assert labels == ["used", "runnable", "memory", "loader"]
 
 
+def test_marked_figures_that_do_not_fit_are_counted():
+    memory = make_memory(oom_kills=1, shm=ShmSample("/dev/shm", 49 * MIB, 64 * MIB))
+    frame = make_frame(cpu=make_cpu(throttled_ratio=0.5), memory=memory)
+    assert "! 2 more, key 2" in texts_of(cpu_lines(frame, height=3))[0]
+    assert "more" not in texts_of(cpu_lines(frame, height=12))[0]
+
+
 def test_missing_figures_give_their_reason():
     cpu = make_cpu(
         budget_cores=DENIED, used_cores=DENIED, runnable=DENIED, run_delay_ratio=DENIED, pool=DENIED

@@ -54,7 +54,7 @@ def _top(pulses: Sequence[Pulse], read: Callable[[Pulse], Known[float]], least: 
 
 
 def _pool(frame: Frame) -> Gauge:
-    keep = 1 if is_oversubscribed(frame.cpu) else 10
+    keep = 3 if is_oversubscribed(frame.cpu) else 10
     return Gauge(keep, "pool", None, 1.0, _describe_pool(frame))
 
 
@@ -114,11 +114,7 @@ def _waiting(frame: Frame) -> Gauge:
 
     if not is_known(cpu.run_delay_ratio):
         return Gauge(6, "waiting", read, 1.0, (f"? {cpu.run_delay_ratio.reason}",), Ink.DIM)
-    proof = "of thread demand waits for a CPU"
-    ratio = cpu.run_delay_ratio
-    if is_oversubscribed(cpu):
-        return Gauge(6, "waiting", read, 1.0, (f"! {_pct(ratio)}", proof), Ink.WARN)
-    return Gauge(6, "waiting", read, 1.0, (_pct(ratio), proof))
+    return Gauge(6, "waiting", read, 1.0, (_pct(cpu.run_delay_ratio), "of thread demand waits for a CPU"))
 
 
 def _pressure(frame: Frame) -> Gauge:
@@ -171,8 +167,8 @@ def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
         pieces.append(f"limit: {memory.limit_source}")
     pieces.append(f"swap {show(memory.swap_bytes, format_bytes)}")
     if is_memory_full(memory):
-        return Gauge(2, "memory", read, _top(pulses, read, top), ("! " + pieces[0], *pieces[1:]), Ink.BAD)
-    return Gauge(3, "memory", read, _top(pulses, read, top), tuple(pieces))
+        return Gauge(0, "memory", read, _top(pulses, read, top), ("! " + pieces[0], *pieces[1:]), Ink.BAD)
+    return Gauge(4, "memory", read, _top(pulses, read, top), tuple(pieces))
 
 
 def _shm(frame: Frame) -> Gauge:
@@ -210,18 +206,18 @@ def _loader(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
         return pulse.ready_batches
 
     if not frame.loader:
-        return Gauge(4, "loader", None, 1.0, ("no loader queue seen",), Ink.DIM)
+        return Gauge(5, "loader", None, 1.0, ("no loader queue seen",), Ink.DIM)
     ready = [one for one in frame.loader if is_known(one.ready_batches)]
     if not ready:
         lacking = frame.loader[0].ready_batches
         reason = "" if is_known(lacking) else lacking.reason
-        return Gauge(4, "loader", read, 1.0, (f"? {reason}", _empty(frame.loader[0])), Ink.DIM)
+        return Gauge(5, "loader", read, 1.0, (f"? {reason}", _empty(frame.loader[0])), Ink.DIM)
     fewest = min(ready, key=lambda one: known_or(one.ready_batches, 0.0))
     count = known_or(fewest.ready_batches, 0.0)
     where = f"rank {fewest.rank}" if is_known(fewest.rank) else f"pid {fewest.pid}"
     least = "" if len(frame.loader) == 1 else f"fewest of {len(frame.loader)}: {where}"
     pieces = tuple(p for p in (f"{count:.0f} batches ready", least, _empty(fewest)) if p)
-    return Gauge(4, "loader", read, _top(pulses, read, 1.0), pieces)
+    return Gauge(5, "loader", read, _top(pulses, read, 1.0), pieces)
 
 
 def _empty(loader: LoaderSample) -> str:

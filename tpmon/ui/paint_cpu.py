@@ -82,6 +82,9 @@ def paint_cpu(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     gauges = list_gauges(frame, groups)
     kept = sorted(gauges, key=lambda gauge: gauge.keep)[: max(0, size.height - 1)]
     details = [Item(3, f"last {format_seconds(span_of(groups))}", Ink.DIM)] if len(groups) > 1 else []
+    marked = sum(gauge.ink in (Ink.WARN, Ink.BAD) for gauge in gauges if gauge not in kept)
+    if marked:
+        details.append(Item(0, f"! {marked} more, key {Pane.CPU.value}", Ink.WARN))
     title = f"{Pane.CPU.value} CPU and memory"
     lines = [paint_rule(title, details, size.width, focused=focused)]
     lines += [paint_gauge(g, groups, size.width, spark_width) for g in gauges if g in kept]
