@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from tpmon.model.known import is_known
 from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
 from tpmon.probe.queues import map_queues, read_pipes, read_queue_pipes
 
-pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
 
 HERE = Path(__file__).parent
 
