@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.known import Missing
-from tpmon.probe.output import HIDDEN, LINE_LENGTH, TAIL_BYTES, parse_tail, read_outputs, redact_secrets
+from tpmon.probe.output import HIDDEN, LINE_LENGTH, TAIL_BYTES, OutputReader, parse_tail, redact_secrets
 
 # -- redaction -----------------------------------------------------------------------------------
 
@@ -148,17 +148,17 @@ def test_real_file_is_followed_as_it_grows(tmp_path: Path, writer) -> None:
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
-    (sample,) = read_outputs([process.pid])
+    (sample,) = OutputReader().read([process.pid])
     assert (sample.path, sample.size_bytes, sample.lines) == (str(log), 0, ())
     say(process, "step 1 loss 2.0")
-    (sample,) = read_outputs([process.pid])
+    (sample,) = OutputReader().read([process.pid])
     assert (sample.pid, sample.fd, sample.lines) == (process.pid, 1, ("step 1 loss 2.0",))
     say(process, "step 2 token=abcdefghijkl")
-    (sample,) = read_outputs([process.pid])
+    (sample,) = OutputReader().read([process.pid])
     assert sample.lines == ("step 1 loss 2.0", "step 2 token=***")
     assert sample.size_bytes == log.stat().st_size
     os.utime(log, (0, 1_700_000_000))
-    (sample,) = read_outputs([process.pid])
+    (sample,) = OutputReader().read([process.pid])
     assert sample.last_write.astimezone(timezone.utc) == datetime.fromtimestamp(1_700_000_000, timezone.utc)
     assert sample.last_write_age_s > 1e6
 
@@ -169,7 +169,7 @@ def test_reading_leaves_the_access_time_alone(tmp_path: Path, writer) -> None:
         process = writer(file, subprocess.PIPE)
     say(process, "hello")
     os.utime(log, (1_000, 1_700_000_000))
-    assert read_outputs([process.pid])[0].lines == ("hello",)
+    assert OutputReader().read([process.pid])[0].lines == ("hello",)
     assert log.stat().st_atime == 1_000
 
 
@@ -179,7 +179,7 @@ def test_a_log_that_was_deleted_is_still_read(tmp_path: Path, writer) -> None:
         process = writer(file, subprocess.PIPE)
     say(process, "still here")
     log.unlink()
-    (sample,) = read_outputs([process.pid])
+    (sample,) = OutputReader().read([process.pid])
     assert sample.path == f"{log} (deleted)"
     assert sample.lines == ("still here",)
 
@@ -187,7 +187,7 @@ def test_a_log_that_was_deleted_is_still_read(tmp_path: Path, writer) -> None:
 def test_one_file_behind_two_descriptors_of_two_processes_is_read_once(tmp_path: Path, writer) -> None:
     with (tmp_path / "both.log").open("wb") as file, (tmp_path / "other.log").open("wb") as other:
         one, two = writer(file, file), writer(file, other)
-    samples = read_outputs([one.pid, two.pid])
+    samples = OutputReader().read([one.pid, two.pid])
     assert [(sample.pid, sample.fd) for sample in samples] == [(one.pid, 1), (two.pid, 2)]
 
 
@@ -196,7 +196,7 @@ def test_pipes_terminals_and_null_are_never_touched(writer) -> None:
     process = writer(subprocess.PIPE, subprocess.PIPE)
     at_terminal = writer(side, subprocess.DEVNULL)
     say(process, "for the pipe's reader")
-    assert read_outputs([process.pid, at_terminal.pid]) == ()
+    assert OutputReader().read([process.pid, at_terminal.pid]) == ()
     # What was in the pipe is still there for its reader.
     assert process.stdout.readline() == "for the pipe's reader\n"
     os.close(main)
@@ -212,8 +212,8 @@ def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> No
     if os.access(log, os.R_OK):
         program = (
             "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-            "from tpmon.probe.output import read_outputs\n"
-            "os.setuid(65534); print(read_outputs([int(sys.argv[1])]))"
+            "from tpmon.probe.output import OutputReader\n"
+            "os.setuid(65534); print(OutputReader().read([int(sys.argv[1])]))"
         )
         seen = subprocess.run(
             [sys.executable, "-c", program, str(process.pid), os.getcwd()],
@@ -224,7 +224,7 @@ def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> No
         assert "another user's process" in seen.stdout, seen.stderr
         assert "secret" not in seen.stdout
     else:
-        (sample,) = read_outputs([process.pid])
+        (sample,) = OutputReader().read([process.pid])
         assert sample.size_bytes == Missing("not readable: Permission denied")
         assert sample.lines == ()
         assert sample.last_write_age_s < 60
@@ -235,11 +235,37 @@ def test_file_time_ahead_of_our_clock_is_no_age(tmp_path: Path, writer) -> None:
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
     os.utime(log, (0, 4_000_000_000))
-    (sample,) = read_outputs([process.pid])
+    (sample,) = OutputReader().read([process.pid])
     assert isinstance(sample.last_write_age_s, Missing)
 
 
 def test_process_that_ended_has_no_output() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert read_outputs([process.pid]) == ()
+    assert OutputReader().read([process.pid]) == ()
+
+
+def test_last_words_are_read_after_the_end_of_their_writer(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "step 1")
+    reader = OutputReader()
+    assert reader.read([process.pid])[0].lines == ("step 1",)
+    say(process, "RuntimeError: out of memory")
+    process.kill()
+    process.wait()
+    assert reader.read([process.pid])[0].lines == ("step 1", "RuntimeError: out of memory")
+    log.rename(tmp_path / "train.log.1")
+    log.write_text("of the next run\n")
+    assert reader.read([])[0].lines == ("step 1", "RuntimeError: out of memory")
+
+
+def test_a_log_that_is_written_comes_before_one_whose_writer_ended(tmp_path: Path, writer) -> None:
+    with (tmp_path / "first.log").open("wb") as first, (tmp_path / "second.log").open("wb") as second:
+        one, two = writer(first, subprocess.PIPE), writer(second, subprocess.PIPE)
+    reader = OutputReader()
+    assert [sample.pid for sample in reader.read([one.pid])] == [one.pid]
+    one.kill()
+    one.wait()
+    assert [sample.pid for sample in reader.read([one.pid, two.pid])] == [two.pid]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 
+from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample, OutputSample, Pool
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.probe.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host import HostReading
@@ -179,3 +180,8 @@ def age_output(output: OutputSample, taken: datetime) -> OutputSample:
     if not is_known(output.last_write):
         return output
     return replace(output, last_write_age_s=max(0.0, (taken - output.last_write).total_seconds()))
+
+
+def age_by(ages: Ages, seconds: float) -> Ages:
+    """Return the ages that the same readings have ``seconds`` later."""
+    return Ages(*(map_known(lambda age: age + seconds, getattr(ages, one.name)) for one in fields(Ages)))

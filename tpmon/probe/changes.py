@@ -82,17 +82,17 @@ def _describe_gone(gone: Iterable[Departure], oom_kills: int) -> list[str]:
         elif len(members) > NAMED:
             lines.append(f"{_group(members, len(members))} gone: {how}")
         else:
-            lines += [f"{_name(member)} gone: {how}" for member in members]
+            lines += [f"{name_member(member)} gone: {how}" for member in members]
     return lines
 
 
 def _describe_born(born: Sequence[Member]) -> list[str]:
     if len(born) > NAMED or (born and born[0].role in _DISPOSABLE):
         return [f"{_group(born, len(born))} started"]
-    return [f"{_name(member)} started" for member in born]
+    return [f"{name_member(member)} started" for member in born]
 
 
-def _name(member: Member) -> str:
+def name_member(member: Member) -> str:
     """Name one member with its PID: "worker 1 (48301) of rank 0"."""
     pid = member.identity.pid
     if member.role is Role.LAUNCHER:

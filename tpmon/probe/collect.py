@@ -26,6 +26,7 @@ from tpmon.model.process import Identity, ProcessSample, Role, Setting
 from tpmon.model.units import clean_text
 from tpmon.probe.assemble import (
     add_known,
+    age_by,
     age_output,
     find_pool,
     has_pin_thread,
@@ -33,10 +34,10 @@ from tpmon.probe.assemble import (
     make_process,
     make_rank_rows,
 )
-from tpmon.probe.background import Background
+from tpmon.probe.background import Background, read_within
 from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
 from tpmon.probe.changes import Changes, describe_changes
-from tpmon.probe.ending import UNSEEN, describe_end
+from tpmon.probe.ends import Ends
 from tpmon.probe.events import describe_attach
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
@@ -45,7 +46,7 @@ from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
 from tpmon.probe.members import Membership
 from tpmon.probe.memory import Growth, PssRation
 from tpmon.probe.network import NetworkReader
-from tpmon.probe.output import read_outputs
+from tpmon.probe.output import OutputReader
 from tpmon.probe.own_cost import OwnCostMeter
 from tpmon.probe.pools import read_pool_library
 from tpmon.probe.population import Population, Reading
@@ -54,6 +55,7 @@ from tpmon.probe.sockets import SocketReader, SocketReading
 BUDGET_EVERY_NS = 10_000_000_000
 LIBRARY_EVERY_NS = 60_000_000_000
 OUTPUT_EVERY_S = 2.0
+LAST_WORDS_S = 0.3
 SHM_EVERY_S = 2.0
 NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
@@ -81,9 +83,10 @@ class Collector:
         self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
         self._library: tuple[Identity, Known[str], int] | None = None
         self._sockets = SocketReader()
+        self._log = OutputReader()
         self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
         self._outputs = Background[tuple[OutputSample, ...]](
-            "output", lambda: read_outputs(self._output_pids()), OUTPUT_EVERY_S
+            "output", lambda: self._log.read(self._output_pids()), OUTPUT_EVERY_S
         )
         # InfiniBand counters come from firmware and can take their time.
         self._network = Background[Known[tuple[NetworkSample, ...]]](
@@ -94,6 +97,7 @@ class Collector:
         )
         self._ticks = 0
         self._oom_kills = 0
+        self._ends = Ends(job.root)
         self._last: Frame | None = None
         self._sources = (
             self._loader,
@@ -128,9 +132,9 @@ class Collector:
         changes = self._membership.refresh(time.monotonic_ns())
         members = self._membership.members
         skip = self._cost.shedding and self._ticks % 2 == 0
-        readings = self._population.read(members, skip_threads=skip)
-        if not readings and not members:
+        if not any(one.role is not Role.HELPER or one.identity == self._job.root for one in members):
             return self._close_ended(changes)
+        readings = self._population.read(members, skip_threads=skip)
         frame = self._assemble(readings, changes)
         tick_ms = (time.thread_time_ns() - started_ns) / 1e6
         self._cost.add_tick(tick_ms, self._interval_s)
@@ -302,6 +306,7 @@ class Collector:
             events.append(describe_attach(self._job.root.pid, processes, taken))
         kills = known_or(group.oom_kills, self._oom_kills)
         new_kills = kills - self._oom_kills if self._last is not None else 0
+        self._ends.add(changes, oom_kills=new_kills)
         events.extend(
             Event(taken, EventKind.PROCESS, text) for text in describe_changes(changes, oom_kills=new_kills)
         )
@@ -341,20 +346,31 @@ class Collector:
         taken = datetime.now().astimezone()
         kills = known_or(self._cgroups.read(time.monotonic_ns()).oom_kills, self._oom_kills)
         new_kills = kills - self._oom_kills
-        ends = sorted(changes.gone, key=lambda one: one.member.identity != self._job.root)
-        how = UNSEEN
-        if ends:
-            how = describe_end(ends[0].wait_status, oom_victim=ends[0].oom_victim, oom_kills=new_kills)
+        self._ends.add(changes, oom_kills=new_kills)
+        how = self._ends.describe()
         texts = describe_changes(changes, oom_kills=new_kills)
         target = replace(self._last.target, state=TargetState.ENDED, ended=how)
         events = tuple(Event(taken, EventKind.PROCESS, text) for text in texts)
-        events += (Event(taken, EventKind.ENDED, f"the job ended: {how}"),)
-        return replace(self._last, taken=taken, taken_ns=time.monotonic_ns(), target=target, events=events)
+        said = f"the job ended: {how}"
+        if helpers := self._membership.members:
+            said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
+        events += (Event(taken, EventKind.ENDED, said),)
+        now_ns = time.monotonic_ns()
+        outputs = read_within(LAST_WORDS_S, lambda: self._log.read(()))
+        return replace(
+            self._last,
+            taken=taken,
+            taken_ns=now_ns,
+            target=target,
+            ages_s=age_by(self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9),
+            output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
+            events=events,
+        )
 
     def _rank_pids(self) -> tuple[int, ...]:
         members = self._membership.members
         ranks = tuple(m.identity.pid for m in members if m.role is Role.RANK)
-        return ranks or (self._job.root.pid,)
+        return ranks or tuple(m.identity.pid for m in members[:1]) or (self._job.root.pid,)
 
     def _read_network(self) -> Known[tuple[NetworkSample, ...]]:
         sockets, _ = self._socket_source.latest()

@@ -12,6 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from tpmon.model.host import OutputSample
@@ -140,47 +141,84 @@ def _read_tail(path: str) -> tuple[int, bytes]:
         os.close(fd)
 
 
-def _read_output(pid: int, fd: int, link: str, found: os.stat_result) -> OutputSample:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Hold where a log was found and what it said."""
+
+    path: str
+    identity: tuple[int, int]
+    """Device and inode."""
+    sample: OutputSample
+
+
+def _read_output(pid: int, fd: int, place: str, path: str, found: os.stat_result) -> _File:
     lines: tuple[str, ...] = ()
     size: Known[int] = found.st_size
     try:
-        size, raw = _read_tail(link)
+        size, raw = _read_tail(place)
         lines = parse_tail(raw, cut=size > len(raw))
     except OSError as error:
         size = Missing(f"not readable: {error.strerror or error}")
-    return OutputSample(
+    sample = OutputSample(
         pid=pid,
         fd=fd,
-        path=clean_text(os.readlink(link), PATH_LENGTH),
+        path=clean_text(path, PATH_LENGTH),
         size_bytes=size,
         last_write=datetime.fromtimestamp(found.st_mtime).astimezone(),
         last_write_age_s=_age_s(found.st_mtime),
         lines=lines,
     )
+    return _File(path, (found.st_dev, found.st_ino), sample)
 
 
-def read_outputs(pids: Sequence[int], proc: str = "/proc") -> tuple[OutputSample, ...]:
-    """Read the regular files behind descriptors 1 and 2 of ``pids``, each file once.
-
-    Of processes that another user owns one sample says so; those that ended say nothing.
-    """
-    samples: list[OutputSample] = []
-    seen: set[tuple[int, int]] = set()
+def _find_files(pids: Sequence[int], proc: str) -> tuple[list[_File], tuple[int, int] | None]:
+    """Read each regular file once; also returns the first descriptor that was refused."""
+    files: dict[tuple[int, int], _File] = {}
     refused = None
     for pid in pids:
         for fd in DESCRIPTORS:
             link = f"{proc}/{pid}/fd/{fd}"
             try:
                 found = os.stat(link)
-                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
-                    seen.add((found.st_dev, found.st_ino))
-                    samples.append(_read_output(pid, fd, link, found))
+                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in files:
+                    file = _read_output(pid, fd, link, os.readlink(link), found)
+                    files[file.identity] = file
             except PermissionError:
                 refused = refused or (pid, fd)
             except OSError:
                 # Closed, or the process ended: then there is no output to tell of.
                 continue
-    if refused and not samples:
-        why = Missing("not permitted: another user's process")
-        samples.append(OutputSample(refused[0], refused[1], "not known", why, why, why, ()))
-    return tuple(samples)
+    return list(files.values()), refused
+
+
+class OutputReader:
+    """Read the logs of a job; also after its end, when the last words matter most."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        """Begin with no log seen. Nothing is kept open: a held file keeps a disk full or busy."""
+        self._proc = proc
+        self._files: list[_File] = []
+
+    def read(self, pids: Sequence[int]) -> tuple[OutputSample, ...]:
+        """Read the regular files behind descriptors 1 and 2 of ``pids``, each file once.
+
+        When none of ``pids`` has one any more, those seen last are read by their path, where the
+        same file still is. Of processes that another user owns one sample says so.
+        """
+        files, refused = _find_files(pids, self._proc)
+        if refused and not files:
+            why = Missing("not permitted: another user's process")
+            return (OutputSample(*refused, "not known", why, why, why, ()),)
+        self._files = files or [_read_again(file) for file in self._files]
+        return tuple(file.sample for file in self._files)
+
+
+def _read_again(file: _File) -> _File:
+    """Read a log whose writers have ended; unchanged when its path leads elsewhere by now."""
+    try:
+        found = os.stat(file.path)
+    except OSError:
+        return file  # removed, or its path is another container's
+    if (found.st_dev, found.st_ino) != file.identity or not stat.S_ISREG(found.st_mode):
+        return file
+    return _read_output(file.sample.pid, file.sample.fd, file.path, file.path, found)

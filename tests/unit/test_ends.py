@@ -1,0 +1,96 @@
+"""How a job ended: its root's end, and the member that failed before, not the last one to go."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing
+from tpmon.model.process import Identity, Role
+from tpmon.probe.changes import Changes, Departure
+from tpmon.probe.ending import UNSEEN
+from tpmon.probe.ends import Ends
+from tpmon.probe.job import Member
+
+LAUNCHER = Member(
+    identity=Identity(100, 1),
+    parent=1,
+    role=Role.LAUNCHER,
+    rank=NOT_APPLICABLE,
+    local_rank=NOT_APPLICABLE,
+    worker=NOT_APPLICABLE,
+    rank_pid=NOT_APPLICABLE,
+    name="pt_elastic",
+    label="torchrun",
+    started=datetime(2026, 1, 1, tzinfo=timezone.utc),
+    environment=(),
+)
+EXIT_1 = 1 << 8
+
+
+def rank(number: int) -> Member:
+    return replace(
+        LAUNCHER, identity=Identity(101 + number, 2), role=Role.RANK, rank=number, label="train.py"
+    )
+
+
+def worker(number: int) -> Member:
+    return replace(
+        LAUNCHER, identity=Identity(200 + number, 3), role=Role.WORKER, rank=0, worker=number, rank_pid=101
+    )
+
+
+def gone(*ends: tuple[Member, Known[int]]) -> Changes:
+    return Changes(gone=tuple(Departure(member, status) for member, status in ends))
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends(LAUNCHER.identity)
+
+
+def test_workers_that_outlive_the_root_do_not_tell_how_the_job_ended(ends: Ends) -> None:
+    ends.add(gone((rank(0), signal.SIGKILL), (rank(1), signal.SIGTERM)))
+    ends.add(gone((LAUNCHER, EXIT_1)))
+    ends.add(gone((worker(0), 0)))
+    assert ends.describe() == "exit 1, after rank 0 (101): SIGKILL"
+
+
+def test_the_first_failure_is_named_whatever_it_brought_down(ends: Ends) -> None:
+    ends.add(gone((worker(1), signal.SIGKILL)))
+    ends.add(gone((rank(0), EXIT_1), (LAUNCHER, EXIT_1)))
+    assert ends.describe() == "exit 1, after worker 1 (201) of rank 0: SIGKILL"
+
+
+def test_an_oom_kill_is_named_with_its_proof(ends: Ends) -> None:
+    ends.add(gone((rank(0), signal.SIGKILL)), oom_kills=1)
+    ends.add(gone((LAUNCHER, EXIT_1)))
+    assert ends.describe() == ("exit 1, after rank 0 (101): SIGKILL; OOM kill counted in its control group")
+
+
+def test_a_good_end_needs_no_story(ends: Ends) -> None:
+    ends.add(gone((worker(0), signal.SIGKILL)))
+    ends.add(gone((rank(0), 0), (rank(1), 0), (LAUNCHER, 0)))
+    assert ends.describe() == "exit 0"
+
+
+def test_a_failure_that_the_job_survived_is_not_its_end(ends: Ends) -> None:
+    ends.add(gone((rank(0), signal.SIGKILL)))
+    ends.add(Changes(born=(replace(rank(0), identity=Identity(300, 9)),)))
+    ends.add(gone((LAUNCHER, signal.SIGINT)))
+    assert ends.describe() == "SIGINT"
+
+
+def test_what_happens_after_the_end_of_the_root_did_not_cause_it(ends: Ends) -> None:
+    ends.add(gone((LAUNCHER, signal.SIGKILL)))
+    ends.add(gone((rank(0), signal.SIGABRT)))
+    assert ends.describe() == "SIGKILL"
+
+
+def test_an_end_that_the_kernel_does_not_tell_is_said_to_be_unseen(ends: Ends) -> None:
+    ends.add(gone((rank(0), Missing("this kernel keeps no exit status"))))
+    ends.add(gone((LAUNCHER, Missing("this kernel keeps no exit status"))))
+    assert ends.describe() == UNSEEN

@@ -1,0 +1,61 @@
+"""Remember how members ended, so that the end of the whole job can be told. Pure.
+
+The last process to go is often not the one to ask: loader workers outlive a killed rank by
+seconds and then leave with exit 0.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from tpmon.model.known import is_known
+from tpmon.model.process import Identity, Role
+from tpmon.probe.changes import Changes, Departure, name_member
+from tpmon.probe.ending import UNSEEN, describe_end
+from tpmon.probe.job import Member
+
+_FOLLOWERS = (0, signal.SIGTERM)
+"""Wait statuses of those that a launcher or a rank ended because another one had failed."""
+
+
+class Ends:
+    """Follow the ends of one job's members."""
+
+    def __init__(self, root: Identity) -> None:
+        """Begin with nobody ended; ``root`` is the process whose end is the job's."""
+        self._root = root
+        self._root_how = ""
+        self._last_how = UNSEEN
+        self._first: Member | None = None
+        self._first_how = ""
+
+    def add(self, changes: Changes, *, oom_kills: int = 0) -> None:
+        """Note who ended; ``oom_kills`` as in ``describe_end``."""
+        root_lived = not self._root_how
+        for each in changes.gone:
+            how = describe_end(each.wait_status, oom_victim=each.oom_victim, oom_kills=oom_kills)
+            if each.member.identity == self._root:
+                self._root_how = how
+            elif root_lived and self._first is None and _failed(each):
+                self._first, self._first_how = each.member, how
+            self._last_how = how
+        if self._first is not None and any(_replaces(one, self._first) for one in changes.born):
+            self._first = None  # the job went on without it
+
+    def describe(self) -> str:
+        """Say how the job ended, and who failed first: "exit 1, after rank 0 (85): SIGKILL"."""
+        how = self._root_how or self._last_how
+        if self._first is None or how in ("exit 0", self._first_how):
+            return how
+        return f"{how}, after {name_member(self._first)}: {self._first_how}"
+
+
+def _failed(departure: Departure) -> bool:
+    """Tell whether a rank or worker ended in a way that can bring the others down."""
+    if departure.member.role not in (Role.RANK, Role.WORKER) or not is_known(departure.wait_status):
+        return False
+    return departure.wait_status not in _FOLLOWERS
+
+
+def _replaces(born: Member, gone: Member) -> bool:
+    return (born.role, born.rank) == (gone.role, gone.rank)
