@@ -122,6 +122,39 @@ def test_a_pid_reused_outside_the_job_is_only_gone(watch: Watch) -> None:
     assert 110 not in watch.pids()
 
 
+def test_a_number_is_reused_by_a_fork_of_another_thread(watch: Watch) -> None:
+    watch.refresh(6.0)
+    watch.fake.remove(110)
+    assert len(watch.refresh().gone) == 1
+    children = watch.fake.path / "101" / "task" / "101" / "children"
+    before = children.read_text()
+    watch.fake.add(110, 101, ("ffmpeg",), start=watch.fake.now - 5)
+    children.write_text(before)
+    assert [member.label for member in watch.refresh(5.0).born] == ["ffmpeg"]
+
+
+def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    place = {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    fake.add(50, 1, ("mpirun", "x"))
+    fake.add(51, 50, ("python", "/opt/conda/bin/conda", "run"), environ=place)
+    fake.add(60, 50, ("python", "train.py"), environ={"PMI_RANK": "1", "PMI_SIZE": "2"}, torch=True)
+    fake.add(52, 51, ("python", "train.py"), environ=place, start=fake.now - 100)
+    membership = Membership(find_job(50, fake.proc), fake.proc)
+    assert {m.identity.pid: m.role for m in membership.members if m.rank == 0} == {
+        51: Role.RANK,
+        52: Role.HELPER,
+    }
+    maps = fake.path / "52" / "maps"
+    maps.write_text(maps.read_text() + "7f00-7f01 r-xp 0 08:01 2    /v/torch/lib/libtorch_cpu.so\n")
+    changes = membership.refresh(SECOND)
+    assert {member.identity.pid: member.role for member in changes.changed} == {
+        51: Role.HELPER,
+        52: Role.RANK,
+    }
+    membership.close()
+
+
 def test_a_zombie_is_gone_and_a_zombie_child_is_never_met(watch: Watch) -> None:
     watch.fake.write_stat(110, 101, "pt_data_worker", state="Z", start=watch.fake.now - 1_000_000 + 110)
     watch.fake.add(140, 101, (), name="python", state="Z")
@@ -188,6 +221,26 @@ def test_a_burst_of_births_is_met_in_portions(watch: Watch) -> None:
     for pid in range(1000, 1000 + BIRTHS_PER_REFRESH + 10):
         watch.fake.add(pid, 101, ("true",))
     assert [len(watch.refresh().born) for _ in range(3)] == [BIRTHS_PER_REFRESH, 10, 0]
+
+
+def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add_torchrun(100, workers=0)
+    path = fake.path / "102" / "cmdline"
+    said = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    membership = Membership(find_job(100, fake.proc), fake.proc)
+    membership.refresh(SECOND)
+    assert [type(member.environment) for member in membership.members] == [tuple, tuple, Missing]
+    path.unlink()
+    path.write_bytes(said)
+    membership.refresh(7 * SECOND)
+    assert isinstance(membership.members[2].environment, Missing)
+    membership.refresh(62 * SECOND)
+    assert membership.members[2].rank == 1
+    assert not isinstance(membership.members[2].environment, Missing)
+    membership.close()
 
 
 def test_an_interactive_shell_and_what_is_below_it_never_join(watch: Watch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.facts import Facts
+from tpmon.probe.job import names_workers
 from tpmon.probe.places import Place, parse_place
 from tpmon.probe.procread import Mapped, Stat
 from tpmon.probe.programs import identify, parse_command
@@ -101,6 +102,31 @@ def test_the_number_of_a_rank_survives_its_dead_sibling() -> None:
     tree = [process(10, 1), process(30, 10, SPAWNED, threads=GLOO)]
     assert cast(tree, departed=[Departed(10, Identity(20, OLD + 20))])[30].rank == 1
     assert cast(tree)[30].rank == 0
+
+
+def test_a_dead_rank_keeps_its_place_in_the_middle() -> None:
+    tree = [process(10, 1), *(process(pid, 10, SPAWNED, threads=GLOO) for pid in (20, 40))]
+    parts = cast(tree, departed=[Departed(10, Identity(30, OLD + 30)), Departed(99, Identity(1, 0))])
+    assert (parts[20].rank, parts[40].rank) == (0, 2)
+
+
+def test_a_process_that_trains_and_starts_ranks_is_the_first_of_them() -> None:
+    parts = cast([process(10, 1, threads=GLOO), process(20, 10, SPAWNED, threads=GLOO)])
+    assert [(part.role, part.rank) for part in parts.values()] == [(Role.RANK, 0), (Role.RANK, 1)]
+
+
+def test_a_rank_that_starts_another_training_stays_a_rank() -> None:
+    tree = [process(10, 1), process(11, 10, TRAIN, "pt_data_worker"), process(20, 10, SPAWNED)]
+    parts = cast([*tree, process(21, 20, SPAWNED, "pt_data_worker")])
+    assert (parts[10].role, parts[11].role, parts[20].role) == (Role.RANK, Role.WORKER, Role.HELPER)
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [("2.4.1+cu121", False), ("2.5.0", True), ("3.0.0a0", True), ("1.13.1", False), (Missing("x"), True)],
+)
+def test_workers_name_themselves_since_torch_2_5(version: str | Missing, named: bool) -> None:
+    assert names_workers(version) is named
 
 
 def test_a_rank_that_says_nothing_has_no_number() -> None:

@@ -5,10 +5,12 @@ Knows files and clocks; what the facts mean for a job is said in ``roles``.
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from tpmon.model.known import Known, Missing
@@ -31,6 +33,8 @@ from tpmon.probe.programs import Program, identify
 T = TypeVar("T")
 
 WORKER_UNREAD = Missing("not read of a loader worker")
+_DENIED = frozenset((os.strerror(errno.EACCES), os.strerror(errno.EPERM)))
+_IMPORT_S = 600.0
 _CHUNK = 32
 _CHUNK_S = 1.0
 _ALL_S = 3.0
@@ -69,6 +73,26 @@ class Facts:
         if isinstance(self.mapped, Mapped):
             return bool(self.mapped.torch)
         return self.stat.name.startswith("pt_") or any(name.startswith("pt_") for name in self.thread_names)
+
+    @property
+    def denied(self) -> bool:
+        """Tell whether this user may not read the process."""
+        return isinstance(self.environ, Missing) and self.environ.reason in _DENIED
+
+    def is_stale(self, now: Stat, age_s: float, *, retry: bool = False) -> bool:
+        """Tell whether a process may have run another program or loaded torch since it was read."""
+        if now.name != self.stat.name:
+            return True
+        if isinstance(self.environ, Missing):
+            return retry and not self.denied
+        if not self.python or not isinstance(self.mapped, Mapped):
+            return False
+        importing = not self.torch and age_s < _IMPORT_S
+        return importing or ("RANK" not in self.environ and now.threads != self.stat.threads)
+
+    def says_the_same(self, other: Facts) -> bool:
+        """Tell whether nothing that decides a part differs."""
+        return replace(self, stat=other.stat) == other and self.stat.name == other.stat.name
 
 
 def read_facts(stat: Stat, proc: str = PROC, *, deep: bool = False) -> Facts:

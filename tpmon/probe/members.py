@@ -35,21 +35,19 @@ from tpmon.probe.procread import (
     PROC,
     TICKS_PER_S,
     WORKER_NAME,
-    Mapped,
     Stat,
     boot_time_s,
     list_pids,
     read_file,
     read_stat,
 )
-from tpmon.probe.roles import YOUNG_S, Departed, Part, assign_parts
+from tpmon.probe.roles import STARTING, YOUNG_S, Departed, Part, assign_parts
 
 SCAN_EVERY_NS = 5_000_000_000
 FULL_SCAN_EVERY_NS = 60_000_000_000
 CACHED_MEMBERS = 256
 """Members with descriptors of their own, two each; one that was read holds 6.4 KiB of kernel memory."""
 BIRTHS_PER_REFRESH = 64
-_IMPORT_S = 600.0
 _CHILDREN_BYTES = 4096
 _FACTS_S = 0.2
 
@@ -57,12 +55,14 @@ _FACTS_S = 0.2
 class _Watched:
     """Hold the descriptors and the last facts of one process; shells inside the job have no part."""
 
-    __slots__ = ("children", "children_fd", "facts", "identity", "parent", "pidfd")
+    __slots__ = ("children", "children_fd", "facts", "identity", "parent", "pidfd", "told")
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.identity = Identity(facts.stat.pid, facts.stat.start_ticks)
         self.parent = facts.stat.parent
+        self.told: tuple[Facts, Part, int] | None = None
+        """What the member was made from."""
         self.children: bytes | None = None
         self.children_fd = -1
         self.pidfd = -1
@@ -90,6 +90,7 @@ class Membership:
         self._seen: set[int] = set()
         self._slow_ns = self._full_scan_ns = 0
         self._has_children_files = True
+        self._undecided = True
         self._poll = select.poll()
         self._by_pidfd: dict[int, int] = {}
         for pid, facts in job.facts.items():
@@ -111,10 +112,10 @@ class Membership:
         slow = not self._slow_ns or now_ns - self._slow_ns >= SCAN_EVERY_NS
         self._slow_ns = now_ns if slow else self._slow_ns
         ended = self._find_ended()
-        moved = self._settle(ended, slow=slow)
+        moved = self._settle(ended, slow=slow, retry=self._is_full_scan_due(now_ns))
         gone = [self._bury(watched) for watched in ended]
         born = self._find_born(now_ns, slow=slow)
-        if not (gone or born or moved or slow):
+        if not (gone or born or moved or (slow and self._undecided)):
             return Changes()
         return self._recast(_find_oom_victims([departure for departure in gone if departure is not None]))
 
@@ -151,11 +152,12 @@ class Membership:
                     ended.append(watched)
         return ended
 
-    def _settle(self, ended: list[_Watched], *, slow: bool) -> bool:
+    def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
         """Look again at members that may have become something else; True when one has.
 
         These are the young, the children of those that ended, and every 5 s all. One whose PID
-        turns out to be another process's is added to ``ended``.
+        turns out to be another process's is added to ``ended``. ``retry`` reads again what did not
+        answer.
         """
         dead = {watched.identity.pid for watched in ended}
         now = now_ticks()
@@ -175,11 +177,11 @@ class Membership:
                 continue
             moved = moved or stat.parent != watched.parent
             watched.parent = stat.parent
-            if _may_have_changed(before, stat, age_s):
+            if before.is_stale(stat, age_s, retry=retry):
                 again.append(replace(stat, parent=before.stat.parent))
         for pid, facts in self._read_facts(again).items():
             watched = self._watched[pid]
-            moved = moved or _outlook(facts) != _outlook(watched.facts)
+            moved = moved or not facts.says_the_same(watched.facts)
             watched.facts = facts
         return moved
 
@@ -246,9 +248,12 @@ class Membership:
         if stat.parent in self._watched:
             self._watched[stat.parent].children = None
 
+    def _is_full_scan_due(self, now_ns: int) -> bool:
+        return not self._full_scan_ns or now_ns - self._full_scan_ns >= FULL_SCAN_EVERY_NS
+
     def _scan(self, now_ns: int) -> dict[int, Stat]:
         """Read the stat lines of processes that are new on this machine, once a minute of all."""
-        full = not self._full_scan_ns or now_ns - self._full_scan_ns >= FULL_SCAN_EVERY_NS
+        full = self._is_full_scan_due(now_ns)
         pids = set(list_pids(self._proc))
         fresh = pids if full else pids - self._seen
         self._seen = pids
@@ -275,9 +280,14 @@ class Membership:
         )
         before = self._members
         self._members = {
-            pid: replace(make_member(facts[pid], part, self._boot_s), parent=self._watched[pid].parent)
-            for pid, part in sorted(self._parts.items(), key=lambda entry: _birth(facts[entry[0]].stat))
+            pid: self._make_member(self._watched[pid], before.get(pid))
+            for pid in sorted(self._parts, key=lambda pid: _birth(facts[pid].stat))
         }
+        self._undecided = not is_known(torch) or any(
+            part.label == STARTING
+            or (part.role is Role.WORKER and not facts[pid].stat.name.startswith(WORKER_NAME))
+            for pid, part in self._parts.items()
+        )
         self._tell_job(facts, torch)
         return Changes(
             born=tuple(member for pid, member in self._members.items() if pid not in before),
@@ -288,6 +298,14 @@ class Membership:
                 if pid in before and _standing(member) != _standing(before[pid])
             ),
         )
+
+    def _make_member(self, watched: _Watched, before: Member | None) -> Member:
+        """Make the member of a process, or return the one from before when nothing differs."""
+        told = (watched.facts, self._parts[watched.identity.pid], watched.parent)
+        if before is not None and watched.told == told:
+            return before
+        watched.told = told
+        return replace(make_member(watched.facts, told[1], self._boot_s), parent=watched.parent)
 
     def _tell_job(self, facts: dict[int, Facts], torch: Known[str]) -> None:
         """Bring what is told from the members up to date; what no member tells any more stays."""
@@ -343,29 +361,6 @@ def _find_oom_victims(gone: list[Departure]) -> list[Departure]:
         return gone
     victims = read_oom_victims()
     return [replace(each, oom_victim=each.member.identity.pid in victims) for each in gone]
-
-
-def _may_have_changed(before: Facts, now: Stat, age_s: float) -> bool:
-    """Tell whether a process looks as if it ran another program or loaded torch since it was read."""
-    if now.name != before.stat.name:
-        return True
-    if not before.python or not isinstance(before.mapped, Mapped):
-        return False
-    importing = not before.torch and age_s < _IMPORT_S
-    told = is_known(before.environ) and "RANK" in before.environ
-    return importing or (not told and now.threads != before.stat.threads)
-
-
-def _outlook(facts: Facts) -> tuple[object, ...]:
-    """Return what of the facts decides a part."""
-    return (
-        facts.stat.name,
-        facts.argv,
-        facts.environ,
-        facts.exe,
-        facts.mapped,
-        facts.thread_names,
-    )
 
 
 def _standing(member: Member) -> tuple[object, ...]:

@@ -128,7 +128,7 @@ def parse_stat(data: bytes) -> Stat:
     start = data.index(b"(")
     return Stat(
         pid=int(data[:start]),
-        name=clean_text(data[start + 1 : end].decode(errors="replace"), 64),
+        name=parse_name(data[start + 1 : end]),
         state=rest[0].decode(),
         parent=int(rest[1]),
         kernel=bool(int(rest[6]) & _PF_KTHREAD),
@@ -233,8 +233,9 @@ def read_thread_names(pid: int, proc: str = PROC) -> tuple[str, ...]:
 
 
 def parse_name(data: bytes) -> str:
-    """Parse a comm file: at most 15 bytes and a line feed."""
-    return clean_text(data.rstrip(b"\n").decode(errors="replace"), 64)
+    """Parse a comm: at most 15 bytes, of any kind, and a line feed."""
+    name = data.rstrip(b"\n").decode(errors="replace")
+    return name if name.isascii() and name.isprintable() else clean_text(name, 64)
 
 
 def in_first_pid_namespace() -> bool:

@@ -20,6 +20,7 @@ BY_PARENTAGE = "parentage and threads"
 SINGLE = "single process"
 
 WORKER_LABEL = "loader worker"
+STARTING = "starting"
 
 YOUNG_S = 30.0
 """A spawned worker needs 1.5-2 s of CPU before it names itself; on a busy machine many times that."""
@@ -253,7 +254,7 @@ class _Casting:
                 role, label = self._role_below_rank(child, rank)
                 self._parts[child] = Part(role, label, rank_pid=rank)
             elif not program.shell:
-                label = program.service or ("starting" if program.spawned else program.label)
+                label = program.service or (STARTING if program.spawned else program.label)
                 self._parts[child] = Part(Role.HELPER, label)
             self._cast_children(child, rank)
 
@@ -275,7 +276,7 @@ class _Casting:
         if not young or fact.argv == self._facts[rank].argv:
             return Role.HELPER, "multiprocessing child"
         trains = self._place(rank) is not None or self._in_group(rank) or self._has_workers(rank)
-        return (Role.WORKER, WORKER_LABEL) if trains else (Role.HELPER, "starting")
+        return (Role.WORKER, WORKER_LABEL) if trains else (Role.HELPER, STARTING)
 
     def _place(self, pid: int) -> Place | None:
         return place_of(self._facts[pid])
@@ -361,17 +362,16 @@ class _Casting:
             owner = part.rank_pid
             if part.role is Role.RANK or not is_known(owner):
                 continue
-            rank = self._parts.get(owner) or self._previous.get(owner)
-            if rank is not None:
-                part = replace(part, rank=rank.rank, local_rank=rank.local_rank)
+            before = self._previous.get(pid)
+            worker = part.worker
             if part.role is Role.WORKER:
-                before = self._previous.get(pid)
                 if before is not None and before.rank_pid == owner and is_known(before.worker):
-                    part = replace(part, worker=before.worker)
+                    worker = before.worker
                     taken.setdefault(owner, set()).add(before.worker)
                 else:
                     fresh.append(pid)
-            self._parts[pid] = part
+            rank = self._parts.get(owner) or self._previous.get(owner) or part
+            self._parts[pid] = replace(part, rank=rank.rank, local_rank=rank.local_rank, worker=worker)
         for pid in fresh:
             part = self._parts[pid]
             if is_known(part.rank_pid):

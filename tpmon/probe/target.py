@@ -28,7 +28,6 @@ from tpmon.probe.procread import (
 )
 from tpmon.probe.roles import starts_ranks
 
-_DENIED = frozenset((os.strerror(errno.EACCES), os.strerror(errno.EPERM)))
 _LIST_JOBS = "tpmon ps lists the training jobs of this machine"
 
 
@@ -103,7 +102,7 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
         raise _refuse(pid, sight)
     top = sight.get(root)
     for each in (fact, top):
-        if each is not None and _is_denied(each):
+        if each is not None and each.denied:
             raise _deny(each, proc)
     job = assemble_job(root, pid, table, proc, remark=remark)
     if job.torch_version == NO_TORCH:
@@ -168,10 +167,6 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def _is_denied(fact: Facts) -> bool:
-    return isinstance(fact.environ, Missing) and fact.environ.reason in _DENIED
-
-
 def _deny(fact: Facts, proc: str) -> NotPermittedError:
     pid = fact.stat.pid
     uid = read_status(pid, proc).uid
@@ -205,7 +200,7 @@ def _refuse(pid: int, sight: _Sight) -> TpmonError:
     label = fact.program.label
     if not fact.python:
         return NoTargetError(f"process {pid} ({label}) is not Python", try_this)
-    if _is_denied(fact):
+    if fact.denied:
         return _deny(fact, sight.proc)
     if isinstance(fact.mapped, Missing):
         return NoTargetError(
