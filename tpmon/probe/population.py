@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpmon.model.process import Identity, ThreadKind
-from tpmon.probe.job import Member
+from tpmon.probe.job import Member, now_ticks
 from tpmon.probe.processes import ProcessProbe, ProcessReading
 from tpmon.probe.procfs import raise_descriptor_limit
 from tpmon.probe.roles import thread_kind
@@ -39,6 +40,8 @@ class Population:
         limit = raise_descriptor_limit()
         self._allowance = Allowance(min(MAX_THREAD_DESCRIPTORS, limit // 2))
         self._max_probes = max(16, limit // 2 // DESCRIPTORS_PER_PROCESS)
+        self._last_ns = 0
+        self._last_ticks = 0
         self.left_out = 0
         """Members that are not read because the descriptor limit is too low."""
 
@@ -46,6 +49,7 @@ class Population:
         """Read every member that still lives, in their order."""
         self._allowance.names = NAMES_PER_TICK
         self._close_all_but({member.identity for member in members})
+        begun = time.monotonic_ns(), now_ticks()
         readings = []
         self.left_out = 0
         for member in members:
@@ -63,6 +67,7 @@ class Population:
             else:
                 # The PID was reused between the listing and the opening.
                 self._probes.pop(member.identity).close()
+        self._last_ns, self._last_ticks = begun
         return readings
 
     def busy_tids(self, identity: Identity) -> tuple[int, ...]:
@@ -82,7 +87,13 @@ class Population:
             self.left_out += 1
             return None
         try:
-            probe = ProcessProbe(member.identity.pid, _kind_of, self._allowance, self._proc)
+            probe = ProcessProbe(
+                member.identity.pid,
+                _kind_of,
+                self._allowance,
+                self._proc,
+                born_after_ns=self._last_ns if member.identity.start_ticks > self._last_ticks else 0,
+            )
         except OSError:
             return None
         self._probes[member.identity] = probe

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import clean_text
 from tpmon.probe.procfs import (
@@ -177,14 +177,24 @@ class ProcessProbe:
     """Read one process each tick; ``read`` raises when it is gone, ``close`` frees everything."""
 
     def __init__(
-        self, pid: int, kind_of: Callable[[str], ThreadKind], allowance: Allowance, proc: str = "/proc"
+        self,
+        pid: int,
+        kind_of: Callable[[str], ThreadKind],
+        allowance: Allowance,
+        proc: str = "/proc",
+        *,
+        born_after_ns: int = 0,
     ) -> None:
         """Open the hot files of ``pid``.
+
+        ``born_after_ns`` is a moment (CLOCK_MONOTONIC) at which the process did not exist yet,
+        where one is known: then the first reading has rates, all it did came after that.
 
         Raises:
             OSError: when the process is gone.
         """
         self.pid = pid
+        self._born_after_ns = born_after_ns
         base = f"{proc}/{pid}"
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat)
         try:
@@ -195,7 +205,7 @@ class ProcessProbe:
         self._io = _Optional(f"{base}/io", 512)
         self._wchan = _Optional(f"{base}/wchan", 128)
         self._syscall = _Optional(f"{base}/syscall", 256)
-        self.threads = ThreadSet(pid, kind_of, allowance, proc)
+        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns)
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
@@ -227,6 +237,9 @@ class ProcessProbe:
             self._raw_io = raw_io
         io = self._parsed_io
         old, self._old = self._old, (stat, io, taken_ns)
+        if old is None and self._born_after_ns:
+            unborn = replace(stat, cpu_s=0.0, minor_faults=0, major_faults=0)
+            old = (unborn, map_known(lambda _: Io(0, 0, 0, 0), io), self._born_after_ns)
         rates = measure_rates(old, self._old)
         moved = old is None or old[0].cpu_s != stat.cpu_s
         if stat.state in "ZX":

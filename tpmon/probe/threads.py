@@ -66,6 +66,8 @@ class ThreadSet:
     kind_of: Callable[[str], ThreadKind]
     allowance: Allowance
     proc: str = "/proc"
+    born_after_ns: int = 0
+    """A moment at which the process did not exist yet: all its threads' time came after it."""
     _threads: dict[int, _Thread] = field(default_factory=dict)
     _task_fd: int = -1
     _listed_ns: int = 0
@@ -76,6 +78,10 @@ class ThreadSet:
     _latest: ThreadReading = field(
         default_factory=lambda: ThreadReading(_UNREAD, _UNREAD, _UNREAD, _UNREAD, _UNREAD, (), 0)
     )
+
+    def __post_init__(self) -> None:
+        """Take the moment before birth for the first reading."""
+        self._read_ns = self.born_after_ns
 
     def read(self, now: Callable[[], int], threads: int, *, moved: bool, skip: bool) -> ThreadReading:
         """Return the newest reading, taking a new one unless the process is quiet or ``skip`` is set.
