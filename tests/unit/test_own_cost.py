@@ -16,8 +16,10 @@ from tpmon.probe.own_cost import BUDGET_MS_PER_S, RELIEF, OwnCostMeter
 
 def test_the_first_tick_may_be_expensive_without_shedding():
     meter = OwnCostMeter()
-    meter.add_tick(70.0, 1.0)
+    meter.add_tick(500.0, 1.0)
     assert not meter.shedding
+    meter.add_tick(5 * BUDGET_MS_PER_S + 10, 1.0)
+    assert meter.shedding
 
 
 def test_a_cost_over_budget_sheds_and_one_just_below_it_does_not_return_to_full_rates():

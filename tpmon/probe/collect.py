@@ -17,6 +17,7 @@ from tpmon.model.frame import (
     EventKind,
     Frame,
     GroupTexts,
+    OwnCost,
     Target,
     TargetState,
 )
@@ -61,6 +62,8 @@ NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
 _NO_STACKS = Missing('stacks are not sampled in this version; "where" is the kernel\'s word')
 _NO_HOOK = Missing("no hook in the training process")
+_NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
+"""Holds the place of the cost of a Frame, which is known when the Frame is closed."""
 
 
 class Collector:
@@ -96,6 +99,7 @@ class Collector:
             "sockets", lambda: self._sockets.read(self._rank_pids(), time.monotonic_ns()), SOCKETS_EVERY_S
         )
         self._ticks = 0
+        self._told_shedding = False
         self._oom_kills = 0
         self._ends = Ends(job.root)
         self._last: Frame | None = None
@@ -203,7 +207,7 @@ class Collector:
             hook=_NO_HOOK,
             steps=_NO_HOOK,
             events=self._events(taken, changes, processes, gpu.events, group),
-            self_=self._cost.read([], 0.0, 0.0) if self._last is None else self._last.self_,
+            self_=_NO_COST,
         )
 
     def _watch(self, processes: Sequence[ProcessSample], now_ns: int) -> None:
@@ -316,7 +320,8 @@ class Collector:
             text = f"the OOM killer ended {new_kills} process(es) {where}"
             events.append(Event(taken, EventKind.MEMORY, text))
         self._oom_kills = kills
-        if self._last is not None and self._last.self_.shedding != self._cost.shedding:
+        if self._told_shedding != self._cost.shedding:
+            self._told_shedding = self._cost.shedding
             text = (
                 "tpmon is over its CPU budget: threads are read every other second"
                 if self._cost.shedding

@@ -32,11 +32,18 @@ class OwnCostMeter:
         """Begin; CPU % needs two readings."""
         self._last: tuple[int, float, dict[int, float]] | None = None
         self._smooth_ms_per_s = 0.0
+        self._met = False
         self._descriptors = (0, -COUNT_EVERY_NS)
         self.shedding = False
 
     def add_tick(self, tick_ms: float, interval_s: float) -> None:
-        """Record the CPU that one Frame took, and turn shedding on over budget, off well below it."""
+        """Record the CPU that one Frame took, and turn shedding on over budget, off well below it.
+
+        The first one is left out: it opens every file, which is no rate.
+        """
+        if not self._met:
+            self._met = True
+            return
         cost = tick_ms / interval_s
         self._smooth_ms_per_s += SMOOTHING * (cost - self._smooth_ms_per_s)
         if self._smooth_ms_per_s > BUDGET_MS_PER_S:

@@ -1,0 +1,197 @@
+"""Collect Frames of a small real job: processes, threads and parentage of tree_program.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tpmon.errors import NoTargetError
+from tpmon.model.codec import decode, encode
+from tpmon.model.frame import EventKind, Frame, TargetState
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Role
+from tpmon.probe.collect import Collector
+from tpmon.probe.target import find_job
+
+TREE = Path(__file__).parent.parent / "budget" / "tree_program.py"
+PROCESSES, THREADS = 5, 14
+
+
+@pytest.fixture
+def tree() -> Iterator[subprocess.Popen[str]]:
+    """Start a launcher, one rank and its three workers."""
+    command = [sys.executable, str(TREE), "--processes", str(PROCESSES), "--threads", str(THREADS)]
+    process = subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@contextmanager
+def collecting(pid: int) -> Iterator[Collector]:
+    collector = Collector(find_job(pid))
+    try:
+        yield collector
+    finally:
+        collector.close()
+
+
+def next_frame(collector: Collector, seconds: float = 0.3) -> Frame:
+    time.sleep(seconds)
+    return collector.collect()
+
+
+def by_role(frame: Frame, role: Role):
+    return [process for process in frame.processes if process.role is role]
+
+
+def proc_value(pid: int, field: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[field]
+
+
+def test_frames_of_a_job_say_who_is_who_and_what_each_did(tree):
+    with collecting(tree.pid) as collector:
+        first = collector.collect()
+        assert len(first.processes) == PROCESSES
+        assert [event.kind for event in first.events] == [EventKind.ATTACH]
+        assert first.events[0].text == f"attached to pid {tree.pid}: 1 rank, 3 loader workers"
+        assert not is_known(first.cpu.used_cores)
+        assert not is_known(first.cpu.runnable)
+        assert first.self_.cpu_pct == Missing("needs two readings")
+        assert first.self_.tick_ms > 0
+
+        frame = next_frame(collector)
+        (launcher,) = by_role(frame, Role.LAUNCHER)
+        (rank,) = by_role(frame, Role.RANK)
+        workers = by_role(frame, Role.WORKER)
+        assert launcher.pid == tree.pid == frame.target.pid
+        assert rank.parent == launcher.pid
+        assert [worker.parent for worker in workers] == [rank.pid] * 3
+        assert [worker.worker for worker in workers] == [0, 1, 2]
+        assert [worker.rank_pid for worker in workers] == [rank.pid] * 3
+        assert (rank.rank, rank.local_rank, frame.target.world_size) == (0, 0, 1)
+        for process in frame.processes:
+            assert process.threads == len(os.listdir(f"/proc/{process.pid}/task"))
+            assert process.start_ticks == int(proc_value(process.pid, 19))
+            assert sum(group.count for group in process.thread_groups) == process.threads
+            assert is_known(process.cpu_pct)
+            assert is_known(process.runnable)
+            assert process.rss_bytes > 1 << 20
+        assert sum(process.threads for process in frame.processes) == THREADS
+        assert frame.cpu.used_cores < 0.5
+        assert frame.cpu.runnable < 0.5
+        assert frame.events == ()
+        assert [row.pid for row in frame.ranks] == [rank.pid]
+        assert frame.ages_s.cpu < 5
+        assert frame.taken_ns > first.taken_ns
+        assert is_known(frame.self_.cpu_pct)
+        assert decode(Frame, encode(frame)) == decode(Frame, encode(decode(Frame, encode(frame))))
+
+
+def test_a_killed_worker_leaves_the_table_and_an_event(tree):
+    with collecting(tree.pid) as collector:
+        collector.collect()
+        victim = by_role(next_frame(collector), Role.WORKER)[1]
+        os.kill(victim.pid, signal.SIGKILL)
+        frame = next_frame(collector)
+        assert victim.pid not in [process.pid for process in frame.processes]
+        assert len(frame.processes) == PROCESSES - 1
+        (event,) = frame.events
+        assert event.kind is EventKind.PROCESS
+        assert "worker 1" in event.text
+        assert [worker.worker for worker in by_role(frame, Role.WORKER)] == [0, 2], "numbers stay"
+        assert frame.target.state is TargetState.RUNNING
+        assert next_frame(collector).events == ()
+
+
+def test_the_end_of_the_job_keeps_the_last_readings_and_says_how(tree):
+    with collecting(tree.pid) as collector:
+        collector.collect()
+        last = next_frame(collector)
+        tree.kill()
+        tree.wait()
+        end = time.monotonic() + 10
+        while (frame := next_frame(collector, 0.1)).target.state is not TargetState.ENDED:
+            assert time.monotonic() < end
+        assert is_known(frame.target.ended)
+        assert frame.events[-1].kind is EventKind.ENDED
+        assert frame.taken_ns > last.taken_ns
+        assert frame.target.pid == tree.pid
+        again = next_frame(collector)
+        assert again.target.state is TargetState.ENDED, "asked again it says the same"
+
+
+def test_a_job_that_ended_before_the_first_reading_is_no_target(tree):
+    job = find_job(tree.pid)
+    tree.kill()
+    tree.wait()
+    collector = Collector(job)
+    try:
+        time.sleep(0.5)
+        with pytest.raises(NoTargetError):
+            collector.collect()
+    finally:
+        collector.close()
+
+
+def test_a_stopped_job_says_that_it_is_stopped(tree):
+    with collecting(tree.pid) as collector:
+        (rank,) = by_role(collector.collect(), Role.RANK)
+        os.kill(rank.pid, signal.SIGSTOP)
+        frame = next_frame(collector)
+        assert frame.target.state is TargetState.STOPPED
+        assert frame.ranks[0].where == "stopped by a signal"
+        os.kill(rank.pid, signal.SIGCONT)
+        assert next_frame(collector).target.state is TargetState.RUNNING
+
+
+def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, monkeypatch):
+    budget = "tpmon.probe.own_cost.BUDGET_MS_PER_S"
+    with collecting(tree.pid) as collector:
+        collector.collect()
+        monkeypatch.setattr(budget, 0.0)
+        frames = [next_frame(collector, 0.05) for _ in range(4)]
+        texts = [event.text for frame in frames for event in frame.events]
+        assert texts == ["tpmon is over its CPU budget: threads are read every other second"]
+        assert frames[-1].self_.shedding
+        monkeypatch.setattr(budget, 1e6)
+        frames = [next_frame(collector, 0.05) for _ in range(4)]
+        texts = [event.text for frame in frames for event in frame.events]
+        assert texts == ["tpmon is within its CPU budget again"]
+        assert not frames[-1].self_.shedding
+
+
+def test_a_collector_leaves_neither_descriptors_nor_threads_nor_processes(tree):
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = held()
+    for _ in range(2):
+        with collecting(tree.pid) as collector:
+            collector.collect()
+            next_frame(collector)
+            child = collector._gpu.child_pid()
+            assert held()[0] > before[0]
+    end = time.monotonic() + 5
+    while held() != before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert held() == before
+    assert not is_known(child) or not os.path.exists(f"/proc/{child}")
+
+
+def test_the_interval_is_told_to_frames(tree):
+    with collecting(tree.pid) as collector:
+        collector.set_interval(2.5)
+        assert collector.collect().interval_s == 2.5
