@@ -40,7 +40,7 @@ class Terminal:
     """Run one command in a pty of its own and look at it as a person does."""
 
     def __init__(self, command: list[str], env: dict[str, str], columns: int = 120, rows: int = 40) -> None:
-        self.screen = pyte.Screen(columns, rows)
+        self.screen = pyte.Screen(columns or 80, rows or 24)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self._hung_up = False

@@ -89,6 +89,10 @@ def main() -> int:
     parser.add_argument("--stuck", action="store_true", help="the session thread never returns")
     parser.add_argument("--crash-at", type=int, default=0, help="the painter raises at this painting")
     parser.add_argument("--crash-input", action="store_true", help="the thread that reads keys raises")
+    parser.add_argument("--crash-leave", action="store_true", help="giving the terminal back raises")
+    parser.add_argument(
+        "--block-at", type=int, default=0, help="the painter never returns from this painting"
+    )
     parser.add_argument("--crash-run", action="store_true", help="the loop of the app raises")
     parser.add_argument("--ignore-hang-up", action="store_true", help="start as nohup does")
     parser.add_argument("--block-hang-up", action="store_true", help="no SIGHUP reaches the process")
@@ -118,6 +122,9 @@ def draw(options: argparse.Namespace) -> int:
         painted += 1
         if painted == options.crash_at:
             raise RuntimeError("injected\x1b[31m failure")
+        if painted == options.block_at:
+            Path(os.environ["XDG_STATE_HOME"], "blocked").touch()
+            os.read(os.pipe()[0], 1)
         return panes.paint_screen(view, size, keys)
 
     def fail(*_arguments: object) -> None:
@@ -125,6 +132,8 @@ def draw(options: argparse.Namespace) -> int:
 
     if options.crash_input:
         app.ScreenDriver.run_input_thread = fail
+    if options.crash_leave:
+        app.ScreenDriver.stop_application_mode = fail
     if options.crash_run:
         app.MonitorApp._shutdown = fail
 

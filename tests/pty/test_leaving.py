@@ -76,6 +76,14 @@ def test_a_stop_that_blocks_does_not_keep_the_process(open_terminal):
     terminal.assert_restored()
 
 
+def test_a_loop_that_is_stuck_gives_the_terminal_back_on_sigterm(open_terminal, state: Path):
+    terminal = open_terminal("--every", "0.1", "--block-at", "9")
+    terminal.until((state / "blocked").exists)
+    terminal.signal(signal.SIGTERM)
+    assert terminal.end(3.0) == 143
+    terminal.assert_restored()
+
+
 def test_a_terminal_that_takes_no_bytes_does_not_keep_the_process(open_terminal):
     terminal = open_terminal("--every", "0.02", "--processes", "60", columns=200, rows=50)
     terminal.until("second 0")
@@ -103,10 +111,10 @@ def test_a_crash_names_its_report(open_terminal, state: Path):
     assert "PATH=" not in text
 
 
-@pytest.mark.parametrize("option", ["--crash-input", "--crash-run"])
+@pytest.mark.parametrize("option", ["--crash-input", "--crash-run", "--crash-leave"])
 def test_a_crash_outside_the_loop_is_no_success(open_terminal, state: Path, option):
     terminal = open_terminal(option)
-    if option == "--crash-run":
+    if option != "--crash-input":
         terminal.until("second 0")
         terminal.press("q")
     assert terminal.end() == 1

@@ -146,9 +146,10 @@ def test_no_colour_leaves_no_colour(open_terminal):
     terminal = open_terminal("--gpus", "2", NO_COLOR="1", COLORTERM="truecolor")
     terminal.until("second 0")
     terminal.press("j")
+    terminal.until("> ")
     terminal.press("q")
     assert terminal.end() == 0
-    assert colours(terminal.raw) == set()
+    assert styles(terminal.raw) == {0, 1, 7}, "reset, bold, reverse"
 
 
 def test_colours_are_those_of_the_terminal(open_terminal):
@@ -156,16 +157,22 @@ def test_colours_are_those_of_the_terminal(open_terminal):
     terminal.until("second 0")
     terminal.press("q")
     assert terminal.end() == 0
-    assert colours(terminal.raw) <= set(range(30, 38))
-    assert colours(terminal.raw)
+    assert styles(terminal.raw) - {0, 1, 2, 7}
+    assert styles(terminal.raw) <= {0, 1, 2, 7, *range(30, 38)}
 
 
-def colours(raw: bytes) -> set[int]:
-    """Return the colour parameters of all SGR sequences, but those for the default colours."""
-    found = set()
-    for parameters in re.findall(rb"\x1b\[([0-9;]*)m", raw):
-        found |= {int(number) for number in parameters.split(b";") if number}
-    return {number for number in found if 30 <= number <= 107 and number not in (39, 49)}
+def styles(raw: bytes) -> set[int]:
+    """Return the parameters of all SGR sequences."""
+    found = re.findall(rb"\x1b\[([0-9;]*)m", raw)
+    return {int(number or 0) for parameters in found for number in parameters.split(b";")}
+
+
+def test_a_terminal_without_a_size_gets_the_usual_one(open_terminal):
+    terminal = open_terminal(columns=0, rows=0)
+    terminal.until(lambda: b"second 1" in terminal.raw)
+    terminal.press("q")
+    assert terminal.end() == 0
+    terminal.assert_restored()
 
 
 def test_ascii_writes_no_other_glyph(open_terminal):

@@ -146,7 +146,6 @@ class MonitorApp(App[None]):
     def on_mount(self) -> None:
         """Start to listen and paint what has come so far."""
         self._listening = True
-        self.app_resume_signal.subscribe(self, self._redraw)
         self._take_updates()
 
     def on_monitor_app_arrived(self, _message: Arrived) -> None:
@@ -195,7 +194,7 @@ class MonitorApp(App[None]):
     def _on_tick(self) -> None:
         self._show(self.view)
 
-    def _redraw(self, _app: App[None] | None = None) -> None:
+    def _redraw(self) -> None:
         """Send every cell again: the terminal no longer shows what was sent."""
         self.screen.refresh(layout=True)
         self._show(self.view)
@@ -216,7 +215,7 @@ class MonitorApp(App[None]):
                 self._show(actions.action_filter_type(self.view, event.text))
         elif not isinstance(event, events.InputEvent):
             if isinstance(event, events.Resize) and event.size == self.size and self._listening:
-                self._redraw()  # smaller and back at once: the terminal has lost cells meanwhile
+                self._redraw()  # after fg, or smaller and back at once: the terminal has lost cells
             await super().on_event(event)
 
     def press(self, name: str) -> None:
@@ -323,10 +322,13 @@ def run_screen(
     gc.freeze()  # a full collection walks all of textual: 70 ms each, a third of the screen's cost
     try:
         with TerminalGuard(app.leave, controls.stop) as app.guard:
-            start(app.receive)
-            app.run(mouse=False)
-    except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
-        app.crash = app.crash or error
+            try:
+                start(app.receive)
+                app.run(mouse=False)
+            except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
+                app.crash = app.crash or error
+            if app.crash is not None:
+                app.guard.restore()
     finally:
         controls.stop()
     if app.crash is not None:

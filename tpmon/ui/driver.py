@@ -6,6 +6,7 @@ A thin layer over textual's driver for what its version 8.2.8 does not survive.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from textual import events
 from textual.drivers.linux_driver import LinuxDriver
@@ -34,11 +35,11 @@ class ScreenDriver(LinuxDriver):
 
     def _get_terminal_size(self) -> tuple[int, int]:
         # textual's own believes exported COLUMNS and LINES, and then sees no resize
-        try:
+        with suppress(OSError):
             width, height = os.get_terminal_size(self.fileno)
-        except OSError:
-            return super()._get_terminal_size()
-        return width, height
+            if width and height:  # a pty that was never given a size has 0x0
+                return width, height
+        return super()._get_terminal_size()
 
     def check_size(self) -> None:
         """Tell the app the size of the terminal again if it has another one.

@@ -95,12 +95,20 @@ class TerminalGuard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Put the earlier handlers back, and after a failure the terminal too."""
-        if error is not None:
-            self._restore()
+        """Put the earlier handlers back; the screen has left the terminal."""
         self._left.set()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def restore(self) -> None:
+        """Write the leaving sequences without blocking and put the line discipline back."""
+        with suppress(OSError):  # hung up, or full: nobody reads it
+            # a description of its own: the shell shares the flags of ours
+            descriptor = os.open(os.ttyname(2), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            os.write(descriptor, _LEAVE_SCREEN)
+        if self._attributes is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(0, termios.TCSANOW, self._attributes)
 
     def leave_within(self, seconds: float, code: int) -> None:
         """End the process with ``code`` if it is still there after ``seconds``.
@@ -121,18 +129,8 @@ class TerminalGuard:
         stopping.start()
         stopping.join(_STOP_SECONDS)
         if drawn and not self._left.is_set():
-            self._restore()
+            self.restore()
         os._exit(code)
-
-    def _restore(self) -> None:
-        """Write the leaving sequences without blocking and put the line discipline back."""
-        with suppress(OSError):  # hung up, or full: nobody reads it
-            # a description of its own: the shell shares the flags of ours
-            descriptor = os.open(os.ttyname(2), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-            os.write(descriptor, _LEAVE_SCREEN)
-        if self._attributes is not None:
-            with suppress(termios.error):
-                termios.tcsetattr(0, termios.TCSANOW, self._attributes)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         code = SIGNAL_CODES[signal.Signals(number)]
