@@ -1,38 +1,48 @@
-"""The processes of a job read together: what was born between two looks is known at the first."""
+"""Read all members of a job while they are born, die, and leave their PIDs to others."""
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import subprocess
+import sys
 import time
-from datetime import datetime, timezone
+from dataclasses import replace
 
 import pytest
 
-from tests.children import child
+from tests.children import Child, child
+from tests.frames import NOW
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Identity, Role
+from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.job import Member
 from tpmon.probe.population import Population
-from tpmon.probe.procread import read_stat
-
-TICK_S = 0.02
-"""The kernel tells births in steps of 10 ms."""
-BURNS = "start_burning(1); time.sleep(0.4); say('up'); hear()"
+from tpmon.probe.procfs import parse_stat
+from tpmon.probe.threads import QUIET_TICKS
 
 
-def member_of(pid: int) -> Member:
+def member_of(pid: int, start_ticks: int | None = None) -> Member:
+    if start_ticks is None:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            start_ticks = parse_stat(file.read()).start_ticks
     return Member(
-        identity=Identity(pid, read_stat(pid).start_ticks),
-        parent=1,
-        role=Role.HELPER,
-        rank=NOT_APPLICABLE,
-        local_rank=NOT_APPLICABLE,
+        identity=Identity(pid, start_ticks),
+        parent=os.getpid(),
+        role=Role.RANK,
+        rank=0,
+        local_rank=0,
         worker=NOT_APPLICABLE,
-        rank_pid=NOT_APPLICABLE,
+        rank_pid=pid,
         name="python",
-        label="python",
-        started=datetime.now(timezone.utc),
+        label="train.py",
+        started=NOW,
         environment=(),
     )
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
@@ -42,32 +52,167 @@ def population():
     one.close()
 
 
-def test_a_process_born_since_the_last_look_has_rates_at_once(population):
-    population.read([], skip_threads=False)
-    began = time.monotonic()
-    time.sleep(TICK_S)
-    with child(BURNS) as one:
-        (reading,) = population.read([member_of(one.pid)], skip_threads=False)
-        took_s = time.monotonic() - began
-        now = reading.now
-    assert now.rates.cpu_pct == pytest.approx(100 * now.stat.cpu_s / took_s, rel=0.1)
-    assert now.rates.cpu_pct > 10
-    assert now.threads.running == pytest.approx(now.rates.cpu_pct / 100, abs=0.1)
-    assert now.rates.minor_faults_s == pytest.approx(now.stat.minor_faults / took_s, rel=0.1)
-    assert now.rates.asked_read_bytes_s > 0
+def read(population: Population, *members: Member):
+    return population.read(members, skip_threads=False)
 
 
-def test_one_that_was_there_before_needs_two_readings(population):
-    with child(BURNS) as one:
-        time.sleep(TICK_S)
-        population.read([], skip_threads=False)
-        time.sleep(0.05)
-        (reading,) = population.read([member_of(one.pid)], skip_threads=False)
-        assert reading.now.rates.cpu_pct == Missing("rates need two readings")
-        assert not is_known(reading.now.threads.runnable)
+def test_members_are_read_in_their_order_and_the_others_are_closed(population):
+    with child("say('up'); hear()") as first, child("start_burning(2); say('up'); hear()") as second:
+        before = open_files()
+        members = [member_of(second.pid), member_of(first.pid)]
+        assert [one.member for one in read(population, *members)] == members
+        time.sleep(0.4)
+        readings = read(population, *members)
+        assert readings[0].now.threads.busy_threads == 2
+        assert len(population.busy_tids(members[0].identity)) == 2
+        assert population.busy_tids(members[1].identity) == ()
+        held = open_files()
+        assert read(population, members[1])[0].member == members[1]
+        assert open_files() < held
+        assert population.busy_tids(members[0].identity) == ()
+        assert read(population) == []
+        assert open_files() == before
 
 
-def test_the_first_look_of_all_has_no_rates(population):
-    with child(BURNS) as one:
-        (reading,) = population.read([member_of(one.pid)], skip_threads=False)
-    assert not is_known(reading.now.rates.cpu_pct)
+def test_a_dead_member_has_no_row_and_leaves_no_descriptor(population):
+    with child("say('up'); hear()") as one:
+        before = open_files()
+        member = member_of(one.pid)
+        assert len(read(population, member)) == 1
+        one.kill()
+        assert read(population, member) == []
+        assert open_files() == before
+        assert read(population, member) == []
+    assert read(population, member_of(1 << 22, 5)) == []
+
+
+def test_another_process_with_the_pid_of_a_member_has_no_row(population):
+    """It was reused between the listing and the opening; the start time tells."""
+    with child("say('up'); hear()") as one:
+        before = open_files()
+        right = member_of(one.pid)
+        wrong = replace(right, identity=Identity(one.pid, right.identity.start_ticks - 7))
+        assert read(population, wrong) == []
+        assert open_files() == before
+        assert len(read(population, right)) == 1
+
+
+def test_a_member_that_could_not_be_read_twice_is_read_again(population):
+    """Its probe goes on from where it was closed, and needs two readings again."""
+    with child("say('up'); hear()") as one:
+        member = member_of(one.pid)
+        read(population, member)
+        assert is_known(read(population, member)[0].now.rates.cpu_pct)
+        read(population)
+        assert read(population, member)[0].now.rates.cpu_pct == Missing("rates need two readings")
+
+
+def test_a_hundred_short_lived_children_leave_nothing(population):
+    """Each dies at another moment: before, between and while its files are opened and read."""
+    before = open_files()
+    with child("say('up'); hear()") as steady:
+        kept = member_of(steady.pid)
+        for number in range(100):
+            one = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-c", "import time; time.sleep(0.02)"],
+                stdout=subprocess.DEVNULL,
+            )
+            try:
+                member = member_of(one.pid)
+            except (OSError, ValueError):
+                one.wait()
+                continue
+            if number % 3 == 0:
+                one.send_signal(signal.SIGKILL)
+            if number % 3 == 1:
+                read(population, kept, member)
+            if number % 2:
+                one.wait()
+            rows = read(population, kept, member)
+            assert rows[0].member == kept
+            one.wait()
+            assert [row.member for row in read(population, kept, member)] == [kept]
+        assert [row.member for row in read(population, kept)] == [kept]
+    read(population)
+    assert open_files() == before
+    assert population._allowance.descriptors == Population()._allowance.descriptors
+
+
+def test_ten_minutes_of_births_and_deaths_keep_the_number_of_descriptors(population):
+    """600 ticks, four workers that are replaced every 20 ticks, their threads with them."""
+    held = []
+    members: list[Member] = []
+    children: list[Child] = []
+    try:
+        for tick in range(600):
+            if tick % 20 == 0:
+                for one in children:
+                    one.close()
+                code = "n=[threading.Thread(target=time.sleep, args=(50,), daemon=True) for _ in range(3)]\n"
+                code += "[t.start() for t in n]; say('up'); hear()"
+                children = [Child(code)]
+                assert all(one.hear() for one in children)
+                members = [member_of(one.pid) for one in children]
+            rows = read(population, *members)
+            assert len(rows) == len(members)
+            assert sum(group.count for group in rows[0].now.threads.groups) == 4
+            if tick % 20 == 19:
+                held.append(open_files())
+    finally:
+        for one in children:
+            one.close()
+    assert len(set(held)) == 1
+
+
+def test_processes_beyond_the_descriptor_limit_are_counted_and_not_read(population):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    population._max_probes = 1
+    with child("say('up'); hear()") as first, child("say('up'); hear()") as second:
+        members = [member_of(first.pid), member_of(second.pid)]
+        assert [row.member for row in read(population, *members)] == members[:1]
+        assert population.left_out == 1
+        assert [row.member for row in read(population, members[1])] == members[1:]
+        assert population.left_out == 0
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == limits[1]
+
+
+def test_a_low_limit_still_leaves_room_for_some_processes_and_threads():
+    code = """
+import resource
+sys.path[:0] = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from tpmon.probe.population import Population
+population = Population()
+say(f"{population._max_probes} {population._allowance.descriptors}"); hear()
+"""
+    one = Child(code, *sys.path)
+    try:
+        probes, threads = map(int, one.hear().split())
+    finally:
+        one.close()
+    assert probes == 16
+    assert probes * 7 + threads < 256 - 64
+
+
+def test_thread_kinds_come_from_thread_names(population):
+    code = """
+def pin():
+    ctypes.CDLL(None).prctl(15, b"pt_data_pin", 0, 0, 0)
+    say("up"); time.sleep(50)
+threading.Thread(target=pin, daemon=True).start(); hear()
+"""
+    with child(code) as one:
+        (row,) = read(population, member_of(one.pid))
+        kinds = {group.kind: group.count for group in row.now.threads.groups}
+    assert kinds == {ThreadKind.MAIN: 1, ThreadKind.PIN: 1}
+
+
+def test_shed_ticks_skip_threads_and_not_processes(population):
+    with child("start_burning(1); say('up'); hear()") as one:
+        member = member_of(one.pid)
+        taken = set()
+        for _ in range(3 * QUIET_TICKS):
+            (row,) = population.read((member,), skip_threads=True)
+            taken.add(row.now.threads.taken_ns)
+            assert row.now.taken_ns > 0
+    assert 3 <= len(taken) <= 4
