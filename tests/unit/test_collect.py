@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import Child
 from tpmon.errors import NoTargetError
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
@@ -26,16 +28,25 @@ TREE = Path(__file__).parent.parent / "budget" / "tree_program.py"
 PROCESSES, THREADS = 5, 14
 
 
+@contextmanager
+def small_tree(processes: int, threads: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a launcher, its ranks and their workers."""
+    command = [sys.executable, str(TREE), "--processes", str(processes), "--threads", str(threads)]
+    process = subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
 @pytest.fixture
 def tree() -> Iterator[subprocess.Popen[str]]:
     """Start a launcher, one rank and its three workers."""
-    command = [sys.executable, str(TREE), "--processes", str(PROCESSES), "--threads", str(THREADS)]
-    process = subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline()
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with small_tree(PROCESSES, THREADS) as process:
+        yield process
 
 
 @contextmanager
@@ -195,3 +206,33 @@ def test_the_interval_is_told_to_frames(tree):
     with collecting(tree.pid) as collector:
         collector.set_interval(2.5)
         assert collector.collect().interval_s == 2.5
+
+
+LOW_LIMIT = """
+import json, resource
+sys.path[:0] = sys.argv[2:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+from tpmon.probe.collect import Collector
+from tpmon.probe.target import find_job
+collector = Collector(find_job(int(sys.argv[1])))
+for _ in range(3):
+    frame = collector.collect()
+    time.sleep(0.2)
+say(json.dumps([len(frame.processes), len(os.listdir("/proc/self/fd")), list(frame.notes)]))
+collector.close()
+"""
+
+
+def test_a_low_limit_of_open_files_costs_rows_and_says_so_and_nothing_fails():
+    with small_tree(40, 400) as tree:
+        one = Child(LOW_LIMIT, str(tree.pid), *sys.path)
+        try:
+            answer = one.hear()
+        finally:
+            one.close()
+        rows, held, notes = json.loads(answer)
+        assert 8 <= rows < 40
+        assert held < 300 - 50
+        assert notes == [
+            f"{40 - rows} processes are not read: the limit of open files is too low (ulimit -n)"
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from tpmon.probe.threads import NAMES_PER_TICK, Allowance
 
 MAX_THREAD_DESCRIPTORS = 1536
 """About 10 MB of kernel memory; threads beyond it are opened for each reading."""
-DESCRIPTORS_PER_PROCESS = 7
+MIN_PROCESSES = 8
+DESCRIPTORS_PER_PROCESS = 8
+"""Five files and the task folder here, two more where membership follows the process."""
 
 
 def _kind_of(name: str) -> ThreadKind:
@@ -34,12 +37,13 @@ class Population:
     """Read the processes of the job; opens and closes their files as members come and go."""
 
     def __init__(self, proc: str = "/proc") -> None:
-        """Take over as many descriptors as the system allows, at most the cap."""
+        """Take a share of the descriptors that are free now, at most the cap."""
         self._proc = proc
         self._probes: dict[Identity, ProcessProbe] = {}
-        limit = raise_descriptor_limit()
-        self._allowance = Allowance(min(MAX_THREAD_DESCRIPTORS, limit // 2))
-        self._max_probes = max(16, limit // 2 // DESCRIPTORS_PER_PROCESS)
+        room = max(0, raise_descriptor_limit() - len(os.listdir("/proc/self/fd")))
+        threads = min(MAX_THREAD_DESCRIPTORS, room // 3)
+        self._allowance = Allowance(threads)
+        self._max_probes = max(MIN_PROCESSES, (room - threads) // DESCRIPTORS_PER_PROCESS)
         self._last_ns = 0
         self._last_ticks = 0
         self.left_out = 0
