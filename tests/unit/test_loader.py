@@ -100,6 +100,14 @@ def test_queues_are_found_by_who_was_the_first_to_hold_them(name):
     assert read_fds(found.index) == index
 
 
+def test_a_worker_that_may_not_be_read_says_why_and_keeps_its_place():
+    refused = Missing("permission denied")
+    found = map_queues(ends(3, 5, 8), [refused, ends(3, 5, 8)])
+    assert read_fds([found.data, found.index[1]]) == [3, 8]
+    assert found.index[0] == refused
+    assert map_queues(ends(3, 5), [{}]).index == (Missing("the worker is dead"),)
+
+
 def test_inodes_say_nothing_about_order():
     """Inode numbers come from a pool for each CPU, so a thread that moves gets them out of order."""
     data, first, second = PipeEnds(900, 3, 4), PipeEnds(100, 5, 6), PipeEnds(500, 8, 9)

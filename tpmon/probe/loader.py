@@ -152,13 +152,15 @@ class LoaderProbe:
             held_by_rank = read_queue_pipes(rank.pid, self._proc)
         except OSError as error:
             return Missing((error.strerror or "refused").lower())
-        held: list[dict[int, PipeEnds]] = []
+        held: list[Known[dict[int, PipeEnds]]] = []
         for worker in rank.workers:
+            # The place of one that cannot be read stays, so that numbers stay with their workers.
             try:
                 held.append(read_pipes(worker.pid, self._proc))
-            except OSError:
-                # Dead since the last tick: its place stays, so that numbers stay with their workers.
+            except (FileNotFoundError, ProcessLookupError):
                 held.append({})
+            except OSError as error:
+                held.append(Missing((error.strerror or "refused").lower()))
         data = before.data if is_known(before) else before
         return map_queues(held_by_rank, held, data.inode if is_known(data) else -1)
 

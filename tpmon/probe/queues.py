@@ -102,36 +102,37 @@ def parse_flags(raw: bytes) -> int:
 
 
 def map_queues(
-    rank: Mapping[int, PipeEnds], workers: Sequence[Mapping[int, PipeEnds]], data_before: int = -1
+    rank: Mapping[int, PipeEnds], workers: Sequence[Known[Mapping[int, PipeEnds]]], data_before: int = -1
 ) -> QueueMap:
     """Find the data queue of a rank's first loader, and each worker's index queue. Pure.
 
     ``rank`` are its queue pipes, ``workers`` what each holds in birth order (nothing when it is
-    dead), ``data_before`` the inode of the data queue at the last look. A loader makes its data
-    queue, then the index queue of its first worker, then that worker: of what a worker is the
-    first to hold, these are the last two. Forked workers also hold all that is older. The order
-    is that of descriptors, because inode numbers come from a pool for each CPU.
+    dead, Missing when that may not be read), ``data_before`` the inode of the data queue at the
+    last look. A loader makes its data queue, then the index queue of its first worker, then that
+    worker: of what a worker is the first to hold, these are the last two. Forked workers also hold
+    all that is older. The order is that of descriptors, because inode numbers come from a pool for
+    each CPU.
     """
     missing = Missing("no pipe with both ends in the rank matches")
     data: Known[PipeEnds] = missing
-    if data_before in rank and any(data_before in held for held in workers):
+    if data_before in rank and any(is_known(held) and data_before in held for held in workers):
         data = rank[data_before]
     order = sorted(rank.values(), key=lambda pipe: pipe.read_fd)
     index: list[Known[PipeEnds]] = []
     seen: set[int] = set()
-    dead_before = 0
+    unseen_before = 0
     for held in workers:
-        if not held:
-            index.append(Missing("the worker is dead"))
-            dead_before += 1
+        if not is_known(held) or not held:
+            index.append(Missing("the worker is dead") if is_known(held) else held)
+            unseen_before += 1
             continue
         fresh = [pipe for pipe in order if pipe.inode in held and pipe.inode not in seen]
         seen.update(held)
         if len(fresh) > 1 and not is_known(data):
-            # A forked worker also holds the index queues of its dead elders.
-            data = fresh[max(0, len(fresh) - 2 - dead_before)]
+            # A forked worker also holds the index queues of its elders that were not seen.
+            data = fresh[max(0, len(fresh) - 2 - unseen_before)]
         index.append(fresh[-1] if fresh and fresh[-1] != data else missing)
-        dead_before = 0
+        unseen_before = 0
     return QueueMap(data, tuple(index))
 
 
