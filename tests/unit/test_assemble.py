@@ -25,7 +25,7 @@ from tpmon.probe.job import Member
 from tpmon.probe.memory import Pss
 from tpmon.probe.population import Reading
 from tpmon.probe.processes import ProcessReading, Rates
-from tpmon.probe.procfs import Stat, Statm
+from tpmon.probe.procfs import Stat
 from tpmon.probe.threads import ThreadReading
 
 SECOND = 1_000_000_000
@@ -71,8 +71,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
         environment=(Setting("OMP_NUM_THREADS", "1"),),
     )
     now = ProcessReading(
-        stat=Stat("python", "S", 40, 5, 0, 6, 1.5, 9, 77),
-        statm=Statm(1000, 300),
+        stat=Stat("python", "S", 40, 5, 0, 6, 1.5, 9, 77, 1000),
         rates=Rates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
         threads=ThreadReading(1.5, 0.5, 1.0, 1, 20.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND),
         wchan="futex_do_wait",

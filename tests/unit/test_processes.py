@@ -31,6 +31,7 @@ STAT = Stat(
     cpu_s=1.0,
     threads=1,
     start_ticks=5,
+    rss_bytes=1 << 20,
 )
 IO = Io(1000, 2000, 3000, 4000)
 NOBODY = 65534
@@ -103,7 +104,7 @@ def test_a_busy_process_shows_what_it_uses_and_its_demand(probe):
         assert now.threads.runnable == pytest.approx(2, rel=0.1)
         assert now.rates.cpu_pct / 100 == pytest.approx(now.threads.running, abs=0.1)
         assert now.stat.threads == 3
-        assert now.statm.rss_bytes > 4 << 20
+        assert now.stat.rss_bytes > 4 << 20
 
 
 @pytest.mark.skipif(shutil.which("pidstat") is None, reason="pidstat is not installed")
@@ -189,7 +190,7 @@ def test_a_zombie_keeps_its_row_and_says_so(probe):
         assert now.waits_for == "zombie: ended, not reaped by its parent"
         assert now.threads.runnable == Missing("zombie")
         assert now.threads.groups == ()
-        assert now.statm.rss_bytes == 0
+        assert now.stat.rss_bytes == 0
         assert now.rates.cpu_pct == 0.0
 
 
@@ -337,7 +338,7 @@ def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
                 "syscall": now.syscall.reason,
                 "waits_for": now.waits_for.reason,
                 "unchanged": now.waits_unchanged_s.reason,
-                "rss": now.statm.rss_bytes,
+                "rss": now.stat.rss_bytes,
             }
 
         seen = as_nobody(look)
@@ -349,21 +350,19 @@ def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
     assert seen["unchanged"] == seen["waits_for"]
 
 
-@pytest.mark.parametrize("broken", ["stat", "statm"])
-def test_a_process_that_dies_while_its_files_are_opened_leaves_no_descriptor(tmp_path, broken):
+def test_a_process_that_dies_while_its_files_are_opened_leaves_no_descriptor(tmp_path):
     folder = tmp_path / "77"
     folder.mkdir()
     (folder / "stat").write_text("77 (python) S 1" + " 0" * 48)
-    (folder / "statm").write_text("1 2 3 4 5 6 7")
     before = open_files()
     ProcessProbe(77, kind_of, Allowance(10), str(tmp_path)).close()
-    (folder / broken).write_text("")
+    (folder / "stat").write_text("")
     watched = ProcessProbe(77, kind_of, Allowance(10), str(tmp_path))
     with pytest.raises(ValueError):
         read(watched)
     watched.close()
     assert open_files() == before
-    (folder / broken).unlink()
+    (folder / "stat").unlink()
     with pytest.raises(FileNotFoundError):
         ProcessProbe(77, kind_of, Allowance(10), str(tmp_path))
     assert open_files() == before

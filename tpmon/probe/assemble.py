@@ -44,7 +44,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         busy_threads=threads.busy_threads,
         thread_groups=threads.groups,
         switches_s=threads.switches_s,
-        rss_bytes=now.statm.rss_bytes,
+        rss_bytes=now.stat.rss_bytes,
         pss_bytes=pss.pss_bytes if isinstance(pss, Pss) else pss,
         pss_age_s=(now_ns - pss.taken_ns) / 1e9 if isinstance(pss, Pss) else pss,
         asked_read_bytes_s=rates.asked_read_bytes_s,

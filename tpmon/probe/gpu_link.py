@@ -156,12 +156,15 @@ class ChildLink:
         if process.stdout is None:
             raise AssertionError("the child was started with a pipe")
         descriptor = process.stdout.fileno()
+        # Not select(): tpmon itself keeps more than 1,024 descriptors open on a large job.
+        readable = select.poll()
+        readable.register(descriptor, select.POLLIN)
         splitter = LineSplitter()
         second_s = time.monotonic()
         lines_left, bytes_left = MAX_LINES_PER_S, MAX_BYTES_PER_S
         data = b""
         while True:
-            select.select([descriptor], [], [])
+            readable.poll()
             if len(data) < _READ_BYTES:
                 # The cards write within milliseconds: waking once for all of them halves the cost.
                 self._stopping.wait(_GATHER_S)

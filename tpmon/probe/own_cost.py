@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tpmon.model.frame import OwnCost
 from tpmon.model.known import Known, Missing
-from tpmon.probe.procfs import parse_stat, parse_statm
+from tpmon.probe.procfs import parse_stat
 
 BUDGET_MS_PER_S = 15.0
 """CPU of collecting alone; with screen, judge and NVML child the whole stays below 2.5 % of a core."""
@@ -21,8 +21,7 @@ COUNT_EVERY_NS = 30_000_000_000
 def _read_cpu_and_rss(pid: int) -> tuple[float, int]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         stat = parse_stat(file.read())
-    with open(f"/proc/{pid}/statm", "rb") as file:
-        return stat.cpu_s, parse_statm(file.read()).rss_bytes
+    return stat.cpu_s, stat.rss_bytes
 
 
 class OwnCostMeter:

@@ -15,19 +15,22 @@ from tpmon.probe.procfs import (
     Io,
     ProcFile,
     Stat,
-    Statm,
     parse_io,
     parse_stat,
-    parse_statm,
 )
 from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet
 from tpmon.probe.waits import Syscall, describe_wait, parse_syscall
 
 T = TypeVar("T")
 
+LOOK_AGAIN_TICKS = 5
+"""How often the wait of a quiet process is read again."""
+
 _MACHINE = os.uname().machine
 _FIRST = Missing("rates need two readings")
 _REAPED = Missing("a reaped child's bytes were added in this interval")
+_RUNNING = Missing("running")
+_RUNNING = Missing("running")
 _HIDDEN = Missing("the kernel does not say (wchan is 0)")
 
 
@@ -49,7 +52,6 @@ class ProcessReading:
     """Hold what one tick told of one process."""
 
     stat: Stat
-    statm: Statm
     rates: Rates
     threads: ThreadReading
     wchan: Known[str]
@@ -197,11 +199,6 @@ class ProcessProbe:
         self._born_after_ns = born_after_ns
         base = f"{proc}/{pid}"
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat)
-        try:
-            self._statm = _Parsed(f"{base}/statm", 256, parse_statm)
-        except OSError:
-            self._stat.close()
-            raise
         self._io = _Optional(f"{base}/io", 512)
         self._wchan = _Optional(f"{base}/wchan", 128)
         self._syscall = _Optional(f"{base}/syscall", 256)
@@ -210,13 +207,14 @@ class ProcessProbe:
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None
         self._waits: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._parsed_wait: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
+        self._looks = pid
         self._old: tuple[Stat, Known[Io], int] | None = None
         self._wait: tuple[Known[str], int] | None = None
 
     def close(self) -> None:
         """Close all descriptors."""
         self._stat.close()
-        self._statm.close()
         for file in (self._io, self._wchan, self._syscall):
             file.close()
         self.threads.close()
@@ -230,7 +228,6 @@ class ProcessProbe:
         """
         taken_ns = time.monotonic_ns()
         stat = self._stat.read()
-        statm = self._statm.read()
         raw_io = self._io.read()
         if raw_io != self._raw_io:
             self._parsed_io = raw_io if isinstance(raw_io, Missing) else parse_io(raw_io)
@@ -246,10 +243,15 @@ class ProcessProbe:
             threads = ThreadReading(*(Missing("zombie"),) * 5, (), taken_ns)
         else:
             threads = self.threads.read(time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads)
-        wchan, syscall, waits_for = self._read_wait(stat.state, role)
+        # A process that used no CPU and made no read or write is still where it was; look again
+        # now and then all the same, because a lock can change hands without either.
+        still = old is not None and old[0] is stat and old[1] is io
+        self._looks += 1
+        if not still or self._looks % LOOK_AGAIN_TICKS == 0:
+            self._waits = self._read_wait(stat.state, role)
+        wchan, syscall, waits_for = self._waits
         return ProcessReading(
             stat=stat,
-            statm=statm,
             rates=rates,
             threads=threads,
             wchan=wchan,
@@ -261,13 +263,12 @@ class ProcessProbe:
 
     def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
         if state == "R":
-            running = Missing("running")
-            return running, running, "running"
+            return _RUNNING, _RUNNING, "running"
         raw, raw_call = self._wchan.read(), self._syscall.read()
         if self._raw_wait != (state, raw, raw_call, role):
             self._raw_wait = (state, raw, raw_call, role)
-            self._waits = _parse_wait(state, raw, raw_call, role)
-        return self._waits
+            self._parsed_wait = _parse_wait(state, raw, raw_call, role)
+        return self._parsed_wait
 
     def _unchanged_s(self, waits_for: Known[str], taken_ns: int) -> Known[float]:
         if not is_known(waits_for):

@@ -62,6 +62,7 @@ class Stat:
     cpu_s: float
     threads: int
     start_ticks: int
+    rss_bytes: int
 
 
 def parse_stat(raw: bytes) -> Stat:
@@ -72,7 +73,7 @@ def parse_stat(raw: bytes) -> Stat:
     """
     close = raw.rindex(b")")
     fields = raw[close + 2 :].split()
-    if len(fields) < 20:
+    if len(fields) < 22:
         raise ValueError("stat line is cut")
     return Stat(
         name=raw[raw.index(b"(") + 1 : close].decode("utf-8", "replace"),
@@ -84,27 +85,8 @@ def parse_stat(raw: bytes) -> Stat:
         cpu_s=(int(fields[11]) + int(fields[12])) / CLOCK_TICKS,
         threads=int(fields[17]),
         start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Statm:
-    """Hold resident bytes of /proc/PID/statm: all, and those backed by files or shared memory."""
-
-    rss_bytes: int
-    shared_bytes: int
-
-
-def parse_statm(raw: bytes) -> Statm:
-    """Parse /proc/PID/statm (pages).
-
-    Raises:
-        ValueError: when the text is cut.
-    """
-    fields = raw.split()
-    if len(fields) < 3:
-        raise ValueError("statm line is cut")
-    return Statm(int(fields[1]) * PAGE_BYTES, int(fields[2]) * PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

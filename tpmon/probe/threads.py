@@ -209,16 +209,19 @@ class ThreadSet:
         demand_of: dict[ThreadKind, float] = {}
         count_of: dict[ThreadKind, int] = {}
         for thread, new in readings:
+            count_of[thread.kind] = count_of.get(thread.kind, 0) + 1
+            filled = filled or new.slices > 0
+            if new is thread.last:
+                thread.demand = 0.0
+                continue
             old = self._before(thread, new, elapsed_ns)
             thread.last = new
-            filled = filled or new.slices > 0
             d_run, d_wait = new.run_ns - old.run_ns, new.wait_ns - old.wait_ns
             thread.demand = (d_run + d_wait) / elapsed_ns if elapsed_ns else 0.0
             run_ns += d_run
             wait_ns += d_wait
             slices += new.slices - old.slices
             busy += thread.demand >= BUSY_DEMAND
-            count_of[thread.kind] = count_of.get(thread.kind, 0) + 1
             demand_of[thread.kind] = demand_of.get(thread.kind, 0.0) + thread.demand
         self._read_ns = taken_ns
         if elapsed_ns <= 0 or not filled:
@@ -234,7 +237,9 @@ class ThreadSet:
             busy_threads=busy,
             switches_s=slices / elapsed_ns * 1e9,
             groups=tuple(
-                ThreadGroup(kind, count_of[kind], demand_of[kind]) for kind in ThreadKind if kind in count_of
+                ThreadGroup(kind, count_of[kind], demand_of.get(kind, 0.0))
+                for kind in ThreadKind
+                if kind in count_of
             ),
             taken_ns=taken_ns,
         )
