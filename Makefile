@@ -69,6 +69,13 @@ types: setup ## mypy --strict
 docs-tests: setup
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_layers.py
 
+docs: goldens ## write docs/keys.md, docs/screens.md and the picture in README.md anew
+	@$(BIN)/python -m tpmon.ui.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
+	@$(BIN)/python -m tests.readme
+
+goldens: setup ## write the golden pictures and docs/screens.md anew; read the diff before committing it
+	@$(BIN)/python -m tests.goldens.update
+
 bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_cost
 

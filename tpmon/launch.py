@@ -23,8 +23,14 @@ _PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo")
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _FIRST_STEP = "epoch 0 step 1 "
 _FIRST_STEP_WITHIN_S = 180.0
-_LIFE_AFTER_TRAINING_S = 30.0
-"""A job that hangs misses its own time limit; its keeper ends it this much later."""
+_SOCKET_PATH_BYTES = 107
+_LIFE_AFTER_TRAINING_S = _FIRST_STEP_WITHIN_S + 30.0
+"""The training counts its time from its first step. If it hangs, its keeper ends it this much later."""
+
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine, and not every host name resolves
+    "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch without it is enough here
+}
 
 MOST_RANKS = 16
 MOST_WORKERS = 32
@@ -158,7 +164,7 @@ def start_demo(options: DemoOptions) -> DemoJob:
     """
     _training_command("", options)  # refuse wrong options before looking for an interpreter
     command = _training_command(find_python(options.python), options)
-    directory = tempfile.mkdtemp(prefix="tpmon-demo-")
+    directory = _make_directory()
     log_path = os.path.join(directory, "train.log")
     keeper = subprocess.Popen(
         [sys.executable, "-I", os.path.join(_PROGRAMS, "keeper.py")],
@@ -170,8 +176,7 @@ def start_demo(options: DemoOptions) -> DemoJob:
     )
     order = {
         "command": command,
-        # all ranks are on this machine: loopback always resolves, host names do not
-        "environment": {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "TMPDIR": directory},
+        "environment": {**_ENVIRONMENT, **os.environ, "TMPDIR": directory},
         "directory": directory,
         "log": log_path,
         "seconds": options.seconds + _LIFE_AFTER_TRAINING_S,
@@ -184,6 +189,17 @@ def start_demo(options: DemoOptions) -> DemoJob:
             keeper.stdin.close()
         raise
     return DemoJob(pid, log_path, keeper)
+
+
+def _make_directory() -> str:
+    """Make the private folder of a training; it is also its $TMPDIR.
+
+    The workers put a socket pymp-xxxxxxxx/listener-xxxxxxxx there, and the path of a socket has at
+    most 107 bytes (unix(7)). Beyond that they would send no batch, and say nothing.
+    """
+    base = tempfile.gettempdir()
+    length = len(os.fsencode(base)) + len("/tpmon-demo-xxxxxxxx/pymp-xxxxxxxx/listener-xxxxxxxx")
+    return tempfile.mkdtemp(prefix="tpmon-demo-", dir=base if length <= _SOCKET_PATH_BYTES else "/tmp")  # noqa: S108
 
 
 def _hand_over(keeper: subprocess.Popen[bytes], order: dict[str, object]) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,8 +55,16 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="demo-") as short:  # tmp_path is too long for sockets
+        monkeypatch.setenv("TMPDIR", short)
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield Path(short)
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[[DemoOptions], DemoJob]]:
+def start(directory: Path) -> Iterator[Callable[[DemoOptions], DemoJob]]:
     jobs: list[DemoJob] = []
 
     def start_one(options: DemoOptions) -> DemoJob:
@@ -72,14 +81,14 @@ def test_it_trains_and_stop_leaves_nothing(start: Callable[[DemoOptions], DemoJo
     assert "libtorch" in Path(f"/proc/{job.pid}/maps").read_text()
     tree = read_tree(job.pid)
     assert [Path(f"/proc/{pid}/comm").read_text() for pid in tree[1:]] == ["pt_data_worker\n"] * 2
-    directory = Path(job.log_path).parent
-    assert directory.stat().st_mode & 0o777 == 0o700
+    private = Path(job.log_path).parent
+    assert private.stat().st_mode & 0o777 == 0o700
     assert os.getsid(job.pid) != os.getsid(0)
     steps = Path(job.log_path).read_text().count("step")
     until(lambda: Path(job.log_path).read_text().count("step") > steps)
     assert job.stop(15)
     assert not any(map(is_alive, tree))
-    assert not directory.exists()
+    assert not private.exists()
 
 
 def test_ranks_run_under_torchrun_and_end_with_it(start: Callable[[DemoOptions], DemoJob]) -> None:
@@ -95,15 +104,18 @@ def test_ranks_run_under_torchrun_and_end_with_it(start: Callable[[DemoOptions],
     assert len(tree) == 1 + 2 + 2
     os.kill(job.pid, signal.SIGKILL)  # torchrun cannot end its ranks: the keeper must
     until(lambda: not any(map(is_alive, tree)))
+    log = Path(job.log_path)
+    until(lambda: list(log.parent.iterdir()) == [log])  # the log of a failed training stays
 
 
-def test_it_ends_with_its_starter_even_when_that_is_killed() -> None:
+def test_it_ends_with_its_starter_even_when_that_is_killed(directory: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", START], stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         tree = read_tree(int(starter.stdout.readline()))
         assert len(tree) == 3
         starter.kill()
     until(lambda: not any(map(is_alive, tree)))
+    until(lambda: not list(directory.glob("tpmon-demo-*")))
 
 
 def test_hang_stops_both_ranks_for_good(start: Callable[[DemoOptions], DemoJob]) -> None:

@@ -102,3 +102,18 @@ def test_a_python_that_cannot_run_is_no_traceback(directory: Path) -> None:
     Path(python).write_text('#!/bin/sh\n[ "$1" = -c ] && rm "$0"\n')
     with pytest.raises(NoTargetError, match="could not be started"):
         start_demo(DemoOptions(python=python))
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_not_used(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = directory / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    python = make_fake_python(directory / "broken", "exit 1")
+    with pytest.raises(NoTargetError) as failed:
+        start_demo(DemoOptions(python=python))
+    log = Path(failed.value.try_this.removeprefix("read "))
+    assert log.parent.parent == Path("/tmp")
+    log.unlink()
+    log.parent.rmdir()

@@ -86,6 +86,18 @@ def end_all(root: int) -> None:
         reap(root)
 
 
+def clear(directory: str, log: str) -> None:
+    """Remove the folder of the training; of one that failed the log stays, for whoever looks into it."""
+    if not log:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        elif entry.path != log:
+            os.unlink(entry.path)
+
+
 def keep() -> int:
     """Run the command until it ends or the lead breaks; return the exit code."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -110,8 +122,7 @@ def keep() -> int:
             break
         code = reap(training.pid)
     end_all(training.pid)
-    if code is None or code == 0:
-        shutil.rmtree(order["directory"], ignore_errors=True)
+    clear(order["directory"], order["log"] if code else "")
     return code or 0
 
 

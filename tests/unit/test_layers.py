@@ -1,0 +1,110 @@
+"""The rooms stay apart: the import contracts, and their twins at run time in fresh processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+NEVER_IN_TEXT = {"textual", "rich", "asyncio", "torch", "pynvml"}
+
+IMPORTED = """
+import json, sys
+before = set(sys.modules)
+{statement}
+names = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+sys.stdout.flush()
+print("\\n" + json.dumps(sorted(names)))
+"""
+
+WALK = """
+import importlib, pkgutil
+room = importlib.import_module("tpmon.{room}")
+for module in pkgutil.iter_modules(getattr(room, "__path__", []), "tpmon.{room}."):
+    importlib.import_module(module.name)
+"""
+
+CALL = """
+from tpmon.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+"""
+
+
+def run_fresh(statement: str) -> tuple[str, set[str]]:
+    """Run ``statement`` in a fresh process; return its output and the top-level modules it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    output, _, names = done.stdout.rstrip().rpartition("\n")
+    return output, set(json.loads(names))
+
+
+def read_imports(statement: str) -> set[str]:
+    """Return the top-level modules that ``statement`` brings into a fresh process."""
+    return run_fresh(statement)[1]
+
+
+def test_import_contracts_hold() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("room", ["errors", "model", "config", "launch"])
+def test_the_lower_rooms_need_the_standard_library_only(room: str) -> None:
+    names = read_imports(WALK.format(room=room)) - {"tpmon"}
+    assert names <= sys.stdlib_module_names
+    assert not names & NEVER_IN_TEXT
+
+
+@pytest.mark.parametrize("room", ["probe", "report"])
+def test_rooms_below_the_screen_never_import_it(room: str) -> None:
+    assert not read_imports(WALK.format(room=room)) & {"textual", "rich", "asyncio", "torch"}
+
+
+def test_the_screen_imports_neither_torch_nor_nvml() -> None:
+    names = read_imports(WALK.format(room="ui"))
+    assert "textual" in names
+    assert not names & {"torch", "pynvml"}
+
+
+def test_a_session_imports_no_driver_library() -> None:
+    statement = "import tpmon.session, tpmon.probe.collect, tpmon.report.once, tpmon.report.plain"
+    assert not read_imports(statement) & NEVER_IN_TEXT
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["attach", "--help"], ["demo", "--help"], ["--print-config"]]
+)
+def test_help_imports_almost_nothing(arguments: list[str]) -> None:
+    output, names = run_fresh(CALL.format(arguments=arguments))
+    assert output.strip()
+    assert not names & (NEVER_IN_TEXT | {"psutil"})
+
+
+@pytest.mark.torch
+def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver() -> None:
+    training = "import torch; print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", training], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        arguments = ["attach", str(job.pid), "--json", "--once", "-i", "0.5"]
+        output, names = run_fresh(CALL.format(arguments=arguments))
+        job.kill()
+    assert json.loads(output)["target"]["pid"] == job.pid
+    assert not names & NEVER_IN_TEXT
