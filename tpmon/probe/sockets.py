@@ -13,8 +13,6 @@ import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.network import LOOPBACK, same_network_namespace
@@ -258,7 +256,7 @@ class SocketReader:
         if tuple(pids) != self._scanned or now_ns >= self._scan_ns:
             self._scanned, self._scan_ns = tuple(pids), now_ns + SCAN_EVERY_NS
             self._descriptors = read_descriptors(pids, self._proc, self._sys)
-            self._interface_of = read_addresses()
+            self._interface_of = {}
         job = self._descriptors
         if isinstance(job, Missing):
             return job
@@ -267,6 +265,8 @@ class SocketReader:
         except (OSError, ValueError) as error:
             refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM)
             return Missing("sock_diag is not permitted here" if refused else f"sock_diag: {error}")
+        if mine and not self._interface_of:
+            self._interface_of = read_addresses()
         names = {find_interface(one, self._interface_of) for one in mine}
         return SocketReading(sum_up(mine), job.devices | (names - {""}))
 
@@ -284,6 +284,9 @@ def find_interface(connection: TcpSocket, interface_of: Mapping[str, str]) -> st
 
 def read_addresses() -> dict[str, str]:
     """Read which interface of our network namespace has which address."""
+    # Imported where it is needed: 15 ms that a job without connections never pays.
+    import psutil  # noqa: PLC0415
+
     return {
         address.address.partition("%")[0]: name
         for name, addresses in psutil.net_if_addrs().items()

@@ -17,6 +17,8 @@ from tpmon.probe.procfs import ProcFile, SchedStat, parse_schedstat
 BUSY_DEMAND = 0.25
 """A thread with at least this demand counts as one compute thread (exact for 2-32 OMP threads)."""
 RELIST_NS = 10_000_000_000
+QUIET_RELIST_NS = 60_000_000_000
+"""A process that used no CPU has hardly swapped one thread for another."""
 QUIET_TICKS = 5
 """A quiet process is read at least every fifth tick: a thread that waits but never runs shows no CPU."""
 NAMES_PER_TICK = 1000
@@ -100,7 +102,8 @@ class ThreadSet:
         if self._read_ns and (skip or quiet) and not due:
             return self._latest
         taken_ns = now()
-        if threads != self._count or taken_ns - self._listed_ns >= RELIST_NS:
+        relist_ns = QUIET_RELIST_NS if quiet else RELIST_NS
+        if threads != self._count or taken_ns - self._listed_ns >= relist_ns:
             self._list(taken_ns)
             self._count = threads
         self._measure(taken_ns)
