@@ -1,0 +1,112 @@
+"""Train on CPU with a steady load, in bounded time, and misbehave as asked.
+
+Each rank makes the file READY/PID after its first step and each loader worker, when it starts,
+READY/worker-RANK-NUMBER-PID, so that a test waits for events and knows the truth. The load is a
+share of one core in short slices, so that any second holds as much as the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+SLICE_S = 0.05
+PR_SET_DUMPABLE = 4
+
+
+class Samples(Dataset):
+    """Hand out rows, each after a short look away."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.005)
+        return torch.full((8,), float(index % 7))
+
+
+def start_worker(options: argparse.Namespace, number: int) -> None:
+    """Tell the number that torch gave this loader worker; the first one hides when asked to."""
+    Path(options.ready, f"worker-{os.environ.get('RANK', '0')}-{number}-{os.getpid()}").touch()
+    if options.hidden_worker and number == 0:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody but root may read it now
+
+
+def burn(share: float) -> None:
+    """Compute for ``share`` of one slice of time, sleep for the rest."""
+    begin, end = time.monotonic(), time.thread_time() + share * SLICE_S
+    while time.thread_time() < end:
+        sum(range(1000))
+    time.sleep(max(0.0, begin + SLICE_S - time.monotonic()))
+
+
+def start_children(options: argparse.Namespace) -> None:
+    """Start short-lived processes for ever; write of each its PID and when it was reaped."""
+    with Path(options.ready, "children.log").open("w", buffering=1) as log:
+        running: list[subprocess.Popen[bytes]] = []
+        while True:
+            running.append(subprocess.Popen(["/bin/sleep", "0.02"]))
+            time.sleep(1 / options.children)
+            for one in [one for one in running if one.poll() is not None]:
+                log.write(f"{one.pid} {time.monotonic_ns()}\n")
+                running.remove(one)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train until the time is over; all ranks stop at the step at which rank 0 does."""
+    signal.alarm(int(options.seconds) + 30)
+    torch.set_num_threads(1)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        dist.init_process_group("gloo")
+    if options.children:
+        threading.Thread(target=start_children, args=(options,), daemon=True).start()
+    model: torch.nn.Module = torch.nn.Linear(8, 8)
+    if world > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    loader = DataLoader(
+        Samples(2 * options.epoch),
+        batch_size=2,
+        num_workers=options.workers,
+        multiprocessing_context=options.context,
+        worker_init_fn=functools.partial(start_worker, options),
+    )
+    end = time.monotonic() + options.seconds
+    over = torch.zeros(1)
+    while not over.item():
+        for batch in loader:
+            model(batch).sum().backward()
+            burn(options.load)
+            over[0] = float(time.monotonic() > end)
+            if world > 1:
+                dist.broadcast(over, 0)
+            Path(options.ready, str(os.getpid())).touch()
+            if over.item():
+                break
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ready", required=True, help="folder for the files that tell the truth")
+    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--context", default="fork", help="how workers are started")
+    parser.add_argument("--epoch", type=int, default=1_000_000, help="steps until workers are replaced")
+    parser.add_argument("--load", type=float, default=0.25, help="share of one core")
+    parser.add_argument("--children", type=float, default=0, help="short-lived processes a second")
+    parser.add_argument("--hidden-worker", action="store_true", help="make worker 0 unreadable")
+    train(parser.parse_args())

@@ -1,0 +1,139 @@
+"""Watching a real training sends it no signal and never stops it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.programs.chaos_watch import by_pid, watch
+from tests.programs.conftest import run_program, wait_until
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+TRAIN = (sys.executable, "chaos_train.py", "--ready", "{ready}")
+WATCHED_S = 5.0
+SAMPLES_HZ = 100
+SIGNAL = re.compile(r"^(\d+) .*--- (SIG\w+) \{(.*)\} ---$", re.MULTILINE)
+
+
+@contextmanager
+def watching(pid: int, members: int) -> Iterator[None]:
+    """Run the block, at least ``WATCHED_S`` long, while tpmon writes Frames of the whole job."""
+    with watch(pid) as tpmon:
+        tpmon.wait_for_next()
+        begin = time.monotonic()
+        yield
+        time.sleep(max(0.0, begin + WATCHED_S - time.monotonic()))
+        frames = [frame for frame in tpmon.frames if frame["target"]["state"] == "running"]
+        assert len(frames) >= WATCHED_S - 1
+        assert {len(by_pid(frame)) for frame in frames} == {members}
+        assert tpmon.interrupt() == (130, "")
+
+
+def read_signals(log: Path) -> list[tuple[int, str, str]]:
+    """Return PID, signal and details of each signal that strace saw."""
+    return [(int(pid), name, details) for pid, name, details in SIGNAL.findall(log.read_text())]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_no_signal_reaches_the_training(tmp_path: Path) -> None:
+    log = tmp_path / "strace.log"
+    traced = ("strace", "-f", "-qq", "-e", "trace=none", "-e", "signal=all", "-o", str(log))
+    with run_program((*traced, *TRAIN), tmp_path / "ready", 1) as program:
+        (trainer,) = program.trainers
+        members = {trainer, *(int(path.name.split("-")[3]) for path in program.folder.glob("worker-*"))}
+        with watching(trainer, members=3):
+            pass
+        seen = [one for one in read_signals(log) if one[1] != "SIGCHLD"]
+        assert seen == [], "signals reached the training"
+        children = [details for _, name, details in read_signals(log) if name == "SIGCHLD"]
+        assert all(int(re.search(r"si_pid=(\d+)", details)[1]) not in members for details in children)
+        # a signal that nobody feels would have been seen
+        os.kill(trainer, signal.SIGWINCH)
+        assert wait_until(lambda: "SIGWINCH" in [name for _, name, _ in read_signals(log)], 10)
+
+
+class Sampler:
+    """Look who traces each thread and whether it is stopped, as fast as asked, on descriptors kept open."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._files = {
+            f"{pid}/{task.name}": os.open(task / "status", os.O_RDONLY)
+            for pid in pids
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        }
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.looks: Counter[str] = Counter()
+        self.tracers: Counter[str] = Counter()
+        self.states: Counter[str] = Counter()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for fd in self._files.values():
+            os.close(fd)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._over.is_set():
+            for name, fd in self._files.items():
+                fields = os.pread(fd, 4096, 0).split()
+                self.looks[name] += 1
+                self.tracers[fields[fields.index(b"TracerPid:") + 1].decode()] += 1
+                self.states[fields[fields.index(b"State:") + 1].decode()] += 1
+            due = max(due + 0.8 / SAMPLES_HZ, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+@contextmanager
+def sampling(pids: list[int]) -> Iterator[Sampler]:
+    sampler = Sampler(pids)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def test_no_thread_of_the_training_is_traced_or_stopped(tmp_path: Path) -> None:
+    with run_program(TRAIN, tmp_path / "ready", 1) as program:
+        workers = [int(path.name.split("-")[3]) for path in program.folder.glob("worker-*")]
+        members = [program.pid, *workers]
+        assert len(members) == 3
+        with sampling(members) as sampler, watching(program.pid, members=3):
+            enough = WATCHED_S * SAMPLES_HZ
+            assert wait_until(lambda: min(sampler.looks.values(), default=0) >= enough, 30)
+        assert set(sampler.tracers) == {"0"}
+        assert set(sampler.states) <= {"R", "S", "D"}
+        assert len(sampler.looks) > len(members)
+        # a stop, and a tracer, would have been seen
+        with sampling(workers[:1]) as sampler:
+            os.kill(workers[0], signal.SIGSTOP)
+            assert wait_until(lambda: "T" in sampler.states, 10)
+            os.kill(workers[0], signal.SIGCONT)
+            if shutil.which("strace"):
+                with subprocess.Popen(
+                    ["strace", "-qq", "-e", "trace=none", "-p", str(workers[0])], stderr=subprocess.DEVNULL
+                ) as tracer:
+                    assert wait_until(lambda: str(tracer.pid) in sampler.tracers, 10)
+                    tracer.terminate()
