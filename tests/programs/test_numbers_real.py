@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from tpmon.model.known import is_known
+from tpmon.probe.collect import Collector
 from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
 from tpmon.probe.queues import map_queues, read_pipes, read_queue_pipes
+from tpmon.probe.target import find_job
 
 pytestmark = [
     pytest.mark.torch,
@@ -96,3 +99,32 @@ def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(
     right, _, count = process.stdout.readline().split()
     assert right == count, "every batch arrived, in order"
     assert process.wait(10) == 0
+
+
+def test_a_thread_pool_is_counted_named_and_set_against_the_budget():
+    """Six OpenMP threads of torch, which also wait for each other at the end of each operation."""
+    threads = 6
+    command = [sys.executable, str(HERE / "pool_train.py"), str(threads)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline()
+            collector = Collector(find_job(process.pid))
+            try:
+                collector.collect()
+                time.sleep(1.5)
+                frame = collector.collect()
+            finally:
+                collector.close()
+        finally:
+            process.kill()
+    (rank,) = frame.processes
+    assert rank.busy_threads == threads
+    assert 2.2 < rank.runnable < threads + 0.3
+    pool = frame.cpu.pool
+    assert (pool.pid, pool.threads) == (process.pid, threads)
+    assert "OpenMP (libgomp: torch)" in pool.library
+    budget = len(os.sched_getaffinity(0))
+    assert frame.cpu.budget_cores <= budget
+    assert frame.cpu.oversubscription == pytest.approx(rank.runnable / frame.cpu.budget_cores)
+    assert f"pool {frame.cpu.oversubscription:.1f}x" in frame.facts
+    assert "no loader workers" in frame.facts
