@@ -67,7 +67,7 @@ types: setup ## mypy --strict
 	@$(BIN)/mypy
 
 docs-tests: setup
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_layers.py
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -m "not torch" tests/unit/test_docs.py tests/unit/test_layers.py
 
 docs: goldens ## write docs/keys.md, docs/screens.md and the picture in README.md anew
 	@$(BIN)/python -m tpmon.ui.keys > .venv/keys.md && mv .venv/keys.md docs/keys.md
