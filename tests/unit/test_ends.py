@@ -10,7 +10,7 @@ import pytest
 
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity, Role
-from tpmon.probe.changes import Changes, Departure
+from tpmon.probe.changes import Changes, Departure, describe_changes
 from tpmon.probe.ending import UNSEEN
 from tpmon.probe.ends import Ends
 from tpmon.probe.job import Member
@@ -94,3 +94,16 @@ def test_an_end_that_the_kernel_does_not_tell_is_said_to_be_unseen(ends: Ends) -
     ends.add(gone((rank(0), Missing("this kernel keeps no exit status"))))
     ends.add(gone((LAUNCHER, Missing("this kernel keeps no exit status"))))
     assert ends.describe() == UNSEEN
+
+
+def test_a_restart_names_who_made_it_necessary() -> None:
+    born = tuple(replace(rank(number), identity=Identity(300 + number, 9)) for number in (0, 1))
+    both = gone((rank(0), signal.SIGKILL), (rank(1), signal.SIGTERM))
+    assert describe_changes(replace(both, born=born)) == (
+        "elastic restart: 2 ranks replaced",
+        "rank 0 (101) gone: SIGKILL",
+    )
+    respawn = gone((worker(0), 0), (worker(1), 0))
+    assert describe_changes(replace(respawn, born=(worker(2), worker(3)))) == (
+        "epoch respawn: 2 workers of rank 0 replaced",
+    )

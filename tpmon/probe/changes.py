@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ class Departure:
     oom_victim: bool = False
     """Whether the kernel log says that it was killed for memory."""
 
+    @property
+    def failed(self) -> bool:
+        """Tell whether it ended by itself in a bad way; SIGTERM comes from one that noticed another's end."""
+        return is_known(self.wait_status) and self.wait_status not in (0, signal.SIGTERM)
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -48,7 +54,8 @@ def describe_changes(changes: Changes, *, oom_kills: int = 0) -> tuple[str, ...]
     """Write one line for each thing that happened to launchers, ranks, workers and compile workers.
 
     Workers that left and came in the same second are a respawn at the end of an epoch, ranks a
-    restart. Helpers come and go without a line. ``oom_kills`` as in ``describe_end``.
+    restart; of these only failures are named. Helpers come and go without a line. ``oom_kills`` as
+    in ``describe_end``.
     """
     lines: list[str] = []
     for role in (Role.LAUNCHER, Role.RANK, Role.WORKER, Role.COMPILE):
@@ -58,8 +65,9 @@ def describe_changes(changes: Changes, *, oom_kills: int = 0) -> tuple[str, ...]
         replaced = (before & Counter(map(_owner, born))).total()
         if replaced and role in _REPLACED:
             lines.append(f"{_REPLACED[role]}: {_group([each.member for each in gone], replaced)} replaced")
-        if replaced < len(gone) or role not in _REPLACED:
-            lines += _describe_gone(gone, oom_kills)
+        if replaced == len(gone) and role in _REPLACED:
+            gone = [departure for departure in gone if departure.failed]  # why they were replaced
+        lines += _describe_gone(gone, oom_kills)
         if replaced < len(born) or role not in _REPLACED:
             lines += _describe_born(born)
     return tuple(lines)

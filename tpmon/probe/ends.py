@@ -6,16 +6,12 @@ seconds and then leave with exit 0.
 
 from __future__ import annotations
 
-import signal
-
-from tpmon.model.known import is_known
 from tpmon.model.process import Identity, Role
-from tpmon.probe.changes import Changes, Departure, name_member
+from tpmon.probe.changes import Changes, name_member
 from tpmon.probe.ending import UNSEEN, describe_end
 from tpmon.probe.job import Member
 
-_FOLLOWERS = (0, signal.SIGTERM)
-"""Wait statuses of those that a launcher or a rank ended because another one had failed."""
+_FATAL = (Role.RANK, Role.WORKER)
 
 
 class Ends:
@@ -36,7 +32,7 @@ class Ends:
             how = describe_end(each.wait_status, oom_victim=each.oom_victim, oom_kills=oom_kills)
             if each.member.identity == self._root:
                 self._root_how = how
-            elif root_lived and self._first is None and _failed(each):
+            elif root_lived and self._first is None and each.failed and each.member.role in _FATAL:
                 self._first, self._first_how = each.member, how
             self._last_how = how
         if self._first is not None and any(_replaces(one, self._first) for one in changes.born):
@@ -48,13 +44,6 @@ class Ends:
         if self._first is None or how in ("exit 0", self._first_how):
             return how
         return f"{how}, after {name_member(self._first)}: {self._first_how}"
-
-
-def _failed(departure: Departure) -> bool:
-    """Tell whether a rank or worker ended in a way that can bring the others down."""
-    if departure.member.role not in (Role.RANK, Role.WORKER) or not is_known(departure.wait_status):
-        return False
-    return departure.wait_status not in _FOLLOWERS
 
 
 def _replaces(born: Member, gone: Member) -> bool:
