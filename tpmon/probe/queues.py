@@ -60,7 +60,7 @@ def read_pipes(pid: int, proc: str = "/proc") -> dict[int, PipeEnds]:
             if match is None:
                 continue
             writes = bool(os.lstat(f"{base}/{name}").st_mode & 0o200)
-        except OSError:
+        except FileNotFoundError:
             # Closed since the listing.
             continue
         inode, fd = int(match[1]), int(name)
