@@ -99,8 +99,8 @@ class WorkerQueue:
 class LoaderSample:
     """Hold the loader queues of one rank, read from outside by FIONREAD.
 
-    ``ready_batches`` = bytes in the data pipe / bytes of one message, known once a message was
-    seen. ``empty_ratio`` is the share of the looks of the last 10 s that found it empty.
+    ``ready_batches`` = bytes in the data pipe / bytes of its first message; 0 when it is empty.
+    ``empty_ratio`` is the share of the looks of the last 10 s that found it empty.
     """
 
     rank: Applicable[int]

@@ -169,6 +169,8 @@ class LoaderProbe:
         batches: Known[float] = queues.message_bytes
         if not is_known(ready):
             batches = ready
+        elif ready == 0:
+            batches = 0.0
         elif is_known(queues.message_bytes):
             batches = ready / queues.message_bytes
         looks = len(queues.looks)
