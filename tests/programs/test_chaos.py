@@ -1,0 +1,265 @@
+"""Jobs that lose processes, change, hide or end while tpmon watches them through its command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.programs.chaos_watch import Document, Watch, ask_once, by_pid, run_tpmon, watch
+from tests.programs.conftest import TORCHRUN, Program, run_program
+from tpmon.model.process import Role
+from tpmon.probe.collect import Collector
+from tpmon.probe.target import find_job
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+NOBODY = 65534
+AS_NOBODY = (
+    *("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"),
+    # Files may be read, for an interpreter below /root; other users' processes may not.
+    *("--bounding-set", "-all,+dac_read_search", "--inh-caps", "-all,+dac_read_search"),
+    *("--ambient-caps", "-all,+dac_read_search"),
+)
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root and setpriv (util-linux) to start a job as another user",
+)
+KERNEL = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+TELLS_ENDS = KERNEL >= (6, 15)
+"""Whether the kernel keeps the exit status of a process that its parent has reaped (PIDFD_GET_INFO)."""
+SECOND_NS = 1_000_000_000
+DESCRIPTORS_A_MEMBER = 8
+"""About: six files, the children list and a pidfd, besides one for each thread."""
+GRACE_NS = SECOND_NS
+"""A process that ended may still be in Frames taken up to this much later."""
+
+
+def train(*options: str) -> tuple[str, ...]:
+    return ("chaos_train.py", "--ready", "{ready}", *options)
+
+
+def find_worker(folder: Path, rank: int, number: int) -> int:
+    """Return the PID of the loader worker that took this number last."""
+    files = sorted(folder.glob(f"worker-{rank}-{number}-*"), key=lambda path: path.stat().st_mtime_ns)
+    return int(files[-1].name.split("-")[3])
+
+
+def check_no_stale_rows(frames: Sequence[Document], died_ns: dict[int, int]) -> None:
+    """Check that no Frame of a running job has a row of a process that was gone a second before."""
+    for frame in frames:
+        if frame["target"]["state"] != "ended":
+            stale = [pid for pid in by_pid(frame) if frame["taken_ns"] > died_ns.get(pid, 1 << 63) + GRACE_NS]
+            assert not stale, f"{stale} in the Frame of {frame['taken']}"
+            listed = {row["pid"] for row in frame["ranks"]} | {one["pid"] for one in frame["loader"]}
+            assert listed <= set(by_pid(frame))
+
+
+def told(texts: Sequence[str], wanted: str) -> bool:
+    """Tell whether an event says this; older kernels tell no exit status of a process that was reaped."""
+    if TELLS_ENDS:
+        return wanted in texts
+    return any(text.startswith(wanted.partition("gone: ")[0]) for text in texts)
+
+
+@pytest.fixture(scope="module")
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Start two ranks over gloo under torchrun."""
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("--load", "0.1"))
+    with run_program(command, tmp_path_factory.mktemp("torchrun"), 2) as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def restless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Start one rank whose workers are replaced often, beside a hundred children a second."""
+    command = (sys.executable, *train("--children", "100", "--epoch", "6", "--load", "0.05"))
+    with run_program(command, tmp_path_factory.mktemp("restless"), 1) as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Iterator[Program]:
+    """Start a job of another user, whose first worker not even that user may read."""
+    with ExitStack() as stack:
+        # not below pytest's folders, which are closed to others
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpmon-test-")))
+        os.chown(folder, NOBODY, NOBODY)
+        command = (*AS_NOBODY, sys.executable, *train("--hidden-worker", "--load", "0.05"))
+        yield stack.enter_context(run_program(command, folder, 1))
+
+
+def kill(tpmon: Watch, pid: int, died_ns: dict[int, int]) -> None:
+    """Kill a member between two Frames and note when."""
+    tpmon.wait_for_next()
+    os.kill(pid, signal.SIGKILL)
+    died_ns[pid] = time.monotonic_ns()
+
+
+def check_end(tpmon: Watch, how: str) -> Document:
+    """Wait for the end of the job, of tpmon and its last Frame; check what it says."""
+    end = tpmon.wait_for(lambda frame: frame["target"]["state"] == "ended")
+    assert tpmon.wait_for_end() == (0, "")
+    assert end["target"]["ended"] == how
+    assert end["events"][-1] == {"time": end["taken"], "kind": "ended", "text": f"the job ended: {how}"}
+    assert tpmon.frames[-1] is end
+    return end
+
+
+def test_a_killed_rank_is_gone_and_the_end_names_it(torchrun: Program) -> None:
+    died_ns: dict[int, int] = {}
+    with watch(torchrun.pid) as tpmon:
+        first = tpmon.wait_for(lambda frame: len(frame["processes"]) == 7)
+        (rank,) = [row["pid"] for row in first["ranks"] if row["rank"] == 1]
+        kill(tpmon, rank, died_ns)
+        after = tpmon.wait_for(lambda frame: rank not in by_pid(frame))
+        workers = [one for one in after["processes"] if one["role"] == "worker" and one["rank"] == 1]
+        assert {one["rank_pid"] for one in workers} == {rank}, "orphans are still that rank's"
+        # torchrun is a child of this test, which has not reaped it yet, so any kernel tells its end
+        end = check_end(tpmon, "exit 1" + (f", after rank 1 ({rank}): SIGKILL" if TELLS_ENDS else ""))
+        assert told(tpmon.events(), f"rank 1 ({rank}) gone: SIGKILL"), tpmon.events()
+    check_no_stale_rows(tpmon.frames, died_ns)
+    (log,) = end["output"]
+    assert log["path"] == str(torchrun.folder / "output.log")
+    last_line = Path(log["path"]).read_text().splitlines()[-1]
+    assert log["lines"][-1] == last_line.strip(), "the last words of the job"
+
+
+def read_children(folder: Path) -> dict[int, int]:
+    """Return PID and CLOCK_MONOTONIC of each short-lived child that was reaped."""
+    lines = (folder / "children.log").read_text().splitlines()
+    return {int(pid): int(ended_ns) for pid, ended_ns in map(str.split, lines[:-1])}
+
+
+def test_short_lived_children_leave_no_stale_rows(restless: Program) -> None:
+    with watch(restless.pid, "-i", "0.5") as tpmon:
+        for _ in range(8):
+            tpmon.wait_for_next()
+        assert tpmon.interrupt() == (130, "")
+    children = read_children(restless.folder)
+    begin, end = (tpmon.frames[at]["taken_ns"] for at in (0, -1))
+    assert sum(begin < ended_ns < end for ended_ns in children.values()) > 100
+    check_no_stale_rows(tpmon.frames, children)
+    seen = {pid: one for frame in tpmon.frames for pid, one in by_pid(frame).items()}
+    assert {seen[pid]["role"] for pid in children.keys() & seen.keys()} <= {"helper"}
+    assert any("respawn" in text for text in tpmon.events()), tpmon.events()
+    assert len(tpmon.frames[-1]["ranks"]) == 1
+
+
+def test_ten_minutes_of_churn_cost_no_descriptors_and_no_memory(
+    restless: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_ns = time.monotonic_ns
+    shift_ns = 0
+    monkeypatch.setattr(time, "monotonic_ns", lambda: real_ns() + shift_ns)
+    collector = Collector(find_job(restless.pid))
+    descriptors: list[int] = []
+    rss: list[int] = []
+    known: set[int] = set()
+    workers: set[int] = set()
+    try:
+        for _ in range(600):
+            frame = collector.collect()
+            shift_ns += SECOND_NS
+            time.sleep(0.01)  # for the job: so many births and deaths a simulated second, not a wait
+            members = {process.pid: process.role for process in frame.processes}
+            known |= members.keys()
+            workers |= {pid for pid, role in members.items() if role is Role.WORKER}
+            descriptors.append(len(os.listdir("/proc/self/fd")) - DESCRIPTORS_A_MEMBER * len(members))
+            rss.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    finally:
+        collector.close()
+    assert len(known) > 50, "too little churn to prove anything"
+    assert len(workers) > 10, "too few workers were replaced"
+    early, late = slice(100, 200), slice(-100, None)
+    assert max(descriptors[late]) <= max(descriptors[early]) + 20, descriptors
+    assert max(rss[late]) - max(rss[early]) < 5 << 20, rss
+
+
+def test_a_stopped_job_is_said_to_be_stopped(restless: Program) -> None:
+    with watch(restless.pid, "-i", "0.5") as tpmon:
+        os.kill(restless.pid, signal.SIGSTOP)
+        stopped = tpmon.wait_for(lambda frame: frame["target"]["state"] == "stopped")
+        assert by_pid(stopped)[restless.pid]["state"] == "T"
+        assert by_pid(stopped)[restless.pid]["waits_for"] == "stopped by a signal"
+        os.kill(restless.pid, signal.SIGCONT)
+        tpmon.wait_for(lambda frame: frame["target"]["state"] == "running", after_ns=stopped["taken_ns"])
+
+
+@needs_root
+def test_a_job_of_another_user_is_read_by_root_and_by_that_user(foreign: Program) -> None:
+    (mine,) = ask_once([foreign.pid])
+    (theirs,) = ask_once([foreign.pid], before=AS_NOBODY)
+    hidden, open_one = (find_worker(foreign.folder, 0, number) for number in (0, 1))
+    for frame in (mine, theirs):
+        assert frame["target"]["user"] == mine["target"]["user"]
+        assert by_pid(frame).keys() == {foreign.pid, hidden, open_one}
+        assert [by_pid(frame)[pid]["worker"] for pid in (hidden, open_one)] == [0, 1]
+        assert by_pid(frame)[hidden]["cpu_pct"] >= 0
+    assert by_pid(mine)[hidden]["asked_read_bytes_s"] >= 0
+    assert by_pid(theirs)[open_one]["asked_read_bytes_s"] >= 0
+    refused = by_pid(theirs)[hidden]
+    assert refused["asked_read_bytes_s"] == {"missing": "permission denied"}
+    assert "missing" in refused["waits_for"]
+    (loader,) = theirs["loader"]
+    pending = {queue["pid"]: queue["pending_bytes"] for queue in loader["queues"]}
+    assert pending[hidden] == {"missing": "permission denied"}
+    assert pending[open_one] >= 0
+
+
+@needs_root
+@pytest.mark.parametrize("form", [("--once",), ("--json", "--once"), ("--plain",), ("--json",)])
+def test_a_job_that_may_not_be_read_is_refused_in_two_lines(restless: Program, form: Sequence[str]) -> None:
+    status, output, complaint = run_tpmon("attach", restless.pid, *form, before=AS_NOBODY)
+    assert (status, output) == (4, "")
+    what, try_this = complaint.splitlines()
+    assert what == f"tpmon: process {restless.pid} belongs to user root; this user may not read it"
+    assert try_this.startswith("Try: ")
+
+
+@needs_root
+def test_a_killed_worker_is_gone_and_the_end_names_it(foreign: Program) -> None:
+    """The last of this job."""
+    died_ns: dict[int, int] = {}
+    worker = find_worker(foreign.folder, rank=0, number=1)
+    with watch(foreign.pid) as tpmon:
+        kill(tpmon, worker, died_ns)
+        check_end(tpmon, "exit 1" + (f", after worker 1 ({worker}) of rank 0: SIGKILL" if TELLS_ENDS else ""))
+        assert told(tpmon.events(), f"worker 1 ({worker}) of rank 0 gone: SIGKILL"), tpmon.events()
+    check_no_stale_rows(tpmon.frames, died_ns)
+
+
+def test_a_killed_job_that_nobody_reaped_has_ended_and_is_refused(restless: Program) -> None:
+    """The last of this job."""
+    died_ns: dict[int, int] = {}
+    with watch(restless.pid) as tpmon:
+        kill(tpmon, restless.pid, died_ns)
+        check_end(tpmon, "SIGKILL")
+        assert f"rank 0 ({restless.pid}) gone: SIGKILL" in tpmon.events()
+    check_no_stale_rows(tpmon.frames, died_ns)
+    status, output, complaint = run_tpmon("attach", restless.pid, "--once")
+    assert (status, output) == (3, "")
+    assert complaint.startswith(f"tpmon: process {restless.pid} (python) has ended; its parent {os.getpid()}")
+
+
+def test_a_job_that_ends_by_itself_ended_with_exit_0(tmp_path: Path) -> None:
+    with (
+        run_program((sys.executable, *train("--seconds", "4")), tmp_path / "short", 1) as program,
+        watch(program.pid, "-i", "0.5") as tpmon,
+    ):
+        end = check_end(tpmon, "exit 0")
+    assert end["ages_s"]["cpu"] > 0.1, "the last readings are older than the end"
