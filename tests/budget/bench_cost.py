@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.budget.measure import Cost, Screen, cost_of, run_cpu_seconds
 
 HERE = Path(__file__).parent
-TPMON = [sys.executable, "-m", "tpmon"]
+TPMON = [str(Path(sys.executable).with_name("tpmon"))]
 
 
 def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[bytes]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.budget.measure import Screen, children_of
 
 HERE = Path(__file__).parent
+TPMON = str(Path(sys.executable).with_name("tpmon"))
 T_95 = {10: 2.262, 20: 2.093, 30: 2.045, 40: 2.023}
 
 
@@ -89,7 +90,7 @@ def print_pairs(pid: int, steps: Steps, options: argparse.Namespace) -> None:
             if not watched:
                 rates[watched] = steps.rate_over(options.seconds)
                 continue
-            screen = Screen([sys.executable, "-m", "tpmon", "attach", str(pid)], 120, 40, {})
+            screen = Screen([TPMON, "attach", str(pid)], 120, 40, {})
             screen.until(b"runnable", 20.0)
             screen.drain(1.0)
             count, at = steps.read()
