@@ -1,0 +1,1 @@
+"""What the readings mean: phases, causes, the verdict and what to do. Pure; knows every threshold."""

@@ -1,0 +1,53 @@
+"""Stack samples as they were counted: typed frames, unclassified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tpmon.model.known import Applicable, Known
+
+
+@dataclass(frozen=True, slots=True)
+class StackFrame:
+    """Hold one Python frame; ``line`` is the line that runs."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackCount:
+    """Say how many samples found one thread in exactly these frames, outermost first."""
+
+    tid: int
+    thread: str
+    frames: tuple[StackFrame, ...]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackSlice:
+    """Hold one slice of non-blocking samples of one process.
+
+    ``samples`` counts how often the main thread was seen; idle threads are included.
+    """
+
+    pid: int
+    rank: Applicable[int]
+    ended: datetime
+    ended_ns: int
+    seconds: float
+    rate_hz: float
+    samples: int
+    stacks: tuple[StackCount, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackSource:
+    """Say what the stack sampler did: slices taken, and why none could be."""
+
+    slices: int
+    refused: Known[str]
+    """"" while sampling works; else Missing with the reason."""

@@ -1,0 +1,186 @@
+"""The closed table of verdicts, and the Finding that carries one. Generates docs/verdicts.md.
+
+A kind says what holds the run; a cause says why. Exit codes are those of ``--check`` and
+``diagnose``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from tpmon.model.known import Applicable, Known
+
+
+class Kind(str, Enum):
+    """Name what holds a run, or that nothing does."""
+
+    BALANCED = "balanced"
+    COMPUTE_BOUND = "compute-bound"
+    STARTING = "starting"
+    PAUSED = "paused"
+    IDLE = "idle"
+    DATA_BOUND = "data-bound"
+    PYTHON_BOUND = "python-bound"
+    LAUNCH_BOUND = "launch-bound"
+    SYNC_BOUND = "sync-bound"
+    COMMS_BOUND = "comms-bound"
+    OVERSUBSCRIBED = "oversubscribed"
+    CPU_THROTTLED = "cpu-throttled"
+    GPU_THROTTLED = "gpu-throttled"
+    GPU_UNHEALTHY = "gpu-unhealthy"
+    MEMORY_PRESSURE = "memory-pressure"
+    NOT_ENOUGH_EVIDENCE = "not-enough-evidence"
+    HUNG = "hung"
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """Hold one row of the table: exit code, causes, and one line of meaning."""
+
+    kind: Kind
+    exit_code: int
+    causes: tuple[str, ...]
+    meaning: str
+
+
+TABLE = (
+    KindRow(Kind.BALANCED, 0, (), "no single cause holds the run back"),
+    KindRow(
+        Kind.COMPUTE_BOUND,
+        0,
+        ("gpu-compute", "gpu-memory-bandwidth", "gpu", "cpu"),
+        "the hardware that should be busy is busy: the healthy end",
+    ),
+    KindRow(
+        Kind.STARTING, 0, ("import", "load", "compile", "autotune", "first-steps"), "no steady steps yet"
+    ),
+    KindRow(Kind.PAUSED, 0, ("checkpoint", "validation"), "training waits for something it does on purpose"),
+    KindRow(
+        Kind.IDLE, 0, ("finished", "waiting-for-input"), "nothing is left to do, or a person is waited for"
+    ),
+    KindRow(
+        Kind.DATA_BOUND,
+        10,
+        (
+            "no-workers",
+            "cpu-transform",
+            "storage-bandwidth",
+            "storage-latency",
+            "network-store",
+            "page-cache-thrash",
+            "too-few-workers",
+            "one-slow-worker",
+            "respawn",
+            "periodic",
+            "collate",
+            "pin",
+            "drain",
+        ),
+        "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
+    ),
+    KindRow(Kind.PYTHON_BOUND, 10, ("gil", "single-thread"), "one Python thread sets the pace"),
+    KindRow(
+        Kind.LAUNCH_BOUND, 10, ("tiny-kernels", "main-thread"), "kernels are shorter than their launches"
+    ),
+    KindRow(
+        Kind.SYNC_BOUND, 10, ("explicit", "implicit", "allocator"), "the host waits for the GPU step by step"
+    ),
+    KindRow(Kind.COMMS_BOUND, 10, ("straggler", "transfer", "unknown"), "ranks wait for each other"),
+    KindRow(
+        Kind.OVERSUBSCRIBED,
+        10,
+        ("rank-pool", "worker-pool", "too-many-ranks"),
+        "thread pools fight over fewer CPUs than they were made for",
+    ),
+    KindRow(Kind.CPU_THROTTLED, 10, ("quota",), "the CPU quota of the control group stops the job"),
+    KindRow(
+        Kind.GPU_THROTTLED, 10, ("thermal", "brake", "odd-cap", "pcie"), "a card is held below its clocks"
+    ),
+    KindRow(Kind.GPU_UNHEALTHY, 10, (), "a card reports errors that want a reset or a replacement"),
+    KindRow(
+        Kind.MEMORY_PRESSURE,
+        10,
+        ("leak", "copy-on-write", "swap", "shm", "gpu"),
+        "memory runs out, or is about to",
+    ),
+    KindRow(Kind.NOT_ENOUGH_EVIDENCE, 11, (), "what could be read does not decide"),
+    KindRow(
+        Kind.HUNG,
+        12,
+        (
+            "missing-rank",
+            "remote-rank",
+            "lock",
+            "dead-worker",
+            "lost-batch",
+            "blocked-io",
+            "gpu-wait",
+            "spin",
+            "stopped",
+            "gpu-lost",
+            "no-progress",
+        ),
+        "no step, no line, no queue movement",
+    ),
+)
+
+
+class Confidence(str, Enum):
+    """Say how much to trust a Finding: by independent sources, duration and distance from the threshold."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class SinceIs(str, Enum):
+    """Say whether ``since`` is when it began, or the earliest time that is known."""
+
+    ONSET = "onset"
+    LOWER_BOUND = "lower-bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Hold one reading that speaks for or against a Finding, with its source and age.
+
+    ``text`` replaces value and unit where words say it better ("14 of 25 samples").
+    """
+
+    name: str
+    value: Known[float]
+    unit: str
+    text: str
+    source: str
+    age_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Hold one verdict.
+
+    ``share_pct`` is the share of the step time (or of the figure that the kind is about) that it
+    costs, with its 95 % interval. ``ceiling`` says what the run gains at most when it goes away.
+    """
+
+    kind: Kind
+    cause: Applicable[str]
+    confidence: Confidence
+    share_pct: Applicable[float]
+    share_low_pct: Applicable[float]
+    share_high_pct: Applicable[float]
+    since: datetime
+    since_is: SinceIs
+    since_source: str
+    summary: str
+    try_: Applicable[str]
+    ceiling: Applicable[str]
+    evidence: tuple[Evidence, ...]
+    against: tuple[Evidence, ...]
+    ruled_out: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+EXIT_CODES = {row.kind: row.exit_code for row in TABLE}
