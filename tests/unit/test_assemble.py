@@ -73,7 +73,9 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     now = ProcessReading(
         stat=Stat("python", "S", 40, 5, 0, 6, 1.5, 9, 77, 1000),
         rates=Rates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
-        threads=ThreadReading(1.5, 0.5, 1.0, 1, 20.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND),
+        threads=ThreadReading(
+            1.5, 0.5, 1.0, 1, 20.0, 2.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND
+        ),
         wchan="futex_do_wait",
         syscall="202",
         waits_for="lock or queue (futex)",

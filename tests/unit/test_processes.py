@@ -293,6 +293,19 @@ def test_how_long_a_wait_is_unchanged(probe):
         assert now.syscall.isdecimal()
 
 
+def test_a_wait_that_ends_and_begins_again_all_the_time_is_not_unchanged(probe):
+    """A rank that waits for each batch in turn is not stuck, though every look finds it waiting."""
+    with child("say('up')\nwhile True: time.sleep(0.02)") as one:
+        watched = probe(one)
+        read(watched)
+        for _ in range(4):
+            time.sleep(0.15)
+            now = read(watched)
+            if is_known(now.waits_for):
+                assert now.waits_unchanged_s == 0.0
+        assert now.threads.main_switches_s > 3
+
+
 def test_a_running_thread_has_no_wait_channel(probe):
     with child("say('up')\nwhile True: pass") as one:
         time.sleep(0.05)

@@ -87,6 +87,7 @@ def test_switches_count_how_often_threads_were_put_on_a_cpu(watch):
         time.sleep(0.6)
         now = read_now(threads)
     assert 60 < now.switches_s < 220
+    assert now.main_switches_s == now.switches_s
 
 
 def test_a_thread_born_within_the_interval_counts_from_its_birth(watch):
@@ -230,6 +231,9 @@ def test_descriptors_return_when_threads_die_and_when_the_set_is_closed(watch):
         assert open_files() == pipes + 9 + 1
         one.say("die")
         one.hear()
+        end = time.monotonic() + 5
+        while count_threads(one.pid) > 1 and time.monotonic() < end:
+            time.sleep(0.002)
         read_now(threads)
         assert threads.allowance.descriptors == 1000 - 1
         threads.close()

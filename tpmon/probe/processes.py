@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import clean_text
 from tpmon.probe.procfs import (
@@ -19,18 +19,19 @@ from tpmon.probe.procfs import (
     parse_stat,
 )
 from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet
-from tpmon.probe.waits import Syscall, describe_wait, parse_syscall
+from tpmon.probe.waits import ON_CPU, RUNNING, Syscall, describe_wait, parse_syscall
 
 T = TypeVar("T")
 
 LOOK_AGAIN_TICKS = 5
 """How often the wait of a quiet process is read again."""
 
+MOVING_SWITCHES_S = 3.0
+"""A stuck thread is put on a CPU less often: a loader queue's own time-out wakes it every 5 s."""
+
 _MACHINE = os.uname().machine
 _FIRST = Missing("rates need two readings")
 _REAPED = Missing("a reaped child's bytes were added in this interval")
-_RUNNING = Missing("running")
-_RUNNING = Missing("running")
 _HIDDEN = Missing("the kernel does not say (wchan is 0)")
 
 
@@ -240,7 +241,7 @@ class ProcessProbe:
         rates = measure_rates(old, self._old)
         moved = old is None or old[0].cpu_s != stat.cpu_s
         if stat.state in "ZX":
-            threads = ThreadReading(*(Missing("zombie"),) * 5, (), taken_ns)
+            threads = ThreadReading(*(Missing("zombie"),) * 6, (), taken_ns)
         else:
             threads = self.threads.read(time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads)
         # A process that used no CPU and made no read or write is still where it was; look again
@@ -257,23 +258,25 @@ class ProcessProbe:
             wchan=wchan,
             syscall=syscall,
             waits_for=waits_for,
-            waits_unchanged_s=self._unchanged_s(waits_for, taken_ns),
+            waits_unchanged_s=self._unchanged_s(waits_for, threads, taken_ns),
             taken_ns=taken_ns,
         )
 
     def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
         if state == "R":
-            return _RUNNING, _RUNNING, "running"
+            return ON_CPU, ON_CPU, RUNNING
         raw, raw_call = self._wchan.read(), self._syscall.read()
         if self._raw_wait != (state, raw, raw_call, role):
             self._raw_wait = (state, raw, raw_call, role)
             self._parsed_wait = _parse_wait(state, raw, raw_call, role)
         return self._parsed_wait
 
-    def _unchanged_s(self, waits_for: Known[str], taken_ns: int) -> Known[float]:
+    def _unchanged_s(self, waits_for: Known[str], threads: ThreadReading, taken_ns: int) -> Known[float]:
         if not is_known(waits_for):
             self._wait = None
             return waits_for
-        if self._wait is None or self._wait[0] != waits_for:
+        # A rank that waits for one batch after the other looks the same each second, but moves on.
+        moved_on = waits_for != RUNNING and known_or(threads.main_switches_s, 0.0) >= MOVING_SWITCHES_S
+        if self._wait is None or self._wait[0] != waits_for or moved_on:
             self._wait = (waits_for, taken_ns)
         return (taken_ns - self._wait[1]) / 1e9

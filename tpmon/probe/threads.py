@@ -52,6 +52,7 @@ class ThreadReading:
     running: Known[float]
     busy_threads: Known[int]
     switches_s: Known[float]
+    main_switches_s: Known[float]
     groups: tuple[ThreadGroup, ...]
     taken_ns: int
 
@@ -77,9 +78,7 @@ class ThreadSet:
     _ticks: int = 0
     _was_moving: bool = True
     _count: int = -1
-    _latest: ThreadReading = field(
-        default_factory=lambda: ThreadReading(_UNREAD, _UNREAD, _UNREAD, _UNREAD, _UNREAD, (), 0)
-    )
+    _latest: ThreadReading = field(default_factory=lambda: ThreadReading(*(_UNREAD,) * 6, (), 0))
 
     def __post_init__(self) -> None:
         """Take the moment before birth for the first reading."""
@@ -207,7 +206,7 @@ class ThreadSet:
             readings += self._read_threads(self._list(taken_ns))[0]
         if not readings:
             raise ProcessLookupError(f"process {self.pid} is gone")
-        run_ns = wait_ns = slices = busy = 0
+        run_ns = wait_ns = slices = main_slices = busy = 0
         filled = False
         demand_of: dict[ThreadKind, float] = {}
         count_of: dict[ThreadKind, int] = {}
@@ -224,6 +223,8 @@ class ThreadSet:
             run_ns += d_run
             wait_ns += d_wait
             slices += new.slices - old.slices
+            if thread.tid == self.pid:
+                main_slices = new.slices - old.slices
             busy += thread.demand >= BUSY_DEMAND
             demand_of[thread.kind] = demand_of.get(thread.kind, 0.0) + thread.demand
         self._read_ns = taken_ns
@@ -231,7 +232,7 @@ class ThreadSet:
             # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
             why = _NOT_FILLED if not filled else _UNREAD
             groups = tuple(ThreadGroup(kind, count_of[kind], why) for kind in ThreadKind if kind in count_of)
-            self._latest = ThreadReading(why, why, why, why, why, groups, taken_ns)
+            self._latest = ThreadReading(*(why,) * 6, groups, taken_ns)
             return
         self._latest = ThreadReading(
             runnable=(run_ns + wait_ns) / elapsed_ns,
@@ -239,6 +240,7 @@ class ThreadSet:
             running=run_ns / elapsed_ns,
             busy_threads=busy,
             switches_s=slices / elapsed_ns * 1e9,
+            main_switches_s=main_slices / elapsed_ns * 1e9,
             groups=tuple(
                 ThreadGroup(kind, count_of[kind], demand_of.get(kind, 0.0))
                 for kind in ThreadKind

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 
+RUNNING = "running"
+ON_CPU = Missing(RUNNING)
+"""What the kernel says of the wait and the call of a thread that runs."""
 LOADER_POLL_MS = 5000
 """MP_STATUS_CHECK_INTERVAL of torch.utils.data: both ends of a loader queue poll this long."""
 _LOADER_WAITS = {Role.RANK: "a batch (loader queue)", Role.WORKER: "work from its rank (loader queue)"}
@@ -37,7 +40,7 @@ def parse_syscall(raw: bytes) -> Known[Syscall]:
     if not fields:
         raise ValueError("syscall line is empty")
     if fields[0] == b"running":
-        return Missing("running")
+        return ON_CPU
     numbers = [int(field, 0) for field in fields]
     return Syscall(numbers[0], tuple(numbers[1:-2]), numbers[-1] if len(numbers) > 1 else 0)
 
@@ -116,13 +119,16 @@ def describe_wait(
     wchan ("0" for another user's process).
     """
     if state == "R":
-        return "running"
+        return RUNNING
     if state == "Z":
         return "zombie: ended, not reaped by its parent"
     if state == "t":
         return "stopped by a debugger"
     if state == "T":
         return "stopped by a signal"
+    if call == ON_CPU and (not is_known(wchan) or wchan in ("0", "")):
+        # It woke up between the reading of its state and of its wait.
+        return RUNNING
     if not is_known(wchan):
         return wchan
     if wchan in ("0", ""):
