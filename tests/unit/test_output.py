@@ -77,6 +77,13 @@ def test_last_three_lines_blank_ones_skipped() -> None:
     assert parse_tail(b"a\nb\n\nc\nd\n\n", cut=False) == ("b", "c", "d")
 
 
+def test_rulers_do_not_take_the_place_of_words() -> None:
+    assert parse_tail(b"Root Cause\n-----\n exitcode: 1\n=====\n*****\n", cut=False) == (
+        "Root Cause",
+        "exitcode: 1",
+    )
+
+
 def test_progress_bar_shows_what_follows_the_last_carriage_return() -> None:
     raw = b"epoch 1\n\r 10%|#  | 1/10\r 20%|## | 2/10\r 30%|###| 3/10"
     assert parse_tail(raw, cut=False) == ("epoch 1", "30%|###| 3/10")

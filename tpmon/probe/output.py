@@ -102,7 +102,7 @@ def parse_tail(raw: bytes, cut: bool) -> tuple[str, ...]:
         if cut and len(parts) == 1:
             # Half a word could be half a secret that no pattern knows.
             text = text.partition(" ")[2]
-        if text:
+        if any(map(str.isalnum, text)):  # no rulers of ==== or ****
             shown.append(clean_text(redact_secrets(text), LINE_LENGTH))
         if len(shown) == LINES:
             break
