@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child
+from tests.frames import make_process
 from tpmon.errors import NoTargetError
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
@@ -236,3 +237,25 @@ def test_a_low_limit_of_open_files_costs_rows_and_says_so_and_nothing_fails():
         assert notes == [
             f"{40 - rows} processes are not read: the limit of open files is too low (ulimit -n)"
         ]
+
+
+def test_pools_that_take_turns_in_being_the_largest_are_each_named_once(tree, monkeypatch):
+    """Reading the maps of a process takes its mmap lock: once a minute, not at every turn."""
+    read = []
+    monkeypatch.setattr(
+        "tpmon.probe.collect.read_pool_library", lambda pid, _tids: read.append(pid) or f"library of {pid}"
+    )
+    second = 1_000_000_000
+    with collecting(tree.pid) as collector:
+        for tick in range(10):
+            pools = [
+                make_process(7, runnable=5.0 + tick % 2, busy_threads=4),
+                make_process(8, runnable=5.5, busy_threads=4),
+            ]
+            named = collector._read_library(pools, tick * second)
+            assert named == f"library of {7 if tick % 2 else 8}"
+        assert read == [8, 7]
+        collector._read_library(pools, 70 * second)
+        assert read == [8, 7, 7]
+        assert collector._read_library(pools[:1], 71 * second) == "library of 7"
+        assert not is_known(collector._read_library((), 72 * second))

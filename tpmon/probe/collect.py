@@ -84,7 +84,7 @@ class Collector:
         self._cost = OwnCostMeter()
         self._cgroups = CgroupReader(self._rank_pids())
         self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
-        self._library: tuple[Identity, Known[str], int] | None = None
+        self._libraries: dict[Identity, tuple[Known[str], int]] = {}
         self._sockets = SocketReader()
         self._log = OutputReader()
         self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
@@ -244,12 +244,14 @@ class Collector:
         pool = find_pool(processes)
         if pool is None:
             return Missing("no thread pool is busy")
+        for old in self._libraries.keys() - {Identity(one.pid, one.start_ticks) for one in processes}:
+            del self._libraries[old]
         identity = Identity(pool.pid, pool.start_ticks)
-        known = self._library
-        if known is None or known[0] != identity or now_ns - known[2] > LIBRARY_EVERY_NS:
+        known = self._libraries.get(identity)
+        if known is None or now_ns - known[1] > LIBRARY_EVERY_NS:
             named = read_pool_library(pool.pid, self._population.busy_tids(identity))
-            known = self._library = (identity, named, now_ns)
-        return known[1]
+            known = self._libraries[identity] = (named, now_ns)
+        return known[0]
 
     def _memory(
         self, processes: Sequence[ProcessSample], group: CgroupReading, host: HostReading, now_ns: int
