@@ -69,6 +69,12 @@ def open_descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return this environment as a user has it: Python may keep what it compiled."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, **changes}
+
+
 class Screen:
     """Run a command in a pseudo terminal of a given size and swallow what it draws."""
 
@@ -76,7 +82,7 @@ class Screen:
         self.started = time.monotonic()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.execvpe(command[0], list(command), {**os.environ, "TERM": "xterm-256color", **env})
+            os.execvpe(command[0], list(command), environment({"TERM": "xterm-256color", **env}))
         ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self.received = 0
         self.text = b""
@@ -158,7 +164,7 @@ def cost_of(process: subprocess.Popen[bytes], seconds: float) -> Cost:
 def run_cpu_seconds(command: Sequence[str], env: Mapping[str, str] | None = None) -> float:
     """Run a command to its end and return its user + system CPU seconds."""
     with subprocess.Popen(
-        list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(env or {})}
+        list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(env or {})
     ) as process:
         _, _, usage = os.wait4(process.pid, 0)
         process.returncode = 0
