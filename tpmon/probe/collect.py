@@ -37,8 +37,9 @@ from tpmon.probe.assemble import (
 )
 from tpmon.probe.background import Background, read_within
 from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
+from tpmon.probe.cgroup_layout import HOST
 from tpmon.probe.changes import Changes, describe_changes
-from tpmon.probe.ends import Ends
+from tpmon.probe.ends import Ends, OomKills
 from tpmon.probe.events import describe_attach
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
@@ -100,7 +101,7 @@ class Collector:
         )
         self._ticks = 0
         self._told_shedding = False
-        self._oom_kills = 0
+        self._oom_kills = OomKills()
         self._ends = Ends(job.root)
         self._last: Frame | None = None
         self._sources = (
@@ -310,18 +311,8 @@ class Collector:
         events = []
         if self._last is None:
             events.append(describe_attach(self._job.root.pid, processes, taken))
-        kills = known_or(group.oom_kills, self._oom_kills)
-        new_kills = kills - self._oom_kills if self._last is not None else 0
-        self._ends.add(changes, oom_kills=new_kills)
-        events.extend(
-            Event(taken, EventKind.PROCESS, text) for text in describe_changes(changes, oom_kills=new_kills)
-        )
+        events.extend(self._tell_changes(taken, changes, group))
         events.extend(Event(taken, EventKind.GPU, text) for text in gpu_events)
-        if new_kills:
-            where = "on this machine" if group.memory_source == "host" else "in the job's control group"
-            text = f"the OOM killer ended {new_kills} process(es) {where}"
-            events.append(Event(taken, EventKind.MEMORY, text))
-        self._oom_kills = kills
         if self._told_shedding != self._cost.shedding:
             self._told_shedding = self._cost.shedding
             text = (
@@ -331,6 +322,19 @@ class Collector:
             )
             events.append(Event(taken, EventKind.PROBE, text))
         return tuple(events)
+
+    def _tell_changes(self, taken: datetime, changes: Changes, group: CgroupReading) -> list[Event]:
+        kills = self._oom_kills.count_new(group.memory_source, group.oom_kills)
+        host_wide = group.memory_source == HOST
+        own_kills = 0 if host_wide else kills  # others' may be among those of the machine
+        self._ends.add(changes, oom_kills=own_kills)
+        texts = describe_changes(changes, oom_kills=own_kills)
+        events = [Event(taken, EventKind.PROCESS, text) for text in texts]
+        if kills:
+            where = "on this machine" if host_wide else "in the job's control group"
+            text = f"the OOM killer ended {kills} process(es) {where}"
+            events.append(Event(taken, EventKind.MEMORY, text))
+        return events
 
     def _remarks(self, outputs: Known[tuple[OutputSample, ...]]) -> tuple[str, ...]:
         remarks = []
@@ -351,17 +355,13 @@ class Collector:
                 "start it again, or list the running jobs with: tpmon ps",
             )
         taken = datetime.now().astimezone()
-        kills = known_or(self._cgroups.read(time.monotonic_ns()).oom_kills, self._oom_kills)
-        new_kills = kills - self._oom_kills
-        self._ends.add(changes, oom_kills=new_kills)
+        events = self._tell_changes(taken, changes, self._cgroups.read(time.monotonic_ns()))
         how = self._ends.describe()
-        texts = describe_changes(changes, oom_kills=new_kills)
         target = replace(self._last.target, state=TargetState.ENDED, ended=how)
-        events = tuple(Event(taken, EventKind.PROCESS, text) for text in texts)
         said = f"the job ended: {how}"
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
-        events += (Event(taken, EventKind.ENDED, said),)
+        events.append(Event(taken, EventKind.ENDED, said))
         now_ns = time.monotonic_ns()
         outputs = read_within(LAST_WORDS_S, lambda: self._log.read(()))
         return replace(
@@ -371,7 +371,7 @@ class Collector:
             target=target,
             ages_s=age_by(self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9),
             output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
-            events=events,
+            events=tuple(events),
         )
 
     def _rank_pids(self) -> tuple[int, ...]:

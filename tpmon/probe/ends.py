@@ -6,12 +6,28 @@ seconds and then leave with exit 0.
 
 from __future__ import annotations
 
+from tpmon.model.known import Known, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.probe.changes import Changes, name_member
 from tpmon.probe.ending import UNSEEN, describe_end
 from tpmon.probe.job import Member
 
 _FATAL = (Role.RANK, Role.WORKER)
+
+
+class OomKills:
+    """Follow the count of OOM kills of one place; a count of another place says nothing new."""
+
+    def __init__(self) -> None:
+        """Begin with no place seen."""
+        self._before: tuple[str, int] | None = None
+
+    def count_new(self, place: str, total: Known[int]) -> int:
+        """Return how many came since the last look at the same place, 0 at the first look."""
+        if not is_known(total):
+            return 0
+        before, self._before = self._before, (place, total)
+        return max(0, total - before[1]) if before is not None and before[0] == place else 0
 
 
 class Ends:
