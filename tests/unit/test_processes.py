@@ -277,18 +277,24 @@ def test_exec_keeps_the_row_under_its_new_name(probe):
         assert now.threads.runnable >= 0
 
 
+def read_until(watched: ProcessProbe, waits_for: str):
+    end = time.monotonic() + 5
+    while (now := read(watched)).waits_for != waits_for and time.monotonic() < end:
+        time.sleep(0.01)
+    return now
+
+
 def test_how_long_a_wait_is_unchanged(probe):
     with child("say('up'); hear(); time.sleep(50)") as one:
-        wait_for_state(one.pid, "S")
+        time.sleep(0.1)
         watched = probe(one)
-        first = read(watched)
+        first = read_until(watched, "pipe read")
         assert (first.waits_for, first.waits_unchanged_s) == ("pipe read", 0.0)
         time.sleep(0.2)
         now = read(watched)
         assert now.waits_unchanged_s == pytest.approx((now.taken_ns - first.taken_ns) / 1e9)
         one.say("go")
-        time.sleep(0.1)
-        now = read(watched)
+        now = read_until(watched, "sleep")
         assert (now.waits_for, now.waits_unchanged_s) == ("sleep", 0.0)
         assert now.syscall.isdecimal()
 
