@@ -12,7 +12,7 @@ from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe.changes import Changes, Departure, describe_changes
 from tpmon.probe.ending import UNSEEN
-from tpmon.probe.ends import Ends, OomKills
+from tpmon.probe.ends import DYING_NS, Ends, OomKills
 from tpmon.probe.job import Member
 
 LAUNCHER = Member(
@@ -112,6 +112,17 @@ def test_a_restart_names_who_made_it_necessary() -> None:
 def test_oom_kills_of_the_past_and_of_another_place_are_not_new() -> None:
     kills = OomKills()
     looks = [("/job", 3), ("/job", 3), ("/job", 5), ("host", 90), ("host", 91), ("/job", 5), ("/job", 4)]
-    assert [kills.count_new(*look) for look in looks] == [0, 0, 2, 0, 1, 0, 0]
-    assert kills.count_new("/job", Missing("gone")) == 0
-    assert kills.count_new("/job", 6) == 2
+    assert [kills.count_new(*look, now_ns=0) for look in looks] == [0, 0, 2, 0, 1, 0, 0]
+    assert kills.count_new("/job", Missing("gone"), 0) == 0
+    assert kills.count_new("/job", 6, 0) == 2
+
+
+def test_a_kill_is_counted_before_its_victim_is_gone() -> None:
+    kills = OomKills()
+    kills.count_new("/job", 0, 0)
+    kills.count_new("/job", 1, 0)
+    kills.count_new("/job", 1, DYING_NS - 1)
+    assert kills.count_recent(DYING_NS - 1) == 1
+    assert kills.count_recent(DYING_NS) == 0
+    kills.count_new("/other", 7, DYING_NS - 1)
+    assert kills.count_recent(DYING_NS - 1) == 0

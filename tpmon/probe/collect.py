@@ -324,9 +324,11 @@ class Collector:
         return tuple(events)
 
     def _tell_changes(self, taken: datetime, changes: Changes, group: CgroupReading) -> list[Event]:
-        kills = self._oom_kills.count_new(group.memory_source, group.oom_kills)
+        now_ns = time.monotonic_ns()
+        kills = self._oom_kills.count_new(group.memory_source, group.oom_kills, now_ns)
         host_wide = group.memory_source == HOST
-        own_kills = 0 if host_wide else kills  # others' may be among those of the machine
+        # others' may be among those of the machine
+        own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
         self._ends.add(changes, oom_kills=own_kills)
         texts = describe_changes(changes, oom_kills=own_kills)
         events = [Event(taken, EventKind.PROCESS, text) for text in texts]

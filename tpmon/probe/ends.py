@@ -12,6 +12,8 @@ from tpmon.probe.changes import Changes, name_member
 from tpmon.probe.ending import UNSEEN, describe_end
 from tpmon.probe.job import Member
 
+DYING_NS = 10_000_000_000
+"""Freeing hundreds of GB takes the kernel seconds."""
 _FATAL = (Role.RANK, Role.WORKER)
 
 
@@ -21,13 +23,24 @@ class OomKills:
     def __init__(self) -> None:
         """Begin with no place seen."""
         self._before: tuple[str, int] | None = None
+        self._told: tuple[int, int] | None = None
 
-    def count_new(self, place: str, total: Known[int]) -> int:
+    def count_new(self, place: str, total: Known[int], now_ns: int) -> int:
         """Return how many came since the last look at the same place, 0 at the first look."""
         if not is_known(total):
             return 0
         before, self._before = self._before, (place, total)
-        return max(0, total - before[1]) if before is not None and before[0] == place else 0
+        if before is None or before[0] != place:
+            self._told = None
+            return 0
+        new = max(0, total - before[1])
+        if new:
+            self._told = (now_ns, new)
+        return new
+
+    def count_recent(self, now_ns: int) -> int:
+        """Return the kills whose victims may be ending now: they are counted before they are gone."""
+        return self._told[1] if self._told is not None and now_ns - self._told[0] < DYING_NS else 0
 
 
 class Ends:
