@@ -269,10 +269,21 @@ def test_a_killed_job_that_nobody_reaped_has_ended_and_is_refused(restless: Prog
     assert complaint.startswith(f"tpmon: process {restless.pid} (python) has ended; its parent {os.getpid()}")
 
 
-def test_a_job_that_ends_by_itself_ended_with_exit_0(tmp_path: Path) -> None:
+def test_a_job_that_survives_a_failure_and_ends_by_itself_ended_with_exit_0(tmp_path: Path) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "1", "--max-restarts", "1")
+    died_ns: dict[int, int] = {}
     with (
-        run_program((sys.executable, *train("--seconds", "4")), tmp_path / "short", 1) as program,
+        run_program((*command, *train("--seconds", "6")), tmp_path / "elastic", 1) as program,
         watch(program.pid, "-i", "0.5") as tpmon,
     ):
+        (first,) = program.trainers
+        kill(tpmon, first, died_ns)
+        after = tpmon.wait_for(lambda frame: [row["pid"] for row in frame["ranks"]] not in ([], [first]))
+        (second,) = after["ranks"]
+        assert (second["rank"], second["local_rank"]) == (0, 0)
         end = check_end(tpmon, "exit 0")
+        texts = tpmon.events()
+    assert told(texts, f"rank 0 ({first}) gone: SIGKILL"), texts
+    assert told(texts, f"rank 0 ({second['pid']}) gone: exit 0"), texts
+    check_no_stale_rows(tpmon.frames, died_ns)
     assert end["ages_s"]["cpu"] > 0.1, "the last readings are older than the end"
