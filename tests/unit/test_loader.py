@@ -88,6 +88,7 @@ MAPS = {
     "spawn, first worker dead": (ends(3, 5, 8), [{}, ends(3, 8)], 3, ["missing", 8]),
     "all dead": (ends(3, 5, 8), [{}, {}], "missing", ["missing", "missing"]),
     "a rank that may not share": ({}, [ends(3, 5), ends(3, 8)], "missing", ["missing", "missing"]),
+    "one pipe shared by all is no loader": (ends(3), [ends(3), ends(3)], "missing", ["missing", "missing"]),
     "no workers": (ends(3), [], "missing", []),
 }
 

@@ -131,7 +131,7 @@ def map_queues(
         if len(fresh) > 1 and not is_known(data):
             # A forked worker also holds the index queues of its elders that were not seen.
             data = fresh[max(0, len(fresh) - 2 - unseen_before)]
-        index.append(fresh[-1] if fresh and fresh[-1] != data else missing)
+        index.append(fresh[-1] if is_known(data) and fresh and fresh[-1] != data else missing)
         unseen_before = 0
     return QueueMap(data, tuple(index))
 
