@@ -158,6 +158,7 @@ say('up'); c.recv(1)""",
         {"socket or tty", "socket receive", "TCP socket"},
     ),
     "unix socket": ("import socket\na, b = socket.socketpair(); say('up'); a.recv(1)", {"unix socket"}),
+    "signal": ("say('up'); signal.pause()", {"signal"}),
     "select": (
         "import select\nr, w = os.pipe(); say('up'); select.select([r], [], [], 50)",
         {"select", "poll"},

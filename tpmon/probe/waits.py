@@ -86,6 +86,8 @@ _BY_PREFIX = (
     ("ptrace_stop", "stopped by a debugger"),
     ("do_sigtimedwait", "signal"),
     ("sigsuspend", "signal"),
+    ("__do_sys_pause", "signal"),
+    ("sys_pause", "signal"),
     ("do_freezer_trap", "frozen by its control group"),
     ("cgroup_freez", "frozen by its control group"),
     ("__refrigerator", "frozen"),
