@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +29,13 @@ pytestmark = [
 HERE = Path(__file__).parent
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a program with all that it started: a fork server and its workers outlive their rank."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 @pytest.fixture
 def training(tmp_path):
     """Start the loader program; yields a function that starts one, and ends all."""
@@ -41,14 +50,14 @@ def training(tmp_path):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                start_new_session=True,
             )
         )
         return started[-1], json.loads(started[-1].stdout.readline())
 
     yield start
     for process in started:
-        process.kill()
-        process.wait()
+        end(process)
         process.stdin.close()
         process.stdout.close()
 
@@ -60,8 +69,8 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 def look_for(probe: LoaderProbe, seconds: float):
     """Look ten times a second, forget what was before, and return the last sample."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
         probe.look(time.monotonic_ns())
         time.sleep(0.1)
     return probe.latest()[0]
@@ -106,7 +115,7 @@ def test_a_thread_pool_is_counted_named_and_set_against_the_budget():
     """Six OpenMP threads of torch, which also wait for each other at the end of each operation."""
     threads = 6
     command = [sys.executable, str(HERE / "pool_train.py"), str(threads)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout.readline()
             collector = Collector(find_job(process.pid))
@@ -117,7 +126,7 @@ def test_a_thread_pool_is_counted_named_and_set_against_the_budget():
             finally:
                 collector.close()
         finally:
-            process.kill()
+            end(process)
     (rank,) = frame.processes
     assert rank.busy_threads == threads
     assert 2.2 < rank.runnable < threads + 0.3
@@ -135,13 +144,15 @@ def test_new_workers_of_each_epoch_are_followed_counted_and_told(tmp_path):
     command = [sys.executable, str(HERE / "epochs_train.py"), str(tmp_path / "store")]
     frames = []
     env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
+    ) as process:
         try:
             assert process.stdout.readline()
             collector = Collector(find_job(process.pid))
             try:
-                end = time.monotonic() + 30
-                while time.monotonic() < end:
+                until = time.monotonic() + 30
+                while time.monotonic() < until:
                     frames.append(collector.collect())
                     loaders = frames[-1].loader
                     if loaders and loaders[0].births >= 4 and is_known(loaders[0].ready_batches):
@@ -150,7 +161,7 @@ def test_new_workers_of_each_epoch_are_followed_counted_and_told(tmp_path):
             finally:
                 collector.close()
         finally:
-            process.kill()
+            end(process)
     (sample,) = frames[-1].loader
     assert (sample.rank, sample.pid) == (0, process.pid)
     assert sample.births >= 4
