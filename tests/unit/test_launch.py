@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,10 @@ def make_fake_python(path: Path, training: str) -> str:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="demo-") as short:  # tmp_path is too long for sockets
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield Path(short)
 
 
 def test_the_starter_and_the_training_know_the_same_bottlenecks() -> None:
@@ -102,6 +105,10 @@ def test_a_python_that_cannot_run_is_no_traceback(directory: Path) -> None:
     Path(python).write_text('#!/bin/sh\n[ "$1" = -c ] && rm "$0"\n')
     with pytest.raises(NoTargetError, match="could not be started"):
         start_demo(DemoOptions(python=python))
+    deadline = time.monotonic() + 10
+    while list(directory.iterdir()):
+        assert time.monotonic() < deadline, "the keeper left its folder behind"
+        time.sleep(0.01)
 
 
 def test_a_temporary_folder_too_long_for_sockets_is_not_used(

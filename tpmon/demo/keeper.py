@@ -37,6 +37,19 @@ def read_order() -> dict[str, Any]:
     return order
 
 
+def start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the command of the order, its output in the log."""
+    with open(order["log"], "ab") as log:
+        return subprocess.Popen(
+            order["command"],
+            env=order["environment"],
+            cwd=order["directory"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
 def reap(root: int) -> int | None:
     """Collect children that ended, adopted ones too; return the exit code of ``root`` if it did."""
     code = None
@@ -104,15 +117,11 @@ def keep() -> int:
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     order = read_order()
-    with open(order["log"], "ab") as log:
-        training = subprocess.Popen(
-            order["command"],
-            env=order["environment"],
-            cwd=order["directory"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    try:
+        training = start(order)
+    except OSError:
+        clear(order["directory"], "")
+        raise
     print(training.pid, flush=True)
     deadline = time.monotonic() + order["seconds"]
     code = None
