@@ -132,3 +132,20 @@ def test_stop_before_start_reads_nothing():
     source.start()
     assert wait_until(lambda: not is_running("tpmon-stopped"))
     assert reads == []
+
+
+def test_a_source_that_fails_twice_says_why_and_stays_off():
+    calls = []
+
+    def fail():
+        calls.append(1)
+        raise ValueError("no such thing")
+
+    source = Background("loader", fail, 0.001)
+    source.start()
+    deadline = time.monotonic() + 8
+    while not source.off and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert source.off == "loader failed: ValueError: no such thing"
+    assert source.latest()[0] == Missing(source.off)
+    assert len(calls) == 2

@@ -57,6 +57,8 @@ class Background(Generic[T]):
         self._stop = threading.Event()
         self._value: Known[T] = Missing(f"{name} not read yet")
         self._taken_ns = time.monotonic_ns()
+        self.off = ""
+        """Why the source turned itself off; "" while it works."""
 
     def start(self) -> None:
         """Start the daemon thread."""
@@ -83,6 +85,7 @@ class Background(Generic[T]):
                 value = Missing(f"{self._name} failed: {type(error).__name__}: {error}")
                 if failures == 2:
                     self._value, self._taken_ns = value, time.monotonic_ns()
+                    self.off = value.reason
                     return
             self._value, self._taken_ns = value, time.monotonic_ns()
             self._stop.wait(self._every_s)

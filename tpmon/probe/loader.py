@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tpmon.model.host import LoaderSample, WorkerQueue
 from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.probe.background import Background
 from tpmon.probe.queues import (
     PipeEnds,
     QueueMap,
@@ -72,15 +73,15 @@ class LoaderProbe:
         self._ranks: tuple[LoaderRank, ...] = ()
         self._queues: dict[int, _RankQueues] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._source = Background("loader", lambda: self.look(time.monotonic_ns()), LOOK_EVERY_S)
 
     def start(self) -> None:
         """Start looking."""
-        threading.Thread(target=self._run, name="tpmon-loader", daemon=True).start()
+        self._source.start()
 
     def stop(self) -> None:
         """End the thread after the look it is in."""
-        self._stop.set()
+        self._source.stop()
 
     def watch(self, ranks: tuple[LoaderRank, ...], now_ns: int) -> None:
         """Name the ranks that have workers; counts the births of workers on the way."""
@@ -110,10 +111,6 @@ class LoaderProbe:
             queues = self._queues.get(rank.pid)
             if queues is not None and rank.workers:
                 self._look_at(rank, queues, now_ns)
-
-    def _run(self) -> None:
-        while not self._stop.wait(LOOK_EVERY_S):
-            self.look(time.monotonic_ns())
 
     def _look_at(self, rank: LoaderRank, queues: _RankQueues, now_ns: int) -> None:
         pids = tuple(worker.pid for worker in rank.workers)
@@ -165,7 +162,7 @@ class LoaderProbe:
         return map_queues(held_by_rank, held, data.inode if is_known(data) else -1)
 
     def _sample(self, rank: LoaderRank, queues: _RankQueues) -> LoaderSample:
-        ready = queues.ready
+        ready = Missing(self._source.off) if self._source.off else queues.ready
         batches: Known[float] = queues.message_bytes
         if not is_known(ready):
             batches = ready

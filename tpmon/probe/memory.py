@@ -6,13 +6,13 @@ meanwhile, so one small process is read every ten seconds, in turn, and large on
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpmon.model.known import Known, Missing
+from tpmon.probe.background import Background
 
 PSS_EVERY_S = 10.0
 PSS_MAX_RSS_BYTES = 1 << 30
@@ -51,15 +51,15 @@ class PssRation:
         self._rss: Mapping[int, int] = {}
         self._known: dict[int, Known[Pss]] = {}
         self._tried_ns: dict[int, int] = {}
-        self._stop = threading.Event()
+        self._source = Background("pss", self.read_next, PSS_EVERY_S)
 
     def start(self) -> None:
         """Start reading."""
-        threading.Thread(target=self._run, name="tpmon-pss", daemon=True).start()
+        self._source.start()
 
     def stop(self) -> None:
         """End the thread after the read it is in."""
-        self._stop.set()
+        self._source.stop()
 
     def watch(self, rss_by_pid: Mapping[int, int]) -> None:
         """Name the processes and their resident bytes."""
@@ -72,7 +72,8 @@ class PssRation:
         """Return the newest PSS of a process."""
         if self._rss.get(pid, 0) > PSS_MAX_RSS_BYTES:
             return Missing("larger than 1 GiB: reading PSS would stall the process")
-        return self._known.get(pid, Missing("rationed: one process every 10 s"))
+        waiting = Missing(self._source.off or "rationed: one process every 10 s")
+        return self._known.get(pid, waiting)
 
     def read_next(self) -> None:
         """Read the process whose turn it is, if one is small enough."""
@@ -88,10 +89,6 @@ class PssRation:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self._known[pid] = Missing(f"PSS: {reason.lower()}")
-
-    def _run(self) -> None:
-        while not self._stop.wait(PSS_EVERY_S):
-            self.read_next()
 
 
 def fit_slope(points: Sequence[tuple[int, float]]) -> float:
