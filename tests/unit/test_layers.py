@@ -87,9 +87,17 @@ def test_a_session_imports_no_driver_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["attach", "--help"], ["demo", "--help"], ["--print-config"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["attach", "--help"],
+        ["demo", "--help"],
+        ["--print-config"],
+        ["ps", "--json"],
+    ],
 )
-def test_help_imports_almost_nothing(arguments: list[str]) -> None:
+def test_help_and_lists_import_almost_nothing(arguments: list[str]) -> None:
     output, names = run_fresh(CALL.format(arguments=arguments))
     assert output.strip()
     assert not names & (NEVER_IN_TEXT | {"psutil"})
