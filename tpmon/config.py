@@ -192,6 +192,9 @@ def read_file(path: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
+        if not os.access(os.path.dirname(path), os.X_OK):
+            # A home of somebody else (sudo, setpriv): there is no file for this user.
+            return {}
         raise UsageError(
             f"{path}: {error.strerror or error}", "make the file readable, or move it away"
         ) from error

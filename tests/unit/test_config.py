@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,3 +163,18 @@ def test_print_config_is_a_file_that_gives_the_same_settings(tmp_path: Path):
     copy.write_text("\n".join(lines))
     again = resolve({}, {}, str(copy), read_file(str(copy)))
     assert {k: c.value for k, c in again.items()} == {k: c.value for k, c in choices.items()}
+
+
+def test_a_home_that_may_not_be_searched_counts_as_no_file(tmp_path):
+    home = tmp_path / "closed"
+    home.mkdir()
+    home.chmod(0)
+    code = (
+        "import os, sys; from tpmon.config import read_file\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "print(read_file(sys.argv[1]))"
+    )
+    path = str(home / "tpmon" / "config.toml")
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    home.chmod(0o700)
+    assert (done.stdout.strip(), done.stderr) == ("{}", "")

@@ -244,3 +244,8 @@ def test_a_frame_is_one_line_of_json_with_its_schema_first() -> None:
     line = encode(make_frame())
     assert json.loads(line)["schema"] == "tpmon.frame/1"
     assert line.startswith('{"schema":"tpmon.frame/1"')
+
+
+@pytest.mark.parametrize("char", ["\u061c", "\u00ad", "\u180e", "\U000e0041", "\u202e", "\ue000", "\ud800"])
+def test_clean_text_shows_what_unicode_does_not_print(char: str) -> None:
+    assert units.clean_text(f"a{char}b") == "a?b"

@@ -57,22 +57,15 @@ def format_pct(value: float) -> str:
 
 
 def clean_text(text: str, limit: int = 200) -> str:
-    """Strip control and bidirectional characters from text of other processes and cap its length.
+    """Strip control, format and bidirectional characters from text of others and cap its length.
 
     Everything that a target, a driver or a file names passes here before it enters a Frame, so
-    that no escape sequence reaches a terminal. Unpaired surrogates become "?".
+    that no escape sequence reaches a terminal. White space becomes a space; every other character
+    that Unicode does not print (controls, formats, surrogates, private use) becomes "?".
     """
-    out = []
-    for char in text[: limit * 2]:
-        code = ord(char)
-        if code < 0x20 or 0x7F <= code < 0xA0:
-            out.append(" " if char in "\t\n" else "?")
-        elif 0xD800 <= code <= 0xDFFF or code in _INVISIBLE:
-            out.append("?")
-        else:
-            out.append(char)
-    cleaned = "".join(out)
+    if len(text) <= limit and text.isprintable():
+        return text
+    cleaned = "".join(
+        char if char.isprintable() else " " if char.isspace() else "?" for char in text[: limit + 1]
+    )
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
-
-
-_INVISIBLE = frozenset((*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF))
