@@ -43,6 +43,8 @@ STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
 REPAINT_SECONDS = 1.0
 MESSAGE_SECONDS = 6.0
+_SETTLE_SECONDS = 0.05
+"""Textual joins resizes within 1/120 s."""
 _BEHIND_SECONDS = 0.2
 _BEHIND_WRITES = 3
 
@@ -214,8 +216,10 @@ class MonitorApp(App[None]):
             if self.view.overlay is Overlay.FILTER:
                 self._show(actions.action_filter_type(self.view, event.text))
         elif not isinstance(event, events.InputEvent):
-            if isinstance(event, events.Resize) and event.size == self.size and self._listening:
-                self._redraw()  # after fg, or smaller and back at once: the terminal has lost cells
+            if isinstance(event, events.Resize) and self._listening:
+                # Smaller and back within a frame is no change to textual, which joins the two, and
+                # after fg there is none at all; the terminal has lost cells each time.
+                self.set_timer(_SETTLE_SECONDS, self._redraw)
             await super().on_event(event)
 
     def press(self, name: str) -> None:
