@@ -221,7 +221,9 @@ def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
 
         require_terminal()
     from tpmon.probe.target import find_job, find_only_job
+    from tpmon.session import step_aside
 
+    step_aside()
     job = find_only_job() if asked is None else find_job(int(asked))
     if job.remark:
         complain(f"tpmon: {job.remark}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -217,3 +219,16 @@ def test_the_history_of_the_loop_is_bounded_in_time():
     sink = Sink()
     Session(Sparse(), (sink,), 0.001).run(frames=12)
     assert max(len(update.pulses) for update in sink.updates) == 7
+
+
+def test_tpmon_steps_aside_for_the_training():
+    code = (
+        "import os, threading; from tpmon.session import step_aside\n"
+        "step_aside()\n"
+        "seen = []\n"
+        "one = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))\n"
+        "one.start(); one.join()\n"
+        "print(os.sched_getscheduler(0) == seen[0] == os.SCHED_BATCH)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "True"
