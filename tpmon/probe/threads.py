@@ -77,6 +77,8 @@ class ThreadSet:
     _read_ns: int = 0
     _ticks: int = 0
     _was_moving: bool = True
+    _all_cached: bool = True
+    """False when descriptors ran out: opening a file for each look costs three times as much."""
     _count: int = -1
     _latest: ThreadReading = field(default_factory=lambda: ThreadReading(*(_UNREAD,) * 6, (), 0))
 
@@ -97,7 +99,8 @@ class ThreadSet:
         self._was_moving = moved
         self._ticks += 1
         # By PID, so that quiet processes are not all read in the same tick.
-        due = (self._ticks + self.pid) % QUIET_TICKS == 0
+        period = QUIET_TICKS if self._all_cached else 2 * QUIET_TICKS
+        due = (self._ticks + self.pid) % period == 0
         if self._read_ns and (skip or quiet) and not due:
             return self._latest
         taken_ns = now()
@@ -106,6 +109,7 @@ class ThreadSet:
             self._list(taken_ns)
             self._count = threads
         self._measure(taken_ns)
+        self._all_cached = all(thread.file is not None for thread in self._threads.values())
         return self._latest
 
     def close(self) -> None:
