@@ -1,0 +1,88 @@
+"""The catalogue of remedies: complete, consistent, and never harmful to a starved loader."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, choose
+from tpmon.judge.advice_facts import Facts, propose_workers
+from tpmon.judge.advice_needs import Need
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.verdict import TABLE, Kind
+
+ROWS = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
+GIB = 1 << 30
+
+numbers = st.one_of(st.just(Missing("not read")), st.floats(0, 1e4), st.integers(0, 1 << 40))
+texts = st.one_of(st.just(Missing("not read")), st.just(NOT_APPLICABLE), st.just("OpenMP"))
+
+
+def facts_of(draw_number, draw_text):
+    return st.builds(
+        Facts,
+        **{f.name: draw_text if f.name == "pool_library" else draw_number for f in dataclasses.fields(Facts)},
+    )
+
+
+def test_every_row_of_the_table_has_its_entry_and_no_other():
+    assert set(REMEDIES_FOR) == set(ROWS)
+    assert {name for names in REMEDIES_FOR.values() for name in names} == set(CATALOGUE)
+
+
+def test_every_fault_has_a_remedy():
+    faults = {row.kind for row in TABLE if row.exit_code >= 10} - {Kind.NOT_ENOUGH_EVIDENCE}
+    assert all(names for (kind, _), names in REMEDIES_FOR.items() if kind in faults)
+
+
+@pytest.mark.parametrize("remedy", CATALOGUE.values(), ids=list(CATALOGUE))
+def test_a_remedy_says_all_that_it_must(remedy):
+    assert CATALOGUE[remedy.id] is remedy
+    for text in (remedy.title, remedy.applies, remedy.not_when, remedy.ceiling, remedy.proof):
+        assert text.strip()
+    assert not set(remedy.needs) & set(remedy.never_with)
+
+
+@given(
+    row=st.sampled_from(ROWS),
+    observed=st.frozensets(st.sampled_from(list(Need))),
+    facts=facts_of(numbers, texts),
+)
+def test_any_run_gets_its_remedies_certain_ones_first(row, observed, facts):
+    chosen = choose(*row, observed, facts)
+    certain = [one.certain for one in chosen]
+    assert certain == sorted(certain, reverse=True)
+    for one in chosen:
+        assert one.certain == set(one.remedy.needs).issubset(observed)
+        assert one.text.startswith("if ") != one.certain
+        assert not observed.intersection(one.remedy.never_with)
+        assert "{" not in one.text
+
+
+@given(row=st.sampled_from(ROWS), facts=facts_of(numbers, texts))
+def test_a_loader_that_is_short_of_cores_is_never_given_more_workers(row, facts):
+    observed = frozenset((Need.WORKERS_CPU_BOUND, Need.WORKERS_PRESENT, Need.CORES_FULL))
+    assert not any(one.remedy.adds_workers for one in choose(*row, observed, facts))
+
+
+def propose(**changes):
+    values = {
+        "workers_now": 2,
+        "needed_ratio": 3.0,
+        "cores_free": 8.0,
+        "memory_free_bytes": 64 * GIB,
+        "worker_rss_bytes": GIB,
+        "worker_busy_ratio": 1.0,
+    }
+    return propose_workers(**{**values, **changes})
+
+
+def test_workers_are_sized_by_need_cores_and_memory():
+    assert propose() == 6
+    assert propose(cores_free=1.0) == 3
+    assert propose(memory_free_bytes=GIB * 2) == 3
+    assert propose(cores_free=0.0) == 2
+    assert isinstance(propose(cores_free=Missing("no budget")), Missing)

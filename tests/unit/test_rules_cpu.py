@@ -1,0 +1,111 @@
+"""CPU causes on made-up Windows: the thresholds of the sweep, neighbours, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.frames import make_cpu, make_frame, make_process, make_rank, make_worker
+from tpmon.judge.rules_cpu import (
+    judge_oversubscription,
+    judge_quota,
+    note_neighbours,
+    note_single_threaded_workers,
+)
+from tpmon.judge.scene import median_known, see
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.known import Missing, is_known
+from tpmon.model.verdict import Kind
+
+SECOND = 1_000_000_000
+
+
+def window(processes=None, seconds=12, **cpu):
+    frame = make_frame(cpu=make_cpu(**cpu), processes=tuple(processes or (make_process(),)))
+    return [replace(frame, taken_ns=frame.taken_ns + i * SECOND) for i in range(seconds)]
+
+
+# host.md section 2 d, one process on 2 CPUs: threads, demand/budget, waiting share, steps/s lost?
+SWEEP = [(1, 0.5, 0.0, False), (2, 1.0, 0.03, False), (3, 1.11, 0.31, False), (8, 2.92, 0.69, True)]
+
+
+@pytest.mark.parametrize(("threads", "pool", "delay", "guilty"), SWEEP)
+def test_the_measured_sweep_is_judged_as_it_was_felt(threads, pool, delay, guilty):
+    rank = make_process(busy_threads=threads, runnable=2 * pool)
+    scene = see(window([rank], budget_cores=2.0, oversubscription=pool, run_delay_ratio=delay))
+    answer = judge_oversubscription(scene)
+    assert isinstance(answer, Suspicion if guilty else Cleared)
+    if guilty:
+        assert (answer.kind, answer.cause) == (Kind.OVERSUBSCRIBED, "rank-pool")
+        assert answer.margin > 1
+
+
+def test_spinning_pools_run_and_do_not_wait():
+    scene = see(window(oversubscription=4.0, run_delay_ratio=0.1))
+    assert isinstance(judge_oversubscription(scene), Cleared)
+
+
+def test_pools_in_workers_are_told_from_pools_in_ranks():
+    rank = make_process(busy_threads=1, runnable=0.5)
+    workers = [
+        make_worker(pid, number, busy_threads=4, runnable=4.0) for number, pid in enumerate((901, 902))
+    ]
+    scene = see(window([rank, *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7))
+    assert judge_oversubscription(scene).cause == "worker-pool"
+
+
+def test_ranks_that_would_fit_alone_are_too_many():
+    ranks = [make_process(pid, busy_threads=2, runnable=2.0) for pid in (11, 12, 13)]
+    scene = see(window(ranks, budget_cores=2.0, oversubscription=3.0, run_delay_ratio=0.6))
+    assert judge_oversubscription(scene).cause == "too-many-ranks"
+
+
+def test_a_quota_is_the_cause_from_a_quarter_of_its_periods():
+    assert isinstance(judge_quota(see(window(throttled_ratio=0.24))), Cleared)
+    found = judge_quota(see(window(throttled_ratio=0.5)))
+    assert (found.kind, found.cause, found.margin) == (Kind.CPU_THROTTLED, "quota", 2.0)
+
+
+def test_what_was_not_read_is_neither_guilt_nor_innocence():
+    unread = Missing("no permission")
+    assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)
+    assert isinstance(judge_oversubscription(see(window(oversubscription=unread))), Unsure)
+    assert isinstance(judge_oversubscription(see(window(run_delay_ratio=unread))), Unsure)
+
+
+def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little():
+    busy = {"budget_cores": 2.0, "run_delay_ratio": 0.53, "used_cores": 0.9}
+    assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
+    assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
+    assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
+
+
+def test_single_threaded_workers_beyond_the_budget_are_a_note():
+    workers = [make_worker(900 + i, i, busy_threads=1, runnable=0.9) for i in range(4)]
+    assert "4 workers want 3.6" in note_single_threaded_workers(
+        see(window([make_process(), *workers], budget_cores=2.0))
+    )
+    assert note_single_threaded_workers(see(window([make_process(), *workers], budget_cores=4.0))) == ""
+
+
+def test_a_scene_is_made_of_medians_over_ten_seconds():
+    frames = window(oversubscription=1.0, run_delay_ratio=0.5)
+    frames[-1] = replace(frames[-1], cpu=make_cpu(oversubscription=9.0, run_delay_ratio=0.9))
+    scene = see(frames)
+    assert (scene.pool_ratio, scene.delay_ratio) == (1.0, 0.5)
+    assert (scene.span_s, scene.history_s) == (10.0, 11.0)
+
+
+def test_fewer_than_half_of_the_readings_are_no_median():
+    gone = Missing("gone")
+    assert median_known([1.0, 3.0, gone]) == 2.0
+    assert median_known([1.0, gone, gone]) == gone
+    assert not is_known(median_known([]))
+    with pytest.raises(ValueError):
+        see([])
+
+
+def test_the_rank_table_is_not_needed_for_a_scene():
+    scene = see([make_frame(ranks=(make_rank(),), processes=())])
+    assert scene.ranks == ()

@@ -1,0 +1,264 @@
+"""Choose what to do about a verdict: the catalogue of remedies, and which of them fit a cause, best first.
+
+Knows no reading: what was observed comes in as a set of ``Need``, the numbers as ``Facts``.
+"""
+
+from __future__ import annotations
+
+from tpmon.judge import (
+    advice_cards,
+    advice_comms,
+    advice_compile,
+    advice_cpu,
+    advice_data,
+    advice_gpu,
+    advice_memory,
+    advice_progress,
+    advice_storage,
+)
+from tpmon.judge.advice_entry import Chosen, Remedy
+from tpmon.judge.advice_facts import Facts, fill, fill_paste, size_loader
+from tpmon.judge.advice_needs import Need
+from tpmon.model.known import NOT_APPLICABLE, NotApplicable, is_known
+from tpmon.model.verdict import Kind
+
+CATALOGUE: dict[str, Remedy] = {
+    remedy.id: remedy
+    for area in (
+        advice_data,
+        advice_storage,
+        advice_cpu,
+        advice_gpu,
+        advice_compile,
+        advice_cards,
+        advice_comms,
+        advice_memory,
+        advice_progress,
+    )
+    for remedy in area.REMEDIES
+}
+
+Cause = str | NotApplicable
+"""A cause of the table, or NOT_APPLICABLE for a kind that has none."""
+
+_NUMERICS = ("tf32", "bf16", "sdpa-forced")
+_STORAGE = ("stage-on-nvme", "cache-in-ram")
+_PROGRAM = ("checkpointing-off", "debug-taxes-off", "pin-the-batch")
+
+REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
+    (Kind.BALANCED, NOT_APPLICABLE): ("debug-taxes-off", "pin-the-batch"),
+    (Kind.COMPUTE_BOUND, "gpu-compute"): (
+        *_NUMERICS,
+        "torch-compile",
+        "channels-last",
+        "cudnn-benchmark",
+        "compile-max-autotune",
+        "compile-fullgraph",
+        *_PROGRAM,
+    ),
+    (Kind.COMPUTE_BOUND, "gpu-memory-bandwidth"): (
+        "torch-compile",
+        "bf16",
+        "sdpa-forced",
+        "fused-optimizer",
+        "channels-last",
+        "set-to-none",
+        "compile-fullgraph",
+        *_PROGRAM,
+    ),
+    (Kind.COMPUTE_BOUND, "gpu"): (
+        *_NUMERICS,
+        "torch-compile",
+        "fused-optimizer",
+        "channels-last",
+        "cudnn-benchmark",
+        *_PROGRAM,
+    ),
+    (Kind.COMPUTE_BOUND, "cpu"): (
+        "use-all-cores",
+        "torch-compile",
+        "bf16",
+        "channels-last",
+        "more-cores",
+        "pin-the-batch",
+    ),
+    (Kind.STARTING, "import"): ("local-environment",),
+    (Kind.STARTING, "load"): ("map-the-checkpoint", *_STORAGE),
+    (Kind.STARTING, "compile"): ("compile-cache", "recompilation-trap"),
+    (Kind.STARTING, "autotune"): ("compile-cache",),
+    (Kind.STARTING, "first-steps"): (),
+    (Kind.PAUSED, "checkpoint"): ("async-checkpoint",),
+    (Kind.PAUSED, "validation"): ("cheaper-validation",),
+    (Kind.IDLE, "finished"): (),
+    (Kind.IDLE, "waiting-for-input"): ("no-breakpoint",),
+    (Kind.DATA_BOUND, "no-workers"): (
+        "start-workers",
+        "pin-memory",
+        "gpu-transforms",
+        "transform-once",
+        "cache-in-ram",
+        "more-cores",
+    ),
+    (Kind.DATA_BOUND, "cpu-transform"): (
+        "cap-worker-threads",
+        "more-workers",
+        "gpu-transforms",
+        "transform-once",
+        "decode-smaller",
+        "more-cores",
+    ),
+    (Kind.DATA_BOUND, "storage-bandwidth"): (*_STORAGE, "denser-format", "shard-files"),
+    (Kind.DATA_BOUND, "storage-latency"): ("more-readers", "shard-files", *_STORAGE, "fetch-many"),
+    (Kind.DATA_BOUND, "network-store"): ("more-readers", "fetch-many", *_STORAGE, "shard-files"),
+    (Kind.DATA_BOUND, "page-cache-thrash"): (
+        "read-in-order",
+        "more-memory",
+        "denser-format",
+        "fewer-workers",
+    ),
+    (Kind.DATA_BOUND, "too-few-workers"): ("more-workers", "more-readers", "cap-worker-threads"),
+    (Kind.DATA_BOUND, "one-slow-worker"): (
+        "continue-process",
+        "look-at-worker",
+        "balance-samples",
+        "in-order-off",
+    ),
+    (Kind.DATA_BOUND, "respawn"): ("one-loader", "persistent-workers"),
+    (Kind.DATA_BOUND, "periodic"): ("prefetch-factor", "periodic-work-ahead", "persistent-workers"),
+    (Kind.DATA_BOUND, "collate"): ("collate-arrays", "start-workers"),
+    (Kind.DATA_BOUND, "pin"): ("fewer-bytes-to-pin", "pin-off"),
+    (Kind.DATA_BOUND, "drain"): ("fewer-tensors", "non-blocking-copy", "pin-memory"),
+    (Kind.PYTHON_BOUND, "gil"): ("processes-not-threads", "profile-python", "log-rarely"),
+    (Kind.PYTHON_BOUND, "single-thread"): ("use-all-cores", "log-rarely", "profile-python", "start-workers"),
+    (Kind.LAUNCH_BOUND, "tiny-kernels"): (
+        "debug-taxes-off",
+        "bigger-micro-batch",
+        "compile-reduce-overhead",
+        "torch-compile",
+        "fused-optimizer",
+        "set-to-none",
+    ),
+    (Kind.LAUNCH_BOUND, "main-thread"): (
+        "debug-taxes-off",
+        "log-rarely",
+        "torch-compile",
+        "compile-reduce-overhead",
+        "profile-python",
+        "recompilation-trap",
+    ),
+    (Kind.SYNC_BOUND, "explicit"): ("debug-taxes-off", "sync-rarely", "log-rarely"),
+    (Kind.SYNC_BOUND, "implicit"): ("pin-memory", "non-blocking-copy", "find-hidden-syncs", "where-not-mask"),
+    (Kind.SYNC_BOUND, "allocator"): (
+        "no-empty-cache",
+        "debug-taxes-off",
+        "expandable-segments",
+        "limit-all-gathers",
+        "smaller-micro-batch",
+    ),
+    (Kind.COMMS_BOUND, "straggler"): ("look-at-late-rank", "avoid-card", "even-work"),
+    (Kind.COMMS_BOUND, "transfer"): (
+        "accumulate-no-sync",
+        "fsdp-prefetch",
+        "fsdp-keep-parameters",
+        "unlimit-all-gathers",
+        "check-network-path",
+        "bf16-gradients",
+        "ddp-buckets",
+        "find-unused-off",
+        "gradient-as-bucket-view",
+    ),
+    (Kind.COMMS_BOUND, "unknown"): (
+        "look-at-late-rank",
+        "accumulate-no-sync",
+        "find-unused-off",
+        "ddp-buckets",
+        "check-network-path",
+    ),
+    (Kind.OVERSUBSCRIBED, "rank-pool"): ("cap-rank-threads",),
+    (Kind.OVERSUBSCRIBED, "worker-pool"): ("cap-worker-threads",),
+    (Kind.OVERSUBSCRIBED, "too-many-ranks"): (
+        "cap-rank-threads",
+        "fewer-ranks",
+        "widen-affinity",
+        "more-cores",
+    ),
+    (Kind.CPU_THROTTLED, "quota"): (
+        "raise-quota",
+        "cap-rank-threads",
+        "cap-worker-threads",
+        "fit-workers-to-quota",
+    ),
+    (Kind.GPU_THROTTLED, "thermal"): ("cool-card", "lower-power-limit", "avoid-card"),
+    (Kind.GPU_THROTTLED, "brake"): ("check-power-supply", "avoid-card"),
+    (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "avoid-card"),
+    (Kind.GPU_THROTTLED, "pcie"): ("reseat-card", "fewer-bytes-to-pin", "avoid-card"),
+    (Kind.GPU_UNHEALTHY, NOT_APPLICABLE): ("retire-card", "avoid-card"),
+    (Kind.MEMORY_PRESSURE, "leak"): ("detach-history", "find-leak"),
+    (Kind.MEMORY_PRESSURE, "copy-on-write"): ("arrays-not-objects", "fewer-workers"),
+    (Kind.MEMORY_PRESSURE, "swap"): ("out-of-swap", "fewer-workers", "map-the-data", "more-memory"),
+    (Kind.MEMORY_PRESSURE, "shm"): ("bigger-shm", "shorter-queue"),
+    (Kind.MEMORY_PRESSURE, "gpu"): (
+        "expandable-segments",
+        "limit-all-gathers",
+        "smaller-micro-batch",
+        "checkpointing-on",
+        "memory-snapshot",
+    ),
+    (Kind.NOT_ENOUGH_EVIDENCE, NOT_APPLICABLE): (),
+    (Kind.HUNG, "missing-rank"): ("dump-stacks", "restart-from-checkpoint"),
+    (Kind.HUNG, "remote-rank"): ("look-on-other-hosts", "dump-stacks"),
+    (Kind.HUNG, "lock"): ("dump-stacks", "no-fork-after-threads", "time-limit-for-batches"),
+    (Kind.HUNG, "dead-worker"): ("find-dead-worker", "bigger-shm", "time-limit-for-batches"),
+    (Kind.HUNG, "lost-batch"): ("bigger-shm", "shorter-queue", "time-limit-for-batches", "dump-stacks"),
+    (Kind.HUNG, "blocked-io"): ("check-mount", "dump-stacks"),
+    (Kind.HUNG, "gpu-wait"): ("dump-stacks", "find-stuck-kernel"),
+    (Kind.HUNG, "spin"): ("find-endless-loop",),
+    (Kind.HUNG, "stopped"): ("continue-process",),
+    (Kind.HUNG, "gpu-lost"): ("give-card-up", "dump-stacks"),
+    (Kind.HUNG, "no-progress"): ("dump-stacks", "time-limit-for-batches"),
+}
+"""The remedies of every row of the table, best first."""
+
+
+def _more_workers_help(observed: frozenset[Need], facts: Facts) -> bool:
+    if Need.WORKERS_CPU_BOUND in observed and Need.CORES_FREE not in observed:
+        return False
+    proposal = size_loader(facts)
+    if not is_known(proposal) or not is_known(facts.workers_per_rank):
+        return True
+    return proposal > facts.workers_per_rank
+
+
+def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
+    if observed.intersection(remedy.never_with):
+        return False
+    return not remedy.adds_workers or _more_workers_help(observed, facts)
+
+
+def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> Chosen:
+    """Write one remedy for one run; needs that were not observed come first, after "if"."""
+    unseen = [need.value for need in remedy.needs if need not in observed]
+    title = fill(remedy.title, facts)
+    return Chosen(
+        remedy=remedy,
+        certain=not unseen,
+        text=f"if {' and '.join(unseen)}: {title}" if unseen else title,
+        paste=fill_paste(remedy.paste, facts),
+        ceiling=fill(remedy.ceiling, facts),
+    )
+
+
+def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) -> tuple[Chosen, ...]:
+    """Return the remedies of one row of the table for one run, the certain ones first, then best first.
+
+    What would do harm (more workers on cores that are used up) is left out, not put behind an "if".
+
+    Raises:
+        KeyError: when the table has no such row.
+    """
+    filled = [
+        fill_remedy(CATALOGUE[name], observed, facts)
+        for name in REMEDIES_FOR[kind, cause]
+        if _fits(CATALOGUE[name], observed, facts)
+    ]
+    return tuple(sorted(filled, key=lambda one: not one.certain))

@@ -1,0 +1,149 @@
+"""Remedies for ranks that wait for each other: stragglers, gradient reduction, FSDP, the network."""
+
+from __future__ import annotations
+
+from tpmon.judge.advice_entry import Language, Remedy, Risk
+from tpmon.judge.advice_needs import Need
+
+REMEDIES = (
+    Remedy(
+        id="look-at-late-rank",
+        title="look at rank {rank}: the others wait for it",
+        applies="The ranks meet in a collective and one of them always comes last.",
+        not_when="Rank 0 writes a checkpoint or logs: that is a pause. The late rank changes all the time: "
+        "then work is uneven.",
+        needs=(Need.RANK_BEHIND,),
+        paste="py-spy dump --nonblocking --pid {pid}",
+        language=Language.SHELL,
+        ceiling="{gain} when it keeps up with the others",
+        risk=Risk.NONE,
+        proof="The ranks' shares of waiting become equal.",
+    ),
+    Remedy(
+        id="even-work",
+        title="give the ranks equal work per step",
+        applies="Samples differ in length and each rank draws its own batch: every step lasts as long as "
+        "the longest.",
+        not_when="The late rank is always the same: then it is its card, its host or its extra duties.",
+        needs=(Need.RANK_BEHIND,),
+        paste="order = sorted(chunk, key=len, reverse=True)  # chunk of world * batch * 50 samples\n"
+        "mine = order[rank::world]  # neighbours in length share a step; shuffle the steps afterwards",
+        ceiling="mean over longest work of a step, {gain} at best",
+        risk=Risk.EXPERIMENT,
+        proof="The spread of the ranks' compute times per step shrinks.",
+    ),
+    Remedy(
+        id="accumulate-no-sync",
+        title="reduce gradients only in the last micro-step: model.no_sync()",
+        applies="Gradients are accumulated, but every backward pass reduces them over the ranks.",
+        not_when="There is no accumulation. With FSDP the unsharded gradients stay in memory meanwhile.",
+        needs=(Need.DDP_IN_STACK, Need.ACCUMULATION_SYNCS),
+        paste="with model.no_sync() if micro < accumulation - 1 else contextlib.nullcontext():\n"
+        "    (model(x).loss / accumulation).backward()\n"
+        "# the forward pass belongs inside; fully_shard: model.set_requires_gradient_sync(False)",
+        ceiling="(accumulation - 1) / accumulation of the time in reductions",
+        risk=Risk.NUMERICS,
+        proof="Bytes sent per sample fall by the accumulation factor; samples/s rise.",
+    ),
+    Remedy(
+        id="ddp-buckets",
+        title="reduce gradients in larger buckets",
+        applies="A large model over a network with high latency: the default of 25 MiB makes many small "
+        "reductions.",
+        not_when="The reductions are hidden behind the backward pass: larger buckets start later "
+        "and hide less.",
+        needs=(Need.DDP_IN_STACK, Need.SMALL_BUCKETS),
+        paste="bucket_cap_mb=100,  # argument of DistributedDataParallel; try 50, 100, 200",
+        ceiling="part of the exposed reduction, often 2 to 10 % of a step",
+        risk=Risk.NUMERICS,
+        proof="Fewer collectives per step, less of their time exposed, shorter steps.",
+    ),
+    Remedy(
+        id="gradient-as-bucket-view",
+        title="let gradients live in DDP's buckets",
+        applies="DDP copies each gradient into its bucket and back, and holds both.",
+        not_when="Code calls detach_() on gradients or replaces .grad.",
+        needs=(Need.DDP_IN_STACK,),
+        paste="gradient_as_bucket_view=True,  # argument of DistributedDataParallel",
+        ceiling="memory of one copy of the gradients; about 1 % of a step",
+        risk=Risk.NONE,
+        proof="Peak GPU memory falls by the size of the gradients after the first step.",
+    ),
+    Remedy(
+        id="find-unused-off",
+        title="switch find_unused_parameters off",
+        applies="DDP walks the whole graph after each forward pass to find parameters without a gradient, "
+        "and every parameter gets one.",
+        not_when="Some parameters get no gradient in some steps: it then raises. If they are always the "
+        "same ones, static_graph=True helps.",
+        needs=(Need.DDP_IN_STACK, Need.FIND_UNUSED_ON),
+        paste="find_unused_parameters=False,  # argument of DistributedDataParallel; the default",
+        ceiling="the walk of the graph: 1 to 10 % of a step, more with many small layers",
+        risk=Risk.NONE,
+        proof="No error in an epoch, shorter steps.",
+    ),
+    Remedy(
+        id="bf16-gradients",
+        title="send gradients as bf16",
+        applies="The network is the limit and gradients go over it in fp32.",
+        not_when="Gradients are bf16 already, or there are so many ranks that bf16 sums lose small ones.",
+        needs=(Need.DDP_IN_STACK, Need.TRANSFER_SEEN),
+        paste="from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+        ceiling="up to 2x of the exposed reduction; {gain} at best",
+        risk=Risk.NUMERICS,
+        proof="Bytes sent per step halve; the loss curve stays.",
+    ),
+    Remedy(
+        id="fsdp-prefetch",
+        title="gather the next layer's parameters earlier",
+        applies="The ranks wait for the all-gather of each layer before they compute it.",
+        not_when="The network is busy all the time: asking earlier does not make it faster. It takes memory "
+        "for another layer.",
+        needs=(Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE),
+        paste="for block, following in zip(blocks, blocks[1:]):  # the older class: forward_prefetch=True\n"
+        "    block.set_modules_to_forward_prefetch([following])  # fully_shard",
+        ceiling="the exposed part of the all-gathers; {gain} at best",
+        risk=Risk.NONE,
+        proof="Less waiting between layers, shorter steps, no allocator retries.",
+        never_with=(Need.GPU_MEMORY_FULL,),
+    ),
+    Remedy(
+        id="fsdp-keep-parameters",
+        title="keep parameters gathered between forward and backward",
+        applies="Every layer is gathered twice a step although memory is free.",
+        not_when="The gathered parameters do not fit.",
+        needs=(Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE),
+        paste="fully_shard(block, reshard_after_forward=False)  # the older class: SHARD_GRAD_OP",
+        ceiling="a third of the bytes on the network",
+        risk=Risk.NONE,
+        proof="Bytes sent per step fall by a third; GPU memory rises by the parameters.",
+        never_with=(Need.GPU_MEMORY_FULL,),
+    ),
+    Remedy(
+        id="unlimit-all-gathers",
+        title="let FSDP's host run ahead: limit_all_gathers=False",
+        applies="The older FSDP class holds the host back to two gathers at a time, memory is free and the "
+        "launch queue runs empty.",
+        not_when="Memory is not plentiful: the allocator then frees and asks again, which is slower. "
+        "fully_shard has no such setting.",
+        needs=(Need.FSDP1_IN_USE, Need.GPU_MEMORY_FREE, Need.SYNC_IN_STACK),
+        paste="limit_all_gathers=False,  # argument of FullyShardedDataParallel",
+        ceiling="the host's waits between layers, a few percent",
+        risk=Risk.NONE,
+        proof="Shorter steps and no allocator retries.",
+        never_with=(Need.GPU_MEMORY_FULL,),
+    ),
+    Remedy(
+        id="check-network-path",
+        title="see which way NCCL goes: InfiniBand, NVLink, or TCP by mistake",
+        applies="The ranks transfer all the time and the rate is far below what the links can.",
+        not_when="The links are full. Leave NCCL_DEBUG off afterwards.",
+        needs=(Need.TRANSFER_SEEN,),
+        paste="NCCL_DEBUG=INFO torchrun ... 2>&1 | grep -E 'NET/|via|P2P'  # then nvidia-smi topo -m",
+        language=Language.SHELL,
+        ceiling="bandwidth of the right link over that of the wrong one; {gain} at best",
+        risk=Risk.NONE,
+        proof="Rates of NVLink or the InfiniBand port rise, those of the TCP interface fall.",
+    ),
+)

@@ -1,0 +1,138 @@
+"""Remedies for the CPU: pools, quotas, affinity, Python's interpreter lock."""
+
+from __future__ import annotations
+
+from tpmon.judge.advice_entry import Language, Remedy, Risk
+from tpmon.judge.advice_needs import Need
+
+REMEDIES = (
+    Remedy(
+        id="cap-rank-threads",
+        title="start each rank with {threads_per_rank} threads",
+        applies="Each rank made a pool for all CPUs of the machine and shares them with others, or with "
+        "less quota than CPUs: torch sees affinity, never the quota.",
+        not_when="The pool is as large as its share already, or the rank waits for data. Never set it "
+        "higher than the CPU budget.",
+        needs=(Need.POOL_IN_RANK,),
+        paste="export {pool_exports}",
+        language=Language.SHELL,
+        ceiling="{gain}; 16 threads on 2 CPUs ran at 0.44 of the speed of 2 threads",
+        risk=Risk.NUMERICS,
+        proof="Runnable threads fall to the budget, the share of waiting for a CPU to a few percent.",
+    ),
+    Remedy(
+        id="fewer-ranks",
+        title="start fewer ranks: at most one per core",
+        applies="More CPU ranks run here than there are cores; ranks that wait for each other lose more "
+        "than their share.",
+        not_when="Each rank has a GPU of its own: then ask for more cores.",
+        needs=(Need.RANKS_EXCEED_CORES,),
+        paste="torchrun --nproc-per-node={cores} train.py  # and a larger batch per rank",
+        language=Language.SHELL,
+        ceiling="{gain}; 4 ranks of 2 threads on 2 CPUs ran at 0.38 of their fair share",
+        risk=Risk.EXPERIMENT,
+        proof="Samples/s of the whole job rise with fewer ranks.",
+        never_with=(Need.GPU_PRESENT,),
+    ),
+    Remedy(
+        id="more-cores",
+        title="ask the scheduler for more cores",
+        applies="Every core of the budget works for this job and the compute still waits.",
+        not_when="The cores go to oversized thread pools: cap those first.",
+        needs=(Need.CORES_FULL,),
+        paste="#SBATCH --cpus-per-task=N  # in Kubernetes: resources.limits.cpu and requests.cpu",
+        language=Language.SHELL,
+        ceiling="{gain}, or new cores / present cores, whichever is less",
+        risk=Risk.NONE,
+        proof="The CPU budget in the header grows and so do samples/s.",
+        never_with=(Need.POOL_IN_WORKERS, Need.POOL_IN_RANK),
+    ),
+    Remedy(
+        id="raise-quota",
+        title="raise or remove the CPU quota",
+        applies="The control group stops all threads of the job for the rest of each period once its "
+        "quota is used.",
+        not_when="The limit is meant: then make the job need less.",
+        needs=(Need.QUOTA_THROTTLING, Need.QUOTA_BELOW_AFFINITY),
+        paste="docker update --cpus=N CONTAINER  # in Kubernetes: raise or drop resources.limits.cpu",
+        language=Language.SHELL,
+        ceiling="{gain}, or new quota / present quota",
+        risk=Risk.NONE,
+        proof="No periods are throttled any more (cpu.stat) and samples/s rise.",
+    ),
+    Remedy(
+        id="fit-workers-to-quota",
+        title="use no more workers than the quota pays for: num_workers={workers_in_quota}",
+        applies="Workers use up the quota early in each period, and the training thread is "
+        "stopped with them.",
+        not_when="Workers wait for reads: they use no quota then.",
+        needs=(Need.QUOTA_THROTTLING, Need.WORKERS_CPU_BOUND),
+        paste="num_workers={workers_in_quota},  # argument of DataLoader, for each rank",
+        ceiling="the stalls in the middle of a step; the loading itself gets no faster",
+        risk=Risk.NONE,
+        proof="Fewer throttled periods at the same or higher samples/s.",
+    ),
+    Remedy(
+        id="widen-affinity",
+        title="let the job run on more CPUs of this machine",
+        applies="A binding (taskset, OMP_PROC_BIND, numactl, a cpuset) leaves it a few CPUs only.",
+        not_when="The scheduler gave these CPUs to the job and the others to somebody else.",
+        needs=(Need.AFFINITY_BELOW_HOST, Need.CORES_FULL),
+        paste="taskset -acp 0-$(($(nproc --all) - 1)) {pid}  # now, this process; for good: drop the binding",
+        language=Language.SHELL,
+        ceiling="{gain}, or new CPUs / present CPUs",
+        risk=Risk.NONE,
+        proof="The CPU budget in the header grows and so do samples/s.",
+    ),
+    Remedy(
+        id="use-all-cores",
+        title="let the rank use its cores: {threads_per_rank} threads",
+        applies="torchrun sets OMP_NUM_THREADS=1 when it starts several ranks; each then computes on one "
+        "core while others are free.",
+        not_when="The model computes on a GPU and the rank's CPU work is Python: threads do not help it.",
+        needs=(Need.ONE_THREAD_SET, Need.CORES_FREE),
+        paste="OMP_NUM_THREADS={threads_per_rank} torchrun ...",
+        language=Language.SHELL,
+        ceiling="{gain}, or the cores per rank",
+        risk=Risk.NUMERICS,
+        proof="The rank uses several cores and the steps get shorter.",
+        never_with=(Need.CORES_FULL,),
+    ),
+    Remedy(
+        id="processes-not-threads",
+        title="move the Python work from threads to processes",
+        applies="Several Python threads of the rank want the interpreter lock; together they do the work "
+        "of one core.",
+        not_when="The threads spend their time in calls that release the lock (torch, numpy, I/O).",
+        needs=(Need.GIL_WAIT,),
+        paste="pool = concurrent.futures.ProcessPoolExecutor(\n"
+        "    mp_context=multiprocessing.get_context('spawn')\n"
+        ")",
+        ceiling="{gain}",
+        risk=Risk.NONE,
+        proof="The rank and its helpers use more than one core together; steps get shorter.",
+    ),
+    Remedy(
+        id="log-rarely",
+        title="log, print and compute metrics every 50 steps",
+        applies="Part of each step goes into logging, a progress bar or metrics.",
+        not_when="It is under 2 % of the step.",
+        needs=(Need.LOGGING_IN_STACK,),
+        paste="if step % 50 == 0:\n    log(step, loss.item())",
+        ceiling="{gain}: the share of logging goes away",
+        risk=Risk.NONE,
+        proof="The main thread is rarely found in logging; steps/s rise.",
+    ),
+    Remedy(
+        id="profile-python",
+        title="find the hot Python lines, then replace loops by tensor operations",
+        applies="One thread of the rank runs Python all the time and no pool, loader or GPU is busy.",
+        not_when="The thread spins in a wait: then its stack does not move.",
+        needs=(Need.ONE_THREAD_BUSY,),
+        paste="py-spy record --nonblocking -d 20 -o hot.svg --pid {pid}",
+        language=Language.SHELL,
+        ceiling="{gain}: what Python takes of the step",
+        risk=Risk.NONE,
+        proof="The hottest line is torch's; steps/s rise.",
+    ),
+)

@@ -1,0 +1,237 @@
+"""The numbers of one run that fill the templates of the catalogue, and the sizing of the loader. Pure."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
+from tpmon.model.units import format_bytes
+
+MEMORY_SHARE = 0.8
+"""Share of the free memory that new workers may take; the rest is for their batches and for growth."""
+
+CORE_SLACK = 0.25
+"""Cores that a proposal may go over the budget: a worker is never busy all the time."""
+
+LEAST_WORKER_CORES = 0.05
+"""Cores that a worker which only waits for reads is still counted with."""
+
+MOST_GAIN = 20.0
+"""Above this the ceiling is not written as a number: the share behind it is not known that well."""
+
+_GIB = 1 << 30
+_LEAST_SHM_BYTES = 8 * _GIB
+
+_UNREAD = Missing("not measured")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Hold the numbers that remedies name.
+
+    Cores, memory and ranks are those of the job on this machine; workers are those of one rank.
+    ``waiting_ratio`` is the share of the step time (0-1) that goes away at best,
+    ``needed_ratio`` the batches per second that the compute could take over those that the
+    loader makes. ``pid``, ``rank`` and ``card`` name what the verdict points at.
+    """
+
+    ranks: Known[int] = _UNREAD
+    workers_per_rank: Known[int] = _UNREAD
+    budget_cores: Known[float] = _UNREAD
+    cores_free: Known[float] = _UNREAD
+    quota_cores: Applicable[float] = _UNREAD
+    memory_free_bytes: Known[int] = _UNREAD
+    worker_rss_bytes: Known[int] = _UNREAD
+    """RSS of one worker; with no workers that of the rank, an upper bound of what a fork costs."""
+    worker_busy_ratio: Known[float] = _UNREAD
+    needed_ratio: Known[float] = _UNREAD
+    waiting_ratio: Known[float] = _UNREAD
+    pool_library: Applicable[str] = _UNREAD
+    shm_total_bytes: Known[int] = _UNREAD
+    pid: Applicable[int] = _UNREAD
+    rank: Applicable[int] = _UNREAD
+    card: Applicable[int] = _UNREAD
+
+
+def propose_workers(
+    *,
+    workers_now: Known[int],
+    needed_ratio: Known[float],
+    cores_free: Known[float],
+    memory_free_bytes: Known[int],
+    worker_rss_bytes: Known[int],
+    worker_busy_ratio: Known[float],
+) -> Known[int]:
+    """Size ``num_workers`` of one rank against need, cores and memory.
+
+    wanted    = ceil(needed_ratio * max(now, 1)); with no workers the loop itself is the one loader
+    by cores  = now + floor((cores_free + moved + 0.25) / max(busy, 0.05)); with no workers
+                moved = r / (1 + r), the part of a core that loading takes in the rank today
+    by memory = now + floor(0.8 * memory_free / worker_rss)
+    proposal  = max(now, min(wanted, by cores, by memory)): never fewer than there are
+
+    All cores and bytes are the rank's share. Missing as soon as one of them was not read.
+    """
+    readings = (workers_now, needed_ratio, cores_free, memory_free_bytes, worker_rss_bytes, worker_busy_ratio)
+    names = ("workers", "need", "free cores", "free memory", "memory of a worker", "load of a worker")
+    for name, value in zip(names, readings, strict=True):
+        if isinstance(value, Missing):
+            return Missing(f"{name}: {value.reason}")
+        if not math.isfinite(value) or value < 0:
+            return Missing(f"{name}: {value}")
+    now, needed, cores, memory, rss, busy = (value for value in readings if is_known(value))
+    moved = needed / (1 + needed) if now == 0 else 0.0
+    wanted = math.ceil(needed * max(now, 1))
+    by_cores = now + math.floor((cores + moved + CORE_SLACK) / max(busy, LEAST_WORKER_CORES))
+    by_memory = now + math.floor(MEMORY_SHARE * memory / max(rss, 1))
+    return int(max(now, min(wanted, by_cores, by_memory)))
+
+
+def size_loader(facts: Facts) -> Known[int]:
+    """Propose ``num_workers`` for one rank of the job, each rank with an equal share of what is free."""
+    if not is_known(facts.ranks):
+        return facts.ranks
+    ranks = max(facts.ranks, 1)
+    return propose_workers(
+        workers_now=facts.workers_per_rank,
+        needed_ratio=facts.needed_ratio,
+        cores_free=map_known(lambda cores: cores / ranks, facts.cores_free),
+        memory_free_bytes=map_known(lambda size: size // ranks, facts.memory_free_bytes),
+        worker_rss_bytes=facts.worker_rss_bytes,
+        worker_busy_ratio=facts.worker_busy_ratio,
+    )
+
+
+def _whole_cores(value: Applicable[float]) -> Known[int]:
+    if not is_known(value) or not math.isfinite(value):
+        return _UNREAD
+    return max(1, math.floor(value))
+
+
+def _threads_per_rank(facts: Facts) -> Known[int]:
+    cores = _whole_cores(facts.budget_cores)
+    if not is_known(cores) or not is_known(facts.ranks):
+        return _UNREAD
+    return max(1, cores // max(facts.ranks, 1))
+
+
+def _workers_in_quota(facts: Facts) -> Known[int]:
+    """Leave each rank a core of the quota and share the rest among its workers."""
+    quota = _whole_cores(facts.quota_cores)
+    if not is_known(quota) or not is_known(facts.ranks):
+        return _UNREAD
+    return max(1, quota // max(facts.ranks, 1) - 1)
+
+
+def _fewer_workers(facts: Facts) -> Known[int]:
+    return map_known(lambda count: max(1, count // 2), facts.workers_per_rank)
+
+
+def _gain(facts: Facts) -> Known[str]:
+    waiting = facts.waiting_ratio
+    if not is_known(waiting) or not 0 <= waiting <= 1:
+        return _UNREAD
+    if waiting > 1 - 1 / MOST_GAIN:
+        return f"more than {MOST_GAIN:.0f}x"
+    return f"{1 / (1 - waiting):.1f}x"
+
+
+_POOL_VARIABLES = (
+    ("OpenMP", "OMP_NUM_THREADS"),
+    ("MKL", "MKL_NUM_THREADS"),
+    ("OpenBLAS", "OPENBLAS_NUM_THREADS"),
+    ("OpenCV", "OPENCV_FOR_THREADS_NUM"),
+    ("numexpr", "NUMEXPR_NUM_THREADS"),
+)
+
+
+def _pool_exports(facts: Facts) -> Known[str]:
+    """Return the assignments that cap the pool that was seen, or every pool when it has no name."""
+    threads = _threads_per_rank(facts)
+    if not is_known(threads):
+        return threads
+    seen = facts.pool_library if is_known(facts.pool_library) else ""
+    variables = [variable for library, variable in _POOL_VARIABLES if library in seen]
+    names = variables or [variable for _, variable in _POOL_VARIABLES]
+    return " ".join(f"{name}={threads}" for name in names)
+
+
+def _worker_cap(facts: Facts) -> str:
+    """Return the lines of a worker_init_fn that leave each worker one thread."""
+    seen = facts.pool_library if is_known(facts.pool_library) else ""
+    lines = ["    threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
+    if "OpenCV" in seen:
+        lines = ["    cv2.setNumThreads(0)"]
+    elif "numexpr" in seen:
+        lines = ["    numexpr.set_num_threads(1)"]
+    elif not seen:
+        lines.append("    cv2.setNumThreads(0)  # where cv2 is used")
+    return "\n".join(lines)
+
+
+def _shm_size(facts: Facts) -> Known[str]:
+    if not is_known(facts.shm_total_bytes):
+        return _UNREAD
+    wanted = max(2 * facts.shm_total_bytes, _LEAST_SHM_BYTES)
+    return f"{math.ceil(wanted / _GIB)}g"
+
+
+def _text(value: Applicable[int]) -> Known[str]:
+    return str(value) if is_known(value) else _UNREAD
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Hold one field of the templates: its reading, and what stands there when it was not read."""
+
+    read: Callable[[Facts], Known[str]]
+    stand_in: str
+    meaning: str
+
+
+FIELDS = {
+    "workers": Field(
+        lambda facts: map_known(str, size_loader(facts)), "N", "as many as free cores and memory allow"
+    ),
+    "workers_now": Field(lambda facts: _text(facts.workers_per_rank), "NOW", "the workers that there are"),
+    "fewer_workers": Field(lambda facts: _text(_fewer_workers(facts)), "N", "half of the workers"),
+    "workers_in_quota": Field(lambda facts: _text(_workers_in_quota(facts)), "N", "quota / ranks - 1"),
+    "threads_per_rank": Field(lambda facts: _text(_threads_per_rank(facts)), "N", "CPU budget / ranks"),
+    "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
+    "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
+    "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks"),
+    "worker_cap": Field(_worker_cap, "    ...", "lines that leave a library one thread"),
+    "memory_free": Field(
+        lambda facts: map_known(format_bytes, facts.memory_free_bytes), "FREE", "the free memory"
+    ),
+    "shm_size": Field(_shm_size, "8g", "twice the present size, 8 GiB at least"),
+    "pid": Field(lambda facts: _text(facts.pid), "PID", "the process that the verdict names"),
+    "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
+    "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),
+}
+"""The fields of the templates by name."""
+
+
+def list_fields(template: str) -> tuple[str, ...]:
+    """Name the fields of a template, each once."""
+    names = (name for _, name, _, _ in string.Formatter().parse(template) if name)
+    return tuple(dict.fromkeys(names))
+
+
+def fill(template: str, facts: Facts) -> str:
+    """Put the numbers of a run into a template; what was not read is named by its stand-in."""
+    values = {}
+    for name in list_fields(template):
+        value = FIELDS[name].read(facts)
+        values[name] = value if is_known(value) else FIELDS[name].stand_in
+    return template.format_map(values)
+
+
+def fill_paste(template: str, facts: Facts) -> str:
+    """Fill what is pasted, and say in a comment below what each stand-in is for."""
+    unread = (FIELDS[name] for name in list_fields(template) if not is_known(FIELDS[name].read(facts)))
+    comments = dict.fromkeys(f"# {field.stand_in}: {field.meaning}" for field in unread)
+    return "\n".join((fill(template, facts), *comments))

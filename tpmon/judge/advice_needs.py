@@ -1,0 +1,142 @@
+"""The closed vocabulary of what must have been observed before a remedy may be advised. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Sight(str, Enum):
+    """Say where a need can be observed."""
+
+    OUTSIDE = "readings from outside"
+    STACKS = "stack samples"
+    NOT_YET = "not in this version"
+
+
+class Need(str, Enum):
+    """Name one observable precondition; the value is the sentence that a person reads after "if"."""
+
+    # The loader
+    NO_WORKERS = "the loader has no workers"
+    WORKERS_PRESENT = "loader workers run"
+    WORKERS_CPU_BOUND = "the loader workers compute all the time"
+    WORKERS_IO_WAIT = "the loader workers wait for reads"
+    NETWORK_WAIT = "they wait on a socket or a network file system"
+    SMALL_READS = "reads are small or many files are opened"
+    BATCHES_READY = "finished batches lie ready in the queue"
+    ONE_WORKER_SLOW = "one worker is slower than the others"
+    RESPAWN_SEEN = "workers are started anew during the run"
+    PERIODIC_SEEN = "the wait comes back every few steps"
+    PIN_THREAD = "a pin-memory thread runs"
+    PIN_THREAD_BUSY = "the pin-memory thread computes all the time"
+    REFAULTS_SEEN = "files are read again because the page cache dropped them"
+    COLLATE_IN_STACK = "batches are put together when the stacks are looked at"
+    TRANSFORM_MOVABLE = "the costly transform is a deterministic one on tensors"
+    DATASET_FITS_MEMORY = "the data set fits into the memory that is free"
+    LOCAL_DISK_FREE = "the machine has a fast local disk with room for the data"
+    # CPUs
+    CORES_FREE = "cores of the CPU budget are free"
+    CORES_FULL = "the CPU budget is used up"
+    QUOTA_BELOW_AFFINITY = "the CPU quota is below the number of CPUs that the job may use"
+    QUOTA_THROTTLING = "the quota stops the job"
+    AFFINITY_BELOW_HOST = "the job may run on a few of the machine's CPUs only"
+    POOL_IN_RANK = "a rank's own thread pool is larger than its cores"
+    POOL_IN_WORKERS = "loader workers run thread pools of their own"
+    ONE_THREAD_SET = "the job was started with OMP_NUM_THREADS=1"
+    RANKS_EXCEED_CORES = "more ranks run here than there are cores"
+    ONE_THREAD_BUSY = "one thread of the rank is busy all the time"
+    GIL_WAIT = "threads of the rank wait for Python's interpreter lock"
+    LOGGING_IN_STACK = "the main thread is often in logging, metrics or a progress bar"
+    # GPUs
+    GPU_PRESENT = "the job computes on a GPU"
+    GPU_MEMORY_FREE = "much of the GPU memory is free"
+    GPU_MEMORY_FULL = "the GPU memory is full"
+    TENSOR_CORES_IDLE = "the tensor cores are idle"
+    TENSOR_CORES_BUSY = "the tensor cores are in use"
+    DEBUG_TAX_SET = "the job was started with a debug setting that slows it"
+    SYNC_IN_STACK = "the main thread is often in a synchronise or .item()"
+    COPY_IN_STACK = "the main thread is often in a copy to the GPU"
+    ALLOCATOR_IN_STACK = "the main thread is often in the GPU memory allocator"
+    RECOMPUTE_IN_STACK = "activation checkpointing recomputes in the backward pass"
+    COMPILE_IN_STACK = "the main thread is in the compiler"
+    PAGEABLE_COPIES = "batches are copied to the GPU from pageable memory"
+    FP32_MATMUL_SEEN = "matrix products or convolutions run in plain fp32"
+    CONV_MODEL = "convolutions take most of the time"
+    FIXED_SHAPES_KNOWN = "the shapes of the inputs do not change from step to step"
+    ATTENTION_SLOW_PATH = "attention does not run in a fused kernel"
+    EAGER_MODEL = "the model is not compiled"
+    RECOMPILES_SEEN = "the model is compiled and recompiles while it trains"
+    GRAPH_BREAKS = "the model is compiled and breaks into many graphs"
+    ZERO_FILL_SEEN = "gradients are filled with zeros each step"
+    UNFUSED_OPTIMIZER = "the optimizer launches many small kernels"
+    ALLOCATOR_RETRIES = "the allocator frees and asks the driver again during steps"
+    CARD_HOT = "the card lowers its clocks because of heat"
+    CARD_BRAKED = "the external power brake is on"
+    CARD_CAPPED = "the card is held below its power limit or its clocks"
+    LINK_DOWN = "the PCIe link runs below its width or generation under load"
+    CARD_ERRORS = "the card reports errors"
+    CARD_BEHIND = "one card of the job is slower than the others"
+    # Ranks
+    RANK_BEHIND = "one rank works while the others wait for it"
+    DDP_IN_STACK = "the model is wrapped in DistributedDataParallel"
+    FSDP_IN_STACK = "the model is wrapped in FSDP"
+    FSDP1_IN_USE = "it is the older FullyShardedDataParallel class"
+    ACCUMULATION_SYNCS = "gradients are reduced in every micro-step of an accumulation"
+    FIND_UNUSED_ON = "find_unused_parameters is on and every parameter gets a gradient"
+    SMALL_BUCKETS = "gradients are reduced in many small buckets"
+    TRANSFER_SEEN = "collectives move data all the time"
+    # Memory
+    MEMORY_FREE = "memory is free below the limit"
+    MEMORY_LIMIT_NEAR = "memory use is close to its limit"
+    ANON_GROWS = "the memory of the ranks grows steadily"
+    PAGES_COPIED = "workers make copies of memory that they shared"
+    SWAP_USED = "the job uses swap"
+    SHM_TIGHT = "shared memory (/dev/shm) is nearly full"
+    # Start, pause, end
+    IMPORT_IN_STACK = "the main thread is importing"
+    LOAD_IN_STACK = "the main thread is reading a checkpoint or a data set"
+    SAVE_IN_STACK = "the main thread is writing a checkpoint"
+    VALIDATION_IN_STACK = "the main thread is in validation"
+    INPUT_WAIT = "the main thread reads from the terminal"
+    # No progress
+    RANK_GONE = "a rank of this machine is missing"
+    LOCAL_RANKS_WAIT = "every rank of this machine waits and others run elsewhere"
+    LOCK_WAIT = "a thread waits for a lock without a time limit"
+    WORKER_DIED = "a loader worker is gone"
+    BLOCKED_READ = "a process cannot be interrupted in a read or write"
+    GPU_WAIT = "the main thread waits for the GPU and does not move"
+    SPINNING = "a thread computes and its stack does not move"
+    STOPPED = "a process of the job is stopped"
+    CARD_LOST = "a card does not answer"
+
+
+_STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {Need.SPINNING}
+_NOT_YET = frozenset(
+    (
+        Need.TRANSFORM_MOVABLE,
+        Need.DATASET_FITS_MEMORY,
+        Need.LOCAL_DISK_FREE,
+        Need.PAGEABLE_COPIES,
+        Need.FP32_MATMUL_SEEN,
+        Need.CONV_MODEL,
+        Need.FIXED_SHAPES_KNOWN,
+        Need.ATTENTION_SLOW_PATH,
+        Need.EAGER_MODEL,
+        Need.RECOMPILES_SEEN,
+        Need.GRAPH_BREAKS,
+        Need.ZERO_FILL_SEEN,
+        Need.UNFUSED_OPTIMIZER,
+        Need.ALLOCATOR_RETRIES,
+        Need.FSDP1_IN_USE,
+        Need.ACCUMULATION_SYNCS,
+        Need.FIND_UNUSED_ON,
+        Need.SMALL_BUCKETS,
+    )
+)
+
+
+def name_sight(need: Need) -> Sight:
+    """Say where ``need`` can be observed; what is NOT_YET visible is never in an observed set."""
+    if need in _NOT_YET:
+        return Sight.NOT_YET
+    return Sight.STACKS if need in _STACKS else Sight.OUTSIDE

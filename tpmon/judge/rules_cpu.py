@@ -1,0 +1,132 @@
+"""CPU causes: quota throttling and fighting thread pools.
+
+Order matters to people, not to the rules: throttling is named before oversubscription because
+waiting for a CPU includes throttled time (host.md section 2 d).
+"""
+
+from __future__ import annotations
+
+from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.model.known import is_known
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Kind
+
+THROTTLED_RATIO = 0.25
+"""Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
+POOL_RATIO = 1.5
+"""Demand of pools over the budget; 8 threads on 2 CPUs (2.9) cost a quarter of the steps, 3 (1.1) little."""
+DELAY_RATIO = 0.35
+"""Waiting share that must go with it: spinning pools run, they do not wait."""
+SINGLE_THREADED_RATIO = 1.5
+NEIGHBOUR_DELAY_RATIO = 0.3
+NEIGHBOUR_DEMAND_RATIO = 1.2
+NEIGHBOUR_USED_RATIO = 0.8
+
+
+def judge_quota(scene: Scene) -> Answer:
+    """Suspect the CPU quota when it stopped the job in a quarter of its periods."""
+    ratio = scene.throttled_ratio
+    if not is_known(ratio):
+        return Unsure(f"CPU quota ({ratio.reason})")
+    if ratio < THROTTLED_RATIO:
+        return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled)")
+    frame = scene.frame
+    return Suspicion(
+        kind=Kind.CPU_THROTTLED,
+        cause="quota",
+        weight=ratio,
+        margin=ratio / THROTTLED_RATIO,
+        sources=frozenset(("cgroup", "schedstat")),
+        summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
+        evidence=(
+            reading("throttled periods", 100 * ratio, "%", "cpu.stat", frame.ages_s.cpu),
+            reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
+            reading("runnable", scene.runnable, "threads", "schedstat", frame.ages_s.threads),
+        ),
+    )
+
+
+def _pool_ranks(scene: Scene) -> list[RankScene]:
+    return [rank for rank in scene.ranks if is_known(rank.busy_threads) and rank.busy_threads >= 2]
+
+
+def judge_oversubscription(scene: Scene) -> Answer:
+    """Suspect thread pools when they demand 1.5 times the budget and wait for a third of that time.
+
+    Single-threaded loader workers beyond the budget cost nothing and are left out.
+    """
+    pool, delay = scene.pool_ratio, scene.delay_ratio
+    if not is_known(pool):
+        return Unsure(f"thread oversubscription ({pool.reason})")
+    if not is_known(delay):
+        return Unsure(f"thread oversubscription ({delay.reason})")
+    if pool < POOL_RATIO or delay < DELAY_RATIO:
+        return Cleared(f"thread pools ({pool:.1f}x the budget, waiting {format_pct(100 * delay)} %)")
+    ranks = _pool_ranks(scene)
+    workers = [
+        worker
+        for rank in scene.ranks
+        for worker in rank.workers
+        if is_known(worker.busy_threads) and worker.busy_threads >= 2
+    ]
+    rank_demand = sum(rank.demand for rank in ranks if is_known(rank.demand))
+    worker_demand = sum(worker.demand for worker in workers if is_known(worker.demand))
+    budget = scene.budget if is_known(scene.budget) else 1.0
+    if worker_demand > rank_demand:
+        cause, whose = "worker-pool", f"{len(workers)} loader workers"
+    elif len(ranks) > 1 and all(_fits(rank, budget) for rank in ranks):
+        cause, whose = "too-many-ranks", f"{len(ranks)} ranks"
+    else:
+        cause, whose = "rank-pool", f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+    frame = scene.frame
+    return Suspicion(
+        kind=Kind.OVERSUBSCRIBED,
+        cause=cause,
+        weight=delay,
+        margin=pool / POOL_RATIO,
+        sources=frozenset(("schedstat",)),
+        summary=f"thread pools of {whose} want {pool:.1f} times the CPUs there are",
+        evidence=(
+            reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
+            reading("waiting for a CPU", 100 * delay, "%", "schedstat", frame.ages_s.threads),
+            reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
+        ),
+    )
+
+
+def _fits(rank: RankScene, budget: float) -> bool:
+    """Tell whether one rank's pool alone would fit the budget."""
+    return is_known(rank.busy_threads) and rank.busy_threads <= budget
+
+
+def note_neighbours(scene: Scene) -> str:
+    """Return the note that other processes take the CPUs, "" when they do not."""
+    demand = scene.frame.cpu.demand_ratio
+    if not (is_known(demand) and is_known(scene.delay_ratio) and is_known(scene.used)):
+        return ""
+    if not is_known(scene.budget):
+        return ""
+    if demand > NEIGHBOUR_DEMAND_RATIO or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
+        return ""
+    if scene.used >= NEIGHBOUR_USED_RATIO * scene.budget:
+        return ""
+    return (
+        f"other-tenants: the job wants {demand:.1f} of its CPUs and waits "
+        f"{format_pct(100 * scene.delay_ratio)} % of that time: other processes use them"
+    )
+
+
+def note_single_threaded_workers(scene: Scene) -> str:
+    """Return the note that more workers will not help, "" when they might."""
+    if not is_known(scene.budget) or scene.budget <= 0:
+        return ""
+    demands = [
+        worker.demand
+        for rank in scene.ranks
+        for worker in rank.workers
+        if is_known(worker.demand) and is_known(worker.busy_threads) and worker.busy_threads < 2
+    ]
+    if sum(demands) < SINGLE_THREADED_RATIO * scene.budget:
+        return ""
+    return f"workers-beyond-budget: {len(demands)} workers want {sum(demands):.1f} CPUs; more will not help"

@@ -1,0 +1,220 @@
+"""Condense the Window into the figures that rules ask for: medians and shares with their span.
+
+A rule never looks at a single second. Everything here is computed once for each judgement.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tpmon.model.frame import Frame
+from tpmon.model.gpu import GpuSample
+from tpmon.model.host import LoaderSample
+from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.process import ProcessSample, Role
+
+SPAN_S = 10.0
+"""Rules judge medians over this span (host.md: every threshold was set on 10 s)."""
+BATCH_WAIT = "a batch (loader queue)"
+WORK_WAIT = "work from its rank (loader queue)"
+NO_FRAMES = Missing("too few readings yet")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerScene:
+    """Hold what one loader worker did over the span. Demand and run in threads, shares 0-1."""
+
+    pid: int
+    number: Applicable[int]
+    demand: Known[float]
+    waiting: Known[float]
+    busy_threads: Known[float]
+    idle_ratio: Known[float]
+    """Share of the readings in which it waited for work from its rank."""
+    blocked_ratio: Known[float]
+    """Share of the readings in uninterruptible sleep or in a named wait for I/O."""
+    io_waits: tuple[str, ...]
+    """What it waited for when blocked, most frequent first."""
+    device_read_bytes_s: Known[float]
+    asked_read_bytes_s: Known[float]
+    major_faults_s: Known[float]
+    rss_bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankScene:
+    """Hold what one rank and its loader did over the span."""
+
+    process: ProcessSample
+    demand: Known[float]
+    waiting: Known[float]
+    cpu_pct: Known[float]
+    busy_threads: Known[float]
+    batch_wait_ratio: Known[float]
+    """Share of the readings in which the main thread waited for a batch, by the kernel's word."""
+    running_ratio: float
+    loader: LoaderSample | None
+    workers: tuple[WorkerScene, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Hold the job over the span. ``frames`` are the Frames of the span, oldest first."""
+
+    frame: Frame
+    frames: tuple[Frame, ...]
+    history_s: float
+    """How far the whole Window reaches back."""
+    span_s: float
+    budget: Known[float]
+    used: Known[float]
+    runnable: Known[float]
+    pool_ratio: Known[float]
+    delay_ratio: Known[float]
+    throttled_ratio: Known[float]
+    refault_bytes_s: Known[float]
+    major_faults_s: Known[float]
+    memory_psi_pct: Known[float]
+    ranks: tuple[RankScene, ...]
+    cards: tuple[GpuSample, ...]
+    """The job's own cards in the last Frame; empty on a job without GPUs."""
+    gpu_pct: Known[float]
+    """Mean SM % of the job's cards, median over the span."""
+
+    @property
+    def now(self) -> datetime:
+        """Return the wall-clock time of the last Frame."""
+        return self.frame.taken
+
+
+def median_known(values: Iterable[Known[float]]) -> Known[float]:
+    """Return the median of the values that were read; the first reason when fewer than half were."""
+    listed = list(values)
+    known = [value for value in listed if is_known(value)]
+    if known and 2 * len(known) >= len(listed):
+        return statistics.median(known)
+    return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
+
+
+def share_of(values: Sequence[Known[str]], wanted: Callable[[str], bool]) -> Known[float]:
+    """Return the share of readings that fit, of those that were read; Missing when fewer than half were."""
+    known = [value for value in values if is_known(value)]
+    if not known or 2 * len(known) < len(values):
+        return next((value for value in values if isinstance(value, Missing)), NO_FRAMES)
+    return sum(wanted(value) for value in known) / len(known)
+
+
+_IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe read", "FIFO")
+
+
+def _is_io(words: str) -> bool:
+    return any(word in words for word in _IO_WORDS)
+
+
+def _io_waits(samples: Sequence[ProcessSample]) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    for sample in samples:
+        if is_known(sample.waits_for) and (_is_io(sample.waits_for) or sample.state == "D"):
+            counts[sample.waits_for] = counts.get(sample.waits_for, 0) + 1
+    return tuple(sorted(counts, key=lambda words: (-counts[words], words)))
+
+
+def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
+    last = samples[-1]
+    waits = [sample.waits_for for sample in samples]
+    blocked = [
+        float(sample.state == "D" or (is_known(sample.waits_for) and _is_io(sample.waits_for)))
+        for sample in samples
+    ]
+    busy: list[Known[float]] = [
+        float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
+    ]
+    return WorkerScene(
+        pid=last.pid,
+        number=last.worker,
+        demand=median_known(sample.runnable for sample in samples),
+        waiting=median_known(sample.waiting for sample in samples),
+        busy_threads=median_known(busy),
+        idle_ratio=share_of(waits, lambda words: words == WORK_WAIT),
+        blocked_ratio=sum(blocked) / len(blocked),
+        io_waits=_io_waits(samples),
+        device_read_bytes_s=median_known(sample.device_read_bytes_s for sample in samples),
+        asked_read_bytes_s=median_known(sample.asked_read_bytes_s for sample in samples),
+        major_faults_s=median_known(sample.major_faults_s for sample in samples),
+        rss_bytes=last.rss_bytes,
+        age_s=(frame.taken - last.started).total_seconds(),
+    )
+
+
+def _see_rank(
+    samples: Sequence[ProcessSample], by_pid: dict[int, list[ProcessSample]], frame: Frame
+) -> RankScene:
+    last = samples[-1]
+    waits = [sample.waits_for for sample in samples]
+    workers = [
+        process for process in frame.processes if process.role is Role.WORKER and process.rank_pid == last.pid
+    ]
+    busy: list[Known[float]] = [
+        float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
+    ]
+    return RankScene(
+        process=last,
+        demand=median_known(sample.runnable for sample in samples),
+        waiting=median_known(sample.waiting for sample in samples),
+        cpu_pct=median_known(sample.cpu_pct for sample in samples),
+        busy_threads=median_known(busy),
+        batch_wait_ratio=share_of(waits, lambda words: words == BATCH_WAIT),
+        running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
+        loader=next((loader for loader in frame.loader if loader.pid == last.pid), None),
+        workers=tuple(_see_worker(by_pid[worker.pid], frame) for worker in workers),
+    )
+
+
+def _gpu_mean(frame: Frame) -> Known[float]:
+    cards = [card for card in known_cards(frame) if is_known(card.pids) and card.pids]
+    values = [card.sm_pct for card in cards if is_known(card.sm_pct)]
+    return statistics.fmean(values) if values else Missing("no card of the job was read")
+
+
+def known_cards(frame: Frame) -> tuple[GpuSample, ...]:
+    """Return the cards of a Frame, none where they could not be read."""
+    return frame.gpus if is_known(frame.gpus) else ()
+
+
+def see(frames: Sequence[Frame]) -> Scene:
+    """Condense the Frames of a Window, oldest first.
+
+    Raises:
+        ValueError: for no Frame at all.
+    """
+    if not frames:
+        raise ValueError("a scene needs a Frame")
+    frame = frames[-1]
+    recent = tuple(one for one in frames if frame.taken_ns - one.taken_ns <= SPAN_S * 1e9)
+    by_pid: dict[int, list[ProcessSample]] = {}
+    for one in recent:
+        for process in one.processes:
+            by_pid.setdefault(process.pid, []).append(process)
+    ranks = [process for process in frame.processes if process.role is Role.RANK]
+    return Scene(
+        frame=frame,
+        frames=recent,
+        history_s=(frame.taken_ns - frames[0].taken_ns) / 1e9,
+        span_s=(frame.taken_ns - recent[0].taken_ns) / 1e9,
+        budget=frame.cpu.budget_cores,
+        used=median_known(one.cpu.used_cores for one in recent),
+        runnable=median_known(one.cpu.runnable for one in recent),
+        pool_ratio=median_known(one.cpu.oversubscription for one in recent),
+        delay_ratio=median_known(one.cpu.run_delay_ratio for one in recent),
+        throttled_ratio=median_known(one.cpu.throttled_ratio for one in recent),
+        refault_bytes_s=median_known(one.memory.refault_bytes_s for one in recent),
+        major_faults_s=median_known(one.memory.major_faults_s for one in recent),
+        memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
+        ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, frame) for rank in ranks),
+        cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
+        gpu_pct=median_known(_gpu_mean(one) for one in recent),
+    )

@@ -1,0 +1,56 @@
+"""What a rule may answer: a suspicion with its evidence, a cleared cause, or what it cannot know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Union
+
+from tpmon.judge.scene import Scene
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.verdict import Evidence, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Name a cause with what speaks for and against it.
+
+    ``weight`` ranks suspicions of different kinds: the share of the run's time (0-1) that goes
+    away with the cause, as far as it can be told. ``margin`` is how far the deciding figure is
+    past its threshold (1.0: at it, 2.0: twice). ``sources`` are independent origins of evidence.
+    """
+
+    kind: Kind
+    cause: Applicable[str]
+    weight: float
+    margin: float
+    sources: frozenset[str]
+    summary: str
+    evidence: tuple[Evidence, ...]
+    against: tuple[Evidence, ...] = ()
+    share: Applicable[float] = NOT_APPLICABLE
+    share_low: Applicable[float] = NOT_APPLICABLE
+    share_high: Applicable[float] = NOT_APPLICABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Say in a few words that a cause was looked for and is not there: "swap (0 B)"."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Say what could not be told, and why: "storage (io of the workers: permission denied)"."""
+
+    text: str
+
+
+Answer = Union[Suspicion, Cleared, Unsure]
+Rule = Callable[[Scene], Answer]
+
+
+def reading(name: str, value: Known[float], unit: str, source: str, age_s: Known[float]) -> Evidence:
+    """Return one number as evidence."""
+    return Evidence(name=name, value=value, unit=unit, text="", source=source, age_s=age_s)
