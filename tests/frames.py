@@ -250,7 +250,7 @@ def make_output(pid: int = 4211, **fields: Any) -> OutputSample:
     plain = OutputSample(
         pid=pid,
         fd=1,
-        path="/home/ada/runs/17/train.log",
+        path="/home/usr/runs/17/train.log",
         size_bytes=88_213,
         last_write=NOW - timedelta(seconds=2),
         last_write_age_s=2.0,
@@ -270,7 +270,7 @@ def make_target(**fields: Any) -> Target:
         asked_pid=4211,
         start=NOW - timedelta(minutes=12),
         script="train.py",
-        user="ada",
+        user="usr",
         host="node-07",
         state=TargetState.RUNNING,
         world_size=NOT_APPLICABLE,

@@ -95,7 +95,7 @@ def eight_gpus() -> Frame:
                 asked_pid=51_100,
                 script="pretrain_vision.py",
                 host="gpu-rack2-n07",
-                user="ada",
+                user="usr",
                 world_size=64,
                 local_ranks=8,
                 torch_version="2.9.1+cu128",
@@ -136,7 +136,7 @@ def eight_gpus() -> Frame:
             output=(
                 make_output(
                     51_200,
-                    path="/lustre/home/ada/runs/2026-03-12_vitl/log/rank_8.out",
+                    path="/lustre/home/usr/runs/2026-03-12_vitl/log/rank_8.out",
                     lines=(
                         "[03:07:12] step 91200 | loss 2.8131 | lr 4.1e-04 | 1.62 s/it",
                         "[03:07:28] step 91210 | loss 2.8077 | lr 4.1e-04 | 1.63 s/it",

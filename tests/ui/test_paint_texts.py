@@ -207,7 +207,7 @@ def test_events_stand_newest_first_and_the_log_keeps_its_newest_lines():
     frame = make_frame(output=(make_output(lines=("one", "two", "three")),))
     lines = texts_of(paint_events(make_view(frame, events=events), Size(90, 5), focused=False))
     assert [line.split()[-1] for line in lines[1:]] == ["8", "7", "two", "three"]
-    assert "log written 2.2 s ago  /home/ada/runs/17/train.log" in lines[0]
+    assert "log written 2.2 s ago  /home/usr/runs/17/train.log" in lines[0]
 
 
 def test_a_wide_screen_puts_the_log_beside_the_events():

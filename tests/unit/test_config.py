@@ -12,7 +12,7 @@ from tpmon import config
 from tpmon.config import Source, config_path, describe_config, locale_is_utf8, read_file, resolve, settle
 from tpmon.errors import UsageError
 
-PATH = "/home/ada/.config/tpmon/config.toml"
+PATH = "/home/usr/.config/tpmon/config.toml"
 
 
 @pytest.mark.parametrize(

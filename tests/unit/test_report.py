@@ -204,7 +204,7 @@ def said(frames: list[Frame]) -> list[str]:
 def test_plain_says_who_and_the_facts_at_once():
     first, facts = said([at(0)])
     assert first == (
-        "03:07:41 attached: 4211 train.py, 1 rank, 2 workers, user ada, host node-07, up 12m00s, 2026-03-14"
+        "03:07:41 attached: 4211 train.py, 1 rank, 2 workers, user usr, host node-07, up 12m00s, 2026-03-14"
     )
     assert facts == "03:07:41 facts: 2 workers, 51 % of 8 CPUs, 4.2 runnable on 8 CPUs"
 
@@ -335,13 +335,13 @@ def test_plain_once_is_one_line():
 
 def test_jobs_are_listed_longest_running_first():
     jobs = (
-        JobSummary(4211, "ada", "train.py", 1, 2, 0, 720.0),
+        JobSummary(4211, "usr", "train.py", 1, 2, 0, 720.0),
         JobSummary(48213, "grace", "pretrain.py", 8, 16, Missing("another user's process"), 11_520.0),
     )
     assert write_jobs(jobs) == [
         "  PID  USER   RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
         "48213  grace      8       16     ?   3h12m  pretrain.py",
-        " 4211  ada        1        2     0  12m00s  train.py",
+        " 4211  usr        1        2     0  12m00s  train.py",
         "not read GPUs (another user's process)",
     ]
 
