@@ -43,6 +43,8 @@ STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
 REPAINT_SECONDS = 1.0
 MESSAGE_SECONDS = 6.0
+_JOINED_SECONDS = 0.5
+"""Resizes this close may have been joined."""
 _SETTLE_SECONDS = 0.05
 """Textual joins resizes within 1/120 s."""
 _BEHIND_SECONDS = 0.2
@@ -113,6 +115,7 @@ class MonitorApp(App[None]):
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._rows: tuple[int, ...] = ()
         self._message_ns = 0
+        self._resized: tuple[object, int] = (None, 0)
         self.crash: Exception | None = None
         self.copied = ""
         self.guard: TerminalGuard | None = None
@@ -219,7 +222,13 @@ class MonitorApp(App[None]):
             if isinstance(event, events.Resize) and self._listening:
                 # Smaller and back within a frame is no change to textual, which joins the two, and
                 # after fg there is none at all; the terminal has lost cells each time.
-                self.set_timer(_SETTLE_SECONDS, self._redraw)
+                before, before_ns = self._resized
+                self._resized = (event.size, self._clock())
+                joined = before != event.size and self._resized[1] - before_ns < _JOINED_SECONDS * 1e9
+                if event.size == self.size:
+                    self._redraw()
+                elif joined and before is not None:
+                    self.set_timer(_SETTLE_SECONDS, self._redraw)
             await super().on_event(event)
 
     def press(self, name: str) -> None:
