@@ -43,6 +43,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 NO_HOOK = Missing("no hook in the training process")
+NO_STACKS = Missing("stacks are not sampled here")
 NO_DRIVER = Missing("no NVIDIA driver on this machine")
 
 
@@ -341,7 +342,9 @@ def make_frame(**fields: Any) -> Frame:
         ),
         driver=NO_DRIVER,
         gpus=NO_DRIVER,
-        verdict=Missing("this version states facts only"),
+        stacks=NO_STACKS,
+        main_threads=NO_STACKS,
+        verdict=Missing("not judged"),
         notes=(),
         hook=NO_HOOK,
         steps=NO_HOOK,

@@ -6,10 +6,12 @@ A rule never looks at a single second. Everything here is computed once for each
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
+from tpmon.judge.phases import RankPhases
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
@@ -46,6 +48,18 @@ class WorkerScene:
 
 
 @dataclass(frozen=True, slots=True)
+class MainThreadScene:
+    """Hold the shares (0-1) of the looks of the span at one rank's main thread."""
+
+    looks: int
+    running: float
+    batch_wait: float
+    io: float
+    timed_lock: float
+    lock: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankScene:
     """Hold what one rank and its loader did over the span."""
 
@@ -57,6 +71,10 @@ class RankScene:
     batch_wait_ratio: Known[float]
     """Share of the readings in which the main thread waited for a batch, by the kernel's word."""
     running_ratio: float
+    main: Known[MainThreadScene]
+    """The main thread by frequent looks; finer than ``batch_wait_ratio`` where it was read."""
+    phases: Known[RankPhases]
+    """The main thread by stack samples."""
     loader: LoaderSample | None
     workers: tuple[WorkerScene, ...]
 
@@ -150,10 +168,41 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     )
 
 
+def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
+    """Add up the looks of the span at one main thread."""
+    if isinstance(frames[-1].main_threads, Missing):
+        return frames[-1].main_threads
+    found = [
+        one
+        for frame in frames
+        if is_known(frame.main_threads)
+        for one in frame.main_threads
+        if one.pid == pid
+    ]
+    looks = sum(one.looks for one in found)
+    if not looks:
+        return Missing("no look at the main thread yet")
+    return MainThreadScene(
+        looks=looks,
+        running=sum(one.running for one in found) / looks,
+        batch_wait=sum(one.batch_wait for one in found) / looks,
+        io=sum(one.io for one in found) / looks,
+        timed_lock=sum(one.timed_lock for one in found) / looks,
+        lock=sum(one.lock for one in found) / looks,
+    )
+
+
+def _no_phases(frame: Frame) -> Missing:
+    return frame.stacks if isinstance(frame.stacks, Missing) else Missing("no stack sample of this rank yet")
+
+
 def _see_rank(
-    samples: Sequence[ProcessSample], by_pid: dict[int, list[ProcessSample]], frame: Frame
+    samples: Sequence[ProcessSample],
+    by_pid: dict[int, list[ProcessSample]],
+    frames: Sequence[Frame],
+    phases: Mapping[int, RankPhases],
 ) -> RankScene:
-    last = samples[-1]
+    last, frame = samples[-1], frames[-1]
     waits = [sample.waits_for for sample in samples]
     workers = [
         process for process in frame.processes if process.role is Role.WORKER and process.rank_pid == last.pid
@@ -169,6 +218,8 @@ def _see_rank(
         busy_threads=median_known(busy),
         batch_wait_ratio=share_of(waits, lambda words: words == BATCH_WAIT),
         running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
+        main=_see_main(last.pid, frames),
+        phases=phases.get(last.pid, _no_phases(frames[-1])),
         loader=next((loader for loader in frame.loader if loader.pid == last.pid), None),
         workers=tuple(_see_worker(by_pid[worker.pid], frame) for worker in workers),
     )
@@ -185,8 +236,8 @@ def known_cards(frame: Frame) -> tuple[GpuSample, ...]:
     return frame.gpus if is_known(frame.gpus) else ()
 
 
-def see(frames: Sequence[Frame]) -> Scene:
-    """Condense the Frames of a Window, oldest first.
+def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxyType({})) -> Scene:
+    """Condense the Frames of a Window, oldest first; ``phases`` holds the stack shares by rank PID.
 
     Raises:
         ValueError: for no Frame at all.
@@ -214,7 +265,7 @@ def see(frames: Sequence[Frame]) -> Scene:
         refault_bytes_s=median_known(one.memory.refault_bytes_s for one in recent),
         major_faults_s=median_known(one.memory.major_faults_s for one in recent),
         memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
-        ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, frame) for rank in ranks),
+        ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases) for rank in ranks),
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
         gpu_pct=median_known(_gpu_mean(one) for one in recent),
     )

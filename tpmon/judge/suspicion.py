@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Union
 
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import Scene
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.verdict import Evidence, Kind
@@ -31,6 +32,17 @@ class Suspicion:
     share: Applicable[float] = NOT_APPLICABLE
     share_low: Applicable[float] = NOT_APPLICABLE
     share_high: Applicable[float] = NOT_APPLICABLE
+    """Share of the step time that the cause costs, 0-1, with its 95 % interval."""
+    observed: frozenset[Need] = frozenset()
+    """Needs of the catalogue that the rule itself has seen."""
+    pid: Applicable[int] = NOT_APPLICABLE
+    rank: Applicable[int] = NOT_APPLICABLE
+    card: Applicable[int] = NOT_APPLICABLE
+    """What it points at, where it points at one process, rank or card."""
+    needed_ratio: Applicable[float] = NOT_APPLICABLE
+    """Batches per second that the compute could take over those that the loader makes."""
+    since_ns: Applicable[int] = NOT_APPLICABLE
+    """CLOCK_MONOTONIC of its onset where the rule saw it in the history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from tpmon.model.host import (
     SocketSample,
 )
 from tpmon.model.known import Applicable, Known, Missing
-from tpmon.model.process import ProcessSample, RankRow
+from tpmon.model.process import MainThreadSample, ProcessSample, RankRow
+from tpmon.model.stacks import StackSlice
+from tpmon.model.verdict import Finding
 
 FRAME_SCHEMA = "tpmon.frame/1"
 
@@ -143,8 +145,12 @@ class Frame:
     sockets: Known[SocketSample]
     driver: Known[Driver]
     gpus: Known[tuple[GpuSample, ...]]
-    verdict: Missing
-    """This version states facts and concludes nothing."""
+    stacks: Known[tuple[StackSlice, ...]]
+    """Slices of stack samples that ended since the last Frame."""
+    main_threads: Known[tuple[MainThreadSample, ...]]
+    """How the ranks' main threads spent the interval, by frequent looks at state and system call."""
+    verdict: Known[Finding]
+    """What holds the run, judged from the Frames up to this one."""
     notes: tuple[str, ...]
     """Debug taxes and other remarks that are true of the run."""
     hook: Missing

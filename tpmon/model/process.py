@@ -113,6 +113,28 @@ class ProcessSample:
 
 
 @dataclass(frozen=True, slots=True)
+class MainThreadSample:
+    """Hold how often a rank's main thread was found in each state during one interval.
+
+    ``looks`` counts the looks; the others are parts of it and do not overlap. ``batch_wait`` is
+    the poll of a loader queue; behind a pin thread the rank waits in ``lock`` instead.
+    """
+
+    pid: int
+    rank: Applicable[int]
+    looks: int
+    running: int
+    batch_wait: int
+    io: int
+    """In uninterruptible sleep, or in a wait for a disk, a network file system or a socket."""
+    timed_lock: int
+    """In a futex with a time-out: Python's interpreter lock waits like that."""
+    lock: int
+    """In a futex without one."""
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankRow:
     """Hold the row of one rank in the rank table."""
 

@@ -37,10 +37,8 @@ from tpmon.probe.assemble import (
 )
 from tpmon.probe.background import Background, read_within
 from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
-from tpmon.probe.cgroup_layout import HOST
-from tpmon.probe.changes import Changes, describe_changes
-from tpmon.probe.ends import Ends, OomKills
-from tpmon.probe.events import describe_attach
+from tpmon.probe.changes import Changes
+from tpmon.probe.events import EventTeller, describe_attach
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
 from tpmon.probe.job import Job
@@ -62,6 +60,9 @@ SHM_EVERY_S = 2.0
 NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
 _NO_STACKS = Missing('stacks are not sampled in this version; "where" is the kernel\'s word')
+_NO_LOOKS = Missing("main threads are not looked at in this version")
+_NOT_JUDGED = Missing("not judged")
+"""The session judges the Frame once it is closed."""
 _NO_HOOK = Missing("no hook in the training process")
 _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
 """Holds the place of the cost of a Frame, which is known when the Frame is closed."""
@@ -100,9 +101,7 @@ class Collector:
             "sockets", lambda: self._sockets.read(self._rank_pids(), time.monotonic_ns()), SOCKETS_EVERY_S
         )
         self._ticks = 0
-        self._told_shedding = False
-        self._oom_kills = OomKills()
-        self._ends = Ends(job.root)
+        self._teller = EventTeller(job.root)
         self._last: Frame | None = None
         self._sources = (
             self._loader,
@@ -203,11 +202,13 @@ class Collector:
             sockets=map_known(lambda one: one.sample, sockets),
             driver=gpu.driver,
             gpus=gpu.gpus,
-            verdict=Missing("this version states facts and concludes nothing"),
+            stacks=_NO_STACKS,
+            main_threads=_NO_LOOKS,
+            verdict=_NOT_JUDGED,
             notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
             hook=_NO_HOOK,
             steps=_NO_HOOK,
-            events=self._events(taken, changes, processes, gpu.events, group),
+            events=self._tell(taken, changes, processes, gpu.events, group),
             self_=_NO_COST,
         )
 
@@ -300,7 +301,7 @@ class Collector:
             rank_source=job.rank_source,
         )
 
-    def _events(
+    def _tell(
         self,
         taken: datetime,
         changes: Changes,
@@ -308,35 +309,11 @@ class Collector:
         gpu_events: Sequence[str],
         group: CgroupReading,
     ) -> tuple[Event, ...]:
-        events = []
-        if self._last is None:
-            events.append(describe_attach(self._job.root.pid, processes, taken))
-        events.extend(self._tell_changes(taken, changes, group))
+        events = [describe_attach(self._job.root.pid, processes, taken)] if self._last is None else []
+        events.extend(self._teller.tell_changes(taken, changes, group, time.monotonic_ns()))
         events.extend(Event(taken, EventKind.GPU, text) for text in gpu_events)
-        if self._told_shedding != self._cost.shedding:
-            self._told_shedding = self._cost.shedding
-            text = (
-                "tpmon is over its CPU budget: threads are read every other second"
-                if self._cost.shedding
-                else "tpmon is within its CPU budget again"
-            )
-            events.append(Event(taken, EventKind.PROBE, text))
+        events.extend(self._teller.tell_shedding(taken, shedding=self._cost.shedding))
         return tuple(events)
-
-    def _tell_changes(self, taken: datetime, changes: Changes, group: CgroupReading) -> list[Event]:
-        now_ns = time.monotonic_ns()
-        kills = self._oom_kills.count_new(group.memory_source, group.oom_kills, now_ns)
-        host_wide = group.memory_source == HOST
-        # others' may be among those of the machine
-        own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
-        self._ends.add(changes, oom_kills=own_kills)
-        texts = describe_changes(changes, oom_kills=own_kills)
-        events = [Event(taken, EventKind.PROCESS, text) for text in texts]
-        if kills:
-            where = "on this machine" if host_wide else "in the job's control group"
-            text = f"the OOM killer ended {kills} process(es) {where}"
-            events.append(Event(taken, EventKind.MEMORY, text))
-        return events
 
     def _remarks(self, outputs: Known[tuple[OutputSample, ...]]) -> tuple[str, ...]:
         remarks = []
@@ -357,14 +334,14 @@ class Collector:
                 "start it again, or list the running jobs with: tpmon ps",
             )
         taken = datetime.now().astimezone()
-        events = self._tell_changes(taken, changes, self._cgroups.read(time.monotonic_ns()))
-        how = self._ends.describe()
+        now_ns = time.monotonic_ns()
+        events = self._teller.tell_changes(taken, changes, self._cgroups.read(now_ns), now_ns)
+        how = self._teller.describe_end()
         target = replace(self._last.target, state=TargetState.ENDED, ended=how)
         said = f"the job ended: {how}"
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
         events.append(Event(taken, EventKind.ENDED, said))
-        now_ns = time.monotonic_ns()
         outputs = read_within(LAST_WORDS_S, lambda: self._log.read(()))
         return replace(
             self._last,
