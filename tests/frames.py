@@ -34,6 +34,7 @@ from tpmon.model.host import (
 )
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadGroup, ThreadKind
+from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
 from tpmon.model.window import Pulse, pulse_of
 from tpmon.ui.view import Overlay, Pane, SortBy, ViewState
 
@@ -302,6 +303,35 @@ def make_own_cost(**fields: Any) -> OwnCost:
         descriptors=120,
         tick_ms=6.0,
         shedding=False,
+    )
+    return replace(plain, **fields)
+
+
+def make_evidence(name: str = "no batch ready", **fields: Any) -> Evidence:
+    """Build one reading that speaks for a Finding."""
+    plain = Evidence(name=name, value=82.0, unit="%", text="", source="loader pipes, 200 looks", age_s=0.1)
+    return replace(plain, **fields)
+
+
+def make_finding(**fields: Any) -> Finding:
+    """Build the verdict that transforms in the loader workers hold the run, five minutes old."""
+    plain = Finding(
+        kind=Kind.DATA_BOUND,
+        cause="cpu-transform",
+        confidence=Confidence.HIGH,
+        share_pct=58.0,
+        share_low_pct=54.0,
+        share_high_pct=62.0,
+        since=NOW - timedelta(minutes=5, seconds=30),
+        since_is=SinceIs.ONSET,
+        since_source="history",
+        summary="the loop waits for a batch 58 % of the time while 4 workers compute transforms",
+        try_="raise num_workers from 4 to 8: num_workers=8,  # argument of DataLoader, for each rank",
+        ceiling="2.4x if all of it goes away",
+        evidence=(make_evidence(),),
+        against=(),
+        ruled_out=("CPU quota (0 % of periods throttled)",),
+        unknown=(),
     )
     return replace(plain, **fields)
 
