@@ -85,6 +85,8 @@ class Scene:
 
     frame: Frame
     frames: tuple[Frame, ...]
+    history: tuple[Frame, ...]
+    """Every Frame of the Window, oldest first: what has to last longer than the span."""
     history_s: float
     """How far the whole Window reaches back."""
     span_s: float
@@ -254,6 +256,7 @@ def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxy
     return Scene(
         frame=frame,
         frames=recent,
+        history=tuple(frames),
         history_s=(frame.taken_ns - frames[0].taken_ns) / 1e9,
         span_s=(frame.taken_ns - recent[0].taken_ns) / 1e9,
         budget=frame.cpu.budget_cores,
