@@ -1,0 +1,27 @@
+"""Give every program that a test starts the signals of a program started by hand."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_signals() -> Iterator[None]:
+    """Catch what the caller of the tests ignores, for children inherit "ignored" but no handler.
+
+    ``make test &`` in a script ignores ^C, ``nohup make test`` ignores the hang-up; a tpmon that
+    a test starts would then keep ignoring them, as it should, and never end.
+    """
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP)
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)  # the tests themselves go on ignoring it
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
