@@ -6,23 +6,24 @@ A rule never looks at a single second. Everything here is computed once for each
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 
+from tpmon.judge.medians import median_known, share_of
 from tpmon.judge.phases import RankPhases
+from tpmon.judge.scene_gpu import CardScene, see_cards
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Applicable, Known, Missing, is_known
-from tpmon.model.process import ProcessSample, Role
+from tpmon.model.process import ProcessSample, Role, ThreadKind
 
 SPAN_S = 10.0
 """Rules judge medians over this span (host.md: every threshold was set on 10 s)."""
 BATCH_WAIT = "a batch (loader queue)"
 WORK_WAIT = "work from its rank (loader queue)"
-NO_FRAMES = Missing("too few readings yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class RankScene:
     process: ProcessSample
     demand: Known[float]
     waiting: Known[float]
+    main_demand: Known[float]
+    """Of the main thread alone, in threads."""
+    driving_demand: Known[float]
+    """Of the threads that launch GPU work: the main thread and autograd's, which take turns."""
     cpu_pct: Known[float]
     busy_threads: Known[float]
     batch_wait_ratio: Known[float]
@@ -102,6 +107,8 @@ class Scene:
     ranks: tuple[RankScene, ...]
     cards: tuple[GpuSample, ...]
     """The job's own cards in the last Frame; empty on a job without GPUs."""
+    gpus: tuple[CardScene, ...]
+    """The same cards over the span."""
     gpu_pct: Known[float]
     """Mean SM % of the job's cards, median over the span."""
 
@@ -111,34 +118,35 @@ class Scene:
         return self.frame.taken
 
 
-def median_known(values: Iterable[Known[float]]) -> Known[float]:
-    """Return the median of the values that were read; the first reason when fewer than half were."""
-    listed = list(values)
-    known = [value for value in listed if is_known(value)]
-    if known and 2 * len(known) >= len(listed):
-        return statistics.median(known)
-    return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
-
-
-def share_of(values: Sequence[Known[str]], wanted: Callable[[str], bool]) -> Known[float]:
-    """Return the share of readings that fit, of those that were read; Missing when fewer than half were."""
-    known = [value for value in values if is_known(value)]
-    if not known or 2 * len(known) < len(values):
-        return next((value for value in values if isinstance(value, Missing)), NO_FRAMES)
-    return sum(wanted(value) for value in known) / len(known)
-
-
 _IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe read", "FIFO")
 
 
-def _is_io(words: str) -> bool:
+_MAIN = (ThreadKind.MAIN,)
+_DRIVING = (ThreadKind.MAIN, ThreadKind.AUTOGRAD)
+
+
+def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float]:
+    """Add the demand of a process's threads of some kinds, in threads; Missing when there are none."""
+    total = 0.0
+    found = False
+    for group in sample.thread_groups:
+        if group.kind in kinds:
+            if not is_known(group.runnable):
+                return group.runnable
+            total += group.runnable
+            found = True
+    return total if found else Missing("its threads were not read")
+
+
+def is_io_wait(words: str) -> bool:
+    """Tell whether a wait, in words, is for a disk, a network file system, a socket or a pipe."""
     return any(word in words for word in _IO_WORDS)
 
 
 def _io_waits(samples: Sequence[ProcessSample]) -> tuple[str, ...]:
     counts: dict[str, int] = {}
     for sample in samples:
-        if is_known(sample.waits_for) and (_is_io(sample.waits_for) or sample.state == "D"):
+        if is_known(sample.waits_for) and (is_io_wait(sample.waits_for) or sample.state == "D"):
             counts[sample.waits_for] = counts.get(sample.waits_for, 0) + 1
     return tuple(sorted(counts, key=lambda words: (-counts[words], words)))
 
@@ -147,7 +155,7 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     last = samples[-1]
     waits = [sample.waits_for for sample in samples]
     blocked = [
-        float(sample.state == "D" or (is_known(sample.waits_for) and _is_io(sample.waits_for)))
+        float(sample.state == "D" or (is_known(sample.waits_for) and is_io_wait(sample.waits_for)))
         for sample in samples
     ]
     busy: list[Known[float]] = [
@@ -216,6 +224,8 @@ def _see_rank(
         process=last,
         demand=median_known(sample.runnable for sample in samples),
         waiting=median_known(sample.waiting for sample in samples),
+        main_demand=median_known(demand_of(sample, _MAIN) for sample in samples),
+        driving_demand=median_known(demand_of(sample, _DRIVING) for sample in samples),
         cpu_pct=median_known(sample.cpu_pct for sample in samples),
         busy_threads=median_known(busy),
         batch_wait_ratio=share_of(waits, lambda words: words == BATCH_WAIT),
@@ -270,5 +280,6 @@ def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxy
         memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
         ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases) for rank in ranks),
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
+        gpus=see_cards(recent),
         gpu_pct=median_known(_gpu_mean(one) for one in recent),
     )

@@ -1,0 +1,27 @@
+"""Reduce the readings of a span to one figure each, or to the reason why there is none. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from tpmon.model.known import Known, Missing, is_known
+
+NO_FRAMES = Missing("too few readings yet")
+
+
+def median_known(values: Iterable[Known[float]]) -> Known[float]:
+    """Return the median of the values that were read; the first reason when fewer than half were."""
+    listed = list(values)
+    known = [value for value in listed if is_known(value)]
+    if known and 2 * len(known) >= len(listed):
+        return statistics.median(known)
+    return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
+
+
+def share_of(values: Sequence[Known[str]], wanted: Callable[[str], bool]) -> Known[float]:
+    """Return the share of readings that fit, of those that were read; Missing when fewer than half were."""
+    known = [value for value in values if is_known(value)]
+    if not known or 2 * len(known) < len(values):
+        return next((value for value in values if isinstance(value, Missing)), NO_FRAMES)
+    return sum(wanted(value) for value in known) / len(known)

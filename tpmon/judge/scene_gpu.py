@@ -1,0 +1,197 @@
+"""Condense the Window into the figures of the job's cards: medians over a span, and what they add up to.
+
+Names as in the rules: U is NVML utilisation, P is power over its limit, C is the SM clock over its
+maximum. A single second of one card says little; a rule never looks at one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tpmon.judge.medians import median_known
+from tpmon.model.frame import Frame
+from tpmon.model.gpu import GpuSample, GpuState
+from tpmon.model.known import Known, Missing, is_known, map_known
+
+BUSY_PCT = 90.0
+"""U from which a card counts as busy (gpu.md section 4: gpu-bound, hollow and straggler)."""
+STARVED_PCT = 70.0
+"""U below which a card waits for its host (gpu.md section 4: starved)."""
+HOLLOW_SM_PCT = 25.0
+"""SM activity below which 100 % busy is a lie; a healthy H100 job reads 91-93 (gpu.md section 3)."""
+HOLLOW_POWER_RATIO = 0.35
+"""P below which 100 % busy is a lie: a quarter of the usable span above idle power (5-15 %)."""
+FULL_SM_PCT = 60.0
+"""SM activity from which a busy card truly computes (gpu.md section 4: gpu-bound)."""
+FULL_POWER_RATIO = 0.55
+"""P from which a busy card truly computes, where no SM activity is read."""
+WORKING_CLOCK_RATIO = 0.8
+"""C from which low power is not just a low clock (gpu.md section 4: hollow)."""
+QUIET_LINK_BYTES_S = 5 * (1 << 20)
+"""PCIe and NVLink bytes/s below which nothing is exchanged: a collective that spins."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardScene:
+    """Hold one of the job's cards over the span; ``last`` is its newest reading."""
+
+    last: GpuSample
+    pids: tuple[int, ...]
+    """The job's processes on it."""
+    busy_pct: Known[float]
+    idle_samples: Known[float]
+    """Share of the driver's samples at or below 5 %."""
+    busy_samples: Known[float]
+    """Share of the driver's samples at or above 80 %."""
+    power_ratio: Known[float]
+    clock_ratio: Known[float]
+    sm_active_pct: Known[float]
+    tensor_pct: Known[float]
+    dram_pct: Known[float]
+    pcie_bytes_s: Known[float]
+    """The busier direction."""
+    link_bytes_s: Known[float]
+    """PCIe and NVLink, both directions."""
+    lost_readings: int
+    """How many of the newest readings in a row found the card lost."""
+
+    @property
+    def index(self) -> int:
+        """Return the NVML index."""
+        return self.last.index
+
+    @property
+    def memory_ratio(self) -> Known[float]:
+        """Return the filled share of its memory, 0-1."""
+        used, total = self.last.memory_used_bytes, self.last.memory_total_bytes
+        if not is_known(used):
+            return used
+        if not is_known(total):
+            return total
+        return used / total if total else Missing("the card has no memory of its own")
+
+
+def _ratio(value: Known[float], limit: Known[float]) -> Known[float]:
+    if not is_known(value):
+        return value
+    if not is_known(limit):
+        return limit
+    return value / limit if limit > 0 else Missing("its limit reads 0")
+
+
+def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
+    """Add the links that the card has counters for; a link without one is not thought quiet."""
+    pcie = median_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
+    nvlink = median_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
+    if is_known(pcie) and is_known(nvlink):
+        return pcie + nvlink
+    # A card without NVLink has no such counter; its PCIe bytes are all there is.
+    return pcie
+
+
+def _add(one: Known[float], other: Known[float]) -> Known[float]:
+    if not is_known(one):
+        return one
+    return map_known(lambda value: value + one, other)
+
+
+def _larger(one: Known[float], other: Known[float]) -> Known[float]:
+    if is_known(one) and is_known(other):
+        return max(one, other)
+    return one if is_known(one) else other
+
+
+def _count_lost(samples: Sequence[GpuSample]) -> int:
+    count = 0
+    for sample in reversed(samples):
+        if sample.state is not GpuState.LOST:
+            break
+        count += 1
+    return count
+
+
+def _see_card(samples: Sequence[GpuSample]) -> CardScene:
+    last = samples[-1]
+
+    def over(read: Callable[[GpuSample], Known[float]]) -> Known[float]:
+        return median_known([read(sample) for sample in samples])
+
+    return CardScene(
+        last=last,
+        pids=last.pids if is_known(last.pids) else (),
+        busy_pct=over(lambda one: one.sm_pct),
+        idle_samples=over(lambda one: one.sm_idle_ratio),
+        busy_samples=over(lambda one: one.sm_busy_ratio),
+        power_ratio=over(lambda one: _ratio(one.power_w, one.power_limit_w)),
+        clock_ratio=over(lambda one: _ratio(one.sm_clock_mhz, one.sm_clock_max_mhz)),
+        sm_active_pct=over(lambda one: one.sm_active_pct),
+        tensor_pct=over(lambda one: one.tensor_pct),
+        dram_pct=over(lambda one: one.dram_pct),
+        pcie_bytes_s=over(lambda one: _larger(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s)),
+        link_bytes_s=_link_bytes_s(samples),
+        lost_readings=_count_lost(samples),
+    )
+
+
+def see_cards(frames: Sequence[Frame]) -> tuple[CardScene, ...]:
+    """Condense the job's own cards over the Frames of a span, oldest first.
+
+    CUDA opens every card it may see, so where only open files tell, an idle card beside a busy one
+    is taken for unused.
+    """
+    gpus = frames[-1].gpus
+    if not is_known(gpus):
+        return ()
+    mine: dict[str, list[GpuSample]] = {one.uuid: [] for one in gpus if is_known(one.pids) and one.pids}
+    for frame in frames:
+        for sample in frame.gpus if is_known(frame.gpus) else ():
+            if sample.uuid in mine:
+                mine[sample.uuid].append(sample)
+    cards = [_see_card(samples) for samples in mine.values()]
+    used = [card for card in cards if not (card.last.pids_are_visible_only and _is_unused(card))]
+    return tuple(used or cards)
+
+
+def _is_unused(card: CardScene) -> bool:
+    return is_known(card.busy_pct) and card.busy_pct < 1.0
+
+
+def held_pct(card: CardScene, reason: str) -> float:
+    """Return for which share of the last window, percent, a reason held the card's clocks; 0: none seen."""
+    return max((one.pct for one in card.last.throttle_shares if one.reason == reason), default=0.0)
+
+
+def judge_hollow(card: CardScene) -> Known[bool]:
+    """Tell whether a card is busy by its driver and does next to nothing by its SMs or its power.
+
+    SM activity decides where the card has it, unless the power contradicts it. Missing where the
+    readings do not decide.
+    """
+    if not is_known(card.busy_pct):
+        return card.busy_pct
+    if card.busy_pct < BUSY_PCT:
+        return False
+    if not is_known(card.clock_ratio):
+        return card.clock_ratio
+    if card.clock_ratio < WORKING_CLOCK_RATIO:
+        return False
+    if is_known(card.sm_active_pct):
+        powerful = is_known(card.power_ratio) and card.power_ratio >= FULL_POWER_RATIO
+        return card.sm_active_pct < HOLLOW_SM_PCT and not powerful
+    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, card.power_ratio)
+
+
+def mean_busy_pct(cards: Sequence[CardScene]) -> Known[float]:
+    """Return the mean U of the cards; Missing when one of them was not read."""
+    total = 0.0
+    for card in cards:
+        if not is_known(card.busy_pct):
+            return card.busy_pct
+        total += card.busy_pct
+    return total / len(cards) if cards else Missing("the job uses no card")
+
+
+def cards_of(pid: int, cards: Sequence[CardScene]) -> tuple[CardScene, ...]:
+    """Return the cards that a process computes on."""
+    return tuple(card for card in cards if pid in card.pids)
