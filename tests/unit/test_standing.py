@@ -1,0 +1,140 @@
+"""The verdict does not flicker: causes rise, fall, and change places slowly."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
+from tpmon.judge.standing import FALL_S, RISE_S, SWITCH_S, Key, Standing, follow, key_of, state
+from tpmon.judge.suspicion import Suspicion
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.verdict import TABLE, Kind
+
+SECOND = 1_000_000_000
+DATA: Key = (Kind.DATA_BOUND, "cpu-transform")
+POOL: Key = (Kind.OVERSUBSCRIBED, "rank-pool")
+COMPUTE: Key = (Kind.COMPUTE_BOUND, "cpu")
+PYTHON: Key = (Kind.PYTHON_BOUND, "single-thread")
+HUNG: Key = (Kind.HUNG, "no-progress")
+STARTING: Key = (Kind.STARTING, "import")
+
+
+def suspect(key: Key, weight: float = 0.5) -> Suspicion:
+    kind, cause = key
+    return Suspicion(kind, cause, weight, 2.0, frozenset(("a", "b")), "summary", ())
+
+
+def run(
+    seconds: list[list[Suspicion]], standing: Standing | None = None
+) -> tuple[list[Key | None], Standing]:
+    """Judge one list of suspicions a second; return what was stated after each."""
+    standing = standing or Standing()
+    stated = []
+    now_ns = standing.judged_ns or 100 * SECOND
+    for suspicions in seconds:
+        now_ns += SECOND
+        standing = follow(standing, suspicions, now_ns)
+        ranked = rank(standing.tracks, standing.stated)
+        standing = state(standing, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+        stated.append(standing.stated)
+    return stated, standing
+
+
+def test_a_cause_must_stay_before_it_is_stated() -> None:
+    stated, _ = run([[suspect(DATA)]] * 10)
+    assert stated.index(DATA) == RISE_S
+    assert set(stated[: int(RISE_S)]) == {None}
+
+
+def test_a_glimpse_is_never_stated() -> None:
+    stated, standing = run(([[suspect(DATA)]] * 2 + [[]] * 8) * 5)
+    assert set(stated) == {None}
+    assert standing.tracks == ()
+
+
+def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen() -> None:
+    stated, _ = run([[suspect(DATA)]] * 10 + [[]] * 10)
+    gone = stated[10:].index(None)
+    assert gone == pytest.approx(FALL_S, abs=1)
+
+
+def test_what_a_process_does_right_now_is_said_at_once() -> None:
+    assert run([[suspect(STARTING)]])[0] == [STARTING]
+
+
+def test_a_hang_outranks_everything() -> None:
+    stated, _ = run([[suspect(DATA, 1.0)]] * 10 + [[suspect(DATA, 1.0), suspect(HUNG, 0.1)]] * 6)
+    assert stated[9] == DATA
+    assert stated[-1] == HUNG
+
+
+def test_a_fault_outranks_good_health() -> None:
+    stated, _ = run([[suspect(COMPUTE, 1.0), suspect(PYTHON, 0.15)]] * 10)
+    assert stated[-1] == PYTHON
+
+
+def test_a_heavier_cause_takes_over_once_it_stays_ahead() -> None:
+    both = [suspect(DATA, 0.3), suspect(PYTHON, 0.6)]
+    stated, _ = run([[suspect(DATA, 0.3)]] * 8 + [both] * 12)
+    change = stated[8:].index(PYTHON)
+    assert RISE_S <= change <= RISE_S + SWITCH_S + 2
+
+
+def test_two_causes_of_nearly_the_same_weight_do_not_take_turns() -> None:
+    draw = random.Random(7)
+    seconds = [
+        [suspect(DATA, 0.4 + draw.uniform(-0.04, 0.04)), suspect(PYTHON, 0.4 + draw.uniform(-0.04, 0.04))]
+        for _ in range(300)
+    ]
+    stated, _ = run(seconds)
+    named = [one for one in stated if one is not None]
+    assert len(set(named)) == 1
+
+
+def test_a_reading_at_its_threshold_does_not_flicker_for_five_minutes() -> None:
+    draw = random.Random(11)
+    stated, _ = run([[suspect(DATA)] if draw.random() < 0.5 else [] for _ in range(300)])
+    changes = sum(a != b for a, b in itertools.pairwise(stated))
+    assert changes <= 4
+
+
+def test_after_a_switch_of_causes_the_verdict_follows_within_twenty_seconds() -> None:
+    stated, _ = run([[suspect(DATA)]] * 30 + [[suspect(DATA)]] * 7 + [[suspect(POOL)]] * 13)
+    assert stated[29] == DATA
+    assert stated[49] == POOL
+    changes = [b for a, b in itertools.pairwise(stated) if a != b]
+    assert changes == [DATA, POOL]
+
+
+def test_a_pause_of_tpmon_itself_is_not_evidence() -> None:
+    _, standing = run([[suspect(DATA)]])
+    late = follow(standing, [suspect(DATA)], standing.judged_ns + 3600 * SECOND)
+    assert late.tracks[0].score < 1
+
+
+def test_a_shadow_is_not_stated_beside_its_cause() -> None:
+    stated, _ = run([[suspect(DATA, 0.9), suspect(POOL, 0.4)]] * 10)
+    assert stated[-1] == POOL
+
+
+def test_a_rank_that_waits_for_data_explains_those_that_wait_for_it() -> None:
+    keys: list[Key] = [(Kind.COMMS_BOUND, "straggler"), (Kind.DATA_BOUND, "network-store")]
+    assert find_explained(keys) == {keys[0]}
+
+
+def test_nothing_explains_itself_or_in_a_circle() -> None:
+    rows: list[Key] = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
+    for key in rows:
+        assert find_explained([key]) == frozenset(), key
+    for one in rows:
+        for other in rows:
+            assert len(find_explained([one, other])) < 2, (one, other)
+
+
+def test_every_row_of_the_explanations_is_in_the_table() -> None:
+    causes = {row.kind: row.causes for row in TABLE}
+    for key in [*EXPLAINS, *(shadow for shadows in EXPLAINS.values() for shadow in shadows)]:
+        assert key[1] is NOT_APPLICABLE or key[1] in causes[key[0]], key

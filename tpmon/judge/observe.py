@@ -1,0 +1,211 @@
+"""Say what was observed of a run, and its numbers, in the words of the catalogue of remedies. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from tpmon.judge.advice_facts import Facts
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.scene import RankScene, Scene, WorkerScene
+from tpmon.judge.suspicion import Suspicion
+from tpmon.model.facts import list_taxes
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.verdict import Kind
+
+BUSY_WORKER = 0.5
+"""Threads of demand from which a worker computes all the time (host.md: 0.99 against 0.00-0.31)."""
+BLOCKED_WORKER = 0.4
+FREE_CORES = 0.5
+FULL_RATIO = 0.9
+POOL_THREADS = 2
+FREE_CARD_RATIO = 0.6
+FULL_CARD_RATIO = 0.95
+TENSOR_IDLE_PCT = 5.0
+TENSOR_BUSY_PCT = 25.0
+NEAR_LIMIT_RATIO = 0.8
+SHM_TIGHT_RATIO = 0.5
+_THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+
+
+def _workers(scene: Scene) -> list[WorkerScene]:
+    return [worker for rank in scene.ranks for worker in rank.workers]
+
+
+def _mostly(values: Iterable[Known[float]], least: float) -> bool:
+    """Tell whether the median of the values that were read is at least ``least``."""
+    known = [value for value in values if is_known(value)]
+    return bool(known) and statistics.median(known) >= least
+
+
+def _has_pool(process: RankScene | WorkerScene) -> bool:
+    return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
+
+
+def _observe_loader(scene: Scene) -> set[Need]:
+    workers = _workers(scene)
+    seen = {Need.WORKERS_PRESENT} if workers else {Need.NO_WORKERS} if scene.ranks else set()
+    if _mostly((worker.demand for worker in workers), BUSY_WORKER):
+        seen.add(Need.WORKERS_CPU_BOUND)
+    if _mostly((worker.blocked_ratio for worker in workers), BLOCKED_WORKER):
+        seen.add(Need.WORKERS_IO_WAIT)
+    loaders = [rank.loader for rank in scene.ranks if rank.loader is not None]
+    if any(loader.pin_thread for loader in loaders):
+        seen.add(Need.PIN_THREAD)
+    if loaders and all(is_known(one.ready_batches) and one.ready_batches >= 1 for one in loaders):
+        seen.add(Need.BATCHES_READY)
+    return seen
+
+
+def _observe_cpus(scene: Scene) -> set[Need]:
+    seen = set()
+    budget, used, runnable = scene.budget, scene.used, scene.runnable
+    if is_known(budget) and is_known(used):
+        wanted = max(used, known_or(runnable, used))
+        if budget - wanted >= FREE_CORES:
+            seen.add(Need.CORES_FREE)
+        elif wanted >= FULL_RATIO * budget:
+            seen.add(Need.CORES_FULL)
+    reason = scene.frame.cpu.budget_reason
+    if "quota" in reason:
+        seen.add(Need.QUOTA_BELOW_AFFINITY)
+    elif is_known(budget) and budget < scene.frame.cpu.host_cores:
+        seen.add(Need.AFFINITY_BELOW_HOST)
+    if is_known(budget) and len(scene.ranks) > max(budget, 1.0):
+        seen.add(Need.RANKS_EXCEED_CORES)
+    if any(_has_pool(rank) for rank in scene.ranks):
+        seen.add(Need.POOL_IN_RANK)
+    if any(_has_pool(worker) for worker in _workers(scene)):
+        seen.add(Need.POOL_IN_WORKERS)
+    settings = {
+        (one.name, one.value)
+        for rank in scene.ranks
+        if is_known(rank.process.environment)
+        for one in rank.process.environment
+    }
+    if any(name in _THREAD_SETTINGS and value == "1" for name, value in settings):
+        seen.add(Need.ONE_THREAD_SET)
+    return seen
+
+
+def _observe_cards(scene: Scene) -> set[Need]:
+    if not scene.cards:
+        return set()
+    seen = {Need.GPU_PRESENT}
+    fills = [
+        card.memory_used_bytes / card.memory_total_bytes
+        for card in scene.cards
+        if is_known(card.memory_used_bytes) and is_known(card.memory_total_bytes) and card.memory_total_bytes
+    ]
+    if fills and max(fills) >= FULL_CARD_RATIO:
+        seen.add(Need.GPU_MEMORY_FULL)
+    elif fills and max(fills) <= FREE_CARD_RATIO:
+        seen.add(Need.GPU_MEMORY_FREE)
+    tensor = [card.tensor_pct for card in scene.cards if is_known(card.tensor_pct)]
+    if tensor and max(tensor) < TENSOR_IDLE_PCT:
+        seen.add(Need.TENSOR_CORES_IDLE)
+    elif tensor and max(tensor) >= TENSOR_BUSY_PCT:
+        seen.add(Need.TENSOR_CORES_BUSY)
+    return seen
+
+
+def _observe_memory(scene: Scene) -> set[Need]:
+    memory = scene.frame.memory
+    seen = set()
+    if is_known(memory.limit_bytes) and is_known(memory.used_bytes):
+        near = memory.used_bytes >= NEAR_LIMIT_RATIO * memory.limit_bytes
+        seen.add(Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE)
+    elif is_known(memory.host_available_bytes) and is_known(memory.host_total_bytes):
+        near = memory.host_available_bytes <= (1 - NEAR_LIMIT_RATIO) * memory.host_total_bytes
+        seen.add(Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE)
+    if is_known(memory.swap_bytes) and memory.swap_bytes > 0:
+        seen.add(Need.SWAP_USED)
+    if is_known(memory.shm) and memory.shm.used_bytes > SHM_TIGHT_RATIO * memory.shm.total_bytes:
+        seen.add(Need.SHM_TIGHT)
+    return seen
+
+
+def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
+    """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
+    seen = _observe_loader(scene) | _observe_cpus(scene) | _observe_cards(scene) | _observe_memory(scene)
+    for rank in scene.ranks:
+        if is_known(rank.phases):
+            seen |= rank.phases.sights
+        if is_known(rank.process.environment) and list_taxes(rank.process.environment):
+            seen.add(Need.DEBUG_TAX_SET)
+    return frozenset(seen | suspicion.observed)
+
+
+def _memory_free(scene: Scene) -> Known[int]:
+    memory = scene.frame.memory
+    if is_known(memory.limit_bytes) and is_known(memory.used_bytes):
+        below = max(0, memory.limit_bytes - memory.used_bytes)
+        return min(below, known_or(memory.host_available_bytes, below))
+    return memory.host_available_bytes
+
+
+def _worker_bytes(scene: Scene) -> Known[int]:
+    """Return what one more worker would take: PSS where it was read, else RSS, an upper bound."""
+    pids = {worker.pid for worker in _workers(scene)} or {rank.process.pid for rank in scene.ranks}
+    sizes = [
+        known_or(process.pss_bytes, process.rss_bytes)
+        for process in scene.frame.processes
+        if process.pid in pids
+    ]
+    return int(statistics.median(sizes)) if sizes else Missing("no rank was read")
+
+
+def _worker_load(scene: Scene, waiting: Applicable[float]) -> Known[float]:
+    """Return the cores that one worker takes; without workers, loading takes one core while it runs."""
+    demands = [worker.demand for worker in _workers(scene) if is_known(worker.demand)]
+    if demands:
+        return statistics.median(demands)
+    return 1.0 if is_known(waiting) else Missing("no workers to look at")
+
+
+def _needed(workers: Known[int], suspicion: Suspicion) -> Known[float]:
+    """Return the batches that the compute could take over those that the loader makes.
+
+    With a wait share w: 1 / (1 - w) times what the workers make today; without workers the loop is
+    the loader, and loading takes w / (1 - w) times as long as computing.
+    """
+    if is_known(suspicion.needed_ratio):
+        return suspicion.needed_ratio
+    share = suspicion.share
+    if not is_known(share) or not is_known(workers):
+        return Missing("the share of the data wait is not known")
+    share = min(share, 0.99)
+    return share / (1 - share) if workers == 0 else 1 / (1 - share)
+
+
+def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
+    """Return the numbers of the run that the remedies of ``suspicion`` name."""
+    frame = scene.frame
+    ranks = len(scene.ranks)
+    counts = [len(rank.workers) for rank in scene.ranks]
+    workers: Known[int] = max(counts) if counts else Missing("no rank was read")
+    budget, used = scene.budget, scene.used
+    free: Known[float] = (
+        max(0.0, budget - max(used, known_or(scene.runnable, used)))
+        if is_known(budget) and is_known(used)
+        else Missing("CPU budget or use not read")
+    )
+    loads = suspicion.kind is Kind.DATA_BOUND
+    pool = frame.cpu.pool
+    return Facts(
+        ranks=ranks or Missing("no rank was read"),
+        workers_per_rank=workers,
+        budget_cores=budget,
+        cores_free=free,
+        quota_cores=budget if "quota" in frame.cpu.budget_reason else NOT_APPLICABLE,
+        memory_free_bytes=_memory_free(scene),
+        worker_rss_bytes=_worker_bytes(scene),
+        worker_busy_ratio=_worker_load(scene, suspicion.share),
+        needed_ratio=_needed(workers, suspicion) if loads else Missing("not a question of loading"),
+        waiting_ratio=suspicion.share if is_known(suspicion.share) else Missing("its share is not known"),
+        pool_library=pool.library if is_known(pool) else NOT_APPLICABLE,
+        shm_total_bytes=map_known(lambda shm: shm.total_bytes, frame.memory.shm),
+        pid=suspicion.pid,
+        rank=suspicion.rank,
+        card=suspicion.card,
+    )

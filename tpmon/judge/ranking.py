@@ -1,0 +1,94 @@
+"""Order suspicions: which cause explains which others, and which one is said first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from tpmon.judge.standing import Key, Track, key_of
+from tpmon.model.known import NotApplicable
+from tpmon.model.verdict import EXIT_CODES, Kind
+
+_ANY = NotApplicable.NOT_APPLICABLE
+"""In the table below: every cause of the kind."""
+
+_LOADING = tuple(
+    (Kind.DATA_BOUND, cause)
+    for cause in ("no-workers", "cpu-transform", "too-few-workers", "collate", "drain", "pin")
+)
+_READING = tuple(
+    (Kind.DATA_BOUND, cause) for cause in ("storage-bandwidth", "storage-latency", "network-store")
+)
+_WAITING_FOR_A_RANK = ((Kind.COMMS_BOUND, _ANY),)
+_SPEED_OF_ONE = ((Kind.PYTHON_BOUND, _ANY),)
+
+EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
+    {
+        # Time that the quota takes is counted as waiting for a CPU (host.md section 2 d).
+        (Kind.CPU_THROTTLED, "quota"): (
+            (Kind.OVERSUBSCRIBED, _ANY),
+            *_LOADING,
+            *_SPEED_OF_ONE,
+            *_WAITING_FOR_A_RANK,
+        ),
+        (Kind.OVERSUBSCRIBED, "rank-pool"): (*_LOADING, *_SPEED_OF_ONE, *_WAITING_FOR_A_RANK),
+        (Kind.OVERSUBSCRIBED, "worker-pool"): (*_LOADING, *_SPEED_OF_ONE, *_WAITING_FOR_A_RANK),
+        (Kind.OVERSUBSCRIBED, "too-many-ranks"): (*_LOADING, *_SPEED_OF_ONE, *_WAITING_FOR_A_RANK),
+        (Kind.MEMORY_PRESSURE, "swap"): (*_LOADING, *_READING),
+        (Kind.DATA_BOUND, "page-cache-thrash"): (*_LOADING, *_READING),
+        (Kind.DATA_BOUND, "respawn"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
+        (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
+        (Kind.DATA_BOUND, "periodic"): (
+            (Kind.DATA_BOUND, "too-few-workers"),
+            (Kind.DATA_BOUND, "cpu-transform"),
+        ),
+        # A rank that waits for its data is the one that the others wait for.
+        (Kind.DATA_BOUND, _ANY): _WAITING_FOR_A_RANK,
+        (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_A_RANK,
+        (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_A_RANK,
+        (Kind.PYTHON_BOUND, "gil"): ((Kind.PYTHON_BOUND, "single-thread"),),
+    }
+)
+"""Which causes are only the shadow of another one."""
+
+_FIRST = 1000.0
+_BEFORE_SPEED = 100.0
+_HEALTHY = 0.001
+
+
+def _is(key: Key, wanted: Key) -> bool:
+    return key[0] is wanted[0] and (wanted[1] is _ANY or key[1] == wanted[1])
+
+
+def find_explained(keys: Iterable[Key]) -> frozenset[Key]:
+    """Return those of ``keys`` that another of them explains."""
+    present = tuple(keys)
+    shadows = [
+        shadow
+        for key in present
+        for source, explained in EXPLAINS.items()
+        if _is(key, source)
+        for shadow in explained
+    ]
+    return frozenset(key for key in present if any(_is(key, shadow) for shadow in shadows))
+
+
+def weigh(track: Track) -> float:
+    """Return what ranks a cause: hangs first, then start and pause, then the share of time it costs."""
+    kind = track.suspicion.kind
+    weight = min(max(track.suspicion.weight, 0.0), 1.0)
+    if kind is Kind.HUNG:
+        return _FIRST + weight
+    if kind in (Kind.STARTING, Kind.PAUSED, Kind.IDLE):
+        return _BEFORE_SPEED + weight
+    if EXIT_CODES[kind] == 0:
+        return _HEALTHY * (weight + (kind is Kind.COMPUTE_BOUND))
+    return weight
+
+
+def rank(tracks: Iterable[Track], stated: Key | None) -> tuple[Track, ...]:
+    """Return the causes that may be stated, heaviest first: risen fully, or stated and not fallen yet."""
+    may = [track for track in tracks if track.score >= 1 or key_of(track.suspicion) == stated]
+    explained = find_explained(key_of(track.suspicion) for track in may)
+    free = [track for track in may if key_of(track.suspicion) not in explained]
+    return tuple(sorted(free, key=lambda track: -weigh(track)))

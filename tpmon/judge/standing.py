@@ -1,0 +1,100 @@
+"""Keep a verdict from flickering: a cause must stay to be stated, and must be gone to be dropped. Pure.
+
+Every cause has a score between 0 and 1 that rises while its rule suspects it and falls while it
+does not; a reading at the threshold, suspected half of the time, so drifts and does not toggle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tpmon.judge.suspicion import Suspicion
+from tpmon.model.known import Applicable
+from tpmon.model.verdict import Kind
+
+Key = tuple[Kind, Applicable[str]]
+
+RISE_S = 4.0
+"""Seconds of suspicion until a cause may be stated; its rule has looked at 10 s medians before."""
+FALL_S = 6.0
+URGENT_RISE_S = 1.0
+"""For kinds that no median is needed for: what a process does right now."""
+SWITCH_S = 4.0
+"""How long a heavier cause must be ahead before it takes the place of the stated one."""
+INCUMBENT = 1.25
+"""The stated cause weighs this much more, so that two equal ones do not take turns."""
+LONGEST_STEP_S = 3.0
+"""A pause of tpmon itself (suspend) is not evidence that something went on."""
+
+URGENT = frozenset((Kind.STARTING, Kind.PAUSED, Kind.IDLE, Kind.HUNG))
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Follow one cause: its score, when it was first suspected in this run of it, its last answer."""
+
+    suspicion: Suspicion
+    score: float
+    first_ns: int
+    seen_after_ns: int
+    """How long the history had been without it when it came, nanoseconds; 0 when it was there at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Hold what the judge remembers between two Frames."""
+
+    tracks: tuple[Track, ...] = ()
+    stated: Key | None = None
+    challenger: Key | None = None
+    challenged_ns: int = 0
+    begun_ns: int = 0
+    """When the first Frame was judged."""
+    judged_ns: int = 0
+
+
+def key_of(suspicion: Suspicion) -> Key:
+    """Return what makes two suspicions the same verdict."""
+    return suspicion.kind, suspicion.cause
+
+
+def _step(track: Track, found: Mapping[Key, Suspicion], dt_s: float) -> Track:
+    now = found.get(key_of(track.suspicion))
+    if now is None:
+        return replace(track, score=max(0.0, track.score - dt_s / FALL_S))
+    rise_s = URGENT_RISE_S if now.kind in URGENT else RISE_S
+    return replace(track, suspicion=now, score=min(1.0, track.score + dt_s / rise_s))
+
+
+def follow(standing: Standing, suspicions: Iterable[Suspicion], now_ns: int) -> Standing:
+    """Raise and lower the scores by one Frame; a cause whose score is 0 is forgotten."""
+    begun_ns = standing.begun_ns or now_ns
+    dt_s = min((now_ns - standing.judged_ns) / 1e9, LONGEST_STEP_S) if standing.judged_ns else 0.0
+    found = {key_of(one): one for one in suspicions}
+    old = {key_of(one.suspicion) for one in standing.tracks}
+    tracks = [_step(track, found, dt_s) for track in standing.tracks]
+    tracks += [
+        Track(one, 1.0 if one.kind in URGENT else 0.0, now_ns, now_ns - begun_ns)
+        for key, one in found.items()
+        if key not in old
+    ]
+    kept = tuple(track for track in tracks if track.score > 0 or key_of(track.suspicion) in found)
+    return replace(standing, tracks=kept, begun_ns=begun_ns, judged_ns=now_ns)
+
+
+def state(standing: Standing, ranked: Sequence[Track], weigh: Mapping[Key, float], now_ns: int) -> Standing:
+    """Decide which cause is stated; ``ranked`` are those that may be, best first, with their weights."""
+    keys = [key_of(track.suspicion) for track in ranked]
+    if not keys:
+        return replace(standing, stated=None, challenger=None)
+    best = keys[0]
+    if standing.stated not in keys:
+        return replace(standing, stated=best, challenger=None)
+    if best == standing.stated or weigh[best] <= INCUMBENT * weigh[standing.stated]:
+        return replace(standing, challenger=None)
+    if best != standing.challenger:
+        return replace(standing, challenger=best, challenged_ns=now_ns)
+    if now_ns - standing.challenged_ns < SWITCH_S * 1e9:
+        return standing
+    return replace(standing, stated=best, challenger=None)

@@ -1,0 +1,184 @@
+"""Make the Finding of a cause: confidence, since, what to do, what was ruled out, what is unknown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from tpmon.judge.advice import choose
+from tpmon.judge.advice_entry import Chosen
+from tpmon.judge.observe import gather_facts, observe
+from tpmon.judge.scene import Scene
+from tpmon.judge.standing import Standing, Track
+from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.units import format_clock, format_seconds
+from tpmon.model.verdict import EXIT_CODES, Confidence, Evidence, Finding, Kind, SinceIs
+
+HIGH_SOURCES = 2
+HIGH_SPAN_S = 8.0
+HIGH_MARGIN = 1.25
+MEDIUM_SPAN_S = 4.0
+MEDIUM_MARGIN = 1.5
+"""A single source counts as medium only when it is this far past its threshold."""
+ONSET_HISTORY_S = 10.0
+"""A cause that came after so much history without it began where it was first seen."""
+MOST_GAIN = 20.0
+LOOKING_S = 10.0
+
+_LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+
+
+def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
+    """Say how sure: independent sources, how long (seconds), how far past the threshold.
+
+    Two sources for 8 s, a quarter past the threshold, are high; what speaks against it takes a level.
+    """
+    sources = len(suspicion.sources)
+    level = 0
+    if span_s >= MEDIUM_SPAN_S and (sources >= HIGH_SOURCES or suspicion.margin >= MEDIUM_MARGIN):
+        level = 1
+    if sources >= HIGH_SOURCES and span_s >= HIGH_SPAN_S and suspicion.margin >= HIGH_MARGIN:
+        level = 2
+    if suspicion.against and level > 0:
+        level -= 1
+    return _LEVELS[level]
+
+
+def _last_write(scene: Scene) -> datetime | None:
+    """Return when the job last wrote into its log, None where no log is a file."""
+    times = [one.last_write for one in scene.frame.output if is_known(one.last_write)]
+    return max(times) if times else None
+
+
+def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
+    """Return since when the cause holds, whether that is its onset, and what tells it.
+
+    A cause that was there at the first reading is older than that: the earliest sign of it is a
+    lower bound, for a hang the last line of the log.
+    """
+    suspicion, now = track.suspicion, scene.now
+    if is_known(suspicion.since_ns):
+        began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
+        return began, SinceIs.ONSET, "history"
+    first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - track.first_ns) / 1e9))
+    if track.seen_after_ns >= ONSET_HISTORY_S * 1e9:
+        return first, SinceIs.ONSET, "history"
+    written = _last_write(scene)
+    if suspicion.kind is Kind.HUNG and written is not None and written < first:
+        return written, SinceIs.LOWER_BOUND, f"last log write {format_clock(written)}"
+    return first, SinceIs.LOWER_BOUND, "it was there at the first reading"
+
+
+def _write_try(chosen: Chosen) -> str:
+    """Join what to do and what to paste; several lines of paste stand below it."""
+    if "\n" in chosen.paste:
+        return f"{chosen.text}:\n{chosen.paste}"
+    return f"{chosen.text}: {chosen.paste}"
+
+
+def _pick(suspicion: Suspicion, remedies: Sequence[Chosen]) -> Chosen | None:
+    """Take the best remedy; a healthy run is told only what certainly helps."""
+    if not remedies or (EXIT_CODES[suspicion.kind] == 0 and not remedies[0].certain):
+        return None
+    return remedies[0]
+
+
+def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
+    """Say what the run gains at most: "2.4x if all of the waiting goes away"."""
+    if EXIT_CODES[suspicion.kind] == 0:
+        return NOT_APPLICABLE
+    share = suspicion.share
+    if is_known(share) and 0 < share <= 1:
+        gain = 1 / max(1 - share, 1 / MOST_GAIN)
+        size = f"{gain:.1f}x" if share < 1 - 1 / MOST_GAIN else f"more than {MOST_GAIN:.0f}x"
+        return f"{size} if all of it goes away"
+    if chosen is None or "{gain}" in chosen.remedy.ceiling:
+        return Missing("the share of time that it costs is not known")
+    return chosen.ceiling
+
+
+def _pct(value: Applicable[float]) -> Applicable[float]:
+    return 100 * value if is_known(value) else value
+
+
+def _texts(answers: Sequence[Answer]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    cleared = dict.fromkeys(one.text for one in answers if isinstance(one, Cleared))
+    unsure = dict.fromkeys(one.text for one in answers if isinstance(one, Unsure))
+    return tuple(cleared), tuple(unsure)
+
+
+def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
+    """Write the Finding of the stated cause."""
+    suspicion = track.suspicion
+    since, since_is, since_source = tell_since(track, scene)
+    observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
+    cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
+    chosen = _pick(suspicion, choose(suspicion.kind, cause, observed, facts))
+    ruled_out, unknown = _texts(answers)
+    held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
+    return Finding(
+        kind=suspicion.kind,
+        cause=suspicion.cause,
+        confidence=rate_confidence(suspicion, held_s),
+        share_pct=_pct(suspicion.share),
+        share_low_pct=_pct(suspicion.share_low),
+        share_high_pct=_pct(suspicion.share_high),
+        since=since,
+        since_is=since_is,
+        since_source=since_source,
+        summary=suspicion.summary,
+        try_=_write_try(chosen) if chosen is not None else NOT_APPLICABLE,
+        ceiling=write_ceiling(suspicion, chosen),
+        evidence=suspicion.evidence,
+        against=suspicion.against,
+        ruled_out=ruled_out,
+        unknown=unknown,
+    )
+
+
+def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) -> Finding:
+    """Write the Finding that nothing is decided: how long tpmon has looked, and what it could not read."""
+    looked_s = (standing.judged_ns - standing.begun_ns) / 1e9
+    ruled_out, unknown = _texts(answers)
+    begun = scene.now - timedelta(seconds=looked_s)
+    if looked_s < LOOKING_S:
+        summary = f"looking: {format_seconds(looked_s)} of about {LOOKING_S:.0f} s that a verdict takes"
+    else:
+        summary = "what could be read does not decide what holds the run"
+    stacks = scene.frame.stacks
+    return Finding(
+        kind=Kind.NOT_ENOUGH_EVIDENCE,
+        cause=NOT_APPLICABLE,
+        confidence=Confidence.LOW,
+        share_pct=NOT_APPLICABLE,
+        share_low_pct=NOT_APPLICABLE,
+        share_high_pct=NOT_APPLICABLE,
+        since=begun,
+        since_is=SinceIs.LOWER_BOUND,
+        since_source="first reading",
+        summary=summary,
+        try_=f"let tpmon see stacks ({stacks.reason})"
+        if isinstance(stacks, Missing) and looked_s >= LOOKING_S
+        else NOT_APPLICABLE,
+        ceiling=NOT_APPLICABLE,
+        evidence=_figures(scene),
+        against=(),
+        ruled_out=ruled_out,
+        unknown=unknown,
+    )
+
+
+def _figures(scene: Scene) -> tuple[Evidence, ...]:
+    """Return the figures that a person looks at when no rule fits."""
+    frame = scene.frame
+    ages = frame.ages_s
+    return tuple(
+        Evidence(name, value, unit, "", source, age)
+        for name, value, unit, source, age in (
+            ("CPUs used", scene.used, "CPUs", frame.sources.cpu, ages.cpu),
+            ("runnable", scene.runnable, "threads", frame.sources.threads, ages.threads),
+            ("GPU busy", scene.gpu_pct, "%", frame.sources.gpu, ages.gpu),
+        )
+        if is_known(value)
+    )
