@@ -1,0 +1,365 @@
+"""The cards themselves: heat, brakes, odd caps, a slow PCIe link, errors.
+
+Judged under load only: an idle card lowers clocks and link on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.scene import Scene
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+THERMAL = ("SW thermal", "HW thermal")
+COUNTER_PCT = 5.0
+"""Share of the window by the violation counter, which misses nothing (gpu.md section 4: thermal)."""
+THERMAL_BIT_PCT = 30.0
+"""Share of one-second looks at the reason bit: 3 s of the 10 s window (gpu.md section 4)."""
+BRAKE_BIT_PCT = 20.0
+"""2 s of the 10 s window (gpu.md section 4)."""
+LOADED_PCT = 30.0
+"""U below which a card mostly waits for its host, and its clocks hold nothing back (starved)."""
+CAP_PCT = 50.0
+"""Share of the window with the power cap: half of it, so a burst at its limit is none."""
+CAPPED_POWER_RATIO = 0.8
+"""P below which a card at its power cap has a cap that its limit does not explain (odd power cap)."""
+LOW_CLOCK_RATIO = 0.8
+"""C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
+HOT_MARGIN_C = 3.0
+LINK_LOAD_PCT = 50.0
+LINK_USE_RATIO = 0.2
+"""Share of the present link's capacity from which a faster one would be felt."""
+LINK_RUIN_RATIO = 0.25
+"""Two generations or three quarters of the lanes lost: named even where no counter tells the traffic."""
+LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
+"""PCI Express payload per lane and direction by generation, after line coding."""
+APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
+"""Xids that a program's own fault raises (13, 31, 43, 68, 69), that follow its end (45), or that say
+a row was remapped (63, told by the remap reading)."""
+CAP_REASONS = ("application clocks", "display clocks", "board limit", "reliability")
+
+_SLOW_TO_TELL = 0.2
+_SERIOUS = 0.5
+
+
+def answer_without_cards(scene: Scene) -> Cleared | Unsure:
+    """Say why no rule about cards can suspect anything: there is none, or none could be read."""
+    gpus = scene.frame.gpus
+    if isinstance(gpus, Missing) and "no NVIDIA driver" not in gpus.reason:
+        return Unsure(f"GPU causes ({gpus.reason})")
+    hidden = next((note for note in scene.frame.notes if note.startswith("GPUs not visible")), "")
+    return Unsure(f"GPU causes ({hidden})") if hidden else Cleared("GPU causes (the job uses no card)")
+
+
+def _is_held(card: CardScene, reason: str, bit_pct: float) -> bool:
+    return any(
+        one.reason == reason and one.pct >= (COUNTER_PCT if one.source == "counter" else bit_pct)
+        for one in card.last.throttle_shares
+    )
+
+
+def is_hot(card: CardScene) -> bool:
+    """Tell whether heat holds the card's clocks."""
+    return any(_is_held(card, reason, THERMAL_BIT_PCT) for reason in THERMAL)
+
+
+def is_braked(card: CardScene) -> bool:
+    """Tell whether the external power brake holds the card's clocks."""
+    return _is_held(card, "power brake", BRAKE_BIT_PCT)
+
+
+def is_loaded(card: CardScene, least_pct: float) -> bool:
+    """Tell whether a card's U was read and is at least ``least_pct``."""
+    return is_known(card.busy_pct) and card.busy_pct >= least_pct
+
+
+def _lost_clock(card: CardScene) -> Known[float]:
+    """Return the share of its time that the card loses to its clock: U * (1 - C)."""
+    if not is_known(card.clock_ratio):
+        return card.clock_ratio
+    if not is_known(card.busy_pct):
+        return card.busy_pct
+    return max(0.0, min(1.0, card.busy_pct / 100 * (1 - card.clock_ratio)))
+
+
+def _worst(cards: Iterable[CardScene]) -> CardScene | None:
+    """Return the card with the lowest clock."""
+    listed = list(cards)
+    known = [card for card in listed if is_known(card.clock_ratio)]
+    if known:
+        return min(known, key=lambda card: card.clock_ratio if is_known(card.clock_ratio) else 1.0)
+    return listed[0] if listed else None
+
+
+def _shares(card: CardScene, reasons: Iterable[str], frame: Frame) -> tuple[Evidence, ...]:
+    return tuple(
+        reading(one.reason, one.pct, "% of 10 s", f"NVML reason {one.source}", frame.ages_s.gpu)
+        for one in card.last.throttle_shares
+        if one.reason in reasons
+    )
+
+
+def _clock(card: CardScene, frame: Frame) -> tuple[Evidence, ...]:
+    if not is_known(card.clock_ratio):
+        return ()
+    return (reading("SM clock of its maximum", 100 * card.clock_ratio, "%", "NVML clock", frame.ages_s.gpu),)
+
+
+def _rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
+    return next((rank.process.rank for rank in scene.ranks if rank.process.pid in card.pids), NOT_APPLICABLE)
+
+
+def _throttled(
+    scene: Scene, card: CardScene, cause: str, *, why: str, evidence: tuple[Evidence, ...], margin: float
+) -> Suspicion:
+    lost = _lost_clock(card)
+    sources = {"NVML reasons"}
+    slow = is_known(card.clock_ratio) and card.clock_ratio < BUSY_PCT / 100
+    clock = ""
+    if slow and is_known(card.clock_ratio):
+        sources.add("NVML clock")
+        clock = f" at {format_pct(100 * card.clock_ratio)} % of its clock"
+    return Suspicion(
+        kind=Kind.GPU_THROTTLED,
+        cause=cause,
+        weight=lost if is_known(lost) else _SLOW_TO_TELL,
+        margin=margin,
+        sources=frozenset(sources),
+        summary=f"card {card.index} is held{clock}: {why}",
+        evidence=(*evidence, *_clock(card, scene.frame)),
+        share=lost if is_known(lost) and slow else NOT_APPLICABLE,
+        card=card.index,
+        rank=_rank_on(card, scene),
+    )
+
+
+def _unread_reasons(scene: Scene) -> Known[bool]:
+    """Return the reason why throttling could not be read of any card."""
+    known = [card.last.throttle_known for card in scene.gpus]
+    missing = [one for one in known if isinstance(one, Missing)]
+    return missing[0] if missing and len(missing) == len(known) else True
+
+
+def judge_thermal(scene: Scene) -> Answer:
+    """Suspect heat when it holds the clocks of a loaded card for 5 % of the window."""
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    read = _unread_reasons(scene)
+    if not is_known(read):
+        return Unsure(f"heat of the cards ({read.reason})")
+    card = _worst(one for one in scene.gpus if is_hot(one) and is_loaded(one, LOADED_PCT))
+    if card is None:
+        return Cleared("heat of the cards (no thermal reason)")
+    held = max(held_pct(card, reason) for reason in THERMAL)
+    margin_c = card.last.temperature_margin_c
+    evidence = _shares(card, THERMAL, scene.frame)
+    evidence += (reading("temperature", card.last.temperature_c, "C", "NVML", scene.frame.ages_s.gpu),)
+    hardware = held_pct(card, "HW thermal") > 0
+    why = "hardware protection against heat" if hardware else "it is hot"
+    found = _throttled(scene, card, "thermal", why=why, evidence=evidence, margin=held / COUNTER_PCT)
+    if is_known(margin_c) and margin_c <= HOT_MARGIN_C:
+        found = replace(found, sources=found.sources | {"NVML temperature"})
+    return replace(found, observed=frozenset((Need.CARD_HOT,)))
+
+
+def judge_brake(scene: Scene) -> Answer:
+    """Suspect the power supply when the external brake holds a loaded card."""
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    read = _unread_reasons(scene)
+    if not is_known(read):
+        return Unsure(f"power brake ({read.reason})")
+    card = _worst(one for one in scene.gpus if is_braked(one) and is_loaded(one, LOADED_PCT))
+    if card is None:
+        return Cleared("power brake (not set)")
+    found = _throttled(
+        scene,
+        card,
+        "brake",
+        why="the external power brake, so the power supply or the chassis",
+        evidence=_shares(card, ("power brake", "HW slowdown"), scene.frame),
+        margin=held_pct(card, "power brake") / COUNTER_PCT,
+    )
+    return replace(found, observed=frozenset((Need.CARD_BRAKED,)))
+
+
+def find_odd_cap(card: CardScene) -> str:
+    """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set."""
+    if not is_loaded(card, BUSY_PCT) or is_hot(card) or is_braked(card):
+        return ""
+    low_power = is_known(card.power_ratio) and card.power_ratio < CAPPED_POWER_RATIO
+    if low_power and held_pct(card, "power cap") >= CAP_PCT:
+        return "power cap"
+    slow = is_known(card.clock_ratio) and card.clock_ratio < LOW_CLOCK_RATIO
+    if slow:
+        return next((one for one in (*CAP_REASONS, "HW slowdown") if held_pct(card, one) >= CAP_PCT), "")
+    return ""
+
+
+def judge_odd_cap(scene: Scene) -> Answer:
+    """Suspect a cap that the card's own power limit does not explain."""
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    read = _unread_reasons(scene)
+    if not is_known(read):
+        return Unsure(f"caps on the cards ({read.reason})")
+    card = _worst(one for one in scene.gpus if find_odd_cap(one))
+    if card is None:
+        return Cleared("caps on the cards (none, or explained by the power limit)")
+    reason = find_odd_cap(card)
+    evidence = _shares(card, (reason,), scene.frame)
+    if reason == "power cap" and is_known(card.power_ratio):
+        power = 100 * card.power_ratio
+        evidence += (reading("power of its limit", power, "%", "NVML power", scene.frame.ages_s.gpu),)
+        margin = CAPPED_POWER_RATIO / max(card.power_ratio, 0.1)
+        why = f"a power cap although it draws {format_pct(power)} % of its limit"
+    else:
+        margin = LOW_CLOCK_RATIO / max(card.clock_ratio if is_known(card.clock_ratio) else 1.0, 0.1)
+        why = f"{reason}, not by power or heat"
+    found = _throttled(scene, card, "odd-cap", why=why, evidence=evidence, margin=margin)
+    if reason == "power cap":
+        found = replace(found, sources=found.sources | {"NVML power"})
+    return replace(found, observed=frozenset((Need.CARD_CAPPED,)))
+
+
+def _lane_speed(generation: Known[int], width: Known[int]) -> Known[float]:
+    if not is_known(generation):
+        return generation
+    if not is_known(width):
+        return width
+    lane = LANE_BYTES_S.get(generation)
+    return lane * width if lane and width > 0 else Missing(f"PCIe generation {generation} x{width}")
+
+
+def _link_ratio(card: CardScene) -> Known[float]:
+    """Return the present link's speed over the best that card and slot can."""
+    last = card.last
+    now = _lane_speed(last.pcie_generation, last.pcie_width)
+    best = _lane_speed(last.pcie_generation_max, last.pcie_width_max)
+    if not is_known(now):
+        return now
+    return now / best if is_known(best) else best
+
+
+def _link_use(card: CardScene) -> Known[float]:
+    now = _lane_speed(card.last.pcie_generation, card.last.pcie_width)
+    if not is_known(now):
+        return now
+    return min(1.0, card.pcie_bytes_s / now) if is_known(card.pcie_bytes_s) else card.pcie_bytes_s
+
+
+def judge_pcie(scene: Scene) -> Answer:
+    """Suspect a downtrained PCIe link, under load, when its traffic would be faster on a whole one."""
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]
+    if not loaded:
+        return Unsure("PCIe link (no card under load: idle ones slow it down on purpose)")
+    ratios = [(card, ratio) for card in loaded if is_known(ratio := _link_ratio(card))]
+    if not ratios:
+        return Unsure("PCIe link (not read)")
+    card, ratio = min(ratios, key=lambda pair: pair[1])
+    if ratio >= 1.0:
+        return Cleared("PCIe link (full width and generation)")
+    use = _link_use(card)
+    last = card.last
+    now = f"generation {last.pcie_generation} x{last.pcie_width}"
+    best = f"generation {last.pcie_generation_max} x{last.pcie_width_max}"
+    if is_known(use) and use < LINK_USE_RATIO:
+        return Cleared(f"PCIe link ({now} of {best}, but only {format_pct(100 * use)} % of it is used)")
+    if not is_known(use) and ratio > LINK_RUIN_RATIO:
+        return Unsure(f"PCIe link ({now} of {best}; how much goes over it: {use.reason})")
+    age = scene.frame.ages_s.gpu
+    evidence: tuple[Evidence, ...] = (
+        reading("link speed of its best", 100 * ratio, "%", "NVML PCIe link", age),
+    )
+    if is_known(use):
+        evidence += (reading("link in use", 100 * use, "%", "NVML PCIe counters", age),)
+    return Suspicion(
+        kind=Kind.GPU_THROTTLED,
+        cause="pcie",
+        weight=use * (1 - ratio) if is_known(use) else _SLOW_TO_TELL * (1 - ratio),
+        margin=use / LINK_USE_RATIO if is_known(use) else LINK_RUIN_RATIO / ratio,
+        sources=frozenset(("NVML PCIe link", "NVML PCIe counters") if is_known(use) else ("NVML PCIe link",)),
+        summary=f"card {card.index}'s PCIe link runs as {now}; it can do {best}",
+        evidence=evidence,
+        observed=frozenset((Need.LINK_DOWN,)),
+        card=card.index,
+        rank=_rank_on(card, scene),
+    )
+
+
+def _ecc_rise(card: CardScene, scene: Scene) -> int:
+    """Return how many uncorrected memory errors came within the history."""
+    now = card.last.ecc_uncorrected
+    for frame in scene.history:
+        for sample in frame.gpus if is_known(frame.gpus) else ():
+            if sample.uuid == card.last.uuid and is_known(sample.ecc_uncorrected) and is_known(now):
+                return max(0, now - sample.ecc_uncorrected)
+    return 0
+
+
+def _unread_health(card: CardScene) -> Known[bool]:
+    """Return why nothing of a card's health was read; cards without ECC have no such figures."""
+    last = card.last
+    figures = (last.recovery_action, last.remapped_rows_failed, last.ecc_uncorrected)
+    missing = [one for one in figures if isinstance(one, Missing)]
+    return missing[0] if len(missing) == len(figures) else True
+
+
+def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
+    """Return what the card reports: words, weight, source."""
+    last = card.last
+    found = []
+    if is_known(last.recovery_action) and last.recovery_action != 0:
+        found.append((f"recovery action {last.recovery_action} wanted", _SERIOUS, "NVML recovery action"))
+    if is_known(last.remapped_rows_failed) and last.remapped_rows_failed:
+        found.append(("row remapping failed", _SERIOUS, "NVML remapped rows"))
+    if is_known(last.remapped_rows_pending) and last.remapped_rows_pending:
+        found.append(("a row remapping waits for a reset", _SLOW_TO_TELL, "NVML remapped rows"))
+    rise = _ecc_rise(card, scene)
+    if rise:
+        found.append((f"{rise} new uncorrected memory errors", _SERIOUS, "NVML ECC"))
+    xids = dict.fromkeys(xid for xid in last.xids if xid not in APPLICATION_XIDS)
+    if xids:
+        found.append((f"Xid {', '.join(map(str, xids))}", _SERIOUS, "NVML events"))
+    return found
+
+
+def judge_unhealthy(scene: Scene) -> Answer:
+    """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid."""
+    if not scene.gpus:
+        return answer_without_cards(scene)
+    told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
+    if not told:
+        for read in map(_unread_health, scene.gpus):
+            if not is_known(read):
+                return Unsure(f"errors of the cards ({read.reason})")
+        return Cleared("errors of the cards (none reported)")
+    card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
+    age = scene.frame.ages_s.gpu
+    return Suspicion(
+        kind=Kind.GPU_UNHEALTHY,
+        cause=NOT_APPLICABLE,
+        weight=max(weight for _, weight, _ in words),
+        margin=float(1 + len(words)),
+        sources=frozenset(source for _, _, source in words),
+        summary=f"card {card.index} reports: {'; '.join(text for text, _, _ in words)}",
+        evidence=tuple(
+            Evidence(name=f"card {card.index}", value=1.0, unit="", text=text, source=source, age_s=age)
+            for text, _, source in words
+        ),
+        observed=frozenset((Need.CARD_ERRORS,)),
+        card=card.index,
+        rank=_rank_on(card, scene),
+    )
+
+
+RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap, judge_pcie, judge_unhealthy)

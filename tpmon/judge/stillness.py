@@ -1,0 +1,188 @@
+"""Tell whether a job stands still: stacks that do not change, main threads that do not run. Pure.
+
+A thread that waits for the GPU or a collective spins at 100 %, so moving is judged by stacks, and
+standing still by the main thread alone: background threads tick in the deadest of jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.model.frame import Frame
+from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.stacks import StackFrame, StackSlice
+
+STILL_S = 30.0
+"""How long nothing may move before it is called hung (host.md section 2 f)."""
+STILL_DEMAND = 0.005
+"""Demand of a main thread, in threads, below which it does not run (host.md section 2 f)."""
+QUIET_WORKER_DEMAND = 0.02
+"""Demand of a worker below which it does nothing (host.md section 2 f)."""
+QUIET_RANK_DEMAND = 0.1
+"""Demand of all threads of a rank; gloo's loops tick at 97 switches a second and 0.02 threads."""
+QUIET_HELPER_DEMAND = 0.2
+"""Demand of a helper that may be doing the rank's work; an idle logger's is far below."""
+LEAST_SAMPLES = 5
+"""Samples of a stack before "it does not move" is said (design: three looks, 5 s apart)."""
+LEAST_STACK_SPAN_S = 10.0
+
+MAIN = (ThreadKind.MAIN,)
+
+
+def name_rank(rank: RankScene) -> str:
+    """Name a rank as a person does: by number, else by PID."""
+    number = rank.process.rank
+    return f"rank {number}" if is_known(number) else f"process {rank.process.pid}"
+
+
+def _slices_of(scene: Scene, pid: int) -> Iterator[StackSlice]:
+    """Yield the slices of one process, newest first."""
+    for frame in reversed(scene.history):
+        if is_known(frame.stacks):
+            for one in reversed(frame.stacks):
+                if one.pid == pid:
+                    yield one
+
+
+def stack_moves(scene: Scene, pid: int) -> Known[bool]:
+    """Tell whether a process's main thread was found in more than one stack; Missing: too few samples."""
+    samples = 0
+    first: tuple[StackFrame, ...] | None = None
+    newest_ns = oldest_ns = 0
+    for one in _slices_of(scene, pid):
+        newest_ns = newest_ns or one.ended_ns
+        oldest_ns = one.ended_ns - int(one.seconds * 1e9)
+        for stack in one.stacks:
+            if stack.tid != pid:
+                continue
+            if first is not None and stack.frames != first:
+                return True
+            first = stack.frames
+            samples += stack.samples
+    if samples < LEAST_SAMPLES or newest_ns - oldest_ns < LEAST_STACK_SPAN_S * 1e9:
+        return Missing("too few stack samples yet")
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Hold a job of which nothing moves: for how long at least, and what says so.
+
+    ``moved_ns`` is the CLOCK_MONOTONIC of the last Frame in which something moved, 0 when the
+    history shows none.
+    """
+
+    seconds: float
+    moved_ns: int
+    sources: frozenset[str]
+    log_age_s: Known[float]
+
+
+def _is_still(process: ProcessSample) -> Known[bool]:
+    """Tell whether one process did nothing in one second."""
+    if process.role is Role.RANK:
+        main = demand_of(process, MAIN)
+        if not is_known(main):
+            return main
+        if not is_known(process.runnable):
+            return process.runnable
+        return main < STILL_DEMAND and process.runnable < QUIET_RANK_DEMAND
+    limit = QUIET_HELPER_DEMAND if process.role is Role.HELPER else QUIET_WORKER_DEMAND
+    if not is_known(process.runnable):
+        return process.runnable
+    return process.runnable < limit
+
+
+def _mover(frame: Frame) -> Known[str]:
+    """Name a process of the job that moved in one second, "" when none did."""
+    for process in frame.processes:
+        if process.role is Role.LAUNCHER:
+            continue
+        still = _is_still(process)
+        if not is_known(still):
+            return still
+        if not still:
+            return f"{process.label} ({process.pid}) runs"
+    return ""
+
+
+def _moving_wait(scene: Scene) -> str:
+    """Name a rank whose main thread's wait is too young, or a worker too young; "" when none is."""
+    for rank in scene.ranks:
+        unchanged = rank.process.waits_unchanged_s
+        if is_known(unchanged) and unchanged < STILL_S:
+            return f"{name_rank(rank)} moved {unchanged:.0f} s ago"
+        for worker in rank.workers:
+            if worker.age_s < STILL_S:
+                return f"a worker of {name_rank(rank)} is {worker.age_s:.0f} s old"
+    return ""
+
+
+def _log_age_s(scene: Scene) -> Known[float]:
+    ages = [one.last_write_age_s for one in scene.frame.output if is_known(one.last_write_age_s)]
+    return min(ages) if ages else Missing("no log of the job is a file")
+
+
+def _gpus_move(scene: Scene) -> Known[str]:
+    """Say which card works, "" when none does; a busy card may be a kernel that takes its time."""
+    for card in scene.gpus:
+        if not is_known(card.busy_pct):
+            return card.busy_pct
+        if card.busy_pct >= 1.0:
+            return f"card {card.index} is busy {card.busy_pct:.0f} %"
+    return ""
+
+
+def find_standstill(scene: Scene) -> Known[Standstill] | str:
+    """Return a standstill of at least 30 s, what moves ("" is never returned), or why it is not known."""
+    waits = [rank.process.waits_unchanged_s for rank in scene.ranks]
+    if not waits:
+        return Missing("no rank was read")
+    now = _mover(scene.frame)
+    if now != "":
+        return now
+    for moving in (_moving_wait(scene), _gpus_move(scene)):
+        if moving != "":
+            return moving
+    log_age_s = _log_age_s(scene)
+    if is_known(log_age_s) and log_age_s < STILL_S:
+        return f"the log was written {log_age_s:.0f} s ago"
+    unread = next((wait for wait in waits if isinstance(wait, Missing)), None)
+    if unread is not None:
+        return unread
+    return _look_back(scene, log_age_s)
+
+
+def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str:
+    now_ns = scene.frame.taken_ns
+    oldest_ns, moved_ns = now_ns, 0
+    for frame in reversed(scene.history):
+        mover = _mover(frame)
+        if not is_known(mover):
+            break
+        if mover:
+            moved_ns = frame.taken_ns
+            break
+        oldest_ns = frame.taken_ns
+    seconds = (now_ns - oldest_ns) / 1e9
+    if seconds < STILL_S:
+        return Missing(f"nothing has moved for {seconds:.0f} s of the {STILL_S:.0f} s that it takes")
+    moving = [stack_moves(scene, rank.process.pid) for rank in scene.ranks]
+    if any(is_known(one) and one for one in moving):
+        return "stacks change"
+    sources = {"schedstat", "wait"}
+    if is_known(log_age_s):
+        sources.add("log")
+    if all(is_known(one) for one in moving):
+        sources.add("stacks")
+    return Standstill(seconds, moved_ns, frozenset(sources), log_age_s)
+
+
+def waits_for_batch(rank: RankScene, least: float = 0.9) -> Known[bool]:
+    """Tell whether a rank's main thread spends at least ``least`` of its time waiting for a batch."""
+    if is_known(rank.main):
+        return rank.main.batch_wait >= least
+    return map_known(lambda ratio: ratio >= least, rank.batch_wait_ratio)
