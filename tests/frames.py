@@ -78,6 +78,7 @@ def make_process(pid: int = 4211, **fields: Any) -> ProcessSample:
         pss_age_s=4.0,
         asked_read_bytes_s=1.2e6,
         asked_write_bytes_s=0.0,
+        read_calls_s=40.0,
         device_read_bytes_s=0.0,
         device_write_bytes_s=0.0,
         minor_faults_s=210.0,

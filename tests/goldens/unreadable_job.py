@@ -35,6 +35,7 @@ def other_user() -> Frame:
             rank=Missing("environment not readable"),
             local_rank=Missing("environment not readable"),
             asked_read_bytes_s=DENIED,
+            read_calls_s=DENIED,
             asked_write_bytes_s=DENIED,
             device_read_bytes_s=DENIED,
             device_write_bytes_s=DENIED,

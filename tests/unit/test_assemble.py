@@ -72,7 +72,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     )
     now = ProcessReading(
         stat=Stat("python", "S", 40, 5, 0, 6, 1.5, 9, 77, 1000),
-        rates=Rates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
+        rates=Rates(98.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
         threads=ThreadReading(
             1.5, 0.5, 1.0, 1, 20.0, 2.0, (ThreadGroup(ThreadKind.MAIN, 9, 1.5),), 8 * SECOND
         ),
@@ -89,6 +89,7 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     assert (row.rss_bytes, row.pss_bytes, row.pss_age_s) == (1000, 600, 4.0)
     assert (row.minor_faults_s, row.major_faults_s) == (1.0, 2.0)
     assert (row.asked_read_bytes_s, row.asked_write_bytes_s) == (3.0, 4.0)
+    assert row.read_calls_s == 7.0
     assert (row.device_read_bytes_s, row.device_write_bytes_s) == (5.0, 6.0)
     assert (row.waits_for, row.waits_unchanged_s, row.threads) == ("lock or queue (futex)", 4.0, 9)
     without = make_process(Reading(member, now), REFUSED, 10 * SECOND)

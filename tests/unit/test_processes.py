@@ -33,7 +33,7 @@ STAT = Stat(
     start_ticks=5,
     rss_bytes=1 << 20,
 )
-IO = Io(1000, 2000, 3000, 4000)
+IO = Io(1000, 2000, 3000, 4000, 500)
 NOBODY = 65534
 
 
@@ -73,9 +73,10 @@ def test_rates_need_two_readings_at_different_moments():
 
 def test_rates_are_per_second_of_the_interval_that_passed():
     later = replace(STAT, cpu_s=4.0, minor_faults=140, major_faults=3)
-    rates = measure_rates((STAT, IO, 5 * SECOND), (later, Io(1200, 2600, 3000, 4001), 7 * SECOND))
+    rates = measure_rates((STAT, IO, 5 * SECOND), (later, Io(1200, 2600, 3000, 4001, 520), 7 * SECOND))
     assert (rates.cpu_pct, rates.minor_faults_s, rates.major_faults_s) == (150.0, 20.0, 1.0)
     assert (rates.asked_read_bytes_s, rates.asked_write_bytes_s) == (100.0, 300.0)
+    assert rates.read_calls_s == 10.0
     assert (rates.device_read_bytes_s, rates.device_write_bytes_s) == (0.0, 0.5)
 
 
@@ -89,7 +90,7 @@ def test_io_that_may_not_be_read_is_missing_beside_rates_that_are_known():
 
 
 def test_counters_that_go_back_are_no_negative_rate():
-    rates = measure_rates((STAT, IO, SECOND), (replace(STAT, cpu_s=0.2), Io(0, 0, 0, 0), 2 * SECOND))
+    rates = measure_rates((STAT, IO, SECOND), (replace(STAT, cpu_s=0.2), Io(0, 0, 0, 0, 0), 2 * SECOND))
     assert rates.cpu_pct == 0.0
     assert rates.asked_read_bytes_s == 0.0
 

@@ -73,7 +73,7 @@ def ProcFileOnce(path: str) -> bytes:
 
 def test_io_counts_what_was_asked_and_what_reached_the_device():
     raw = b"rchar: 10\nwchar: 20\nsyscr: 1\nsyscw: 2\nread_bytes: 30\nwrite_bytes: 40\ncancelled_write_bytes: 5\n"
-    assert parse_io(raw) == Io(10, 20, 30, 40)
+    assert parse_io(raw) == Io(10, 20, 30, 40, 1)
 
 
 def test_schedstat_is_run_wait_slices():

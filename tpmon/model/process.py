@@ -99,6 +99,8 @@ class ProcessSample:
     asked_read_bytes_s: Known[float]
     """rchar: what read(2) returned, page cache included; not recv(2), not mapped files."""
     asked_write_bytes_s: Known[float]
+    read_calls_s: Known[float]
+    """read(2) and its kin per second; with ``asked_read_bytes_s`` the mean size of a read."""
     device_read_bytes_s: Known[float]
     device_write_bytes_s: Known[float]
     minor_faults_s: Known[float]

@@ -49,6 +49,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         pss_age_s=(now_ns - pss.taken_ns) / 1e9 if isinstance(pss, Pss) else pss,
         asked_read_bytes_s=rates.asked_read_bytes_s,
         asked_write_bytes_s=rates.asked_write_bytes_s,
+        read_calls_s=rates.read_calls_s,
         device_read_bytes_s=rates.device_read_bytes_s,
         device_write_bytes_s=rates.device_write_bytes_s,
         minor_faults_s=rates.minor_faults_s,

@@ -46,6 +46,7 @@ class Rates:
     asked_write_bytes_s: Known[float]
     device_read_bytes_s: Known[float]
     device_write_bytes_s: Known[float]
+    read_calls_s: Known[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class ProcessReading:
     taken_ns: int
 
 
-_QUIET = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_QUIET = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def rate(new: float, old: float, elapsed_s: float) -> float:
@@ -73,7 +74,7 @@ def rate(new: float, old: float, elapsed_s: float) -> float:
 def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Known[Io], int]) -> Rates:
     """Return the rates between two readings (stat, io, CLOCK_MONOTONIC ns); Missing for the first."""
     if old is None or new[2] <= old[2]:
-        return Rates(_FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST)
+        return Rates(_FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST, _FIRST)
     elapsed_s = (new[2] - old[2]) / 1e9
     stat, io, _ = new
     old_stat, old_io, _ = old
@@ -98,6 +99,7 @@ def measure_rates(old: tuple[Stat, Known[Io], int] | None, new: tuple[Stat, Know
         asked_write_bytes_s=io_rate(lambda one: one.asked_write),
         device_read_bytes_s=io_rate(lambda one: one.device_read),
         device_write_bytes_s=io_rate(lambda one: one.device_write),
+        read_calls_s=io_rate(lambda one: one.read_calls),
     )
 
 
@@ -237,7 +239,7 @@ class ProcessProbe:
         old, self._old = self._old, (stat, io, taken_ns)
         if old is None and self._born_after_ns:
             unborn = replace(stat, cpu_s=0.0, minor_faults=0, major_faults=0)
-            old = (unborn, map_known(lambda _: Io(0, 0, 0, 0), io), self._born_after_ns)
+            old = (unborn, map_known(lambda _: Io(0, 0, 0, 0, 0), io), self._born_after_ns)
         rates = measure_rates(old, self._old)
         moved = old is None or old[0].cpu_s != stat.cpu_s
         if stat.state in "ZX":

@@ -91,16 +91,17 @@ def parse_stat(raw: bytes) -> Stat:
 
 @dataclass(frozen=True, slots=True)
 class Io:
-    """Hold the byte counters of /proc/PID/io."""
+    """Hold the byte counters of /proc/PID/io, and how many reads were asked for."""
 
     asked_read: int
     asked_write: int
     device_read: int
     device_write: int
+    read_calls: int
 
 
 def parse_io(raw: bytes) -> Io:
-    """Parse /proc/PID/io: rchar, wchar, read_bytes, write_bytes.
+    """Parse /proc/PID/io: rchar, wchar, read_bytes, write_bytes, syscr.
 
     Raises:
         ValueError: when a counter is absent.
@@ -115,6 +116,7 @@ def parse_io(raw: bytes) -> Io:
             int(values[b"wchar"]),
             int(values[b"read_bytes"]),
             int(values[b"write_bytes"]),
+            int(values[b"syscr"]),
         )
     except KeyError as error:
         raise ValueError(f"io has no {error}") from error
