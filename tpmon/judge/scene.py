@@ -6,13 +6,15 @@ A rule never looks at a single second. Everything here is computed once for each
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 
-from tpmon.judge.medians import median_known, share_of
-from tpmon.judge.phases import RankPhases
+from tpmon.judge.data_wait import LEAST_READINGS, LEAST_SAMPLES, DataWait, combine_wait, measure_share
+from tpmon.judge.medians import NO_FRAMES, median_known, share_of
+from tpmon.judge.phases import RankPhases, Share
 from tpmon.judge.scene_gpu import CardScene, see_cards
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample
@@ -41,6 +43,10 @@ class WorkerScene:
     """Share of the readings in uninterruptible sleep or in a named wait for I/O."""
     io_waits: tuple[str, ...]
     """What it waited for when blocked, most frequent first."""
+    waits: Mapping[str, float]
+    """Share of the readings, 0-1, by what it waited for, in words; empty where none was read."""
+    stopped: bool
+    read_calls_s: Known[float]
     device_read_bytes_s: Known[float]
     asked_read_bytes_s: Known[float]
     major_faults_s: Known[float]
@@ -80,7 +86,13 @@ class RankScene:
     """The main thread by frequent looks; finer than ``batch_wait_ratio`` where it was read."""
     phases: Known[RankPhases]
     """The main thread by stack samples."""
+    data_wait: Known[DataWait]
+    """How long it waits for or works on its batches, by all that could tell."""
     loader: LoaderSample | None
+    has_workers: bool
+    """Whether there were loader workers at any time of the span."""
+    births: int
+    """Workers born in the last 60 s."""
     workers: tuple[WorkerScene, ...]
 
 
@@ -151,6 +163,14 @@ def _io_waits(samples: Sequence[ProcessSample]) -> tuple[str, ...]:
     return tuple(sorted(counts, key=lambda words: (-counts[words], words)))
 
 
+def _wait_shares(waits: Sequence[Known[str]]) -> dict[str, float]:
+    """Return the share of each wait among those that were read, most frequent first."""
+    known = [words for words in waits if is_known(words)]
+    if not known or 2 * len(known) < len(waits):
+        return {}
+    return {words: count / len(known) for words, count in Counter(known).most_common()}
+
+
 def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     last = samples[-1]
     waits = [sample.waits_for for sample in samples]
@@ -170,6 +190,9 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
         idle_ratio=share_of(waits, lambda words: words == WORK_WAIT),
         blocked_ratio=sum(blocked) / len(blocked),
         io_waits=_io_waits(samples),
+        waits=_wait_shares(waits),
+        stopped=last.state == "T",
+        read_calls_s=median_known(sample.read_calls_s for sample in samples),
         device_read_bytes_s=median_known(sample.device_read_bytes_s for sample in samples),
         asked_read_bytes_s=median_known(sample.asked_read_bytes_s for sample in samples),
         major_faults_s=median_known(sample.major_faults_s for sample in samples),
@@ -202,6 +225,24 @@ def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
     )
 
 
+def _see_batch_wait(
+    main: Known[MainThreadScene], waits: Sequence[Known[str]], loaders: Sequence[LoaderSample]
+) -> Known[Share]:
+    """Return the share of looks that found the main thread waiting for a worker's batch."""
+    if not loaders:
+        return Missing("no workers: only stacks tell loading from computing")
+    pins = any(loader.pin_thread for loader in loaders)
+    if is_known(main) and main.looks >= LEAST_SAMPLES:
+        return measure_share(main.timed_lock if pins else main.batch_wait, main.looks)
+    if pins:
+        return Missing("behind a pin thread a wait for a batch looks like any lock")
+    ratio = share_of(waits, lambda words: words == BATCH_WAIT)
+    read = sum(is_known(words) for words in waits)
+    if not is_known(ratio):
+        return ratio
+    return measure_share(ratio, read) if read >= LEAST_READINGS else NO_FRAMES
+
+
 def _no_phases(frame: Frame) -> Missing:
     return frame.stacks if isinstance(frame.stacks, Missing) else Missing("no stack sample of this rank yet")
 
@@ -220,6 +261,9 @@ def _see_rank(
     busy: list[Known[float]] = [
         float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
     ]
+    main = _see_main(last.pid, frames)
+    stacks = phases.get(last.pid, _no_phases(frame))
+    loaders = [loader for one in frames for loader in one.loader if loader.pid == last.pid]
     return RankScene(
         process=last,
         demand=median_known(sample.runnable for sample in samples),
@@ -230,8 +274,11 @@ def _see_rank(
         busy_threads=median_known(busy),
         batch_wait_ratio=share_of(waits, lambda words: words == BATCH_WAIT),
         running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
-        main=_see_main(last.pid, frames),
-        phases=phases.get(last.pid, _no_phases(frames[-1])),
+        main=main,
+        phases=stacks,
+        data_wait=combine_wait(_see_batch_wait(main, waits, loaders), stacks),
+        has_workers=bool(loaders or workers),
+        births=max((loader.births for loader in loaders), default=0),
         loader=next((loader for loader in frame.loader if loader.pid == last.pid), None),
         workers=tuple(_see_worker(by_pid[worker.pid], frame) for worker in workers),
     )
