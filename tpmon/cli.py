@@ -6,16 +6,16 @@ text outputs never import the screen.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tpmon import __version__, config
+from tpmon.arguments import DEMO_FRAMES, parse_arguments
 from tpmon.config import Options
 from tpmon.errors import ExitCode, NoTerminalError, TpmonError, UsageError
 from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
@@ -24,25 +24,6 @@ if TYPE_CHECKING:
     from tpmon.model.frame import Frame
     from tpmon.model.results import Update
     from tpmon.probe.job import Job
-
-DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing of it."
-
-COMMANDS = """\
-commands:
-  ps             list the training jobs of this machine (so does tpmon alone)
-  attach PID     watch the job around a process: launcher, rank, worker, any of them
-  demo           start a small real training and watch it
-
-Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
-
-EXIT_CODES = """\
-exit codes:
-  0 ended well, also when the job ended    3 no training job there
-  1 a bug in tpmon, report file named      4 not permitted to read it
-  2 wrong arguments or configuration       5 no terminal for the screen
-  129 hang-up, 130 interrupt, 143 terminate"""
-
-DEMO_FRAMES = 3
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,117 +36,8 @@ class Ended(BaseException):
         self.code = code
 
 
-class Parser(argparse.ArgumentParser):
-    """Parse arguments, refuse them in the manner of every other error, write help unbuffered."""
-
-    def error(self, message: str) -> Any:
-        """Refuse the arguments.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(message, f"{self.prog} --help")
-
-    def print_help(self, file: Any = None) -> None:
-        """Write the help to ``file``, by default to standard output without a buffer."""
-        if file is not None:
-            super().print_help(file)
-            return
-        _stdout().write_lines(self.format_help().rstrip("\n"))
-
-
 def _stdout(ascii_only: bool = False) -> Output:
     return Output(1, ascii_only)
-
-
-def _add_setting(parser: argparse.ArgumentParser, setting: config.Setting) -> None:
-    options: dict[str, Any] = {"dest": setting.key, "help": setting.help, "default": argparse.SUPPRESS}
-    if setting.kind is config.Kind.SWITCH:
-        parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **options)
-    else:
-        short = ("-i",) if setting.key == "interval" else ()
-        parser.add_argument(*short, setting.flag, metavar=setting.metavar, **options)
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--print-config",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="print every setting and which source won, and end",
-    )
-
-
-def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
-    """Build the parser of all commands; each flag of a setting comes from the table in ``config``."""
-    plain = argparse.RawDescriptionHelpFormatter
-    json_setting = next(setting for setting in config.OUTPUT_SETTINGS if setting.key == "json")
-    parser = Parser(
-        prog="tpmon",
-        usage="tpmon [ps | attach PID | demo] [options]",
-        description=f"{DESCRIPTION}\n\n{COMMANDS}",
-        epilog=EXIT_CODES,
-        formatter_class=plain,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="store_true", help="print the version and end")
-    _add_setting(parser, json_setting)
-    _add_common(parser)
-    commands = parser.add_subparsers(prog="tpmon", dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
-    ps = commands.add_parser(
-        "ps",
-        usage="tpmon ps [options]",
-        description="List the training jobs of this machine.",
-        allow_abbrev=False,
-    )
-    _add_setting(ps, json_setting)
-    attach = commands.add_parser(
-        "attach",
-        usage="tpmon attach PID | --job [options]",
-        description="Watch a training job. PID may be any process of it. Without an output flag: the screen.",
-        epilog=EXIT_CODES,
-        formatter_class=plain,
-        allow_abbrev=False,
-    )
-    attach.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
-    _add_setting(attach, config.JOB_SETTING)
-    demo = commands.add_parser(
-        "demo",
-        usage="tpmon demo [options]",
-        description=(
-            "Start a small real training (torch on the CPU) and watch it; it ends with tpmon.\n"
-            f"Without a terminal and an output flag: {DEMO_FRAMES} readings as text."
-        ),
-        epilog=demo_epilog,
-        formatter_class=plain,
-        allow_abbrev=False,
-    )
-    for setting in config.DEMO_SETTINGS:
-        _add_setting(demo, setting)
-    for command in (attach, demo):
-        for setting in config.OUTPUT_SETTINGS:
-            _add_setting(command, setting)
-    for command in (ps, attach, demo):
-        _add_common(command)
-    return parser
-
-
-def _list_bottlenecks() -> str:
-    from tpmon.launch import bottlenecks
-
-    lines = [f"  {one.name:<16} {one.summary}" for one in bottlenecks()]
-    return "\n".join(["bottlenecks:", *lines])
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    wants_help = "demo" in arguments and not {"-h", "--help"}.isdisjoint(arguments)
-    parser = build_parser(_list_bottlenecks() if wants_help else "")
-    try:
-        return parser.parse_args(arguments)
-    except UsageError as error:
-        if arguments and arguments[0].isdecimal():
-            raise UsageError(f"{arguments[0]} is no command", f"tpmon attach {arguments[0]}") from error
-        raise
 
 
 @contextmanager
@@ -207,7 +79,8 @@ def _list_jobs(options: Options) -> int:
     return ExitCode.OK
 
 
-def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
+def _check_asked(options: Options, asked: str | None, job_was_asked: bool) -> None:
+    """Refuse a PID that is no number, none at all, or one beside --job."""
     if asked is not None and not asked.isdecimal():
         raise UsageError(f"a PID is a number, found {asked!r}", "tpmon ps lists the training jobs")
     if asked is not None and job_was_asked:
@@ -216,10 +89,10 @@ def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
         raise UsageError(
             "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
         )
-    if not options.is_text:
-        from tpmon.ui.terminal import require_terminal
 
-        require_terminal()
+
+def _find_job(asked: str | None) -> Job:
+    """Find the job that was asked for, and say what is odd about it."""
     from tpmon.probe.target import find_job, find_only_job
     from tpmon.session import step_aside
 
@@ -227,10 +100,56 @@ def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
     job = find_only_job() if asked is None else find_job(int(asked))
     if job.remark:
         complain(f"tpmon: {job.remark}")
+    return job
+
+
+def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
+    if options.check:
+        return _diagnose(options, asked, job_was_asked)
+    _check_asked(options, asked, job_was_asked)
+    if not options.is_text:
+        from tpmon.ui.terminal import require_terminal
+
+        require_terminal()
+    job = _find_job(asked)
     if not options.is_text:
         return _watch_on_screen(job, options)
     _watch_as_text(job, options)
     return ExitCode.OK
+
+
+def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
+    """Print the verdict once it was looked for long enough, or once it is what was waited for."""
+    from tpmon.diagnose import LOOK_S, OnChange, Watch, parse_command, parse_until, pick_exit_code
+    from tpmon.model.codec import encode
+    from tpmon.probe.collect import Collector
+    from tpmon.report.verdict import write_check, write_verdict
+    from tpmon.session import Session
+
+    _check_asked(options, asked, job_was_asked)
+    until = parse_until(options.diagnose_until or "")
+    command = parse_command(options.diagnose_on_change) if options.diagnose_on_change else ()
+    limit_s = options.diagnose_for_s if options.diagnose_for_s or until else LOOK_S
+    output = _stdout(options.ascii_only)
+    watch = Watch(limit_s, until, OnChange(command) if command else None)
+    job = _find_job(asked)
+
+    def sink(update: Update) -> None:
+        if watch.read(update):
+            session.stop()
+
+    session = Session(Collector(job, options.interval_s), [sink], options.interval_s)
+    last = session.run()
+    if last is None:
+        raise ValueError("a session ended before its first Frame")
+    if options.json:
+        output.write_json(encode(last.verdict))
+    elif options.check:
+        output.write_lines(write_check(last))
+    else:
+        output.write_lines(*write_verdict(last))
+    watch.finish()
+    return pick_exit_code(last)
 
 
 def _has_terminal() -> bool:
@@ -358,7 +277,7 @@ def _watch_on_screen(job: Job, options: Options) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    given = vars(_parse(arguments))
+    given = vars(parse_arguments(arguments))
     if given.get("version"):
         _stdout().write_lines(f"tpmon {__version__}")
         return ExitCode.OK
@@ -371,6 +290,8 @@ def _run(arguments: Sequence[str]) -> int:
     command = given.get("command")
     if command == "attach":
         return _attach(options, given.get("pid"), given.get("job", False))
+    if command == "diagnose":
+        return _diagnose(options, given.get("pid"), given.get("job", False))
     if command == "demo":
         return _demo(options)
     return _list_jobs(options)

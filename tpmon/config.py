@@ -1,7 +1,6 @@
-"""Settings: the closed table, and where each value came from: default < file < environment < flag.
+"""Decide every setting: default < file < environment < flag, and remember which of them won.
 
-The table feeds the flags of ``cli``, the ``TPMON_*`` variables, the keys of the configuration file
-and ``--print-config``. Knows no terminal and no process.
+Knows no terminal and no process.
 """
 
 from __future__ import annotations
@@ -11,27 +10,17 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, IntEnum
-from typing import Any, Union
+from enum import IntEnum
+from typing import Any
 
 from tpmon.errors import UsageError
-
-INTERVAL_LOW_S = 0.5
-INTERVAL_HIGH_S = 10.0
-
-Value = Union[bool, int, float, str]
-
-DECIDED_LATER = None
-"""The default of a setting that another one decides: the ranks of the demo follow its bottleneck."""
-
-
-class Kind(Enum):
-    """Name what a setting holds."""
-
-    SWITCH = "true or false"
-    COUNT = "a whole number"
-    NUMBER = "a number"
-    NAME = "a name"
+from tpmon.settings import (
+    DECIDED_LATER,
+    SETTINGS,
+    Kind,
+    Setting,
+    Value,
+)
 
 
 class Source(IntEnum):
@@ -44,29 +33,6 @@ class Source(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Describe one setting. ``key`` is its name in the file; a dot means a table of the file."""
-
-    key: str
-    kind: Kind
-    default: Value | None
-    help: str
-    metavar: str = ""
-    low: float = -math.inf
-    high: float = math.inf
-
-    @property
-    def variable(self) -> str:
-        """Name the environment variable: ``demo.ranks`` is TPMON_DEMO_RANKS."""
-        return "TPMON_" + self.key.upper().replace(".", "_")
-
-    @property
-    def flag(self) -> str:
-        """Name the long flag: ``demo.ranks`` is --ranks, of ``tpmon demo`` alone."""
-        return "--" + self.key.rpartition(".")[2]
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """Hold the value of a setting and what decided it, in words that a person can look up."""
 
@@ -75,38 +41,8 @@ class Choice:
     where: str
 
 
-OUTPUT_SETTINGS = (
-    Setting("once", Kind.SWITCH, False, "read twice, one interval apart, print the second reading and end"),
-    Setting("json", Kind.SWITCH, False, "print JSON, one object a line (docs/json.md)"),
-    Setting("plain", Kind.SWITCH, False, "print a line when something changes, in words alone"),
-    Setting("ascii", Kind.SWITCH, False, "draw with ASCII alone (default: when the locale is not UTF-8)"),
-    Setting(
-        "interval",
-        Kind.NUMBER,
-        1.0,
-        f"seconds between readings, {INTERVAL_LOW_S:g} to {INTERVAL_HIGH_S:g} (default: 1)",
-        metavar="SECONDS",
-        low=INTERVAL_LOW_S,
-        high=INTERVAL_HIGH_S,
-    ),
-)
-
-JOB_SETTING = Setting("job", Kind.SWITCH, False, "attach to your only training job on this machine")
-
-DEMO_SETTINGS = (
-    Setting(
-        "demo.ranks", Kind.COUNT, DECIDED_LATER, "ranks (default: as many as the bottleneck needs)", "N", 1
-    ),
-    Setting(
-        "demo.workers", Kind.COUNT, DECIDED_LATER, "DataLoader workers of each rank (default: 2)", "N", 0
-    ),
-    Setting("demo.bottleneck", Kind.NAME, "none", "what is wrong with the training (default: none)", "NAME"),
-    Setting("demo.seconds", Kind.NUMBER, 900.0, "end the training after so long (default: 900)", "S", 1),
-)
-
-SETTINGS = (*OUTPUT_SETTINGS, JOB_SETTING, *DEMO_SETTINGS)
-
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
+_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _YES = frozenset(("1", "true", "yes", "on"))
 _NO = frozenset(("0", "false", "no", "off"))
 _CATALOGUE = "tpmon --print-config lists every setting and its value"
@@ -148,6 +84,10 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
     elif kind is Kind.NAME:
         if isinstance(value, str) and value:
             return value
+    elif kind is Kind.DURATION and isinstance(value, str):
+        seconds = parse_duration(value.strip())
+        if seconds is not None:
+            return check_value(setting, seconds, where, found if found is not None else value)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         whole = kind is Kind.COUNT
         if (
@@ -159,6 +99,16 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
     raise _refuse(setting, where, value if found is None else found)
 
 
+def parse_duration(text: str) -> float | None:
+    """Read "90", "90s", "5m", "8h" or "2d" as seconds; None for anything else."""
+    factor = _TIME_UNITS.get(text[-1:].lower(), 0)
+    number = text[:-1] if factor else text
+    try:
+        return float(number) * (factor or 1)
+    except ValueError:
+        return None
+
+
 def parse_text(setting: Setting, text: str, where: str) -> Value:
     """Read a value from a flag or an environment variable.
 
@@ -167,6 +117,8 @@ def parse_text(setting: Setting, text: str, where: str) -> Value:
     """
     kind = setting.kind
     word = text.strip()
+    if kind is Kind.DURATION:
+        return check_value(setting, parse_duration(word), where, text)
     if kind is Kind.NAME:
         return check_value(setting, word, where)
     if kind is Kind.SWITCH:
@@ -290,6 +242,10 @@ class Options:
     json: bool
     plain: bool
     job: bool
+    check: bool
+    diagnose_for_s: float | None
+    diagnose_until: str | None
+    diagnose_on_change: str | None
     demo_ranks: int | None
     demo_workers: int | None
     demo_bottleneck: str
@@ -316,6 +272,10 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         json=json,
         plain=plain,
         job=values["job"],
+        check=values["check"],
+        diagnose_for_s=values["diagnose.for"],
+        diagnose_until=values["diagnose.until"],
+        diagnose_on_change=values["diagnose.on-change"],
         demo_ranks=values["demo.ranks"],
         demo_workers=values["demo.workers"],
         demo_bottleneck=values["demo.bottleneck"],
@@ -346,7 +306,7 @@ def describe_config(choices: Mapping[str, Choice], environment: Mapping[str, str
             lines += ["", f"[{head}]"]
         choice = choices[setting.key]
         if choice.value is DECIDED_LATER:
-            lines.append(f"# {name} is not set: the bottleneck decides")
+            lines.append(f"# {name} is not set: {setting.help}")
             continue
         text = f"{name} = {_toml_value(choice.value)}"
         lines.append(f"{text:<24} # {choice.where}")

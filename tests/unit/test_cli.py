@@ -16,12 +16,19 @@ from pathlib import Path
 import pytest
 
 from tpmon import __version__, cli
-from tpmon.config import DEMO_SETTINGS, JOB_SETTING, OUTPUT_SETTINGS
 from tpmon.errors import ExitCode
 from tpmon.launch import bottlenecks
 from tpmon.model.codec import decode
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.results import JobList
+from tpmon.settings import (
+    CHECK_SETTING,
+    DEMO_SETTINGS,
+    DIAGNOSE_SETTINGS,
+    JOB_SETTING,
+    LOOK_SETTINGS,
+    OUTPUT_SETTINGS,
+)
 
 SECONDS = 60.0
 """Longest wait for anything; nothing waits it out."""
@@ -83,7 +90,7 @@ def test_help_names_each_command_and_each_exit_code():
     done = call("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    for command in ("ps ", "attach PID", "demo "):
+    for command in ("ps ", "attach PID", "diagnose PID", "demo "):
         assert f"\n  {command}" in done.stdout
     for code in ExitCode:
         assert f" {code.value} " in done.stdout
@@ -93,7 +100,8 @@ def test_help_names_each_command_and_each_exit_code():
     ("command", "settings"),
     [
         ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
-        ("attach", [*OUTPUT_SETTINGS, JOB_SETTING]),
+        ("attach", [*OUTPUT_SETTINGS, JOB_SETTING, CHECK_SETTING]),
+        ("diagnose", [*LOOK_SETTINGS, JOB_SETTING, *DIAGNOSE_SETTINGS]),
         ("demo", [*OUTPUT_SETTINGS, *DEMO_SETTINGS]),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpmon import config
+from tpmon import settings
 from tpmon.config import Source, config_path, describe_config, locale_is_utf8, read_file, resolve, settle
 from tpmon.errors import UsageError
 
@@ -77,16 +77,17 @@ def test_a_near_miss_is_answered_with_the_name():
 
 
 def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path: Path):
-    texts = {config.Kind.SWITCH: "true", config.Kind.COUNT: "3", config.Kind.NUMBER: "7.0"}
-    for setting in config.SETTINGS:
+    texts = {settings.Kind.SWITCH: "true", settings.Kind.COUNT: "3", settings.Kind.NUMBER: "7.0"}
+    texts[settings.Kind.DURATION] = "7m"
+    for setting in settings.SETTINGS:
         text = texts.get(setting.kind, "hang")
         head, _, name = setting.key.rpartition(".")
         file = tmp_path / "config.toml"
-        quoted = f'"{text}"' if setting.kind is config.Kind.NAME else text
+        quoted = f'"{text}"' if setting.kind in (settings.Kind.NAME, settings.Kind.DURATION) else text
         file.write_text((f"[{head}]\n" if head else "") + f"{name} = {quoted}\n")
         by_file = resolve({}, {}, str(file), read_file(str(file)))[setting.key]
         by_environment = resolve({}, {setting.variable: text}, PATH, {})[setting.key]
-        given = True if setting.kind is config.Kind.SWITCH else text
+        given = True if setting.kind is settings.Kind.SWITCH else text
         by_flag = resolve({setting.key: given}, {}, PATH, {})[setting.key]
         assert by_file.value == by_environment.value == by_flag.value != setting.default
         assert (by_file.source, by_environment.source, by_flag.source) == (1, 2, 3)

@@ -1,0 +1,160 @@
+"""What can be typed after ``tpmon``: commands, flags, help. The flags of settings come from ``config``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from tpmon import settings
+from tpmon.errors import UsageError
+from tpmon.report.write import Output
+
+DESCRIPTION = "A live monitor that attaches to a running PyTorch training job and changes nothing of it."
+
+COMMANDS = """\
+commands:
+  ps             list the training jobs of this machine (so does tpmon alone)
+  attach PID     watch the job around a process: launcher, rank, worker, any of them
+  diagnose PID   look for a while and print the verdict: what holds the run, what to do
+  demo           start a small real training and watch it
+
+Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
+
+EXIT_CODES = """\
+exit codes:
+  0 ended well, also when the job ended    3 no training job there
+  1 a bug in tpmon, report file named      4 not permitted to read it
+  2 wrong arguments or configuration       5 no terminal for the screen
+  129 hang-up, 130 interrupt, 143 terminate
+diagnose, and attach with check, end with the verdict (docs/verdicts.md):
+  0 nothing is wrong    10 something holds it    11 not enough evidence    12 hung"""
+
+DEMO_FRAMES = 3
+
+
+class Parser(argparse.ArgumentParser):
+    """Parse arguments, refuse them in the manner of every other error, write help unbuffered."""
+
+    def error(self, message: str) -> Any:
+        """Refuse the arguments.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(message, f"{self.prog} --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """Write the help to ``file``, by default to standard output without a buffer."""
+        if file is not None:
+            super().print_help(file)
+            return
+        Output(1, ascii_only=False).write_lines(self.format_help().rstrip("\n"))
+
+
+def _add_setting(parser: argparse.ArgumentParser, setting: settings.Setting) -> None:
+    options: dict[str, Any] = {"dest": setting.key, "help": setting.help, "default": argparse.SUPPRESS}
+    if setting.kind is settings.Kind.SWITCH:
+        parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **options)
+    else:
+        short = ("-i",) if setting.key == "interval" else ()
+        parser.add_argument(*short, setting.flag, metavar=setting.metavar, **options)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print every setting and which source won, and end",
+    )
+
+
+def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
+    """Build the parser of all commands; each flag of a setting comes from the table in ``config``."""
+    plain = argparse.RawDescriptionHelpFormatter
+    json_setting = next(setting for setting in settings.OUTPUT_SETTINGS if setting.key == "json")
+    parser = Parser(
+        prog="tpmon",
+        usage="tpmon [ps | attach PID | diagnose PID | demo] [options]",
+        description=f"{DESCRIPTION}\n\n{COMMANDS}",
+        epilog=EXIT_CODES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    _add_setting(parser, json_setting)
+    _add_common(parser)
+    commands = parser.add_subparsers(prog="tpmon", dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    ps = commands.add_parser(
+        "ps",
+        usage="tpmon ps [options]",
+        description="List the training jobs of this machine.",
+        allow_abbrev=False,
+    )
+    _add_setting(ps, json_setting)
+    attach = commands.add_parser(
+        "attach",
+        usage="tpmon attach PID | --job [options]",
+        description="Watch a training job. PID may be any process of it. Without an output flag: the screen.",
+        epilog=EXIT_CODES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    attach.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    for setting in (settings.JOB_SETTING, settings.CHECK_SETTING):
+        _add_setting(attach, setting)
+    diagnose = commands.add_parser(
+        "diagnose",
+        usage="tpmon diagnose PID | --job [options]",
+        description="Look at a training job for a while and print the verdict: what holds it and what to do.",
+        epilog=EXIT_CODES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    diagnose.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    for setting in (settings.JOB_SETTING, *settings.DIAGNOSE_SETTINGS, *settings.LOOK_SETTINGS):
+        _add_setting(diagnose, setting)
+    demo = commands.add_parser(
+        "demo",
+        usage="tpmon demo [options]",
+        description=(
+            "Start a small real training (torch on the CPU) and watch it; it ends with tpmon.\n"
+            f"Without a terminal and an output flag: {DEMO_FRAMES} readings as text."
+        ),
+        epilog=demo_epilog,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    for setting in settings.DEMO_SETTINGS:
+        _add_setting(demo, setting)
+    for command in (attach, demo):
+        for setting in settings.OUTPUT_SETTINGS:
+            _add_setting(command, setting)
+    for command in (ps, attach, diagnose, demo):
+        _add_common(command)
+    return parser
+
+
+def _list_bottlenecks() -> str:
+    from tpmon.launch import bottlenecks
+
+    lines = [f"  {one.name:<16} {one.summary}" for one in bottlenecks()]
+    return "\n".join(["bottlenecks:", *lines])
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse what was typed; the flags of settings are in the result by their keys, where they were given.
+
+    Raises:
+        UsageError: for arguments that are not understood.
+        SystemExit: after the help.
+    """
+    wants_help = "demo" in arguments and not {"-h", "--help"}.isdisjoint(arguments)
+    parser = build_parser(_list_bottlenecks() if wants_help else "")
+    try:
+        return parser.parse_args(arguments)
+    except UsageError as error:
+        if arguments and arguments[0].isdecimal():
+            raise UsageError(f"{arguments[0]} is no command", f"tpmon attach {arguments[0]}") from error
+        raise

@@ -1,0 +1,151 @@
+"""The verdict without a screen: look for a while or until something is so; call a command at a change."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+
+from tpmon.errors import UsageError
+from tpmon.model.codec import encode
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import is_known
+from tpmon.model.results import Update
+from tpmon.model.verdict import EXIT_CODES, Finding, Kind
+from tpmon.report.write import complain
+
+LOOK_S = 15.0
+"""A verdict is due within 15 s of attaching."""
+COMMAND_LIMIT_S = 30.0
+"""A command of --on-change that takes longer is ended: the next verdict waits for it."""
+END_WITHIN_S = 2.0
+ENDED = "ended"
+"""The one word of --until that is no kind of verdict: the job is gone."""
+
+
+def parse_until(text: str) -> frozenset[str]:
+    """Read the words of --until: kinds of verdicts, or "ended".
+
+    Raises:
+        UsageError: naming a word that is neither.
+    """
+    words = frozenset(word.strip() for word in text.split(",") if word.strip())
+    known = {kind.value for kind in Kind if kind is not Kind.NOT_ENOUGH_EVIDENCE} | {ENDED}
+    for word in sorted(words):
+        if word not in known:
+            every = ", ".join(sorted(known))
+            raise UsageError(f"--until: {word!r} is no kind of verdict", f"one of: {every}")
+    return words
+
+
+def parse_command(text: str) -> tuple[str, ...]:
+    """Split the command of --on-change like a shell would, and find its program.
+
+    Raises:
+        UsageError: when it cannot be split or its program is not there.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--on-change: {error}", "quote the command as for a shell") from error
+    if not words or shutil.which(words[0]) is None:
+        raise UsageError(
+            f"--on-change: no program {words[0] if words else ''!r}",
+            "give a program and its arguments; it is started without a shell",
+        )
+    return tuple(words)
+
+
+class OnChange:
+    """Start a command for every new verdict, one at a time, with the verdict as JSON on its stdin.
+
+    Runs in a daemon thread, so that a slow command never delays a reading. Verdicts that come while
+    it runs wait; of several that wait only the newest is told.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Hold the program and its arguments."""
+        self._command = tuple(command)
+        self._waiting: queue.Queue[str] = queue.Queue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._told: tuple[object, object] | None = None
+        threading.Thread(target=self._work, name="tpmon-on-change", daemon=True).start()
+
+    def tell(self, finding: Finding) -> None:
+        """Queue a verdict; one of the same kind and cause as the last is no change."""
+        key = (finding.kind, finding.cause)
+        if key != self._told:
+            self._told = key
+            self._idle.clear()
+            self._waiting.put(encode(finding))
+
+    def finish(self) -> None:
+        """Give what was queued its time, and no more than ``COMMAND_LIMIT_S``."""
+        self._idle.wait(COMMAND_LIMIT_S + END_WITHIN_S)
+
+    def _work(self) -> None:
+        while True:
+            line = self._waiting.get()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    line = self._waiting.get_nowait()
+            self._call(line)
+            if self._waiting.empty():
+                self._idle.set()
+
+    def _call(self, line: str) -> None:
+        name = self._command[0]
+        try:
+            done = subprocess.run(
+                self._command, input=f"{line}\n".encode(), timeout=COMMAND_LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            complain(f"tpmon: --on-change: {name} took longer than {COMMAND_LIMIT_S:.0f} s and was ended")
+        except OSError as error:
+            complain(f"tpmon: --on-change: {name}: {error.strerror or error}")
+        else:
+            if done.returncode:
+                complain(f"tpmon: --on-change: {name} ended with status {done.returncode}")
+
+
+class Watch:
+    """Follow the verdict of a session: a sink that knows when to stop."""
+
+    def __init__(self, limit_s: float | None, until: frozenset[str], on_change: OnChange | None) -> None:
+        """Stop after ``limit_s`` (None: never), or at a verdict of ``until``, or when the job ended."""
+        self._limit_s = limit_s
+        self._until = until
+        self._on_change = on_change
+        self._begun = time.monotonic()
+
+    def read(self, update: Update) -> bool:
+        """Take one Frame; tell whether enough was seen."""
+        frame = update.frame
+        finding = frame.verdict
+        if is_known(finding):
+            if finding.kind is not Kind.NOT_ENOUGH_EVIDENCE and self._on_change is not None:
+                self._on_change.tell(finding)
+            if finding.kind.value in self._until:
+                return True
+        if frame.target.state is TargetState.ENDED:
+            return True
+        return self._limit_s is not None and time.monotonic() - self._begun >= self._limit_s
+
+    def finish(self) -> None:
+        """Let a command of --on-change that still runs come to its end, within its limit."""
+        if self._on_change is not None:
+            self._on_change.finish()
+
+
+def pick_exit_code(frame: Frame) -> int:
+    """Return the exit code of a Frame's verdict; a job that ended has ended well (docs/verdicts.md)."""
+    if frame.target.state is TargetState.ENDED:
+        return 0
+    finding = frame.verdict
+    return EXIT_CODES[finding.kind if is_known(finding) else Kind.NOT_ENOUGH_EVIDENCE]

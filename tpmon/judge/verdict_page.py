@@ -1,0 +1,106 @@
+"""Write docs/verdicts.md from the table of kinds, the explanations and the catalogue. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpmon.judge import explain_cards, explain_speed
+from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR
+from tpmon.judge.advice_entry import Remedy
+from tpmon.judge.advice_facts import Facts, fill, fill_paste
+from tpmon.judge.explanation import Explanation
+from tpmon.model.known import is_known
+from tpmon.model.verdict import TABLE, Kind, KindRow
+
+EXPLANATIONS = {
+    (one.kind, one.cause): one for one in (*explain_speed.EXPLANATIONS, *explain_cards.EXPLANATIONS)
+}
+
+_INTRODUCTION = """\
+# Verdicts
+
+Written by `make docs` from the tables of the program.
+
+The first line of the screen is a verdict: a kind, a cause, how sure, since when. `tpmon attach PID
+--check` and `tpmon diagnose PID` print it and end with the exit code of its kind.
+
+* **Confidence** grows with independent sources, time and distance from the threshold. One source alone
+  is never high.
+* **Since** is the onset where the history shows it; else a lower bound with what tells it.
+* **Ruled out** names causes that were looked for and are not there, **unknown** those that could not be
+  told, and why.
+* A cause is stated after some seconds and dropped some seconds after it was last seen, so that a reading
+  at its threshold does not flicker. A cause that only follows from another one is not stated beside it.
+* **Try** is one entry of the catalogue below that fits this run. It begins with "if" where a
+  precondition could not be observed.
+
+Notes stand beside a verdict and are no fault: `power-limited`, `other-tenants`, `workers-beyond-budget`,
+`hollow`, `memory-full`, debug settings that slow the run, and the second cause that was seen.
+"""
+
+
+def _anchor(kind: Kind) -> str:
+    return f"[`{kind.value}`](#{kind.value})"
+
+
+def _table() -> Iterator[str]:
+    yield "| exit code | kind | causes | meaning |"
+    yield "|---|---|---|---|"
+    for row in sorted(TABLE, key=lambda row: row.exit_code):
+        causes = ", ".join(row.causes)
+        yield f"| {row.exit_code} | {_anchor(row.kind)} | {causes} | {row.meaning} |"
+
+
+def _remedy(name: str) -> str:
+    return f"[{fill(CATALOGUE[name].title, Facts())}](#{name})"
+
+
+def _section(explanation: Explanation) -> Iterator[str]:
+    if is_known(explanation.cause):
+        yield f"### {explanation.kind.value}: {explanation.cause}"
+        yield ""
+    yield explanation.means
+    yield ""
+    yield f"* Seen by: {explanation.sees}"
+    yield f"* Confused with: {explanation.confused_with}"
+    names = REMEDIES_FOR[explanation.kind, explanation.cause]
+    if names:
+        yield f"* What to do: {'; '.join(_remedy(name) for name in names)}."
+    yield ""
+
+
+def _kind(row: KindRow) -> Iterator[str]:
+    yield f"## {row.kind.value}"
+    yield ""
+    for explanation in EXPLANATIONS.values():
+        if explanation.kind is row.kind:
+            yield from _section(explanation)
+
+
+def _entry(remedy: Remedy) -> Iterator[str]:
+    yield f"### {remedy.id}"
+    yield ""
+    yield f"**{fill(remedy.title, Facts())}**"
+    yield ""
+    yield f"* Applies: {remedy.applies}"
+    yield f"* Not when: {remedy.not_when}"
+    yield f"* Must have been observed: {'; '.join(need.value for need in remedy.needs) or 'nothing'}."
+    yield f"* Ceiling: {fill(remedy.ceiling, Facts())}"
+    yield f"* Risk to the experiment: {remedy.risk.value}"
+    yield f"* Proof that it helped: {remedy.proof}"
+    yield ""
+    yield f"```{remedy.language.value}"
+    yield fill_paste(remedy.paste, Facts())
+    yield "```"
+    yield ""
+
+
+def write_page() -> str:
+    """Return docs/verdicts.md."""
+    lines = [*_INTRODUCTION.splitlines(), "", *_table(), ""]
+    for row in TABLE:
+        lines += _kind(row)
+    lines += ["# The catalogue of remedies", ""]
+    for remedy in CATALOGUE.values():
+        lines += _entry(remedy)
+    return "\n".join(lines).rstrip("\n") + "\n"
