@@ -1,0 +1,90 @@
+"""The verdict without a screen: when to stop, with which code, and what a command is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.frames import make_finding, make_frame, make_target
+from tpmon import diagnose
+from tpmon.diagnose import OnChange, Watch, parse_command, parse_until, pick_exit_code
+from tpmon.errors import UsageError
+from tpmon.model.frame import TargetState
+from tpmon.model.known import Missing
+from tpmon.model.results import Update
+from tpmon.model.verdict import EXIT_CODES, Kind
+
+TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+
+
+def update(kind: Kind, **fields) -> Update:
+    return Update(make_frame(verdict=make_finding(kind=kind), **fields), ())
+
+
+def test_the_words_of_until_are_kinds_or_ended() -> None:
+    assert parse_until("hung, idle,ended") == {"hung", "idle", "ended"}
+    assert parse_until("") == frozenset()
+    for words in ("hang", "not-enough-evidence", "hung,stuck"):
+        with pytest.raises(UsageError, match="--until"):
+            parse_until(words)
+
+
+def test_a_command_is_split_and_must_be_there() -> None:
+    assert parse_command("echo 'two words'") == ("echo", "two words")
+    for text in ("no-such-program-anywhere x", "'open", "   "):
+        with pytest.raises(UsageError, match="--on-change"):
+            parse_command(text)
+
+
+def test_a_watch_ends_at_what_it_waits_for() -> None:
+    watch = Watch(None, frozenset(("hung",)), None)
+    assert not watch.read(update(Kind.DATA_BOUND))
+    assert not watch.read(update(Kind.NOT_ENOUGH_EVIDENCE))
+    assert watch.read(update(Kind.HUNG))
+
+
+def test_a_watch_ends_with_the_job_and_with_its_time() -> None:
+    ended = make_target(state=TargetState.ENDED, ended="exit 0")
+    assert Watch(None, frozenset(), None).read(update(Kind.DATA_BOUND, target=ended))
+    assert Watch(0.0, frozenset(), None).read(update(Kind.DATA_BOUND))
+    assert not Watch(60.0, frozenset(), None).read(update(Kind.DATA_BOUND))
+
+
+def test_the_exit_code_is_that_of_the_kind() -> None:
+    for kind, code in EXIT_CODES.items():
+        assert pick_exit_code(update(kind).frame) == code
+    assert pick_exit_code(make_frame(verdict=Missing("not judged"))) == 11
+    ended = make_target(state=TargetState.ENDED, ended="exit 0")
+    assert pick_exit_code(update(Kind.HUNG, target=ended).frame) == 0
+
+
+def test_a_command_is_told_each_verdict_once_as_json(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    on_change = OnChange((sys.executable, "-c", TELL, str(told)))
+    finding = make_finding(kind=Kind.DATA_BOUND, cause="no-workers")
+    on_change.tell(finding)
+    on_change.finish()
+    on_change.tell(replace(finding, summary="other words, same verdict"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    kinds = [json.loads(line)["kind"] for line in told.read_text().splitlines()]
+    assert kinds == ["data-bound", "hung"]
+
+
+def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", 0.3)
+    on_change = OnChange((sys.executable, "-c", "import time; time.sleep(600)"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    assert "was ended" in capfd.readouterr().err
+
+
+def test_a_command_that_fails_is_told_on_stderr(capfd) -> None:
+    on_change = OnChange((sys.executable, "-c", "raise SystemExit(7)"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    assert "status 7" in capfd.readouterr().err
