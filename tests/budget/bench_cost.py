@@ -11,13 +11,28 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.budget.measure import Cost, Screen, cost_of, run_cpu_seconds
+from tests.budget.measure import Cost, Screen, children_of, cost_of, environment, run_cpu_seconds
 
 HERE = Path(__file__).parent
 TPMON = [str(Path(sys.executable).with_name("tpmon"))]
+NO_CARDS: Mapping[str, str] = {}
+NVML = "libnvidia-ml.so.1"
+
+
+def build_cards(folder: str, tree: int) -> Mapping[str, str]:
+    """Compile the eight cards of cards.c and return the environment in which tpmon finds them.
+
+    Each card lists one rank of the tree. Raises FileNotFoundError where there is no C compiler.
+    """
+    command = ["cc", "-shared", "-fPIC", "-O1", "-o", os.path.join(folder, NVML), str(HERE / "cards.c")]
+    subprocess.run(command, check=True)
+    ranks = ",".join(str(pid) for pid in sorted(children_of(tree)))
+    return {"LD_LIBRARY_PATH": folder, "TPMON_BENCH_PIDS": ranks}
 
 
 def start_tree(processes: int, threads: int, waking: int) -> subprocess.Popen[bytes]:
@@ -53,7 +68,9 @@ def main() -> None:
 
     tree = start_tree(options.processes, options.threads, options.waking)
     pid = str(tree.pid)
+    library = tempfile.TemporaryDirectory()
     try:
+        cards = build_cards(library.name, tree.pid)
         firsts = []
         for _ in range(5):
             screen = Screen([*TPMON, "attach", pid], 200, 50, {})
@@ -67,18 +84,19 @@ def main() -> None:
         print(
             f"{'one core = 100 %':<34} {'CPU %':>6} {'child':>6} {'RSS MB':>7} {'child':>7} {'fds':>6} {'KB/s':>7}"
         )
-        for name, width, height in (
-            ("tpmon 200x50", 200, 50),
-            ("tpmon 80x24", 80, 24),
-            ("tpmon 40x50", 40, 50),
+        for name, width, height, env in (
+            ("tpmon 200x50, 8 cards", 200, 50, cards),
+            ("tpmon 200x50, no card", 200, 50, NO_CARDS),
+            ("tpmon 80x24, 8 cards", 80, 24, cards),
+            ("tpmon 40x50, 8 cards", 40, 50, cards),
         ):
-            screen = Screen([*TPMON, "attach", pid], width, height, {})
+            screen = Screen([*TPMON, "attach", pid], width, height, env)
             screen.until(b"runnable", 20.0)
             screen.drain(15.0)
             print_cost(name, screen.cost_over(options.seconds))
             screen.close()
         peers = {
-            "tpmon --json": [*TPMON, "attach", pid, "--json"],
+            "tpmon --json, 8 cards": [*TPMON, "attach", pid, "--json"],
             "top -H -b -d 1": ["top", "-H", "-b", "-d", "1"],
             "pidstat -t 1": ["pidstat", "-t", "1"],
         }
@@ -86,7 +104,9 @@ def main() -> None:
             if shutil.which(command[0]) is None:
                 print(f"{name:<34} not installed")
                 continue
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(cards)
+            )
             time.sleep(15.0)
             print_cost(name, cost_of(process, options.seconds))
             process.kill()
@@ -97,6 +117,7 @@ def main() -> None:
             print_cost("htop -d 10, 200x50", screen.cost_over(options.seconds))
             screen.close()
     finally:
+        library.cleanup()
         tree.terminate()
         tree.wait()
 

@@ -71,7 +71,10 @@ def run_rank(options: argparse.Namespace) -> None:
     rest = share(spare - spare // 2, ranks, me)
     ready, done = os.pipe()
     parent = os.getpid()
+    # A loader makes its data queue first, and an index queue before each worker; all of them are pipes.
+    options.queues = [os.pipe()]
     for number in range(workers):
+        options.queues.append(os.pipe())
         if os.fork() == 0:
             name_and_bind("pt_data_worker", parent, options.seconds)
             waking = share(options.waking - options.waking // 2, ranks, me)
