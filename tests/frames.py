@@ -278,6 +278,8 @@ def make_target(**fields: Any) -> Target:
         state=TargetState.RUNNING,
         world_size=NOT_APPLICABLE,
         local_ranks=1,
+        local_workers=2,
+        unread=0,
         torch_version="2.13.0",
         python_version="3.11",
         ended=NOT_APPLICABLE,

@@ -28,7 +28,10 @@ from tpmon.model.process import ProcessSample, Role, Setting, ThreadGroup, Threa
 
 def with_facts(frame: Frame) -> Frame:
     """Add the facts line that the session adds."""
-    return replace(frame, facts=state_facts(frame.processes, frame.cpu, frame.gpus))
+    roles = [process.role for process in frame.processes]
+    ranks, workers = roles.count(Role.RANK), roles.count(Role.WORKER)
+    target = replace(frame.target, local_ranks=ranks, local_workers=workers)
+    return replace(frame, target=target, facts=state_facts(ranks, workers, frame.cpu, frame.gpus))
 
 
 def make_launcher(pid: int, **fields: object) -> ProcessSample:

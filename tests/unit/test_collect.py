@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from tests.children import Child
 from tests.frames import make_process
-from tpmon.errors import NoTargetError
+from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, is_known
@@ -211,32 +212,78 @@ def test_the_interval_is_told_to_frames(tree):
 
 LOW_LIMIT = """
 import json, resource
-sys.path[:0] = sys.argv[2:]
-resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+sys.path[:0] = sys.argv[3:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
 from tpmon.probe.collect import Collector
 from tpmon.probe.target import find_job
 collector = Collector(find_job(int(sys.argv[1])))
+most = 0
 for _ in range(3):
     frame = collector.collect()
     time.sleep(0.2)
-say(json.dumps([len(frame.processes), len(os.listdir("/proc/self/fd")), list(frame.notes)]))
+    most = max(most, len(os.listdir("/proc/self/fd")))
+target = frame.target
+read = [isinstance(one.cpu_pct, float) and isinstance(one.runnable, float) for one in frame.processes]
+counts = [len(read), sum(read), target.local_ranks, target.local_workers, target.unread]
+say(json.dumps([counts, isinstance(frame.cpu.used_cores, float), most, frame.facts, list(frame.notes)]))
 collector.close()
 """
 
 
-def test_a_low_limit_of_open_files_costs_rows_and_says_so_and_nothing_fails():
-    with small_tree(40, 400) as tree:
-        one = Child(LOW_LIMIT, str(tree.pid), *sys.path)
+@pytest.mark.parametrize(("limit", "processes", "anew"), [(96, 40, 37), (256, 40, 28), (1024, 137, 52)])
+def test_a_low_limit_of_open_files_costs_cpu_and_says_so_and_no_row(limit, processes, anew):
+    with small_tree(processes, 400) as tree:
+        one = Child(LOW_LIMIT, str(tree.pid), str(limit), *sys.path)
         try:
             answer = one.hear()
         finally:
             one.close()
-        rows, held, notes = json.loads(answer)
-        assert 8 <= rows < 40
-        assert held < 300 - 50
-        assert notes == [
-            f"{40 - rows} processes are not read: the limit of open files is too low (ulimit -n)"
+    counts, is_sum_known, held, facts, notes = json.loads(answer)
+    ranks = 8 if processes == 137 else 2
+    assert counts == [processes, processes, ranks, processes - ranks - 1, 0]
+    assert is_sum_known
+    assert held < limit
+    assert facts.startswith(f"{ranks} ranks · {processes - ranks - 1} workers · ")
+    (note,) = notes
+    words = rf"only {limit} open files are allowed: those of (\d+) processes are opened for each reading"
+    assert abs(int(re.match(words, note)[1]) - anew) <= 2
+
+
+def test_counts_come_from_membership_and_no_sum_is_told_of_a_part(tree, monkeypatch):
+    monkeypatch.setattr("tpmon.probe.population.MOST_PROCESSES", 3)
+    with collecting(tree.pid) as collector:
+        collector.collect()
+        frame = next_frame(collector)
+    assert len(frame.processes) == 3
+    target = frame.target
+    assert (target.local_ranks, target.local_workers, target.unread) == (1, PROCESSES - 2, 2)
+    assert frame.facts == f"{PROCESSES - 2} workers"
+    assert frame.cpu.used_cores == Missing("2 processes of the job were not read")
+    assert frame.cpu.run_delay_ratio == frame.cpu.used_cores
+    assert [note for note in frame.notes if note.startswith("2 of 5 processes are not read")]
+
+
+def test_a_limit_below_what_tpmon_needs_is_refused(monkeypatch):
+    monkeypatch.setattr("tpmon.probe.procfs.raise_descriptor_limit", lambda: 95)
+    with pytest.raises(UsageError, match="the limit of open files is 95; tpmon needs 96"):
+        find_job(os.getpid())
+
+
+def test_stops_are_events_and_that_no_rank_is_left_is_the_first_fact(tree):
+    with collecting(tree.pid) as collector:
+        (rank,) = by_role(collector.collect(), Role.RANK)
+        os.kill(rank.pid, signal.SIGSTOP)
+        assert [event.text for event in next_frame(collector).events] == [
+            f"rank 0 ({rank.pid}) stopped by a signal"
         ]
+        os.kill(rank.pid, signal.SIGCONT)
+        assert [event.text for event in next_frame(collector).events] == [
+            f"rank 0 ({rank.pid}) running again"
+        ]
+        os.kill(rank.pid, signal.SIGKILL)
+        frame = next_frame(collector)
+        assert (frame.target.state, frame.target.local_ranks) == (TargetState.RUNNING, 0)
+        assert frame.facts.startswith("no rank left · ")
 
 
 def test_pools_that_take_turns_in_being_the_largest_are_each_named_once(tree, monkeypatch):

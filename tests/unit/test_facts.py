@@ -6,21 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import make_cpu, make_gpu, make_process, make_worker
+from tests.frames import make_cpu, make_gpu
 from tpmon.model.facts import list_taxes, state_facts
 from tpmon.model.known import Missing
-from tpmon.model.process import Role, Setting
+from tpmon.model.process import Setting
 
 REFUSED = Missing("permission denied")
 NO_DRIVER = Missing("no NVIDIA driver on this machine")
-RANK = make_process()
 IDLE = make_cpu(
     used_cores=REFUSED, runnable=REFUSED, budget_cores=2.0, throttled_ratio=REFUSED, oversubscription=REFUSED
 )
-
-
-def workers(count: int):
-    return tuple(make_worker(4300 + i, i) for i in range(count))
 
 
 def busy(**fields):
@@ -36,7 +31,7 @@ def busy(**fields):
 
 
 def test_the_example_of_the_guide():
-    line = state_facts((RANK, *workers(4)), busy(), (make_gpu(sm_pct=41.0),))
+    line = state_facts(1, 4, busy(), (make_gpu(sm_pct=41.0),))
     expected = (
         "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · 14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"
     )
@@ -54,6 +49,7 @@ CPU_WORDS = [
         {"budget_cores": 128.0, "used_cores": 0.0},
         "0 % of 128 CPUs · 14.2 runnable on 128 CPUs (pool 7.1x, waiting 82 %)",
     ),
+    ({"runnable": 0.4, "oversubscription": 0.0}, "99 % of 2 CPUs · 0.4 runnable on 2 CPUs"),
     ({"budget_cores": REFUSED}, "2.0 CPUs used"),
     ({"used_cores": REFUSED}, "14.2 runnable on 2 CPUs (pool 7.1x, waiting 82 %)"),
     ({"runnable": REFUSED}, "99 % of 2 CPUs"),
@@ -67,22 +63,27 @@ CPU_WORDS = [
 
 @pytest.mark.parametrize(("fields", "words"), CPU_WORDS, ids=[str(i) for i in range(len(CPU_WORDS))])
 def test_cpu_and_oversubscription_in_words(fields, words):
-    assert state_facts((RANK, *workers(2)), busy(**fields), NO_DRIVER) == f"2 workers · {words}"
+    assert state_facts(1, 2, busy(**fields), NO_DRIVER) == f"2 workers · {words}"
 
 
 @pytest.mark.parametrize(
-    ("processes", "words"),
+    ("ranks", "workers", "had", "words"),
     [
-        ((RANK,), "no loader workers"),
-        ((RANK, *workers(1)), "1 worker"),
-        ((RANK, *workers(4)), "4 workers"),
-        ((RANK, make_process(5, rank=1), *workers(4)), "2 ranks · 4 workers"),
-        ((RANK, make_process(9, role=Role.HELPER), make_process(8, role=Role.LAUNCHER)), "no loader workers"),
-        ((), "no loader workers"),
+        (1, 0, True, "no loader workers"),
+        (1, 1, True, "1 worker"),
+        (1, 4, True, "4 workers"),
+        (2, 4, True, "2 ranks · 4 workers"),
+        (0, 4, True, "no rank left · 4 workers"),
+        (0, 0, False, "no rank yet · no loader workers"),
     ],
 )
-def test_ranks_and_workers_are_counted(processes, words):
-    assert state_facts(processes, IDLE, NO_DRIVER) == words
+def test_ranks_and_workers_are_counted(ranks, workers, had, words):
+    assert state_facts(ranks, workers, IDLE, NO_DRIVER, had_ranks=had) == words
+
+
+def test_that_no_rank_is_left_comes_before_all_else():
+    line = state_facts(0, 2, busy(), (make_gpu(sm_pct=41.0),), had_ranks=True)
+    assert line.startswith("no rank left · GPU 41 % busy · 2 workers · ")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_ranks_and_workers_are_counted(processes, words):
     ],
 )
 def test_the_cards_of_the_job_alone_are_counted(gpus, words):
-    line = state_facts((RANK,), IDLE, gpus)
+    line = state_facts(1, 0, IDLE, gpus)
     assert line == (f"{words} · no loader workers" if words else "no loader workers")
 
 
@@ -122,7 +123,7 @@ def test_the_line_never_leaves_a_hole_or_a_missing_value(used, budget, runnable,
         oversubscription=runnable,
         throttled_ratio=delay,
     )
-    line = state_facts((RANK,), cpu, NO_DRIVER)
+    line = state_facts(1, 0, cpu, NO_DRIVER)
     assert "Missing" not in line
     assert "()" not in line
     assert all(part.strip() for part in line.split("·"))

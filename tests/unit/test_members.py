@@ -19,7 +19,8 @@ from tpmon.probe import members as members_module
 from tpmon.probe.changes import Changes, Departure, describe_changes
 from tpmon.probe.ending import UNSEEN, describe_end, parse_oom_victims, read_wait_status
 from tpmon.probe.job import Member
-from tpmon.probe.members import BIRTHS_PER_REFRESH, CACHED_MEMBERS, Membership
+from tpmon.probe.members import BIRTHS_PER_REFRESH, Membership
+from tpmon.probe.procfs import Shares
 from tpmon.probe.procread import read_stat
 from tpmon.probe.target import find_job
 
@@ -192,7 +193,7 @@ def test_an_elastic_restart_replaces_ranks_under_their_launcher(watch: Watch) ->
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         watch.fake.add(201 + rank, 100, TRAIN, environ=place, torch=True)
     changes = watch.refresh()
-    assert describe_changes(changes) == ("elastic restart: 2 ranks replaced", "2 workers of 2 ranks ended")
+    assert describe_changes(changes) == ("2 workers of 2 ranks ended", "elastic restart: 2 ranks replaced")
     assert watch.membership.job.world_size == 2
 
 
@@ -253,14 +254,22 @@ def test_an_interactive_shell_and_what_is_below_it_never_join(watch: Watch) -> N
 def test_descriptors_are_capped_and_given_back(tmp_path: Path) -> None:
     fake = FakeProc(tmp_path / "proc")
     fake.add_torchrun(100, workers=0)
-    for pid in range(1000, 1000 + CACHED_MEMBERS + 20):
+    for pid in range(1000, 1060):
         fake.add(pid, 101, ("tool",))
     before = len(os.listdir("/proc/self/fd"))
-    membership = Membership(find_job(100, fake.proc), fake.proc)
-    assert len(membership.members) == CACHED_MEMBERS + 23
-    assert len(os.listdir("/proc/self/fd")) - before <= CACHED_MEMBERS + 2
-    fake.add(5000, 1000 + CACHED_MEMBERS + 10, ("child",))
+    membership = Membership(find_job(100, fake.proc), fake.proc, Shares(40, 40, 100, limit=1024))
+    assert len(membership.members) == 63
+    assert len(os.listdir("/proc/self/fd")) - before == 40
+    fake.add(5000, 1050, ("child",))
     assert [member.label for member in membership.refresh(SECOND).born] == ["child"]
+    for pid in range(1000, 1030):
+        fake.remove(pid)
+    assert len(membership.refresh(2 * SECOND).gone) == 30
+    freed = len(os.listdir("/proc/self/fd")) - before
+    assert freed < 40
+    fake.add(5001, 1050, ("child",))
+    assert len(membership.refresh(3 * SECOND).born) == 1
+    assert len(os.listdir("/proc/self/fd")) - before == freed + 1, "room that was given back is used"
     membership.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

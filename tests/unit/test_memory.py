@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.children import child
 from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Identity
 from tpmon.probe.memory import (
     PSS_MAX_RSS_BYTES,
     SLOPE_MIN_POINTS,
@@ -22,6 +23,7 @@ from tpmon.probe.memory import (
     fit_slope,
     parse_pss,
 )
+from tpmon.probe.procread import read_stat
 
 SECOND = 1_000_000_000
 MIB = 1 << 20
@@ -48,14 +50,20 @@ class FakeProc:
     def __init__(self, root) -> None:
         self.root = root
 
-    def put(self, pid: int, kib: int | None) -> None:
+    def put(self, pid: int, kib: int | None, start_ticks: int = 5) -> None:
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
+        fields = ["S", *["0"] * 18, str(start_ticks), *["0"] * 30]
+        (folder / "stat").write_text(f"{pid} (python) {' '.join(fields)}\n")
         file = folder / "smaps_rollup"
         if kib is None:
             file.unlink(missing_ok=True)
         else:
             file.write_text(f"Rss: 1 kB\nPss: {kib} kB\n")
+
+
+def who(pid: int) -> Identity:
+    return Identity(pid, 5)
 
 
 def read_pids(ration: PssRation, pids, times: int) -> list[int]:
@@ -64,7 +72,7 @@ def read_pids(ration: PssRation, pids, times: int) -> list[int]:
     for _ in range(times):
         before = dict(ration._known)
         ration.read_next()
-        order.extend(pid for pid in pids if ration._known.get(pid) is not before.get(pid))
+        order.extend(pid for pid in pids if ration._known.get(who(pid)) is not before.get(who(pid)))
     return order
 
 
@@ -73,15 +81,15 @@ def test_each_process_in_turn_oldest_reading_first(tmp_path):
     for pid in (11, 12, 13):
         fake.put(pid, pid)
     ration = PssRation(str(tmp_path))
-    ration.watch({11: MIB, 12: MIB, 13: MIB})
-    assert ration.latest(12) == Missing("rationed: one process every 10 s")
+    ration.watch({who(11): MIB, who(12): MIB, who(13): MIB})
+    assert ration.latest(who(12)) == Missing("rationed: one process every 10 s")
     assert read_pids(ration, (11, 12, 13), 6) == [11, 12, 13, 11, 12, 13]
-    pss = ration.latest(12)
+    pss = ration.latest(who(12))
     assert isinstance(pss, Pss)
     assert pss.pss_bytes == 12 * 1024
     assert abs(time.monotonic_ns() - pss.taken_ns) < 5 * SECOND
     fake.put(14, 1)
-    ration.watch({11: MIB, 12: MIB, 14: MIB})
+    ration.watch({who(11): MIB, who(12): MIB, who(14): MIB})
     assert read_pids(ration, (11, 12, 14), 1) == [14]
 
 
@@ -91,9 +99,9 @@ def test_one_process_that_cannot_be_read_does_not_keep_the_others_from_their_tur
         fake.put(pid, pid)
     fake.put(12, None)
     ration = PssRation(str(tmp_path))
-    ration.watch({11: MIB, 12: MIB, 13: MIB})
+    ration.watch({who(11): MIB, who(12): MIB, who(13): MIB})
     assert read_pids(ration, (11, 12, 13), 6) == [11, 12, 13, 11, 12, 13]
-    assert ration.latest(12) == Missing("PSS: no such file or directory")
+    assert ration.latest(who(12)) == Missing("PSS: no such file or directory")
 
 
 def test_a_large_process_is_never_read(tmp_path):
@@ -101,11 +109,11 @@ def test_a_large_process_is_never_read(tmp_path):
     fake.put(11, 5)
     fake.put(12, 6)
     ration = PssRation(str(tmp_path))
-    ration.watch({11: PSS_MAX_RSS_BYTES + 1, 12: PSS_MAX_RSS_BYTES})
+    ration.watch({who(11): PSS_MAX_RSS_BYTES + 1, who(12): PSS_MAX_RSS_BYTES})
     assert read_pids(ration, (11, 12), 3) == [12, 12, 12]
-    assert ration.latest(11) == Missing("larger than 1 GiB: reading PSS would stall the process")
-    ration.watch({12: PSS_MAX_RSS_BYTES + 1})
-    assert not is_known(ration.latest(12)), "grown: the old figure is no longer shown"
+    assert ration.latest(who(11)) == Missing("larger than 1 GiB: reading PSS would stall the process")
+    ration.watch({who(12): PSS_MAX_RSS_BYTES + 1})
+    assert not is_known(ration.latest(who(12))), "grown: the old figure is no longer shown"
     ration.read_next()
 
 
@@ -113,12 +121,31 @@ def test_processes_that_left_are_forgotten(tmp_path):
     fake = FakeProc(tmp_path)
     fake.put(11, 5)
     ration = PssRation(str(tmp_path))
-    ration.watch({11: MIB})
+    ration.watch({who(11): MIB})
     ration.read_next()
     ration.watch({})
     ration.read_next()
-    ration.watch({11: MIB})
-    assert ration.latest(11) == Missing("rationed: one process every 10 s")
+    ration.watch({who(11): MIB})
+    assert ration.latest(who(11)) == Missing("rationed: one process every 10 s")
+
+
+def test_a_pid_that_another_process_has_by_now_shows_no_figure(tmp_path):
+    fake = FakeProc(tmp_path)
+    fake.put(11, 5)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): MIB})
+    ration.read_next()
+    assert isinstance(ration.latest(who(11)), Pss)
+    heir = Identity(11, 99)
+    ration.watch({heir: MIB})
+    assert ration.latest(heir) == Missing("rationed: one process every 10 s")
+    ration.read_next()
+    assert ration.latest(heir) == Missing("PSS: the process is gone"), "its stat line is not the heir's"
+    fake.put(11, 7, start_ticks=99)
+    ration.read_next()
+    pss = ration.latest(heir)
+    assert isinstance(pss, Pss)
+    assert pss.pss_bytes == 7 * 1024
 
 
 def test_pss_of_real_processes_that_share_is_less_than_their_rss():
@@ -128,13 +155,14 @@ def test_pss_of_real_processes_that_share_is_less_than_their_rss():
         with open(f"/proc/{one.pid}/statm") as file:
             rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         ration = PssRation()
-        ration.watch({one.pid: rss, 1 << 22: MIB})
+        process, absent = Identity(one.pid, read_stat(one.pid).start_ticks), Identity(1 << 22, 5)
+        ration.watch({process: rss, absent: MIB})
         ration.read_next()
         ration.read_next()
-        pss = ration.latest(one.pid)
+        pss = ration.latest(process)
         assert isinstance(pss, Pss)
         assert 12 * MIB < pss.pss_bytes < rss - 8 * MIB
-        assert ration.latest(1 << 22) == Missing("PSS: no such file or directory")
+        assert ration.latest(absent) == Missing("PSS: no such file or directory")
 
 
 def test_the_thread_ends_when_it_is_asked_to():

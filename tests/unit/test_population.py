@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from tests.children import Child, child
 from tests.frames import NOW
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
+from tpmon.probe import population as population_module
 from tpmon.probe.job import Member
-from tpmon.probe.population import Population
-from tpmon.probe.procfs import parse_stat
+from tpmon.probe.population import Population, describe_shortage
+from tpmon.probe.procfs import KEPT_PROCESSES, KEPT_THREADS, Shares, parse_stat, share_descriptors
 from tpmon.probe.threads import QUIET_TICKS
 
 
@@ -136,6 +136,7 @@ def test_a_hundred_short_lived_children_leave_nothing(population):
     read(population)
     assert open_files() == before
     assert population._allowance.descriptors == Population()._allowance.descriptors
+    assert population._kept == 0
 
 
 def test_ten_minutes_of_births_and_deaths_keep_the_number_of_descriptors(population):
@@ -164,35 +165,91 @@ def test_ten_minutes_of_births_and_deaths_keep_the_number_of_descriptors(populat
     assert len(set(held)) == 1
 
 
-def test_processes_beyond_the_descriptor_limit_are_counted_and_not_read(population):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    population._max_probes = 1
+def test_processes_beyond_the_share_are_read_on_files_opened_for_each_reading():
+    shares = Shares(members=1, processes=1, threads=1, limit=1024)
+    population = Population(shares=shares)
+    held = open_files()
+    with child("start_burning(1); say('up'); hear()") as first, child("say('up'); hear()") as second:
+        before = open_files()
+        members = [member_of(second.pid), member_of(first.pid)]
+        read(population, *members)
+        assert open_files() - before == 6, "those of one process, and one thread"
+        time.sleep(0.4)
+        kept, anew = read(population, *members)
+        assert open_files() - before == 6
+        assert population.opened_anew == 1
+        assert population.left_out == 0
+        assert (kept.member, anew.member) == tuple(members)
+        assert anew.now.rates.cpu_pct > 20
+        assert anew.now.threads.busy_threads == 1
+        assert is_known(anew.now.rates.asked_read_bytes_s)
+        (remark,) = describe_shortage(shares, population, 2)
+        assert remark.startswith("only 1024 open files are allowed: those of 1 processes are opened for each")
+        first.kill()
+        assert [row.member for row in read(population, *members)] == members[:1]
+        assert population.left_out == 0, "dead is not left out"
+        wrong = replace(members[1], identity=Identity(second.pid, 7))
+        assert [row.member for row in read(population, members[0], wrong)] == members[:1]
+    read(population)
+    assert open_files() == held
+    assert population.opened_anew == 0
+    assert describe_shortage(shares, population, 2) == ()
+    population.close()
+
+
+def test_members_beyond_the_most_that_are_read_are_counted(population, monkeypatch):
+    monkeypatch.setattr(population_module, "MOST_PROCESSES", 1)
     with child("say('up'); hear()") as first, child("say('up'); hear()") as second:
         members = [member_of(first.pid), member_of(second.pid)]
         assert [row.member for row in read(population, *members)] == members[:1]
         assert population.left_out == 1
+        (remark,) = describe_shortage(Shares(256, 256, 1536, limit=1 << 20), population, 2)
+        assert remark.startswith("1 of 2 processes are not read")
         assert [row.member for row in read(population, members[1])] == members[1:]
         assert population.left_out == 0
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == limits[1]
 
 
-def test_a_low_limit_still_leaves_room_for_some_processes_and_threads():
-    code = """
+NO_DESCRIPTOR_LEFT = """
 import resource
-sys.path[:0] = sys.argv[1:]
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sys.path[:0] = sys.argv[2:]
+from tests.unit.test_population import member_of
 from tpmon.probe.population import Population
-population = Population()
-say(f"{population._max_probes} {population._allowance.descriptors}"); hear()
+from tpmon.probe.procfs import Shares
+population = Population(shares=Shares(0, 0, 0, limit=1024))
+member = member_of(int(sys.argv[1]))
+population.read([member], skip_threads=False)
+held = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 1024))
+rows = [len(population.read([member], skip_threads=False)), population.left_out]
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+rows += [len(population.read([member], skip_threads=False)), population.left_out]
+say(" ".join(map(str, rows))); hear()
 """
-    one = Child(code, *sys.path)
-    try:
-        probes, threads = map(int, one.hear().split())
-    finally:
-        one.close()
-    assert probes >= 8
-    assert threads > 10
-    assert probes * 8 + threads <= 256 - 100
+
+
+def test_a_process_for_which_no_descriptor_was_left_is_counted_and_not_taken_for_dead():
+    with child("say('up'); hear()") as one:
+        reader = Child(NO_DESCRIPTOR_LEFT, str(one.pid), *sys.path)
+        try:
+            assert reader.hear() == "0 1 1 0"
+        finally:
+            reader.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "processes", "threads"),
+    [
+        (1 << 20, 12, KEPT_PROCESSES, KEPT_THREADS),
+        (1024, 12, 84, 294),
+        (256, 12, 11, 38),
+        (96, 12, 3, 12),
+        (20, 12, 0, 0),
+    ],
+)
+def test_a_limit_of_open_files_is_shared_so_that_all_fit(limit, held, processes, threads):
+    shares = share_descriptors(limit, held)
+    assert (shares.members, shares.processes, shares.threads) == (processes, processes, threads)
+    assert held + 7 * processes + threads <= limit
 
 
 def test_thread_kinds_come_from_thread_names(population):

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample
 from tpmon.model.known import Known, is_known
-from tpmon.model.process import ProcessSample, Role, Setting
+from tpmon.model.process import Setting
 from tpmon.model.units import format_pct
 
 JOIN = " · "
+WAITING_FROM = 0.5
+"""With fewer runnable threads their waiting share is a share of next to nothing."""
 
 
 def _gpu_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
@@ -50,19 +52,28 @@ def _cpu_facts(cpu: CpuSample) -> Iterable[str]:
         proof = []
         if is_known(cpu.oversubscription) and cpu.oversubscription >= 0.05:
             proof.append(f"pool {cpu.oversubscription:.1f}x")
-        if is_known(cpu.run_delay_ratio):
+        if is_known(cpu.run_delay_ratio) and cpu.runnable >= WAITING_FROM:
             proof.append(f"waiting {100 * cpu.run_delay_ratio:.0f} %")
         inside = f" ({', '.join(proof)})" if proof else ""
         yield f"{cpu.runnable:.1f} runnable on {_cores(budget)}{inside}"
 
 
 def state_facts(
-    processes: Sequence[ProcessSample], cpu: CpuSample, gpus: Known[tuple[GpuSample, ...]]
+    ranks: int,
+    workers: int,
+    cpu: CpuSample,
+    gpus: Known[tuple[GpuSample, ...]],
+    *,
+    had_ranks: bool = False,
 ) -> str:
-    """Return the facts line, such as "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · …"."""
-    ranks = sum(process.role is Role.RANK for process in processes)
-    workers = sum(process.role is Role.WORKER for process in processes)
+    """Return the facts line, such as "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · …".
+
+    ``ranks`` and ``workers`` are the living ones of this machine; ``had_ranks`` tells whether
+    there were ranks before.
+    """
     facts = [_gpu_fact(gpus)]
+    if not ranks:
+        facts.insert(0, "no rank left" if had_ranks else "no rank yet")
     if ranks > 1:
         facts.append(_count(ranks, "rank"))
     facts.append(_count(workers, "worker") if workers else "no loader workers")

@@ -51,6 +51,9 @@ class Target:
     state: TargetState
     world_size: Applicable[int]
     local_ranks: int
+    local_workers: int
+    unread: int
+    """Living processes of the job that this Frame has no row for; sums over rows are then too small."""
     torch_version: Known[str]
     python_version: Known[str]
     ended: Applicable[str]

@@ -138,6 +138,23 @@ def make_cpu(
     )
 
 
+def withhold_sums(cpu: CpuSample, unread: int) -> CpuSample:
+    """Return the CPU part without its sums over processes where some of them were not read."""
+    if not unread:
+        return cpu
+    missing = Missing(f"{unread} processes of the job were not read")
+    return replace(
+        cpu,
+        used_cores=missing,
+        runnable=missing,
+        waiting=missing,
+        demand_ratio=missing,
+        pool_runnable=missing,
+        oversubscription=missing,
+        run_delay_ratio=missing,
+    )
+
+
 def make_rank_rows(
     processes: Sequence[ProcessSample], gpus: Known[tuple[GpuSample, ...]]
 ) -> tuple[RankRow, ...]:

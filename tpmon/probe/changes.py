@@ -6,9 +6,10 @@ import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Union
 
 from tpmon.model.known import Applicable, Known, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import ProcessSample, Role
 from tpmon.probe.ending import UNSEEN, describe_end
 from tpmon.probe.job import Member
 
@@ -48,17 +49,29 @@ class Changes:
     born: tuple[Member, ...] = ()
     gone: tuple[Departure, ...] = ()
     changed: tuple[Member, ...] = ()
+    root_runs: str = ""
+    """What the root of the job runs since it replaced itself by exec; "" when it did not."""
+
+
+Named = Union[Member, ProcessSample]
+"""Says who a process is within its job."""
 
 
 def describe_changes(changes: Changes, *, oom_kills: int = 0) -> tuple[str, ...]:
+    """Write the lines of ``describe_by_role``, the most important last."""
+    return tuple(line for _, line in describe_by_role(changes, oom_kills=oom_kills))
+
+
+def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Role, str], ...]:
     """Write one line for each thing that happened to launchers, ranks, workers and compile workers.
 
     Workers that left and came in the same second are a respawn at the end of an epoch, ranks a
     restart; of these only failures are named. Helpers come and go without a line. ``oom_kills`` as
     in ``describe_end``.
     """
-    lines: list[str] = []
-    for role in (Role.LAUNCHER, Role.RANK, Role.WORKER, Role.COMPILE):
+    told: list[tuple[Role, str]] = []
+    for role in (Role.COMPILE, Role.WORKER, Role.RANK, Role.LAUNCHER):
+        lines: list[str] = []
         gone = [departure for departure in changes.gone if departure.member.role is role]
         born = [member for member in changes.born if member.role is role]
         before = Counter(_owner(departure.member) for departure in gone)
@@ -70,7 +83,26 @@ def describe_changes(changes: Changes, *, oom_kills: int = 0) -> tuple[str, ...]
         lines += _describe_gone(gone, oom_kills)
         if replaced < len(born) or role not in _REPLACED:
             lines += _describe_born(born)
-    return tuple(lines)
+        told += [(role, line) for line in lines]
+    if changes.root_runs:
+        line = f"the root of the job replaced itself (exec) and now runs {changes.root_runs}"
+        told.append((Role.LAUNCHER, line))
+    return tuple(told)
+
+
+def describe_stops(
+    stopped: Sequence[ProcessSample], resumed: Sequence[ProcessSample]
+) -> tuple[tuple[Role, str], ...]:
+    """Say who was stopped by a signal and who runs again, by role; many at once are counted."""
+    told: list[tuple[Role, str]] = []
+    for role in (Role.WORKER, Role.RANK):
+        for what, processes in (("stopped by a signal", stopped), ("running again", resumed)):
+            of_role = [one for one in processes if one.role is role]
+            if len(of_role) > NAMED:
+                told.append((role, f"{_group(of_role, len(of_role))} {what}"))
+            else:
+                told += [(role, f"{name_process(one, one.pid)} {what}") for one in of_role]
+    return tuple(told)
 
 
 def _owner(member: Member) -> object:
@@ -102,16 +134,20 @@ def _describe_born(born: Sequence[Member]) -> list[str]:
 
 def name_member(member: Member) -> str:
     """Name one member with its PID: "worker 1 (48301) of rank 0"."""
-    pid = member.identity.pid
-    if member.role is Role.LAUNCHER:
-        return f"launcher {member.label} ({pid})"
-    if member.role is Role.RANK:
-        return f"rank {_number(member.rank)} ({pid})"
-    number = f" {_number(member.worker)}" if member.role is Role.WORKER else ""
-    return f"{_NOUNS[member.role]}{number} ({pid}) of rank {_number(member.rank)}"
+    return name_process(member, member.identity.pid)
 
 
-def _group(members: Sequence[Member], count: int) -> str:
+def name_process(process: Named, pid: int) -> str:
+    """Name one process by its part and its PID."""
+    if process.role is Role.LAUNCHER:
+        return f"launcher {process.label} ({pid})"
+    if process.role is Role.RANK:
+        return f"rank {_number(process.rank)} ({pid})"
+    number = f" {_number(process.worker)}" if process.role is Role.WORKER else ""
+    return f"{_NOUNS[process.role]}{number} ({pid}) of rank {_number(process.rank)}"
+
+
+def _group(members: Sequence[Named], count: int) -> str:
     """Count members of one role: "1 worker of rank 0", "8 workers of 4 ranks"."""
     role = members[0].role
     text = f"{count} {_NOUNS[role]}" + ("" if count == 1 else "s")

@@ -34,6 +34,7 @@ from tpmon.probe.assemble import (
     make_cpu,
     make_process,
     make_rank_rows,
+    withhold_sums,
 )
 from tpmon.probe.background import Background, read_within
 from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
@@ -49,7 +50,8 @@ from tpmon.probe.network import NetworkReader
 from tpmon.probe.output import OutputReader
 from tpmon.probe.own_cost import OwnCostMeter
 from tpmon.probe.pools import read_pool_library
-from tpmon.probe.population import Population, Reading
+from tpmon.probe.population import Population, Reading, describe_shortage
+from tpmon.probe.procfs import read_shares
 from tpmon.probe.sockets import SocketReader, SocketReading
 
 BUDGET_EVERY_NS = 10_000_000_000
@@ -75,8 +77,10 @@ class Collector:
         """Start the probes; the first ``collect`` has counters only, the second has rates."""
         self._job = job
         self._interval_s = interval_s
-        self._membership = Membership(job)
-        self._population = Population()
+        self._shares = read_shares()
+        self._membership = Membership(job, shares=self._shares)
+        self._population = Population(shares=self._shares)
+        self._had_ranks = False
         self._host = HostReader()
         self._links = NetworkReader(job.root.pid)
         self._gpu = gpu or GpuProbe()
@@ -151,14 +155,18 @@ class Collector:
         now_ns = time.monotonic_ns()
         taken = datetime.now().astimezone()
         processes = tuple(
-            make_process(one, self._pss.latest(one.member.identity.pid), now_ns) for one in readings
+            make_process(one, self._pss.latest(one.member.identity), now_ns) for one in readings
         )
         self._watch(processes, now_ns)
         budget = self._read_budget(processes, now_ns)
         group = self._cgroups.read(now_ns)
         host = self._host.read()
         gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
+        unread = self._population.left_out
         cpu = make_cpu(processes, budget, group, host, self._read_library(processes, now_ns))
+        cpu = withhold_sums(cpu, unread)
+        target = self._target(processes)
+        self._had_ranks = self._had_ranks or target.local_ranks > 0
         cpu_ns = readings[0].now.taken_ns if readings else now_ns
         threads_ns = min((r.now.threads.taken_ns for r in readings), default=now_ns)
         age_s = (time.monotonic_ns() - cpu_ns) / 1e9
@@ -172,8 +180,10 @@ class Collector:
             taken=taken,
             taken_ns=now_ns,
             interval_s=self._interval_s,
-            target=self._target(processes),
-            facts=state_facts(processes, cpu, gpu.gpus),
+            target=target,
+            facts=state_facts(
+                target.local_ranks, target.local_workers, cpu, gpu.gpus, had_ranks=self._had_ranks
+            ),
             ages_s=Ages(
                 cpu=age_s,
                 threads=(now_ns - threads_ns) / 1e9,
@@ -208,7 +218,14 @@ class Collector:
             notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
             hook=_NO_HOOK,
             steps=_NO_HOOK,
-            events=self._tell(taken, changes, processes, gpu.events, group),
+            events=self._teller.tell(
+                taken,
+                changes,
+                group,
+                now_ns,
+                processes=processes,
+                others=self._own_events(taken, target, gpu.events),
+            ),
             self_=_NO_COST,
         )
 
@@ -231,7 +248,7 @@ class Collector:
             if process.role is Role.RANK
         )
         self._loader.watch(ranks, now_ns)
-        self._pss.watch({process.pid: process.rss_bytes for process in processes})
+        self._pss.watch({Identity(one.pid, one.start_ticks): one.rss_bytes for one in processes})
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:
         ranks = tuple(p.pid for p in processes if p.role is Role.RANK)
@@ -285,6 +302,7 @@ class Collector:
         ranks = [process for process in processes if process.role is Role.RANK]
         stopped = bool(ranks) and all(process.state in "Tt" for process in ranks)
         job = self._membership.job
+        roles = [member.role for member in job.members]
         return Target(
             pid=job.root.pid,
             asked_pid=job.asked_pid,
@@ -294,34 +312,24 @@ class Collector:
             host=clean_text(os.uname().nodename, 64),
             state=TargetState.STOPPED if stopped else TargetState.RUNNING,
             world_size=job.world_size,
-            local_ranks=len(ranks),
+            local_ranks=roles.count(Role.RANK),
+            local_workers=roles.count(Role.WORKER),
+            unread=self._population.left_out,
             torch_version=job.torch_version,
             python_version=job.python_version,
             ended=NOT_APPLICABLE,
             rank_source=job.rank_source,
         )
 
-    def _tell(
-        self,
-        taken: datetime,
-        changes: Changes,
-        processes: Sequence[ProcessSample],
-        gpu_events: Sequence[str],
-        group: CgroupReading,
-    ) -> tuple[Event, ...]:
-        events = [describe_attach(self._job.root.pid, processes, taken)] if self._last is None else []
-        events.extend(self._teller.tell_changes(taken, changes, group, time.monotonic_ns()))
-        events.extend(Event(taken, EventKind.GPU, text) for text in gpu_events)
-        events.extend(self._teller.tell_shedding(taken, shedding=self._cost.shedding))
-        return tuple(events)
+    def _own_events(self, taken: datetime, target: Target, gpu_events: Sequence[str]) -> list[Event]:
+        events = self._teller.tell_shedding(taken, shedding=self._cost.shedding)
+        events += [Event(taken, EventKind.GPU, text) for text in gpu_events]
+        if self._last is None:
+            events.append(describe_attach(target.pid, target.local_ranks, target.local_workers, taken))
+        return events
 
     def _remarks(self, outputs: Known[tuple[OutputSample, ...]]) -> tuple[str, ...]:
-        remarks = []
-        if self._population.left_out:
-            remarks.append(
-                f"{self._population.left_out} processes are not read: the limit of open files is too low "
-                "(ulimit -n)"
-            )
+        remarks = list(describe_shortage(self._shares, self._population, len(self._membership.members)))
         if isinstance(outputs, Missing) and self._ticks > 1:
             remarks.append(f"the job's log is not readable: {outputs.reason}")
         return tuple(remarks)
@@ -335,13 +343,13 @@ class Collector:
             )
         taken = datetime.now().astimezone()
         now_ns = time.monotonic_ns()
-        events = self._teller.tell_changes(taken, changes, self._cgroups.read(now_ns), now_ns)
+        events = self._teller.tell(taken, changes, self._cgroups.read(now_ns), now_ns)
         how = self._teller.describe_end()
         target = replace(self._last.target, state=TargetState.ENDED, ended=how)
         said = f"the job ended: {how}"
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
-        events.append(Event(taken, EventKind.ENDED, said))
+        events += (Event(taken, EventKind.ENDED, said),)
         outputs = read_within(LAST_WORDS_S, lambda: self._log.read(()))
         return replace(
             self._last,
@@ -350,7 +358,7 @@ class Collector:
             target=target,
             ages_s=age_by(self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9),
             output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
-            events=tuple(events),
+            events=events,
         )
 
     def _rank_pids(self) -> tuple[int, ...]:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.probe.cgroup import CgroupReading
 from tpmon.probe.cgroup_layout import HOST
-from tpmon.probe.changes import Changes, describe_changes
+from tpmon.probe.changes import Changes, describe_by_role, describe_stops
 from tpmon.probe.ends import Ends, OomKills
+
+_WEIGHT = {
+    EventKind.ATTACH: 0,
+    EventKind.PROBE: 1,
+    EventKind.OUTPUT: 1,
+    EventKind.MEMORY: 3,
+    EventKind.GPU: 4,
+    EventKind.VERDICT: 6,
+    EventKind.ENDED: 7,
+}
+_WORKER_WEIGHT = 2
+_RANK_WEIGHT = 5
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def describe_attach(pid: int, processes: Sequence[ProcessSample], taken: datetime) -> Event:
+def describe_attach(pid: int, ranks: int, workers: int, taken: datetime) -> Event:
     """Return the first event: what tpmon attached to."""
-    ranks = sum(process.role is Role.RANK for process in processes)
-    workers = sum(process.role is Role.WORKER for process in processes)
     text = f"attached to pid {pid}: {_count(ranks, 'rank')}, {_count(workers, 'loader worker')}"
     return Event(taken, EventKind.ATTACH, text)
 
@@ -33,23 +43,37 @@ class EventTeller:
         self._oom_kills = OomKills()
         self._ends = Ends(root)
         self._told_shedding = False
+        self._stopped: frozenset[Identity] = frozenset()
 
-    def tell_changes(
-        self, taken: datetime, changes: Changes, group: CgroupReading, now_ns: int
-    ) -> list[Event]:
-        """Return the events of members that came and went, and of the OOM killer."""
+    def tell(
+        self,
+        taken: datetime,
+        changes: Changes,
+        group: CgroupReading,
+        now_ns: int,
+        *,
+        processes: Sequence[ProcessSample] = (),
+        others: Iterable[Event] = (),
+    ) -> tuple[Event, ...]:
+        """Return the events of one second, the most important last.
+
+        Those are members that came, went, were stopped or run again, the OOM killer, and
+        ``others`` of other sources.
+        """
         kills = self._oom_kills.count_new(group.memory_source, group.oom_kills, now_ns)
         host_wide = group.memory_source == HOST
         # others' may be among those of the machine
         own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
         self._ends.add(changes, oom_kills=own_kills)
-        texts = describe_changes(changes, oom_kills=own_kills)
-        events = [Event(taken, EventKind.PROCESS, text) for text in texts]
+        told = [*describe_by_role(changes, oom_kills=own_kills), *self._tell_stops(processes)]
+        weighed = [(_weigh(role), Event(taken, EventKind.PROCESS, text)) for role, text in told]
         if kills:
             where = "on this machine" if host_wide else "in the job's control group"
-            text = f"the OOM killer ended {kills} process(es) {where}"
-            events.append(Event(taken, EventKind.MEMORY, text))
-        return events
+            victims = "1 process" if kills == 1 else f"{kills} processes"
+            text = f"the OOM killer ended {victims} {where}"
+            weighed.append((_WEIGHT[EventKind.MEMORY], Event(taken, EventKind.MEMORY, text)))
+        weighed += [(_WEIGHT.get(event.kind, _WORKER_WEIGHT), event) for event in others]
+        return tuple(event for _, event in sorted(weighed, key=lambda pair: pair[0]))
 
     def tell_shedding(self, taken: datetime, *, shedding: bool) -> list[Event]:
         """Return the event that tpmon reads less, or all again; none when that is known."""
@@ -66,3 +90,22 @@ class EventTeller:
     def describe_end(self) -> str:
         """Say how the job ended, and who failed first."""
         return self._ends.describe()
+
+    def _tell_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:
+        followed = {
+            Identity(one.pid, one.start_ticks): one
+            for one in processes
+            if one.role in (Role.RANK, Role.WORKER)
+        }
+        before, self._stopped = (
+            self._stopped,
+            frozenset(who for who, one in followed.items() if one.state == "T"),
+        )
+        return describe_stops(
+            [one for who, one in followed.items() if who in self._stopped - before],
+            [one for who, one in followed.items() if who in before - self._stopped],
+        )
+
+
+def _weigh(role: Role) -> int:
+    return _RANK_WEIGHT if role in (Role.RANK, Role.LAUNCHER) else _WORKER_WEIGHT

@@ -81,7 +81,7 @@ class Facts:
 
     def is_stale(self, now: Stat, age_s: float, *, retry: bool = False) -> bool:
         """Tell whether a process may have run another program or loaded torch since it was read."""
-        if now.name != self.stat.name:
+        if now.name != self.stat.name or self.is_replaced(now):
             return True
         if isinstance(self.environ, Missing):
             return retry and not self.denied
@@ -89,6 +89,10 @@ class Facts:
             return False
         importing = not self.torch and age_s < _IMPORT_S
         return importing or ("RANK" not in self.environ and now.threads != self.stat.threads)
+
+    def is_replaced(self, now: Stat) -> bool:
+        """Tell whether the process ran another program since (exec); False where that may not be seen."""
+        return bool(now.image and self.stat.image) and now.image != self.stat.image
 
     def says_the_same(self, other: Facts) -> bool:
         """Tell whether nothing that decides a part differs."""

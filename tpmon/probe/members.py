@@ -31,6 +31,7 @@ from tpmon.probe.job import (
     tell_script,
     tell_world_size,
 )
+from tpmon.probe.procfs import NO_DESCRIPTOR, Shares, read_shares
 from tpmon.probe.procread import (
     PROC,
     TICKS_PER_S,
@@ -45,8 +46,6 @@ from tpmon.probe.roles import STARTING, YOUNG_S, Departed, Part, assign_parts
 
 SCAN_EVERY_NS = 5_000_000_000
 FULL_SCAN_EVERY_NS = 60_000_000_000
-CACHED_MEMBERS = 256
-"""Members with descriptors of their own, two each; one that was read holds 6.4 KiB of kernel memory."""
 BIRTHS_PER_REFRESH = 64
 _CHILDREN_BYTES = 4096
 _FACTS_S = 0.2
@@ -55,7 +54,7 @@ _FACTS_S = 0.2
 class _Watched:
     """Hold the descriptors and the last facts of one process; shells inside the job have no part."""
 
-    __slots__ = ("children", "children_fd", "facts", "identity", "parent", "pidfd", "told")
+    __slots__ = ("children", "children_fd", "facts", "has_room", "identity", "parent", "pidfd", "told")
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -66,6 +65,8 @@ class _Watched:
         self.children: bytes | None = None
         self.children_fd = -1
         self.pidfd = -1
+        self.has_room = False
+        """Whether it counts among those that may keep descriptors."""
 
     def close(self) -> None:
         for fd in (self.children_fd, self.pidfd):
@@ -77,9 +78,14 @@ class _Watched:
 class Membership:
     """Keep the members of a job up to date; one thread owns it."""
 
-    def __init__(self, job: Job, proc: str = PROC) -> None:
-        """Open descriptors for the members that ``find_job`` met; ``refresh`` does the rest."""
+    def __init__(self, job: Job, proc: str = PROC, shares: Shares | None = None) -> None:
+        """Open descriptors for the members that ``find_job`` met; ``refresh`` does the rest.
+
+        Only as many members as ``shares`` allows have their own; the others' files are opened for
+        each look. By default it is a share of the descriptors that are free now.
+        """
         self._proc = proc
+        self._room = (shares or read_shares()).members
         self._job = job
         self._boot_s = boot_time_s()
         self._watched: dict[int, _Watched] = {}
@@ -91,6 +97,7 @@ class Membership:
         self._slow_ns = self._full_scan_ns = 0
         self._has_children_files = True
         self._undecided = True
+        self._root_replaced = False
         self._poll = select.poll()
         self._by_pidfd: dict[int, int] = {}
         for pid, facts in job.facts.items():
@@ -130,8 +137,10 @@ class Membership:
         """Start to follow one process, with descriptors of its own while there are few enough."""
         pid = facts.stat.pid
         watched = self._watched[pid] = _Watched(facts)
-        if len(self._watched) > CACHED_MEMBERS:
+        if not self._room:
             return
+        self._room -= 1
+        watched.has_room = True
         with suppress(OSError):  # gone, or no descriptor left: it is opened anew each time
             watched.children_fd = os.open(self._children_path(pid), os.O_RDONLY | os.O_CLOEXEC)
         if self._proc == PROC:
@@ -146,11 +155,16 @@ class Membership:
         """List the members that have ended; a zombie has."""
         ended = [self._watched[self._by_pidfd[fd]] for fd, _ in self._poll.poll(0)]
         for pid, watched in self._watched.items():
-            if watched.pidfd < 0:
-                stat = self._read_stat(pid)
-                if stat is None or stat.state in "ZX" or stat.start_ticks != watched.identity.start_ticks:
-                    ended.append(watched)
+            if watched.pidfd < 0 and self._has_ended(pid, watched.identity):
+                ended.append(watched)
         return ended
+
+    def _has_ended(self, pid: int, identity: Identity) -> bool:
+        try:
+            stat = read_stat(pid, self._proc)
+        except OSError as error:
+            return error.errno not in NO_DESCRIPTOR
+        return stat.state in "ZX" or stat.start_ticks != identity.start_ticks
 
     def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
         """Look again at members that may have become something else; True when one has.
@@ -181,7 +195,9 @@ class Membership:
                 again.append(replace(stat, parent=before.stat.parent))
         for pid, facts in self._read_facts(again).items():
             watched = self._watched[pid]
-            moved = moved or not facts.says_the_same(watched.facts)
+            replaced = watched.facts.is_replaced(facts.stat)
+            self._root_replaced |= replaced and pid == self._job.root.pid
+            moved = moved or replaced or not facts.says_the_same(watched.facts)
             watched.facts = facts
         return moved
 
@@ -193,6 +209,7 @@ class Membership:
             self._poll.unregister(watched.pidfd)
             del self._by_pidfd[watched.pidfd]
         watched.close()
+        self._room += watched.has_room
         del self._watched[pid]
         self._seen.discard(pid)  # its number may be another's by now, also under the same parent
         if (parent := self._watched.get(watched.facts.stat.parent)) is not None:
@@ -289,7 +306,11 @@ class Membership:
             for pid, part in self._parts.items()
         )
         self._tell_job(facts, torch)
+        root = self._watched.get(self._job.root.pid)
+        runs = root.facts.program.label if root is not None and self._root_replaced else ""
+        self._root_replaced = False
         return Changes(
+            root_runs=runs,
             born=tuple(member for pid, member in self._members.items() if pid not in before),
             gone=tuple(gone),
             changed=tuple(

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpmon.model.known import Known, Missing
+from tpmon.model.process import Identity
 from tpmon.probe.background import Background
+from tpmon.probe.procread import read_stat
 
 PSS_EVERY_S = 10.0
 PSS_MAX_RSS_BYTES = 1 << 30
@@ -48,9 +50,9 @@ class PssRation:
     def __init__(self, proc: str = "/proc") -> None:
         """Read nothing until ``watch`` names the processes and ``start`` starts the thread."""
         self._proc = proc
-        self._rss: Mapping[int, int] = {}
-        self._known: dict[int, Known[Pss]] = {}
-        self._tried_ns: dict[int, int] = {}
+        self._rss: Mapping[Identity, int] = {}
+        self._known: dict[Identity, Known[Pss]] = {}
+        self._tried_ns: dict[Identity, int] = {}
         self._source = Background("pss", self.read_next, PSS_EVERY_S)
 
     def start(self) -> None:
@@ -61,34 +63,40 @@ class PssRation:
         """End the thread after the read it is in."""
         self._source.stop()
 
-    def watch(self, rss_by_pid: Mapping[int, int]) -> None:
+    def watch(self, rss: Mapping[Identity, int]) -> None:
         """Name the processes and their resident bytes."""
-        self._rss = rss_by_pid
-        for pid in self._known.keys() - rss_by_pid.keys():
-            self._known.pop(pid, None)
-            self._tried_ns.pop(pid, None)
+        self._rss = rss
+        for gone in self._known.keys() - rss.keys():
+            self._known.pop(gone, None)
+            self._tried_ns.pop(gone, None)
 
-    def latest(self, pid: int) -> Known[Pss]:
+    def latest(self, process: Identity) -> Known[Pss]:
         """Return the newest PSS of a process."""
-        if self._rss.get(pid, 0) > PSS_MAX_RSS_BYTES:
+        if self._rss.get(process, 0) > PSS_MAX_RSS_BYTES:
             return Missing("larger than 1 GiB: reading PSS would stall the process")
         waiting = Missing(self._source.off or "rationed: one process every 10 s")
-        return self._known.get(pid, waiting)
+        return self._known.get(process, waiting)
 
     def read_next(self) -> None:
         """Read the process whose turn it is, if one is small enough."""
-        small = [pid for pid, rss in self._rss.items() if rss <= PSS_MAX_RSS_BYTES]
+        small = [process for process, rss in self._rss.items() if rss <= PSS_MAX_RSS_BYTES]
         if not small:
             return
         # Refused attempts have their turn too: one foreign process must not starve the others.
-        pid = min(small, key=lambda one: (self._tried_ns.get(one, 0), one))
-        self._tried_ns[pid] = time.monotonic_ns()
+        process = min(small, key=lambda one: (self._tried_ns.get(one, 0), one.pid))
+        self._tried_ns[process] = time.monotonic_ns()
+        self._known[process] = self._read(process)
+
+    def _read(self, process: Identity) -> Known[Pss]:
         try:
-            with open(f"{self._proc}/{pid}/smaps_rollup", "rb") as file:
-                self._known[pid] = Pss(parse_pss(file.read()), time.monotonic_ns())
+            with open(f"{self._proc}/{process.pid}/smaps_rollup", "rb") as file:
+                # The file stays that of the process that had the PID when it was opened.
+                if read_stat(process.pid, self._proc).start_ticks != process.start_ticks:
+                    return Missing("PSS: the process is gone")
+                return Pss(parse_pss(file.read()), time.monotonic_ns())
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._known[pid] = Missing(f"PSS: {reason.lower()}")
+            return Missing(f"PSS: {reason.lower()}")
 
 
 def fit_slope(points: Sequence[tuple[int, float]]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +9,12 @@ from dataclasses import dataclass
 from tpmon.model.process import Identity, ThreadKind
 from tpmon.probe.job import Member, now_ticks
 from tpmon.probe.processes import ProcessProbe, ProcessReading
-from tpmon.probe.procfs import raise_descriptor_limit
+from tpmon.probe.procfs import KEPT_PROCESSES, NO_DESCRIPTOR, Shares, read_shares
 from tpmon.probe.roles import thread_kind
 from tpmon.probe.threads import NAMES_PER_TICK, Allowance
 
-MAX_THREAD_DESCRIPTORS = 1536
-"""About 10 MB of kernel memory; threads beyond it are opened for each reading."""
-MIN_PROCESSES = 8
-DESCRIPTORS_PER_PROCESS = 8
-"""Five files and the task folder here, two more where membership follows the process."""
+MOST_PROCESSES = 2048
+"""More are not read: uncached ones cost 0.1 ms of CPU each."""
 
 
 def _kind_of(name: str) -> ThreadKind:
@@ -33,21 +29,37 @@ class Reading:
     now: ProcessReading
 
 
+def describe_shortage(shares: Shares, population: Population, members: int) -> tuple[str, ...]:
+    """Say what a low limit of open files, or the number of processes, costs; nothing when all is well."""
+    said = []
+    if population.left_out:
+        said.append(
+            f"{population.left_out} of {members} processes are not read (at most {MOST_PROCESSES}, and"
+            f" {shares.limit} open files): CPU of the job is not known, other sums are at least what they say"
+        )
+    if population.opened_anew and shares.processes < KEPT_PROCESSES:
+        said.append(
+            f"only {shares.limit} open files are allowed: those of {population.opened_anew} processes are"
+            " opened for each reading, which costs tpmon more CPU (ulimit -n)"
+        )
+    return tuple(said)
+
+
 class Population:
     """Read the processes of the job; opens and closes their files as members come and go."""
 
-    def __init__(self, proc: str = "/proc") -> None:
-        """Take a share of the descriptors that are free now, at most the cap."""
+    def __init__(self, proc: str = "/proc", shares: Shares | None = None) -> None:
+        """Keep at most the descriptors of ``shares`` open, by default a share of those free now."""
         self._proc = proc
         self._probes: dict[Identity, ProcessProbe] = {}
-        room = max(0, raise_descriptor_limit() - len(os.listdir("/proc/self/fd")))
-        threads = min(MAX_THREAD_DESCRIPTORS, room // 3)
-        self._allowance = Allowance(threads)
-        self._max_probes = max(MIN_PROCESSES, (room - threads) // DESCRIPTORS_PER_PROCESS)
+        shares = shares or read_shares()
+        self._allowance = Allowance(shares.threads)
+        self._max_kept = shares.processes
+        self._kept = 0
         self._last_ns = 0
         self._last_ticks = 0
         self.left_out = 0
-        """Members that are not read because the descriptor limit is too low."""
+        """Living members that were not read: too many, or no descriptor was left."""
 
     def read(self, members: Sequence[Member], *, skip_threads: bool) -> list[Reading]:
         """Read every member that still lives, in their order."""
@@ -62,17 +74,25 @@ class Population:
                 continue
             try:
                 now = probe.read(member.role, skip_threads=skip_threads)
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+                    self.left_out += 1
+                    continue
                 # It died in this tick; membership will say so.
-                self._probes.pop(member.identity).close()
+                self._drop(member.identity)
                 continue
             if now.stat.start_ticks == member.identity.start_ticks:
                 readings.append(Reading(member, now))
             else:
                 # The PID was reused between the listing and the opening.
-                self._probes.pop(member.identity).close()
+                self._drop(member.identity)
         self._last_ns, self._last_ticks = begun
         return readings
+
+    @property
+    def opened_anew(self) -> int:
+        """Count the processes whose files are opened for each reading, which costs more CPU."""
+        return len(self._probes) - self._kept
 
     def busy_tids(self, identity: Identity) -> tuple[int, ...]:
         """Return the busy threads of a process, busiest first."""
@@ -87,7 +107,7 @@ class Population:
         probe = self._probes.get(member.identity)
         if probe is not None:
             return probe
-        if len(self._probes) >= self._max_probes:
+        if len(self._probes) >= MOST_PROCESSES:
             self.left_out += 1
             return None
         try:
@@ -97,12 +117,19 @@ class Population:
                 self._allowance,
                 self._proc,
                 born_after_ns=self._last_ns if member.identity.start_ticks > self._last_ticks else 0,
+                keep=self._kept < self._max_kept,
             )
         except OSError:
-            return None
+            return None  # gone: what can be read without a descriptor of its own raises nothing here
         self._probes[member.identity] = probe
+        self._kept += probe.keep
         return probe
+
+    def _drop(self, identity: Identity) -> None:
+        probe = self._probes.pop(identity)
+        self._kept -= probe.keep
+        probe.close()
 
     def _close_all_but(self, keep: set[Identity]) -> None:
         for identity in self._probes.keys() - keep:
-            self._probes.pop(identity).close()
+            self._drop(identity)

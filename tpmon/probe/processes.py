@@ -12,9 +12,12 @@ from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import clean_text
 from tpmon.probe.procfs import (
+    NO_DESCRIPTOR,
     Io,
+    OnceFile,
     ProcFile,
     Stat,
+    open_file,
     parse_io,
     parse_stat,
 )
@@ -108,8 +111,8 @@ class _Parsed(Generic[T]):
 
     __slots__ = ("_file", "_parse", "_raw", "_value")
 
-    def __init__(self, path: str, size: int, parse: Callable[[bytes], T]) -> None:
-        self._file = ProcFile(path, size)
+    def __init__(self, path: str, size: int, parse: Callable[[bytes], T], *, keep: bool) -> None:
+        self._file = open_file(path, size, keep=keep)
         self._parse = parse
         self._raw: bytes | None = None
         self._value: T
@@ -128,11 +131,11 @@ class _Parsed(Generic[T]):
 class _Optional:
     """Keep a file that this user may not be allowed to read; its refusal is the reading."""
 
-    def __init__(self, path: str, size: int) -> None:
-        self._file: ProcFile | None = None
+    def __init__(self, path: str, size: int, *, keep: bool) -> None:
+        self._file: ProcFile | OnceFile | None = None
         self._refused = Missing("not read yet")
         try:
-            self._file = ProcFile(path, size)
+            self._file = open_file(path, size, keep=keep)
         except OSError as error:
             self._refuse(error)
 
@@ -141,9 +144,11 @@ class _Optional:
             return self._refused
         try:
             return self._file.read()
-        except ProcessLookupError:
+        except (ProcessLookupError, FileNotFoundError):
             return Missing("the process is gone")
         except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                return Missing("no file descriptor was left")
             self._refuse(error)
             self.close()
             return self._refused
@@ -189,8 +194,9 @@ class ProcessProbe:
         proc: str = "/proc",
         *,
         born_after_ns: int = 0,
+        keep: bool = True,
     ) -> None:
-        """Open the hot files of ``pid``.
+        """Open the hot files of ``pid``; without ``keep`` they are opened anew for each reading.
 
         ``born_after_ns`` is a moment (CLOCK_MONOTONIC) at which the process did not exist yet,
         where one is known: then the first reading has rates, all it did came after that.
@@ -201,11 +207,12 @@ class ProcessProbe:
         self.pid = pid
         self._born_after_ns = born_after_ns
         base = f"{proc}/{pid}"
-        self._stat = _Parsed(f"{base}/stat", 1024, parse_stat)
-        self._io = _Optional(f"{base}/io", 512)
-        self._wchan = _Optional(f"{base}/wchan", 128)
-        self._syscall = _Optional(f"{base}/syscall", 256)
-        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns)
+        self.keep = keep
+        self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
+        self._io = _Optional(f"{base}/io", 512, keep=keep)
+        self._wchan = _Optional(f"{base}/wchan", 128, keep=keep)
+        self._syscall = _Optional(f"{base}/syscall", 256, keep=keep)
+        self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep)
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
         self._raw_wait: tuple[str, Known[bytes], Known[bytes], Role] | None = None

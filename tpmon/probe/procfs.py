@@ -8,12 +8,24 @@ whoever opens them.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from dataclasses import dataclass
 
+from tpmon.errors import UsageError
+
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE))
+LEAST_DESCRIPTORS = 96
+"""What the screen, the sources beside the processes and one reading need; measured: 60."""
+KEPT_THREADS = 1536
+"""About 10 MB of kernel memory; threads beyond it are opened for each reading."""
+KEPT_PROCESSES = 256
+"""Seven descriptors each: another 11 MB."""
+_PER_PROCESS = 5
+_PER_MEMBER = 2
 _RESERVED_DESCRIPTORS = 128
 
 
@@ -44,6 +56,47 @@ class ProcFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class OnceFile:
+    """Open one /proc file anew for each look: three times the CPU, but no descriptor between."""
+
+    __slots__ = ("_path", "_size")
+
+    def __init__(self, path: str, size: int = 1024) -> None:
+        """Note the path; whether it can be read is told by ``read``."""
+        self._path = path
+        self._size = size
+
+    def read(self) -> bytes:
+        """Return the file's bytes now; the PID may be another process's by now.
+
+        Raises:
+            OSError: when it is gone or may not be read.
+        """
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, self._size, 0)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Hold nothing, so there is nothing to close."""
+
+
+def open_file(path: str, size: int, *, keep: bool) -> ProcFile | OnceFile:
+    """Open a file to be read often, on a descriptor of its own where ``keep`` asks and one is left.
+
+    Raises:
+        OSError: when ``keep`` is set and it is not there or not readable.
+    """
+    if keep:
+        try:
+            return ProcFile(path, size)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTOR:
+                raise
+    return OnceFile(path, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +196,49 @@ def parse_schedstat(raw: bytes) -> SchedStat:
     return SchedStat(int(fields[0]), int(fields[1]), int(fields[2]))
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Say for how many members, processes and threads descriptors may stay open.
+
+    A member costs two (its children and a pidfd), a process five, a thread one.
+    """
+
+    members: int
+    processes: int
+    threads: int
+    limit: int
+    """The limit of open files that this was reckoned from."""
+
+
+def share_descriptors(limit: int, held: int) -> Shares:
+    """Divide what a limit of open files leaves beside those held now and those of other sources. Pure."""
+    room = max(0, limit - held - min(_RESERVED_DESCRIPTORS, limit // 2))
+    threads = min(KEPT_THREADS, room // 3)
+    processes = min(KEPT_PROCESSES, (room - threads) // (_PER_PROCESS + _PER_MEMBER))
+    return Shares(processes, processes, threads, limit)
+
+
+def read_shares() -> Shares:
+    """Raise the limit of open files as far as it goes and divide it."""
+    return share_descriptors(raise_descriptor_limit(), len(os.listdir("/proc/self/fd")))
+
+
+def require_descriptors() -> None:
+    """Raise the limit of open files as far as it goes; call before the first process is read.
+
+    Raises:
+        UsageError: when it is too low for tpmon to work at all.
+    """
+    limit = raise_descriptor_limit()
+    if limit < LEAST_DESCRIPTORS:
+        raise UsageError(
+            f"the limit of open files is {limit}; tpmon needs {LEAST_DESCRIPTORS}, and 1024 to be cheap",
+            "ulimit -n 1024, or as root: prlimit --nofile=1024 --pid $$",
+        )
+
+
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files to the hard one and return how many tpmon may use."""
+    """Raise the soft limit of open files to the hard one and return what it is now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -153,4 +247,4 @@ def raise_descriptor_limit() -> int:
         except (OSError, ValueError):
             # A container may forbid it; the soft limit then bounds the cache.
             pass
-    return max(64, soft - _RESERVED_DESCRIPTORS)
+    return soft

@@ -52,7 +52,8 @@ class Stat:
     """Hold the fields of /proc/PID/stat that tell processes apart.
 
     ``start_ticks`` is field 22, clock ticks since boot. ``wait_status`` is field 52: 0 while the
-    process lives, and also 0 for a reader without ptrace read permission.
+    process lives, and also 0 for a reader without ptrace read permission. So is ``image``, field
+    28: where the stack begins, which is another place after each exec.
     """
 
     pid: int
@@ -63,6 +64,7 @@ class Stat:
     threads: int
     start_ticks: int
     wait_status: int
+    image: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ def parse_stat(data: bytes) -> Stat:
         threads=int(rest[17]),
         start_ticks=int(rest[19]),
         wait_status=int(rest[49]) if len(rest) > 49 else 0,
+        image=int(rest[25]) if len(rest) > 25 else 0,
     )
 
 

@@ -15,6 +15,7 @@ from tpmon.errors import NoTargetError, NotPermittedError, TpmonError, UsageErro
 from tpmon.model.known import Missing
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, user_name
+from tpmon.probe.procfs import require_descriptors
 from tpmon.probe.procread import (
     PROC,
     WORKER_NAME,
@@ -37,7 +38,9 @@ def find_job(pid: int, proc: str = PROC) -> Job:
     Raises:
         NoTargetError: when there is no such process or it belongs to no training job.
         NotPermittedError: when this user may not read it.
+        UsageError: when tpmon may not open enough files.
     """
+    require_descriptors()
     try:
         asked, remark = _resolve(pid, proc)
         return _find_job(asked, proc, remark)
@@ -50,8 +53,9 @@ def find_only_job(proc: str = PROC) -> Job:
 
     Raises:
         NoTargetError: when there is none.
-        UsageError: when there are several.
+        UsageError: when there are several, or tpmon may not open enough files.
     """
+    require_descriptors()
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     jobs: list[Job] = []

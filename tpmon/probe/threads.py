@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.probe.procfs import ProcFile, SchedStat, parse_schedstat
+from tpmon.probe.procfs import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat
 
 BUSY_DEMAND = 0.25
 """A thread with at least this demand counts as one compute thread (exact for 2-32 OMP threads)."""
@@ -71,6 +71,8 @@ class ThreadSet:
     proc: str = "/proc"
     born_after_ns: int = 0
     """A moment at which the process did not exist yet: all its threads' time came after it."""
+    keep_folder: bool = True
+    """False where descriptors are short: the task folder is then opened for each reading."""
     _threads: dict[int, _Thread] = field(default_factory=dict)
     _task_fd: int = -1
     _listed_ns: int = 0
@@ -105,11 +107,16 @@ class ThreadSet:
             return self._latest
         taken_ns = now()
         relist_ns = QUIET_RELIST_NS if quiet else RELIST_NS
+        if self._task_fd < 0:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            self._task_fd = os.open(f"{self.proc}/{self.pid}/task", flags)
         if threads != self._count or taken_ns - self._listed_ns >= relist_ns:
             self._list(taken_ns)
             self._count = threads
         self._measure(taken_ns)
         self._all_cached = all(thread.file is not None for thread in self._threads.values())
+        if not self.keep_folder:
+            self._close_folder()
         return self._latest
 
     def close(self) -> None:
@@ -117,6 +124,9 @@ class ThreadSet:
         for thread in self._threads.values():
             self._drop_file(thread)
         self._threads.clear()
+        self._close_folder()
+
+    def _close_folder(self) -> None:
         if self._task_fd >= 0:
             os.close(self._task_fd)
             self._task_fd = -1
@@ -128,9 +138,6 @@ class ThreadSet:
 
     def _list(self, taken_ns: int) -> list[_Thread]:
         """List the threads again and return those that are new."""
-        if self._task_fd < 0:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            self._task_fd = os.open(f"{self.proc}/{self.pid}/task", flags)
         tids = {int(name) for name in os.listdir(self._task_fd)}
         for tid in self._threads.keys() - tids:
             self._drop_file(self._threads.pop(tid))
@@ -184,7 +191,9 @@ class ThreadSet:
         for thread in threads:
             try:
                 readings.append((thread, self._read_thread(thread)))
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+                    raise  # not gone: without it the sum would be too small
                 any_gone = True
         return readings, any_gone
 
