@@ -1,0 +1,183 @@
+"""Run py-spy once: without a stop of the target, with a deadline, a cap on its output, and on a lead.
+
+The lead is a pipe that is py-spy's stdin: when its other end closes, because this process ended in
+whatever way, the kernel kills py-spy. That needs no code between fork and exec, which a process
+with threads must not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing
+from tpmon.probe.procfs import parse_stat
+
+MAX_OUTPUT_BYTES = 4 << 20
+MAX_ERROR_BYTES = 16 << 10
+NICENESS = 5
+_READ_BYTES = 65536
+_INSTALL = "py-spy is not installed beside tpmon or on PATH: pip install py-spy"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Hold what one run of py-spy gave. ``cpu_s`` is its user and system time, from rusage."""
+
+    output: bytes
+    errors: bytes
+    status: int
+    cpu_s: float
+    wall_s: float
+    late: bool
+    """It was killed at its deadline."""
+    flooded: bool
+    """It was killed because it wrote more than ``MAX_OUTPUT_BYTES``."""
+
+
+def find_spy() -> Known[str]:
+    """Find the py-spy program: beside the Python that runs tpmon, else on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    return found or Missing(_INSTALL)
+
+
+def dump_arguments(pid: int) -> tuple[str, ...]:
+    """Return the arguments for one sample of every thread, as JSON."""
+    return ("dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid))
+
+
+def record_arguments(pid: int, rate_hz: int, seconds: int) -> tuple[str, ...]:
+    """Return the arguments for folded stacks, idle threads included; rate and length are whole numbers."""
+    how = ("--nonblocking", "--full-filenames", "--idle", "--threads", "--format", "raw")
+    length = ("--rate", str(rate_hz), "--duration", str(seconds))
+    return ("record", *how, *length, "--output", "/dev/stdout", "--pid", str(pid))
+
+
+def _tie(lead: int, pid: int) -> None:
+    """Have the kernel kill ``pid`` when the writing end of its stdin closes (fcntl(2), F_SETSIG)."""
+    # A sandbox may not know it: py-spy then ends by itself at the end of its slice.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(lead, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(lead, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lead, fcntl.F_SETFL, fcntl.fcntl(lead, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+class SpyChild:
+    """Run one py-spy at a time in the caller's thread; every other thread may stop it and ask its cost."""
+
+    def __init__(self) -> None:
+        """Run nothing yet."""
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._stopped = False
+        self._ended_cpu_s = 0.0
+
+    def run(self, command: tuple[str, ...], deadline_s: float) -> Outcome:
+        """Run a command to its end, at the latest ``deadline_s`` after its start.
+
+        Raises:
+            OSError: when it cannot be started.
+        """
+        started_s = time.monotonic()
+        reader, writer = os.pipe()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=reader,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                # The keys and hang-ups of our terminal are ours.
+                start_new_session=True,
+                env={**os.environ, "RUST_BACKTRACE": "0"},
+            )
+            with self._lock:
+                self._pid = process.pid
+                _tie(reader, process.pid)
+                if self._stopped:
+                    process.kill()
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+            output, errors, late, flooded = self._read(process, started_s + deadline_s)
+            status, cpu_s = self._reap(process)
+        finally:
+            os.close(reader)
+            os.close(writer)
+        return Outcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
+
+    def stop(self) -> None:
+        """Kill the py-spy that runs, and any that is started later; never waits."""
+        with self._lock:
+            self._stopped = True
+            if self._pid:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def cost(self) -> tuple[float, int]:
+        """Return the CPU seconds of all runs so far, the present one included, and the RSS of that one."""
+        with self._lock:
+            if not self._pid:
+                return self._ended_cpu_s, 0
+            try:
+                with open(f"/proc/{self._pid}/stat", "rb") as file:
+                    stat = parse_stat(file.read())
+            except (OSError, ValueError):
+                return self._ended_cpu_s, 0
+            return self._ended_cpu_s + stat.cpu_s, stat.rss_bytes
+
+    def _read(self, process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool, bool]:
+        if process.stdout is None or process.stderr is None:
+            raise AssertionError("py-spy was started with pipes")
+        output, errors = process.stdout.fileno(), process.stderr.fileno()
+        parts: dict[int, list[bytes]] = {output: [], errors: []}
+        room = {output: MAX_OUTPUT_BYTES, errors: MAX_ERROR_BYTES}
+        late = flooded = False
+        # Not select(): tpmon itself keeps more than 1,024 descriptors open on a large job.
+        readable = select.poll()
+        for fd in parts:
+            readable.register(fd, select.POLLIN)
+        open_fds = set(parts)
+        while open_fds:
+            left_ms = (deadline_s - time.monotonic()) * 1000
+            ready = readable.poll(max(left_ms, 0))
+            if not ready:
+                late = True
+                process.kill()
+                break
+            for fd, _ in ready:
+                data = os.read(fd, _READ_BYTES)
+                if not data:
+                    readable.unregister(fd)
+                    open_fds.discard(fd)
+                    continue
+                parts[fd].append(data[: room[fd]])
+                room[fd] -= len(data)
+                if fd == output and room[fd] < 0 and not flooded:
+                    flooded = True
+                    process.kill()
+                room[fd] = max(room[fd], 0)
+        return b"".join(parts[output]), b"".join(parts[errors]), late, flooded
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> tuple[int, float]:
+        """Wait for the end outside the lock, reap inside, so that ``stop`` never hits a reused PID."""
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            _, status, usage = os.wait4(process.pid, 0)
+            self._pid = 0
+            cpu_s = usage.ru_utime + usage.ru_stime
+            self._ended_cpu_s += cpu_s
+        # subprocess would otherwise wait for it again.
+        process.returncode = os.waitstatus_to_exitcode(status)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return process.returncode, cpu_s

@@ -1,0 +1,223 @@
+"""Decide whose stacks are sampled next, how fast and for how long, within a budget of CPU time. Pure.
+
+One py-spy at a time. Each rank is dumped once when it is met; then slices: rank 0 every second
+one, the others in turn. What each run really cost is charged, and where the credit is used up the
+plan waits, so that a target that is dear to look at (thousands of mappings) is looked at less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tpmon.model.known import NOT_APPLICABLE, Applicable, known_or
+from tpmon.model.process import Identity
+
+BUDGET_MS_PER_S = 8.0
+CREDIT_MS = 120.0
+"""In any minute at most 60 * 8 + 120 = 600 ms, which is 1 % of one core."""
+MET_MS = 15.0
+"""Credit that a rank brings when it is met, for its dump; a dump costs 9 to 14 ms."""
+MOST_MET = 16
+FIRST_SECONDS = 3
+FIRST_RATE_HZ = 20
+RATES_HZ = (17, 13, 11, 7, 5)
+"""Primes: no step time is a multiple of all of them, and py-spy draws its sampling times at random."""
+LENGTHS_S = (10, 9, 11)
+START_MS = 20.0
+SAMPLE_MS = 0.4
+"""What a slice costs before the first one was measured: 20 ms to start, 0.4 ms a sample."""
+SMOOTHING = 0.4
+RETRY_S = 60.0
+FIRST_RETRY_S = 10.0
+"""A process that starts up is not readable at once."""
+HELD_S = 5.0
+"""Whether another tracer is gone is asked again so soon; asking costs nothing."""
+_LONGEST_WAIT_S = 60.0
+
+
+class Kind(Enum):
+    """Name the two ways to look."""
+
+    DUMP = "dump"
+    SLICE = "slice"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Name a rank's process."""
+
+    identity: Identity
+    rank: Applicable[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Say what to run now; ``rate_hz`` and ``seconds`` are 0 for a dump."""
+
+    subject: Subject
+    kind: Kind
+    rate_hz: int
+    seconds: int
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Remember of one rank what was done and what it cost."""
+
+    subject: Subject
+    dumped: bool = False
+    last_ns: int = 0
+    start_ms: float = START_MS
+    sample_ms: float = SAMPLE_MS
+    reason: str = ""
+    refused_until_ns: int = 0
+    refusals: int = 0
+
+
+def _order(subject: Subject) -> tuple[float, int]:
+    return known_or(subject.rank, float("inf")), subject.identity.pid
+
+
+@dataclass(slots=True)
+class StackPlan:
+    """Hold the turns and the credit. Times are CLOCK_MONOTONIC in ns."""
+
+    now_ns: int
+    halved: bool = False
+    """True while tpmon is over its own budget: half the credit, half the rates."""
+    _standings: dict[Identity, _Standing] = field(default_factory=dict)
+    _credit_ms: float = CREDIT_MS
+    _met: int = 0
+    _slices: int = 0
+    _first_was_last: bool = False
+
+    @property
+    def budget_ms_per_s(self) -> float:
+        """Return how much CPU may be used for each second that passes."""
+        return BUDGET_MS_PER_S / 2 if self.halved else BUDGET_MS_PER_S
+
+    @property
+    def credit_ms(self) -> float:
+        """Return the CPU that may be used now; below 0 the plan waits."""
+        return self._credit_ms
+
+    def watch(self, subjects: Iterable[Subject]) -> bool:
+        """Name the ranks there are; tells whether one of them is new."""
+        before = self._standings
+        ordered = sorted(subjects, key=_order)
+        self._standings = {one.identity: before.get(one.identity) or _Standing(one) for one in ordered}
+        born = [identity for identity in self._standings if identity not in before]
+        paid = min(len(born), MOST_MET - self._met)
+        self._met += paid
+        self._credit_ms += paid * MET_MS
+        for one in ordered:
+            self._standings[one.identity].subject = one
+        return bool(born)
+
+    def next(self, now_ns: int) -> Turn | float:
+        """Return what to run now, or how many seconds to wait before asking again."""
+        self._pass(now_ns)
+        ready = [one for one in self._standings.values() if now_ns >= one.refused_until_ns]
+        if not ready:
+            until_ns = min((one.refused_until_ns for one in self._standings.values()), default=now_ns)
+            return min(max((until_ns - now_ns) / 1e9, 1.0), _LONGEST_WAIT_S)
+        if self._credit_ms <= 0:
+            return max(-self._credit_ms / self.budget_ms_per_s, 0.1)
+        for one in ready:
+            if not one.dumped:
+                return Turn(one.subject, Kind.DUMP, 0, 0)
+        one = self._pick(ready)
+        turn = self._shape(one)
+        short_ms = self._price(one, turn) - turn.seconds * self.budget_ms_per_s
+        # What a slice costs beyond its own seconds' share must have been saved before it.
+        short_ms = min(short_ms, CREDIT_MS) - self._credit_ms
+        return turn if short_ms <= 0 else max(short_ms / self.budget_ms_per_s, 0.1)
+
+    def settle(self, turn: Turn, cpu_ms: float, samples: int, now_ns: int) -> None:
+        """Charge a run that worked; ``samples`` is how often py-spy looked."""
+        one = self._charge(turn, cpu_ms, now_ns)
+        if one is None:
+            return
+        one.reason, one.refused_until_ns, one.refusals = "", 0, 0
+        one.dumped = True
+        if turn.kind is Kind.DUMP:
+            one.start_ms = max(one.start_ms, cpu_ms)
+            return
+        self._slices += 1
+        if samples > 0:
+            seen_ms = max(cpu_ms - one.start_ms, 0.0) / samples
+            one.sample_ms += SMOOTHING * (seen_ms - one.sample_ms)
+
+    def refuse(self, turn: Turn, cpu_ms: float, reason: str, now_ns: int, *, final: bool) -> None:
+        """Charge a run that failed; tried again after 10 s, from the second time or if ``final`` after 60."""
+        one = self._charge(turn, cpu_ms, now_ns)
+        if one is None:
+            return
+        one.reason = reason
+        one.refusals += 1
+        wait_s = RETRY_S if final or one.refusals > 1 else FIRST_RETRY_S
+        one.refused_until_ns = now_ns + round(wait_s * 1e9)
+
+    def postpone(self, turn: Turn, reason: str, now_ns: int) -> None:
+        """Leave a rank alone for a moment, because somebody else holds it."""
+        one = self._standings.get(turn.subject.identity)
+        if one is not None:
+            one.reason = reason
+            one.refused_until_ns = now_ns + round(HELD_S * 1e9)
+
+    def forget(self, turn: Turn) -> None:
+        """Leave out a rank that is gone; that is no failure."""
+        self._standings.pop(turn.subject.identity, None)
+
+    def refusals(self) -> tuple[tuple[Applicable[int], str], ...]:
+        """Return rank and reason of each rank that could not be sampled when it was last tried."""
+        return tuple((one.subject.rank, one.reason) for one in self._standings.values() if one.reason)
+
+    def all_refused(self) -> bool:
+        """Tell whether no rank can be sampled at present."""
+        return bool(self._standings) and all(one.reason for one in self._standings.values())
+
+    def _pass(self, now_ns: int) -> None:
+        """Add the credit of the time since the last call."""
+        earned_ms = max(now_ns - self.now_ns, 0) / 1e9 * self.budget_ms_per_s
+        self.now_ns = now_ns
+        if self._credit_ms < CREDIT_MS:
+            self._credit_ms = min(self._credit_ms + earned_ms, CREDIT_MS)
+
+    def _charge(self, turn: Turn, cpu_ms: float, now_ns: int) -> _Standing | None:
+        self._pass(now_ns)
+        self._credit_ms -= cpu_ms
+        if turn.kind is Kind.SLICE:
+            self._first_was_last = self._is_first(turn.subject)
+        one = self._standings.get(turn.subject.identity)
+        if one is not None:
+            one.last_ns = now_ns
+        return one
+
+    def _is_first(self, subject: Subject) -> bool:
+        return next(iter(self._standings), NOT_APPLICABLE) == subject.identity
+
+    def _pick(self, ready: list[_Standing]) -> _Standing:
+        """Take rank 0 every second time, else the one that was not looked at for longest."""
+        first, others = ready[0], ready[1:]
+        if not others or (self._is_first(first.subject) and not self._first_was_last):
+            return first
+        if not self._is_first(first.subject):
+            others = ready
+        return min(others, key=lambda one: one.last_ns)
+
+    def _shape(self, one: _Standing) -> Turn:
+        if self._slices == 0 and not self.halved:
+            return Turn(one.subject, Kind.SLICE, FIRST_RATE_HZ, FIRST_SECONDS)
+        seconds = LENGTHS_S[self._slices % len(LENGTHS_S)]
+        affordable = self.budget_ms_per_s * seconds
+        for rate in RATES_HZ:
+            turn = Turn(one.subject, Kind.SLICE, rate, seconds)
+            if self._price(one, turn) <= affordable:
+                return turn
+        return Turn(one.subject, Kind.SLICE, RATES_HZ[-1], seconds)
+
+    def _price(self, one: _Standing, turn: Turn) -> float:
+        return one.start_ms + one.sample_ms * turn.rate_hz * turn.seconds

@@ -1,0 +1,219 @@
+"""Parse what py-spy prints: raw folded stacks, JSON dumps and complaints. Pure.
+
+The text comes from names of somebody else's program: nothing in it may raise, and everything is
+cleaned and capped before it leaves this module.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.model.units import clean_text
+
+MAX_STACKS = 200
+MAX_FRAMES = 80
+OUTER_FRAMES = 30
+"""Of a deeper stack the outermost 30 and the innermost 50 stay: both ends say what it does."""
+MAX_THREADS = 512
+_NAME_CHARS = 120
+_PATH_CHARS = 240
+_THREAD_CHARS = 64
+_MAX_PARTS = 8
+"""Of one frame: a file name with more semicolons is no frame."""
+_MAX_TID = 2**64
+_MAX_LINE = 2**31
+_HEADER = re.compile(r"thread \((0x[0-9A-Fa-f]{1,16}|\d{1,20})\)(?:: (.*))?", re.DOTALL)
+_COUNT = re.compile(r" (\d{1,12})\Z")
+
+
+class Refusal(Enum):
+    """Name why py-spy could not look."""
+
+    PERMISSION = "permission"
+    GONE = "gone"
+    UNKNOWN_PYTHON = "unknown Python"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Hold the stacks of one process.
+
+    ``samples`` counts how often the main thread was seen; ``lost`` lines could not be read.
+    """
+
+    samples: int
+    stacks: tuple[StackCount, ...]
+    lost: int
+
+
+def _clean_path(path: str) -> str:
+    """Clean a path and keep its end, which names the file."""
+    return clean_text(path if len(path) <= _PATH_CHARS else "…" + path[1 - _PATH_CHARS :], _PATH_CHARS)
+
+
+def make_frame(function: str, path: str, line: int) -> StackFrame:
+    """Make a frame of cleaned and capped text."""
+    return StackFrame(clean_text(function, _NAME_CHARS), _clean_path(path), min(max(line, 0), _MAX_LINE))
+
+
+def _parse_frame(text: str) -> StackFrame | None:
+    """Parse "function (file:line)" or "function (file)"; None for anything else."""
+    function, opening, place = text.partition(" (")
+    if not opening or not place.endswith(")"):
+        return None
+    path, colon, line = place[:-1].rpartition(":")
+    if colon and line.isascii() and line.isdecimal() and len(line) <= 10:
+        return make_frame(function, path, int(line))
+    return make_frame(function, place[:-1], 0)
+
+
+class _Frames:
+    """Parse frames, each distinct text once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, StackFrame | None] = {}
+
+    def find(self, text: str) -> StackFrame | None:
+        """Return the frame that ``text`` spells, None when it spells none."""
+        if text not in self._known:
+            self._known[text] = _parse_frame(text)
+        return self._known[text]
+
+    def split(self, parts: list[str]) -> tuple[str, tuple[StackFrame, ...]]:
+        """Join the parts of a line into frames, outermost first; also returns what belongs to the name.
+
+        File and thread names may hold semicolons, so a part need not be a whole frame.
+        """
+        frames: list[StackFrame] = []
+        name = ""
+        rest: list[str] = []
+        for part in parts:
+            frame = self.find(part)
+            if rest and not frames and frame is not None and _begins_with_path(frame):
+                # What stood before the first frame was the end of the thread's name.
+                name = ";" + ";".join(rest)
+                rest = []
+            rest.append(part)
+            if len(rest) > 1:
+                frame = self.find(";".join(rest)) if part.endswith(")") else None
+            if frame is None and len(rest) == _MAX_PARTS:
+                frame = make_frame(";".join(rest), "", 0)
+            if frame is not None:
+                frames.append(frame)
+                rest = []
+        if rest:
+            frames.append(make_frame(";".join(rest), "", 0))
+        return name, tuple(frames)
+
+
+def _begins_with_path(frame: StackFrame) -> bool:
+    return frame.file.startswith(("/", "<", "…"))
+
+
+def cut_frames(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
+    """Drop the middle of a stack that is deeper than ``MAX_FRAMES``."""
+    if len(frames) <= MAX_FRAMES:
+        return frames
+    return frames[:OUTER_FRAMES] + frames[OUTER_FRAMES - MAX_FRAMES :]
+
+
+def parse_raw(output: bytes, pid: int) -> Sampled:
+    """Parse the folded stacks of ``py-spy record --threads --format raw``; lines of its own are skipped."""
+    frames = _Frames()
+    counts: Counter[tuple[int, str, tuple[StackFrame, ...]]] = Counter()
+    lost = 0
+    for line in output.decode("utf-8", "replace").split("\n"):
+        if not line.startswith("thread ("):
+            # A thread's name may hold a line break; what py-spy says itself is no stack.
+            lost += bool(line) and not line.startswith("py-spy>") and _COUNT.search(line) is not None
+            continue
+        number = _COUNT.search(line)
+        parts = (line[: number.start()] if number else line).split(";")
+        header = _HEADER.fullmatch(parts[0])
+        if number is None or header is None:
+            lost += 1
+            continue
+        name, stack = frames.split(parts[1:])
+        tid = int(header[1], 0)
+        thread = clean_text((header[2] or "") + name, _THREAD_CHARS)
+        counts[tid, thread, cut_frames(stack)] += int(number[1])
+    stacks = [StackCount(tid, thread, stack, count) for (tid, thread, stack), count in counts.items()]
+    return _settle(stacks, pid, lost)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any, most: int) -> int:
+    return value if isinstance(value, int) and 0 <= value < most else 0
+
+
+def _parse_thread(thread: Any) -> StackCount | None:
+    if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
+        return None
+    frames = [
+        make_frame(_text(one.get("name")), _text(one.get("filename")), _number(one.get("line"), _MAX_LINE))
+        for one in thread["frames"]
+        if isinstance(one, dict)
+    ]
+    tid = _number(thread.get("os_thread_id"), _MAX_TID) or _number(thread.get("thread_id"), _MAX_TID)
+    name = clean_text(_text(thread.get("thread_name")), _THREAD_CHARS)
+    return StackCount(tid, name, cut_frames(tuple(reversed(frames))), 1)
+
+
+def parse_dump(output: bytes, pid: int) -> Sampled:
+    """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first."""
+    try:
+        threads = json.loads(output)
+    except (ValueError, RecursionError):
+        return Sampled(0, (), 1)
+    if not isinstance(threads, list):
+        return Sampled(0, (), 1)
+    parsed = [_parse_thread(one) for one in threads[:MAX_THREADS]]
+    return _settle([one for one in parsed if one is not None], pid, parsed.count(None))
+
+
+def _is_main(stack: StackCount, pid: int, tids: set[int]) -> bool:
+    return stack.tid == pid if pid in tids else stack.thread == "MainThread"
+
+
+def _settle(stacks: list[StackCount], pid: int, lost: int) -> Sampled:
+    """Give the main thread the number of its process and bound the number of stacks.
+
+    py-spy knows the kernel's number of a thread from Python 3.11 on; in a container it is the
+    number of the inside. Stacks beyond the bound stay counted, as one without frames a thread.
+    """
+    tids = {one.tid for one in stacks}
+    stacks = [replace(one, tid=pid) if _is_main(one, pid, tids) else one for one in stacks]
+    samples = sum(one.samples for one in stacks if one.tid == pid)
+    stacks.sort(key=lambda one: (one.tid != pid, -one.samples))
+    rest: Counter[tuple[int, str]] = Counter()
+    for one in stacks[MAX_STACKS:]:
+        rest[one.tid, one.thread] += one.samples
+    others = tuple(
+        StackCount(tid, thread, (), count) for (tid, thread), count in rest.most_common(MAX_STACKS)
+    )
+    return Sampled(samples, (*stacks[:MAX_STACKS], *others), lost)
+
+
+def parse_complaint(errors: bytes) -> tuple[Refusal, str]:
+    """Tell why py-spy gave up from what it wrote on stderr; the text is its first line, cleaned."""
+    text = errors.decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    first = clean_text(lines[0].removeprefix("Error: ") if lines else "no reason given", 160)
+    lowered = text.lower()
+    if "permission denied" in lowered or "operation not permitted" in lowered or "os error 1)" in lowered:
+        return Refusal.PERMISSION, first
+    if "failed to get process executable name" in lowered or "no such process" in lowered:
+        return Refusal.GONE, first
+    if "python version" in lowered or "unsupported version" in lowered or "find python" in lowered:
+        return Refusal.UNKNOWN_PYTHON, first
+    return Refusal.OTHER, first
