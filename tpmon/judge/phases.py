@@ -1,61 +1,30 @@
-"""Say which part of a training step a stack belongs to, and how much of the time each part takes.
+"""Say how the main thread of each rank spent the last minute, from slices of stack samples. Pure.
 
-Frames of torch, Lightning, Accelerate, Hugging Face Trainer and plain loops. Pure.
+``classify`` reads one stack; ``read_phases`` counts them per rank, with intervals and with what the
+stacks prove. The parts of a step are named in ``phase_kinds``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.phase_kinds import DataPart, Phase
+from tpmon.judge.phase_shares import PLAIN_DESIGN, Share, differs, measure_design, share_of
+from tpmon.judge.phase_stack import classify, read_stack
+from tpmon.judge.sights import find_sights
 from tpmon.model.known import Applicable
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
+__all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"]
 
-class Phase(str, Enum):
-    """Name a part of a step, or what the main thread does instead of steps."""
-
-    DATA_WAIT = "data wait"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER = "optimizer"
-    SYNC = "sync"
-    COMMS = "comms"
-    CHECKPOINT = "checkpoint"
-    VALIDATION = "validation"
-    LOGGING = "logging"
-    IMPORT = "import"
-    LOAD = "load"
-    COMPILE = "compile"
-    INPUT = "input"
-    """The main thread reads from a terminal: a prompt or a debugger."""
-    OTHER = "other"
-
-
-class DataPart(str, Enum):
-    """Say what the main thread does within its data wait."""
-
-    QUEUE = "queue"
-    """It waits for a batch of its workers or of the pin thread."""
-    FETCH = "fetch"
-    """It runs the dataset itself: no workers."""
-    COLLATE = "collate"
-    """It puts a batch together itself."""
-    START = "start"
-    """It starts or joins workers."""
-    COPY = "copy"
-    """It unpacks or copies the batch: the drain of the loader."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Hold a share of samples (0-1) with its Wilson 95 % interval."""
-
-    ratio: float
-    low: float
-    high: float
-    samples: int
+SPAN_S = 60.0
+"""Older slices tell about a run as it was."""
+MIN_CHANGE_S = 12.0
+"""A behaviour that came back sooner was an outlier (a checkpoint, a stall), not a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +44,190 @@ class RankPhases:
     parts: Mapping[DataPart, Share]
     where: str
     sights: frozenset[Need]
-    """The *_IN_STACK needs whose frames were in at least 5 % of the samples."""
+    """The *_IN_STACK needs whose frames were in at least 5 % of the samples; a wrapper of the model
+    (DDP, FSDP) or activation checkpointing: in one."""
+    distinct: int = 0
+    """Distinct stacks of the main thread in the newest slice."""
+    unchanged_s: float = 0.0
+    """For how long one and the same stack was the only one seen, up to the newest slice; 0 when
+    the newest slice has several."""
+    same_place_s: float = 0.0
+    """The same for the phase and the innermost line of the user's code: below it, a wait may wake up
+    and wait again."""
+    design: float = PLAIN_DESIGN
+    """How many samples count as one independent sample."""
 
     def ratio(self, *phases: Phase) -> float:
         """Return the share of samples in any of ``phases``, 0-1."""
         return sum(self.shares[phase].ratio for phase in phases if phase in self.shares)
+
+    def share(self, *phases: Phase) -> Share:
+        """Return the share of samples in any of ``phases`` with its interval, also when none was seen."""
+        return share_of(round(self.ratio(*phases) * self.samples), self.samples, self.design)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Hold one slice of one rank, read: what ``read_phases`` adds up."""
+
+    taken: StackSlice
+    samples: int
+    kinds: Mapping[tuple[Phase, DataPart | None], int]
+    proofs: Mapping[Need, int]
+    where: str
+    distinct: int
+    only: tuple[StackFrame, ...] | None
+    """The one stack of the main thread, when it is one."""
+    place: tuple[str, str, int] | None
+    """The one place, when it is one."""
+
+
+def _begin_ns(taken: StackSlice) -> int:
+    return taken.ended_ns - round(taken.seconds * 1e9)
+
+
+def _main_of(taken: StackSlice) -> tuple[StackCount, ...]:
+    """Return the stacks of the main thread; a stack without frames was torn while it was read."""
+    stacks = taken.stacks
+    named = next((stack.tid for stack in stacks if "MainThread" in stack.thread), None)
+    tid = taken.pid if any(stack.tid == taken.pid for stack in stacks) else named
+    if tid is None and stacks:
+        tid = stacks[0].tid
+    return tuple(stack for stack in stacks if stack.tid == tid and stack.frames and stack.samples > 0)
+
+
+def _look(taken: StackSlice) -> _Look:
+    kinds: Counter[tuple[Phase, DataPart | None]] = Counter()
+    places: Counter[tuple[str, str, int]] = Counter()
+    wheres: Counter[str] = Counter()
+    proofs: Counter[Need] = Counter()
+    stacks = _main_of(taken)
+    for stack in stacks:
+        reading = read_stack(stack.frames)
+        kinds[reading.phase, reading.part] += stack.samples
+        places[reading.place] += stack.samples
+        wheres[reading.where] += stack.samples
+        for need in reading.needs:
+            proofs[need] += stack.samples
+    mine = {id(stack) for stack in stacks}
+    for stack in taken.stacks:
+        # On a GPU the backward pass runs on autograd's own thread: recomputing shows there.
+        if id(stack) not in mine and Need.RECOMPUTE_IN_STACK in read_stack(stack.frames).needs:
+            proofs[Need.RECOMPUTE_IN_STACK] += stack.samples
+    where = max(wheres.items(), key=lambda item: (item[1], item[0]))[0] if wheres else ""
+    distinct = {stack.frames for stack in stacks} if len(stacks) > 1 else stacks
+    return _Look(
+        taken,
+        sum(kinds.values()),
+        dict(kinds),
+        dict(proofs),
+        where,
+        len(distinct),
+        stacks[0].frames if len(distinct) == 1 else None,
+        next(iter(places)) if len(places) == 1 else None,
+    )
+
+
+class _Memory:
+    """Keep the reading of the slices that were asked for last: a slice stays in the Window for a minute.
+
+    A slice is frozen, so the same object always reads the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Look] = {}
+
+    def look(self, slices: Iterable[StackSlice]) -> list[_Look]:
+        """Read ``slices``, each object once as long as it is asked for; forget all others."""
+        known = self._known
+        looks = []
+        for taken in slices:
+            look = known.get(id(taken))
+            looks.append(look if look is not None and look.taken is taken else _look(taken))
+        self._known = {id(look.taken): look for look in looks}
+        return looks
+
+
+_MEMORY = _Memory()
+
+
+def _since_change(looks: Sequence[_Look]) -> Sequence[_Look]:
+    """Return the newest looks that tell about the run as it is now; ``looks`` newest first.
+
+    Older slices are left out from the point on where a run of them differs from the newer ones
+    and reaches the oldest slice or lasts ``MIN_CHANGE_S``.
+    """
+    now = Counter(looks[0].kinds)
+    odd_from = -1
+    for index, look in enumerate(looks[1:], 1):
+        if not differs(now, look.kinds):
+            now.update(look.kinds)
+            odd_from = -1
+            continue
+        if odd_from < 0:
+            odd_from = index
+        lasted_ns = looks[odd_from].taken.ended_ns - _begin_ns(look.taken)
+        if index == len(looks) - 1 or lasted_ns >= MIN_CHANGE_S * 1e9:
+            return looks[:odd_from]
+    return looks
+
+
+def _lasted_s(looks: Iterable[_Look], newest: _Look) -> float:
+    """Return how long a row of looks lasted, newest first."""
+    begins = [_begin_ns(look.taken) for look in looks]
+    return (newest.taken.ended_ns - min(begins)) / 1e9 if begins else 0.0
+
+
+def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
+    """Add up the looks at one rank, newest first."""
+    newest = looks[0]
+    recent = [look for look in looks if look.taken.ended_ns >= now_ns - SPAN_S * 1e9]
+    kept = _since_change(recent)
+    samples = sum(look.samples for look in kept)
+    phases: Counter[Phase] = Counter()
+    parts: Counter[DataPart] = Counter()
+    proofs: Counter[Need] = Counter()
+    for look in kept:
+        proofs.update(look.proofs)
+        for (phase, part), count in look.kinds.items():
+            phases[phase] += count
+            if part is not None:
+                parts[part] += count
+    design = measure_design([look.kinds for look in kept])
+    return RankPhases(
+        pid=newest.taken.pid,
+        rank=newest.taken.rank,
+        samples=samples,
+        span_s=_lasted_s(kept, newest),
+        newest_age_s=max(0.0, (now_ns - newest.taken.ended_ns) / 1e9),
+        shares={phase: share_of(count, samples, design) for phase, count in phases.items()},
+        parts={part: share_of(count, samples, design) for part, count in parts.items()},
+        where=newest.where,
+        sights=find_sights(proofs, samples),
+        distinct=newest.distinct,
+        unchanged_s=_lasted_s(
+            takewhile(lambda look: look.only is not None and look.only == newest.only, looks), newest
+        ),
+        same_place_s=_lasted_s(
+            takewhile(lambda look: look.place is not None and look.place == newest.place, looks), newest
+        ),
+        design=design,
+    )
+
+
+def read_phases(slices: Sequence[StackSlice], now_ns: int) -> dict[int, RankPhases]:
+    """Say by rank PID how the main thread spent the last minute of ``slices``, in any order.
+
+    ``now_ns`` is CLOCK_MONOTONIC. A rank without a sample in the last minute is left out. Slices from
+    before the run changed its behaviour are left out too, so that a verdict can follow.
+    """
+    ranks: dict[int, list[_Look]] = {}
+    for look in _MEMORY.look(slices):
+        if look.samples:
+            ranks.setdefault(look.taken.pid, []).append(look)
+    found = {}
+    for pid, looks in ranks.items():
+        looks.sort(key=lambda look: look.taken.ended_ns, reverse=True)
+        if looks[0].taken.ended_ns >= now_ns - SPAN_S * 1e9:
+            found[pid] = _read_rank(looks, now_ns)
+    return found

@@ -1,0 +1,220 @@
+"""Hold the frames of training frameworks, and the names of users' functions, that tell a phase. Pure data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from tpmon.judge.phase_frames import (
+    BACKWARD,
+    BUILD,
+    COLLATE,
+    COMMS,
+    COPY,
+    FETCH,
+    FORWARD,
+    INPUT,
+    LOAD,
+    LOGGING,
+    OPTIMIZER,
+    RECOMPUTE,
+    SAVE,
+    VALIDATION,
+    WAIT,
+    Rule,
+    but,
+    library,
+    only,
+)
+from tpmon.judge.phase_kinds import Mark, Phase
+
+TRAINING = Mark(Phase.OTHER)
+"""A function that trains: whatever encloses it, this is no validation."""
+
+_LIGHTNING = tuple(
+    rule
+    for root in ("lightning/pytorch", "pytorch_lightning")
+    for rule in (
+        but(f"{root}/loops/evaluation_loop.py", VALIDATION),
+        but(f"{root}/loops/prediction_loop.py", VALIDATION),
+        but(f"{root}/loops/fetchers.py", WAIT, "__init__ setup teardown done fetched length"),
+        but(f"{root}/utilities/combined_loader.py", WAIT, "__init__ __len__"),
+        only(f"{root}/loops/optimization/automatic.py", FORWARD, "_training_step"),
+        only(f"{root}/loops/optimization/automatic.py", BACKWARD, "backward_fn"),
+        only(f"{root}/loops/optimization/automatic.py", OPTIMIZER, "zero_grad_fn _optimizer_zero_grad"),
+        only(f"{root}/strategies/strategy.py", FORWARD, "training_step"),
+        only(f"{root}/strategies/strategy.py", VALIDATION, "validation_step test_step predict_step"),
+        only(f"{root}/strategies/strategy.py", BACKWARD, "backward"),
+        only(f"{root}/strategies/strategy.py", COPY, "batch_to_device"),
+        only(f"{root}/strategies/ddp.py", COMMS, "barrier broadcast reduce"),
+        only(f"{root}/strategies/fsdp.py", COMMS, "barrier broadcast reduce"),
+        only(f"{root}/trainer/connectors/checkpoint_connector.py", SAVE, "save_checkpoint dump_checkpoint"),
+        only(
+            f"{root}/trainer/connectors/checkpoint_connector.py",
+            LOAD,
+            "restore resume_start _restore_modules_and_callbacks",
+        ),
+        only(f"{root}/trainer/trainer.py", SAVE, "save_checkpoint"),
+        but(f"{root}/trainer/connectors/logger_connector/", LOGGING, "__init__"),
+        but(f"{root}/loggers/", LOGGING, "__init__"),
+        but(f"{root}/callbacks/progress/", LOGGING, "__init__"),
+        only(f"{root}/core/module.py", LOGGING, "log log_dict print"),
+    )
+)
+
+_HUGGING_FACE = (
+    only("transformers/trainer.py", WAIT, "get_batch_samples"),
+    only("transformers/trainer.py", COPY, "_prepare_inputs _prepare_input"),
+    only("transformers/trainer.py", FORWARD, "training_step compute_loss"),
+    only("transformers/trainer.py", VALIDATION, "evaluate _evaluate predict evaluation_loop prediction_loop"),
+    only("transformers/trainer.py", SAVE, "_save_checkpoint save_model _save_optimizer_and_scheduler"),
+    only(
+        "transformers/trainer.py",
+        LOAD,
+        "_load_from_checkpoint _load_optimizer_and_scheduler _load_best_model",
+    ),
+    only("transformers/trainer.py", LOGGING, "log _maybe_log_save_evaluate store_flos"),
+    only("transformers/trainer.py", BUILD, "_move_model_to_device create_optimizer _wrap_model"),
+    only("transformers/trainer.py", OPTIMIZER, "_clip_grad_norm _get_grad_norm"),
+    only("transformers/trainer.py", TRAINING, "_inner_training_loop _run_epoch"),
+    only("transformers/trainer_callback.py", LOGGING, "on_log on_prediction_step on_step_end"),
+    but("transformers/data/data_collator.py", COLLATE, "__init__"),
+    but("transformers/integrations/integration_utils.py", LOGGING, "__init__ is_wandb_available"),
+    only("transformers/modeling_utils.py", SAVE, "save_pretrained"),
+    only("transformers/modeling_utils.py", LOAD, "from_pretrained _load_pretrained_model load_state_dict"),
+    only("transformers/models/auto/auto_factory.py", LOAD, "from_pretrained"),
+    only("transformers/tokenization_utils_base.py", LOAD, "from_pretrained"),
+    only("diffusers/pipelines/pipeline_utils.py", LOAD, "from_pretrained"),
+    only("diffusers/models/modeling_utils.py", LOAD, "from_pretrained"),
+    only("safetensors/torch.py", SAVE, "save save_file save_model"),
+    only("safetensors/torch.py", LOAD, "load load_file load_model"),
+    library("huggingface_hub", LOAD, "__getattr__"),
+    # The package named datasets: maps and builders read or build a data set, indexing fetches.
+    Rule(
+        "datasets/arrow_dataset.py",
+        FETCH,
+        frozenset(("__getitem__", "__getitems__", "__iter__")),
+        installed=True,
+    ),
+    Rule("datasets/iterable_dataset.py", FETCH, frozenset(("__iter__", "_iter_pytorch")), installed=True),
+    Rule(
+        "datasets/arrow_dataset.py",
+        LOAD,
+        frozenset(("map", "filter", "_map_single", "load_from_disk")),
+        installed=True,
+    ),
+    Rule("datasets/load.py", LOAD, installed=True),
+    Rule("datasets/builder.py", LOAD, installed=True),
+    only("accelerate/data_loader.py", WAIT, "__iter__ _fetch_batches"),
+    only("accelerate/utils/operations.py", COPY, "send_to_device"),
+    only(
+        "accelerate/utils/operations.py", COMMS, "gather gather_object broadcast broadcast_object_list reduce"
+    ),
+    only("accelerate/utils/operations.py", COMMS, "_gpu_gather _gpu_gather_object _gpu_broadcast"),
+    only("accelerate/state.py", COMMS, "wait_for_everyone"),
+    only("accelerate/utils/random.py", COMMS, "synchronize_rng_states synchronize_rng_state"),
+    only("accelerate/accelerator.py", BACKWARD, "backward"),
+    only("accelerate/accelerator.py", OPTIMIZER, "clip_grad_norm_ clip_grad_value_ unscale_gradients"),
+    only("accelerate/accelerator.py", SAVE, "save_state save_model save"),
+    only("accelerate/accelerator.py", LOAD, "load_state"),
+    only("accelerate/optimizer.py", OPTIMIZER, "step zero_grad"),
+    only("accelerate/scheduler.py", OPTIMIZER, "step"),
+    only("accelerate/tracking.py", LOGGING, "log log_images execute_on_main_process"),
+)
+
+_DEEPSPEED = (
+    only("deepspeed/runtime/engine.py", FORWARD, "forward"),
+    only("deepspeed/runtime/engine.py", BACKWARD, "backward _backward_prologue"),
+    only("deepspeed/runtime/engine.py", OPTIMIZER, "step _take_model_step"),
+    only("deepspeed/runtime/engine.py", COMMS, "allreduce_gradients buffered_allreduce_fallback"),
+    only("deepspeed/runtime/engine.py", SAVE, "save_checkpoint save_16bit_model"),
+    only("deepspeed/runtime/engine.py", LOAD, "load_checkpoint"),
+    but("deepspeed/comm/", COMMS, "get_rank get_world_size is_initialized"),
+    only("deepspeed/runtime/zero/partitioned_param_coordinator.py", COMMS, "fetch_sub_module"),
+    only("deepspeed/runtime/zero/stage3.py", COMMS, "reduce_independent_p_g_buckets_and_remove_grads"),
+    only("deepspeed/runtime/zero/stage3.py", OPTIMIZER, "step"),
+    only("deepspeed/runtime/zero/stage_1_and_2.py", COMMS, "reduce_ipg_grads average_tensor"),
+    only("deepspeed/runtime/zero/stage_1_and_2.py", OPTIMIZER, "step"),
+    but("deepspeed/runtime/activation_checkpointing/checkpointing.py", RECOMPUTE),
+    only("megatron/core/distributed/finalize_model_grads.py", COMMS, "finalize_model_grads"),
+    but("megatron/core/pipeline_parallel/p2p_communication.py", COMMS),
+    only("megatron/core/optimizer/optimizer.py", OPTIMIZER, "step"),
+    only("megatron/training/training.py", VALIDATION, "evaluate evaluate_and_print_results"),
+    only("megatron/training/checkpointing.py", SAVE, "save_checkpoint"),
+    only("megatron/training/checkpointing.py", LOAD, "load_checkpoint"),
+    but("horovod/torch/mpi_ops.py", COMMS, "rank size local_rank"),
+)
+
+_LOADERS = (
+    only("timm/data/loader.py", COPY, "__iter__"),
+    only("timm/data/loader.py", COLLATE, "fast_collate"),
+    only("timm/utils/checkpoint_saver.py", SAVE, "save_checkpoint save_recovery _save"),
+    only("timm/models/_helpers.py", LOAD, "load_checkpoint load_state_dict"),
+    only("timm/models/_factory.py", BUILD, "create_model"),
+    only("torchvision/datasets/folder.py", LOAD, "make_dataset find_classes"),
+    only("torchvision/datasets/utils.py", LOAD, "download_url download_and_extract_archive extract_archive"),
+    Rule("torchvision/datasets/", FETCH, frozenset(("__getitem__",)), installed=True),
+    library("webdataset", FETCH, "__init__"),
+    Rule("streaming/base/", FETCH, frozenset(("__iter__", "__getitem__")), installed=True),
+    Rule("nvidia/dali/", WAIT, frozenset(("__next__", "run", "share_outputs")), installed=True),
+    Rule("ffcv/loader/", WAIT, frozenset(("__next__", "__iter__")), installed=True),
+    Rule("ray/data/", WAIT, frozenset(("__next__", "iter_batches", "iter_torch_batches")), installed=True),
+)
+
+_LOGGERS = (
+    # The loop of a bar encloses the wait for data: only what it does itself counts.
+    library("tqdm", LOGGING, "__iter__ __next__ __init__ __new__ inner wrapper trange tqdm"),
+    library("rich", LOGGING, "track __iter__ __next__ __enter__ __exit__ wrapper ask"),
+    library("torchmetrics", LOGGING, "__init__"),
+    *(
+        library(name, LOGGING)
+        for name in ("wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "clearml")
+    ),
+    *(library(name, LOGGING) for name in ("aim", "loguru", "matplotlib", "swanlab", "trackio")),
+    Rule("absl/logging/", LOGGING, installed=True),
+    Rule("sklearn/metrics/", LOGGING, installed=True),
+    Rule("pandas/io/", replace(LOAD, weak=True), installed=True),
+)
+
+_PROMPTS = (
+    library("prompt_toolkit", INPUT),
+    Rule("IPython/terminal/interactiveshell.py", INPUT, frozenset(("prompt_for_code",)), installed=True),
+    Rule("IPython/terminal/debugger.py", INPUT, frozenset(("cmdloop",)), installed=True),
+    Rule("ipykernel/kernelbase.py", INPUT, frozenset(("raw_input", "_input_request")), installed=True),
+    only("pydevd.py", INPUT, "do_wait_suspend _do_wait_suspend"),
+    Rule("rich/prompt.py", INPUT, frozenset(("ask", "__call__")), installed=True),
+    Rule("click/termui.py", INPUT, frozenset(("prompt", "confirm", "pause")), installed=True),
+)
+
+FRAMEWORKS = (
+    *_PROMPTS,
+    *_LIGHTNING,
+    *_HUGGING_FACE,
+    *_DEEPSPEED,
+    *_LOADERS,
+    *_LOGGERS,
+)
+
+_HINTS = (
+    (
+        VALIDATION,
+        (
+            r"(run_|do_)?(validate|validation|evaluate|evaluation|eval|val|test)(_(one_)?(epoch|loop|model|step|net|phase))?"
+            r"|(one_)?(val|eval|test|valid)_(pass|run|all)|estimate_loss|compute_val_loss"
+        ),
+    ),
+    (TRAINING, r"train|fit|training_loop|train_(one_)?(epoch|step|loop|model|batch)|training_epoch"),
+    (FORWARD, r"training_step"),
+    (COLLATE, r"_*\w*collate\w*"),
+    (
+        FETCH,
+        r"(get|next|load|fetch|sample|read|make)_(next_)?batch(es)?|(batch|data)_(generator|iterator|iter)|__getitem__",
+    ),
+    (SAVE, r"_?save_(checkpoint|ckpt|model|state|weights|snapshot)"),
+    (LOAD, r"_?load_(checkpoint|ckpt|model|state|weights|snapshot|data|dataset|datasets)|prepare_data"),
+)
+
+USER_NAMES = tuple(
+    (replace(mark, weak=mark is not TRAINING), re.compile(pattern)) for mark, pattern in _HINTS
+)
+"""Names of functions outside of libraries: hints that count where no frame of a library told more."""

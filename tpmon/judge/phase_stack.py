@@ -1,0 +1,254 @@
+"""Read one stack: which phase it is in, and in words where. Pure.
+
+A stack is walked from the outermost frame inwards. A frame that the tables know takes over when the
+phase so far gives way to it (``GIVES_WAY``), so the innermost meaningful frame wins and the insides
+of a region (torch.load within a dataset) stay with their region.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.phase_frames import COLLATE, PYTHON, TORCH, Rule
+from tpmon.judge.phase_frameworks import FRAMEWORKS, USER_NAMES
+from tpmon.judge.phase_kinds import GIVES_WAY, DataPart, Mark, Phase
+from tpmon.model.stacks import StackFrame
+from tpmon.model.units import clean_text
+
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python\d|/python3\d*\.zip/|^<|torchinductor_|/bin/[^/.]+$"
+)
+_PACKAGES = (
+    re.compile(r"/(?:site|dist)-packages/([^/]+)"),
+    re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
+)
+_WRAPPERS = frozenset(
+    ("wrapper", "inner", "inner_func", "_no_grad_wrapper", "decorate_context", "_wrapped", "_fn", "__call__")
+)
+_FETCH_FILE = "torch/utils/data/_utils/fetch.py"
+_ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
+_MODULE = "<module>"
+_NAME_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Say what one stack does; ``place`` is equal for stacks in the same line of the same phase."""
+
+    phase: Phase
+    part: DataPart | None
+    where: str
+    place: tuple[str, str, int]
+    needs: frozenset[Need]
+
+
+def is_library(file: str) -> bool:
+    """Say whether a file belongs to Python, to an installed package or to generated code."""
+    return _LIBRARY.search(file) is not None
+
+
+def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
+    """Group the rules by the last part of their path; rules of folders are under ""."""
+    grouped: dict[str, tuple[Rule, ...]] = {}
+    for rule in rules:
+        last = rule.path.rpartition("/")[2]
+        grouped[last] = (*grouped.get(last, ()), rule)
+    return grouped
+
+
+_RULES = _by_file(chain(TORCH, PYTHON, FRAMEWORKS))
+
+
+def _fits(rule: Rule, name: str, file: str) -> bool:
+    if name in rule.but or (rule.functions and name not in rule.functions):
+        return False
+    if rule.path.endswith("/"):
+        found = f"/{rule.path}" in file
+    else:
+        found = file == rule.path or file.endswith(f"/{rule.path}")
+    return found and (not rule.installed or is_library(file))
+
+
+def last_name(function: str) -> str:
+    """Return the last part of a qualified name; Python 3.10 and older have no other."""
+    return function.rpartition(".")[2]
+
+
+@lru_cache(maxsize=8192)
+def mark_frame(function: str, file: str) -> Mark | None:
+    """Say what a frame of ``function`` in ``file`` tells; None when it tells nothing."""
+    name = last_name(function)
+    if name == _MODULE:
+        # A module's own lines run when it is imported, whatever the file does later.
+        return None
+    for rule in chain(_RULES.get(file.rpartition("/")[2], ()), _RULES[""]):
+        if _fits(rule, name, file):
+            return rule.mark
+    if is_library(file):
+        return None
+    return next((mark for mark, pattern in USER_NAMES if pattern.fullmatch(name)), None)
+
+
+@lru_cache(maxsize=8192)
+def _is_collate(name: str) -> bool:
+    """Say whether what ``fetch`` called is the collate function: it is no item access and no generator."""
+    return name in ("__call__", "<lambda>") or ("collate" in name.lower() and name not in _ITEMS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Hold what the walk found: the phase, the frame that began it, and the phase around it."""
+
+    phase: Phase
+    part: DataPart | None
+    begin: int
+    outer: Phase
+    marks: tuple[Mark | None, ...]
+    needs: frozenset[Need]
+
+
+def _walk(frames: Sequence[StackFrame]) -> _Region:
+    phase, outer, part, begin = Phase.OTHER, Phase.OTHER, None, 0
+    marks: list[Mark | None] = []
+    needs: set[Need] = set()
+    fetching = False
+    for index, frame in enumerate(frames):
+        mark = mark_frame(frame.function, frame.file)
+        if fetching and _is_collate(last_name(frame.function)):
+            mark = COLLATE
+        fetching = last_name(frame.function) == "fetch" and frame.file.endswith(_FETCH_FILE)
+        marks.append(mark)
+        if mark is None:
+            continue
+        if mark.need is not None:
+            needs.add(mark.need)
+        if mark.phase is None:
+            continue
+        if mark.phase is phase:
+            part = mark.part or part
+        elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
+            outer, phase, part, begin = phase, mark.phase, mark.part, index
+    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs))
+
+
+def classify(frames: Sequence[StackFrame]) -> tuple[Phase, DataPart | None]:
+    """Say which phase the main thread is in; ``frames`` outermost first."""
+    region = _walk(frames)
+    return region.phase, region.part
+
+
+def _short(text: str) -> str:
+    return clean_text(text, _NAME_CHARS)
+
+
+def _plain_name(function: str) -> str:
+    """Return a name that a person knows: the function around a comprehension or a lambda."""
+    names = [name for name in function.split(".") if name and not name.startswith("<")]
+    return _short(names[-1] if names else function)
+
+
+def _line(frame: StackFrame) -> str:
+    return f"{_short(frame.file.rpartition('/')[2])}:{frame.line}"
+
+
+def _package(file: str) -> str:
+    found = next(filter(None, (pattern.search(file) for pattern in _PACKAGES)), None)
+    return _short(found[1].removesuffix(".py")) if found else ""
+
+
+def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
+    """Name the outermost function of the region that is no wrapper."""
+    for index in range(region.begin, len(frames)):
+        mark = region.marks[index]
+        name = last_name(frames[index].function)
+        if mark is not None and mark.phase is region.phase and name not in _WRAPPERS and "<" not in name:
+            return _short(name)
+    return _plain_name(frames[region.begin].function)
+
+
+def _around(region: _Region) -> str:
+    """Name the wrapper of the model and the phase that a collective interrupted: " (ddp backward)"."""
+    words = [
+        word
+        for need, word in ((Need.DDP_IN_STACK, "ddp"), (Need.FSDP_IN_STACK, "fsdp"))
+        if need in region.needs
+    ]
+    if region.outer not in (Phase.OTHER, Phase.IMPORT):
+        words.append(region.outer.value)
+    return f" ({' '.join(words)})" if words else ""
+
+
+def _imported(frames: Sequence[StackFrame]) -> str:
+    names = (_package(frame.file) for frame in reversed(frames) if frame.function == _MODULE)
+    return next((name for name in names if name), "")
+
+
+def _word(frames: Sequence[StackFrame], region: _Region) -> str:
+    """Put the phase and its operation into words."""
+    phase = region.phase
+    first = frames[region.begin]
+    if phase is Phase.COMMS:
+        return _operation(frames, region) + _around(region)
+    if phase is Phase.LOGGING:
+        detail = _package(first.file)
+    elif phase is Phase.IMPORT:
+        detail = _imported(frames)
+    elif phase is Phase.DATA_WAIT:
+        detail = region.part.value if region.part else ""
+    elif any(mark is not None and mark.named and mark.phase is phase for mark in region.marks):
+        detail = _operation(frames, region)
+    else:
+        detail = ""
+    return f"{phase.value}: {detail}" if detail else phase.value
+
+
+def _users_frame(frames: Sequence[StackFrame]) -> int:
+    """Return the index of the innermost frame outside of libraries, -1 when there is none."""
+    known = (index for index in reversed(range(len(frames))) if not is_library(frames[index].file))
+    return next(known, -1)
+
+
+_OF_PHASES = frozenset(
+    (
+        Need.LOGGING_IN_STACK,
+        Need.COMPILE_IN_STACK,
+        Need.IMPORT_IN_STACK,
+        Need.LOAD_IN_STACK,
+        Need.SAVE_IN_STACK,
+        Need.VALIDATION_IN_STACK,
+    )
+)
+"""Proven by the phase that won: an import within a loader is no reason to wait for imports."""
+
+
+def _needs_of(region: _Region) -> frozenset[Need]:
+    """Return what the stack proves; while a module is imported, its frames prove nothing else."""
+    own = {mark.need for mark in region.marks if mark and mark.need and mark.phase is region.phase}
+    return frozenset(own) if region.phase is Phase.IMPORT else frozenset(own | (region.needs - _OF_PHASES))
+
+
+def read_stack(frames: Sequence[StackFrame]) -> Reading:
+    """Read one stack, outermost frame first: phase, place in words, and what it proves."""
+    if not frames:
+        return Reading(Phase.OTHER, None, "no Python frames", ("", "", 0), frozenset())
+    region = _walk(frames)
+    index = _users_frame(frames)
+    frame = frames[index]
+    word = _word(frames, region)
+    if index < 0:
+        inside = f"{_plain_name(frame.function)} in {_line(frame)}"
+        where = inside if region.phase is Phase.OTHER else word
+    elif region.phase is Phase.OTHER:
+        where = f"{_plain_name(frame.function)} {_line(frame)}"
+    elif region.phase is Phase.DATA_WAIT and index > region.begin:
+        where = f"{region.phase.value}: {_plain_name(frame.function)} in {_line(frame)}"
+    else:
+        where = f"{word} {_line(frame)}"
+    return Reading(
+        region.phase, region.part, where, (region.phase.value, frame.file, frame.line), _needs_of(region)
+    )
