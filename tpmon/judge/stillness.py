@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, map_known
@@ -29,6 +30,9 @@ LEAST_SAMPLES = 5
 """Samples of a stack before "it does not move" is said (design: three looks, 5 s apart)."""
 LEAST_STACK_SPAN_S = 10.0
 
+FRESH_S = 15.0
+"""Age up to which the newest slice of a rank tells what it does now; ranks are sampled in turn."""
+
 MAIN = (ThreadKind.MAIN,)
 
 
@@ -36,6 +40,13 @@ def name_rank(rank: RankScene) -> str:
     """Name a rank as a person does: by number, else by PID."""
     number = rank.process.rank
     return f"rank {number}" if is_known(number) else f"process {rank.process.pid}"
+
+
+def fresh_phase(phases: RankPhases) -> Phase | None:
+    """Return the phase of a rank's newest stacks; None where they are old or have no place."""
+    if phases.newest_age_s > FRESH_S:
+        return None
+    return next((phase for phase in Phase if phases.where.startswith(phase.value)), None)
 
 
 def _slices_of(scene: Scene, pid: int) -> Iterator[StackSlice]:

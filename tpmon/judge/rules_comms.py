@@ -1,0 +1,402 @@
+"""Ranks that wait for each other: a late one, the transfer itself, or a wait of unknown reason. Pure.
+
+How long a rank waits is told by its stacks; where they are too few, on CPU, by how often its main
+thread was found in a lock. A GPU rank also waits while its collective's kernel spins: its card is
+busy and hollow, and its main thread sits in a synchronise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.medians import median_known
+from tpmon.judge.phases import Phase, RankPhases
+from tpmon.judge.rules_cards import find_odd_cap, is_braked, is_hot, is_loaded
+from tpmon.judge.rules_progress import find_pause
+from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, cards_of, judge_hollow, see_cards
+from tpmon.judge.slack import rank_slack
+from tpmon.judge.stillness import name_rank
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.units import format_bytes, format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+WAITING_RATIO = 0.3
+"""Share of its time that the typical rank waits in collectives before it is worth a cause."""
+BEHIND_RATIO = 0.2
+"""How much less than the typical rank a late one waits."""
+ALL_WAIT_RATIO = 0.25
+"""Share that even the least waiting rank spends in collectives when transfer is the cause."""
+LEAST_SAMPLES = 10
+"""Stack samples of a rank below which the looks at its main thread, 10 a second, say more."""
+SPINNING_RATIO = 0.2
+"""Share in a synchronise or collective that makes a hollow card one that waits, not one of launches."""
+COMM_DEMAND = 0.2
+"""Demand of a rank's communication threads from which they move data; gloo idles at 0.02 (host.md f)."""
+NIC_BYTES_S = 50e6
+"""Bytes/s of the job's interface from which the network works: 40 % of a gigabit link."""
+LINK_BYTES_S = 1e9
+"""NVLink and PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
+BEHIND_CLOCK_RATIO = 0.9
+"""Clock of a card over the median of the job's cards below which it holds them back (gpu.md section 4)."""
+STRAGGLER_SPAN_S = 20.0
+"""gpu.md section 4: straggler."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """Hold the share of a rank's time in collectives, the upper end of its interval, and what tells it."""
+
+    rank: RankScene
+    ratio: float
+    high: float
+    source: str
+
+
+def _by_stacks(rank: RankScene, phases: RankPhases) -> _Wait:
+    share = phases.shares.get(Phase.COMMS)
+    if share is None:
+        # Wilson's upper end for none of n samples at 95 %.
+        return _Wait(rank, 0.0, 3.84 / (max(phases.samples, 0) + 3.84), "stacks")
+    return _Wait(rank, share.ratio, share.high, "stacks")
+
+
+def _by_looks(rank: RankScene, scene: Scene) -> Known[_Wait]:
+    """Read the lock waits of a CPU rank; with cards or a pin thread a lock may mean something else."""
+    main = rank.main
+    if not is_known(main):
+        return main
+    if scene.cards or (rank.loader is not None and rank.loader.pin_thread):
+        return Missing("a lock of the main thread has other reasons here")
+    if not any(group.kind is ThreadKind.COMM for group in rank.process.thread_groups):
+        return Missing("the rank has no communication threads")
+    ratio = main.lock + main.timed_lock
+    return _Wait(rank, ratio, ratio, "kernel looks")
+
+
+def _by_card(rank: RankScene, scene: Scene) -> Known[_Wait] | None:
+    """Read a collective that spins on the card: busy, hollow, and the host waits for it. None: no card."""
+    cards = cards_of(rank.process.pid, scene.gpus)
+    if not cards:
+        return None
+    hollow = [judge_hollow(card) for card in cards]
+    unread = next((one for one in hollow if isinstance(one, Missing)), None)
+    if unread is not None:
+        return unread
+    if not all(hollow):
+        return None
+    if not is_known(rank.phases):
+        return Missing(f"hollow: deciding; {rank.phases.reason}")
+    slack = rank_slack(rank, scene)
+    held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
+    if held < SPINNING_RATIO or not is_known(slack):
+        return None
+    return _Wait(rank, slack.ratio, slack.ratio, "hollow card")
+
+
+def _wait_of(rank: RankScene, scene: Scene) -> Known[_Wait]:
+    by_card = _by_card(rank, scene)
+    if by_card is not None:
+        return by_card
+    if is_known(rank.phases) and rank.phases.samples >= LEAST_SAMPLES:
+        return _by_stacks(rank, rank.phases)
+    looks = _by_looks(rank, scene)
+    if is_known(looks) or not is_known(rank.phases):
+        return looks if is_known(looks) else rank.phases if isinstance(rank.phases, Missing) else looks
+    return Missing(f"{rank.phases.samples} stack samples are too few")
+
+
+def _is_alone(scene: Scene) -> bool:
+    world = scene.frame.target.world_size
+    return len(scene.ranks) < 2 and not (is_known(world) and world > 1)
+
+
+def _waits(scene: Scene) -> Known[list[_Wait]]:
+    """Return the waits of all ranks of this machine, least first; Missing when one is not known."""
+    waits = []
+    for rank in scene.ranks:
+        wait = _wait_of(rank, scene)
+        if not is_known(wait):
+            return Missing(f"{name_rank(rank)}: {wait.reason}")
+        waits.append(wait)
+    return sorted(waits, key=lambda one: one.ratio) if waits else Missing("no rank was read")
+
+
+_DOINGS = {
+    Phase.DATA_WAIT: "waits for its data",
+    Phase.FORWARD: "computes (forward)",
+    Phase.BACKWARD: "computes (backward)",
+    Phase.OPTIMIZER: "computes (optimizer)",
+    Phase.SYNC: "waits for its GPU",
+    Phase.LOGGING: "logs",
+    Phase.OTHER: "runs other Python code",
+}
+
+
+def _say_doing(rank: RankScene) -> str:
+    """Say what a late rank does instead of waiting with the others."""
+    if is_known(rank.phases):
+        rest = {phase: share.ratio for phase, share in rank.phases.shares.items() if phase is not Phase.COMMS}
+        if rest:
+            phase = max(rest, key=lambda one: rest[one])
+            return _DOINGS.get(phase, f"is in {phase.value}")
+    if is_known(rank.main):
+        if rank.main.batch_wait >= 0.5:
+            return "waits for its data"
+        if rank.main.io >= 0.5:
+            return "waits for reads"
+    return "runs"
+
+
+def _second_source(late: _Wait, others: Sequence[_Wait], scene: Scene) -> set[str]:
+    """Return the kernel's looks as a source of their own where they tell the same as the stacks."""
+    if late.source != "stacks":
+        return set()
+    looks = [_by_looks(one.rank, scene) for one in others]
+    locks = [one.ratio for one in looks if is_known(one)]
+    own = _by_looks(late.rank, scene)
+    if not locks or not is_known(own):
+        return set()
+    return {"kernel looks"} if statistics.median(locks) - own.ratio >= BEHIND_RATIO else set()
+
+
+def _find_late_rank(waits: Sequence[_Wait], scene: Scene) -> Suspicion | None:
+    late, others = waits[0], waits[1:]
+    if not others:
+        return None
+    typical = statistics.median(one.ratio for one in others)
+    gap = typical - late.ratio
+    if typical < WAITING_RATIO or gap < BEHIND_RATIO or late.high >= typical:
+        return None
+    name = name_rank(late.rank)
+    age = scene.frame.ages_s.stacks
+    count = len(others)
+    waiting = "the other rank waits" if count == 1 else f"{count} other ranks wait"
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="straggler",
+        weight=gap,
+        margin=min(typical / WAITING_RATIO, gap / BEHIND_RATIO),
+        sources=frozenset({one.source for one in waits} | _second_source(late, others, scene)),
+        summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
+        evidence=(
+            reading(f"{name} in collectives", 100 * late.ratio, "%", late.source, age),
+            reading("the others in collectives", 100 * typical, "%", others[0].source, age),
+        ),
+        share=gap,
+        observed=frozenset((Need.RANK_BEHIND,)),
+        pid=late.rank.process.pid,
+        rank=late.rank.process.rank,
+    )
+
+
+def _behind(cards: Sequence[CardScene]) -> tuple[CardScene, float] | None:
+    """Return the slowest card and its clock over the median, when it is behind and all are busy."""
+    if len(cards) < 2 or not all(is_loaded(card, BUSY_PCT) for card in cards):
+        return None
+    clocks = [(card.clock_ratio, card) for card in cards if is_known(card.clock_ratio)]
+    if len(clocks) < len(cards):
+        return None
+    ratio, card = min(clocks, key=lambda pair: pair[0])
+    median = statistics.median(clock for clock, _ in clocks)
+    if median <= 0 or ratio >= BEHIND_CLOCK_RATIO * median:
+        return None
+    return card, ratio / median
+
+
+def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
+    """Suspect the one card with a low clock. Low power alone is no sign: waiting cards draw little."""
+    if _behind(scene.gpus) is None:
+        return None
+    now_ns = scene.frame.taken_ns
+    longer = [one for one in scene.history if now_ns - one.taken_ns <= STRAGGLER_SPAN_S * 1e9]
+    found = _behind(see_cards(longer))
+    if found is None:
+        return None
+    card, ratio = found
+    if is_hot(card) or is_braked(card) or find_odd_cap(card):
+        return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
+    powers = [one.power_ratio for one in scene.gpus]
+    median_power = median_known(powers)
+    sources = {"NVML clock"}
+    own = card.power_ratio
+    if is_known(own) and is_known(median_power) and own < BEHIND_CLOCK_RATIO * median_power:
+        sources.add("NVML power")
+    age = scene.frame.ages_s.gpu
+    ranks = [rank.process for rank in scene.ranks if rank.process.pid in card.pids]
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="straggler",
+        weight=1 - ratio,
+        margin=BEHIND_CLOCK_RATIO / max(ratio, 0.01),
+        sources=frozenset(sources),
+        summary=f"card {card.index} is slower than the others and holds them back: "
+        f"{format_pct(100 * ratio)} % of their clock",
+        evidence=(
+            reading("clock over the others' median", 100 * ratio, "%", "NVML clock", age),
+            reading("temperature", card.last.temperature_c, "C", "NVML", age),
+        ),
+        share=1 - ratio,
+        observed=frozenset((Need.CARD_BEHIND,)),
+        card=card.index,
+        pid=ranks[0].pid if ranks else NOT_APPLICABLE,
+        rank=ranks[0].rank if ranks else NOT_APPLICABLE,
+    )
+
+
+def judge_straggler(scene: Scene) -> Answer:
+    """Suspect the one rank, or the one card, that all others wait for."""
+    if _is_alone(scene):
+        return Cleared("comms (one rank)")
+    by_card = _find_late_card(scene)
+    if by_card is not None:
+        return by_card
+    pausing = next((rank for rank in scene.ranks if find_pause(rank) is not None), None)
+    if pausing is not None:
+        return Cleared(f"late rank ({name_rank(pausing)} pauses on purpose)")
+    waits = _waits(scene)
+    if not is_known(waits):
+        return Unsure(f"late rank ({waits.reason})")
+    found = _find_late_rank(waits, scene)
+    if found is not None:
+        return found
+    return Cleared(f"late rank (all wait about alike, {format_pct(100 * waits[0].ratio)} % at least)")
+
+
+def _comm_demand(scene: Scene) -> Known[float]:
+    """Return the demand of the communication threads of the busiest rank, in threads."""
+    values: dict[int, list[Known[float]]] = {}
+    for frame in scene.frames:
+        for process in frame.processes:
+            if process.role is Role.RANK:
+                values.setdefault(process.pid, []).append(demand_of(process, (ThreadKind.COMM,)))
+    known = [median for one in values.values() if is_known(median := median_known(one))]
+    return max(known) if known else Missing("no communication threads were read")
+
+
+def _nic_bytes_s(scene: Scene) -> Known[float]:
+    """Return the bytes per second of the busiest interface that the job uses, both directions."""
+
+    def busiest(index: int) -> Known[float]:
+        network = scene.frames[index].network
+        if not is_known(network):
+            return network
+        rates = [
+            one.receive_bytes_s + one.send_bytes_s
+            for one in network
+            if is_known(one.used_by_job)
+            and one.used_by_job
+            and is_known(one.receive_bytes_s)
+            and is_known(one.send_bytes_s)
+        ]
+        return max(rates) if rates else Missing("no interface of the job was read")
+
+    return median_known(busiest(index) for index in range(len(scene.frames)))
+
+
+def _find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
+    """Return how far traffic is past its thresholds (0: none), what shows it, and the evidence."""
+    age = scene.frame.ages_s
+    links = [card.link_bytes_s for card in scene.gpus]
+    known = [one for one in links if is_known(one)]
+    rows: tuple[tuple[str, Known[float], float, str, str, Known[float]], ...] = (
+        ("communication threads", _comm_demand(scene), COMM_DEMAND, "threads", "schedstat", age.threads),
+        ("network", _nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", "interface counters", age.io),
+        ("links", min(known) if known else Missing("-"), LINK_BYTES_S, "bytes/s", "NVLink counters", age.gpu),
+    )
+    margin = 0.0
+    sources: set[str] = set()
+    evidence = []
+    for name, value, limit, unit, source, how_old in rows:
+        if is_known(value):
+            evidence.append(reading(name, value, unit, source, how_old))
+            if value >= limit:
+                margin = max(margin, value / limit)
+                sources.add(source)
+    return margin, sources, tuple(evidence)
+
+
+def _say_traffic(scene: Scene) -> str:
+    rate = _nic_bytes_s(scene)
+    return f" at {format_bytes(int(rate))}/s" if is_known(rate) and rate >= NIC_BYTES_S else ""
+
+
+def _all_wait(scene: Scene, cause: str) -> tuple[list[_Wait], float] | Answer:
+    """Return the waits when even the least waiting rank waits long, else why that is no cause."""
+    if _is_alone(scene):
+        return Cleared("comms (one rank)")
+    waits = _waits(scene)
+    if not is_known(waits):
+        return Unsure(f"{cause} ({waits.reason})")
+    least = waits[0].ratio
+    if least < ALL_WAIT_RATIO:
+        return Cleared(f"{cause} (a rank waits only {format_pct(100 * least)} %)")
+    if _find_late_rank(waits, scene) is not None:
+        return Cleared(f"{cause} ({name_rank(waits[0].rank)} is late)")
+    return waits, least
+
+
+def _suspect_all(scene: Scene, waits: Sequence[_Wait], cause: str, summary: str) -> Suspicion:
+    least = waits[0].ratio
+    age = scene.frame.ages_s.stacks
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause=cause,
+        weight=least,
+        margin=least / ALL_WAIT_RATIO,
+        sources=frozenset(one.source for one in waits),
+        summary=summary,
+        evidence=(reading("every rank in collectives, at least", 100 * least, "%", waits[0].source, age),),
+        share=least,
+    )
+
+
+def judge_transfer(scene: Scene) -> Answer:
+    """Suspect the transfer: all ranks wait in collectives and data moves meanwhile."""
+    found = _all_wait(scene, "transfer between ranks")
+    if not isinstance(found, tuple):
+        return found
+    waits, least = found
+    margin, sources, evidence = _find_traffic(scene)
+    if margin < 1:
+        return Cleared("transfer between ranks (little moves)")
+    text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{_say_traffic(scene)}"
+    plain = _suspect_all(scene, waits, "transfer", text)
+    return Suspicion(
+        kind=plain.kind,
+        cause=plain.cause,
+        weight=plain.weight,
+        margin=plain.margin,
+        sources=plain.sources | sources,
+        summary=plain.summary,
+        evidence=plain.evidence + evidence,
+        share=plain.share,
+        observed=frozenset((Need.TRANSFER_SEEN,)),
+    )
+
+
+def judge_comms_unknown(scene: Scene) -> Answer:
+    """Suspect a wait of unknown reason: all ranks in collectives, little moves, nobody here is late."""
+    found = _all_wait(scene, "waits between ranks")
+    if not isinstance(found, tuple):
+        return found
+    waits, least = found
+    if _find_traffic(scene)[0] >= 1:
+        return Cleared("waits between ranks (they transfer)")
+    world = scene.frame.target.world_size
+    elsewhere = world - len(scene.ranks) if is_known(world) else 0
+    late = (
+        f"{elsewhere} ranks run elsewhere"
+        if elsewhere > 0
+        else "they are late in turn, or the latency is high"
+    )
+    text = f"all ranks spend {format_pct(100 * least)} % waiting in collectives; little moves: {late}"
+    return _suspect_all(scene, waits, "unknown", text)
+
+
+RULES: tuple[Rule, ...] = (judge_straggler, judge_transfer, judge_comms_unknown)

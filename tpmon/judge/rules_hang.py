@@ -1,0 +1,350 @@
+"""Jobs that stand still: stopped, blocked in a read, a worker or a card lost, or nothing moves at all.
+
+``hung`` is said of processes that are stopped at once and of everything else only after 30 s in
+which no main thread ran, no worker worked, and no line was written. Which rank or lock is to
+blame needs stacks of all ranks; here is what the readings alone can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.phases import Phase
+from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
+from tpmon.judge.stillness import (
+    QUIET_WORKER_DEMAND,
+    STILL_S,
+    Standstill,
+    find_standstill,
+    fresh_phase,
+    name_rank,
+    waits_for_batch,
+)
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import ProcessSample, Role
+from tpmon.model.verdict import Evidence, Kind
+
+STOPPED_S = 4.0
+"""How long a process must be stopped: a debugger that only looks is gone sooner."""
+PATIENCE_S = 300.0
+"""How long a checkpoint, validation, load or compile may stand still before it is called hung."""
+LOST_READINGS = 3
+"""Readings in a row that found a card lost."""
+
+_PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+_RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
+"""Waits for files. A rank also waits for sockets when it waits for other ranks."""
+
+
+def _onset_ns(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
+    """Return when a wait began, where the history reaches back beyond it."""
+    if is_known(unchanged_s) and unchanged_s + 2 <= scene.history_s:
+        return scene.frame.taken_ns - int(unchanged_s * 1e9)
+    return NOT_APPLICABLE
+
+
+def _members(scene: Scene) -> Iterator[tuple[RankScene, ProcessSample, str]]:
+    """Yield every rank and worker with its rank and its name, ranks first."""
+    workers = {process.pid: process for process in scene.frame.processes if process.role is Role.WORKER}
+    for rank in scene.ranks:
+        yield rank, rank.process, name_rank(rank)
+    for rank in scene.ranks:
+        for worker in rank.workers:
+            process = workers.get(worker.pid)
+            if process is not None:
+                number = f" {worker.number}" if is_known(worker.number) else ""
+                yield rank, process, f"worker{number} ({worker.pid}) of {name_rank(rank)}"
+
+
+def _stop_of(process: ProcessSample) -> str:
+    """Say what holds a stopped process, "" when it is not stopped."""
+    if process.state == "T":
+        return "stopped by a signal"
+    if process.state == "t":
+        return "held by a debugger"
+    if is_known(process.waits_for) and process.waits_for.startswith("frozen"):
+        return process.waits_for
+    return ""
+
+
+def _stopped_s(scene: Scene, pid: int) -> float:
+    """Return for how long, as far as the history reaches, every reading found a process stopped."""
+    oldest_ns = scene.frame.taken_ns
+    for frame in reversed(scene.history):
+        process = next((one for one in frame.processes if one.pid == pid), None)
+        if process is None or not _stop_of(process):
+            break
+        oldest_ns = frame.taken_ns
+    return (scene.frame.taken_ns - oldest_ns) / 1e9
+
+
+def _stop_sources(process: ProcessSample) -> frozenset[str]:
+    quiet = is_known(process.runnable) and process.runnable < QUIET_WORKER_DEMAND
+    return frozenset(("state", "schedstat") if quiet else ("state",))
+
+
+def judge_stopped(scene: Scene) -> Answer:
+    """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
+    unread = ""
+    for rank, process, name in _members(scene):
+        how = _stop_of(process)
+        if not how:
+            continue
+        seconds = _stopped_s(scene, process.pid)
+        if seconds < STOPPED_S:
+            unread = f"stopped ({name} is, for {seconds:.0f} s)"
+            continue
+        waits = waits_for_batch(rank)
+        if process.role is Role.WORKER and not is_known(waits):
+            unread = f"stopped ({name} is; whether its rank waits for it: {waits.reason})"
+            continue
+        if process.role is Role.WORKER and not waits:
+            continue
+        return Suspicion(
+            kind=Kind.HUNG,
+            cause="stopped",
+            weight=1.0,
+            margin=1 + seconds / STOPPED_S,
+            sources=_stop_sources(process),
+            summary=f"{name} is {how}",
+            evidence=(
+                Evidence(
+                    name=name,
+                    value=seconds,
+                    unit="s",
+                    text=f"{how}, state {process.state}, for {seconds:.0f} s at least",
+                    source="/proc stat",
+                    age_s=scene.frame.ages_s.cpu,
+                ),
+            ),
+            observed=frozenset((Need.STOPPED,)),
+            pid=process.pid,
+            rank=rank.process.rank,
+            since_ns=_onset_ns(scene, seconds),
+        )
+    return Unsure(unread) if unread else Cleared("stopped processes (none)")
+
+
+def _io_of(process: ProcessSample) -> str:
+    """Return what a process is blocked in, "" when it is not blocked in I/O."""
+    words = process.waits_for if is_known(process.waits_for) else ""
+    if process.state == "D":
+        return words or "an uninterruptible wait"
+    if process.role is Role.WORKER:
+        return words if is_io_wait(words) else ""
+    return words if any(word in words for word in _RANK_IO) else ""
+
+
+def _is_stuck(rank: RankScene) -> Known[bool]:
+    """Tell whether a rank's main thread waited for one batch for 30 s."""
+    unchanged = rank.process.waits_unchanged_s
+    if not is_known(unchanged):
+        return unchanged
+    return waits_for_batch(rank) if unchanged >= STILL_S else False
+
+
+def judge_blocked_io(scene: Scene) -> Answer:
+    """Suspect a read or write that has not returned for 30 s, in a rank or in a worker it waits for."""
+    unread = ""
+    for rank, process, name in _members(scene):
+        words = _io_of(process)
+        if not words:
+            continue
+        unchanged = process.waits_unchanged_s
+        if not is_known(unchanged):
+            unread = f"blocked reads ({name}: {unchanged.reason})"
+            continue
+        stuck = True if process.role is Role.RANK else _is_stuck(rank)
+        if not is_known(stuck):
+            unread = f"blocked reads ({name}: {stuck.reason})"
+            continue
+        if unchanged < STILL_S or not stuck:
+            continue
+        state = "D, cannot be interrupted" if process.state == "D" else process.state
+        return Suspicion(
+            kind=Kind.HUNG,
+            cause="blocked-io",
+            weight=1.0,
+            margin=1 + unchanged / STILL_S,
+            sources=frozenset(("kernel wait", "schedstat")),
+            summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
+            evidence=(
+                Evidence(
+                    name=name,
+                    value=unchanged,
+                    unit="s",
+                    text=f"{words} for {unchanged:.0f} s (state {state})",
+                    source="kernel wait",
+                    age_s=scene.frame.ages_s.cpu,
+                ),
+            ),
+            observed=frozenset((Need.BLOCKED_READ,)),
+            pid=process.pid,
+            rank=rank.process.rank,
+            since_ns=_onset_ns(scene, unchanged),
+        )
+    return Unsure(unread) if unread else Cleared("blocked reads (none for 30 s)")
+
+
+def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
+    """Return the PIDs of a rank's workers that died within the history, or that are zombies."""
+    workers: tuple[WorkerScene, ...] = rank.workers
+    now = {worker.pid for worker in workers}
+    zombies = [
+        process.pid for process in scene.frame.processes if process.pid in now and process.state == "Z"
+    ]
+    before = {
+        process.pid
+        for frame in scene.history
+        for process in frame.processes
+        if process.role is Role.WORKER and process.rank_pid == rank.process.pid
+    }
+    gone = sorted(before - now)
+    # A whole generation that ended, or one that was replaced, is the end of an epoch.
+    living = len(now) - len(zombies)
+    replaced = any(worker.age_s < scene.history_s for worker in workers)
+    return zombies + (gone if living and not replaced else [])
+
+
+def judge_dead_worker(scene: Scene) -> Answer:
+    """Suspect a worker that is gone while its rank has waited 30 s for a batch that it was to make."""
+    for rank in scene.ranks:
+        stuck = _is_stuck(rank)
+        if not (is_known(stuck) and stuck):
+            continue
+        lost = _lost_workers(rank, scene)
+        if not lost:
+            continue
+        waited = rank.process.waits_unchanged_s
+        names = ", ".join(map(str, lost))
+        return Suspicion(
+            kind=Kind.HUNG,
+            cause="dead-worker",
+            weight=1.0,
+            margin=2.0,
+            sources=frozenset(("processes", "kernel wait")),
+            summary=f"{name_rank(rank)} waits for a batch of a worker that is gone ({names})",
+            evidence=(
+                Evidence("workers gone", float(len(lost)), "", names, "/proc", scene.frame.ages_s.cpu),
+                reading("waits for a batch", waited, "s", "kernel wait", scene.frame.ages_s.cpu),
+            ),
+            observed=frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT)),
+            pid=rank.process.pid,
+            rank=rank.process.rank,
+            since_ns=_onset_ns(scene, waited),
+        )
+    return Cleared("dead workers (none)")
+
+
+def judge_gpu_lost(scene: Scene) -> Answer:
+    """Suspect a card that the driver no longer reaches."""
+    card = next((one for one in scene.gpus if one.lost_readings >= LOST_READINGS), None)
+    if card is None:
+        return Cleared("lost cards (none)")
+    ranks = [rank.process for rank in scene.ranks if rank.process.pid in card.pids]
+    return Suspicion(
+        kind=Kind.HUNG,
+        cause="gpu-lost",
+        weight=1.0,
+        margin=card.lost_readings / LOST_READINGS,
+        sources=frozenset(("NVML",)),
+        summary=f"card {card.index} does not answer the driver any more",
+        evidence=(reading(f"card {card.index} lost", card.last.age_s, "s", "NVML", scene.frame.ages_s.gpu),),
+        observed=frozenset((Need.CARD_LOST,)),
+        pid=ranks[0].pid if ranks else NOT_APPLICABLE,
+        rank=ranks[0].rank if ranks else NOT_APPLICABLE,
+        card=card.index,
+    )
+
+
+def _excuse(scene: Scene) -> str:
+    """Return what a quiet rank does on purpose, "" for nothing: it may take minutes."""
+    for rank in scene.ranks:
+        waited = rank.process.waits_unchanged_s
+        if is_known(rank.process.waits_for) and rank.process.waits_for == "terminal input":
+            return f"{name_rank(rank)} waits for input"
+        if not is_known(rank.phases):
+            continue
+        newest = fresh_phase(rank.phases)
+        if newest is Phase.INPUT:
+            return f"{name_rank(rank)} waits for input"
+        if newest in _PATIENT and not (is_known(waited) and waited >= PATIENCE_S):
+            return f"{name_rank(rank)} is in {newest.value}"
+    return ""
+
+
+def _explain(scene: Scene) -> str:
+    """Name the cause that says more than "nothing moves", "" for none."""
+    for rule in (judge_stopped, judge_blocked_io, judge_dead_worker, judge_gpu_lost):
+        answer = rule(scene)
+        if isinstance(answer, Suspicion):
+            return answer.summary
+    return ""
+
+
+def judge_no_progress(scene: Scene) -> Answer:
+    """Suspect a hang when for 30 s no main thread ran, no worker worked and no line was written."""
+    if not any(rank.process.state not in ("Z", "X") for rank in scene.ranks):
+        return Cleared("no progress (no rank lives)")
+    still = find_standstill(scene)
+    if isinstance(still, str):
+        return Cleared(f"no progress ({still})")
+    if not is_known(still):
+        return Unsure(f"no progress ({still.reason})")
+    explained = _explain(scene)
+    if explained:
+        return Cleared(f"no progress ({explained})")
+    excuse = _excuse(scene)
+    if excuse:
+        return Unsure(f"no progress ({excuse})")
+    return _suspect_standstill(scene, still)
+
+
+def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
+    rank = scene.ranks[0]
+    waited = rank.process.waits_unchanged_s
+    words = rank.process.waits_for if is_known(rank.process.waits_for) else "unknown"
+    where = rank.phases.where if is_known(rank.phases) and rank.phases.where else words
+    world = scene.frame.target.world_size
+    elsewhere = world - len(scene.ranks) if is_known(world) else 0
+    others = f"; {elsewhere} ranks of this job run elsewhere" if elsewhere > 0 else ""
+    age = scene.frame.ages_s
+    evidence: tuple[Evidence, ...] = (
+        Evidence(
+            "main threads",
+            still.seconds,
+            "s",
+            f"none ran for {still.seconds:.0f} s",
+            "schedstat",
+            age.threads,
+        ),
+        reading(f"{name_rank(rank)} waits: {words}", waited, "s", "kernel wait", age.cpu),
+    )
+    if is_known(still.log_age_s):
+        evidence += (reading("last log write", still.log_age_s, "s ago", "log file", 0.0),)
+    found = Suspicion(
+        kind=Kind.HUNG,
+        cause="no-progress",
+        weight=0.5,
+        margin=still.seconds / STILL_S,
+        sources=still.sources,
+        summary=f"nothing has moved for {still.seconds:.0f} s; {name_rank(rank)} is in {where}{others}",
+        evidence=evidence,
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+    if isinstance(waited, Missing) or not still.moved_ns:
+        return found
+    return replace(found, since_ns=still.moved_ns)
+
+
+RULES: tuple[Rule, ...] = (
+    judge_stopped,
+    judge_blocked_io,
+    judge_dead_worker,
+    judge_gpu_lost,
+    judge_no_progress,
+)

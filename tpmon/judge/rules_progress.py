@@ -1,0 +1,265 @@
+"""Runs that take no steps for a good reason: starting, paused, finished, waiting for a person. Pure."""
+
+from __future__ import annotations
+
+from tpmon.judge import rules_hang
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.phases import Phase
+from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.stillness import fresh_phase, name_rank, waits_for_batch
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.model.frame import TargetState
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
+from tpmon.model.process import ProcessSample, Role
+from tpmon.model.verdict import Evidence, Kind
+
+STARTING_RATIO = 0.5
+"""Share of samples in imports, loading or the compiler that makes a run one that starts."""
+FIRST_STEPS_S = 15.0
+"""Age of a rank up to which it may be importing: torch alone takes 2-5 s, on a network disk far more."""
+COMPILER_DEMAND = 0.5
+"""Demand of compile workers, in threads, from which the compiler works beside a waiting rank."""
+RESTING_MAIN_DEMAND = 0.1
+PAUSE_RATIO = 0.2
+"""Share of the samples of the span that a pause takes besides being the newest thing seen: a short
+checkpoint between steps is a part of the run, not a pause of it."""
+INPUT_S = 3.0
+"""How long a terminal must be waited for; keys come faster."""
+TERMINAL_WAIT = "terminal input"
+
+_STARTS = {Phase.IMPORT: "import", Phase.LOAD: "load", Phase.COMPILE: "compile"}
+_START_NEEDS = {
+    "import": Need.IMPORT_IN_STACK,
+    "load": Need.LOAD_IN_STACK,
+    "compile": Need.COMPILE_IN_STACK,
+    "autotune": Need.COMPILE_IN_STACK,
+}
+_START_WORDS = {
+    "import": "is importing modules",
+    "load": "is loading a checkpoint or data set",
+    "compile": "is compiling the model",
+    "autotune": "is trying out kernels (autotune)",
+}
+
+
+def _age_s(rank: RankScene, scene: Scene) -> float:
+    return (scene.now - rank.process.started).total_seconds()
+
+
+def _start_of(rank: RankScene) -> tuple[str, float] | None:
+    """Return which start a rank is in by its stacks, and its share of the samples."""
+    if not is_known(rank.phases):
+        return None
+    newest = fresh_phase(rank.phases)
+    for phase, cause in _STARTS.items():
+        ratio = rank.phases.ratio(phase)
+        if (ratio >= STARTING_RATIO and newest in (phase, None)) or (
+            newest is phase and ratio >= STARTING_RATIO / 2
+        ):
+            autotune = phase is Phase.COMPILE and "autotun" in rank.phases.where
+            return ("autotune" if autotune else cause), ratio
+    return None
+
+
+def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspicion:
+    sources = {"stacks"}
+    if cause in ("compile", "autotune") and _compiler_demand(scene) >= COMPILER_DEMAND:
+        sources.add("schedstat")
+    if not rank.workers and _age_s(rank, scene) < 10 * FIRST_STEPS_S:
+        sources.add("process age")
+    age = scene.frame.ages_s
+    return Suspicion(
+        kind=Kind.STARTING,
+        cause=cause,
+        weight=ratio,
+        margin=ratio / STARTING_RATIO,
+        sources=frozenset(sources),
+        summary=f"{name_rank(rank)} {_START_WORDS[cause]}",
+        evidence=(
+            reading(f"in {cause}", 100 * ratio, "%", "stack samples", age.stacks),
+            reading("age of the rank", _age_s(rank, scene), "s", "process start", age.cpu),
+        ),
+        observed=frozenset((_START_NEEDS[cause],)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _compiler_demand(scene: Scene) -> float:
+    return sum(
+        known_or(process.runnable, 0.0) for process in scene.frame.processes if process.role is Role.COMPILE
+    )
+
+
+def _starts_by_compiler(scene: Scene) -> Answer | None:
+    """Suspect a compile by its workers where no stack tells: they work and every rank rests."""
+    demand = _compiler_demand(scene)
+    if demand < COMPILER_DEMAND or not scene.ranks:
+        return None
+    if not all(is_known(one.main_demand) and one.main_demand < RESTING_MAIN_DEMAND for one in scene.ranks):
+        return None
+    return Suspicion(
+        kind=Kind.STARTING,
+        cause="compile",
+        weight=min(1.0, demand),
+        margin=demand / COMPILER_DEMAND,
+        sources=frozenset(("schedstat",)),
+        summary="compile workers run while the ranks wait for them",
+        evidence=(reading("compile workers", demand, "threads", "schedstat", scene.frame.ages_s.threads),),
+    )
+
+
+def _starts_by_age(scene: Scene) -> Answer:
+    """Suspect the first steps by age alone: only where no stack tells and no loader has begun."""
+    oldest = max((_age_s(rank, scene) for rank in scene.ranks), default=FIRST_STEPS_S)
+    loading = any(rank.workers or rank.loader is not None for rank in scene.ranks)
+    waiting = any(is_known(one := waits_for_batch(rank)) and one for rank in scene.ranks)
+    if oldest >= FIRST_STEPS_S or loading or waiting:
+        reason = next((rank.phases.reason for rank in scene.ranks if isinstance(rank.phases, Missing)), "")
+        return Unsure(f"starting ({reason})") if reason else Cleared("starting (steps go on)")
+    return Suspicion(
+        kind=Kind.STARTING,
+        cause="first-steps",
+        weight=0.1,
+        margin=1.0,
+        sources=frozenset(("process age",)),
+        summary=f"the ranks are {oldest:.0f} s old",
+        evidence=(reading("age of the ranks", oldest, "s", "process start", scene.frame.ages_s.cpu),),
+    )
+
+
+def judge_starting(scene: Scene) -> Answer:
+    """Suspect a start: the main thread imports, loads or compiles, or the ranks are seconds old."""
+    starts = [(rank, *start) for rank in scene.ranks if (start := _start_of(rank)) is not None]
+    if starts:
+        return _starting(scene, *max(starts, key=lambda one: one[2]))
+    by_compiler = _starts_by_compiler(scene)
+    if by_compiler is not None:
+        return by_compiler
+    if any(is_known(rank.phases) for rank in scene.ranks):
+        return Cleared("starting (no import, load or compile in the stacks)")
+    return _starts_by_age(scene)
+
+
+def find_pause(rank: RankScene) -> Phase | None:
+    """Return the pause that a rank is in right now by its newest stacks: checkpoint, validation, or none."""
+    if not is_known(rank.phases):
+        return None
+    newest = fresh_phase(rank.phases)
+    if newest not in (Phase.CHECKPOINT, Phase.VALIDATION):
+        return None
+    return newest if rank.phases.ratio(newest) >= PAUSE_RATIO else None
+
+
+def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need) -> Answer:
+    ranks = [rank for rank in scene.ranks if find_pause(rank) is phase]
+    if not ranks:
+        unread = [rank.phases for rank in scene.ranks if isinstance(rank.phases, Missing)]
+        if unread:
+            return Unsure(f"{cause} ({unread[0].reason})")
+        return Cleared(f"{cause} (not in the newest stacks)")
+    rank = ranks[0]
+    ratio = rank.phases.ratio(phase) if is_known(rank.phases) else 0.0
+    sources = {"stacks"}
+    if phase is Phase.CHECKPOINT and _writes(rank.process):
+        sources.add("io")
+    others = f"; {len(scene.ranks) - len(ranks)} other ranks wait" if len(ranks) < len(scene.ranks) else ""
+    return Suspicion(
+        kind=Kind.PAUSED,
+        cause=cause,
+        weight=ratio,
+        margin=max(1.0, ratio / PAUSE_RATIO),
+        sources=frozenset(sources),
+        summary=f"{name_rank(rank)} {words}{others}",
+        evidence=(
+            reading(f"in {cause}", 100 * ratio, "%", "stack samples", scene.frame.ages_s.stacks),
+            reading("writes", rank.process.asked_write_bytes_s, "bytes/s", "/proc io", scene.frame.ages_s.io),
+        ),
+        share=ratio,
+        observed=frozenset((need,)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _writes(process: ProcessSample) -> bool:
+    return is_known(process.asked_write_bytes_s) and process.asked_write_bytes_s >= 1e6
+
+
+def judge_checkpoint(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that a checkpoint is being written right now."""
+    return _judge_pause(scene, Phase.CHECKPOINT, "checkpoint", "is writing a checkpoint", Need.SAVE_IN_STACK)
+
+
+def judge_validation(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that validation runs right now."""
+    return _judge_pause(scene, Phase.VALIDATION, "validation", "is in validation", Need.VALIDATION_IN_STACK)
+
+
+def judge_finished(scene: Scene) -> Answer:
+    """Suspect that the job is over: it ended, or its ranks did and only the rest remains."""
+    target = scene.frame.target
+    ended = target.state is TargetState.ENDED
+    had_ranks = any(process.role is Role.RANK for process in scene.history[0].processes)
+    alive = [rank for rank in scene.ranks if rank.process.state != "Z"]
+    if not ended and (alive or not (had_ranks or scene.ranks)):
+        return Cleared("finished (its ranks live)")
+    how = f": {target.ended}" if ended and is_known(target.ended) else ""
+    text = "the job has ended" if ended else "every rank has ended"
+    return Suspicion(
+        kind=Kind.IDLE,
+        cause="finished",
+        weight=1.0,
+        margin=2.0,
+        sources=frozenset(("process end",)),
+        summary=text + how,
+        evidence=(Evidence("ranks alive", 0.0, "", f"{text}{how}", "/proc", scene.frame.ages_s.cpu),),
+    )
+
+
+def _waits_for_terminal(rank: RankScene) -> frozenset[str]:
+    """Return what says that a rank waits for a person: its stack, the kernel."""
+    process = rank.process
+    sources = set()
+    phases = rank.phases
+    if is_known(phases) and fresh_phase(phases) is Phase.INPUT and phases.ratio(Phase.INPUT) >= PAUSE_RATIO:
+        sources.add("stacks")
+    unchanged = process.waits_unchanged_s
+    if process.waits_for == TERMINAL_WAIT and is_known(unchanged) and unchanged >= INPUT_S:
+        sources.add("wait")
+    return frozenset(sources)
+
+
+def judge_waiting_for_input(scene: Scene) -> Answer:
+    """Suspect that a rank reads from a terminal: a prompt or a debugger."""
+    for rank in scene.ranks:
+        sources = _waits_for_terminal(rank)
+        if not sources:
+            continue
+        waited = rank.process.waits_unchanged_s
+        return Suspicion(
+            kind=Kind.IDLE,
+            cause="waiting-for-input",
+            weight=1.0,
+            margin=2.0,
+            sources=sources,
+            summary=f"{name_rank(rank)} waits for input on a terminal",
+            evidence=(reading("wait unchanged", waited, "s", "kernel wait", scene.frame.ages_s.cpu),),
+            observed=frozenset((Need.INPUT_WAIT,)),
+            pid=rank.process.pid,
+            rank=rank.process.rank,
+            share=NOT_APPLICABLE,
+        )
+    if scene.ranks and all(not is_known(r.phases) and not is_known(r.process.waits_for) for r in scene.ranks):
+        return Unsure("waiting for input (neither stacks nor waits could be read)")
+    return Cleared("waiting for input (no rank reads a terminal)")
+
+
+RULES: tuple[Rule, ...] = (
+    judge_starting,
+    judge_checkpoint,
+    judge_validation,
+    judge_finished,
+    judge_waiting_for_input,
+    *rules_hang.RULES,
+)
