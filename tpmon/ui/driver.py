@@ -6,14 +6,54 @@ A thin layer over textual's driver for what its version 8.2.8 does not survive.
 from __future__ import annotations
 
 import os
+import select
+from codecs import getincrementaldecoder
 from contextlib import suppress
+from typing import Any
 
 from textual import events
+from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
+
+_ESCAPE_MS = 20
+"""How often an unfinished escape sequence is looked at: a lone ESC is one whose rest never comes."""
+_READ_BYTES = 4096
 
 
 class ScreenDriver(LinuxDriver):
     """Survive what terminals really send, and tell how far the terminal is behind."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._input_ends = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def disable_input(self) -> None:
+        """End the input thread at once; textual waits for its next turn."""
+        os.eventfd_write(self._input_ends, 1)
+        super().disable_input()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._input_ends)
+
+    def run_input_thread(self) -> None:
+        """Read keys until ``disable_input``; textual's own loop wakes ten times a second, 1 ms each."""
+        ready = select.poll()
+        ready.register(self.fileno, select.POLLIN)
+        ready.register(self._input_ends, select.POLLIN)
+        parser = XTermParser(self._debug)
+        decode = getincrementaldecoder("utf-8")().decode
+        while not self.exit_event.is_set():
+            unfinished = parser._timeout_time is not None  # noqa: SLF001
+            ends = dict(ready.poll(_ESCAPE_MS if unfinished else None))
+            if self._input_ends in ends:
+                return
+            if self.fileno in ends:
+                data = os.read(self.fileno, _READ_BYTES)
+                if not data:
+                    return  # the terminal has ended, and the hang-up signal with it
+                for event in parser.feed(decode(data)):
+                    self.process_message(event)
+            for event in parser.tick():
+                self.process_message(event)
 
     def _run_input_thread(self) -> None:
         # A legacy mouse report right of column 95 is no UTF-8 (textual issue 6668), and a mouse
