@@ -69,9 +69,8 @@ def _list_jobs(options: Options) -> int:
     jobs = list_jobs()
     if options.json:
         from tpmon.model.codec import encode
-        from tpmon.model.results import JOBS_SCHEMA, JobList
 
-        _stdout().write_json(encode(JobList(JOBS_SCHEMA, jobs)))
+        _stdout().write_json(encode(jobs))
     else:
         from tpmon.report.jobs import write_jobs
 

@@ -72,7 +72,7 @@ def test_a_torchrun_job_is_whole_whichever_member_is_asked(torchrun_job: Torchru
 
 
 def test_a_torchrun_job_is_listed(torchrun_job: TorchrunJob) -> None:
-    listed = {job.pid: job for job in list_jobs()}
+    listed = {job.pid: job for job in list_jobs().jobs}
     mine = listed[torchrun_job.launcher]
     assert (mine.script, mine.ranks, mine.workers) == ("job_train.py", 2, 4)
     assert not {*torchrun_job.ranks} & listed.keys()

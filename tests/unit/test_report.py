@@ -33,7 +33,7 @@ from tpmon.model.gpu import GpuState
 from tpmon.model.host import Pool
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
-from tpmon.model.results import JobSummary
+from tpmon.model.results import JobList, JobSummary
 from tpmon.report.jobs import write_jobs
 from tpmon.report.once import write_once
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, write_status
@@ -338,7 +338,7 @@ def test_jobs_are_listed_longest_running_first():
         JobSummary(4211, "usr", "train.py", 1, 2, 0, 720.0),
         JobSummary(48213, "grace", "pretrain.py", 8, 16, Missing("another user's process"), 11_520.0),
     )
-    assert write_jobs(jobs) == [
+    assert write_jobs(JobList("", jobs, 0)) == [
         "  PID  USER   RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
         "48213  grace      8       16     ?   3h12m  pretrain.py",
         " 4211  usr        1        2     0  12m00s  train.py",
@@ -346,8 +346,25 @@ def test_jobs_are_listed_longest_running_first():
     ]
 
 
+def test_what_of_other_users_could_not_be_read_is_said():
+    hidden = Missing("this user may not read a process of the job")
+    jobs = (
+        JobSummary(48213, "grace", "pretrain.py", hidden, hidden, Missing("Permission denied"), 11_520.0),
+    )
+    assert write_jobs(JobList("", jobs, 3)) == [
+        "  PID  USER   RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
+        "48213  grace      ?        ?     ?   3h12m  pretrain.py",
+        "not read ranks, workers (this user may not read a process of the job); GPUs (Permission denied)",
+        "3 Python processes of other users could not be read (sudo tpmon ps shows them)",
+    ]
+    assert write_jobs(JobList("", (), 1)) == [
+        "no training job on this machine that this user may read",
+        "1 Python process of other users could not be read (sudo tpmon ps shows them)",
+    ]
+
+
 def test_no_job_is_said_in_words():
-    what, hint = write_jobs(())
+    what, hint = write_jobs(JobList("", (), 0))
     assert what.startswith("no training job on this machine")
     assert hint.startswith("Try: tpmon demo")
 

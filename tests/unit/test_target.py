@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.children import child
+from tests.children import Child, child
 from tests.fake_proc import BASH, FakeProc
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -285,11 +287,21 @@ def test_a_pid_of_a_container_is_translated_or_the_right_one_is_named(fake: Fake
     fake.add(17, 1, ("sleep", "9"))
     error = refusal(17, fake.proc)
     assert error.what == "process 17 (sleep) is not Python"
-    assert error.try_this == "if 17 is its number in a container: tpmon attach 1000"
+    assert error.try_this == "tpmon attach 1000 (which is 17 in its container)"
     fake.remove(17)
     fake.add(1001, 50, ("python", "other.py"), torch=True, inside=(17,))
     error = refusal(17, fake.proc)
     assert error.what == "no process 17 here, and 2 processes go by it in their containers: 1000, 1001"
+
+
+def test_the_process_of_the_container_is_named_before_the_jobs_below_our_own(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "ours.py"), torch=True)
+    fake.add(1000, 1, ("python", "train.py"), torch=True, inside=(1,))
+    error = refusal(1, fake.proc)
+    assert error.what == "process 1 (init) is not Python"
+    assert error.try_this == (
+        "tpmon attach 1000 (which is 1 in its container) or 60 (ours.py) or 1000 (train.py)"
+    )
 
 
 def test_a_thread_is_taken_for_its_process(fake: FakeProc) -> None:
@@ -320,7 +332,7 @@ def test_jobs_of_the_machine_are_listed_with_their_cards(fake: FakeProc) -> None
     for number, device in enumerate(("/dev/nvidia3", "/dev/nvidia0")):
         (fake.path / "102" / "fd" / str(number)).symlink_to(device)
     fake.add(300, 1, ("python", "other.py"), torch=True)
-    jobs = list_jobs(fake.proc)
+    jobs = list_jobs(fake.proc).jobs
     assert [(job.pid, job.script, job.ranks, job.workers, job.gpus) for job in jobs] == [
         (100, "train.py", 2, 4, 2),
         (300, "other.py", 1, 0, 0),
@@ -374,6 +386,101 @@ def test_a_target_that_may_not_be_read_is_refused_with_the_way_out(tmp_path: Pat
         assert f"sudo tpmon attach {target.pid}" in said.stdout
         if os.geteuid() == 0:
             assert "belongs to user root" in said.stdout
+
+
+FAMILY = """
+import mmap
+path = sys.argv[1] + "/libtorch_cpu.so"
+with open(path, "wb") as file:
+    file.write(bytes(4096))
+with open(path, "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if (worker := os.fork()) == 0:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: not even its own user may read it
+    ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
+    time.sleep(50)
+while open(f"/proc/{worker}/comm").read().strip() != "pt_data_worker":
+    time.sleep(0.01)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+say(str(worker))
+hear()
+"""
+
+AS_ANOTHER = """
+import json
+sys.path[:0] = sys.argv[2:]
+from tpmon.errors import NotPermittedError
+from tpmon.model.codec import to_plain
+from tpmon.probe.jobs import list_jobs
+from tpmon.probe.target import find_job
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    find_job(int(sys.argv[1]))
+    refusal = []
+except NotPermittedError as error:
+    refusal = [error.what, error.try_this]
+say(json.dumps([refusal, to_plain(list_jobs())]))
+"""
+
+
+def ask_as_another(pid: int) -> tuple[list[str], dict[str, Any]]:
+    one = Child(AS_ANOTHER, str(pid), *sys.path)
+    try:
+        refusal, jobs = json.loads(one.hear())
+    finally:
+        one.close()
+    return refusal, jobs
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+@needs_root
+def test_a_worker_that_may_not_be_read_names_its_rank_that_may(tmp_path: Path) -> None:
+    one = Child(FAMILY, str(tmp_path))
+    try:
+        worker = int(one.hear())
+        refusal, _ = ask_as_another(worker)
+        assert refusal == [
+            f"process {worker} may not be read by this user, but {one.pid} of the same job may",
+            f"tpmon attach {one.pid}",
+        ]
+        assert ask_as_another(one.pid)[0] == []
+    finally:
+        one.close()
+
+
+NAME_A_THREAD = """
+named = threading.Event()
+def run():
+    ctypes.CDLL(None).prctl(15, b"pt_autograd_0", 0, 0, 0)
+    named.set(); time.sleep(50)
+threading.Thread(target=run, daemon=True).start()
+named.wait()
+"""
+
+
+@needs_root
+def test_jobs_of_other_users_are_counted_or_listed_without_false_counts(tmp_path: Path) -> None:
+    """The kernel shows thread names to everybody, so the first job is known to train."""
+    with child(NAME_A_THREAD + HOLD_TORCH, str(tmp_path)) as told, child(HOLD_TORCH, str(tmp_path)) as hidden:
+        _, jobs = ask_as_another(told.pid)
+        mine = {job["pid"]: job for job in jobs["jobs"]}
+        assert hidden.pid not in mine
+        assert jobs["unread"] >= 2, "the hidden job, and pytest above it"
+        missing = {"missing": "this user may not read a process of the job"}
+        assert (mine[told.pid]["ranks"], mine[told.pid]["workers"]) == (missing, missing)
+        assert "missing" in mine[told.pid]["gpus"]
+        known = {job.pid: job for job in list_jobs().jobs}
+        assert (known[told.pid].ranks, known[hidden.pid].ranks) == (1, 1)
+        assert list_jobs().unread == 0
 
 
 def test_errors_carry_the_exit_codes_of_the_guide() -> None:

@@ -24,8 +24,8 @@ class JobSummary:
     pid: int
     user: str
     script: str
-    ranks: int
-    workers: int
+    ranks: Known[int]
+    workers: Known[int]
     gpus: Known[int]
     """Cards whose device files the job holds open."""
     uptime_s: float
@@ -40,3 +40,5 @@ class JobList:
 
     schema: str
     jobs: tuple[JobSummary, ...]
+    unread: int
+    """Python processes in none of these jobs that may not be read, so that they may be jobs too."""

@@ -9,39 +9,51 @@ from collections.abc import Iterable
 
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Role
-from tpmon.model.results import JobSummary
+from tpmon.model.results import JOBS_SCHEMA, JobList, JobSummary
 from tpmon.probe.job import Job, assemble_job
-from tpmon.probe.procread import PROC, TICKS_PER_S, read_table
-from tpmon.probe.target import find_roots
+from tpmon.probe.procread import PROC, TICKS_PER_S, WORKER_NAME, read_table
+from tpmon.probe.target import survey
 
 _CARD = re.compile(r"/dev/nvidia(\d+)")
 
 
-def list_jobs(proc: str = PROC) -> tuple[JobSummary, ...]:
+def list_jobs(proc: str = PROC) -> JobList:
     """List the jobs that have torch in at least one process, oldest first.
 
-    Of other users' jobs it tells what the kernel shows to everybody.
+    Of other users' jobs it tells what the kernel shows to everybody, and how many processes may
+    be jobs that it does not show.
     """
     table = read_table(proc)
+    roots, unread = survey(table, proc)
     found: list[JobSummary] = []
-    for root in find_roots(table, proc):
+    listed: set[int] = set()
+    for root in roots:
         try:
-            found.append(summarize(assemble_job(root, root, table, proc), proc))
+            job = assemble_job(root, root, table, proc)
+            found.append(summarize(job, proc))
         except OSError:
             continue  # it ended meanwhile
-    return tuple(found)
+        listed.update(job.facts)
+    return JobList(JOBS_SCHEMA, tuple(found), len(set(unread) - listed))
 
 
 def summarize(job: Job, proc: str = PROC) -> JobSummary:
     """Reduce a job to its line of ``tpmon ps``."""
+    roles = [member.role for member in job.members]
     ranks = [member.identity.pid for member in job.members if member.role is Role.RANK]
+    # Who is a rank, and whose worker a process is, stands in what may not be read.
+    denied = any(
+        fact.python and fact.denied and not fact.stat.name.startswith(WORKER_NAME)
+        for fact in job.facts.values()
+    )
+    hidden = Missing("this user may not read a process of the job")
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     return JobSummary(
         pid=job.root.pid,
         user=job.user,
         script=job.script,
-        ranks=len(ranks),
-        workers=sum(member.role is Role.WORKER for member in job.members),
+        ranks=hidden if denied else len(ranks),
+        workers=hidden if denied else roles.count(Role.WORKER),
         gpus=count_cards(ranks, proc),
         uptime_s=max(0.0, now_s - job.root.start_ticks / TICKS_PER_S),
     )

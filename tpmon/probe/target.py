@@ -77,12 +77,22 @@ def find_only_job(proc: str = PROC) -> Job:
 
 def find_roots(table: Mapping[int, Stat], proc: str = PROC) -> list[int]:
     """List the roots of all jobs of this machine that have torch in at least one process, oldest first."""
+    return survey(table, proc)[0]
+
+
+def survey(table: Mapping[int, Stat], proc: str = PROC) -> tuple[list[int], list[int]]:
+    """List the roots of all jobs, and the Python processes that may not be read and so may be jobs too."""
     sight = _Sight(table, proc)
     candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
     sight.look({at for pid in candidates for at in ancestry(pid, table)})
     trained = [pid for pid in candidates if (fact := sight.get(pid)) and fact.python and fact.torch]
     roots = {_choose_root(pid, sight) for pid in trained} - {None}
-    return sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid))
+    unread = [
+        pid
+        for pid in candidates
+        if (fact := sight.get(pid)) and fact.python and fact.denied and not fact.torch
+    ]
+    return sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid)), unread
 
 
 def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
@@ -107,7 +117,7 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     top = sight.get(root)
     for each in (fact, top):
         if each is not None and each.denied:
-            raise _deny(each, proc)
+            raise _deny(each, proc, _find_readable_above(pid, sight))
     job = assemble_job(root, pid, table, proc, remark=remark)
     if job.torch_version == NO_TORCH:
         raise _refuse_untrained(job)
@@ -171,9 +181,26 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def _deny(fact: Facts, proc: str) -> NotPermittedError:
+def _find_readable_above(pid: int, sight: _Sight) -> int:
+    """Return the nearest process above that trains and may be read, such as the rank of a worker; else 0."""
+    for at in list(ancestry(pid, sight.table))[1:]:
+        fact = sight.get(at)
+        if fact is None or fact.program.boundary:
+            break
+        if fact.python and fact.torch and not fact.denied:
+            return at
+    return 0
+
+
+def _deny(fact: Facts, proc: str, readable: int = 0) -> NotPermittedError:
+    """Refuse a process that may not be read; ``readable`` is one of the same job that may, 0 for none."""
     pid = fact.stat.pid
     uid = read_status(pid, proc).uid
+    if readable and readable != pid:
+        return NotPermittedError(
+            f"process {pid} may not be read by this user, but {readable} of the same job may",
+            f"tpmon attach {readable}",
+        )
     if uid != os.geteuid():
         user = user_name(uid)
         return NotPermittedError(
@@ -237,12 +264,9 @@ def _suggest(pid: int, sight: _Sight) -> str:
     if above is not None:
         meant.append(above)
     inside = [at for at in _find_inside(pid, sight.proc) if at in table and _choose_root(at, sight)]
-    if inside and not meant:
-        return f"if {pid} is its number in a container: tpmon attach {inside[0]}"
-    if not meant:
-        return _LIST_JOBS
-    names = [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := sight.get(root))]
-    return f"tpmon attach {' or '.join(names)}"
+    names = [f"{at} (which is {pid} in its container)" for at in inside[:4]]
+    names += [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := sight.get(root))]
+    return f"tpmon attach {' or '.join(names)}" if names else _LIST_JOBS
 
 
 class _Sight:

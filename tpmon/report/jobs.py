@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tpmon.model.results import JobSummary
+from tpmon.model.results import JobList
 from tpmon.model.units import format_seconds
 from tpmon.report.table import Reading, lay_columns, lay_paragraph
 
@@ -12,26 +10,35 @@ NO_JOBS = (
     "no training job on this machine: no Python process that has loaded torch",
     "Try: tpmon demo starts a small one and attaches to it",
 )
+NO_OWN_JOBS = "no training job on this machine that this user may read"
 
 
-def write_jobs(jobs: Sequence[JobSummary]) -> list[str]:
-    """Write a row for each job, longest running first; two lines of words when there is none."""
-    if not jobs:
-        return list(NO_JOBS)
+def write_jobs(jobs: JobList) -> list[str]:
+    """Write a row for each job, longest running first, and what could not be read; words for no job."""
+    hidden = _say_unread(jobs.unread)
+    if not jobs.jobs:
+        return [NO_OWN_JOBS, *hidden] if hidden else list(NO_JOBS)
     reading = Reading()
     rows = [
         (
             str(job.pid),
             job.user,
-            str(job.ranks),
-            str(job.workers),
+            reading.show("ranks", job.ranks),
+            reading.show("workers", job.workers),
             reading.show("GPUs", job.gpus),
             format_seconds(job.uptime_s),
             job.script,
         )
-        for job in sorted(jobs, key=lambda job: (-job.uptime_s, job.pid))
+        for job in sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid))
     ]
     headers = ("PID", "USER", "RANKS", "WORKERS", "GPUS", "UPTIME", "SCRIPT")
     lines = lay_columns(headers, rows, ("USER", "SCRIPT"))
     missed = reading.missed()
-    return lines + lay_paragraph("not read", missed) if missed else lines
+    return [*lines, *(lay_paragraph("not read", missed) if missed else ()), *hidden]
+
+
+def _say_unread(unread: int) -> list[str]:
+    if not unread:
+        return []
+    processes = "1 Python process" if unread == 1 else f"{unread} Python processes"
+    return [f"{processes} of other users could not be read (sudo tpmon ps shows them)"]
