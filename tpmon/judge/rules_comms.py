@@ -1,24 +1,19 @@
-"""Ranks that wait for each other: a late one, the transfer itself, or a wait of unknown reason. Pure.
-
-How long a rank waits is told by its stacks; where they are too few, on CPU, by how often its main
-thread was found in a lock. A GPU rank also waits while its collective's kernel spins: its card is
-busy and hollow, and its main thread sits in a synchronise.
-"""
+"""Ranks that wait for each other: a late one, the transfer itself, or a wait of unknown reason. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.medians import median_known
-from tpmon.judge.phases import Phase, RankPhases
+from tpmon.judge.phases import Phase
+from tpmon.judge.rank_waits import Wait, find_waits, wait_by_looks
 from tpmon.judge.rules_cards import find_odd_cap, is_braked, is_hot, is_loaded
 from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, cards_of, judge_hollow, see_cards
-from tpmon.judge.slack import rank_slack
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, see_cards
 from tpmon.judge.stillness import name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
@@ -32,10 +27,6 @@ BEHIND_RATIO = 0.2
 """How much less than the typical rank a late one waits."""
 ALL_WAIT_RATIO = 0.25
 """Share that even the least waiting rank spends in collectives when transfer is the cause."""
-LEAST_SAMPLES = 10
-"""Stack samples of a rank below which the looks at its main thread, 10 a second, say more."""
-SPINNING_RATIO = 0.2
-"""Share in a synchronise or collective that makes a hollow card one that waits, not one of launches."""
 COMM_DEMAND = 0.2
 """Demand of a rank's communication threads from which they move data; gloo idles at 0.02 (host.md f)."""
 NIC_BYTES_S = 50e6
@@ -48,83 +39,9 @@ STRAGGLER_SPAN_S = 20.0
 """gpu.md section 4: straggler."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """Hold the share of a rank's time in collectives, the upper end of its interval, and what tells it."""
-
-    rank: RankScene
-    ratio: float
-    high: float
-    source: str
-
-
-def _by_stacks(rank: RankScene, phases: RankPhases) -> _Wait:
-    share = phases.shares.get(Phase.COMMS)
-    if share is None:
-        # Wilson's upper end for none of n samples at 95 %.
-        return _Wait(rank, 0.0, 3.84 / (max(phases.samples, 0) + 3.84), "stacks")
-    return _Wait(rank, share.ratio, share.high, "stacks")
-
-
-def _by_looks(rank: RankScene, scene: Scene) -> Known[_Wait]:
-    """Read the lock waits of a CPU rank; with cards or a pin thread a lock may mean something else."""
-    main = rank.main
-    if not is_known(main):
-        return main
-    if scene.cards or (rank.loader is not None and rank.loader.pin_thread):
-        return Missing("a lock of the main thread has other reasons here")
-    if not any(group.kind is ThreadKind.COMM for group in rank.process.thread_groups):
-        return Missing("the rank has no communication threads")
-    ratio = main.lock + main.timed_lock
-    return _Wait(rank, ratio, ratio, "kernel looks")
-
-
-def _by_card(rank: RankScene, scene: Scene) -> Known[_Wait] | None:
-    """Read a collective that spins on the card: busy, hollow, and the host waits for it. None: no card."""
-    cards = cards_of(rank.process.pid, scene.gpus)
-    if not cards:
-        return None
-    hollow = [judge_hollow(card) for card in cards]
-    unread = next((one for one in hollow if isinstance(one, Missing)), None)
-    if unread is not None:
-        return unread
-    if not all(hollow):
-        return None
-    if not is_known(rank.phases):
-        return Missing(f"hollow: deciding; {rank.phases.reason}")
-    slack = rank_slack(rank, scene)
-    held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
-    if held < SPINNING_RATIO or not is_known(slack):
-        return None
-    return _Wait(rank, slack.ratio, slack.ratio, "hollow card")
-
-
-def _wait_of(rank: RankScene, scene: Scene) -> Known[_Wait]:
-    by_card = _by_card(rank, scene)
-    if by_card is not None:
-        return by_card
-    if is_known(rank.phases) and rank.phases.samples >= LEAST_SAMPLES:
-        return _by_stacks(rank, rank.phases)
-    looks = _by_looks(rank, scene)
-    if is_known(looks) or not is_known(rank.phases):
-        return looks if is_known(looks) else rank.phases if isinstance(rank.phases, Missing) else looks
-    return Missing(f"{rank.phases.samples} stack samples are too few")
-
-
 def _is_alone(scene: Scene) -> bool:
     world = scene.frame.target.world_size
     return len(scene.ranks) < 2 and not (is_known(world) and world > 1)
-
-
-def _waits(scene: Scene) -> Known[list[_Wait]]:
-    """Return the waits of all ranks of this machine, least first; Missing when one is not known."""
-    waits = []
-    for rank in scene.ranks:
-        wait = _wait_of(rank, scene)
-        if not is_known(wait):
-            return Missing(f"{name_rank(rank)}: {wait.reason}")
-        waits.append(wait)
-    return sorted(waits, key=lambda one: one.ratio) if waits else Missing("no rank was read")
 
 
 _DOINGS = {
@@ -153,19 +70,19 @@ def _say_doing(rank: RankScene) -> str:
     return "runs"
 
 
-def _second_source(late: _Wait, others: Sequence[_Wait], scene: Scene) -> set[str]:
+def _second_source(late: Wait, others: Sequence[Wait], scene: Scene) -> set[str]:
     """Return the kernel's looks as a source of their own where they tell the same as the stacks."""
     if late.source != "stacks":
         return set()
-    looks = [_by_looks(one.rank, scene) for one in others]
+    looks = [wait_by_looks(one.rank, scene) for one in others]
     locks = [one.ratio for one in looks if is_known(one)]
-    own = _by_looks(late.rank, scene)
+    own = wait_by_looks(late.rank, scene)
     if not locks or not is_known(own):
         return set()
     return {"kernel looks"} if statistics.median(locks) - own.ratio >= BEHIND_RATIO else set()
 
 
-def _find_late_rank(waits: Sequence[_Wait], scene: Scene) -> Suspicion | None:
+def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
     late, others = waits[0], waits[1:]
     if not others:
         return None
@@ -259,7 +176,7 @@ def judge_straggler(scene: Scene) -> Answer:
     pausing = next((rank for rank in scene.ranks if find_pause(rank) is not None), None)
     if pausing is not None:
         return Cleared(f"late rank ({name_rank(pausing)} pauses on purpose)")
-    waits = _waits(scene)
+    waits = find_waits(scene)
     if not is_known(waits):
         return Unsure(f"late rank ({waits.reason})")
     found = _find_late_rank(waits, scene)
@@ -326,11 +243,11 @@ def _say_traffic(scene: Scene) -> str:
     return f" at {format_bytes(int(rate))}/s" if is_known(rate) and rate >= NIC_BYTES_S else ""
 
 
-def _all_wait(scene: Scene, cause: str) -> tuple[list[_Wait], float] | Answer:
+def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
     """Return the waits when even the least waiting rank waits long, else why that is no cause."""
     if _is_alone(scene):
         return Cleared("comms (one rank)")
-    waits = _waits(scene)
+    waits = find_waits(scene)
     if not is_known(waits):
         return Unsure(f"{cause} ({waits.reason})")
     least = waits[0].ratio
@@ -341,7 +258,7 @@ def _all_wait(scene: Scene, cause: str) -> tuple[list[_Wait], float] | Answer:
     return waits, least
 
 
-def _suspect_all(scene: Scene, waits: Sequence[_Wait], cause: str, summary: str) -> Suspicion:
+def _suspect_all(scene: Scene, waits: Sequence[Wait], cause: str, summary: str) -> Suspicion:
     least = waits[0].ratio
     age = scene.frame.ages_s.stacks
     return Suspicion(
@@ -367,15 +284,10 @@ def judge_transfer(scene: Scene) -> Answer:
         return Cleared("transfer between ranks (little moves)")
     text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{_say_traffic(scene)}"
     plain = _suspect_all(scene, waits, "transfer", text)
-    return Suspicion(
-        kind=plain.kind,
-        cause=plain.cause,
-        weight=plain.weight,
-        margin=plain.margin,
+    return replace(
+        plain,
         sources=plain.sources | sources,
-        summary=plain.summary,
         evidence=plain.evidence + evidence,
-        share=plain.share,
         observed=frozenset((Need.TRANSFER_SEEN,)),
     )
 

@@ -1,0 +1,97 @@
+"""How long each rank waits in collectives, and what tells it. Pure.
+
+Its stacks tell; where they are too few, on CPU, how often its main thread was found in a lock. A
+GPU rank also waits while its collective's kernel spins: its card is busy and hollow, and its main
+thread sits in a synchronise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpmon.judge.phases import Phase, RankPhases
+from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.scene_gpu import cards_of, judge_hollow
+from tpmon.judge.slack import rank_slack
+from tpmon.judge.stillness import name_rank
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import ThreadKind
+
+LEAST_SAMPLES = 10
+"""Stack samples of a rank below which the looks at its main thread, 10 a second, say more."""
+SPINNING_RATIO = 0.2
+"""Share in a synchronise or collective that makes a hollow card one that waits, not one of launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Hold the share of a rank's time in collectives, the upper end of its interval, and what tells it."""
+
+    rank: RankScene
+    ratio: float
+    high: float
+    source: str
+
+
+def _by_stacks(rank: RankScene, phases: RankPhases) -> Wait:
+    share = phases.shares.get(Phase.COMMS)
+    if share is None:
+        # Wilson's upper end for none of n samples at 95 %.
+        return Wait(rank, 0.0, 3.84 / (max(phases.samples, 0) + 3.84), "stacks")
+    return Wait(rank, share.ratio, share.high, "stacks")
+
+
+def wait_by_looks(rank: RankScene, scene: Scene) -> Known[Wait]:
+    """Return the lock waits of a CPU rank; with cards or a pin thread a lock may mean something else."""
+    main = rank.main
+    if not is_known(main):
+        return main
+    if scene.cards or (rank.loader is not None and rank.loader.pin_thread):
+        return Missing("a lock of the main thread has other reasons here")
+    if not any(group.kind is ThreadKind.COMM for group in rank.process.thread_groups):
+        return Missing("the rank has no communication threads")
+    ratio = main.lock + main.timed_lock
+    return Wait(rank, ratio, ratio, "kernel looks")
+
+
+def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
+    """Read a collective that spins on the card: busy, hollow, and the host waits for it. None: no card."""
+    cards = cards_of(rank.process.pid, scene.gpus)
+    if not cards:
+        return None
+    hollow = [judge_hollow(card) for card in cards]
+    unread = next((one for one in hollow if isinstance(one, Missing)), None)
+    if unread is not None:
+        return unread
+    if not all(hollow):
+        return None
+    if not is_known(rank.phases):
+        return Missing(f"hollow: deciding; {rank.phases.reason}")
+    slack = rank_slack(rank, scene)
+    held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
+    if held < SPINNING_RATIO or not is_known(slack):
+        return None
+    return Wait(rank, slack.ratio, slack.ratio, "hollow card")
+
+
+def _wait_of(rank: RankScene, scene: Scene) -> Known[Wait]:
+    by_card = _by_card(rank, scene)
+    if by_card is not None:
+        return by_card
+    if is_known(rank.phases) and rank.phases.samples >= LEAST_SAMPLES:
+        return _by_stacks(rank, rank.phases)
+    looks = wait_by_looks(rank, scene)
+    if is_known(looks) or not is_known(rank.phases):
+        return looks if is_known(looks) else rank.phases if isinstance(rank.phases, Missing) else looks
+    return Missing(f"{rank.phases.samples} stack samples are too few")
+
+
+def find_waits(scene: Scene) -> Known[list[Wait]]:
+    """Return the waits of all ranks of this machine, least first; Missing when one is not known."""
+    waits = []
+    for rank in scene.ranks:
+        wait = _wait_of(rank, scene)
+        if not is_known(wait):
+            return Missing(f"{name_rank(rank)}: {wait.reason}")
+        waits.append(wait)
+    return sorted(waits, key=lambda one: one.ratio) if waits else Missing("no rank was read")

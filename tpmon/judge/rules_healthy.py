@@ -1,0 +1,200 @@
+"""The healthy ends: a CPU job whose cores compute, and a run that nothing holds back. Pure.
+
+Both need to see work, not only the absence of trouble: what was not read is no health.
+"""
+
+from __future__ import annotations
+
+from tpmon.judge.phases import Phase
+from tpmon.judge.rules_cards import answer_without_cards
+from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
+from tpmon.judge.stillness import name_rank
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+BUSY_BUDGET_RATIO = 0.8
+"""Demand of the ranks over the budget from which the cores are the limit: 1.0 with as many threads as
+CPUs, 0.5 with one on two (host.md section 2 d). Demand, not use: neighbours do not change it."""
+FULL_POOL_RATIO = 1.5
+"""Pools over the budget are not health any more (host.md section 2 d: oversubscribed)."""
+COMPUTING_RATIO = 0.6
+"""Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
+LIVELY_RATIO = 0.4
+"""Share of samples in the model below which steps may be a small part of what goes on."""
+HELD_RATIO = 0.2
+"""Share of samples that no single wait may reach in a balanced run."""
+WAITING_RATIO = 0.2
+"""The same of the looks at the main thread: waits for batches and for I/O."""
+LIVELY_LOOKS = 0.5
+"""Share of looks that must find the main thread running where no stack tells what it does."""
+LEAST_SAMPLES = 10
+"""Stack samples of a rank below which nothing is said of its shares."""
+
+_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_HOLDING = (
+    Phase.DATA_WAIT,
+    Phase.SYNC,
+    Phase.COMMS,
+    Phase.CHECKPOINT,
+    Phase.VALIDATION,
+    Phase.LOGGING,
+    Phase.IMPORT,
+    Phase.LOAD,
+    Phase.COMPILE,
+    Phase.INPUT,
+)
+
+
+def _rank_demand(scene: Scene) -> Known[float]:
+    total = 0.0
+    for rank in scene.ranks:
+        if not is_known(rank.demand):
+            return rank.demand
+        total += rank.demand
+    return total if scene.ranks else Missing("no rank was read")
+
+
+def _computing(scene: Scene) -> Known[float]:
+    """Return the share of samples in the model, of the rank that computes least."""
+    ratios = []
+    for rank in scene.ranks:
+        if not is_known(rank.phases):
+            return rank.phases
+        if rank.phases.samples < LEAST_SAMPLES:
+            return Missing(f"{rank.phases.samples} stack samples of {name_rank(rank)} so far")
+        ratios.append(rank.phases.ratio(*_TRAINING))
+    return min(ratios) if ratios else Missing("no rank was read")
+
+
+def judge_cpu_compute(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that the cores are full of computing: a job without GPUs."""
+    if scene.cards:
+        return Cleared("CPU compute (the job computes on a GPU)")
+    without = answer_without_cards(scene)
+    if isinstance(without, Unsure):
+        return Unsure(f"CPU compute ({without.text})")
+    demand, budget, computing = _rank_demand(scene), scene.budget, _computing(scene)
+    if not is_known(demand):
+        return Unsure(f"CPU compute ({demand.reason})")
+    if not is_known(budget) or budget <= 0:
+        return Unsure("CPU compute (the CPU budget was not read)")
+    ratio = demand / budget
+    if ratio < BUSY_BUDGET_RATIO:
+        return Cleared(f"CPU compute (the ranks want {demand:.1f} of {budget:.1f} CPUs)")
+    if is_known(scene.pool_ratio) and scene.pool_ratio >= FULL_POOL_RATIO:
+        return Cleared(f"CPU compute (pools want {scene.pool_ratio:.1f} times the CPUs)")
+    if is_known(computing) and computing < COMPUTING_RATIO:
+        return Cleared(f"CPU compute (in the model {format_pct(100 * computing)} % of the time)")
+    age = scene.frame.ages_s
+    evidence: tuple[Evidence, ...] = (
+        reading("demand of the ranks", demand, "threads", "schedstat", age.threads),
+        reading("budget", budget, "CPUs", scene.frame.cpu.budget_reason, age.cpu),
+    )
+    sources = {"schedstat"}
+    margin = ratio / BUSY_BUDGET_RATIO
+    if is_known(computing):
+        sources.add("stacks")
+        margin = max(margin, computing / COMPUTING_RATIO)
+        evidence += (reading("in the model", 100 * computing, "%", "stack samples", age.stacks),)
+    return Suspicion(
+        kind=Kind.COMPUTE_BOUND,
+        cause="cpu",
+        weight=min(1.0, ratio),
+        margin=margin,
+        sources=frozenset(sources),
+        summary=f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}",
+        evidence=evidence,
+    )
+
+
+def _most_held(rank: RankScene) -> tuple[Phase, float]:
+    if not is_known(rank.phases):
+        return Phase.OTHER, 0.0
+    phases = rank.phases
+    return max(((phase, phases.ratio(phase)) for phase in _HOLDING), key=lambda one: one[1])
+
+
+def _check_stacks(scene: Scene) -> Answer | float:
+    """Return the share of samples in the model, or what holds a rank."""
+    computing = _computing(scene)
+    if not is_known(computing):
+        return Unsure(f"balanced ({computing.reason})")
+    for rank in scene.ranks:
+        phase, ratio = _most_held(rank)
+        if ratio >= HELD_RATIO:
+            return Cleared(f"balanced ({name_rank(rank)}: {phase.value} {format_pct(100 * ratio)} %)")
+    if computing < LIVELY_RATIO:
+        return Cleared(f"balanced (in the model only {format_pct(100 * computing)} % of the time)")
+    return computing
+
+
+def _check_looks(scene: Scene) -> Answer | float:
+    """Return the share of looks that found the least busy main thread running, or what holds it."""
+    running = []
+    for rank in scene.ranks:
+        if not is_known(rank.main):
+            return Unsure(f"balanced ({rank.main.reason})")
+        for words, ratio in (("a batch", rank.main.batch_wait), ("reads", rank.main.io)):
+            if ratio >= WAITING_RATIO:
+                return Cleared(f"balanced ({name_rank(rank)} waits for {words} {format_pct(100 * ratio)} %)")
+        running.append(rank.main.running)
+    if not running:
+        return Unsure("balanced (no rank was read)")
+    if min(running) < LIVELY_LOOKS:
+        return Cleared(f"balanced (a main thread runs only {format_pct(100 * min(running))} %)")
+    return min(running)
+
+
+def _check_cards(scene: Scene) -> Answer | None:
+    for card in scene.gpus:
+        if not is_known(card.busy_pct):
+            return Unsure(f"balanced (card {card.index}: {card.busy_pct.reason})")
+        if card.busy_pct < STARVED_PCT:
+            return Cleared(f"balanced (card {card.index} is busy only {format_pct(card.busy_pct)} %)")
+        hollow = judge_hollow(card)
+        if is_known(hollow) and hollow:
+            return Cleared(f"balanced (card {card.index} is {BUSY_PCT:.0f} % busy and hollow)")
+    return None
+
+
+def judge_balanced(scene: Scene) -> Answer:
+    """Suspect, in the good sense, that nothing holds the run: it works and no wait takes a fifth of it."""
+    cards = _check_cards(scene)
+    if cards is not None:
+        return cards
+    by_stacks, by_looks = _check_stacks(scene), _check_looks(scene)
+    if isinstance(by_stacks, Cleared):
+        return by_stacks
+    if isinstance(by_looks, Cleared) and not scene.gpus:
+        return by_looks
+    sources = set()
+    evidence: tuple[Evidence, ...] = ()
+    margins = []
+    age = scene.frame.ages_s
+    if isinstance(by_stacks, float):
+        sources.add("stacks")
+        margins.append(by_stacks / LIVELY_RATIO)
+        evidence += (reading("in the model", 100 * by_stacks, "%", "stack samples", age.stacks),)
+    if isinstance(by_looks, float):
+        sources.add("kernel looks")
+        margins.append(by_looks / LIVELY_LOOKS)
+        evidence += (reading("main thread runs", 100 * by_looks, "%", "kernel looks", age.cpu),)
+    if scene.gpus and sources:
+        sources.add("NVML utilisation")
+    if not sources:
+        return by_stacks if isinstance(by_stacks, Unsure) else Unsure("balanced (too little was read)")
+    return Suspicion(
+        kind=Kind.BALANCED,
+        cause=NOT_APPLICABLE,
+        weight=0.0,
+        margin=max(margins),
+        sources=frozenset(sources),
+        summary="steps go on and no single wait takes a fifth of the time",
+        evidence=evidence,
+    )
+
+
+RULES: tuple[Rule, ...] = (judge_cpu_compute, judge_balanced)
