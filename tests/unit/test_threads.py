@@ -12,7 +12,7 @@ import pytest
 from tests.children import child
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
-from tpmon.probe.threads import QUIET_TICKS, RELIST_NS, Allowance, ThreadSet
+from tpmon.probe.threads import QUIET_TICKS, RELIST_NS, RESTING_LOOKS, Allowance, ThreadSet
 
 SECOND = 1_000_000_000
 
@@ -400,3 +400,58 @@ def test_reading_is_safe_while_this_process_itself_starts_threads(watch):
     stop.set()
     for one in started:
         one.join()
+
+
+class Rested:
+    """A process whose main thread works while two others rest, read until their rest is known."""
+
+    def __init__(self, watch, tmp_path) -> None:
+        self.fake, self.cpu_s, self.at_ns = FakeProc(tmp_path), 10.0, 5 * SECOND
+        for tid in (77, 78, 79):
+            self.fake.put(tid, "10000000000 0 10\n")
+        self.threads = watch(77, proc=str(tmp_path))
+        self.main_run = 10 * SECOND
+        for _ in range(RESTING_LOOKS + 1):
+            self.tick()
+        while (self.threads._ticks + 1 + 77) % QUIET_TICKS != 1:
+            self.tick()
+
+    def tick(self, main_s: float = 0.5, others_s: float = 0.0):
+        """Let a second pass in which the main thread ran; ``others_s``: what others used, in stat."""
+        self.at_ns += SECOND
+        self.main_run += int(main_s * SECOND)
+        self.cpu_s += main_s + others_s
+        self.fake.put(77, f"{self.main_run} 0 {self.main_run}\n")
+        return self.threads.read(lambda: self.at_ns, 3, moved=True, skip=False, cpu_s=self.cpu_s)
+
+
+def test_a_resting_thread_that_runs_is_seen_in_the_same_tick_by_the_cpu_time_of_its_process(watch, tmp_path):
+    job = Rested(watch, tmp_path)
+    assert job.tick().runnable == pytest.approx(0.5)
+    job.fake.put(78, "10600000000 200000000 20\n")
+    now = job.tick(others_s=0.6)
+    assert now.runnable == pytest.approx(0.5 + 0.6 + 0.2)
+    assert now.busy_threads == 2
+    assert sum(group.count for group in now.groups) == 3
+
+
+def test_resting_threads_are_not_read_while_the_others_account_for_all_cpu_time(watch, tmp_path):
+    job = Rested(watch, tmp_path)
+    job.fake.put(78, "10010000000 0 20\n")
+    seen = [job.tick(others_s=0.01 if i == 0 else 0.0).runnable for i in range(QUIET_TICKS)]
+    assert seen[0] == pytest.approx(0.5), "10 ms of CPU are less than the clock tells"
+    late = [value for value in seen if value > 0.501]
+    assert len(late) == 1, "with the quiet ones, at the latest every fifth tick"
+    assert sum(seen) == pytest.approx(0.5 * QUIET_TICKS + 0.01 / QUIET_TICKS, abs=0.002)
+
+
+def test_a_busy_thread_in_the_place_of_a_dead_resting_one_is_met_in_the_same_tick(watch, tmp_path):
+    job = Rested(watch, tmp_path)
+    for file in (job.fake.task / "79").iterdir():
+        file.write_text("")  # what an open file of a dead thread says to a reader
+        file.unlink()
+    (job.fake.task / "79").rmdir()
+    job.fake.put(80, "400000000 0 3\n")
+    now = job.tick(others_s=0.4)
+    assert now.runnable == pytest.approx(0.9)
+    assert now.busy_threads == 2

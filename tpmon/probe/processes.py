@@ -252,7 +252,9 @@ class ProcessProbe:
         if stat.state in "ZX":
             threads = ThreadReading(*(Missing("zombie"),) * 6, (), taken_ns)
         else:
-            threads = self.threads.read(time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads)
+            threads = self.threads.read(
+                time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads, cpu_s=stat.cpu_s
+            )
         # A process that used no CPU and made no read or write is still where it was; look again
         # now and then all the same, because a lock can change hands without either.
         still = old is not None and old[0] is stat and old[1] is io

@@ -7,7 +7,8 @@ and does not change with noisy neighbours, unlike CPU %, PSI and involuntary swi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tpmon.model.known import Known, Missing
@@ -21,6 +22,11 @@ QUIET_RELIST_NS = 60_000_000_000
 """A process that used no CPU has hardly swapped one thread for another."""
 QUIET_TICKS = 5
 """A quiet process is read at least every fifth tick: a thread that waits but never runs shows no CPU."""
+RESTING_LOOKS = 3
+"""A thread unchanged this often rests: it is read with those of quiet processes, not each tick."""
+UNSEEN_S = 0.025
+"""More CPU of a process than its read threads used shows that one has stopped to rest. The two are
+counted in clock ticks of 10 ms, each cut off."""
 NAMES_PER_TICK = 1000
 
 
@@ -39,6 +45,8 @@ class _Thread:
     file: ProcFile | None = None
     raw: bytes = b""
     last: SchedStat | None = None
+    read_ns: int = 0
+    unchanged: int = 0
     demand: float = 0.0
     kind: ThreadKind = ThreadKind.UNREAD
 
@@ -62,6 +70,57 @@ _NOT_FILLED = Missing("this kernel does not fill schedstat")
 
 
 @dataclass(slots=True)
+class _Sums:
+    """Add up what the threads of one process did, each over its own time since it was last read."""
+
+    read: int = 0
+    run_ns: int = 0
+    run: float = 0.0
+    wait: float = 0.0
+    switches_s: float = 0.0
+    main_switches_s: float = 0.0
+    busy: int = 0
+    filled: bool = False
+    demand_of: dict[ThreadKind, float] = field(default_factory=dict)
+
+    def add(self, thread: _Thread, old: SchedStat, new: SchedStat, elapsed_ns: int, *, is_main: bool) -> None:
+        """Add what a thread did within ``elapsed_ns``; 0: not known since when."""
+        thread.demand = 0.0
+        if elapsed_ns <= 0:
+            return
+        d_run, d_wait = new.run_ns - old.run_ns, new.wait_ns - old.wait_ns
+        thread.demand = (d_run + d_wait) / elapsed_ns
+        self.run_ns += d_run
+        self.run += d_run / elapsed_ns
+        self.wait += d_wait / elapsed_ns
+        switches_s = (new.slices - old.slices) / elapsed_ns * 1e9
+        self.switches_s += switches_s
+        if is_main:
+            self.main_switches_s = switches_s
+        self.busy += thread.demand >= BUSY_DEMAND
+        self.demand_of[thread.kind] = self.demand_of.get(thread.kind, 0.0) + thread.demand
+
+    def close(self, counts: Mapping[ThreadKind, int], taken_ns: int, *, first: bool) -> ThreadReading:
+        """Return the reading; ``counts`` are all threads of the process, read or not."""
+        kinds = [kind for kind in ThreadKind if kind in counts]
+        if first or not self.filled:
+            # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
+            why = _NOT_FILLED if not self.filled else _UNREAD
+            groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in kinds)
+            return ThreadReading(*(why,) * 6, groups, taken_ns)
+        return ThreadReading(
+            runnable=self.run + self.wait,
+            waiting=self.wait,
+            running=self.run,
+            busy_threads=self.busy,
+            switches_s=self.switches_s,
+            main_switches_s=self.main_switches_s,
+            groups=tuple(ThreadGroup(kind, counts[kind], self.demand_of.get(kind, 0.0)) for kind in kinds),
+            taken_ns=taken_ns,
+        )
+
+
+@dataclass(slots=True)
 class ThreadSet:
     """Follow the threads of one process. Call ``read`` each tick; it decides what to look at."""
 
@@ -79,6 +138,10 @@ class ThreadSet:
     _read_ns: int = 0
     _ticks: int = 0
     _was_moving: bool = True
+    _all_read_cpu_s: float = 0.0
+    """CPU time of the process when all its threads were last read."""
+    _seen_run_ns: int = 0
+    """What the threads that were read since then used of it."""
     _all_cached: bool = True
     """False when descriptors ran out: opening a file for each look costs three times as much."""
     _count: int = -1
@@ -88,11 +151,14 @@ class ThreadSet:
         """Take the moment before birth for the first reading."""
         self._read_ns = self.born_after_ns
 
-    def read(self, now: Callable[[], int], threads: int, *, moved: bool, skip: bool) -> ThreadReading:
+    def read(
+        self, now: Callable[[], int], threads: int, *, moved: bool, skip: bool, cpu_s: float = -1.0
+    ) -> ThreadReading:
         """Return the newest reading, taking a new one unless the process is quiet or ``skip`` is set.
 
         ``threads`` is num_threads of the same tick, ``moved`` whether the process used CPU since
-        the last one. ``now`` is called right at the read.
+        the last one. ``now`` is called right at the read. With ``cpu_s``, the CPU time that the
+        process has used, its resting threads are left out as long as the others account for it.
 
         Raises:
             OSError: when the process is gone.
@@ -110,11 +176,12 @@ class ThreadSet:
         if self._task_fd < 0:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             self._task_fd = os.open(f"{self.proc}/{self.pid}/task", flags)
+        everyone = due or quiet or cpu_s < 0
         if threads != self._count or taken_ns - self._listed_ns >= relist_ns:
             self._list(taken_ns)
             self._count = threads
-        self._measure(taken_ns)
-        self._all_cached = all(thread.file is not None for thread in self._threads.values())
+            everyone = True
+        self._measure(taken_ns, cpu_s, everyone=everyone)
         if not self.keep_folder:
             self._close_folder()
         return self._latest
@@ -211,53 +278,50 @@ class ThreadSet:
         back = new.run_ns < old.run_ns or new.wait_ns < old.wait_ns or new.slices < old.slices
         return new if back else old
 
-    def _measure(self, taken_ns: int) -> None:
-        elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
-        readings, any_gone = self._read_threads(self._threads.values())
+    def _measure(self, taken_ns: int, cpu_s: float, *, everyone: bool) -> None:
+        threads = self._threads.values()
+        awake = threads if everyone else [one for one in threads if one.unchanged < RESTING_LOOKS]
+        sums = _Sums()
+        any_gone = self._add(sums, awake, taken_ns)
+        unseen_s = cpu_s - self._all_read_cpu_s - (self._seen_run_ns + sums.run_ns) / 1e9
+        if not everyone and unseen_s > UNSEEN_S:
+            # They rested until the tick before, so what they used since is of this one.
+            resting = [one for one in self._threads.values() if one.read_ns != taken_ns]
+            for one in resting:
+                one.read_ns = self._read_ns
+            any_gone = self._add(sums, resting, taken_ns) or any_gone
+            everyone = True
         if any_gone:
             # As many may have been born in their place, which the number of threads does not show.
-            readings += self._read_threads(self._list(taken_ns))[0]
-        if not readings:
+            self._add(sums, self._list(taken_ns), taken_ns)
+        if not sums.read:
             raise ProcessLookupError(f"process {self.pid} is gone")
-        run_ns = wait_ns = slices = main_slices = busy = 0
-        filled = False
-        demand_of: dict[ThreadKind, float] = {}
-        count_of: dict[ThreadKind, int] = {}
+        if everyone:
+            self._all_read_cpu_s, self._seen_run_ns = cpu_s, 0
+            self._all_cached = all(thread.file is not None for thread in self._threads.values())
+        else:
+            self._seen_run_ns += sums.run_ns
+        elapsed_ns = taken_ns - self._read_ns if self._read_ns else 0
+        self._read_ns = taken_ns
+        counts = Counter(thread.kind for thread in self._threads.values())
+        self._latest = sums.close(counts, taken_ns, first=elapsed_ns <= 0)
+
+    def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
+        """Read threads and add what they did to the sums; tells whether any was gone."""
+        readings, any_gone = self._read_threads(threads)
         for thread, new in readings:
-            count_of[thread.kind] = count_of.get(thread.kind, 0) + 1
-            filled = filled or new.slices > 0
+            since_ns = thread.read_ns or self._read_ns
+            elapsed_ns = taken_ns - since_ns if since_ns else 0
+            thread.read_ns = taken_ns
+            is_main = thread.tid == self.pid
+            sums.read += 1
+            sums.filled = sums.filled or new.slices > 0
             if new is thread.last:
+                thread.unchanged += not is_main
                 thread.demand = 0.0
                 continue
+            thread.unchanged = 0
             old = self._before(thread, new, elapsed_ns)
             thread.last = new
-            d_run, d_wait = new.run_ns - old.run_ns, new.wait_ns - old.wait_ns
-            thread.demand = (d_run + d_wait) / elapsed_ns if elapsed_ns else 0.0
-            run_ns += d_run
-            wait_ns += d_wait
-            slices += new.slices - old.slices
-            if thread.tid == self.pid:
-                main_slices = new.slices - old.slices
-            busy += thread.demand >= BUSY_DEMAND
-            demand_of[thread.kind] = demand_of.get(thread.kind, 0.0) + thread.demand
-        self._read_ns = taken_ns
-        if elapsed_ns <= 0 or not filled:
-            # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
-            why = _NOT_FILLED if not filled else _UNREAD
-            groups = tuple(ThreadGroup(kind, count_of[kind], why) for kind in ThreadKind if kind in count_of)
-            self._latest = ThreadReading(*(why,) * 6, groups, taken_ns)
-            return
-        self._latest = ThreadReading(
-            runnable=(run_ns + wait_ns) / elapsed_ns,
-            waiting=wait_ns / elapsed_ns,
-            running=run_ns / elapsed_ns,
-            busy_threads=busy,
-            switches_s=slices / elapsed_ns * 1e9,
-            main_switches_s=main_slices / elapsed_ns * 1e9,
-            groups=tuple(
-                ThreadGroup(kind, count_of[kind], demand_of.get(kind, 0.0))
-                for kind in ThreadKind
-                if kind in count_of
-            ),
-            taken_ns=taken_ns,
-        )
+            sums.add(thread, old, new, elapsed_ns, is_main=is_main)
+        return any_gone
