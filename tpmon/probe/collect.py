@@ -44,6 +44,7 @@ from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
 from tpmon.probe.job import Job
 from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
+from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.members import Membership
 from tpmon.probe.memory import Growth, PssRation
 from tpmon.probe.network import NetworkReader
@@ -53,6 +54,8 @@ from tpmon.probe.pools import read_pool_library
 from tpmon.probe.population import Population, Reading, describe_shortage
 from tpmon.probe.procfs import read_shares
 from tpmon.probe.sockets import SocketReader, SocketReading
+from tpmon.probe.stack_plan import Subject
+from tpmon.probe.stacks import StackSampler
 
 BUDGET_EVERY_NS = 10_000_000_000
 LIBRARY_EVERY_NS = 60_000_000_000
@@ -61,8 +64,6 @@ LAST_WORDS_S = 0.3
 SHM_EVERY_S = 2.0
 NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
-_NO_STACKS = Missing('stacks are not sampled in this version; "where" is the kernel\'s word')
-_NO_LOOKS = Missing("main threads are not looked at in this version")
 _NOT_JUDGED = Missing("not judged")
 """The session judges the Frame once it is closed."""
 _NO_HOOK = Missing("no hook in the training process")
@@ -73,7 +74,9 @@ _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=Fals
 class Collector:
     """Collect Frames of one job. Owned by one thread; slow sources run in daemon threads."""
 
-    def __init__(self, job: Job, interval_s: float = 1.0, gpu: GpuProbe | None = None) -> None:
+    def __init__(
+        self, job: Job, interval_s: float = 1.0, gpu: GpuProbe | None = None, *, stacks: bool = True
+    ) -> None:
         """Start the probes; the first ``collect`` has counters only, the second has rates."""
         self._job = job
         self._interval_s = interval_s
@@ -85,6 +88,8 @@ class Collector:
         self._links = NetworkReader(job.root.pid)
         self._gpu = gpu or GpuProbe()
         self._loader = LoaderProbe()
+        self._main_threads = MainThreadProbe()
+        self._stacks = StackSampler(enabled=stacks)
         self._pss = PssRation()
         self._growth = Growth()
         self._cost = OwnCostMeter()
@@ -109,6 +114,8 @@ class Collector:
         self._last: Frame | None = None
         self._sources = (
             self._loader,
+            self._main_threads,
+            self._stacks,
             self._pss,
             self._shm,
             self._outputs,
@@ -147,7 +154,7 @@ class Collector:
         tick_ms = (time.thread_time_ns() - started_ns) / 1e6
         self._cost.add_tick(tick_ms, self._interval_s)
         child = self._gpu.child_pid()
-        own = self._cost.read([child] if is_known(child) else [], tick_ms, 0.0)
+        own = self._cost.read([child] if is_known(child) else [], tick_ms, 0.0, self._stacks.cost())
         self._last = replace(frame, self_=own)
         return self._last
 
@@ -157,6 +164,8 @@ class Collector:
         processes = tuple(
             make_process(one, self._pss.latest(one.member.identity), now_ns) for one in readings
         )
+        # Before the ranks are named: the second Frame is the first with stacks, also for --once.
+        slices, looks = self._stacks.take(), self._main_threads.take()
         self._watch(processes, now_ns)
         budget = self._read_budget(processes, now_ns)
         group = self._cgroups.read(now_ns)
@@ -190,7 +199,7 @@ class Collector:
                 io=age_s,
                 memory=age_s,
                 gpu=gpu.age_s,
-                stacks=_NO_STACKS,
+                stacks=self._stacks.age_s(now_ns),
                 hook=_NO_HOOK,
             ),
             sources=GroupTexts(
@@ -199,7 +208,7 @@ class Collector:
                 io="/proc/PID/io",
                 memory=group.memory_source,
                 gpu=gpu.source,
-                stacks=_NO_STACKS.reason,
+                stacks=self._stacks.source(),
                 hook=_NO_HOOK.reason,
             ),
             processes=processes,
@@ -212,8 +221,8 @@ class Collector:
             sockets=map_known(lambda one: one.sample, sockets),
             driver=gpu.driver,
             gpus=gpu.gpus,
-            stacks=_NO_STACKS,
-            main_threads=_NO_LOOKS,
+            stacks=slices,
+            main_threads=looks,
             verdict=_NOT_JUDGED,
             notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
             hook=_NO_HOOK,
@@ -248,6 +257,9 @@ class Collector:
             if process.role is Role.RANK
         )
         self._loader.watch(ranks, now_ns)
+        named = tuple((Identity(p.pid, p.start_ticks), p.rank) for p in processes if p.role is Role.RANK)
+        self._main_threads.watch(named, halved=self._cost.shedding)
+        self._stacks.watch((Subject(*one) for one in named), halved=self._cost.shedding)
         self._pss.watch({Identity(one.pid, one.start_ticks): one.rss_bytes for one in processes})
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:

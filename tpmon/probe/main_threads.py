@@ -23,8 +23,9 @@ from tpmon.probe.waits import RUNNING, Syscall, describe_wait, parse_syscall
 MOST_HZ = 10.0
 LEAST_HZ = 2.0
 LOOKS_PER_S = 40.0
-"""Of all ranks together, as long as each has ``LEAST_HZ``."""
-MOST_RANKS = 64
+"""Of all ranks together."""
+MOST_RANKS = 16
+"""Each holds three descriptors."""
 _FILES = ("stat", "wchan", "syscall")
 _GOLDEN = 0.618033988749895
 _MACHINE = os.uname().machine

@@ -30,6 +30,7 @@ class OwnCostMeter:
     def __init__(self) -> None:
         """Begin; CPU % needs two readings."""
         self._last: tuple[int, float, dict[int, float]] | None = None
+        self._stacks_s = 0.0
         self._smooth_ms_per_s = 0.0
         self._met = False
         self._descriptors = (0, -COUNT_EVERY_NS)
@@ -50,12 +51,17 @@ class OwnCostMeter:
         elif self._smooth_ms_per_s < BUDGET_MS_PER_S * RELIEF:
             self.shedding = False
 
-    def read(self, children: Sequence[int], tick_ms: float, paused_ms: float) -> OwnCost:
-        """Return the cost since the last call; ``children`` are PIDs of tpmon's own processes."""
+    def read(
+        self, children: Sequence[int], tick_ms: float, paused_ms: float, stacks: tuple[float, int] = (0.0, 0)
+    ) -> OwnCost:
+        """Return the cost since the last call; ``children`` are PIDs of tpmon's own processes.
+
+        ``stacks`` are the CPU seconds of every py-spy so far, ended ones too, and the RSS of the present one.
+        """
         now_ns = time.monotonic_ns()
         cpu_s, rss = time.process_time(), _read_cpu_and_rss(os.getpid())[1]
         children_s: dict[int, float] = {}
-        children_rss = 0
+        stacks_s, children_rss = stacks
         for pid in children:
             try:
                 children_s[pid], child_rss = _read_cpu_and_rss(pid)
@@ -68,9 +74,11 @@ class OwnCostMeter:
             last_ns, last_s, last_children_s = self._last
             # A new child counts from its second reading, a dead one no more.
             used_s = cpu_s - last_s
+            used_s += stacks_s - self._stacks_s
             used_s += sum(new - last_children_s.get(pid, new) for pid, new in children_s.items())
             cpu_pct = max(0.0, 100e9 * used_s / (now_ns - last_ns))
         self._last = (now_ns, cpu_s, children_s)
+        self._stacks_s = stacks_s
         return OwnCost(
             cpu_pct=cpu_pct,
             rss_bytes=rss,
