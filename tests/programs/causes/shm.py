@@ -1,0 +1,40 @@
+"""Fill a small /dev/shm with batches that wait in the queue. Fixed: a large one."""
+
+from limits import RefusedError, enter_own_mounts, mount
+from loop import Images, Network, Program, make_loader
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+MB = 1 << 20
+
+
+class Large(Images):
+    """Serve images of many pixels."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def transform(self, image: Tensor) -> Tensor:
+        """Enlarge an image."""
+        return image.repeat(1, self.side // 32, self.side // 32)
+
+
+class Pooled(Network):
+    """Look at the images through a coarse grid."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(avg_pool2d(images, images.shape[-1] // 32))
+
+
+program = Program(__doc__)
+batch = program.draw.choice((8, 16))
+side = 256
+batch_bytes = batch * 3 * side * side * 4
+room = round(batch_bytes * program.draw.uniform(7.5, 8.5))  # four wait, one is trained, one is made
+try:
+    enter_own_mounts()
+    mount("tmpfs", "/dev/shm", f"size={4 * room if program.fix else room}")
+except RefusedError as error:
+    program.cannot(str(error))
+program.train(make_loader(Large(side), batch, 2), Pooled(program.draw.uniform(60, 100), batch))

@@ -1,0 +1,118 @@
+"""Name each program with its true label. No torch here: the harness and pytest read this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpmon.model.verdict import EXIT_CODES, Kind
+
+FAULT = 10
+"""Exit code of the kinds that accuse: none of them may be named on a healthy program."""
+ATTACH_S = 15.0
+GROWTH_S = 90.0
+"""Memory growth needs a slope."""
+GENERATIONS_S = 30.0
+"""Two generations of workers, or three periods of a stall."""
+HUNG_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Name a kind and its cause; "" where the kind has none or any cause is right."""
+
+    kind: Kind
+    cause: str = ""
+
+    def fits(self, kind: str, cause: str) -> bool:
+        """Tell whether a verdict is this one."""
+        return kind == self.kind.value and self.cause in ("", cause)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.cause}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Hold a program: its true label, what else is right to say, and how long a verdict may take.
+
+    ``remedy`` says in a few words what ``--fix`` does, "" when it does nothing. ``ranks`` above one
+    are started by torchrun.
+    """
+
+    name: str
+    label: Label
+    also: tuple[Label, ...] = ()
+    watch_s: float = ATTACH_S
+    ranks: int = 1
+    remedy: str = ""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Tell whether nothing is wrong with it, so that it must not be accused at any second."""
+        return self.label in HEALTHY
+
+    def accepts(self, kind: str, cause: str) -> bool:
+        """Tell whether a verdict is right."""
+        return any(label.fits(kind, cause) for label in (self.label, *self.also))
+
+    def accuses(self, kind: str) -> bool:
+        """Tell whether a verdict's kind is one that accuses."""
+        return EXIT_CODES[Kind(kind)] == FAULT
+
+
+COMPUTE = Label(Kind.COMPUTE_BOUND, "cpu")
+BALANCED = Label(Kind.BALANCED)
+HEALTHY = (COMPUTE, BALANCED)
+
+ROWS = (
+    Row("no_workers", Label(Kind.DATA_BOUND, "no-workers"), remedy="num_workers=2"),
+    Row("cpu_transform", Label(Kind.DATA_BOUND, "cpu-transform"), remedy="transformed beforehand"),
+    Row("too_few_workers", Label(Kind.DATA_BOUND, "too-few-workers"), remedy="one worker more"),
+    Row("storage_bandwidth", Label(Kind.DATA_BOUND, "storage-bandwidth"), remedy="kept in memory"),
+    Row("storage_latency", Label(Kind.DATA_BOUND, "storage-latency"), remedy="six times the readers"),
+    Row("network_store", Label(Kind.DATA_BOUND, "network-store"), remedy="six times the readers"),
+    Row("page_cache_thrash", Label(Kind.DATA_BOUND, "page-cache-thrash"), remedy="a higher memory limit"),
+    Row("one_slow_worker", Label(Kind.DATA_BOUND, "one-slow-worker"), remedy="equal work"),
+    Row(
+        "respawn",
+        Label(Kind.DATA_BOUND, "respawn"),
+        watch_s=GENERATIONS_S,
+        remedy="persistent_workers=True",
+    ),
+    Row("periodic", Label(Kind.DATA_BOUND, "periodic"), watch_s=GENERATIONS_S, remedy="a longer queue"),
+    Row("collate", Label(Kind.DATA_BOUND, "collate"), remedy="tensors instead of lists"),
+    Row("drain", Label(Kind.DATA_BOUND, "drain"), remedy="one tensor a batch"),
+    Row("gil", Label(Kind.PYTHON_BOUND, "gil"), remedy="processes instead of threads"),
+    Row("single_thread", Label(Kind.PYTHON_BOUND, "single-thread"), remedy="a tensor operation"),
+    Row("straggler", Label(Kind.COMMS_BOUND, "straggler"), ranks=2, remedy="equal work"),
+    Row("rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads"),
+    Row("worker_pool", Label(Kind.OVERSUBSCRIBED, "worker-pool"), remedy="one thread a worker"),
+    Row("too_many_ranks", Label(Kind.OVERSUBSCRIBED, "too-many-ranks"), ranks=4, remedy="one thread a rank"),
+    Row("cpu_quota", Label(Kind.CPU_THROTTLED, "quota"), remedy="no quota"),
+    Row("leak", Label(Kind.MEMORY_PRESSURE, "leak"), watch_s=GROWTH_S),
+    Row("copy_on_write", Label(Kind.MEMORY_PRESSURE, "copy-on-write"), watch_s=GROWTH_S),
+    Row("shm", Label(Kind.MEMORY_PRESSURE, "shm")),
+    Row("starting_import", Label(Kind.STARTING, "import")),
+    Row("starting_load", Label(Kind.STARTING, "load")),
+    Row("checkpoint", Label(Kind.PAUSED, "checkpoint")),
+    Row("validation", Label(Kind.PAUSED, "validation")),
+    Row("waiting_input", Label(Kind.IDLE, "waiting-for-input")),
+    Row("finished", Label(Kind.IDLE, "finished")),
+    Row("lock_hang", Label(Kind.HUNG, "lock"), also=(Label(Kind.HUNG, "no-progress"),), watch_s=HUNG_S),
+    Row("stopped", Label(Kind.HUNG, "stopped"), watch_s=HUNG_S),
+    Row("compute", COMPUTE),
+    Row("light_workers", COMPUTE, also=(BALANCED,)),
+    Row("idle_workers", COMPUTE, also=(BALANCED,)),
+    Row("hf_like", COMPUTE, also=(BALANCED,)),
+    Row("hidden_wait", COMPUTE, also=(BALANCED,)),
+    Row("healthy_ranks", COMPUTE, also=(BALANCED,), ranks=2),
+)
+
+
+def find_row(name: str) -> Row:
+    """Return the row of a program.
+
+    Raises:
+        KeyError: when there is none.
+    """
+    return {row.name: row for row in ROWS}[name]
