@@ -1,15 +1,16 @@
 """How long each rank waits in collectives, and what tells it. Pure.
 
-Its stacks tell; where they are too few, on CPU, how often its main thread was found in a lock. A
+Its stacks tell and, on CPU, how often its main thread was found in a lock: the longer counts. A
 GPU rank also waits while its collective's kernel spins: its card is busy and hollow, and its main
 thread sits in a synchronise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tpmon.judge.phases import Phase, RankPhases
+from tpmon.judge.phase_shares import share_of
+from tpmon.judge.phases import Phase
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import cards_of, judge_hollow
 from tpmon.judge.slack import rank_slack
@@ -18,7 +19,9 @@ from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 
 LEAST_SAMPLES = 10
-"""Stack samples of a rank below which the looks at its main thread, 10 a second, say more."""
+"""Stack samples of a rank below which they say nothing of its waits."""
+AGREE_RATIO = 0.15
+"""Difference up to which stacks and looks say the same; both are samples of a few dozen."""
 SPINNING_RATIO = 0.2
 """Share in a synchronise or collective that makes a hollow card one that waits, not one of launches."""
 
@@ -30,19 +33,20 @@ class Wait:
     rank: RankScene
     ratio: float
     high: float
-    source: str
+    sources: frozenset[str]
 
 
-def _by_stacks(rank: RankScene, phases: RankPhases) -> Wait:
-    share = phases.shares.get(Phase.COMMS)
-    if share is None:
-        # Wilson's upper end for none of n samples at 95 %.
-        return Wait(rank, 0.0, 3.84 / (max(phases.samples, 0) + 3.84), "stacks")
-    return Wait(rank, share.ratio, share.high, "stacks")
+def _by_stacks(rank: RankScene) -> Known[Wait]:
+    if not is_known(rank.phases):
+        return rank.phases
+    if rank.phases.samples < LEAST_SAMPLES:
+        return Missing(f"{rank.phases.samples} stack samples are too few")
+    share = rank.phases.share(Phase.COMMS)
+    return Wait(rank, share.ratio, share.high, frozenset(("stacks",)))
 
 
-def wait_by_looks(rank: RankScene, scene: Scene) -> Known[Wait]:
-    """Return the lock waits of a CPU rank; with cards or a pin thread a lock may mean something else."""
+def _by_looks(rank: RankScene, scene: Scene) -> Known[Wait]:
+    """Read the lock waits of a CPU rank; with cards or a pin thread a lock may mean something else."""
     main = rank.main
     if not is_known(main):
         return main
@@ -50,8 +54,8 @@ def wait_by_looks(rank: RankScene, scene: Scene) -> Known[Wait]:
         return Missing("a lock of the main thread has other reasons here")
     if not any(group.kind is ThreadKind.COMM for group in rank.process.thread_groups):
         return Missing("the rank has no communication threads")
-    ratio = main.lock + main.timed_lock
-    return Wait(rank, ratio, ratio, "kernel looks")
+    share = share_of(round((main.lock + main.timed_lock) * main.looks), main.looks)
+    return Wait(rank, share.ratio, share.high, frozenset(("kernel looks",)))
 
 
 def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
@@ -71,19 +75,21 @@ def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
     held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
     if held < SPINNING_RATIO or not is_known(slack):
         return None
-    return Wait(rank, slack.ratio, slack.ratio, "hollow card")
+    return Wait(rank, slack.ratio, slack.ratio, slack.sources | {"stacks"})
 
 
 def _wait_of(rank: RankScene, scene: Scene) -> Known[Wait]:
     by_card = _by_card(rank, scene)
     if by_card is not None:
         return by_card
-    if is_known(rank.phases) and rank.phases.samples >= LEAST_SAMPLES:
-        return _by_stacks(rank, rank.phases)
-    looks = wait_by_looks(rank, scene)
-    if is_known(looks) or not is_known(rank.phases):
-        return looks if is_known(looks) else rank.phases if isinstance(rank.phases, Missing) else looks
-    return Missing(f"{rank.phases.samples} stack samples are too few")
+    stacks, looks = _by_stacks(rank), _by_looks(rank, scene)
+    if not is_known(stacks) or not is_known(looks):
+        return stacks if is_known(stacks) or not is_known(looks) else looks
+    # DDP waits for its gradients in C, within backward: no frame tells, but the lock does.
+    longer = max(stacks, looks, key=lambda one: one.ratio)
+    if abs(stacks.ratio - looks.ratio) < AGREE_RATIO:
+        return replace(longer, sources=stacks.sources | looks.sources)
+    return longer
 
 
 def find_waits(scene: Scene) -> Known[list[Wait]]:

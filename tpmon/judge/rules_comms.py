@@ -9,7 +9,7 @@ from dataclasses import replace
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase
-from tpmon.judge.rank_waits import Wait, find_waits, wait_by_looks
+from tpmon.judge.rank_waits import Wait, find_waits
 from tpmon.judge.rules_cards import find_odd_cap, is_braked, is_hot, is_loaded
 from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.scene import RankScene, Scene, demand_of
@@ -70,16 +70,12 @@ def _say_doing(rank: RankScene) -> str:
     return "runs"
 
 
-def _second_source(late: Wait, others: Sequence[Wait], scene: Scene) -> set[str]:
-    """Return the kernel's looks as a source of their own where they tell the same as the stacks."""
-    if late.source != "stacks":
-        return set()
-    looks = [wait_by_looks(one.rank, scene) for one in others]
-    locks = [one.ratio for one in looks if is_known(one)]
-    own = wait_by_looks(late.rank, scene)
-    if not locks or not is_known(own):
-        return set()
-    return {"kernel looks"} if statistics.median(locks) - own.ratio >= BEHIND_RATIO else set()
+def _sources(waits: Sequence[Wait]) -> frozenset[str]:
+    return frozenset(source for wait in waits for source in wait.sources)
+
+
+def _say_sources(wait: Wait) -> str:
+    return " and ".join(sorted(wait.sources))
 
 
 def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
@@ -99,11 +95,11 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         cause="straggler",
         weight=gap,
         margin=min(typical / WAITING_RATIO, gap / BEHIND_RATIO),
-        sources=frozenset({one.source for one in waits} | _second_source(late, others, scene)),
+        sources=_sources(waits),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(
-            reading(f"{name} in collectives", 100 * late.ratio, "%", late.source, age),
-            reading("the others in collectives", 100 * typical, "%", others[0].source, age),
+            reading(f"{name} in collectives", 100 * late.ratio, "%", _say_sources(late), age),
+            reading("the others in collectives", 100 * typical, "%", _say_sources(others[0]), age),
         ),
         share=gap,
         observed=frozenset((Need.RANK_BEHIND,)),
@@ -266,9 +262,11 @@ def _suspect_all(scene: Scene, waits: Sequence[Wait], cause: str, summary: str) 
         cause=cause,
         weight=least,
         margin=least / ALL_WAIT_RATIO,
-        sources=frozenset(one.source for one in waits),
+        sources=_sources(waits),
         summary=summary,
-        evidence=(reading("every rank in collectives, at least", 100 * least, "%", waits[0].source, age),),
+        evidence=(
+            reading("every rank in collectives, at least", 100 * least, "%", _say_sources(waits[0]), age),
+        ),
         share=least,
     )
 

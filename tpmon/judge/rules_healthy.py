@@ -128,7 +128,7 @@ def _check_stacks(scene: Scene) -> Answer | float:
             return Cleared(f"balanced ({name_rank(rank)}: {phase.value} {format_pct(100 * ratio)} %)")
     if computing < LIVELY_RATIO:
         return Cleared(f"balanced (in the model only {format_pct(100 * computing)} % of the time)")
-    return computing
+    return float(computing)
 
 
 def _check_looks(scene: Scene) -> Answer | float:
@@ -145,7 +145,7 @@ def _check_looks(scene: Scene) -> Answer | float:
         return Unsure("balanced (no rank was read)")
     if min(running) < LIVELY_LOOKS:
         return Cleared(f"balanced (a main thread runs only {format_pct(100 * min(running))} %)")
-    return min(running)
+    return float(min(running))
 
 
 def _check_cards(scene: Scene) -> Answer | None:

@@ -71,7 +71,7 @@ def judge_launch_bound(scene: Scene) -> Answer:
     training, between = rank.phases.ratio(*_TRAINING), rank.phases.ratio(Phase.OTHER, Phase.LOGGING)
     if training + between < WORKING_RATIO:
         return Cleared(f"launching of kernels ({name} is elsewhere)")
-    moves = stack_moves(scene, rank.process.pid)
+    moves = stack_moves(rank)
     if not is_known(moves):
         return Unsure(f"launching of kernels (hollow or idle GPU: deciding; {moves.reason})")
     if not moves:

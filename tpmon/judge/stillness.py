@@ -6,7 +6,6 @@ standing still by the main thread alone: background threads tick in the deadest 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpmon.judge.phases import Phase, RankPhases
@@ -14,7 +13,6 @@ from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
-from tpmon.model.stacks import StackFrame, StackSlice
 
 STILL_S = 30.0
 """How long nothing may move before it is called hung (host.md section 2 f)."""
@@ -43,39 +41,28 @@ def name_rank(rank: RankScene) -> str:
 
 
 def fresh_phase(phases: RankPhases) -> Phase | None:
-    """Return the phase of a rank's newest stacks; None where they are old or have no place."""
+    """Return the phase of a rank's newest stacks; None where they are old, or in no phase with a word."""
     if phases.newest_age_s > FRESH_S:
         return None
-    return next((phase for phase in Phase if phases.where.startswith(phase.value)), None)
+    first = phases.where.split(":")[0]
+    words = (first, first.rsplit(" ", 1)[0])
+    return next((phase for phase in Phase if phase.value in words), None)
 
 
-def _slices_of(scene: Scene, pid: int) -> Iterator[StackSlice]:
-    """Yield the slices of one process, newest first."""
-    for frame in reversed(scene.history):
-        if is_known(frame.stacks):
-            for one in reversed(frame.stacks):
-                if one.pid == pid:
-                    yield one
+def stack_moves(rank: RankScene) -> Known[bool]:
+    """Tell whether a rank's main thread was found in more than one stack; Missing: too few samples."""
+    phases = rank.phases
+    if not is_known(phases):
+        return phases
+    if phases.distinct > 1 or sum(share.ratio > 0 for share in phases.shares.values()) > 1:
+        return True
+    if phases.samples >= LEAST_SAMPLES and phases.unchanged_s >= LEAST_STACK_SPAN_S:
+        return False
+    return Missing("too few stack samples yet")
 
 
-def stack_moves(scene: Scene, pid: int) -> Known[bool]:
-    """Tell whether a process's main thread was found in more than one stack; Missing: too few samples."""
-    samples = 0
-    first: tuple[StackFrame, ...] | None = None
-    newest_ns = oldest_ns = 0
-    for one in _slices_of(scene, pid):
-        newest_ns = newest_ns or one.ended_ns
-        oldest_ns = one.ended_ns - int(one.seconds * 1e9)
-        for stack in one.stacks:
-            if stack.tid != pid:
-                continue
-            if first is not None and stack.frames != first:
-                return True
-            first = stack.frames
-            samples += stack.samples
-    if samples < LEAST_SAMPLES or newest_ns - oldest_ns < LEAST_STACK_SPAN_S * 1e9:
-        return Missing("too few stack samples yet")
-    return False
+def _stays(phases: RankPhases) -> bool:
+    return phases.same_place_s >= LEAST_STACK_SPAN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +168,14 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
     seconds = (now_ns - oldest_ns) / 1e9
     if seconds < STILL_S:
         return Missing(f"nothing has moved for {seconds:.0f} s of the {STILL_S:.0f} s that it takes")
-    moving = [stack_moves(scene, rank.process.pid) for rank in scene.ranks]
-    if any(is_known(one) and one for one in moving):
+    known = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
+    # Below the user's line a wait may wake up and wait again: a place counts, not a stack.
+    if any(one.newest_age_s <= FRESH_S and one.distinct > 1 and one.same_place_s <= 0 for one in known):
         return "stacks change"
     sources = {"schedstat", "wait"}
     if is_known(log_age_s):
         sources.add("log")
-    if all(is_known(one) for one in moving):
+    if known and len(known) == len(scene.ranks) and all(_stays(one) for one in known):
         sources.add("stacks")
     return Standstill(seconds, moved_ns, frozenset(sources), log_age_s)
 
