@@ -1,0 +1,261 @@
+"""Causes that the main thread of a starved rank tells: no workers, collate, pin, drain, waits in bursts."""
+
+from __future__ import annotations
+
+import math
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
+from tpmon.judge.periods import CORRELATION, find_period
+from tpmon.judge.phases import DataPart
+from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.starvation import (
+    BUSY_PIN,
+    IDLE_WORKERS,
+    LEAST_WAIT,
+    QUEUE,
+    WORKERS,
+    Starved,
+    find_pin_demand,
+    find_starved,
+    part_of,
+    see_starved,
+    see_waits,
+    suspect_loader,
+)
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
+from tpmon.judge.worker_load import COLLATE_SHARE, find_collate_share, look_at_workers
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.units import format_pct
+
+FILE_WAITS = ("FUSE", "NFS", "Ceph", "Lustre", "page from disk", "direct disk read")
+"""Waits of a thread that reads files; "disk" and "journal" alone are often writes."""
+READS_ITSELF = 0.4
+"""Share of the readings in such a wait from which a rank without workers reads its data itself."""
+READS_OVER_WRITES = 4.0
+"""Bytes read over written: a checkpoint writes."""
+
+IDLE_AT_TIMES = 0.25
+"""Share of idle readings of every worker, from which the loader is ahead at times: 0-8 % where it
+is just too slow (host.md section 2 a-c)."""
+IDLE_SURE = 0.1
+ALWAYS_EMPTY = 0.95
+
+
+def _reads_itself(rank: RankScene, scene: Scene) -> DataWait | None:
+    """Tell a rank without workers that reads its files itself, where no stacks were seen."""
+    if rank.has_workers or is_known(rank.data_wait):
+        return None
+    samples = [one for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid]
+    waits = [one.waits_for for one in samples if is_known(one.waits_for)]
+    if len(waits) < LEAST_READINGS:
+        return None
+    share = measure_share(
+        sum(any(word in wait for word in FILE_WAITS) for wait in waits) / len(waits), len(waits)
+    )
+    last = samples[-1]
+    read: list[Known[float]] = [last.asked_read_bytes_s, last.device_read_bytes_s]
+    written: list[Known[float]] = [last.asked_write_bytes_s, last.device_write_bytes_s]
+    reads = max((one for one in read if is_known(one)), default=0.0)
+    writes = max((one for one in written if is_known(one)), default=math.inf)
+    if share.ratio < READS_ITSELF or share.low < LEAST_WAIT or reads < READS_OVER_WRITES * writes:
+        return None
+    return DataWait(share, {}, frozenset((LOOKS,)), share.low)
+
+
+def judge_no_workers(scene: Scene) -> Answer:
+    """Suspect the lack of workers when the main thread itself fetches samples for much of its time."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        for rank in scene.ranks:
+            wait = _reads_itself(rank, scene)
+            starved = see_starved(rank, wait, scene) if wait is not None else None
+            if isinstance(starved, Starved):
+                return _suspect_no_workers(starved, scene, "it reads its files itself, there are no workers")
+        return found
+    if found.rank.has_workers:
+        return Cleared(f"loading in the main thread (there are {len(found.workers)} workers)")
+    collate = part_of(found, DataPart.COLLATE)
+    if collate is not None and collate.ratio >= COLLATE_SHARE * found.wait.share.ratio:
+        return Cleared("loading in the main thread (most of it is collate)")
+    copy = part_of(found, DataPart.COPY)
+    if copy is not None and copy.ratio >= COLLATE_SHARE * found.wait.share.ratio:
+        return Cleared("loading in the main thread (most of it is copying)")
+    queue = part_of(found, DataPart.QUEUE)
+    if queue is not None and queue.ratio >= COLLATE_SHARE * found.wait.share.ratio:
+        return Unsure("what fills the queue that the main thread waits at (no loader worker does)")
+    return _suspect_no_workers(found, scene, "it loads its batches itself, there are no workers")
+
+
+def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
+    return suspect_loader(
+        found,
+        scene,
+        "no-workers",
+        why,
+        sources=frozenset(("processes",)),
+        evidence=(reading("loader workers", 0.0, "", "processes", scene.frame.ages_s.cpu),),
+        observed=frozenset((Need.NO_WORKERS,)),
+    )
+
+
+def judge_collate(scene: Scene) -> Answer:
+    """Suspect collating when it takes half of the loading, in the main thread or in the workers."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    ages = scene.frame.ages_s
+    if not found.rank.has_workers:
+        part = part_of(found, DataPart.COLLATE)
+        if STACKS not in found.wait.sources:
+            return Unsure("collating (no stacks)")
+        if part is None or part.ratio < COLLATE_SHARE * found.wait.share.ratio or part.low < LEAST_WAIT:
+            return Cleared(f"collating ({100 * (part.ratio if part else 0):.0f} %)")
+        return suspect_loader(
+            found,
+            scene,
+            "collate",
+            "it puts its batches together itself",
+            part=part,
+            margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
+            evidence=(reading("in collate", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),),
+            observed=frozenset((Need.COLLATE_IN_STACK,)),
+        )
+    share = find_collate_share(found, scene)
+    if not is_known(share):
+        return Unsure(f"collating in the workers ({share.reason})")
+    if share < COLLATE_SHARE:
+        return Cleared(f"collating in the workers ({100 * share:.0f} % of their work)")
+    return suspect_loader(
+        found,
+        scene,
+        "collate",
+        f"its workers spend {100 * share:.0f} % of their work on putting batches together",
+        margin=share / COLLATE_SHARE,
+        sources=frozenset(("stacks of the workers",)),
+        evidence=(reading("workers in collate", 100 * share, "%", scene.frame.sources.stacks, ages.stacks),),
+        observed=frozenset((Need.COLLATE_IN_STACK,)),
+    )
+
+
+def judge_drain(scene: Scene) -> Answer:
+    """Suspect the taking out of batches when the main thread copies or unpacks for half of its wait."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    if STACKS not in found.wait.sources:
+        return Unsure("unpacking of batches (no stacks)")
+    part = part_of(found, DataPart.COPY)
+    if part is None or part.low < LEAST_WAIT or part.ratio < COLLATE_SHARE * found.wait.share.ratio:
+        return Cleared(f"unpacking of batches ({100 * (part.ratio if part else 0):.0f} %)")
+    loader = found.rank.loader
+    ready = loader is not None and is_known(loader.ready_batches) and loader.ready_batches > 0
+    ages = scene.frame.ages_s
+    return suspect_loader(
+        found,
+        scene,
+        "drain",
+        "batches are ready, unpacking and copying them takes the time" if ready else "unpacking and copying",
+        part=part,
+        margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
+        sources=frozenset((QUEUE,)) if ready else frozenset(),
+        evidence=(reading("in copies", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),),
+        observed=frozenset((Need.BATCHES_READY,)) if ready else frozenset(),
+    )
+
+
+def judge_pin(scene: Scene) -> Answer:
+    """Suspect the pin-memory thread when it computes all the time while the workers have no work."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    if found.rank.loader is None or not found.rank.loader.pin_thread:
+        return Cleared("pin-memory thread (there is none)")
+    demand = find_pin_demand(found.rank, scene)
+    if not is_known(demand):
+        return Unsure(f"pin-memory thread ({demand.reason})")
+    if demand < BUSY_PIN:
+        return Cleared(f"pin-memory thread (busy {100 * demand:.0f} %)")
+    if not is_known(found.idle):
+        return Unsure(f"pin-memory thread (its workers: {found.idle.reason})")
+    if found.idle < IDLE_WORKERS:
+        return Cleared(f"pin-memory thread (its workers are idle {format_pct(100 * found.idle)} % only)")
+    return suspect_loader(
+        found,
+        scene,
+        "pin",
+        "its one pin-memory thread copies all the time, the workers have no work",
+        margin=demand / BUSY_PIN * 1.25,
+        sources=frozenset(("schedstat", WORKERS)),
+        evidence=(
+            reading("pin thread wants", demand, "CPUs", "schedstat", scene.frame.ages_s.threads),
+            reading("workers without work", 100 * found.idle, "%", "wchan", scene.frame.ages_s.threads),
+        ),
+        observed=frozenset((Need.PIN_THREAD, Need.PIN_THREAD_BUSY)),
+    )
+
+
+def _idle_at_times(found: Starved, scene: Scene) -> Known[float]:
+    """Return the idle share of the busiest worker, 0-1; Missing when it is not surely above a tenth."""
+    looks = look_at_workers(found, scene)
+    shares = [measure_share(one.idle / one.looks, one.looks) for one in looks if one.looks]
+    if not looks or len(shares) < len(looks):
+        return Missing("what the workers wait for was not read")
+    least = min(shares, key=lambda share: share.low)
+    if least.low < IDLE_SURE or least.ratio < IDLE_AT_TIMES:
+        return Missing("a worker always has work")
+    return least.ratio
+
+
+def judge_periodic(scene: Scene) -> Answer:
+    """Suspect late batches now and then: the wait comes in bursts, and between them the loader is ahead."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    if not found.rank.has_workers:
+        return Unsure("waits every few steps (seen only at the queue of workers)")
+    period = find_period(see_waits(found, scene))
+    idle = _idle_at_times(found, scene)
+    loader = found.rank.loader
+    empty: Applicable[float] = Missing("no queue")
+    if loader is not None and not loader.pin_thread:
+        empty = loader.empty_ratio
+    if not is_known(period) and not is_known(idle):
+        return Cleared(f"waits every few steps ({period.reason}, {idle.reason})")
+    if not is_known(period) and is_known(empty) and empty >= ALWAYS_EMPTY:
+        return Unsure(
+            "waits every few steps (workers have no work at times, and yet the queue is always empty)"
+        )
+    sources = set()
+    evidence = []
+    ages = scene.frame.ages_s
+    if is_known(idle):
+        sources.add(WORKERS)
+        evidence.append(reading("every worker without work", 100 * idle, "% at least", "wchan", ages.threads))
+    if is_known(period):
+        sources.add("history")
+        evidence.append(reading("between bursts", period[0], "s", "looks at the main thread", ages.threads))
+        why = f"batches come late every {period[0]:.0f} s, between that the loader keeps up"
+        margin = period[1] / CORRELATION * 1.25
+    else:
+        why = "batches come in bursts, closer than tpmon can time; on average the loader keeps up"
+        margin = known_or(idle, 0.0) / IDLE_AT_TIMES
+    return suspect_loader(
+        found,
+        scene,
+        "periodic",
+        why,
+        margin=margin,
+        sources=frozenset(sources),
+        evidence=tuple(evidence),
+        observed=frozenset((Need.PERIODIC_SEEN,)),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    judge_no_workers,
+    judge_collate,
+    judge_drain,
+    judge_pin,
+    judge_periodic,
+)

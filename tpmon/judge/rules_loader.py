@@ -1,0 +1,225 @@
+"""Causes that the workers of a loader tell: what they compute, how many they are, which one is slow."""
+
+from __future__ import annotations
+
+import statistics
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.data_wait import measure_share
+from tpmon.judge.phases import DataPart
+from tpmon.judge.rules_cpu import DELAY_RATIO, POOL_RATIO
+from tpmon.judge.scene import Scene
+from tpmon.judge.starvation import (
+    FREE_CORES,
+    QUEUE,
+    WORKERS,
+    Starved,
+    find_starved,
+    part_of,
+    see_waits,
+    suspect_loader,
+)
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
+from tpmon.judge.worker_load import BUSY_WORKER, Load, WorkerLooks, is_collating, look_at_workers, name_load
+from tpmon.model.known import is_known, known_or
+from tpmon.model.process import Role
+
+SLOW_IDLE_HIGH = 0.35
+"""Upper end of the 95 % interval of idle readings below which a worker never waits for work: 0 of 10."""
+OTHERS_IDLE = 0.6
+"""As host.md's mean of healthy workers: the others have nothing to do while one is waited for."""
+BACKLOG = 0.5
+GENERATIONS = 2
+"""Generations of workers in a minute from which they are started anew all the time (host.md section 2 e)."""
+START_S = 3.0
+"""Until a worker works: spawned ones take 1.5-2 s of CPU before they name themselves (host.md)."""
+STEADY_READINGS = 5
+STEADY_WAIT = 0.7
+"""A wait that is this much of the whole when no worker is new has another cause."""
+YOUNG_S = 30.0
+"""Age of a worker while its rank waits that says the same (host.md section 2 e)."""
+
+
+def _pools_fight(found: Starved, scene: Scene) -> bool:
+    pool, delay = scene.pool_ratio, scene.delay_ratio
+    fights = is_known(pool) and pool >= POOL_RATIO and is_known(delay) and delay >= DELAY_RATIO
+    return fights and any(is_known(one.busy_threads) and one.busy_threads >= 2 for one in found.workers)
+
+
+def _demand_text(found: Starved) -> str:
+    demand = known_or(found.demand, 0.0)
+    return f"{len(found.workers)} worker{'' if len(found.workers) == 1 else 's'}, {demand:.1f} CPUs each"
+
+
+def judge_cpu_transform(scene: Scene) -> Answer:
+    """Suspect the transforms when the workers compute all the time and no core is left for more of them."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    load = name_load(found)
+    if load is Load.UNREAD and found.rank.has_workers:
+        return Unsure("transforms in the workers (what they do was not read)")
+    if load is not Load.COMPUTE:
+        return Cleared(f"transforms in the workers ({_demand_text(found)})")
+    if is_collating(found, scene):
+        return Cleared("transforms in the workers (most of their time goes into collate)")
+    if _pools_fight(found, scene):
+        return Cleared("transforms in the workers (their thread pools fight for the CPUs)")
+    if is_known(found.cores_free) and found.cores_free >= FREE_CORES:
+        return Cleared(f"transforms beyond the CPUs ({found.cores_free:.1f} CPUs are free)")
+    return suspect_loader(
+        found,
+        scene,
+        "cpu-transform",
+        "its workers compute all the time"
+        + (" and the CPUs are used up" if is_known(found.cores_free) else ""),
+        margin=known_or(found.demand, 0.0) / BUSY_WORKER,
+        sources=frozenset((WORKERS,)),
+        evidence=(reading("CPUs free", found.cores_free, "CPUs", "schedstat", scene.frame.ages_s.threads),),
+        observed=frozenset((Need.WORKERS_CPU_BOUND,)),
+    )
+
+
+def judge_too_few_workers(scene: Scene) -> Answer:
+    """Suspect the number of workers when each has work all the time and cores are free for more."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    load = name_load(found)
+    if load not in (Load.COMPUTE, Load.OTHER_WAIT):
+        return Cleared("too few workers") if load is Load.IDLE else Unsure(f"too few workers ({load.value})")
+    if not is_known(found.cores_free):
+        return Unsure(f"too few workers (free CPUs: {found.cores_free.reason})")
+    if found.cores_free < FREE_CORES:
+        return Cleared(f"too few workers ({found.cores_free:.1f} CPUs are free)")
+    if is_collating(found, scene):
+        return Cleared("too few workers (most of their time goes into collate)")
+    if _pools_fight(found, scene):
+        return Cleared("too few workers (their thread pools fight for the CPUs)")
+    count = len(found.workers)
+    words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
+    return suspect_loader(
+        found,
+        scene,
+        "too-few-workers",
+        f"{words}, {found.cores_free:.1f} CPUs are free",
+        margin=found.cores_free / FREE_CORES,
+        sources=frozenset((WORKERS,)),
+        evidence=(reading("CPUs free", found.cores_free, "CPUs", "schedstat", scene.frame.ages_s.threads),),
+        observed=frozenset((Need.WORKERS_CPU_BOUND,)) if load is Load.COMPUTE else frozenset(),
+    )
+
+
+def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
+    """Return the only worker that always has work while the others mostly have none."""
+    never_idle = [
+        one
+        for one in looks
+        if one.worker.stopped
+        or (one.looks and measure_share(one.idle / one.looks, one.looks).high <= SLOW_IDLE_HIGH)
+    ]
+    if len(never_idle) != 1:
+        return None
+    others = [known_or(one.idle_ratio, 0.0) for one in looks if one is not never_idle[0]]
+    return never_idle[0] if others and min(others) >= OTHERS_IDLE else None
+
+
+def judge_one_slow_worker(scene: Scene) -> Answer:
+    """Suspect one worker when it always has work, the others mostly none, and all wait for its batch."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    if len(found.workers) < 2:
+        return Cleared("one slow worker (there are not two to compare)")
+    looks = look_at_workers(found, scene)
+    if not all(is_known(one.idle_ratio) for one in looks):
+        return Unsure("one slow worker (what the workers wait for was not read)")
+    slow = _find_slow(looks)
+    if slow is None:
+        return Cleared("one slow worker (no single one is behind the others)")
+    others = min(known_or(one.idle_ratio, 0.0) for one in looks if one is not slow)
+    backlog = max((one.backlog_ratio for one in looks if one is not slow), default=0.0)
+    sources = {WORKERS}
+    if slow.queue_looks and slow.backlog_ratio >= BACKLOG > backlog:
+        sources.add(QUEUE)
+    number = slow.worker.number
+    name = f"worker {number}" if is_known(number) else f"the worker with pid {slow.worker.pid}"
+    ages = scene.frame.ages_s
+    needs = {Need.ONE_WORKER_SLOW}
+    if slow.worker.stopped:
+        needs.add(Need.STOPPED)
+    return suspect_loader(
+        found,
+        scene,
+        "one-slow-worker",
+        f"{name} is stopped" if slow.worker.stopped else f"all wait for {name}, the others have no work",
+        margin=others / OTHERS_IDLE * 1.25,
+        sources=frozenset(sources),
+        evidence=(
+            reading(f"{name} without work", 100 * known_or(slow.idle_ratio, 0.0), "%", "wchan", ages.threads),
+            reading("the others without work", 100 * others, "% at least", "wchan", ages.threads),
+        ),
+        observed=frozenset(needs),
+        pid=slow.worker.pid,
+    )
+
+
+def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
+    """Tell whether the rank waits just as much when no worker was started lately."""
+    pid = found.rank.process.pid
+    waits = dict(see_waits(found, scene))
+    steady = []
+    for frame in scene.history:
+        ages = [
+            (frame.taken - process.started).total_seconds()
+            for process in frame.processes
+            if process.rank_pid == pid and process.role is Role.WORKER
+        ]
+        if ages and min(ages) > START_S and frame.taken_ns in waits:
+            steady.append(waits[frame.taken_ns])
+    return len(steady) >= STEADY_READINGS and statistics.fmean(steady) >= STEADY_WAIT * found.wait.share.ratio
+
+
+def judge_respawn(scene: Scene) -> Answer:
+    """Suspect the start of workers when they are born again and again while their rank waits."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    if not found.rank.has_workers:
+        return Cleared("restarts of workers (there are none)")
+    pid = found.rank.process.pid
+    counts = [loader.workers for frame in scene.frames for loader in frame.loader if loader.pid == pid]
+    generations = found.rank.births / max((*counts, 1))
+    oldest = max((worker.age_s for worker in found.workers), default=0.0)
+    if generations < GENERATIONS:
+        return Cleared(f"restarts of workers ({found.rank.births} in the last minute)")
+    if oldest > YOUNG_S:
+        return Cleared(f"restarts of workers (one is {oldest:.0f} s old)")
+    if _waits_for_old_workers(found, scene):
+        return Cleared(f"restarts of workers ({found.rank.births} in a minute, but the wait goes on without)")
+    sources = {WORKERS}
+    start = part_of(found, DataPart.START)
+    if start is not None and start.low > 0:
+        sources.add("starts in the stacks")
+    return suspect_loader(
+        found,
+        scene,
+        "respawn",
+        f"its workers were started {found.rank.births} times in the last minute",
+        margin=generations / GENERATIONS * 1.25,
+        sources=frozenset(sources),
+        evidence=(
+            reading(
+                "workers born in 60 s", float(found.rank.births), "", "processes", scene.frame.ages_s.cpu
+            ),
+        ),
+        observed=frozenset((Need.RESPAWN_SEEN,)),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    judge_cpu_transform,
+    judge_too_few_workers,
+    judge_one_slow_worker,
+    judge_respawn,
+)

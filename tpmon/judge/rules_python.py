@@ -1,0 +1,202 @@
+"""Causes that lie in Python itself: threads that fight for its lock, and one thread that does it all."""
+
+from __future__ import annotations
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.data_wait import LEAST_SAMPLES, measure_share
+from tpmon.judge.medians import median_known
+from tpmon.judge.phases import Phase, Share
+from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.judge.scene_gpu import cards_of, mean_busy_pct
+from tpmon.judge.starvation import FREE_CORES, find_cores_free, see_pins
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Kind
+
+ONE_CORE_LOW, ONE_CORE_HIGH = 0.85, 1.15
+"""Running threads of a process whose threads take turns at one lock; 0.98 was measured (host.md 2 f)."""
+LOCK_WAIT = 0.4
+"""Share of looks at the main thread in a lock with a time-out: 80-92 % in a fight (host.md 2 f)."""
+OTHERS_RUN = 0.5
+"""Threads of demand of the other Python threads: they have what the main thread waits for."""
+RUNNING = 0.8
+"""Share of looks that found the main thread running."""
+PYTHON_SHARE = 0.5
+"""Share of stack samples outside of forward, backward and the rest of a step from which it is Python
+that is waited for. High, because operators called straight from a loop leave no frame of their own."""
+GPU_IDLE = 0.3
+"""A GPU that idles less is not waiting for this thread (gpu.md section 4: starved below 70 % busy)."""
+
+_PYTHON_PHASES = (Phase.OTHER, Phase.LOGGING)
+
+
+def _running(rank: RankScene) -> Known[float]:
+    """Return the running threads of a rank: what it demands without what it waits for a CPU."""
+    if not is_known(rank.demand):
+        return rank.demand
+    if not is_known(rank.waiting):
+        return rank.waiting
+    return max(0.0, rank.demand - rank.waiting)
+
+
+def _one_core(rank: RankScene) -> Known[bool]:
+    return map_known(lambda run: ONE_CORE_LOW <= run <= ONE_CORE_HIGH, _running(rank))
+
+
+def _others_demand(rank: RankScene, scene: Scene) -> Known[float]:
+    """Return the demand of the rank's threads that can be Python's, the main one left out."""
+    return median_known(
+        demand_of(process, (ThreadKind.OTHER,))
+        for frame in scene.frames
+        for process in frame.processes
+        if process.pid == rank.process.pid
+    )
+
+
+def _gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
+    """Return the idle share (0-1) of the rank's cards, not applicable on CPUs."""
+    own = cards_of(rank.process.pid, scene.gpus)
+    return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own)) if own else NOT_APPLICABLE
+
+
+def _is_gpu_busy(rank: RankScene, scene: Scene) -> Known[bool]:
+    idle = _gpu_idle(rank, scene)
+    if isinstance(idle, Missing):
+        return idle
+    return is_known(idle) and idle < GPU_IDLE
+
+
+def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
+    one = _one_core(rank)
+    if not is_known(one):
+        return Unsure(f"Python's interpreter lock ({one.reason})")
+    if not is_known(rank.main):
+        return Unsure(f"Python's interpreter lock ({rank.main.reason})")
+    if rank.main.looks < LEAST_SAMPLES:
+        return Unsure("Python's interpreter lock (too few looks at the main thread)")
+    share = measure_share(rank.main.timed_lock, rank.main.looks)
+    if not one or share.ratio < LOCK_WAIT:
+        return Cleared(f"Python's interpreter lock (main thread in a lock {format_pct(100 * share.ratio)} %)")
+    others = _others_demand(rank, scene)
+    if not is_known(others):
+        return Unsure(f"Python's interpreter lock ({others.reason})")
+    if others < OTHERS_RUN:
+        return Cleared(f"Python's interpreter lock (main thread in a lock {format_pct(100 * share.ratio)} %)")
+    if see_pins(rank):
+        return Unsure("Python's interpreter lock (behind a pin thread the wait for a batch looks the same)")
+    busy = _is_gpu_busy(rank, scene)
+    if not is_known(busy):
+        return Unsure(f"Python's interpreter lock (GPU: {busy.reason})")
+    if busy:
+        return Cleared("Python's interpreter lock (the GPU is busy all the same)")
+    ages = scene.frame.ages_s
+    return Suspicion(
+        kind=Kind.PYTHON_BOUND,
+        cause="gil",
+        weight=share.ratio,
+        margin=share.ratio / LOCK_WAIT,
+        sources=frozenset(("main thread", "schedstat")),
+        summary=f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock",
+        evidence=(
+            reading("main thread in a timed lock", 100 * share.ratio, "%", "system call", ages.threads),
+            reading("threads running", _running(rank), "threads together", "schedstat", ages.threads),
+            reading("other threads want", others, "CPUs", "schedstat", ages.threads),
+        ),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=frozenset((Need.GIL_WAIT,)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _worst(answers: list[Answer], what: str) -> Answer:
+    """Return the heaviest suspicion, else what is unsure, else what was cleared."""
+    found = [one for one in answers if isinstance(one, Suspicion)]
+    if found:
+        return max(found, key=lambda one: one.weight)
+    unsure = next((one for one in answers if isinstance(one, Unsure)), None)
+    if unsure is not None:
+        return unsure
+    return answers[0] if answers else Unsure(f"{what} (no rank was read)")
+
+
+def judge_gil(scene: Scene) -> Answer:
+    """Suspect Python's interpreter lock when a rank's threads share one core and its main thread waits."""
+    return _worst([_judge_gil_of(rank, scene) for rank in scene.ranks], "Python's interpreter lock")
+
+
+def _python_share(rank: RankScene) -> Known[Share]:
+    """Return the share of stack samples in Python outside of the parts of a step."""
+    phases = rank.phases
+    if not is_known(phases):
+        return phases
+    if phases.samples < LEAST_SAMPLES:
+        return Missing("too few stack samples yet")
+    return measure_share(phases.ratio(*_PYTHON_PHASES), phases.samples)
+
+
+def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
+    one, threads = _one_core(rank), rank.busy_threads
+    if not is_known(one):
+        return Unsure(f"a single Python thread ({one.reason})")
+    if not is_known(threads):
+        return Unsure(f"a single Python thread ({threads.reason})")
+    running = rank.main.running if is_known(rank.main) else rank.running_ratio
+    if not one or threads >= 2 or running < RUNNING:
+        return Cleared("a single Python thread")
+    busy = _is_gpu_busy(rank, scene)
+    if not is_known(busy):
+        return Unsure(f"a single Python thread (GPU: {busy.reason})")
+    if busy:
+        return Cleared("a single Python thread (the GPU is busy)")
+    free = find_cores_free(scene)
+    if not is_known(free):
+        return Unsure(f"a single Python thread (free CPUs: {free.reason})")
+    if free < FREE_CORES:
+        return Cleared(f"a single Python thread ({free:.1f} CPUs are free)")
+    share = _python_share(rank)
+    if not is_known(share):
+        return Unsure(f"whether the one busy thread computes or runs Python ({share.reason})")
+    if share.low < PYTHON_SHARE:
+        return Cleared(f"a single Python thread (Python outside of the step: {100 * share.ratio:.0f} %)")
+    idle = _gpu_idle(rank, scene)
+    gain = min(share.ratio, idle) if is_known(idle) else share.ratio
+    ages = scene.frame.ages_s
+    logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2
+    needs = {Need.ONE_THREAD_BUSY}
+    if logging:
+        needs.add(Need.LOGGING_IN_STACK)
+    return Suspicion(
+        kind=Kind.PYTHON_BOUND,
+        cause="single-thread",
+        weight=gain,
+        margin=share.low / PYTHON_SHARE,
+        sources=frozenset(("stacks", "schedstat")),
+        summary=f"one thread runs Python {'(logging, metrics) ' if logging else ''}for "
+        f"{100 * share.ratio:.0f} % of the time, {free:.1f} CPUs are free",
+        evidence=(
+            reading(
+                "Python outside of the step", 100 * share.ratio, "%", scene.frame.sources.stacks, ages.stacks
+            ),
+            reading("threads running", _running(rank), "threads", "schedstat", ages.threads),
+            reading("CPUs free", free, "CPUs", "schedstat", ages.threads),
+        ),
+        share=gain,
+        share_low=min(share.low, gain),
+        share_high=share.high,
+        observed=frozenset(needs),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def judge_single_thread(scene: Scene) -> Answer:
+    """Suspect one thread that runs Python outside of the step all the time while cores, or the GPU, idle."""
+    return _worst([_judge_single_of(rank, scene) for rank in scene.ranks], "a single Python thread")
+
+
+RULES: tuple[Rule, ...] = (judge_gil, judge_single_thread)

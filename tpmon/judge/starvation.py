@@ -1,0 +1,358 @@
+"""Find the rank that waits longest for its data, and whether that wait costs anything. Pure.
+
+A wait of the host is a fault only while the compute idles: on a GPU job the rank's own card, on a
+CPU job the waiting thread itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.data_wait import LOOKS, STACKS, DataWait
+from tpmon.judge.medians import median_known
+from tpmon.judge.phases import DataPart, Share
+from tpmon.judge.scene import RankScene, Scene, WorkerScene, demand_of
+from tpmon.judge.scene_gpu import cards_of, mean_busy_pct
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure, reading
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+LEAST_WAIT = 0.10
+"""Share of the time from which waiting is worth a verdict: 1.1x at best. Below it other costs hide it."""
+HIDDEN_IDLE = 0.10
+"""A card that idles less than this hides the wait; a full launch queue reads 97-100 % busy (gpu.md)."""
+IDLE_WORKERS = 0.6
+"""Mean share of waiting for work below which the workers are what is slow: 0-8 % against 96-98 %
+in a healthy run (host.md section 2 a-c)."""
+QUEUE_AGREES = 0.5
+"""While a rank waits its queue is empty, so looks must find it empty at least half as often."""
+QUEUE_DISAGREES = 0.25
+LEAST_QUEUE_LOOKS = 10
+LOST_BATCH = 0.95
+"""A rank and all its workers that wait this much wait for each other: that is a hang, not a loader."""
+FREE_CORES = 0.5
+"""Cores left over from which one more worker gains something; the advice asks the same."""
+MOST_NEEDED = 20.0
+"""Batches that the compute could take, over those made, are not told beyond this."""
+
+BUSY_PIN = 0.8
+"""Demand of the pin thread, in threads, from which it sets the pace; it is one thread only."""
+ONSET_FRAMES = 10
+"""A wait has begun when ten readings hold half of what it is now; fewer see each lull as its end."""
+
+QUEUE, WORKERS, CARDS = "loader queue", "workers", "GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """Hold the rank that waits longest, and what its wait costs.
+
+    ``share`` is the part of the time that goes away with the wait: at most what the card idles.
+    Worker figures are means over its workers, Missing where too few were read.
+    """
+
+    rank: RankScene
+    wait: DataWait
+    share: Share
+    gpu_idle: Applicable[float]
+    idle: Known[float]
+    demand: Known[float]
+    blocked: Known[float]
+    cores_free: Known[float]
+
+    @property
+    def workers(self) -> tuple[WorkerScene, ...]:
+        """Return the workers that are there now."""
+        return self.rank.workers
+
+    @property
+    def has_slow_workers(self) -> Known[bool]:
+        """Tell whether the workers have work most of the time."""
+        return map_known(lambda idle: idle < IDLE_WORKERS, self.idle)
+
+
+Starvation = Union[Starved, Cleared, Unsure]
+
+
+def _mean(workers: Sequence[WorkerScene], read: Callable[[WorkerScene], Known[float]]) -> Known[float]:
+    values = [read(worker) for worker in workers]
+    known = [value for value in values if is_known(value)]
+    if known and 2 * len(known) >= len(values):
+        return statistics.fmean(known)
+    return next((value for value in values if isinstance(value, Missing)), Missing("no workers"))
+
+
+def find_cores_free(scene: Scene) -> Known[float]:
+    """Return the cores of the budget that no thread of the job wants; neighbours do not change it."""
+    if not is_known(scene.budget):
+        return scene.budget
+    if not is_known(scene.runnable):
+        return scene.runnable
+    return max(0.0, scene.budget - scene.runnable)
+
+
+def _gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
+    """Return the idle share (0-1) of the rank's own cards; not applicable to a rank on CPUs."""
+    if not scene.gpus:
+        return NOT_APPLICABLE
+    own = cards_of(rank.process.pid, scene.gpus)
+    if not own:
+        return NOT_APPLICABLE
+    return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own))
+
+
+def _cap(share: Share, most: float) -> Share:
+    return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
+
+
+def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Scene) -> Starved:
+    workers = rank.workers
+    return Starved(
+        rank=rank,
+        wait=wait,
+        share=_cap(wait.share, gpu_idle) if is_known(gpu_idle) else wait.share,
+        gpu_idle=gpu_idle,
+        idle=_mean(workers, lambda one: one.idle_ratio),
+        demand=_mean(workers, lambda one: one.demand),
+        blocked=_mean(workers, lambda one: one.blocked_ratio if one.waits else NOT_READ),
+        cores_free=find_cores_free(scene),
+    )
+
+
+NOT_READ = Missing("what the workers wait for was not read")
+
+
+def _pct(share: Share) -> str:
+    return f"{format_pct(100 * share.ratio)} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
+
+
+def _judge_rank(rank: RankScene, scene: Scene) -> Starvation:
+    if not is_known(rank.data_wait):
+        return Unsure(f"data wait ({rank.data_wait.reason})")
+    return see_starved(rank, rank.data_wait, scene)
+
+
+def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
+    """Say whether a rank with this data wait loses by it: not when its card is busy meanwhile."""
+    if wait.share.ratio < LEAST_WAIT:
+        return Cleared(f"data wait ({format_pct(100 * wait.share.ratio)} %)")
+    if wait.share.low < LEAST_WAIT:
+        return Unsure(f"data wait ({_pct(wait.share)}: too close to call)")
+    idle = _gpu_idle(rank, scene)
+    if isinstance(idle, Missing):
+        return Unsure(f"whether the data wait of {_pct(wait.share)} costs anything (GPU: {idle.reason})")
+    if is_known(idle) and idle < HIDDEN_IDLE:
+        return Cleared(
+            f"data wait ({format_pct(100 * wait.share.ratio)} %, hidden: "
+            f"the GPU is {100 * (1 - idle):.0f} % busy, so it costs 0)"
+        )
+    found = _see(rank, wait, idle, scene)
+    if _waits_for_nothing(found):
+        return Unsure("data wait (the rank waits for a batch and every worker for work: is a batch lost?)")
+    if _is_any_lock(found, scene):
+        return Cleared("data wait (the main thread waits in a lock, the workers have nothing to do)")
+    return found
+
+
+def _waits_for_nothing(found: Starved) -> bool:
+    return (
+        bool(found.workers)
+        and found.wait.share.ratio >= LOST_BATCH
+        and is_known(found.idle)
+        and found.idle >= LOST_BATCH
+    )
+
+
+def see_pins(rank: RankScene) -> bool:
+    """Tell whether a pin-memory thread stands between the rank and its workers."""
+    return rank.loader is not None and rank.loader.pin_thread
+
+
+def find_pin_demand(rank: RankScene, scene: Scene) -> Known[float]:
+    """Return the demand of the rank's pin-memory thread over the span, in threads."""
+    return median_known(
+        demand_of(process, (ThreadKind.PIN,))
+        for frame in scene.frames
+        for process in frame.processes
+        if process.pid == rank.process.pid
+    )
+
+
+def _is_any_lock(found: Starved, scene: Scene) -> bool:
+    """Tell whether the wait is a lock with a time-out that no loader is behind."""
+    loader = found.rank.loader
+    if loader is None or not loader.pin_thread or found.wait.sources != {LOOKS}:
+        return False
+    if known_or(find_pin_demand(found.rank, scene), 0.0) >= BUSY_PIN:
+        return False
+    return not is_known(found.idle) or found.idle >= IDLE_WORKERS
+
+
+def find_starved(scene: Scene) -> Starvation:
+    """Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
+    if not scene.ranks:
+        return Unsure("data wait (no rank was read)")
+    answers = [_judge_rank(rank, scene) for rank in scene.ranks]
+    starved = [one for one in answers if isinstance(one, Starved)]
+    if starved:
+        return max(starved, key=lambda one: one.share.low)
+    unsure = next((one for one in answers if isinstance(one, Unsure)), None)
+    return unsure if unsure is not None else answers[0]
+
+
+def _agrees(found: Starved) -> frozenset[str]:
+    """Name the origins that agree that the rank starves."""
+    agree = set(found.wait.sources)
+    loader, ratio = found.rank.loader, found.wait.share.ratio
+    # A pin thread empties the pipe at once, so its emptiness says nothing.
+    empty = loader.empty_ratio if loader is not None and not loader.pin_thread else NOT_READ
+    if is_known(empty) and empty >= QUEUE_AGREES * ratio:
+        agree.add(QUEUE)
+    if found.workers and is_known(found.idle) and found.idle < IDLE_WORKERS:
+        agree.add(WORKERS)
+    if is_known(found.gpu_idle) and found.gpu_idle >= QUEUE_AGREES * ratio:
+        agree.add(CARDS)
+    return frozenset(agree)
+
+
+def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+    loader = found.rank.loader
+    if loader is None or loader.pin_thread or not is_known(loader.empty_ratio):
+        return ()
+    if loader.looks < LEAST_QUEUE_LOOKS or loader.empty_ratio >= QUEUE_DISAGREES * found.wait.share.ratio:
+        return ()
+    return (reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", scene.frame.ages_s.io),)
+
+
+def _source_words(found: Starved, scene: Scene) -> str:
+    named = {STACKS: scene.frame.sources.stacks, LOOKS: "looks at state and system call"}
+    words = " and ".join(named[source] for source in sorted(found.wait.sources))
+    return f"{words}, {found.wait.share.samples} samples"
+
+
+def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+    ages = scene.frame.ages_s
+    told = [
+        Evidence(
+            "data wait",
+            100 * found.wait.share.ratio,
+            "%",
+            f"{_pct(found.wait.share)}",
+            _source_words(found, scene),
+            ages.stacks if STACKS in found.wait.sources else ages.threads,
+        )
+    ]
+    loader = found.rank.loader
+    if loader is not None and is_known(loader.empty_ratio) and not loader.pin_thread:
+        told.append(reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", ages.io))
+    if is_known(found.gpu_idle):
+        told.append(reading("GPU idle", 100 * found.gpu_idle, "%", "NVML", ages.gpu))
+    for name, value in (
+        ("a worker wants", found.demand),
+        ("workers without work", map_known(lambda ratio: 100 * ratio, found.idle)),
+    ):
+        if found.workers and is_known(value):
+            unit = "CPUs" if value is found.demand else "%"
+            told.append(reading(name, value, unit, "schedstat" if unit == "CPUs" else "wchan", ages.threads))
+    return tuple(told)
+
+
+def _who(found: Starved, scene: Scene) -> str:
+    rank = found.rank.process.rank
+    return f"rank {rank}" if len(scene.ranks) > 1 and is_known(rank) else "the loop"
+
+
+def suspect_loader(
+    found: Starved,
+    scene: Scene,
+    cause: str,
+    why: str,
+    *,
+    sources: frozenset[str] = frozenset(),
+    evidence: tuple[Evidence, ...] = (),
+    observed: frozenset[Need] = frozenset(),
+    part: Share | None = None,
+    margin: float = math.inf,
+    pid: Applicable[int] = NOT_APPLICABLE,
+) -> Suspicion:
+    """Write the suspicion of one cause of a starved rank; ``why`` goes on "the loop waits 61 % …: ".
+
+    ``part`` is the share that this cause takes where it is not the whole wait, ``margin`` how far
+    the figure that tells the cause from others is past its threshold; the smaller of it and the
+    wait's own margin counts.
+    """
+    share = part if part is not None else found.share
+    if is_known(found.gpu_idle):
+        share = _cap(share, found.gpu_idle)
+    needed = 1 / max(1 - share.ratio, 1 / MOST_NEEDED)
+    return Suspicion(
+        kind=Kind.DATA_BOUND,
+        cause=cause,
+        weight=share.ratio,
+        margin=min(max(found.wait.surest_low, share.low) / LEAST_WAIT, margin),
+        sources=_agrees(found) | sources,
+        summary=f"{_who(found, scene)} spends {100 * share.ratio:.0f} % of its time on getting data: {why}",
+        evidence=_evidence(found, scene) + evidence,
+        against=_against(found, scene),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=observed | see_cores(found),
+        pid=pid if is_known(pid) else found.rank.process.pid,
+        rank=found.rank.process.rank,
+        needed_ratio=needed if found.workers else NOT_APPLICABLE,
+        since_ns=find_onset(found, scene),
+    )
+
+
+def see_waits(found: Starved, scene: Scene) -> list[tuple[int, float]]:
+    """Return when each Frame of the Window was closed and the share of its looks that found the wait."""
+    pid, loader = found.rank.process.pid, found.rank.loader
+    pins = loader is not None and loader.pin_thread
+    return [
+        (frame.taken_ns, (one.timed_lock if pins else one.batch_wait) / one.looks)
+        for frame in scene.history
+        if is_known(frame.main_threads)
+        for one in frame.main_threads
+        if one.pid == pid and one.looks
+    ]
+
+
+def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
+    """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it."""
+    waits = see_waits(found, scene)
+    shares = [share for _, share in waits]
+    for start in range(len(waits) - ONSET_FRAMES - 1, -1, -1):
+        if statistics.fmean(shares[start : start + ONSET_FRAMES]) < found.wait.share.ratio / 2:
+            return waits[start + ONSET_FRAMES // 2][0]
+    return NOT_APPLICABLE
+
+
+def see_cores(found: Starved) -> frozenset[Need]:
+    """Return whether cores are free or used up, as far as it was read."""
+    if not is_known(found.cores_free):
+        return frozenset()
+    return frozenset((Need.CORES_FREE if found.cores_free >= FREE_CORES else Need.CORES_FULL,))
+
+
+def part_of(found: Starved, *parts: DataPart) -> Share | None:
+    """Return the share of some parts of the wait by stack samples, None when none was seen."""
+    parts_seen: Mapping[DataPart, Share] = found.wait.parts
+    seen = [parts_seen[part] for part in parts if part in parts_seen]
+    if not seen:
+        return None
+    if len(seen) == 1:
+        return seen[0]
+    return Share(
+        min(1.0, sum(one.ratio for one in seen)),
+        max(one.low for one in seen),
+        min(1.0, sum(one.high for one in seen)),
+        seen[0].samples,
+    )

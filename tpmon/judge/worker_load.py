@@ -1,0 +1,119 @@
+"""Say what the workers of a starved rank do with their time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
+from tpmon.judge.starvation import IDLE_WORKERS, Starved
+from tpmon.model.known import Known, Missing, is_known, known_or
+
+BUSY_WORKER = 0.5
+"""Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31 for one
+that waits (host.md section 2 a-c)."""
+BLOCKED_WORKER = 0.4
+"""Share of blocked readings from which reads are what a worker does; measured 72-100 %."""
+RECENT_S = 15.0
+"""How far back single workers are compared; ten readings cannot tell 0 % idle from 30 %."""
+
+
+class Load(Enum):
+    """Name what workers do most of the time."""
+
+    COMPUTE = "compute"
+    READ = "wait for reads"
+    OTHER_WAIT = "wait for something that is no read"
+    IDLE = "wait for work"
+    UNREAD = "not read"
+
+
+def name_load(found: Starved) -> Load:
+    """Say what the workers do most; their means decide."""
+    demand, blocked, idle = found.demand, found.blocked, found.idle
+    if not found.workers or not is_known(demand):
+        return Load.UNREAD
+    if is_known(idle) and idle >= IDLE_WORKERS:
+        return Load.IDLE
+    if demand >= BUSY_WORKER and (not is_known(blocked) or demand > blocked):
+        return Load.COMPUTE
+    if not is_known(blocked) or not is_known(idle):
+        return Load.UNREAD
+    return Load.READ if blocked >= BLOCKED_WORKER else Load.OTHER_WAIT
+
+
+def mean_wait(workers: Sequence[WorkerScene], words: Sequence[str]) -> float:
+    """Return the mean share of the workers' readings whose wait has one of ``words`` in its name."""
+    shares = [
+        sum(share for wait, share in worker.waits.items() if any(word in wait for word in words))
+        for worker in workers
+    ]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+COLLATE_SHARE = 0.5
+LEAST_STACKS = 20
+
+
+def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
+    """Return the share of the workers' working time in collate, 0-1, where their stacks were sampled."""
+    pids = {worker.pid for worker in found.workers}
+    working = collating = 0
+    for frame in scene.history:
+        for one in known_or(frame.stacks, ()):
+            for stack in one.stacks if one.pid in pids else ():
+                if any(at.function == "get" and at.file.endswith("queues.py") for at in stack.frames):
+                    continue
+                working += stack.samples
+                if any("collate" in at.function or at.file.endswith("collate.py") for at in stack.frames):
+                    collating += stack.samples
+    if working < LEAST_STACKS:
+        return Missing("the workers' stacks were not sampled")
+    return collating / working
+
+
+def is_collating(found: Starved, scene: Scene) -> bool:
+    """Tell whether the workers were seen to spend most of their work in collate."""
+    return known_or(find_collate_share(found, scene), 0.0) >= COLLATE_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLooks:
+    """Count the recent readings of one worker: by its wait, and by the queue of its requests."""
+
+    worker: WorkerScene
+    idle: int
+    looks: int
+    backlogs: int
+    """Readings of its index queue that found a request waiting."""
+    queue_looks: int
+
+    @property
+    def idle_ratio(self) -> Known[float]:
+        """Return the share of readings in which it waited for work."""
+        return self.idle / self.looks if self.looks else self.worker.idle_ratio
+
+    @property
+    def backlog_ratio(self) -> float:
+        """Return the share of looks at its queue that found a request, 0 where none was made."""
+        return self.backlogs / self.queue_looks if self.queue_looks else 0.0
+
+
+def look_at_workers(found: Starved, scene: Scene) -> tuple[WorkerLooks, ...]:
+    """Count for each worker of the rank how often it was idle and had a backlog lately."""
+    since_ns = scene.frame.taken_ns - int(RECENT_S * 1e9)
+    counts = {worker.pid: [0, 0, 0, 0] for worker in found.workers}
+    for frame in scene.history:
+        if frame.taken_ns < since_ns:
+            continue
+        for process in frame.processes:
+            if process.pid in counts and is_known(process.waits_for):
+                counts[process.pid][0] += process.waits_for == WORK_WAIT
+                counts[process.pid][1] += 1
+        for loader in frame.loader:
+            for queue in loader.queues:
+                if queue.pid in counts and is_known(queue.pending_bytes):
+                    counts[queue.pid][2] += queue.pending_bytes > 0
+                    counts[queue.pid][3] += 1
+    return tuple(WorkerLooks(worker, *counts[worker.pid]) for worker in found.workers)
