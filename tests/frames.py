@@ -236,6 +236,7 @@ def make_loader(pid: int = 4211, workers: int = 2, **fields: Any) -> LoaderSampl
     plain = LoaderSample(
         rank=0,
         pid=pid,
+        loader=0,
         workers=workers,
         ready_batches=3.0,
         ready_bytes=1323,

@@ -63,14 +63,26 @@ MAPS = {
     "fork, two loaders": (
         ends(3, 5, 8, 13, 15, 18),
         [ends(3, 5), ends(3, 5, 8), ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
-        3,
+        [3, 3, 13, 13],
         [5, 8, 15, 18],
     ),
     "spawn, two loaders": (
         ends(3, 5, 8, 13, 15, 18),
         [ends(3, 5), ends(3, 8), ends(13, 15), ends(13, 18)],
-        3,
+        [3, 3, 13, 13],
         [5, 8, 15, 18],
+    ),
+    "fork, two loaders, the last worker of the first dead": (
+        ends(3, 5, 8, 13, 15, 18),
+        [ends(3, 5), {}, ends(3, 5, 8, 13, 15), ends(3, 5, 8, 13, 15, 18)],
+        [3, 3, "missing", "missing"],
+        [5, "missing", "missing", "missing"],
+    ),
+    "spawn, two loaders, the first worker of the second dead": (
+        ends(3, 5, 8, 13, 15, 18),
+        [ends(3, 5), ends(3, 8), {}, ends(13, 18)],
+        [3, 3, 3, 13],
+        [5, 8, "missing", 18],
     ),
     "fork, second worker dead": (
         ends(3, 5, 8, 12),
@@ -97,14 +109,14 @@ MAPS = {
 def test_queues_are_found_by_who_was_the_first_to_hold_them(name):
     rank, workers, data, index = MAPS[name]
     found = map_queues(rank, workers)
-    assert read_fds([found.data]) == [data]
+    assert read_fds(found.data) == (data if isinstance(data, list) else [data] * len(workers))
     assert read_fds(found.index) == index
 
 
 def test_a_worker_that_may_not_be_read_says_why_and_keeps_its_place():
     refused = Missing("permission denied")
     found = map_queues(ends(3, 5, 8), [refused, ends(3, 5, 8)])
-    assert read_fds([found.data, found.index[1]]) == [3, 8]
+    assert read_fds([*found.data, found.index[1]]) == [3, 3, 8]
     assert found.index[0] == refused
     assert map_queues(ends(3, 5), [{}]).index == (Missing("the worker is dead"),)
 
@@ -114,15 +126,15 @@ def test_inodes_say_nothing_about_order():
     data, first, second = PipeEnds(900, 3, 4), PipeEnds(100, 5, 6), PipeEnds(500, 8, 9)
     held = [{900: data, 100: first}, {900: data, 100: first, 500: second}]
     found = map_queues({pipe.inode: pipe for pipe in (second, first, data)}, held)
-    assert (found.data, found.index) == (data, (first, second))
+    assert (found.data, found.index) == ((data, data), (first, second))
 
 
 def test_a_known_data_queue_stays_while_anybody_holds_it():
     """The reaped elder is no longer listed, so that the younger one alone would look like a first."""
     rank, younger = ends(3, 5, 8), [ends(3, 5, 8)]
-    assert read_fds([map_queues(rank, younger).data]) == [5]
-    assert read_fds([map_queues(rank, younger, 1003).data]) == [3]
-    assert read_fds([map_queues(ends(5, 8), [ends(5, 8)], 1003).data]) == [5], "closed: found anew"
+    assert read_fds(map_queues(rank, younger).data) == [5]
+    assert read_fds(map_queues(rank, younger, [1003]).data) == [3]
+    assert read_fds(map_queues(ends(5, 8), [ends(5, 8)], [1003]).data) == [5], "closed: found anew"
 
 
 @contextmanager
@@ -166,16 +178,24 @@ def map_of(process: subprocess.Popen[str], truth: list[dict[str, object]]):
 def test_real_forked_workers_show_their_queues(arguments, before):
     with loader("--context", "fork", "--before", before, *arguments.split()) as (process, truth):
         found = map_of(process, truth)
-        assert found.data.read_fd == truth[0]["data"]
+        assert read_fds(found.data) == [one["data"] for one in truth for _ in one["workers"]]
         assert read_fds(found.index) == [fd for one in truth for fd in one["index"]]
 
 
-@pytest.mark.parametrize("arguments", ["--context spawn --before queue --migrate", "--context forkserver"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--context spawn --before queue --migrate",
+        "--context spawn --loaders 2",
+        "--context forkserver",
+        "--context forkserver --loaders 2",
+    ],
+)
 def test_real_spawned_workers_show_their_queues(arguments):
     with loader(*arguments.split()) as (process, truth):
         found = map_of(process, truth)
-        assert found.data.read_fd == truth[0]["data"]
-        assert read_fds(found.index) == truth[0]["index"]
+        assert read_fds(found.data) == [one["data"] for one in truth for _ in one["workers"]]
+        assert read_fds(found.index) == [fd for one in truth for fd in one["index"]]
 
 
 def wait_until(condition, seconds: float = 5.0):
@@ -226,6 +246,38 @@ def test_depths_ages_and_pending_work_of_a_real_loader():
         assert sample.queues[1].pending_bytes > 0
         probe.look(5 * SECOND + LOOK_SPAN_NS)
         assert probe.latest()[0].looks == 2, "older looks are forgotten"
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_two_loaders_of_one_rank_have_a_sample_each(context):
+    """As in a training that validates with workers while those of the training set persist."""
+    with loader("--loaders", "2", "--context", context) as (process, truth):
+        rank, probe = rank_of(process, truth), LoaderProbe()
+        train = LoaderRank(0, rank.pid, rank.workers[:2], pin_thread=False)
+        probe.watch((train,), 0)
+        probe.look(SECOND)
+        tell(process, "send 3")
+        data = next(p for p in read_queue_pipes(process.pid).values() if p.read_fd == truth[0]["data"])
+        assert wait_until(lambda: read_pending(process.pid, data) == 3 * MESSAGE_BYTES)
+        probe.watch((rank,), SECOND)
+        first, fresh = probe.latest()
+        assert (first.workers, fresh.workers, fresh.loader) == (2, 2, 1)
+        assert fresh.ready_batches == Missing("not looked at yet")
+        probe.look(2 * SECOND)
+        first, second = probe.latest()
+        assert (first.loader, first.ready_batches, first.looks, first.empty_ratio) == (0, 3.0, 2, 0.5)
+        assert (second.loader, second.ready_batches, second.looks, second.empty_ratio) == (1, 0.0, 1, 1.0)
+        assert [[queue.pid for queue in one.queues] for one in (first, second)] == [
+            one["workers"] for one in truth
+        ]
+        assert all(is_known(queue.pending_bytes) for one in (first, second) for queue in one.queues)
+        validation = LoaderRank(0, rank.pid, rank.workers[2:], pin_thread=False)
+        probe.watch((validation,), 3 * SECOND)
+        (sample,) = probe.latest()
+        assert (sample.ready_batches, sample.workers) == (0.0, 2), "the other one's figures left with it"
+        probe.look(3 * SECOND)
+        (sample,) = probe.latest()
+        assert (sample.ready_batches, sample.looks) == (0.0, 2)
 
 
 def test_a_dead_worker_keeps_its_place_and_the_data_queue_is_still_seen():

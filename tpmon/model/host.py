@@ -97,7 +97,7 @@ class WorkerQueue:
 
 @dataclass(frozen=True, slots=True)
 class LoaderSample:
-    """Hold the loader queues of one rank, read from outside by FIONREAD.
+    """Hold the queues of one loader of a rank, read from outside by FIONREAD.
 
     ``ready_batches`` = bytes in the data pipe / bytes of its first message; 0 when it is empty.
     ``empty_ratio`` is the share of the looks of the last 10 s that found it empty.
@@ -105,6 +105,8 @@ class LoaderSample:
 
     rank: Applicable[int]
     pid: int
+    loader: int
+    """0 for the oldest loader of the rank that has workers, 1 for the next."""
     workers: int
     ready_batches: Known[float]
     ready_bytes: Known[int]

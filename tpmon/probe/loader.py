@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpmon.model.host import LoaderSample, WorkerQueue
@@ -27,6 +28,7 @@ LOOK_EVERY_S = 0.5
 LOOK_SPAN_NS = 10_000_000_000
 RETRY_NS = 10_000_000_000
 BIRTH_SPAN_NS = 60_000_000_000
+_WAITING = Missing("not looked at yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +50,27 @@ class LoaderRank:
     pin_thread: bool
 
 
+class _Loader:
+    """Remember the queues of one loader of a rank and the looks of the last 10 s."""
+
+    def __init__(self) -> None:
+        self.workers: tuple[LoaderWorker, ...] = ()
+        self.data: Known[PipeEnds] = _WAITING
+        self.looks: deque[tuple[int, int]] = deque()
+        self.ready: Known[int] = _WAITING
+        self.message_bytes: Known[int] = Missing("no whole batch seen in the data pipe yet")
+        self.index: tuple[Known[PipeEnds], ...] = ()
+        self.pending: tuple[Known[int], ...] = ()
+
+
 class _RankQueues:
-    """Remember the queue map, the looks of the last 10 s and the births of one rank."""
+    """Remember the loaders of one rank, oldest first, and the births of its workers."""
 
     def __init__(self) -> None:
         self.pids: tuple[int, ...] = ()
         self.mapped_ns = 0
         self.complete = False
-        self.queues: Known[QueueMap] = Missing("not looked at yet")
-        self.looks: deque[tuple[int, int]] = deque()
-        self.ready: Known[int] = Missing("not looked at yet")
-        self.message_bytes: Known[int] = Missing("no whole batch seen in the data pipe yet")
-        self.pending: tuple[Known[int], ...] = ()
+        self.loaders: tuple[_Loader, ...] = ()
         self.births: deque[int] = deque()
         self.known: set[tuple[int, int]] = set()
 
@@ -101,9 +112,14 @@ class LoaderProbe:
                     queues.births.popleft()
 
     def latest(self) -> tuple[LoaderSample, ...]:
-        """Return one sample for each rank that has workers."""
+        """Return one sample for each loader of each rank that has workers, the rank's oldest first."""
         with self._lock:
-            return tuple(self._sample(rank, self._queues[rank.pid]) for rank in self._ranks if rank.workers)
+            return tuple(
+                self._sample(rank, queues, number, loader)
+                for rank in self._ranks
+                if rank.workers and (queues := self._queues[rank.pid])
+                for number, loader in enumerate(_living(queues, rank))
+            )
 
     def look(self, now_ns: int) -> None:
         """Look at every queue once."""
@@ -116,39 +132,51 @@ class LoaderProbe:
         pids = tuple(worker.pid for worker in rank.workers)
         # What was found is checked at every look, so only what was not found is searched again.
         if pids != queues.pids or (not queues.complete and now_ns - queues.mapped_ns > RETRY_NS):
-            queues.pids, queues.mapped_ns = pids, now_ns
-            queues.queues = self._map(rank, queues.queues)
-        mapped = queues.queues
-        if not is_known(mapped):
-            queues.complete = False
+            loaders = self._map(rank, queues.loaders)
             with self._lock:
-                queues.ready = mapped
-                queues.pending = tuple(mapped for _ in rank.workers)
-            return
-        data = mapped.data
-        ready = read_pending(rank.pid, data, self._proc) if is_known(data) else data
-        pending = tuple(
-            read_pending(rank.pid, pipe, self._proc) if is_known(pipe) else pipe for pipe in mapped.index
+                queues.pids, queues.mapped_ns, queues.loaders = pids, now_ns, loaders
+        for loader in queues.loaders:
+            self._look_into(rank.pid, loader, now_ns)
+        queues.complete = all(
+            is_known(loader.ready) and all(is_known(one) for one in loader.pending)
+            for loader in queues.loaders
         )
-        queues.complete = is_known(ready) and all(is_known(one) for one in pending)
-        message = queues.message_bytes
+
+    def _look_into(self, pid: int, loader: _Loader, now_ns: int) -> None:
+        data = loader.data
+        ready = read_pending(pid, data, self._proc) if is_known(data) else data
+        pending = tuple(
+            read_pending(pid, pipe, self._proc) if is_known(pipe) else pipe for pipe in loader.index
+        )
+        message = loader.message_bytes
         if is_known(data) and is_known(ready) and ready > 0:
-            seen = read_message_bytes(rank.pid, data, self._proc)
+            seen = read_message_bytes(pid, data, self._proc)
             # A look between a reader's two reads finds no header at the head.
             if not is_known(seen) or 4 < seen <= ready:
                 message = seen
         with self._lock:
-            queues.ready, queues.pending, queues.message_bytes = ready, pending, message
+            loader.ready, loader.pending, loader.message_bytes = ready, pending, message
             if is_known(ready):
-                queues.looks.append((now_ns, ready))
-            while queues.looks and now_ns - queues.looks[0][0] > LOOK_SPAN_NS:
-                queues.looks.popleft()
+                loader.looks.append((now_ns, ready))
+            while loader.looks and now_ns - loader.looks[0][0] > LOOK_SPAN_NS:
+                loader.looks.popleft()
 
-    def _map(self, rank: LoaderRank, before: Known[QueueMap]) -> Known[QueueMap]:
+    def _map(self, rank: LoaderRank, before: Sequence[_Loader]) -> tuple[_Loader, ...]:
+        """Find the loaders of a rank; one whose data queue was known before goes on as it was."""
+        known = {
+            worker: loader.data.inode
+            for loader in before
+            if is_known(loader.data)
+            for worker in loader.workers
+        }
         try:
             held_by_rank = read_queue_pipes(rank.pid, self._proc)
         except OSError as error:
-            return Missing((error.strerror or "refused").lower())
+            refused = _Loader()
+            refused.workers = rank.workers
+            refused.data = Missing((error.strerror or "refused").lower())
+            refused.index = (refused.data,) * len(rank.workers)
+            return (refused,)
         held: list[Known[dict[int, PipeEnds]]] = []
         for worker in rank.workers:
             # The place of one that cannot be read stays, so that numbers stay with their workers.
@@ -158,33 +186,66 @@ class LoaderProbe:
                 held.append({})
             except OSError as error:
                 held.append(Missing((error.strerror or "refused").lower()))
-        data = before.data if is_known(before) else before
-        return map_queues(held_by_rank, held, data.inode if is_known(data) else -1)
+        mapped = map_queues(held_by_rank, held, [known.get(worker, -1) for worker in rank.workers])
+        return _group(rank.workers, mapped, before)
 
-    def _sample(self, rank: LoaderRank, queues: _RankQueues) -> LoaderSample:
-        ready = Missing(self._source.off) if self._source.off else queues.ready
-        batches: Known[float] = queues.message_bytes
+    def _sample(self, rank: LoaderRank, queues: _RankQueues, number: int, loader: _Loader) -> LoaderSample:
+        ready = Missing(self._source.off) if self._source.off else loader.ready
+        batches: Known[float] = loader.message_bytes
         if not is_known(ready):
             batches = ready
         elif ready == 0:
             batches = 0.0
-        elif is_known(queues.message_bytes):
-            batches = ready / queues.message_bytes
-        looks = len(queues.looks)
-        pending = queues.pending if len(queues.pending) == len(rank.workers) else ()
-        waiting = Missing("not looked at yet")
+        elif is_known(loader.message_bytes):
+            batches = ready / loader.message_bytes
+        looks = len(loader.looks)
+        pending = dict(zip(loader.workers, loader.pending, strict=False))
+        alive = set(rank.workers)
+        workers = [worker for worker in loader.workers if worker in alive]
         return LoaderSample(
             rank=rank.rank,
             pid=rank.pid,
-            workers=len(rank.workers),
+            loader=number,
+            workers=len(workers),
             ready_batches=batches,
             ready_bytes=ready,
-            empty_ratio=sum(ready == 0 for _, ready in queues.looks) / looks if looks else waiting,
+            empty_ratio=sum(ready == 0 for _, ready in loader.looks) / looks if looks else _WAITING,
             looks=looks,
             queues=tuple(
-                WorkerQueue(worker.number, worker.pid, pending[i] if pending else waiting)
-                for i, worker in enumerate(rank.workers)
+                WorkerQueue(worker.number, worker.pid, pending.get(worker, _WAITING)) for worker in workers
             ),
             births=len(queues.births),
             pin_thread=rank.pin_thread,
         )
+
+
+def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:
+    """List the loaders that have a living worker; workers that were not looked at yet are one more."""
+    met = {worker for loader in queues.loaders for worker in loader.workers}
+    living = [loader for loader in queues.loaders if not set(rank.workers).isdisjoint(loader.workers)]
+    fresh = tuple(worker for worker in rank.workers if worker not in met)
+    if fresh:
+        unseen = _Loader()
+        unseen.workers = fresh
+        living.append(unseen)
+    return living
+
+
+def _group(
+    workers: Sequence[LoaderWorker], mapped: QueueMap, before: Sequence[_Loader]
+) -> tuple[_Loader, ...]:
+    """Put the workers that share a data queue together, in the order of their eldest."""
+    kept = {loader.data.inode: loader for loader in before if is_known(loader.data)}
+    places: dict[int, list[int]] = {}
+    for place, data in enumerate(mapped.data):
+        places.setdefault(data.inode if is_known(data) else -1, []).append(place)
+    loaders = []
+    for inode, own in places.items():
+        loader, old = _Loader(), kept.get(inode)
+        if old is not None:
+            loader.looks, loader.ready, loader.message_bytes = old.looks, old.ready, old.message_bytes
+        loader.workers = tuple(workers[place] for place in own)
+        loader.data = mapped.data[own[0]]
+        loader.index = tuple(mapped.index[place] for place in own)
+        loaders.append(loader)
+    return tuple(loaders)

@@ -24,6 +24,7 @@ MAX_DESCRIPTORS_READ = 4096
 """A rank with more open files than this is not searched for pipes."""
 _PIPE = re.compile(r"pipe:\[(\d+)\]")
 _SPLICE_F_NONBLOCK = 2
+_AMBIGUOUS = Missing("a dead worker leaves open which pipe is the data queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,12 @@ class PipeEnds:
 
 @dataclass(frozen=True, slots=True)
 class QueueMap:
-    """Say by which pipe of the rank each queue is looked at."""
+    """Say by which pipes of the rank the queues of each worker are looked at, in birth order.
 
-    data: Known[PipeEnds]
+    ``data`` is the data queue of the worker's loader: workers of one loader share it.
+    """
+
+    data: tuple[Known[PipeEnds], ...]
     index: tuple[Known[PipeEnds], ...]
 
 
@@ -102,38 +106,54 @@ def parse_flags(raw: bytes) -> int:
 
 
 def map_queues(
-    rank: Mapping[int, PipeEnds], workers: Sequence[Known[Mapping[int, PipeEnds]]], data_before: int = -1
+    rank: Mapping[int, PipeEnds],
+    workers: Sequence[Known[Mapping[int, PipeEnds]]],
+    before: Sequence[int] = (),
 ) -> QueueMap:
-    """Find the data queue of a rank's first loader, and each worker's index queue. Pure.
+    """Find the data queue and the index queue of each worker of a rank. Pure.
 
     ``rank`` are its queue pipes, ``workers`` what each holds in birth order (nothing when it is
-    dead, Missing when that may not be read), ``data_before`` the inode of the data queue at the
-    last look. A loader makes its data queue, then the index queue of its first worker, then that
-    worker: of what a worker is the first to hold, these are the last two. Forked workers also hold
+    dead, Missing when that may not be read), ``before`` the inodes of their data queues at the
+    last look, -1 for one that was not known. A loader makes its data queue, then the index queue of
+    its first worker, then that worker: of what a worker is the first to hold, these are the last
+    two; of the next workers of that loader it is the index queue alone. Forked workers also hold
     all that is older. The order is that of descriptors, because inode numbers come from a pool for
     each CPU.
     """
     missing = Missing("no pipe with both ends in the rank matches")
-    data: Known[PipeEnds] = missing
-    if data_before in rank and any(is_known(held) and data_before in held for held in workers):
-        data = rank[data_before]
     order = sorted(rank.values(), key=lambda pipe: pipe.read_fd)
+    data: list[Known[PipeEnds]] = []
     index: list[Known[PipeEnds]] = []
     seen: set[int] = set()
+    current: Known[PipeEnds] = missing
     unseen_before = 0
-    for held in workers:
+    for number, held in enumerate(workers):
         if not is_known(held) or not held:
             index.append(Missing("the worker is dead") if is_known(held) else held)
+            data.append(current)
             unseen_before += 1
             continue
         fresh = [pipe for pipe in order if pipe.inode in held and pipe.inode not in seen]
         seen.update(held)
-        if len(fresh) > 1 and not is_known(data):
-            # A forked worker also holds the index queues of its elders that were not seen.
-            data = fresh[max(0, len(fresh) - 2 - unseen_before)]
-        index.append(fresh[-1] if is_known(data) and fresh and fresh[-1] != data else missing)
+        known = before[number] if number < len(before) else -1
+        shares = is_known(current) and current.inode in held
+        if known in rank and known in held:
+            current = rank[known]
+        # A forked worker also holds the index queues of its elders that were not seen.
+        elif shares and len(fresh) > 1 + unseen_before:
+            current = fresh[-2] if not unseen_before else _AMBIGUOUS
+        elif not shares:
+            elders = 0 if is_known(current) else unseen_before
+            current = fresh[max(0, len(fresh) - 2 - elders)] if len(fresh) > 1 else missing
+        data.append(current)
+        index.append(fresh[-1] if is_known(current) and fresh and fresh[-1] != current else missing)
         unseen_before = 0
-    return QueueMap(data, tuple(index))
+    # The first ones, where they were not seen, belong to the loader of those that came after them.
+    for number, held in enumerate(workers):
+        if is_known(held) and held:
+            data[:number] = [data[number]] * number
+            break
+    return QueueMap(tuple(data), tuple(index))
 
 
 def _open_pipe(pid: int, pipe: PipeEnds, proc: str) -> int:
