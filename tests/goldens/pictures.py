@@ -22,7 +22,7 @@ PICTURES = HERE / "pictures"
 SCREENS_PAGE = HERE.parent.parent / "docs" / "screens.md"
 
 SIZES = (Size(200, 50), Size(120, 40), Size(80, 24), Size(40, 50), Size(20, 5))
-ASCII_STATES = ("two-ranks", "oversubscribed")
+ASCII_STATES = ("two-ranks", "oversubscribed", "data-bound")
 WAITING = "waiting"
 
 
@@ -45,7 +45,7 @@ def _write_size(size: Size) -> str:
 
 
 def list_pictures() -> Iterator[Picture]:
-    """Yield every situation at every size, two of them in ASCII too, then zooms and overlays."""
+    """Yield every situation at every size, some of them in ASCII too, then zooms and overlays."""
     for state in STATES:
         for size in SIZES:
             yield Picture(f"{state}.{_write_size(size)}", state, size)
@@ -58,6 +58,11 @@ def list_pictures() -> Iterator[Picture]:
     yield _at_80("zoom-gpus", "eight-gpus", zoom=Pane.GPUS, focus=Pane.GPUS)
     yield _at_80("zoom-events", "ended", zoom=Pane.EVENTS, focus=Pane.EVENTS)
     yield _at_80("help", "two-ranks", overlay=Overlay.HELP)
+    yield _at_80("help-judged", "data-bound", overlay=Overlay.HELP)
+    yield _at_80("verdict", "data-bound", overlay=Overlay.VERDICT)
+    yield Picture("verdict.40x50", "hung", Size(40, 50), {"overlay": Overlay.VERDICT})
+    yield _at_80("verdict-missing", "two-ranks", overlay=Overlay.VERDICT)
+    yield _at_80("zoom-judged", "data-bound", zoom=Pane.RANKS, focus=Pane.RANKS)
     yield _at_80("details", "two-ranks", overlay=Overlay.DETAILS, cursor_pid=4212)
     yield _at_80("details-missing", "other-user", overlay=Overlay.DETAILS, cursor_pid=4211, scroll=2)
     yield _at_80("details-gone", "two-ranks", overlay=Overlay.DETAILS, cursor_pid=4999)

@@ -12,6 +12,15 @@ from dataclasses import replace
 
 from tests.frames import make_pulses
 from tests.goldens.gpu_node import eight_gpus, eight_gpus_events
+from tests.goldens.judged_jobs import (
+    compute_bound,
+    data_bound,
+    data_bound_events,
+    hung,
+    hung_events,
+    starting,
+    undecided,
+)
 from tests.goldens.small_jobs import (
     attach_event,
     ended,
@@ -33,6 +42,11 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
     "oversubscribed": (oversubscribed, attach_event),
     "ended": (ended, ended_events),
     "other-user": (other_user, attach_event),
+    "data-bound": (data_bound, data_bound_events),
+    "hung": (hung, hung_events),
+    "compute-bound": (compute_bound, eight_gpus_events),
+    "undecided": (undecided, attach_event),
+    "starting": (starting, attach_event),
 }
 
 

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.frames import NOW_NS, make_event, make_frame, make_process, make_pulses, make_target, make_worker
+from tests.frames import (
+    NOW_NS,
+    make_event,
+    make_finding,
+    make_frame,
+    make_process,
+    make_pulses,
+    make_target,
+    make_worker,
+)
 from tpmon.errors import ExitCode
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -139,6 +148,21 @@ async def _(s):
         assert s.view.overlay is Overlay.NONE
     await s.press("f1", "s")
     assert (s.view.overlay, s.view.sort) == (Overlay.NONE, SortBy.CPU), "another key only closes it"
+
+
+@key("verdict")
+async def _(s):
+    await s.press("v")
+    assert s.view.overlay is Overlay.VERDICT
+    assert "no verdict: not judged" in s.text
+    await s.press("v")
+    assert s.view.overlay is Overlay.NONE
+    await s.send(replace(JOB, verdict=make_finding(ruled_out=("swap (0 B)",) * 40)))
+    await s.press("v", "G")
+    assert "confidence high" not in s.text
+    assert "4 workers" not in s.text.split("facts")[0]
+    await s.press("g", "escape")
+    assert "DATA-BOUND" in s.text
 
 
 @key("pause")
@@ -338,6 +362,18 @@ async def _(s):
     assert len(panes.rows_of(s.view)) == 3
 
 
+@key("copy-try")
+async def _(s):
+    await s.press("y")
+    assert s.app.copied.startswith("tpmon 4211"), "nothing to try yet: the facts"
+    await s.send(replace(JOB, verdict=make_finding(try_="do this:\nline one  # with two blanks\nline two")))
+    await s.press("y")
+    assert s.app.copied == "do this:\nline one  # with two blanks\nline two"
+    await s.until(lambda: "copied what to try" in s.text)
+    await s.press("v", "y")
+    assert s.app.copied.startswith("do this"), "also from the verdict in full"
+
+
 @key("copy-facts")
 async def _(s):
     await s.press("y")
@@ -346,6 +382,9 @@ async def _(s):
     s.now_ns += int((MESSAGE_SECONDS + 1) * 1e9)
     await s.send(JOB)
     assert "copied the facts" not in s.text, "the answer leaves the place to the keys again"
+    await s.send(replace(JOB, verdict=make_finding(try_=NOT_APPLICABLE)))
+    await s.press("y")
+    assert "data-bound (cpu-transform), confidence high, since 03:02" in s.app.copied
 
 
 @key("copy-screen")

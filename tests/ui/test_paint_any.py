@@ -17,6 +17,8 @@ from tpmon.model.host import NetworkSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
 from tpmon.model.process import Role, Setting
 from tpmon.model.units import clean_text
+from tpmon.model.verdict import Confidence, Evidence, Kind, SinceIs
+from tpmon.ui.evidence import SERIES
 from tpmon.ui.keys import keys_shown
 from tpmon.ui.panes import page_of, paint_screen, rows_of
 from tpmon.ui.view import Overlay, Pane, Size, SortBy
@@ -99,6 +101,35 @@ def cards(draw, index):
 
 
 @st.composite
+def findings(draw):
+    evidence = st.builds(
+        Evidence,
+        TEXTS | st.sampled_from(sorted(SERIES)),
+        REASONS | NUMBERS,
+        TEXTS,
+        TEXTS,
+        TEXTS,
+        REASONS | NUMBERS,
+    )
+    readings = st.lists(evidence, max_size=8).map(tuple)
+    texts = st.lists(TEXTS, max_size=9).map(tuple)
+    plain = frames.make_finding(
+        kind=draw(st.sampled_from(Kind)),
+        confidence=draw(st.sampled_from(Confidence)),
+        since=frames.NOW - timedelta(seconds=draw(st.integers(-10, 10**6))),
+        since_is=draw(st.sampled_from(SinceIs)),
+        since_source=draw(TEXTS),
+        summary=draw(TEXTS),
+        try_=draw(st.lists(TEXTS, max_size=5).map("\n".join)),
+        evidence=draw(readings),
+        against=draw(readings),
+        ruled_out=draw(texts),
+        unknown=draw(texts),
+    )
+    return _shaken(draw, plain)
+
+
+@st.composite
 def any_frame(draw):
     members = draw(st.lists(processes(), max_size=12))
     ranks = [
@@ -148,6 +179,7 @@ def any_frame(draw):
         gpus=draw(st.one_of(REASONS, st.just(known_cards))),
         driver=draw(st.one_of(REASONS, st.just(frames.make_driver()))),
         notes=tuple(draw(st.lists(TEXTS, max_size=4))),
+        verdict=draw(st.one_of(REASONS, findings(), findings())),
     )
 
 

@@ -269,7 +269,11 @@ class MonitorApp(App[None]):
         elif effect is Effect.COPY_SCREEN:
             self._copy("the screen", self._canvas.text())
         elif is_known(self.view.frame):
-            self._copy("the facts", clipboard.facts_text(self.view.frame))
+            finding = self.view.frame.verdict
+            if effect is Effect.COPY_TRY and is_known(finding) and is_known(finding.try_):
+                self._copy("what to try", finding.try_)
+            else:
+                self._copy("the facts", clipboard.facts_text(self.view.frame))
 
     def _copy(self, what: str, text: str) -> None:
         self.copied = text

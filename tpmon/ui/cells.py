@@ -105,3 +105,28 @@ def wrap_words(text: str, width: int) -> list[str]:
         else:
             lines.append(cut(word, width))
     return lines
+
+
+def wrap_all(text: str, width: int) -> list[str]:
+    """Break ``text`` at spaces, and within words that are longer than a line: nothing is cut."""
+    lines: list[str] = []
+    for word in text.split():
+        joined = f"{lines[-1]} {word}" if lines else word
+        if width_of(joined) <= width:
+            lines[-1:] = [joined]
+            continue
+        rest = word
+        while width_of(rest) > width > 0:
+            taken = _head_of(rest, width)
+            lines.append(taken)
+            rest = rest[len(taken) :]
+        lines.append(rest)
+    return lines
+
+
+def _head_of(text: str, width: int) -> str:
+    """Return as many characters as fit ``width`` cells, at least one."""
+    taken = text[:width]
+    while len(taken) > 1 and width_of(taken) > width:
+        taken = taken[:-1]
+    return taken

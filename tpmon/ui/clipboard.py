@@ -12,6 +12,7 @@ import subprocess
 
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
+from tpmon.model.verdict_words import name_verdict, say_confidence, say_since_in_full
 
 OSC_52_LIMIT_BYTES = 74_994
 """xterm and tmux drop a longer sequence: 100,000 bytes with its base64 (xterm ctlseqs, OSC 52)."""
@@ -57,12 +58,17 @@ def copied_message(what: str, sent: str, tmux: str) -> str:
 
 
 def facts_text(frame: Frame) -> str:
-    """Write who, when and the facts of a Frame as lines to paste into a chat or a ticket."""
+    """Write who, when, the verdict and the facts of a Frame as lines to paste into a chat or a ticket."""
     target = frame.target
     lines = [
         f"tpmon {target.pid} {target.script} on {target.host}, {frame.taken.isoformat(timespec='seconds')}",
-        frame.facts,
     ]
+    finding = frame.verdict
+    if is_known(finding):
+        sure = (say_confidence(finding), say_since_in_full(finding, frame.taken))
+        lines.append(", ".join([name_verdict(finding), *filter(None, sure)]))
+        lines.append(finding.summary)
+    lines.append(frame.facts)
     if is_known(target.ended):
         lines.append(f"target ended: {target.ended}")
     lines += [f"note: {note}" for note in frame.notes]

@@ -26,6 +26,7 @@ class Effect(Enum):
     QUIT = "quit"
     SUSPEND = "suspend"
     REDRAW = "redraw"
+    COPY_TRY = "copy try"
     COPY_FACTS = "copy facts"
     COPY_SCREEN = "copy screen"
 
@@ -70,7 +71,7 @@ class Key:
 def _move(name: str, shown: tuple[str, ...], text: str, move: Move, footer: str = "") -> Key:
     keys = tuple({"PgDn": "pagedown", "PgUp": "pageup"}.get(key, key) for key in shown)
     keys = tuple(key.lower() if len(key) > 1 else key for key in keys)
-    return Key(name, keys, shown, "Moving", text, move, when.MOVABLE, footer, 6 if footer else 0)
+    return Key(name, keys, shown, "Moving", text, move, when.MOVABLE, footer, 7 if footer else 0)
 
 
 def _workers(name: str, key: str, text: str, deed: Action, *, footer: str = "", priority: int = 0) -> Key:
@@ -96,6 +97,17 @@ KEYS: tuple[Key, ...] = (
         2,
     ),
     Key(
+        "verdict",
+        ("v",),
+        ("v",),
+        "tpmon",
+        "the verdict in full: all evidence, what was ruled out, what is unknown",
+        partial(actions.action_overlay, overlay=Overlay.VERDICT),
+        when.READ,
+        "verdict",
+        3,
+    ),
+    Key(
         "pause",
         ("p",),
         ("p",),
@@ -104,7 +116,7 @@ KEYS: tuple[Key, ...] = (
         actions.action_pause,
         when.NOT_TYPING,
         "pause",
-        3,
+        4,
     ),
     Key(
         "slower",
@@ -115,7 +127,7 @@ KEYS: tuple[Key, ...] = (
         actions.action_slower,
         when.SLOWER,
         "slower",
-        10,
+        11,
     ),
     Key(
         "faster",
@@ -126,7 +138,7 @@ KEYS: tuple[Key, ...] = (
         actions.action_faster,
         when.FASTER,
         "faster",
-        11,
+        12,
     ),
     Key("suspend", ("ctrl+z",), ("ctrl-z",), "tpmon", "stop tpmon; fg goes on", Effect.SUSPEND, when.EVER),
     Key(
@@ -147,7 +159,7 @@ KEYS: tuple[Key, ...] = (
         ByDigit(actions.action_zoom),
         when.PANES,
         "zoom",
-        4,
+        5,
     ),
     Key(
         "focus-next",
@@ -158,7 +170,7 @@ KEYS: tuple[Key, ...] = (
         partial(actions.action_focus, step=1),
         when.PANES,
         "next pane",
-        5,
+        6,
     ),
     Key(
         "focus-previous",
@@ -178,10 +190,10 @@ KEYS: tuple[Key, ...] = (
         lambda view: actions.action_zoom(view, view.focus),
         when.NO_ROWS,
         "open",
-        7,
+        8,
     ),
-    _move("down", ("down", "j"), "next row or line", Move.DOWN, "move"),
-    _move("up", ("up", "k"), "previous row or line", Move.UP),
+    _move("down", ("j", "down"), "next row or line", Move.DOWN, "down"),
+    _move("up", ("k", "up"), "previous row or line", Move.UP),
     _move("page-down", ("PgDn",), "a page down", Move.PAGE_DOWN),
     _move("page-up", ("PgUp",), "a page up", Move.PAGE_UP),
     _move("first", ("g", "Home"), "first row or line", Move.FIRST),
@@ -195,7 +207,7 @@ KEYS: tuple[Key, ...] = (
         OpenRow(Overlay.DETAILS),
         when.ROWS,
         "details",
-        7,
+        8,
     ),
     Key(
         "environment",
@@ -206,9 +218,9 @@ KEYS: tuple[Key, ...] = (
         OpenRow(Overlay.ENVIRONMENT),
         when.ROWS,
         "environment",
-        12,
+        13,
     ),
-    _workers("sort", "s", "sort by the next column", actions.action_sort_next, footer="sort", priority=9),
+    _workers("sort", "s", "sort by the next column", actions.action_sort_next, footer="sort", priority=10),
     _workers("reverse", "S", "reverse the order", actions.action_reverse),
     _workers("sort-cpu", "P", "sort by CPU", _sort(SortBy.CPU)),
     _workers("sort-memory", "M", "sort by memory", _sort(SortBy.MEMORY)),
@@ -219,7 +231,7 @@ KEYS: tuple[Key, ...] = (
         "show only rows with this text; a leading ! shows the others",
         actions.action_filter,
         footer="filter",
-        priority=8,
+        priority=9,
     ),
     Key(
         "filter-keep",
@@ -250,18 +262,29 @@ KEYS: tuple[Key, ...] = (
         actions.action_filter_clear,
         when.FILTERED,
         "no filter",
-        8,
+        9,
+    ),
+    Key(
+        "copy-try",
+        ("y",),
+        ("y",),
+        "Copying",
+        "copy what the verdict says to try",
+        Effect.COPY_TRY,
+        when.TRIABLE,
+        "copy Try",
+        3,
     ),
     Key(
         "copy-facts",
         ("y",),
         ("y",),
         "Copying",
-        "copy the facts line with host, PID and time",
+        "copy verdict and facts with host, PID and time",
         Effect.COPY_FACTS,
-        when.READ,
+        when.NOT_TRIABLE,
         "copy",
-        8,
+        9,
     ),
     Key(
         "copy-screen",

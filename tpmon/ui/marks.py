@@ -17,8 +17,9 @@ from tpmon.ui.view import Ink, ViewState
 
 OLD_INTERVALS = 3
 """A reading older than three intervals missed two turns."""
-QUIET_INTERVALS = {"threads": 4}
-"""Threads of quiet processes are read every fifth interval only (docs/metrics.md, "runnable")."""
+QUIET_INTERVALS = {"threads": 4, "stacks": 12}
+"""Intervals that a group may be late: threads of quiet processes are read every fifth interval only
+(docs/metrics.md, "runnable"), and the ranks take turns in being sampled."""
 POOL_RATIO = 1.5
 WAITING_RATIO = 0.35
 """Pool demand and waiting share from which more threads cost speed (measured sweep, docs/metrics.md)."""

@@ -38,7 +38,8 @@ def thin(pulses: Sequence[Pulse], cells: int) -> list[Sequence[Pulse]]:
     return list(groups[-cells:])
 
 
-def _mean(values: Sequence[Known[float]]) -> Known[float]:
+def mean_of(values: Sequence[Known[float]]) -> Known[float]:
+    """Return the mean of the values that were read, the first reason when none was."""
     known = [value for value in values if is_known(value)]
     return sum(known) / len(known) if known else values[0]
 
@@ -54,7 +55,7 @@ def paint_gauge(gauge: Gauge, groups: Sequence[Sequence[Pulse]], width: int, spa
     head = f" {pad(gauge.label, LABEL_WIDTH)} "
     if gauge.read is not None and not (width < NARROW_WIDTH and gauge.pieces[0].startswith("?")):
         read = gauge.read
-        means = [_mean([read(pulse) for pulse in group]) for group in groups]
+        means = [mean_of([read(pulse) for pulse in group]) for group in groups]
         head += f"{spark(means, spark_width, gauge.top)} "
     elif width >= NARROW_WIDTH:
         head += " " * (spark_width + 1)

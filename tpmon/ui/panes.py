@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpmon.model.frame import TargetState
 from tpmon.model.known import is_known
+from tpmon.model.verdict import EXIT_CODES, Finding
 from tpmon.ui.cells import cut, fit_line, wrap, wrap_words
 from tpmon.ui.ink import DOT, to_ascii
 from tpmon.ui.marks import tell_most
@@ -21,12 +23,20 @@ from tpmon.ui.paint_header import name_state, paint_facts, paint_footer, paint_h
 from tpmon.ui.paint_job import paint_cpu_in_full
 from tpmon.ui.paint_overlays import paint_details, paint_environment, paint_help
 from tpmon.ui.paint_ranks import count_ranks, order_ranks, paint_ranks
+from tpmon.ui.paint_verdict import (
+    paint_headline,
+    paint_last_verdict,
+    paint_verdict,
+    paint_verdict_briefly,
+)
+from tpmon.ui.paint_verdict_full import paint_verdict_in_full
 from tpmon.ui.paint_workers import count_workers, paint_workers, select_workers
 from tpmon.ui.table import Item, justify, paint_rule
 from tpmon.ui.view import Ink, KeyHelp, Line, Overlay, Pane, Size, ViewState
 
 TINY_WIDTH = 30
 TINY_HEIGHT = 8
+SHORT_LINES_WIDTH = 60
 WIDE_WIDTH = 150
 """From this width on the CPU and the GPU pane stand beside each other."""
 
@@ -43,6 +53,7 @@ _IN_FULL = {
     Pane.EVENTS: paint_events_in_full,
 }
 _OVERLAYS = {
+    Overlay.VERDICT: paint_verdict_in_full,
     Overlay.DETAILS: paint_details,
     Overlay.ENVIRONMENT: paint_environment,
 }
@@ -52,6 +63,7 @@ _TITLES = {
     Pane.EVENTS: "events and logs in full",
 }
 _OVERLAY_TITLES = {
+    Overlay.VERDICT: "verdict in full",
     Overlay.HELP: "help",
     Overlay.DETAILS: "details",
     Overlay.ENVIRONMENT: "environment",
@@ -126,9 +138,12 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
         return [first, *(((f" {text}", Ink.PLAIN),) for text in texts)]
     who = Item(2, f"tpmon {frame.target.pid}" if size.width >= TINY_WIDTH else str(frame.target.pid))
     lines = [justify([state], [who], size.width)]
-    fact, ink = tell_most(frame)
-    sign = "! " if ink in (Ink.WARN, Ink.BAD) else ""
-    lines += [((f" {text}", ink),) for text in wrap_words(sign + fact, max(1, size.width - 1))]
+    if is_known(frame.verdict) and frame.target.state is not TargetState.ENDED:
+        lines += paint_verdict_briefly(frame, frame.verdict, size.width)
+    else:
+        fact, ink = tell_most(frame)
+        sign = "! " if ink in (Ink.WARN, Ink.BAD) else ""
+        lines += [((f" {text}", ink),) for text in wrap_words(sign + fact, max(1, size.width - 1))]
     facts = wrap(frame.facts.split(f" {DOT} "), max(1, size.width - 2), f" {DOT} ")
     if size.width >= TINY_WIDTH:
         lines += [((f" {text}", Ink.PLAIN),) for text in facts]
@@ -136,11 +151,37 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
 
 
 def _paint_top(view: ViewState, size: Size) -> list[Line]:
-    room = 2 if size.width >= 120 else 3 if size.width >= 60 else 6
-    top = [paint_header(view, size.width), *paint_facts(view, size.width, min(room, size.height // 5))]
+    top = [paint_header(view, size.width)]
+    if view.overlay in (Overlay.HELP, Overlay.VERDICT):
+        return top
+    top += _paint_judged(view, size)
     if is_known(view.frame):
         top += paint_notes(view.frame, size.width, 1 if size.height < 30 else 4)
     return top
+
+
+def _paint_judged(view: ViewState, size: Size) -> list[Line]:
+    """Paint the verdict; where there is none, or the job has ended, the facts in its place."""
+    frame = view.frame
+    room = min(2 if size.width >= 120 else 3 if size.width >= 60 else 6, size.height // 5)
+    if not is_known(frame) or not is_known(frame.verdict):
+        return paint_facts(view, size.width, room)
+    finding = frame.verdict
+    if frame.target.state is TargetState.ENDED:
+        return [*paint_facts(view, size.width, room), paint_last_verdict(frame, finding, size.width)]
+    if is_known(view.zoom) or view.overlay in _OVERLAYS:
+        return paint_headline(frame, finding, size.width)[:2]
+    return paint_verdict(view, frame, finding, size.width, _verdict_height(size, calm=_is_calm(finding)))
+
+
+def _is_calm(finding: Finding) -> bool:
+    return EXIT_CODES[finding.kind] == 0
+
+
+def _verdict_height(size: Size, *, calm: bool) -> int:
+    """Return how many lines the verdict may take: fewer when all is well, more where lines are short."""
+    share = (0.24 if calm else 0.38) * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
+    return max(3, int(size.height * share))
 
 
 def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
@@ -211,8 +252,8 @@ def list_wishes(view: ViewState, body: Size) -> list[Wish]:
     ranks, workers, cards = count_ranks(view), count_workers(view), count_cards(view)
     events = 1 + count_events(view)
     return [
-        Wish(Pane.RANKS, 3, min(2 + ranks, third), 2 + ranks),
-        Wish(Pane.CPU, 3, 7, 10),
+        Wish(Pane.RANKS, min(4, 2 + max(1, ranks)), min(2 + ranks, third), 2 + ranks),
+        Wish(Pane.CPU, 2, 7, 10),
         Wish(Pane.WORKERS, min(3, 2 + workers), min(6, 2 + workers), 2 + workers),
         Wish(Pane.EVENTS, 2, min(4, events), max(2, events)),
         Wish(Pane.GPUS, 1, 1, 2 + cards if cards else 1),

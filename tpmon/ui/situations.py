@@ -44,6 +44,11 @@ def _rows(view: ViewState) -> bool:
     return over_a_row or (_panes(view) and view.focus in PANES_WITH_ROWS)
 
 
+def _can_try(view: ViewState) -> bool:
+    frame = view.frame
+    return is_known(frame) and is_known(frame.verdict) and is_known(frame.verdict.try_)
+
+
 EVER = Situation(lambda _view: True, "always")
 NOT_TYPING = Situation(_no_typing, "always")
 PANES = Situation(_panes, "with nothing over the panes")
@@ -56,6 +61,13 @@ TYPING = Situation(lambda view: not _no_typing(view), "while the filter is typed
 TYPED = Situation(lambda view: not _no_typing(view) and view.filter_text != "", "while the filter is typed")
 FILTERED = Situation(lambda view: _panes(view) and view.filter_text != "", "while a filter is set")
 READ = Situation(lambda view: _no_typing(view) and is_known(view.frame), "once there is a reading")
+TRIABLE = Situation(
+    lambda view: _no_typing(view) and _can_try(view), "while the verdict has something to try"
+)
+NOT_TRIABLE = Situation(
+    lambda view: _no_typing(view) and is_known(view.frame) and not _can_try(view),
+    "while the verdict has nothing to try",
+)
 FASTER = Situation(
     lambda view: _no_typing(view) and view.interval_s > INTERVALS_S[0], f"above {INTERVALS_S[0]:g} s"
 )

@@ -49,6 +49,8 @@ class Overlay(Enum):
     DETAILS = "details"
     """Everything about the worker or rank under the cursor."""
     ENVIRONMENT = "environment"
+    VERDICT = "verdict"
+    """Everything that the verdict rests on."""
     FILTER = "filter"
     """The filter line is being typed."""
 

@@ -1,0 +1,128 @@
+"""Paint evidence: a row for each reading, with its history where the thin history holds that figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import format_seconds
+from tpmon.model.verdict import Evidence
+from tpmon.model.verdict_words import say_value
+from tpmon.model.window import Pulse
+from tpmon.ui.cells import cut, fit_line, pad, width_of
+from tpmon.ui.ink import spark
+from tpmon.ui.marks import age_of
+from tpmon.ui.paint_cpu import mean_of, thin
+from tpmon.ui.view import Ink, Line, ViewState
+
+Read = Callable[[Pulse], Known[float]]
+NARROW = 60
+"""Below this width a row has no history, and of its source only the age."""
+WIDE = 100
+"""From this width on sources stand below each other; else they end where the line ends."""
+AGE_WIDTH = 6
+
+
+def _ready(pulse: Pulse) -> Known[float]:
+    return pulse.ready_batches
+
+
+def _gpu(pulse: Pulse) -> Known[float]:
+    busy = [one for one in pulse.gpu_pct if is_known(one)]
+    return fmean(busy) if busy else Missing("no card answered")
+
+
+def _used(pulse: Pulse) -> Known[float]:
+    return pulse.used_cores
+
+
+def _runnable(pulse: Pulse) -> Known[float]:
+    return pulse.runnable
+
+
+def _waiting(pulse: Pulse) -> Known[float]:
+    return pulse.run_delay_ratio
+
+
+def _memory(pulse: Pulse) -> Known[float]:
+    return pulse.memory_bytes
+
+
+def _shm(pulse: Pulse) -> Known[float]:
+    return pulse.shm_ratio
+
+
+def _disk(pulse: Pulse) -> Known[float]:
+    return pulse.device_read_bytes_s
+
+
+SERIES: Mapping[str, tuple[Read, float]] = {
+    "CPUs used": (_used, 0.0),
+    "GPU busy": (_gpu, 100.0),
+    "batches ready": (_ready, 0.0),
+    "memory": (_memory, 0.0),
+    "memory used": (_memory, 0.0),
+    "read from disks": (_disk, 0.0),
+    "runnable": (_runnable, 0.0),
+    "shared memory": (_shm, 1.0),
+    "waiting for a CPU": (_waiting, 1.0),
+}
+"""The names of evidence whose history the Pulses hold: what to read, and the top (0: the highest seen)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Hold the cells that each column of evidence takes; ``history`` 0 leaves that column out."""
+
+    name: int
+    value: int
+    history: int
+
+
+def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
+    """Give names and values what they need, up to a third of the row each."""
+    names = max((width_of(row.name) for row in rows), default=0)
+    values = max((width_of(say_value(row)) for row in rows), default=0)
+    if width < NARROW:
+        return Widths(max(8, width - AGE_WIDTH - 7 - min(values, 16)), min(values, 16), 0)
+    drawn = any(row.name in SERIES for row in rows)
+    history = 30 if width >= 150 else 20 if width >= WIDE else 12
+    return Widths(min(names, max(14, width // 3)), min(values, max(10, width // 3)), history if drawn else 0)
+
+
+def _draw(view: ViewState, row: Evidence, cells: int) -> str:
+    series = SERIES.get(row.name)
+    if series is None:
+        return " " * cells
+    read, top = series
+    values = [mean_of([read(pulse) for pulse in group]) for group in thin(view.pulses, cells)]
+    highest = max((value for value in values if is_known(value)), default=0.0)
+    return spark(values, cells, top or highest)
+
+
+def say_age(view: ViewState, row: Evidence) -> str:
+    """Write how old a reading is at painting."""
+    return format_seconds(age_of(view, row.age_s)) if is_known(row.age_s) else "age ?"
+
+
+def write_reading(view: ViewState, row: Evidence, sign: str, widths: Widths) -> str:
+    """Write sign, name, value and history; a long name takes what a short value leaves, and the reverse."""
+    room = widths.name + widths.value
+    value = cut(say_value(row), max(widths.value, room - width_of(row.name)))
+    text = f" {sign} {pad(row.name, room - width_of(value))}  {value}"
+    return f"{text}  {_draw(view, row, widths.history)}" if widths.history else text
+
+
+def paint_evidence(view: ViewState, row: Evidence, sign: str, widths: Widths, width: int) -> Line:
+    """Paint one reading: sign, name, value, history, source and age."""
+    head = write_reading(view, row, sign, widths)
+    age = say_age(view, row)
+    if width < NARROW:
+        return fit_line(((f"{head}  ", Ink.PLAIN), (age, Ink.DIM)), width)
+    head = head if width >= WIDE else head.rstrip()
+    source = cut(row.source, max(0, width - width_of(head) - len(age) - 5))
+    told = f"{source}, {age}"
+    gap = 2 if width >= WIDE else max(2, width - 1 - width_of(head) - width_of(told))
+    return fit_line(((head + " " * gap, Ink.PLAIN), (told, Ink.DIM)), width)
