@@ -54,7 +54,10 @@ class Parser(argparse.ArgumentParser):
 
 def _add_setting(parser: argparse.ArgumentParser, setting: settings.Setting) -> None:
     options: dict[str, Any] = {"dest": setting.key, "help": setting.help, "default": argparse.SUPPRESS}
-    if setting.kind is settings.Kind.SWITCH:
+    if setting is settings.STACKS_SETTING:
+        parser.add_argument(setting.flag, action="store_true", **options)
+        parser.add_argument("--stacks", action="store_false", **{**options, "help": "look at them (default)"})
+    elif setting.kind is settings.Kind.SWITCH:
         parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **options)
     else:
         short = ("-i",) if setting.key == "interval" else ()
@@ -131,6 +134,8 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for command in (attach, demo):
         for setting in settings.OUTPUT_SETTINGS:
             _add_setting(command, setting)
+    for command in (attach, diagnose, demo):
+        _add_setting(command, settings.STACKS_SETTING)
     for command in (ps, attach, diagnose, demo):
         _add_common(command)
     return parser

@@ -137,7 +137,9 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
         if watch.read(update):
             session.stop()
 
-    session = Session(Collector(job, options.interval_s), [sink], options.interval_s)
+    session = Session(
+        Collector(job, options.interval_s, stacks=not options.no_stacks), [sink], options.interval_s
+    )
     last = session.run()
     if last is None:
         raise ValueError("a session ended before its first Frame")
@@ -191,7 +193,7 @@ def _watch_as_text(job: Job, options: Options) -> None:
     output = _stdout(options.ascii_only)
     write = pick_form(output, options)
     if options.once:
-        last = _run_session(job, options.interval_s, 2)
+        last = _run_session(job, options, 2)
         write(last)
         return
 
@@ -199,7 +201,7 @@ def _watch_as_text(job: Job, options: Options) -> None:
         output.check_reader()
         write(update.frame)
 
-    _run_session(job, options.interval_s, None, sink)
+    _run_session(job, options, None, sink)
 
 
 def _print_demo(job: Job, options: Options) -> None:
@@ -214,14 +216,15 @@ def _print_demo(job: Job, options: Options) -> None:
         if seen > 1:  # the first reading has no rates yet
             output.write_lines(*write_once(update.frame), "")
 
-    _run_session(job, options.interval_s, DEMO_FRAMES + 1, sink)
+    _run_session(job, options, DEMO_FRAMES + 1, sink)
 
 
-def _run_session(job: Job, interval_s: float, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
+def _run_session(job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
     from tpmon.probe.collect import Collector
     from tpmon.session import Session
 
-    last = Session(Collector(job, interval_s), sinks, interval_s).run(frames)
+    collector = Collector(job, options.interval_s, stacks=not options.no_stacks)
+    last = Session(collector, sinks, options.interval_s).run(frames)
     if last is None:
         raise ValueError("a session ended before its first Frame")
     return last
@@ -252,7 +255,9 @@ def _watch_on_screen(job: Job, options: Options) -> int:
 
     def start(sink: Callable[[Update], None]) -> None:
         nonlocal session
-        session = Session(Collector(job, options.interval_s), [sink], options.interval_s)
+        session = Session(
+            Collector(job, options.interval_s, stacks=not options.no_stacks), [sink], options.interval_s
+        )
         session.start(on_error)
 
     def stop() -> None:

@@ -241,6 +241,7 @@ class Options:
     once: bool
     json: bool
     plain: bool
+    no_stacks: bool
     job: bool
     check: bool
     diagnose_for_s: float | None
@@ -271,6 +272,7 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         once=values["once"],
         json=json,
         plain=plain,
+        no_stacks=values["no-stacks"],
         job=values["job"],
         check=values["check"],
         diagnose_for_s=values["diagnose.for"],

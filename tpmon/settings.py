@@ -66,6 +66,14 @@ OUTPUT_SETTINGS = (
     ),
 )
 
+STACKS_SETTING = Setting(
+    "no-stacks",
+    Kind.SWITCH,
+    False,
+    "do not look at the ranks' Python stacks (py-spy, which never stops them)",
+)
+"""Named by its negative, which is what one asks for; its opposite is --stacks."""
+
 JOB_SETTING = Setting("job", Kind.SWITCH, False, "attach to your only training job on this machine")
 
 LOOK_SETTINGS = tuple(setting for setting in OUTPUT_SETTINGS if setting.key not in ("once", "plain"))
@@ -113,6 +121,7 @@ DIAGNOSE_SETTINGS = (
 
 SETTINGS = (
     *OUTPUT_SETTINGS,
+    STACKS_SETTING,
     JOB_SETTING,
     CHECK_SETTING,
     *DIAGNOSE_SETTINGS,

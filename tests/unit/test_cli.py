@@ -28,6 +28,7 @@ from tpmon.settings import (
     JOB_SETTING,
     LOOK_SETTINGS,
     OUTPUT_SETTINGS,
+    STACKS_SETTING,
 )
 
 SECONDS = 60.0
@@ -100,9 +101,9 @@ def test_help_names_each_command_and_each_exit_code():
     ("command", "settings"),
     [
         ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
-        ("attach", [*OUTPUT_SETTINGS, JOB_SETTING, CHECK_SETTING]),
-        ("diagnose", [*LOOK_SETTINGS, JOB_SETTING, *DIAGNOSE_SETTINGS]),
-        ("demo", [*OUTPUT_SETTINGS, *DEMO_SETTINGS]),
+        ("attach", [*OUTPUT_SETTINGS, STACKS_SETTING, JOB_SETTING, CHECK_SETTING]),
+        ("diagnose", [*LOOK_SETTINGS, STACKS_SETTING, JOB_SETTING, *DIAGNOSE_SETTINGS]),
+        ("demo", [*OUTPUT_SETTINGS, STACKS_SETTING, *DEMO_SETTINGS]),
     ],
 )
 def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: list):
@@ -110,7 +111,9 @@ def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: 
     assert done.returncode == 0
     flags = {word.strip(",[]") for word in done.stdout.split() if word.startswith(("--", "[--"))}
     positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
-    assert positive == {setting.flag for setting in settings} | {"--help", "--print-config"}
+    named = {setting.flag.replace("--no-stacks", "--stacks") for setting in settings}
+    assert ("--no-stacks" in flags) == ("--stacks" in flags)
+    assert positive == named | {"--help", "--print-config"}
 
 
 def test_help_of_demo_names_each_bottleneck():

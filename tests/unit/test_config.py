@@ -179,3 +179,14 @@ def test_a_home_that_may_not_be_searched_counts_as_no_file(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True, text=True)
     home.chmod(0o700)
     assert (done.stdout.strip(), done.stderr) == ("{}", "")
+
+
+def test_stacks_are_off_by_flag_variable_or_file_and_on_again_by_the_stronger_source():
+    def off(flags, environment, tables):
+        return settle(resolve(flags, environment, PATH, tables)).no_stacks
+
+    assert not off({}, {}, {})
+    assert off({"no-stacks": True}, {}, {})
+    assert off({}, {"TPMON_NO_STACKS": "1"}, {})
+    assert off({}, {}, {"no-stacks": True})
+    assert not off({"no-stacks": False}, {"TPMON_NO_STACKS": "1"}, {"no-stacks": True})

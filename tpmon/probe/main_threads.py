@@ -21,11 +21,11 @@ from tpmon.probe.procfs import ProcFile
 from tpmon.probe.waits import RUNNING, Syscall, describe_wait, parse_syscall
 
 MOST_HZ = 10.0
-LEAST_HZ = 2.0
-LOOKS_PER_S = 40.0
-"""Of all ranks together."""
+LEAST_HZ = 2.5
+LOOKS_PER_S = 20.0
+"""Of all ranks together, as long as each has ``LEAST_HZ``."""
 MOST_RANKS = 16
-"""Each holds three descriptors."""
+"""Each holds three descriptors; 16 ranks are 40 looks a second."""
 _FILES = ("stat", "wchan", "syscall")
 _GOLDEN = 0.618033988749895
 _MACHINE = os.uname().machine
