@@ -7,12 +7,12 @@ the stacks can tell loading from computing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tpmon.judge.phases import DataPart, Phase, RankPhases, Share
+from tpmon.judge.phase_shares import Share, share_of
+from tpmon.judge.phases import DataPart, Phase, RankPhases
 from tpmon.model.known import Known, Missing, is_known
 
 STACKS = "stacks"
@@ -21,7 +21,6 @@ LEAST_SAMPLES = 20
 """Fewer stack samples or looks tell a share of 10 % from none in half of the cases only."""
 LEAST_READINGS = 5
 """Of the once-a-second readings, where there are no frequent looks."""
-_Z = 1.96  # 95 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +42,27 @@ class DataWait:
 
 
 def measure_share(ratio: float, samples: int) -> Share:
-    """Return a share of ``samples`` (at least one) with its Wilson 95 % interval."""
-    ratio = min(max(ratio, 0.0), 1.0)
-    spread = _Z * _Z / samples
-    middle = (ratio + spread / 2) / (1 + spread)
-    half = _Z * math.sqrt(ratio * (1 - ratio) / samples + spread / (4 * samples)) / (1 + spread)
-    return Share(ratio, max(0.0, middle - half), min(1.0, middle + half), samples)
+    """Return a share of ``samples`` with its 95 % interval."""
+    return share_of(ratio * samples, samples)
 
 
 def _join(stacks: RankPhases, looks: Share) -> Share:
-    """Pool the wait for the queue, which both see, and add what the stacks alone see."""
+    """Pool the wait for the queue, which both see, and add what the stacks alone see.
+
+    Slices of stacks are short and far apart, so several samples count as one (``design``).
+    """
     seen = stacks.ratio(Phase.DATA_WAIT)
     queue = min(seen, stacks.parts[DataPart.QUEUE].ratio if DataPart.QUEUE in stacks.parts else 0.0)
-    samples = stacks.samples + looks.samples
-    pooled = (queue * stacks.samples + looks.ratio * looks.samples) / samples
-    return measure_share(pooled + seen - queue, samples)
+    weight = max(1, round(stacks.samples / stacks.design))
+    pooled = (queue * weight + looks.ratio * looks.samples) / (weight + looks.samples)
+    return measure_share(min(1.0, pooled + seen - queue), weight + looks.samples)
 
 
 def combine_wait(looks: Known[Share], stacks: Known[RankPhases]) -> Known[DataWait]:
     """Combine the looks at the main thread with its stack samples; Missing when neither suffices."""
     told = is_known(stacks) and stacks.samples >= LEAST_SAMPLES
     if is_known(stacks) and told:
-        seen = measure_share(stacks.ratio(Phase.DATA_WAIT), stacks.samples)
+        seen = stacks.share(Phase.DATA_WAIT)
         if not is_known(looks):
             return DataWait(seen, stacks.parts, frozenset((STACKS,)), seen.low)
         both = _join(stacks, looks)

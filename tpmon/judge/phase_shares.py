@@ -27,7 +27,7 @@ class Share:
     samples: int
 
 
-def share_of(count: int, samples: int, design: float = PLAIN_DESIGN) -> Share:
+def share_of(count: float, samples: int, design: float = PLAIN_DESIGN) -> Share:
     """Return the share of ``count`` in ``samples``; ``design`` samples count as one independent one.
 
     Wilson's interval with samples / design in place of samples. Nothing sampled: 0 to 1.

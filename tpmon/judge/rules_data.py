@@ -15,6 +15,7 @@ from tpmon.judge.starvation import (
     LEAST_WAIT,
     QUEUE,
     WORKERS,
+    Starvation,
     Starved,
     find_pin_demand,
     find_starved,
@@ -207,14 +208,26 @@ def _idle_at_times(found: Starved, scene: Scene) -> Known[float]:
     return least.ratio
 
 
+def _starved_over_history(scene: Scene, answer: Starvation) -> Starvation:
+    """Look at the whole Window: with a long period ten seconds may fall between two bursts."""
+    for rank in scene.ranks:
+        waits = see_waits(rank, scene) if rank.has_workers else []
+        if is_known(find_period(waits)):
+            share = measure_share(sum(one for _, one in waits) / len(waits), len(waits))
+            return see_starved(rank, DataWait(share, {}, frozenset((LOOKS,)), share.low), scene)
+    return answer
+
+
 def judge_periodic(scene: Scene) -> Answer:
     """Suspect late batches now and then: the wait comes in bursts, and between them the loader is ahead."""
     found = find_starved(scene)
     if not isinstance(found, Starved):
+        found = _starved_over_history(scene, found)
+    if not isinstance(found, Starved):
         return found
     if not found.rank.has_workers:
         return Unsure("waits every few steps (seen only at the queue of workers)")
-    period = find_period(see_waits(found, scene))
+    period = find_period(see_waits(found.rank, scene))
     idle = _idle_at_times(found, scene)
     loader = found.rank.loader
     empty: Applicable[float] = Missing("no queue")

@@ -167,7 +167,7 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
 def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
     """Tell whether the rank waits just as much when no worker was started lately."""
     pid = found.rank.process.pid
-    waits = dict(see_waits(found, scene))
+    waits = dict(see_waits(found.rank, scene))
     steady = []
     for frame in scene.history:
         ages = [

@@ -136,7 +136,7 @@ def _python_share(rank: RankScene) -> Known[Share]:
         return phases
     if phases.samples < LEAST_SAMPLES:
         return Missing("too few stack samples yet")
-    return measure_share(phases.ratio(*_PYTHON_PHASES), phases.samples)
+    return phases.share(*_PYTHON_PHASES)
 
 
 def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:

@@ -312,10 +312,9 @@ def suspect_loader(
     )
 
 
-def see_waits(found: Starved, scene: Scene) -> list[tuple[int, float]]:
+def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
     """Return when each Frame of the Window was closed and the share of its looks that found the wait."""
-    pid, loader = found.rank.process.pid, found.rank.loader
-    pins = loader is not None and loader.pin_thread
+    pid, pins = rank.process.pid, see_pins(rank)
     return [
         (frame.taken_ns, (one.timed_lock if pins else one.batch_wait) / one.looks)
         for frame in scene.history
@@ -327,7 +326,7 @@ def see_waits(found: Starved, scene: Scene) -> list[tuple[int, float]]:
 
 def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
     """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it."""
-    waits = see_waits(found, scene)
+    waits = see_waits(found.rank, scene)
     shares = [share for _, share in waits]
     for start in range(len(waits) - ONSET_FRAMES - 1, -1, -1):
         if statistics.fmean(shares[start : start + ONSET_FRAMES]) < found.wait.share.ratio / 2:
