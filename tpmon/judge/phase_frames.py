@@ -187,6 +187,7 @@ TORCH = (
     but("torch/_dynamo/symbolic_convert.py", COMPILE),
     but("torch/_dynamo/output_graph.py", COMPILE),
     only("torch/_dynamo/eval_frame.py", COMPILE, "export explain optimize_assert"),
+    only("torch/_dynamo/eval_frame.py", FORWARD_HINT, "__call__ compile_wrapper"),
     only("torch/_inductor/compile_fx.py", COMPILE, "compile_fx compile_fx_inner fx_codegen_and_compile"),
     only("torch/_inductor/compile_fx.py", COMPILE, "codegen_and_compile fw_compiler_base bw_compiler"),
     only(

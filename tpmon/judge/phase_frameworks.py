@@ -77,7 +77,7 @@ _HUGGING_FACE = (
     only("transformers/trainer.py", BUILD, "_move_model_to_device create_optimizer _wrap_model"),
     only("transformers/trainer.py", OPTIMIZER, "_clip_grad_norm _get_grad_norm"),
     only("transformers/trainer.py", TRAINING, "_inner_training_loop _run_epoch"),
-    only("transformers/trainer_callback.py", LOGGING, "on_log on_prediction_step on_step_end"),
+    only("transformers/trainer_callback.py", LOGGING, "on_log on_prediction_step"),
     but("transformers/data/data_collator.py", COLLATE, "__init__"),
     but("transformers/integrations/integration_utils.py", LOGGING, "__init__ is_wandb_available"),
     only("transformers/modeling_utils.py", SAVE, "save_pretrained"),

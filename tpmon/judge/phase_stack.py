@@ -117,11 +117,19 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
     marks: list[Mark | None] = []
     needs: set[Need] = set()
     fetching = False
+    importing = False
     for index, frame in enumerate(frames):
         mark = mark_frame(frame.function, frame.file)
         if fetching and _is_collate(last_name(frame.function)):
             mark = COLLATE
         fetching = last_name(frame.function) == "fetch" and frame.file.endswith(_FETCH_FILE)
+        if importing and not is_library(frame.file):
+            importing = False
+        if mark is not None and mark.phase is Phase.IMPORT:
+            importing = True
+        elif importing:
+            # What a library does while it is imported is its import.
+            mark = None
         marks.append(mark)
         if mark is None:
             continue
@@ -162,13 +170,19 @@ def _package(file: str) -> str:
 
 
 def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
-    """Name the outermost function of the region that is no wrapper."""
-    for index in range(region.begin, len(frames)):
-        mark = region.marks[index]
-        name = last_name(frames[index].function)
-        if mark is not None and mark.phase is region.phase and name not in _WRAPPERS and "<" not in name:
-            return _short(name)
-    return _plain_name(frames[region.begin].function)
+    """Name what a person called: the outermost named function of the region that is no wrapper.
+
+    In a forward or backward pass nobody called it by hand: there the innermost public one.
+    """
+    names = [
+        last_name(frames[index].function)
+        for index in range(region.begin, len(frames))
+        if (mark := region.marks[index]) is not None and mark.named and mark.phase is region.phase
+    ]
+    names = [name for name in names if name not in _WRAPPERS and "<" not in name]
+    if region.outer in (Phase.FORWARD, Phase.BACKWARD):
+        names = [name for name in reversed(names) if not name.startswith("_")] or names
+    return _short(names[0]) if names else _plain_name(frames[region.begin].function)
 
 
 def _around(region: _Region) -> str:
@@ -191,11 +205,15 @@ def _imported(frames: Sequence[StackFrame]) -> str:
 def _word(frames: Sequence[StackFrame], region: _Region) -> str:
     """Put the phase and its operation into words."""
     phase = region.phase
-    first = frames[region.begin]
     if phase is Phase.COMMS:
         return _operation(frames, region) + _around(region)
     if phase is Phase.LOGGING:
-        detail = _package(first.file)
+        logs = (
+            frame for frame, mark in zip(frames, region.marks, strict=True) if mark and mark.phase is phase
+        )
+        detail = _package(list(logs)[-1].file)
+    elif phase is Phase.BACKWARD and Need.RECOMPUTE_IN_STACK in region.needs:
+        detail = "recompute"
     elif phase is Phase.IMPORT:
         detail = _imported(frames)
     elif phase is Phase.DATA_WAIT:
