@@ -1,4 +1,4 @@
-"""The loop: collect a Frame, put it into the window, hand it to the sinks, wait, again.
+"""The loop: collect a Frame, put it into the window, judge, hand it to the sinks, wait, again.
 
 The only owner of a thread besides the probes, and the only place that waits.
 """
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tpmon.judge.judgement import judge
+from tpmon.judge.standing import Standing
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.results import Update
 from tpmon.model.window import Window
@@ -54,6 +56,7 @@ class Session:
         self._sinks = tuple(sinks)
         self._interval_s = interval_s
         self._window = Window()
+        self._standing = Standing()
         self._wake = threading.Event()
         self._stopped = threading.Event()
 
@@ -80,6 +83,8 @@ class Session:
             while not self._stopped.is_set():
                 last = self._source.collect()
                 self._window.append(last)
+                judged = judge(tuple(self._window), self._standing)
+                last, self._standing = judged.frame, judged.standing
                 update = Update(last, self._window.pulses())
                 for sink in self._sinks:
                     sink(update)

@@ -229,8 +229,14 @@ def _more_workers_help(observed: frozenset[Need], facts: Facts) -> bool:
     return proposal > facts.workers_per_rank
 
 
+_ALWAYS_SEEN = frozenset((Need.GPU_PRESENT, Need.NO_WORKERS, Need.WORKERS_PRESENT, Need.PIN_THREAD))
+"""What the process list and the driver always tell: not observed means that it is not so."""
+
+
 def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
     if observed.intersection(remedy.never_with):
+        return False
+    if any(need in _ALWAYS_SEEN and need not in observed for need in remedy.needs):
         return False
     return not remedy.adds_workers or _more_workers_help(observed, facts)
 

@@ -78,10 +78,10 @@ def _write_try(chosen: Chosen) -> str:
 
 
 def _pick(suspicion: Suspicion, remedies: Sequence[Chosen]) -> Chosen | None:
-    """Take the best remedy; a healthy run is told only what certainly helps."""
-    if not remedies or (EXIT_CODES[suspicion.kind] == 0 and not remedies[0].certain):
-        return None
-    return remedies[0]
+    """Take the best remedy; a healthy run is told only what was seen to help it."""
+    if EXIT_CODES[suspicion.kind] == 0:
+        return next((one for one in remedies if one.certain and one.remedy.needs), None)
+    return remedies[0] if remedies else None
 
 
 def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:

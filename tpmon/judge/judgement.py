@@ -1,0 +1,120 @@
+"""Judge the Window: every rule once, one verdict, its notes, where each rank is. Pure; the entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tpmon.judge import (
+    notes_cards,
+    rules_comms,
+    rules_cpu,
+    rules_data,
+    rules_gpu,
+    rules_healthy,
+    rules_loader,
+    rules_progress,
+    rules_storage,
+)
+from tpmon.judge.phases import RankPhases, read_phases
+from tpmon.judge.ranking import find_explained, rank, weigh
+from tpmon.judge.scene import Scene, see
+from tpmon.judge.standing import Key, Standing, follow, key_of, state
+from tpmon.judge.suspicion import Answer, Rule, Suspicion
+from tpmon.judge.verdict import find, find_nothing
+from tpmon.model.frame import Event, EventKind, Frame
+from tpmon.model.known import is_known, known_or
+from tpmon.model.process import RankRow
+from tpmon.model.verdict import EXIT_CODES, Finding
+
+RULES: tuple[Rule, ...] = (
+    *rules_progress.RULES,
+    rules_cpu.judge_quota,
+    rules_cpu.judge_oversubscription,
+    *rules_data.RULES,
+    *rules_loader.RULES,
+    *rules_storage.RULES,
+    *rules_gpu.RULES,
+    *rules_comms.RULES,
+    *rules_healthy.RULES,
+)
+NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Hold the Frame with its verdict, notes, places of the ranks and event; and what to remember."""
+
+    frame: Frame
+    standing: Standing
+
+
+def name_verdict(key: Key | None) -> str:
+    """Write a verdict in words: "data-bound (cpu-transform)"."""
+    if key is None:
+        return "not-enough-evidence"
+    kind, cause = key
+    return f"{kind.value} ({cause})" if is_known(cause) else kind.value
+
+
+def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
+    """Put the place that the stacks tell into the row of a rank; the kernel's word stays without them."""
+    known = phases.get(row.pid)
+    return replace(row, where=known.where) if known is not None and known.where else row
+
+
+def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
+    if old == new:
+        return ()
+    was = f", was {name_verdict(old)}" if old is not None else ""
+    return (Event(frame.taken, EventKind.VERDICT, f"verdict: {name_verdict(new)}{was}"),)
+
+
+def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[str, ...]:
+    """Name what else was seen, so that the second cause is no surprise when the first is gone."""
+    keys = [key_of(one) for one in suspicions]
+    explained = find_explained(keys)
+    others = [
+        one
+        for one, key in zip(suspicions, keys, strict=True)
+        if key != stated and key not in explained and one.weight >= 0.1 and not _is_calm(one)
+    ]
+    return tuple(f"also {name_verdict(key_of(one))}: {one.summary}" for one in others[:2])
+
+
+def _is_calm(suspicion: Suspicion) -> bool:
+    return EXIT_CODES[suspicion.kind] == 0
+
+
+def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tuple[str, ...]]:
+    """Run every rule on a Scene; return the Finding, what to remember, and the notes."""
+    answers: list[Answer] = [rule(scene) for rule in RULES]
+    suspicions = [one for one in answers if isinstance(one, Suspicion)]
+    now_ns = scene.frame.taken_ns
+    followed = follow(standing, suspicions, now_ns)
+    ranked = rank(followed.tracks, followed.stated)
+    decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+    track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
+    finding = find_nothing(answers, scene, decided) if track is None else find(track, answers, scene)
+    notes = tuple(note for note in (write(scene) for write in NOTES) if note)
+    return finding, decided, notes + _note_others(suspicions, decided.stated)
+
+
+def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
+    """Judge the Frames of a Window, oldest first, and write the verdict into the last of them.
+
+    Raises:
+        ValueError: for no Frame at all.
+    """
+    slices = [one for frame in frames for one in known_or(frame.stacks, ())]
+    phases = read_phases(slices, frames[-1].taken_ns) if slices else {}
+    finding, decided, notes = judge_scene(see(frames, phases), standing)
+    frame = frames[-1]
+    judged = replace(
+        frame,
+        verdict=finding,
+        notes=frame.notes + notes,
+        ranks=tuple(_place(row, phases) for row in frame.ranks),
+        events=frame.events + _tell(standing.stated, decided.stated, frame),
+    )
+    return Judgement(judged, decided)
