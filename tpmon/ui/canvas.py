@@ -9,12 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from tpmon.ui.cells import line_width
+from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.ink import STYLES
 from tpmon.ui.view import Ink, Line
+
+_SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
+_RESET = "\x1b[0m"
+_HOME = "\x1b[1;1H"
 
 
 def ink_styles(colour: bool) -> Mapping[Ink, Style]:
@@ -38,6 +44,8 @@ class Canvas(Widget):
         self._resized = resized
         self._styles = ink_styles(colour)
         self._lines: tuple[Line, ...] = ()
+        self._starts: Mapping[Ink, str] = {}
+        """Escape sequence that begins each ink, in the colours of this terminal."""
 
     def on_resize(self) -> None:
         """Ask for lines of the new size."""
@@ -52,9 +60,50 @@ class Canvas(Widget):
             for row in range(max(len(new), len(old)))
             if row >= len(new) or row >= len(old) or new[row] != old[row]
         ]
-        if rows:
-            self.refresh(*(Region(0, row, self.size.width, 1) for row in rows))
+        size = self.size
+        if rows and not self._write(rows, size):
+            self.refresh(*(Region(0, row, size.width, 1) for row in rows))
         return len(rows)
+
+    def _write(self, rows: Sequence[int], size: Size) -> bool:
+        """Write rows to the terminal by ourselves, where textual has nothing else to draw.
+
+        The one widget covers the screen, so there is nothing to compose: textual's way takes four
+        times as long. Whatever it draws itself, after a resize or ctrl-z, it takes from ``render_lines``.
+        """
+        app = self.app
+        driver = app._driver  # noqa: SLF001
+        if not isinstance(driver, ScreenDriver) or not driver.takes_writes or not self.is_attached:
+            return False
+        screen = self.screen
+        if not screen.is_current or app._batch_count:  # noqa: SLF001
+            return False
+        if screen._layout_required or screen._repaint_required or screen._dirty_widgets:  # noqa: SLF001
+            return False
+        if size != app.size or size != driver.terminal_size:
+            return False  # a resize is on its way, and with it a whole picture
+        parts = [f"\x1b[{row + 1};1H{self._encode(row, size.width)}" for row in rows if row < size.height]
+        parts.append(_HOME)
+        if app._sync_available:  # noqa: SLF001
+            parts = [_SYNC_START, *parts, _SYNC_END]
+        driver.write("".join(parts))
+        return True
+
+    def _encode(self, row: int, width: int) -> str:
+        """Return one row in the bytes of the terminal, exactly ``width`` cells of it."""
+        line = self._lines[row] if row < len(self._lines) else ()
+        rest = width - line_width(line)
+        if rest < 0:
+            return self.render_line(row).render(self.app.console)
+        starts = self._starts or self._read_starts()
+        spans = [f"{start}{text}{_RESET}" if (start := starts[ink]) else text for text, ink in line]
+        return "".join(spans) + " " * rest
+
+    def _read_starts(self) -> Mapping[Ink, str]:
+        console = self.app.console
+        rendered = {ink: Strip([Segment("x", style)]).render(console) for ink, style in self._styles.items()}
+        self._starts = {ink: text.partition("x")[0] for ink, text in rendered.items()}
+        return self._starts
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the rows of ``crop``; textual's own would look for borders and backgrounds first."""

@@ -96,6 +96,16 @@ class ScreenDriver(LinuxDriver):
         return self._must_signal_resume
 
     @property
+    def takes_writes(self) -> bool:
+        """Tell whether the screen is ours to write on."""
+        return self._writer_thread is not None and not self.suspended
+
+    @property
+    def terminal_size(self) -> tuple[int, int]:
+        """Return the columns and rows of the terminal now."""
+        return self._get_terminal_size()
+
+    @property
     def waiting_writes(self) -> int:
         """Count the writes that the terminal has not taken yet."""
         return 0 if self._writer_thread is None else self._writer_thread._queue.qsize()  # noqa: SLF001
