@@ -114,7 +114,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
     return Suspicion(
         kind=Kind.COMPUTE_BOUND,
         cause=cause,
-        weight=busy / 100,
+        weight=min(1.0, busy / 100),
         margin=min(margins),
         sources=frozenset(sources),
         summary=f"the GPUs are {words[cause]}: {format_pct(busy)} % busy",

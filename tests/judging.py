@@ -1,0 +1,60 @@
+"""Build Windows for the rules: a Frame held for some seconds, phases of a rank, looks at a main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from tpmon.judge.phase_shares import share_of
+from tpmon.judge.phases import DataPart, Phase, RankPhases
+from tpmon.judge.scene import Scene, see
+from tpmon.model.frame import Frame
+from tpmon.model.process import MainThreadSample
+
+SECOND = 1_000_000_000
+
+
+def hold(frame: Frame, seconds: int = 12) -> list[Frame]:
+    """Repeat ``frame`` once a second, ending with it as it is."""
+    return [
+        replace(
+            frame,
+            taken=frame.taken - timedelta(seconds=seconds - i),
+            taken_ns=frame.taken_ns - (seconds - i) * SECOND,
+        )
+        for i in range(seconds + 1)
+    ]
+
+
+def make_phases(ratios: Mapping[Phase, float], pid: int = 4211, **fields: Any) -> RankPhases:
+    """Build the phases of one rank from 100 samples; the newest place is in the largest phase."""
+    samples = fields.get("samples", 100)
+    largest = max(ratios, key=lambda phase: ratios[phase])
+    parts: Mapping[DataPart, float] = fields.pop("parts", {})
+    plain = RankPhases(
+        pid=pid,
+        rank=0,
+        samples=100,
+        span_s=30.0,
+        newest_age_s=1.0,
+        shares={phase: share_of(round(ratio * samples), samples) for phase, ratio in ratios.items()},
+        parts={part: share_of(round(ratio * samples), samples) for part, ratio in parts.items()},
+        where=f"{largest.value} train.py:88",
+        sights=frozenset(),
+        distinct=9,
+    )
+    return replace(plain, **fields)
+
+
+def make_looks(pid: int = 4211, looks: int = 10, **parts: int) -> MainThreadSample:
+    """Build one second of looks at a main thread; what is not named was found running."""
+    names = ("batch_wait", "io", "timed_lock", "lock", "other")
+    counts = {name: parts.get(name, 0) for name in names}
+    return MainThreadSample(pid=pid, rank=0, looks=looks, running=looks - sum(counts.values()), **counts)
+
+
+def scene_of(frame: Frame, phases: Sequence[RankPhases] = (), seconds: int = 12) -> Scene:
+    """See a Frame that was held for ``seconds``."""
+    return see(hold(frame, seconds), {one.pid: one for one in phases})
