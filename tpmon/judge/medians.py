@@ -13,6 +13,15 @@ NO_FRAMES = Missing("too few readings yet")
 def median_known(values: Iterable[Known[float]]) -> Known[float]:
     """Return the median of the values that were read; the first reason when fewer than half were."""
     listed = list(values)
+    if len(listed) > 1:
+        try:
+            # Readings compare with each other, a Missing with nothing: most columns end here.
+            ordered: list[float] = sorted(listed)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+        else:
+            middle = len(ordered) // 2
+            return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
     known = [value for value in listed if is_known(value)]
     if known and 2 * len(known) >= len(listed):
         return statistics.median(known)

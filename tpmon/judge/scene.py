@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 
 from tpmon.judge.data_wait import LEAST_READINGS, LEAST_SAMPLES, DataWait, combine_wait, measure_share
@@ -24,6 +26,8 @@ from tpmon.model.process import ProcessSample, Role, ThreadKind
 
 SPAN_S = 10.0
 """Rules judge medians over this span (host.md: every threshold was set on 10 s)."""
+MANY_PROCESSES = 64
+"""With more, medians are over every other second: half the cost (docs/overhead.md), the same span."""
 BATCH_WAIT = "a batch (loader queue)"
 WORK_WAIT = "work from its rank (loader queue)"
 
@@ -150,16 +154,18 @@ def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float
     return total if found else Missing("its threads were not read")
 
 
+@lru_cache(maxsize=1024)
 def is_io_wait(words: str) -> bool:
     """Tell whether a wait, in words, is for a disk, a network file system, a socket or a pipe."""
     return any(word in words for word in _IO_WORDS)
 
 
-def _io_waits(samples: Sequence[ProcessSample]) -> tuple[str, ...]:
-    counts: dict[str, int] = {}
-    for sample in samples:
-        if is_known(sample.waits_for) and (is_io_wait(sample.waits_for) or sample.state == "D"):
-            counts[sample.waits_for] = counts.get(sample.waits_for, 0) + 1
+def _io_waits(states: Sequence[str], waits: Sequence[Known[str]]) -> tuple[str, ...]:
+    counts = Counter(
+        words
+        for state, words in zip(states, waits, strict=True)
+        if is_known(words) and (state == "D" or is_io_wait(words))
+    )
     return tuple(sorted(counts, key=lambda words: (-counts[words], words)))
 
 
@@ -171,31 +177,45 @@ def _wait_shares(waits: Sequence[Known[str]]) -> dict[str, float]:
     return {words: count / len(known) for words, count in Counter(known).most_common()}
 
 
+_WORKER_FIELDS = attrgetter(
+    "state",
+    "waits_for",
+    "runnable",
+    "waiting",
+    "busy_threads",
+    "read_calls_s",
+    "device_read_bytes_s",
+    "asked_read_bytes_s",
+    "major_faults_s",
+)
+
+
 def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     last = samples[-1]
-    waits = [sample.waits_for for sample in samples]
+    # One call a sample and one median a column: with 128 workers this is most of a judgement.
+    states, waits, *columns = zip(*map(_WORKER_FIELDS, samples), strict=True)
+    demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
+    shares = _wait_shares(waits)
     blocked = [
-        float(sample.state == "D" or (is_known(sample.waits_for) and is_io_wait(sample.waits_for)))
-        for sample in samples
+        state == "D" or (is_known(words) and is_io_wait(words))
+        for state, words in zip(states, waits, strict=True)
     ]
-    busy: list[Known[float]] = [
-        float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
-    ]
+    is_blocked = any(blocked)
     return WorkerScene(
         pid=last.pid,
         number=last.worker,
-        demand=median_known(sample.runnable for sample in samples),
-        waiting=median_known(sample.waiting for sample in samples),
-        busy_threads=median_known(busy),
-        idle_ratio=share_of(waits, lambda words: words == WORK_WAIT),
+        demand=demand,
+        waiting=waiting,
+        busy_threads=busy,
+        idle_ratio=shares.get(WORK_WAIT, 0.0) if shares else share_of(waits, str.isprintable),
         blocked_ratio=sum(blocked) / len(blocked),
-        io_waits=_io_waits(samples),
-        waits=_wait_shares(waits),
+        io_waits=_io_waits(states, waits) if is_blocked else (),
+        waits=shares,
         stopped=last.state == "T",
-        read_calls_s=median_known(sample.read_calls_s for sample in samples),
-        device_read_bytes_s=median_known(sample.device_read_bytes_s for sample in samples),
-        asked_read_bytes_s=median_known(sample.asked_read_bytes_s for sample in samples),
-        major_faults_s=median_known(sample.major_faults_s for sample in samples),
+        read_calls_s=calls,
+        device_read_bytes_s=device,
+        asked_read_bytes_s=asked,
+        major_faults_s=faults,
         rss_bytes=last.rss_bytes,
         age_s=(frame.taken - last.started).total_seconds(),
     )
@@ -306,7 +326,8 @@ def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxy
     frame = frames[-1]
     recent = tuple(one for one in frames if frame.taken_ns - one.taken_ns <= SPAN_S * 1e9)
     by_pid: dict[int, list[ProcessSample]] = {}
-    for one in recent:
+    every_other = len(frame.processes) > MANY_PROCESSES
+    for one in recent[::-2][::-1] if every_other else recent:
         for process in one.processes:
             by_pid.setdefault(process.pid, []).append(process)
     ranks = [process for process in frame.processes if process.role is Role.RANK]
