@@ -76,6 +76,23 @@ def look_for(probe: LoaderProbe, seconds: float):
     return probe.latest()[0]
 
 
+def look_until(rank: LoaderRank, holds, seconds: float = 30.0) -> bool:
+    """Look with a probe of its own until something holds of the sample; a busy machine takes its time."""
+    probe = LoaderProbe()
+    probe.watch((rank,), 0)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        probe.look(time.monotonic_ns())
+        if holds(probe.latest()[0]):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def read_pending_bytes(sample) -> list[int]:
+    return [queue.pending_bytes for queue in sample.queues]
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(training, context):
     process, truth = training(context)
@@ -85,24 +102,26 @@ def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(
     assert [pipe.read_fd for pipe in found.index] == truth["index"]
 
     rank = LoaderRank(0, process.pid, workers, pin_thread=False)
+    assert look_until(rank, lambda one: is_known(one.ready_batches) and one.ready_batches >= 2.9)
     full = LoaderProbe()
     full.watch((rank,), 0)
-    time.sleep(0.5)
     sample = look_for(full, 1.5)
     assert sample.empty_ratio == 0.0
     assert is_known(sample.ready_batches)
     assert 0.9 < sample.ready_batches < 4.1, "two workers prefetch two batches each"
     assert abs(sample.ready_batches - round(sample.ready_batches)) < 0.05
-    assert [queue.pending_bytes for queue in sample.queues] == [0, 0], "nothing is left to do"
+    assert look_until(rank, lambda one: read_pending_bytes(one) == [0, 0]), "nothing is left to do"
 
     tell(process, "make 0.4")
     tell(process, "step 0")
-    time.sleep(1.0)
+    assert look_until(rank, lambda one: one.ready_bytes == 0)
     empty = LoaderProbe()
     empty.watch((rank,), 0)
     sample = look_for(empty, 2.0)
     assert sample.empty_ratio > 0.8
-    assert all(queue.pending_bytes > 0 for queue in sample.queues), "each has one in work and one to do"
+    assert look_until(rank, lambda one: all(waiting > 0 for waiting in read_pending_bytes(one))), (
+        "each has one in work and one to do"
+    )
 
     tell(process, "make 0")
     tell(process, "end 0")

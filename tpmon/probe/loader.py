@@ -220,15 +220,16 @@ class LoaderProbe:
 
 
 def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:
-    """List the loaders that have a living worker; workers that were not looked at yet are one more."""
-    met = {worker for loader in queues.loaders for worker in loader.workers}
+    """List the loaders that have a living worker; before the first look at any, one without figures.
+
+    Whose a worker is that was born since the last look is told by the next one, half a second later.
+    """
     living = [loader for loader in queues.loaders if not set(rank.workers).isdisjoint(loader.workers)]
-    fresh = tuple(worker for worker in rank.workers if worker not in met)
-    if fresh:
-        unseen = _Loader()
-        unseen.workers = fresh
-        living.append(unseen)
-    return living
+    if living:
+        return living
+    unseen = _Loader()
+    unseen.workers = rank.workers
+    return [unseen]
 
 
 def _group(
