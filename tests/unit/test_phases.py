@@ -314,7 +314,13 @@ def test_installed_packages_and_python_are_no_user_code() -> None:
         "/opt/venv/bin/torchrun",
     ):
         assert is_library(file), file
-    for file in ("/home/usr/train/train.py", "/workspace/lib/data.py", "train.py", "/srv/python/run.py"):
+    for file in (
+        "/home/usr/train/train.py",
+        "/workspace/lib/data.py",
+        "train.py",
+        "/srv/python/run.py",
+        "<stdin>",
+    ):
         assert not is_library(file), file
 
 
@@ -324,6 +330,7 @@ def test_an_editable_torch_is_known_by_the_end_of_its_paths() -> None:
         StackFrame("Tensor.backward", "/home/usr/pytorch/torch/_tensor.py", 2),
     )
     assert classify(frames) == (Phase.BACKWARD, None)
+    assert read_stack(frames).where == "backward train.py:1"
 
 
 def test_needs_tell_what_a_stack_proves() -> None:

@@ -127,6 +127,7 @@ TORCH = (
     only("torch/amp/grad_scaler.py", OPTIMIZER, "step update unscale_ _maybe_opt_step"),
     only("torch/cuda/amp/grad_scaler.py", OPTIMIZER, "step update unscale_ _maybe_opt_step"),
     only("torch/cuda/__init__.py", SYNC, "synchronize"),
+    only("torch/cuda/__init__.py", BUILD, "_lazy_init"),
     only("torch/cuda/streams.py", SYNC, "synchronize"),
     only("torch/accelerator/__init__.py", SYNC, "synchronize"),
     only("torch/xpu/__init__.py", SYNC, "synchronize"),

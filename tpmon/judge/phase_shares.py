@@ -15,6 +15,8 @@ PLAIN_DESIGN = 1.0
 MIN_SLICES = 3
 CHANGE_Z = 3.5
 MIN_CHANGE = 0.15
+MIN_COMPARED = 10
+"""With fewer samples the test for two proportions sees changes in chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def measure_design(slices: Sequence[Mapping[Kind, int]]) -> float:
 def differs(one: Mapping[Kind, int], other: Mapping[Kind, int]) -> bool:
     """Say whether two sets of counted samples differ by more than chance (two-proportion test)."""
     size, size_other = sum(one.values()), sum(other.values())
-    if not size or not size_other:
+    if min(size, size_other) < MIN_COMPARED:
         return False
     for kind in one.keys() | other.keys():
         count, count_other = one.get(kind, 0), other.get(kind, 0)

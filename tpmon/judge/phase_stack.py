@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.phase_frames import COLLATE, PYTHON, TORCH, Rule
+from tpmon.judge.phase_frames import COLLATE, FETCH, PYTHON, TORCH, Rule
 from tpmon.judge.phase_frameworks import FRAMEWORKS, USER_NAMES
 from tpmon.judge.phase_kinds import GIVES_WAY, DataPart, Mark, Phase
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python\d|/python3\d*\.zip/|^<|torchinductor_|/bin/[^/.]+$"
+    r"/(site|dist)-packages/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
 )
 _PACKAGES = (
     re.compile(r"/(?:site|dist)-packages/([^/]+)"),
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
 )
+_COLLATES = replace(COLLATE, weak=True)
+_USER_MARKS = frozenset(mark for mark, _ in USER_NAMES)
 _WRAPPERS = frozenset(
     ("wrapper", "inner", "inner_func", "_no_grad_wrapper", "decorate_context", "_wrapped", "_fn", "__call__")
 )
@@ -47,6 +49,7 @@ class Reading:
     needs: frozenset[Need]
 
 
+@lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Say whether a file belongs to Python, to an installed package or to generated code."""
     return _LIBRARY.search(file) is not None
@@ -121,8 +124,8 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
     for index, frame in enumerate(frames):
         mark = mark_frame(frame.function, frame.file)
         if fetching and _is_collate(last_name(frame.function)):
-            mark = COLLATE
-        fetching = last_name(frame.function) == "fetch" and frame.file.endswith(_FETCH_FILE)
+            mark = _COLLATES
+        fetching = mark is FETCH and last_name(frame.function) == "fetch" and frame.file.endswith(_FETCH_FILE)
         if importing and not is_library(frame.file):
             importing = False
         if mark is not None and mark.phase is Phase.IMPORT:
@@ -225,10 +228,16 @@ def _word(frames: Sequence[StackFrame], region: _Region) -> str:
     return f"{phase.value}: {detail}" if detail else phase.value
 
 
-def _users_frame(frames: Sequence[StackFrame]) -> int:
-    """Return the index of the innermost frame outside of libraries, -1 when there is none."""
-    known = (index for index in reversed(range(len(frames))) if not is_library(frames[index].file))
-    return next(known, -1)
+def _users_frame(frames: Sequence[StackFrame], region: _Region) -> int:
+    """Return the index of the innermost frame of the user's own code, -1 when there is none.
+
+    A file that a table knows is a library's, also where it was installed in place.
+    """
+    for index in range(len(frames) - 1, -1, -1):
+        mark = region.marks[index]
+        if not is_library(frames[index].file) and (mark is None or mark in _USER_MARKS):
+            return index
+    return -1
 
 
 _OF_PHASES = frozenset(
@@ -255,7 +264,7 @@ def read_stack(frames: Sequence[StackFrame]) -> Reading:
     if not frames:
         return Reading(Phase.OTHER, None, "no Python frames", ("", "", 0), frozenset())
     region = _walk(frames)
-    index = _users_frame(frames)
+    index = _users_frame(frames, region)
     frame = frames[index]
     word = _word(frames, region)
     if index < 0:
