@@ -8,21 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.frames import make_view
+from tests.frames import make_finding, make_frame, make_view
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.ui.actions import INTERVALS_S, Move
-from tpmon.ui.keys import KEYS, ByDigit, Effect, OpenRow, find_key, keys_markdown, keys_shown
-from tpmon.ui.view import Overlay, Pane, ViewState
+from tpmon.ui.key_row import ByDigit, Effect, OpenRow
+from tpmon.ui.keys import KEYS, find_key, keys_markdown, keys_shown
+from tpmon.ui.panes import page_of, paint_screen
+from tpmon.ui.view import Overlay, Pane, Size, ViewState
 
 DOCS = Path(__file__).parents[2] / "docs" / "keys.md"
 
 
 def all_views() -> Iterator[ViewState]:
     """Every kind of view that a key can meet."""
-    for overlay, zoom, focus, text, interval_s in product(
-        Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0"), (0.5, 1.0, 10.0)
+    frames = (make_frame(), make_frame(verdict=make_finding()), Missing("waiting"))
+    for frame, overlay, zoom, focus, text, interval_s in product(
+        frames, Overlay, (NOT_APPLICABLE, *Pane), Pane, ("", "w0"), (0.5, 1.0, 10.0)
     ):
-        yield make_view(overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s)
+        yield make_view(
+            frame, overlay=overlay, zoom=zoom, focus=focus, filter_text=text, interval_s=interval_s
+        )
 
 
 def test_ids_are_unique():
@@ -79,3 +84,21 @@ def test_every_key_says_what_it_does(key):
 
 def test_docs_are_written_from_the_table():
     assert DOCS.read_text() == keys_markdown(), "run: python -m tpmon.ui.keys > docs/keys.md"
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"verdict": make_finding()}, {"verdict": make_finding(try_=Missing("?"))}]
+)
+def test_all_keys_of_the_help_fit_the_common_screen(fields):
+    view = make_view(make_frame(**fields), overlay=Overlay.HELP, filter_text="x")
+    keys = keys_shown(view)
+    text = "\n".join("".join(t for t, _ in line) for line in paint_screen(view, Size(80, 24), keys))
+    assert page_of(view, Size(80, 24), keys)[1] == 0, "nothing to scroll to"
+    assert "lines 1" not in text
+    for key in keys:
+        assert f" {key.keys[0]} " in text, key
+
+
+def test_the_footer_names_the_keys_that_are_pressed():
+    footer = {key.keys[0]: key.footer for key in keys_shown(make_view(make_frame(verdict=make_finding())))}
+    assert (footer["j"], footer["y"], footer["v"]) == ("down", "copy Try", "verdict")

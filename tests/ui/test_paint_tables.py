@@ -198,6 +198,32 @@ def test_a_rank_that_is_gone_is_said_to_be():
     assert "gone" in texts_of(paint_ranks(make_view(frame), Size(120, 6), focused=False))[2]
 
 
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_pane_without_a_living_rank_says_so_first(width):
+    zombie = make_frame(processes=(make_process(4211, state="Z"),))
+    gone = make_frame(processes=())
+    none = make_frame(ranks=(), processes=(), facts="no rank left \u00b7 99 % of 2 CPUs")
+    for frame in (zombie, gone, none):
+        rule = paint_ranks(make_view(frame), Size(width, 6), focused=False)[0]
+        assert ("no rank left", Ink.BAD) in rule
+    one_left = job_of(2)
+    one_left = replace(one_left, processes=one_left.processes[:1])
+    early = make_frame(ranks=(), processes=(), facts="no rank yet \u00b7 99 % of 2 CPUs")
+    for frame in (one_left, early):
+        assert "no rank left" not in "".join(
+            texts_of(paint_ranks(make_view(frame), Size(width, 6), focused=False))
+        )
+
+
+def test_hardly_a_thread_has_no_waiting_share():
+    def waiting(runnable):
+        process = make_process(4211, runnable=runnable, waiting=runnable / 2)
+        return paint_ranks(make_view(make_frame(processes=(process,))), Size(80, 6), focused=False)[2]
+
+    assert "   50" in text_of(waiting(0.5))
+    assert "50" not in text_of(waiting(0.4))
+
+
 def test_hidden_ranks_are_counted_and_the_cursor_pages():
     frame = job_of(64, target=make_target(world_size=64))
     view = make_view(frame, focus=Pane.RANKS, cursor_pid=140)

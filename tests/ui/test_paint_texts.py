@@ -150,6 +150,45 @@ def test_gauges_are_the_same_for_every_frame():
     assert [gauge.label for gauge in list_gauges(unread, [])] == healthy
 
 
+def test_the_job_in_full_has_the_thread_settings_of_its_ranks():
+    def rank(pid, environment):
+        return make_process(pid, environment=environment)
+
+    frame = make_frame(
+        processes=(
+            rank(1, (Setting("OMP_NUM_THREADS", "16"), Setting("MKL_NUM_THREADS", "4"))),
+            rank(2, (Setting("OMP_NUM_THREADS", "16"),)),
+            rank(3, Missing("permission denied")),
+        )
+    )
+    text = "\n".join(texts_of(paint_cpu_in_full(make_view(frame), 140)))
+    assert " OMP                16 in 2 ranks, ? permission denied in 1 rank" in text
+    assert " MKL                4 in 1 rank, not set in 1 rank, ? permission denied in 1 rank" in text
+    assert " OPENBLAS           not set in 2 ranks" in text
+    assert " NUMEXPR            not set in 2 ranks" in text
+    assert "no rank process seen" in "\n".join(
+        texts_of(paint_cpu_in_full(make_view(make_frame(processes=())), 140))
+    )
+
+
+def test_the_kind_of_an_event_is_said_once():
+    events = (make_event("verdict: hung (spin)", 1, EventKind.VERDICT),)
+    for paint in (
+        lambda width: paint_events(make_view(events=events), Size(width, 5), focused=False),
+        lambda width: paint_events_in_full(make_view(events=events), width),
+    ):
+        line = next(line for line in texts_of(paint(100)) if "hung" in line)
+        assert line.split() == ["03:07:40", "verdict", "hung", "(spin)"]
+    narrow = texts_of(paint_events(make_view(events=events), Size(40, 5), focused=False))
+    assert " 03:07:40 verdict: hung (spin)" in narrow
+
+
+def test_hardly_a_thread_has_no_waiting_share():
+    text = "\n".join(texts_of(cpu_lines(make_frame(cpu=make_cpu(runnable=0.3, run_delay_ratio=0.8)))))
+    assert "80 %" not in text
+    assert "hardly a thread wants a CPU" in text
+
+
 def test_the_job_in_full_has_every_source_and_reason():
     frame = make_frame(
         ages_s=make_ages(io=DENIED, gpu=14.0),

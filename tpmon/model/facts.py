@@ -11,6 +11,7 @@ from tpmon.model.process import Setting
 from tpmon.model.units import format_pct
 
 JOIN = " · "
+NO_RANK_LEFT = "no rank left"
 WAITING_FROM = 0.5
 """With fewer runnable threads their waiting share is a share of next to nothing."""
 
@@ -73,7 +74,7 @@ def state_facts(
     """
     facts = [_gpu_fact(gpus)]
     if not ranks:
-        facts.insert(0, "no rank left" if had_ranks else "no rank yet")
+        facts.insert(0, NO_RANK_LEFT if had_ranks else "no rank yet")
     if ranks > 1:
         facts.append(_count(ranks, "rank"))
     facts.append(_count(workers, "worker") if workers else "no loader workers")

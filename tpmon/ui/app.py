@@ -35,7 +35,8 @@ from tpmon.ui import actions, clipboard, panes
 from tpmon.ui.canvas import Canvas
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.inbox import EVENT_LIMIT, Inbox
-from tpmon.ui.keys import ByDigit, Effect, OpenRow, find_key, keys_shown
+from tpmon.ui.key_row import ByDigit, Effect, OpenRow
+from tpmon.ui.keys import find_key, keys_shown
 from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, report_crash, require_terminal
 from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, SortBy, ViewState
 

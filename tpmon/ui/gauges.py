@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Known, Missing, NotApplicable, is_known, known_or
@@ -97,7 +98,7 @@ def _runnable(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
         return Gauge(1, "runnable", read, top, (f"? {cpu.runnable.reason}",), Ink.DIM)
     bound = _cpus(cpu.budget_cores) if is_known(cpu.budget_cores) else "? CPUs"
     pieces = [f"{cpu.runnable:.1f} on {bound}"]
-    if is_known(cpu.run_delay_ratio):
+    if is_known(cpu.run_delay_ratio) and cpu.runnable >= WAITING_FROM:
         pieces.append(f"{_pct(cpu.run_delay_ratio)} waiting")
     if is_known(cpu.oversubscription) and cpu.oversubscription >= 0.05:
         pieces.append(f"pools {cpu.oversubscription:.1f}x")
@@ -114,6 +115,8 @@ def _waiting(frame: Frame) -> Gauge:
 
     if not is_known(cpu.run_delay_ratio):
         return Gauge(6, "waiting", read, 1.0, (f"? {cpu.run_delay_ratio.reason}",), Ink.DIM)
+    if is_known(cpu.runnable) and cpu.runnable < WAITING_FROM:
+        return Gauge(6, "waiting", None, 1.0, ("-", "hardly a thread wants a CPU"))
     return Gauge(6, "waiting", read, 1.0, (_pct(cpu.run_delay_ratio), "of thread demand waits for a CPU"))
 
 

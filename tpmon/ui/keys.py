@@ -7,84 +7,47 @@ Knows nothing of textual; ``python -m tpmon.ui.keys`` prints docs/keys.md.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import partial
-from typing import Union
 
 from tpmon.ui import actions
 from tpmon.ui import situations as when
 from tpmon.ui.actions import INTERVALS_S, Move
-from tpmon.ui.situations import Situation
+from tpmon.ui.key_row import Action, ByDigit, Effect, Key, OpenRow
 from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
 
 
-class Effect(Enum):
-    """Name what a key does beyond changing the picture; the app carries it out."""
-
-    QUIT = "quit"
-    SUSPEND = "suspend"
-    REDRAW = "redraw"
-    COPY_TRY = "copy try"
-    COPY_FACTS = "copy facts"
-    COPY_SCREEN = "copy screen"
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRow:
-    """Open an overlay for the row under the cursor; which rows there are, the painters know."""
-
-    overlay: Overlay
-
-
-@dataclass(frozen=True, slots=True)
-class ByDigit:
-    """Do something with the pane whose digit was pressed."""
-
-    act: Callable[[ViewState, Pane], ViewState]
-
-
-Action = Callable[[ViewState], ViewState]
-Deed = Union[Action, ByDigit, Move, OpenRow, Effect]
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """Hold one row of the table.
-
-    ``keys`` are the names that a terminal event carries, ``shown`` what a person reads of them.
-    ``footer`` and ``priority`` are those of KeyHelp.
-    """
-
-    id: str
-    keys: tuple[str, ...]
-    shown: tuple[str, ...]
-    section: str
-    help: str
-    deed: Deed
-    when: Situation
-    footer: str = ""
-    priority: int = 0
-
-
-def _move(name: str, shown: tuple[str, ...], text: str, move: Move, footer: str = "") -> Key:
+def _move(name: str, shown: tuple[str, ...], text: str, move: Move, *, brief: str, footer: str = "") -> Key:
     keys = tuple({"PgDn": "pagedown", "PgUp": "pageup"}.get(key, key) for key in shown)
     keys = tuple(key.lower() if len(key) > 1 else key for key in keys)
-    return Key(name, keys, shown, "Moving", text, move, when.MOVABLE, footer, 7 if footer else 0)
+    return Key(name, keys, shown, "Moving", text, move, when.MOVABLE, footer, 7 if footer else 0, brief)
 
 
-def _workers(name: str, key: str, text: str, deed: Action, *, footer: str = "", priority: int = 0) -> Key:
-    return Key(name, (key,), (key,), "Workers", text, deed, when.WORKERS, footer, priority)
+def _workers(
+    name: str, key: str, text: str, deed: Action, *, brief: str, footer: str = "", priority: int = 0
+) -> Key:
+    return Key(name, (key,), (key,), "Workers", text, deed, when.WORKERS, footer, priority, brief)
 
 
 def _sort(sort: SortBy) -> Action:
     return partial(actions.action_sort, sort=sort)
 
 
+_ROW = "a row or line down, up"
+_SORT = "sort: next, reversed"
+
 KEYS: tuple[Key, ...] = (
-    Key("quit", ("q",), ("q",), "tpmon", "quit", Effect.QUIT, when.NOT_TYPING, "quit", 1),
-    Key("interrupt", ("ctrl+c",), ("ctrl-c",), "tpmon", "quit, also while typing", Effect.QUIT, when.EVER),
+    Key("quit", ("q",), ("q",), "tpmon", "quit", Effect.QUIT, when.NOT_TYPING, "quit", 1, brief="quit"),
+    Key(
+        "interrupt",
+        ("ctrl+c",),
+        ("ctrl-c",),
+        "tpmon",
+        "quit, also while typing",
+        Effect.QUIT,
+        when.EVER,
+        brief="quit",
+    ),
     Key(
         "help",
         ("?", "f1"),
@@ -95,6 +58,7 @@ KEYS: tuple[Key, ...] = (
         when.NOT_TYPING,
         "help",
         2,
+        brief="these keys; others close it",
     ),
     Key(
         "verdict",
@@ -106,6 +70,7 @@ KEYS: tuple[Key, ...] = (
         when.READ,
         "verdict",
         3,
+        brief="the verdict in full",
     ),
     Key(
         "pause",
@@ -117,6 +82,7 @@ KEYS: tuple[Key, ...] = (
         when.NOT_TYPING,
         "pause",
         4,
+        brief="freeze the picture, go on",
     ),
     Key(
         "slower",
@@ -128,6 +94,7 @@ KEYS: tuple[Key, ...] = (
         when.SLOWER,
         "slower",
         11,
+        brief="read less often, more often",
     ),
     Key(
         "faster",
@@ -139,8 +106,18 @@ KEYS: tuple[Key, ...] = (
         when.FASTER,
         "faster",
         12,
+        brief="read less often, more often",
     ),
-    Key("suspend", ("ctrl+z",), ("ctrl-z",), "tpmon", "stop tpmon; fg goes on", Effect.SUSPEND, when.EVER),
+    Key(
+        "suspend",
+        ("ctrl+z",),
+        ("ctrl-z",),
+        "tpmon",
+        "stop tpmon; fg goes on",
+        Effect.SUSPEND,
+        when.EVER,
+        brief="stop tpmon; fg goes on",
+    ),
     Key(
         "redraw",
         ("ctrl+l",),
@@ -149,6 +126,7 @@ KEYS: tuple[Key, ...] = (
         "draw all again, after another program wrote here",
         Effect.REDRAW,
         when.EVER,
+        brief="draw all again",
     ),
     Key(
         "zoom",
@@ -160,6 +138,7 @@ KEYS: tuple[Key, ...] = (
         when.PANES,
         "zoom",
         5,
+        brief="one pane alone, and back",
     ),
     Key(
         "focus-next",
@@ -171,6 +150,7 @@ KEYS: tuple[Key, ...] = (
         when.PANES,
         "next pane",
         6,
+        brief="next pane, previous",
     ),
     Key(
         "focus-previous",
@@ -180,6 +160,7 @@ KEYS: tuple[Key, ...] = (
         "previous pane",
         partial(actions.action_focus, step=-1),
         when.PANES,
+        brief="next pane, previous",
     ),
     Key(
         "open-pane",
@@ -191,13 +172,14 @@ KEYS: tuple[Key, ...] = (
         when.NO_ROWS,
         "open",
         8,
+        brief="this pane alone",
     ),
-    _move("down", ("j", "down"), "next row or line", Move.DOWN, "down"),
-    _move("up", ("k", "up"), "previous row or line", Move.UP),
-    _move("page-down", ("PgDn",), "a page down", Move.PAGE_DOWN),
-    _move("page-up", ("PgUp",), "a page up", Move.PAGE_UP),
-    _move("first", ("g", "Home"), "first row or line", Move.FIRST),
-    _move("last", ("G", "End"), "last row or line", Move.LAST),
+    _move("down", ("j", "down"), "next row or line", Move.DOWN, brief=_ROW, footer="down"),
+    _move("up", ("k", "up"), "previous row or line", Move.UP, brief=_ROW),
+    _move("page-down", ("PgDn",), "a page down", Move.PAGE_DOWN, brief="a page down, up"),
+    _move("page-up", ("PgUp",), "a page up", Move.PAGE_UP, brief="a page down, up"),
+    _move("first", ("g", "Home"), "first row or line", Move.FIRST, brief="first, last"),
+    _move("last", ("G", "End"), "last row or line", Move.LAST, brief="first, last"),
     Key(
         "details",
         ("enter",),
@@ -208,6 +190,7 @@ KEYS: tuple[Key, ...] = (
         when.ROWS,
         "details",
         8,
+        brief="all about this process",
     ),
     Key(
         "environment",
@@ -219,17 +202,27 @@ KEYS: tuple[Key, ...] = (
         when.ROWS,
         "environment",
         13,
+        brief="its start environment",
     ),
-    _workers("sort", "s", "sort by the next column", actions.action_sort_next, footer="sort", priority=10),
-    _workers("reverse", "S", "reverse the order", actions.action_reverse),
-    _workers("sort-cpu", "P", "sort by CPU", _sort(SortBy.CPU)),
-    _workers("sort-memory", "M", "sort by memory", _sort(SortBy.MEMORY)),
-    _workers("sort-time", "T", "sort by age, oldest first", _sort(SortBy.TIME)),
+    _workers(
+        "sort",
+        "s",
+        "sort by the next column",
+        actions.action_sort_next,
+        brief="sort: next, reversed",
+        footer="sort",
+        priority=10,
+    ),
+    _workers("reverse", "S", "reverse the order", actions.action_reverse, brief=_SORT),
+    _workers("sort-cpu", "P", "sort by CPU", _sort(SortBy.CPU), brief="by CPU, memory, age"),
+    _workers("sort-memory", "M", "sort by memory", _sort(SortBy.MEMORY), brief="by CPU, memory, age"),
+    _workers("sort-time", "T", "sort by age, oldest first", _sort(SortBy.TIME), brief="by CPU, memory, age"),
     _workers(
         "filter",
         "/",
         "show only rows with this text; a leading ! shows the others",
         actions.action_filter,
+        brief="only rows with a text",
         footer="filter",
         priority=9,
     ),
@@ -263,6 +256,7 @@ KEYS: tuple[Key, ...] = (
         when.FILTERED,
         "no filter",
         9,
+        brief="clear the filter",
     ),
     Key(
         "copy-try",
@@ -274,6 +268,7 @@ KEYS: tuple[Key, ...] = (
         when.TRIABLE,
         "copy Try",
         3,
+        brief="copy what to try",
     ),
     Key(
         "copy-facts",
@@ -285,6 +280,7 @@ KEYS: tuple[Key, ...] = (
         when.NOT_TRIABLE,
         "copy",
         9,
+        brief="copy verdict and facts",
     ),
     Key(
         "copy-screen",
@@ -294,6 +290,7 @@ KEYS: tuple[Key, ...] = (
         "copy the whole screen as text",
         Effect.COPY_SCREEN,
         when.NOT_TYPING,
+        brief="copy the whole screen",
     ),
     Key(
         "close",
@@ -305,6 +302,7 @@ KEYS: tuple[Key, ...] = (
         when.OVER,
         "close",
         1,
+        brief="close, and clear the filter",
     ),
 )
 
@@ -327,7 +325,9 @@ def keys_shown(view: ViewState) -> tuple[KeyHelp, ...]:
     for key in KEYS:
         now = key.when.holds(view)
         if now or key.when.holds(below):
-            shown.append(KeyHelp(key.shown, key.help, key.section, key.footer, key.priority if now else 0))
+            shown.append(
+                KeyHelp(key.shown, key.help, key.section, key.footer, key.priority if now else 0, key.brief)
+            )
     return tuple(shown)
 
 

@@ -15,7 +15,7 @@ from tpmon.ui.view import Ink, Line, Pane, Size, ViewState
 
 SPLIT_WIDTH = 150
 """From this width on events and log stand beside each other."""
-_KIND_INK = {EventKind.ENDED: Ink.BAD, EventKind.PROBE: Ink.WARN}
+_KIND_INK = {EventKind.ENDED: Ink.BAD, EventKind.PROBE: Ink.WARN, EventKind.VERDICT: Ink.STRONG}
 
 
 def newest_log(frame: Frame) -> OutputSample | None:
@@ -37,8 +37,15 @@ def _log_title(view: ViewState, log: OutputSample, room: int) -> str:
 
 def _paint_event(event: Event, width: int) -> Line:
     ink = _KIND_INK.get(event.kind, Ink.PLAIN)
-    kind = f"{event.kind.value:<8} " if width >= 60 else ""
-    return fit_line(((f" {format_clock(event.time)} {kind}", Ink.DIM), (event.text, ink)), width)
+    if width < 60:
+        return fit_line(((f" {format_clock(event.time)} ", Ink.DIM), (event.text, ink)), width)
+    head = f" {format_clock(event.time)} {event.kind.value:<8} "
+    return fit_line(((head, Ink.DIM), (_text_of(event), ink)), width)
+
+
+def _text_of(event: Event) -> str:
+    """Return what happened without the name of its kind, which stands before it."""
+    return event.text.removeprefix(f"{event.kind.value}: ")
 
 
 def _paint_log(log: OutputSample, width: int, most: int) -> list[Line]:
@@ -149,7 +156,7 @@ def paint_events_in_full(view: ViewState, width: int) -> list[Line]:
 
 def _paint_whole_event(event: Event, width: int) -> list[Line]:
     head = f" {format_clock(event.time)} {event.kind.value:<8} "
-    texts = wrap_words(event.text, max(8, width - len(head))) or [""]
+    texts = wrap_words(_text_of(event), max(8, width - len(head))) or [""]
     ink = _KIND_INK.get(event.kind, Ink.PLAIN)
     heads = [head] + [" " * len(head)] * (len(texts) - 1)
     return [

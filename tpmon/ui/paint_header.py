@@ -87,9 +87,9 @@ def _ages(view: ViewState, frame: Frame) -> list[Item]:
         if is_old(view, age if frame_is_late else age_s, group):
             items.append(Item(3, f"! {group} {format_seconds(age_s)} old", Ink.WARN))
         elif not frame_is_late:
-            place = "host" if group in HOST_GROUPS else group
+            place = "read" if group in HOST_GROUPS else group
             fresh[place] = max(fresh.get(place, 0.0), age_s)
-    items += [Item(10, f"{place} {format_seconds(age_s)}", Ink.DIM) for place, age_s in fresh.items()]
+    items += [Item(10, f"{place} {format_seconds(age_s)} ago", Ink.DIM) for place, age_s in fresh.items()]
     return items
 
 

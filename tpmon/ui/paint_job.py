@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
 from tpmon.model.host import LoaderSample, NetworkSample, Pool, ShmSample, SocketSample
-from tpmon.model.known import Known, is_known
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct, format_rate, format_seconds
 from tpmon.ui.gauges import list_gauges
 from tpmon.ui.marks import age_of, is_old
@@ -16,6 +18,8 @@ from tpmon.ui.table import explain, paint_pairs
 from tpmon.ui.view import Ink, Line, ViewState
 
 Pairs = Sequence[tuple[str, str]]
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""What sizes the pools of torch, numpy and numexpr where the script does not."""
 
 
 def _pct(ratio: float) -> str:
@@ -151,6 +155,29 @@ def _reading_pairs(view: ViewState, frame: Frame) -> Pairs:
     return pairs
 
 
+def _setting_pairs(frame: Frame) -> Pairs:
+    """Say of each variable that sizes a thread pool what the ranks were started with."""
+    ranks = [process for process in frame.processes if process.role is Role.RANK]
+    pairs = []
+    for name in THREAD_SETTINGS:
+        told = Counter(_setting(process, name) for process in ranks)
+        pairs.append(
+            (name.removesuffix("_NUM_THREADS"), ", ".join(_count_ranks(*one) for one in told.items()))
+        )
+    return pairs if ranks else [("settings", "no rank process seen")]
+
+
+def _setting(process: ProcessSample, name: str) -> str:
+    if isinstance(process.environment, Missing):
+        return f"? {process.environment.reason}"
+    values = [setting.value for setting in process.environment if setting.name == name]
+    return values[0] or '""' if values else "not set"
+
+
+def _count_ranks(value: str, count: int) -> str:
+    return f"{value} in {count} rank" if count == 1 else f"{value} in {count} ranks"
+
+
 def _own_pairs(frame: Frame) -> Pairs:
     own = frame.self_
     return [
@@ -167,6 +194,7 @@ def describe_job(view: ViewState, frame: Frame) -> list[tuple[str, Pairs]]:
     loaders = [_loader_pair(loader) for loader in frame.loader] or [("queues", "no loader queue seen")]
     return [
         ("CPU", _cpu_pairs(frame)),
+        ("thread settings of the ranks, at their start (..._NUM_THREADS)", _setting_pairs(frame)),
         ("memory", _memory_pairs(frame)),
         ("loader", loaders),
         ("network", _network_pairs(frame)),

@@ -19,29 +19,51 @@ from tpmon.ui.table import explain, paint_pairs
 from tpmon.ui.view import Ink, KeyHelp, Line, Size, Span, ViewState
 
 COLUMN_WIDTH = 40
+AROUND_HELP = 3
+"""Lines of the screen that are not the overlay's: header, rule and footer."""
 
-
-COLUMNS = (
-    ("thr", "threads"),
-    ("run", "threads that wanted a CPU, on average"),
-    ("wait %", "share of those that waited for one"),
-    ("S", "R runs, S sleeps, D blocked (disk, driver), T stopped, Z zombie"),
-    ("for", "how long the wait is unchanged"),
-    ("act %", "SM active: share of cycles with work on the SMs"),
-    ("! ?", "worth a look; not read, the reason is in the details (enter)"),
+WORDS = (
+    ("thr", "threads", "threads"),
+    ("run", "threads that wanted a CPU, on average", "threads that want a CPU"),
+    ("wait %", "share of those that waited for one", "share of them that waits"),
+    ("S", "R runs, S sleeps, D blocked (disk, driver), T stopped, Z zombie", "D blocked, T stopped"),
+    ("for", "how long the wait is unchanged", "wait unchanged for so long"),
+    ("act %", "SM active: share of cycles with work on the SMs", "SM cycles with work"),
+    ("! ?", "worth a look; not read, the reason is in the details (enter)", "worth a look; not read"),
 )
-"""What the short words of the screen mean."""
+"""What the short words of the screen mean, in full and in brief."""
+
+Entries = list[tuple[str, str]]
 
 
 def paint_help(keys: Sequence[KeyHelp], size: Size) -> list[Line]:
-    """Paint the keys that work now by section, and the short words, in columns where there is room."""
+    """Paint the keys that work now by section, and the short words, in columns where there is room.
+
+    Where the whole words need more lines than there are, the brief ones take their place.
+    """
     columns = max(1, size.width // COLUMN_WIDTH)
-    width = size.width // columns
-    sections: dict[str, list[tuple[str, str]]] = {}
+    lines = _lay(_list_sections(keys, brief=False), columns, size.width)
+    if len(lines) <= size.height - AROUND_HELP:
+        return lines
+    return _lay(_list_sections(keys, brief=True), columns, size.width)
+
+
+def _list_sections(keys: Sequence[KeyHelp], *, brief: bool) -> dict[str, Entries]:
+    sections: dict[str, Entries] = {}
     for key in keys:
-        sections.setdefault(key.section, []).append((" ".join(key.keys), key.help))
-    sections["Short words"] = list(COLUMNS)
-    blocks = [_paint_section(section, entries, width) for section, entries in sections.items()]
+        entries = sections.setdefault(key.section, [])
+        words = (key.brief if brief else "") or key.help
+        if entries and entries[-1][1] == words:
+            entries[-1] = (f"{entries[-1][0]} {key.keys[0]}", words)
+        else:
+            entries.append((" ".join(key.keys[:1] if brief else key.keys), words))
+    sections["Short words"] = [(word, short if brief else whole) for word, whole, short in WORDS]
+    return sections
+
+
+def _lay(sections: dict[str, Entries], columns: int, width: int) -> list[Line]:
+    column = width // columns
+    blocks = [_paint_section(section, entries, column) for section, entries in sections.items()]
     if columns == 1:
         return [line for block in blocks for line in block]
     piles: list[list[Line]] = [[] for _ in range(columns)]
@@ -55,19 +77,20 @@ def paint_help(keys: Sequence[KeyHelp], size: Size) -> list[Line]:
     for row in range(max(len(pile) for pile in piles)):
         cells: list[Span] = []
         for pile in piles:
-            cells += pad_line(pile[row] if row < len(pile) else (), width)
-        lines.append(fit_line(tuple(cells), size.width))
+            cells += pad_line(pile[row] if row < len(pile) else (), column)
+        lines.append(fit_line(tuple(cells), width))
     return lines
 
 
-def _paint_section(section: str, entries: Sequence[tuple[str, str]], width: int) -> list[Line]:
+def _paint_section(section: str, entries: Entries, width: int) -> list[Line]:
     lines: list[Line] = [fit_line(((f" {section}", Ink.TITLE),), width)]
     indent = min(11, max(8, width // 4))
     for label, words in entries:
-        texts = wrap_words(words, max(8, width - indent - 3)) or [""]
-        room = max(0, indent - width_of(label))
-        lines.append(fit_line(((f"  {label}", Ink.STRONG), (" " * room + f" {texts[0]}", Ink.PLAIN)), width))
-        lines += [fit_line(((" " * (indent + 3) + text, Ink.PLAIN),), width) for text in texts[1:]]
+        start = max(indent, width_of(label)) + 3
+        texts = wrap_words(words, max(8, width - start)) or [""]
+        head = (f"  {pad(label, start - 2)}", Ink.STRONG)
+        lines.append(fit_line((head, (texts[0], Ink.PLAIN)), width))
+        lines += [fit_line(((" " * start + text, Ink.PLAIN),), width) for text in texts[1:]]
     return lines
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tpmon.model.facts import NO_RANK_LEFT, WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample
-from tpmon.model.known import Applicable, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow
 from tpmon.model.units import format_bytes, format_pct, format_seconds
+from tpmon.ui.cells import cut
 from tpmon.ui.marks import UNCHANGED_S, card_ink
 from tpmon.ui.paint_header import name_ranks
 from tpmon.ui.table import Cell, Column, Item, Table, paint_rule, shared_reason, show, show_pair, window_of
@@ -116,12 +118,17 @@ def _waiting_pct(rank: RankView) -> Applicable[float]:
 
 
 def waiting_pct(process: ProcessSample) -> Applicable[float]:
-    """Return the share of a process's thread demand that waits for a CPU, in percent."""
+    """Return the share of a process's thread demand that waits for a CPU, in percent.
+
+    Of less than half a thread there is no share worth telling.
+    """
     if not is_known(process.waiting):
         return process.waiting
     if not is_known(process.runnable):
         return process.runnable
-    return 100 * process.waiting / process.runnable if process.runnable > 0.005 else 0.0
+    if process.runnable < WAITING_FROM:
+        return NOT_APPLICABLE
+    return 100 * process.waiting / process.runnable
 
 
 def write_waiting(pct: Applicable[float], runnable: Applicable[float]) -> Cell:
@@ -202,7 +209,7 @@ def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column
     if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
         columns.append(Column("for", 7, 4, _unchanged))
     columns += [
-        Column("waits for", where, 1, lambda r: show(r.row.where, str), right=False, grows=True),
+        Column("where", where, 1, lambda r: show(r.row.where, str), right=False, grows=True),
     ]
     return columns
 
@@ -222,7 +229,7 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     cursor = view.cursor_pid if focused else Missing("elsewhere")
     pids = [rank.row.pid for rank in ranks]
     first, last = window_of(pids, cursor, size.height - 2)
-    details = []
+    details = [Item(0, "no rank left", Ink.BAD)] if _none_left(frame, ranks) else []
     hidden = len(ranks) - (last - first)
     if hidden > 0:
         details.append(Item(0, f"{hidden} more", Ink.WARN))
@@ -231,18 +238,26 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
         details.append(Item(5, f"step ? {step.reason}", Ink.DIM))
     unread = shared_reason([rank.row.where for rank in ranks])
     if unread:
-        details.append(Item(3, f"waits for ? {unread}", Ink.DIM))
+        details.append(Item(3, f"where ? {unread}", Ink.DIM))
     if frame.target.rank_source != "environment":
         details.append(Item(4, f"told from {frame.target.rank_source}", Ink.DIM))
     title = f"{Pane.RANKS.value} ranks {name_ranks(frame)}".rstrip()
     lines = [paint_rule(title, details, size.width, focused=focused)]
     if not ranks:
-        return [*lines, ((" no rank process seen", Ink.DIM),)][: size.height]
+        nothing = "no rank process is left" if _none_left(frame, ranks) else "no rank process seen yet"
+        return [*lines, ((cut(f" {nothing}", size.width), Ink.DIM),)][: size.height]
     lines.append(table.paint_head())
     for rank in ranks[first:last]:
         ink = _row_ink(rank)
         lines.append(table.paint_row(rank, ink, cursor=is_known(cursor) and cursor == rank.row.pid))
     return lines[: size.height]
+
+
+def _none_left(frame: Frame, ranks: Sequence[RankView]) -> bool:
+    """Tell whether the job had ranks on this machine and none of them lives."""
+    if not ranks:
+        return frame.facts.startswith(NO_RANK_LEFT)
+    return all(not is_known(rank.process) or rank.process.state in ("Z", "X") for rank in ranks)
 
 
 def _row_ink(rank: RankView) -> Ink:

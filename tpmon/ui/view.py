@@ -86,6 +86,8 @@ class KeyHelp:
     section: str
     footer: str
     priority: int
+    brief: str = ""
+    """The help where there is little room; neighbours with the same words share a line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,61 @@
+"""The shape of a row of the table of keys, and what keys do beyond changing the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Union
+
+from tpmon.ui.actions import Move
+from tpmon.ui.situations import Situation
+from tpmon.ui.view import Overlay, Pane, ViewState
+
+
+class Effect(Enum):
+    """Name what a key does beyond changing the picture; the app carries it out."""
+
+    QUIT = "quit"
+    SUSPEND = "suspend"
+    REDRAW = "redraw"
+    COPY_TRY = "copy try"
+    COPY_FACTS = "copy facts"
+    COPY_SCREEN = "copy screen"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRow:
+    """Open an overlay for the row under the cursor; which rows there are, the painters know."""
+
+    overlay: Overlay
+
+
+@dataclass(frozen=True, slots=True)
+class ByDigit:
+    """Do something with the pane whose digit was pressed."""
+
+    act: Callable[[ViewState, Pane], ViewState]
+
+
+Action = Callable[[ViewState], ViewState]
+Deed = Union[Action, ByDigit, Move, OpenRow, Effect]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Hold one row of the table.
+
+    ``keys`` are the names that a terminal event carries, ``shown`` what a person reads of them.
+    ``footer``, ``priority`` and ``brief`` are those of KeyHelp.
+    """
+
+    id: str
+    keys: tuple[str, ...]
+    shown: tuple[str, ...]
+    section: str
+    help: str
+    deed: Deed
+    when: Situation
+    footer: str = ""
+    priority: int = 0
+    brief: str = ""
