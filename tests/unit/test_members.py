@@ -404,3 +404,37 @@ def test_a_scan_is_made_every_five_seconds_and_no_more(watch: Watch, monkeypatch
     for _ in range(20):
         watch.refresh()
     assert len(looks) == 4
+
+
+EXEC = """
+import mmap
+path = sys.argv[1] + "/libtorch_cpu.so"
+with open(path, "wb") as file:
+    file.write(bytes(4096))
+with open(path, "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+say("ready")
+script = sys.argv[1] + "/" + hear()
+with open(script, "w") as file:
+    file.write("import os, time; os.write(1, b'anew\\\\n'); time.sleep(50)")
+os.execv(sys.executable, [sys.executable, script])
+"""
+
+
+def test_that_the_root_replaced_itself_is_told_once_also_by_the_same_interpreter(tmp_path: Path) -> None:
+    with child(EXEC, str(tmp_path)) as one:
+        membership = Membership(find_job(one.pid))
+        try:
+            assert membership.refresh(SECOND) == Changes()
+            assert membership.refresh(7 * SECOND) == Changes()
+            one.say("resume.py")
+            assert one.hear() == "anew"
+            changes = membership.refresh(13 * SECOND)
+            assert changes.root_runs == "resume.py"
+            assert describe_changes(changes) == (
+                "the root of the job replaced itself (exec) and now runs resume.py",
+            )
+            assert membership.members[0].identity.pid == one.pid
+            assert membership.refresh(19 * SECOND).root_runs == ""
+        finally:
+            membership.close()

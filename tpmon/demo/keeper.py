@@ -125,9 +125,10 @@ def keep() -> int:
     print(training.pid, flush=True)
     deadline = time.monotonic() + order["seconds"]
     code = None
+    lead = select.poll()
+    lead.register(0, select.POLLIN)
     while code is None and not terminated and time.monotonic() < deadline:
-        readable, _, _ = select.select([0], [], [], LOOK_EVERY_S)
-        if readable and not os.read(0, 4096):
+        if lead.poll(LOOK_EVERY_S * 1000) and not os.read(0, 4096):
             break
         code = reap(training.pid)
     end_all(training.pid)
