@@ -95,7 +95,7 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         cause="straggler",
         weight=gap,
         margin=min(typical / WAITING_RATIO, gap / BEHIND_RATIO),
-        sources=_sources(waits),
+        sources=_sources(others),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(
             reading(f"{name} in collectives", 100 * late.ratio, "%", _say_sources(late), age),

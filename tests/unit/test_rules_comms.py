@@ -1,0 +1,243 @@
+"""Ranks that wait for each other, on made-up Windows: who is late, what moves, what is not told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.frames import make_frame, make_gpu, make_process, make_target
+from tests.judging import hold, make_looks, make_phases, scene_of
+from tpmon.judge import rules_comms
+from tpmon.judge.phases import Phase
+from tpmon.judge.rules_comms import judge_comms_unknown, judge_straggler, judge_transfer
+from tpmon.judge.scene import see
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.gpu import ThrottleShare
+from tpmon.model.host import NetworkSample
+from tpmon.model.known import Missing
+from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.verdict import Kind
+
+UNREAD = Missing("not permitted")
+HOLLOW = {"sm_pct": 100.0, "sm_active_pct": 6.0, "tensor_pct": 0.0, "dram_pct": 0.5, "power_w": 130.0}
+QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
+
+
+def waiting(share, rest=Phase.BACKWARD):
+    return {Phase.COMMS: share, rest: round(1 - share, 4)}
+
+
+def make_ranks(count, comm_demand=0.02):
+    groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.9), ThreadGroup(ThreadKind.COMM, 3, comm_demand))
+    return tuple(make_process(4211 + i, rank=i, thread_groups=groups) for i in range(count))
+
+
+def by_stacks(*ratios, comm_demand=0.02, samples=100, **frame):
+    """See ranks whose stacks show these phases."""
+    phases = [make_phases(one, pid=4211 + i, rank=i, samples=samples) for i, one in enumerate(ratios)]
+    ranks = make_ranks(len(ratios), comm_demand)
+    return scene_of(make_frame(**{"processes": ranks, "loader": (), **frame}), phases)
+
+
+def by_looks(*locks, **frame):
+    """See ranks whose main threads were found in a lock in so many of 10 looks."""
+    looks = tuple(make_looks(4211 + i, lock=lock) for i, lock in enumerate(locks))
+    processes = make_ranks(len(locks))
+    return scene_of(make_frame(**{"processes": processes, "loader": (), "main_threads": looks, **frame}))
+
+
+def said(answer):
+    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)
+
+
+def test_the_rank_that_waits_least_is_the_late_one_and_what_it_does_is_said():
+    scene = by_stacks(waiting(0.5), waiting(0.55), waiting(0.03, Phase.DATA_WAIT), waiting(0.6))
+    answer = judge_straggler(scene)
+    assert said(answer) == (Kind.COMMS_BOUND, "straggler")
+    assert (answer.rank, answer.pid) == (2, 4213)
+    assert answer.summary == "rank 2 waits for its data while 3 other ranks wait for it in a collective"
+    assert answer.weight == pytest.approx(0.52)
+    assert answer.sources == {"stacks"}
+    assert type(judge_transfer(scene)) is Cleared
+    assert type(judge_comms_unknown(scene)) is Cleared
+
+
+SPREADS = [
+    ("equal", (0.5, 0.5, 0.5), Cleared),
+    ("a little unequal", (0.5, 0.4, 0.5), Cleared),
+    ("hardly any waiting", (0.15, 0.0, 0.2), Cleared),
+    ("one late", (0.5, 0.1, 0.5), Suspicion),
+    ("one of two late", (0.45, 0.02), Suspicion),
+]
+
+
+@pytest.mark.parametrize(("name", "shares", "kind"), SPREADS, ids=[row[0] for row in SPREADS])
+def test_late_is_told_from_alike(name, shares, kind):
+    assert type(judge_straggler(by_stacks(*map(waiting, shares)))) is kind
+
+
+def test_too_few_samples_accuse_nobody():
+    scene = by_stacks(waiting(0.5), waiting(0.0), samples=6)
+    assert type(judge_straggler(scene)) is Unsure
+    assert type(judge_transfer(scene)) is Unsure
+
+
+def test_a_rank_that_writes_a_checkpoint_is_not_late():
+    scene = by_stacks(waiting(0.6), {Phase.CHECKPOINT: 0.9, Phase.BACKWARD: 0.1})
+    assert "pauses on purpose" in judge_straggler(scene).text
+
+
+def test_ddp_waits_in_c_and_the_locks_tell_it():
+    in_backward = [make_phases({Phase.BACKWARD: 1.0}, pid=4211 + i, rank=i) for i in range(2)]
+    looks = (make_looks(4211, lock=6), make_looks(4212))
+    frame = make_frame(processes=make_ranks(2), loader=(), main_threads=looks)
+    answer = judge_straggler(scene_of(frame, in_backward))
+    assert said(answer) == (Kind.COMMS_BOUND, "straggler")
+    assert answer.rank == 1
+    assert answer.sources == {"kernel looks"}
+
+
+def test_locks_alone_name_the_late_rank_on_a_cpu_job():
+    answer = judge_straggler(by_looks(6, 5, 0))
+    assert (answer.rank, answer.sources) == (2, {"kernel looks"})
+    assert type(judge_straggler(by_looks(6, 5, 6))) is Cleared
+
+
+def test_a_lock_with_other_reasons_is_no_wait_for_ranks():
+    pinned = (replace(make_frame().loader[0], pin_thread=True), replace(make_frame().loader[0], pid=4212))
+    assert type(judge_straggler(by_looks(6, 0, loader=pinned))) is Unsure
+    gpus = (make_gpu(0), make_gpu(1, pids=(4212,)))
+    assert type(judge_straggler(by_looks(6, 0, gpus=gpus))) is Unsure
+    alone = tuple(make_process(4211 + i, rank=i) for i in range(2))
+    assert type(judge_straggler(by_looks(6, 0, processes=alone))) is Unsure
+
+
+def test_a_single_process_has_nobody_to_wait_for():
+    scene = by_stacks(waiting(0.9))
+    assert {type(rule(scene)) for rule in rules_comms.RULES} == {Cleared}
+
+
+def test_all_waiting_with_busy_threads_is_transfer():
+    scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6)
+    answer = judge_transfer(scene)
+    assert said(answer) == (Kind.COMMS_BOUND, "transfer")
+    assert answer.sources == {"stacks", "schedstat"}
+    assert type(judge_comms_unknown(scene)) is Cleared
+
+
+def test_all_waiting_with_a_busy_network_is_transfer():
+    nic = NetworkSample("eth0", "nic", True, 60e6, 58e6, 0.0, 0.0)
+    assert said(judge_transfer(by_stacks(waiting(0.5), waiting(0.5), network=(nic,)))) == (
+        Kind.COMMS_BOUND,
+        "transfer",
+    )
+    foreign = replace(nic, used_by_job=False)
+    assert type(judge_transfer(by_stacks(waiting(0.5), waiting(0.5), network=(foreign,)))) is Cleared
+
+
+def test_all_waiting_for_nothing_that_moves_is_unknown_and_says_who_is_elsewhere():
+    scene = by_stacks(waiting(0.7), waiting(0.6), target=make_target(world_size=8))
+    answer = judge_comms_unknown(scene)
+    assert said(answer) == (Kind.COMMS_BOUND, "unknown")
+    assert "6 ranks run elsewhere" in answer.summary
+    lone = by_stacks(waiting(0.7), target=make_target(world_size=8))
+    assert said(judge_comms_unknown(lone)) == (Kind.COMMS_BOUND, "unknown")
+
+
+def spinning(*cards, phases):
+    gpus = tuple(make_gpu(i, pids=(4211 + i,), **card) for i, card in enumerate(cards))
+    return by_stacks(*phases, gpus=gpus)
+
+
+def test_hollow_cards_whose_hosts_synchronise_wait_for_the_one_that_works():
+    in_sync = {Phase.SYNC: 0.9, Phase.BACKWARD: 0.1}
+    working = {Phase.DATA_WAIT: 0.8, Phase.FORWARD: 0.2}
+    scene = spinning(HOLLOW, HOLLOW, {"sm_pct": 40.0}, phases=[in_sync, in_sync, working])
+    answer = judge_straggler(scene)
+    assert (answer.rank, answer.cause) == (2, "straggler")
+    assert {"GPM", "NVML power", "stacks"} <= answer.sources
+
+
+def test_hollow_cards_that_move_nothing_are_an_nccl_wait():
+    in_sync = {Phase.SYNC: 0.9, Phase.BACKWARD: 0.1}
+    scene = spinning({**HOLLOW, **QUIET}, {**HOLLOW, **QUIET}, phases=[in_sync, in_sync])
+    assert said(judge_comms_unknown(scene)) == (Kind.COMMS_BOUND, "unknown")
+    moving = spinning(HOLLOW, HOLLOW, phases=[in_sync, in_sync])
+    assert said(judge_transfer(moving)) == (Kind.COMMS_BOUND, "transfer")
+
+
+def test_hollow_cards_that_launch_are_no_wait():
+    in_model = {Phase.FORWARD: 0.7, Phase.BACKWARD: 0.3}
+    scene = spinning(HOLLOW, HOLLOW, phases=[in_model, in_model])
+    assert {type(rule(scene)) for rule in rules_comms.RULES} == {Cleared}
+
+
+def eight(**slow):
+    cards = tuple(make_gpu(i, pids=(4211 + i,), **(slow if i == 5 else {})) for i in range(8))
+    equal = [{Phase.FORWARD: 0.5, Phase.BACKWARD: 0.5}] * 8
+    return by_stacks(*equal, gpus=cards)
+
+
+def test_a_card_with_a_low_clock_holds_the_others_back():
+    answer = judge_straggler(eight(sm_clock_mhz=1500.0, power_w=430.0))
+    assert (answer.card, answer.rank, answer.cause) == (5, 5, "straggler")
+    assert answer.sources == {"NVML clock", "NVML power"}
+    assert answer.weight == pytest.approx(1 - 1500 / 1980)
+
+
+def test_low_power_alone_is_a_card_that_waits():
+    assert type(judge_straggler(eight(power_w=400.0))) is Cleared
+    assert type(judge_straggler(eight(power_w=400.0, sm_clock_mhz=UNREAD))) is Unsure
+
+
+def test_a_late_card_that_is_hot_is_left_to_the_cause():
+    hot = (ThrottleShare("SW thermal", 60.0, "counter"),)
+    assert "held below its clocks" in judge_straggler(eight(sm_clock_mhz=1200.0, throttle_shares=hot)).text
+
+
+def test_a_low_clock_for_some_seconds_is_no_late_card():
+    slow, well = eight(sm_clock_mhz=1500.0).frame, eight().frame
+    frames = [replace(one, gpus=well.gpus) for one in hold(well, 25)]
+    assert type(judge_straggler(see(frames))) is not Suspicion
+    frames = [replace(one, gpus=slow.gpus if i > 18 else well.gpus) for i, one in enumerate(frames)]
+    assert type(judge_straggler(see(frames))) is not Suspicion
+
+
+SHARES = st.dictionaries(st.sampled_from(Phase), st.floats(0, 1), min_size=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(SHARES, st.integers(0, 10), st.integers(0, 200)), max_size=5),
+    st.floats(0, 64),
+    st.one_of(st.none(), st.integers(0, 5000)),
+    st.booleans(),
+)
+def test_any_finite_window_gets_an_answer(ranks, demand, world, with_cards):
+    phases = [
+        make_phases(shares, pid=4211 + i, samples=samples) for i, (shares, _, samples) in enumerate(ranks)
+    ]
+    looks = tuple(make_looks(4211 + i, lock=lock) for i, (_, lock, _) in enumerate(ranks))
+    frame = make_frame(
+        processes=make_ranks(len(ranks), demand),
+        loader=(),
+        main_threads=looks,
+        target=make_target(world_size=UNREAD if world is None else world),
+        gpus=tuple(make_gpu(i, pids=(4211 + i,), **HOLLOW) for i in range(len(ranks))) if with_cards else (),
+    )
+    scene = scene_of(frame, phases)
+    suspected = [answer for rule in rules_comms.RULES if isinstance(answer := rule(scene), Suspicion)]
+    # Late, transfer and unknown exclude each other.
+    assert len(suspected) <= 1
+    for answer in suspected:
+        assert 0 <= answer.weight <= 1
+        assert answer.margin >= 1
+        assert answer.sources
+    without = scene_of(replace(frame, main_threads=UNREAD), phases)
+    for rule in rules_comms.RULES:
+        before, after = rule(scene), rule(without)
+        if isinstance(before, Suspicion) and isinstance(after, Suspicion):
+            assert len(after.sources) <= len(before.sources) or before.cause != after.cause
