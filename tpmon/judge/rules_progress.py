@@ -163,7 +163,8 @@ def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need)
     sources = {"stacks"}
     if phase is Phase.CHECKPOINT and _writes(rank.process):
         sources.add("io")
-    others = f"; {len(scene.ranks) - len(ranks)} other ranks wait" if len(ranks) < len(scene.ranks) else ""
+    rest = len(scene.ranks) - len(ranks)
+    others = "" if not rest else "; the other rank waits" if rest == 1 else f"; {rest} other ranks wait"
     return Suspicion(
         kind=Kind.PAUSED,
         cause=cause,

@@ -1,0 +1,443 @@
+"""Runs without steps, on made-up Windows: starting, paused, over, stopped, blocked, and nothing at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.frames import (
+    NOW,
+    make_frame,
+    make_gpu,
+    make_loader,
+    make_output,
+    make_process,
+    make_target,
+    make_worker,
+)
+from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
+from tpmon.judge import rules_progress
+from tpmon.judge.advice import REMEDIES_FOR
+from tpmon.judge.phases import Phase
+from tpmon.judge.rules_hang import (
+    judge_blocked_io,
+    judge_dead_worker,
+    judge_gpu_lost,
+    judge_no_progress,
+    judge_stopped,
+)
+from tpmon.judge.rules_progress import (
+    judge_checkpoint,
+    judge_finished,
+    judge_starting,
+    judge_validation,
+    judge_waiting_for_input,
+)
+from tpmon.judge.scene import see
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.frame import TargetState
+from tpmon.model.gpu import GpuState
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.verdict import Kind
+
+UNREAD = Missing("not permitted")
+LOCK = "lock or queue (futex)"
+BATCH = "a batch (loader queue)"
+
+
+def quiet_rank(**fields):
+    plain = {
+        "state": "S",
+        "cpu_pct": 0.0,
+        "runnable": 0.01,
+        "waiting": 0.0,
+        "busy_threads": 0,
+        "waits_for": LOCK,
+        "waits_unchanged_s": 45.0,
+        "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, 0.01)),
+    }
+    return make_process(**{**plain, **fields})
+
+
+def quiet_worker(pid=4221, **fields):
+    return make_worker(pid, **{"runnable": 0.0, "waits_unchanged_s": 45.0, **fields})
+
+
+def old_log(age_s=100.0):
+    return make_output(last_write=NOW - timedelta(seconds=age_s), last_write_age_s=age_s)
+
+
+def quiet_frame(*processes, **fields):
+    plain = {"processes": processes or (quiet_rank(), quiet_worker()), "output": (old_log(),)}
+    return make_frame(**{**plain, **fields})
+
+
+def said(answer):
+    return (answer.kind, answer.cause) if isinstance(answer, Suspicion) else type(answer)
+
+
+# Starting
+
+
+@pytest.mark.parametrize(
+    ("phase", "where", "cause"),
+    [
+        (Phase.IMPORT, "import: torch train.py:3", "import"),
+        (Phase.LOAD, "load train.py:20", "load"),
+        (Phase.COMPILE, "compile train.py:60", "compile"),
+        (Phase.COMPILE, "compile: autotune_to_one_config train.py:60", "autotune"),
+    ],
+)
+def test_a_start_is_told_by_the_stacks(phase, where, cause):
+    phases = make_phases({phase: 0.9, Phase.OTHER: 0.1}, where=where)
+    answer = judge_starting(scene_of(make_frame(), [phases]))
+    assert said(answer) == (Kind.STARTING, cause)
+    assert "stacks" in answer.sources
+
+
+def test_a_start_that_is_over_is_not_said_any_more():
+    past = make_phases({Phase.COMPILE: 0.6, Phase.FORWARD: 0.4}, where="forward model.py:8")
+    assert type(judge_starting(scene_of(make_frame(), [past]))) is Cleared
+    rare = make_phases({Phase.IMPORT: 0.1, Phase.FORWARD: 0.9}, where="import train.py:3")
+    assert type(judge_starting(scene_of(make_frame(), [rare]))) is Cleared
+
+
+def test_compile_workers_tell_a_compile_where_no_stack_does():
+    worker = make_process(4300, role=Role.COMPILE, runnable=0.9, rank=NOT_APPLICABLE)
+    scene = scene_of(make_frame(processes=(quiet_rank(), worker), loader=()))
+    assert said(judge_starting(scene)) == (Kind.STARTING, "compile")
+    busy = scene_of(make_frame(processes=(make_process(), worker), loader=()))
+    assert type(judge_starting(busy)) is Unsure
+
+
+def test_age_alone_is_a_start_only_before_anything_else_is_seen():
+    young = make_process(started=NOW - timedelta(seconds=8))
+    fresh = make_frame(processes=(young,), loader=())
+    assert said(judge_starting(scene_of(fresh))) == (Kind.STARTING, "first-steps")
+    loading = make_frame(processes=(young, make_worker()))
+    assert type(judge_starting(scene_of(loading))) is Unsure
+    stepping = make_phases({Phase.FORWARD: 1.0})
+    assert type(judge_starting(scene_of(fresh, [stepping]))) is Cleared
+    waiting = replace(fresh, main_threads=(make_looks(batch_wait=10),))
+    assert type(judge_starting(scene_of(waiting))) is Unsure
+
+
+# Paused
+
+
+@pytest.mark.parametrize(
+    ("rule", "phase", "cause"),
+    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (judge_validation, Phase.VALIDATION, "validation")],
+)
+def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
+    now = make_phases({phase: 0.5, Phase.FORWARD: 0.5}, where=f"{phase.value}: save train.py:90")
+    assert said(rule(scene_of(make_frame(), [now]))) == (Kind.PAUSED, cause)
+    short = replace(now, shares={phase: make_phases({phase: 0.05}).shares[phase]})
+    assert type(rule(scene_of(make_frame(), [short]))) is Cleared
+    over = replace(now, where="forward train.py:60")
+    assert type(rule(scene_of(make_frame(), [over]))) is Cleared
+    old = replace(now, newest_age_s=40.0)
+    assert type(rule(scene_of(make_frame(), [old]))) is Cleared
+    assert type(rule(scene_of(make_frame()))) is Unsure
+
+
+def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
+    ranks = (make_process(4211, asked_write_bytes_s=9e8), make_process(4212, rank=1))
+    saving = make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)
+    waiting = make_phases({Phase.COMMS: 1.0}, pid=4212)
+    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), [saving, waiting]))
+    assert answer.sources == {"stacks", "io"}
+    assert answer.summary == "rank 0 is writing a checkpoint; the other rank waits"
+
+
+# Over, or waiting for a person
+
+
+def test_an_ended_job_is_finished_and_says_how():
+    target = make_target(state=TargetState.ENDED, ended="SIGKILL; OOM killer")
+    answer = judge_finished(scene_of(make_frame(target=target, processes=())))
+    assert said(answer) == (Kind.IDLE, "finished")
+    assert answer.summary.endswith("SIGKILL; OOM killer")
+
+
+def test_a_launcher_without_its_ranks_is_finished():
+    frames = hold(make_frame())
+    launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
+    frames[-1] = replace(frames[-1], processes=(launcher,))
+    assert said(judge_finished(see(frames))) == (Kind.IDLE, "finished")
+    zombies = make_frame(processes=(make_process(state="Z"),))
+    assert said(judge_finished(scene_of(zombies))) == (Kind.IDLE, "finished")
+    assert type(judge_finished(scene_of(make_frame()))) is Cleared
+    assert type(judge_finished(scene_of(make_frame(processes=(launcher,))))) is Cleared
+
+
+def test_a_prompt_is_told_by_stack_or_kernel():
+    asking = make_phases({Phase.INPUT: 1.0}, where="input train.py:7")
+    assert judge_waiting_for_input(scene_of(make_frame(), [asking])).sources == {"stacks"}
+    reading = make_frame(processes=(quiet_rank(waits_for="terminal input"),))
+    assert judge_waiting_for_input(scene_of(reading)).sources == {"wait"}
+    assert said(judge_waiting_for_input(scene_of(reading, [asking]))) == (Kind.IDLE, "waiting-for-input")
+    blink = make_frame(processes=(quiet_rank(waits_for="terminal input", waits_unchanged_s=0.5),))
+    assert type(judge_waiting_for_input(scene_of(blink))) is Cleared
+    unread = make_frame(processes=(quiet_rank(waits_for=UNREAD),))
+    assert type(judge_waiting_for_input(scene_of(unread))) is Unsure
+
+
+# Stopped
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"state": "T", "waits_for": "stopped by a signal"}, "stopped by a signal"),
+        ({"state": "t", "waits_for": "stopped by a debugger"}, "held by a debugger"),
+        ({"waits_for": "frozen by its control group"}, "frozen by its control group"),
+    ],
+)
+def test_a_stopped_rank_is_hung_within_seconds(fields, words):
+    answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
+    assert said(answer) == (Kind.HUNG, "stopped")
+    assert words in answer.summary
+    assert (answer.pid, answer.sources) == (4211, {"state", "schedstat"})
+
+
+def test_a_debugger_that_only_looks_is_not_a_hang():
+    frames = hold(make_frame())
+    frames[-1] = replace(frames[-1], processes=(quiet_rank(state="t"),))
+    assert type(judge_stopped(see(frames))) is Unsure
+
+
+def test_a_stopped_worker_hangs_the_job_once_its_rank_waits():
+    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
+    waiting = make_frame(
+        processes=(make_process(), make_worker(), stopped), main_threads=(make_looks(batch_wait=10),)
+    )
+    answer = judge_stopped(scene_of(waiting))
+    assert said(answer) == (Kind.HUNG, "stopped")
+    assert "worker 1 (4222) of rank 0" in answer.summary
+    going_on = replace(waiting, main_threads=(make_looks(batch_wait=2),))
+    assert type(judge_stopped(scene_of(going_on))) is Cleared
+    unread = replace(waiting, main_threads=UNREAD)
+    unread = replace(unread, processes=(make_process(waits_for=UNREAD), *waiting.processes[1:]))
+    assert type(judge_stopped(scene_of(unread))) is Unsure
+
+
+def test_a_stop_that_was_seen_to_begin_has_its_onset():
+    frames = hold(make_frame(), 20)
+    for i in range(12, 21):
+        frames[i] = replace(frames[i], processes=(quiet_rank(state="T"),))
+    assert judge_stopped(see(frames)).since_ns == frames[12].taken_ns
+
+
+# Blocked
+
+
+def test_a_worker_blocked_for_half_a_minute_hangs_the_rank_that_waits_for_it():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=40.0)
+    stuck = quiet_worker(state="D", waits_for="NFS", waits_unchanged_s=45.0)
+    answer = judge_blocked_io(scene_of(quiet_frame(rank, stuck)))
+    assert said(answer) == (Kind.HUNG, "blocked-io")
+    assert "NFS" in answer.summary
+    assert answer.pid == stuck.pid
+    slow = replace(stuck, waits_unchanged_s=4.0)
+    assert type(judge_blocked_io(scene_of(quiet_frame(rank, slow)))) is Cleared
+    fed = make_process()
+    assert type(judge_blocked_io(scene_of(quiet_frame(fed, stuck)))) is Cleared
+    unread = replace(stuck, waits_unchanged_s=UNREAD)
+    assert type(judge_blocked_io(scene_of(quiet_frame(rank, unread)))) is Unsure
+
+
+def test_a_rank_blocked_on_a_file_is_told_from_one_that_waits_for_a_socket():
+    blocked = quiet_rank(waits_for="FUSE file system")
+    assert said(judge_blocked_io(scene_of(quiet_frame(blocked)))) == (Kind.HUNG, "blocked-io")
+    peer = quiet_rank(waits_for="socket receive")
+    assert type(judge_blocked_io(scene_of(quiet_frame(peer)))) is Cleared
+
+
+# Dead workers, lost cards
+
+
+def test_a_worker_that_vanished_while_its_rank_waits_is_dead():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
+    both = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222))
+    frames = hold(both, 50)
+    left = (rank, quiet_worker(4221))
+    frames[15:] = [replace(frame, processes=left) for frame in frames[15:]]
+    answer = judge_dead_worker(see(frames))
+    assert said(answer) == (Kind.HUNG, "dead-worker")
+    assert "4222" in answer.summary
+    assert answer.since_ns == frames[-1].taken_ns - 35 * SECOND
+
+
+def test_an_epoch_that_ends_kills_no_worker():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
+    frames = hold(quiet_frame(rank, quiet_worker(4221), quiet_worker(4222)), 50)
+    none_left = [replace(frame, processes=(rank,)) for frame in frames[15:]]
+    assert type(judge_dead_worker(see(frames[:15] + none_left))) is Cleared
+    fresh = quiet_worker(4230, started=NOW - timedelta(seconds=20))
+    replaced = [replace(frame, processes=(rank, fresh)) for frame in frames[15:]]
+    assert type(judge_dead_worker(see(frames[:15] + replaced))) is Cleared
+
+
+def test_a_zombie_worker_is_dead_also_when_nobody_saw_it_die():
+    rank = quiet_rank(waits_for=BATCH, waits_unchanged_s=35.0)
+    frame = quiet_frame(rank, quiet_worker(4221), quiet_worker(4222, state="Z"))
+    assert said(judge_dead_worker(scene_of(frame))) == (Kind.HUNG, "dead-worker")
+    busy = replace(frame, processes=(make_process(), *frame.processes[1:]))
+    assert type(judge_dead_worker(scene_of(busy))) is Cleared
+
+
+def test_a_card_is_lost_after_three_readings_in_a_row():
+    lost = make_frame(gpus=(make_gpu(state=GpuState.LOST),))
+    answer = judge_gpu_lost(scene_of(lost))
+    assert (said(answer), answer.card, answer.rank) == ((Kind.HUNG, "gpu-lost"), 0, 0)
+    frames = hold(make_frame(gpus=(make_gpu(),)))
+    frames[-1] = lost
+    assert type(judge_gpu_lost(see(frames))) is Cleared
+    stale = make_frame(gpus=(make_gpu(state=GpuState.STALE),))
+    assert type(judge_gpu_lost(scene_of(stale))) is Cleared
+
+
+# Nothing moves
+
+
+def test_nothing_that_moves_for_half_a_minute_is_a_hang():
+    answer = judge_no_progress(scene_of(quiet_frame(), seconds=40))
+    assert said(answer) == (Kind.HUNG, "no-progress")
+    assert answer.sources == {"schedstat", "wait", "log"}
+    assert LOCK in answer.summary
+    assert answer.since_ns is NOT_APPLICABLE
+
+
+def test_before_half_a_minute_it_is_not_said():
+    answer = judge_no_progress(scene_of(quiet_frame(), seconds=20))
+    assert type(answer) is Unsure
+    assert "20 s of the 30 s" in answer.text
+
+
+def test_a_standstill_that_was_seen_to_begin_has_its_onset():
+    frames = hold(quiet_frame(), 50)
+    frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
+    assert judge_no_progress(see(frames)).since_ns == frames[11].taken_ns
+
+
+def test_stacks_that_stay_in_one_place_are_a_further_source():
+    stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
+    assert "stacks" in judge_no_progress(scene_of(quiet_frame(), [stuck], seconds=40)).sources
+    moving = make_phases({Phase.OTHER: 1.0}, distinct=4)
+    assert type(judge_no_progress(scene_of(quiet_frame(), [moving], seconds=40))) is Cleared
+
+
+def test_ranks_elsewhere_are_named_and_nobody_here_is_accused():
+    frame = quiet_frame(target=make_target(world_size=8))
+    assert "7 ranks of this job run elsewhere" in judge_no_progress(scene_of(frame, seconds=40)).summary
+
+
+ALIVE = [
+    ("main thread runs", (make_process(),), {}),
+    ("a slow step on another thread", (quiet_rank(runnable=0.9),), {}),
+    ("wait is young", (quiet_rank(waits_unchanged_s=3.0),), {}),
+    ("a peer works", (quiet_rank(), make_process(4212, rank=1)), {}),
+    ("a worker works", (quiet_rank(waits_for=BATCH), quiet_worker(runnable=0.2)), {}),
+    ("a worker is new", (quiet_rank(), quiet_worker(started=NOW - timedelta(seconds=9))), {}),
+    ("a helper works", (quiet_rank(), make_process(4400, role=Role.HELPER, runnable=0.9)), {}),
+    ("a compiler works", (quiet_rank(), make_process(4400, role=Role.COMPILE, runnable=0.9)), {}),
+    ("the log moves", (quiet_rank(),), {"output": (old_log(5.0),)}),
+    ("the GPU works", (quiet_rank(),), {"gpus": (make_gpu(),)}),
+    ("a rank that ended", (quiet_rank(state="Z"),), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "processes", "fields"), ALIVE, ids=[row[0] for row in ALIVE])
+def test_what_moves_is_not_hung(name, processes, fields):
+    answer = judge_no_progress(scene_of(quiet_frame(*processes, **fields), seconds=40))
+    assert type(answer) is Cleared
+
+
+UNTOLD = [
+    ("demand not read", (quiet_rank(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, UNREAD),)),), {}),
+    ("wait not read", (quiet_rank(waits_unchanged_s=UNREAD),), {}),
+    ("worker not read", (quiet_rank(), quiet_worker(runnable=UNREAD)), {}),
+    ("card not read", (quiet_rank(),), {"gpus": (make_gpu(sm_pct=UNREAD),)}),
+]
+
+
+@pytest.mark.parametrize(("name", "processes", "fields"), UNTOLD, ids=[row[0] for row in UNTOLD])
+def test_what_was_not_read_does_not_make_a_hang(name, processes, fields):
+    answer = judge_no_progress(scene_of(quiet_frame(*processes, **fields), seconds=40))
+    assert type(answer) is Unsure
+
+
+@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD])
+def test_a_pause_may_stand_still_for_minutes(phase):
+    phases = [make_phases({phase: 1.0}, distinct=1, same_place_s=40.0)]
+    assert type(judge_no_progress(scene_of(quiet_frame(), phases, seconds=40))) is Unsure
+    long = quiet_frame(quiet_rank(waits_unchanged_s=400.0))
+    assert said(judge_no_progress(scene_of(long, phases, seconds=40))) == (Kind.HUNG, "no-progress")
+
+
+def test_a_person_is_waited_for_without_a_hang():
+    reading = quiet_frame(quiet_rank(waits_for="terminal input"))
+    assert type(judge_no_progress(scene_of(reading, seconds=40))) is Unsure
+
+
+def test_the_cause_that_says_more_takes_the_place_of_no_progress():
+    stopped = quiet_frame(quiet_rank(state="T", waits_for="stopped by a signal"))
+    assert "stopped by a signal" in judge_no_progress(scene_of(stopped, seconds=40)).text
+
+
+def test_a_job_whose_log_is_no_file_is_judged_without_it():
+    answer = judge_no_progress(scene_of(quiet_frame(output=()), seconds=40))
+    assert answer.sources == {"schedstat", "wait"}
+
+
+STATES = st.sampled_from("RSDTtZI")
+WAITS = st.sampled_from((LOCK, BATCH, "NFS", "terminal input", "running", "sleep", "frozen"))
+KNOWN = st.one_of(st.floats(0, 500), st.just(UNREAD))
+
+
+@st.composite
+def processes(draw, pid=4211):
+    role = draw(st.sampled_from((Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)))
+    return make_process(
+        pid,
+        role=role,
+        rank_pid=4211 if role is Role.WORKER else NOT_APPLICABLE,
+        state=draw(STATES),
+        waits_for=draw(st.one_of(WAITS, st.just(UNREAD))),
+        waits_unchanged_s=draw(KNOWN),
+        runnable=draw(KNOWN),
+        started=NOW - timedelta(seconds=draw(st.floats(0, 1e6))),
+        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, draw(KNOWN)),) if draw(st.booleans()) else (),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(processes(), max_size=5),
+    st.integers(0, 60),
+    st.sampled_from(Phase),
+    st.floats(0, 100),
+    st.booleans(),
+)
+def test_any_finite_window_gets_an_answer(drawn, seconds, phase, age_s, sampled):
+    members = tuple(replace(process, pid=4211 + i) for i, process in enumerate(drawn))
+    frame = make_frame(processes=members, output=(old_log(age_s),), loader=(make_loader(),))
+    phases = [make_phases({phase: 1.0}, newest_age_s=age_s, same_place_s=age_s)] if sampled else []
+    scene = scene_of(frame, phases, seconds)
+    for rule in rules_progress.RULES:
+        answer = rule(scene)
+        if isinstance(answer, Suspicion):
+            assert (answer.kind, answer.cause) in REMEDIES_FOR
+            assert 0 <= answer.weight <= 1
+            assert answer.margin >= 0.5
+            assert answer.sources
+            if answer.cause == "no-progress":
+                assert seconds >= 30
+        else:
+            assert answer.text
