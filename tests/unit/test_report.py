@@ -116,7 +116,8 @@ def text_of(frame: Frame) -> str:
 
 def test_once_says_who_and_the_facts_first():
     lines = write_once(full_frame())
-    assert lines[0].startswith("job      4211 a_long_name_")
+    assert lines[:1] == ["verdict  none: not judged"]
+    assert lines[1].startswith("job      4211 a_long_name_")
     assert "2 ranks of 8, 12 workers" in text_of(full_frame())
     assert "asked for 4301" in text_of(full_frame())
     assert any(line.startswith("facts    2 workers · 51 % of 8 CPUs") for line in lines[:8])
@@ -190,6 +191,10 @@ def test_many_reasons_are_counted():
     for i in range(20):
         reading.show(f"name {i}", Missing(f"reason {i}"))
     assert reading.missed().endswith("name 11 (reason 11); and for 8 more reasons")
+
+
+def test_hardly_a_thread_has_no_waiting_share():
+    assert "waiting for a CPU - of" in text_of(make_frame(cpu=make_cpu(runnable=0.4, run_delay_ratio=0.8)))
 
 
 # plain

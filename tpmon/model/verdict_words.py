@@ -134,12 +134,9 @@ def shorten(texts: tuple[str, ...], most: int) -> str:
 
     The first one is always there, whatever its length.
     """
-    told = ""
-    for count, text in enumerate(texts):
-        joined = f"{told}, {text}" if told else text
-        left = len(texts) - count - 1
-        rest = f" (+{left} more)" if left else ""
-        if count and len(joined) + len(rest) > most:
-            return f"{told} (+{left + 1} more)"
-        told = joined
-    return told
+    whole = ", ".join(texts)
+    for count in range(len(texts) - 1, 0, -1):
+        if len(whole) <= most:
+            return whole
+        whole = f"{', '.join(texts[:count])} (+{len(texts) - count} more)"
+    return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import Missing, NotApplicable, is_known, known_or
@@ -35,6 +36,8 @@ def write_cpu(frame: Frame, reading: Reading) -> list[str]:
     cpu = frame.cpu
     budget = reading.show("CPU budget", cpu.budget_cores, "{:g} CPUs".format)
     waits = reading.show("wait share", cpu.run_delay_ratio, write_ratio_pct)
+    if is_known(cpu.runnable) and cpu.runnable < WAITING_FROM:
+        waits = "-"
     lines = lay_phrases(
         "cpu",
         (
@@ -78,7 +81,7 @@ def write_memory(frame: Frame, reading: Reading) -> list[str]:
     free = reading.show("free memory", memory.host_available_bytes, format_bytes)
     total = reading.show("memory of the host", memory.host_total_bytes, format_bytes)
     words = [
-        f"RSS {format_bytes(memory.rss_bytes)}",
+        f"RSS {_at_least(frame)}{format_bytes(memory.rss_bytes)}",
         f"anonymous {reading.show('anonymous memory', memory.anon_bytes, format_bytes)}, growth {growth}",
         f"used {used}",
         f"swap {reading.show('swap', memory.swap_bytes, format_bytes)}",
@@ -97,6 +100,11 @@ def write_memory(frame: Frame, reading: Reading) -> list[str]:
     return lay_phrases("memory", words)
 
 
+def _at_least(frame: Frame) -> str:
+    """Return what stands before a sum over processes of which some were not read."""
+    return "at least " if frame.target.unread else ""
+
+
 def write_io(frame: Frame, reading: Reading) -> list[str]:
     """Say how many bytes the job asks for and how many the devices move."""
     asked_read = sum_known([p.asked_read_bytes_s for p in frame.processes])
@@ -104,9 +112,9 @@ def write_io(frame: Frame, reading: Reading) -> list[str]:
     device_read = sum_known([p.device_read_bytes_s for p in frame.processes])
     device_write = sum_known([p.device_write_bytes_s for p in frame.processes])
     text = (
-        f"asked for {reading.show('bytes read', asked_read, write_bytes_s)} read,"
+        f"asked for {_at_least(frame)}{reading.show('bytes read', asked_read, write_bytes_s)} read,"
         f" {reading.show('bytes written', asked_write, write_bytes_s)} written;"
-        f" device {reading.show('device reads', device_read, write_bytes_s)} read,"
+        f" device {_at_least(frame)}{reading.show('device reads', device_read, write_bytes_s)} read,"
         f" {reading.show('device writes', device_write, write_bytes_s)} written"
     )
     return lay_paragraph("io", text)

@@ -1,6 +1,8 @@
-"""Write one Frame as text: what ``--once`` prints. At most 100 columns, no control characters."""
+"""Write one Frame as text: what ``--once`` prints. At most 100 columns but for what is to be pasted."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
@@ -27,23 +29,23 @@ from tpmon.report.table import (
     sum_known,
     write_bytes_s,
     write_pct,
-    write_ratio_pct,
     write_runnable,
 )
+from tpmon.report.verdict import write_verdict
 
 MOST_RANKS = 32
 MOST_WORKERS = 8
 MOST_EVENTS = 5
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def describe_target(frame: Frame) -> str:
     """Say who the job is in a few words: 48213 train.py, 2 ranks, 4 workers."""
     target = frame.target
-    workers = sum(1 for p in frame.processes if p.role is Role.WORKER)
     ranks = count_of(target.local_ranks, "rank")
     if is_known(target.world_size) and target.world_size != target.local_ranks:
         ranks += f" of {target.world_size}"
-    return f"{target.pid} {target.script}, {ranks}, {count_of(workers, 'worker')}"
+    return f"{target.pid} {target.script}, {ranks}, {count_of(target.local_workers, 'worker')}"
 
 
 def _write_who(frame: Frame, reading: Reading) -> list[str]:
@@ -80,7 +82,7 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
     headers = ["rank", "PID", "S", "CPU %", "threads", "runnable", "RSS"]
     if cards:
         headers += ["GPU", "SM %", "W", "MHz"]
-    headers += ["since", "main thread waits for"]
+    headers += ["since", "where its main thread is"]
     rows = []
     shown = sorted(frame.ranks, key=_rank_order)
     for row in shown[:MOST_RANKS]:
@@ -94,8 +96,8 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
         cells.append(reading.show("what it waits for", row.where))
         rows.append(cells)
     known_size = frame.target.world_size
-    elsewhere = known_size - len(frame.ranks) if is_known(known_size) else 0
-    title = f"ranks    {len(frame.ranks)} here"
+    elsewhere = known_size - frame.target.local_ranks if is_known(known_size) else 0
+    title = f"ranks    {frame.target.local_ranks} here"
     if elsewhere > 0:
         title += f", {elsewhere} not on this host"
     lines = [
@@ -105,7 +107,34 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
     if len(shown) > MOST_RANKS:
         lines.append(f"  and {count_of(len(shown) - MOST_RANKS, 'more rank')}")
     reading.show("steps", frame.steps)
-    return lines
+    return lines + _write_settings(frame, reading)
+
+
+def _write_settings(frame: Frame, reading: Reading) -> list[str]:
+    """Say what sizes the thread pools of the ranks: the variables that they were started with."""
+    ranks = [process for process in frame.processes if process.role is Role.RANK]
+    told: Counter[str] = Counter()
+    unset: list[str] = []
+    for name in THREAD_SETTINGS:
+        values = Counter(
+            setting.value
+            for process in ranks
+            for setting in known_or(process.environment, ())
+            if setting.name == name
+        )
+        told.update({f"{name}={value}": count for value, count in values.items()})
+        if not values:
+            unset.append(name)
+    unread = [process.environment for process in ranks if isinstance(process.environment, Missing)]
+    for missing in unread:
+        reading.miss("thread settings", missing)
+    if len(unread) == len(ranks):
+        return []
+    some = len(ranks) > 1
+    words = [f"{text} ({count_of(count, 'rank')})" if some else text for text, count in told.items()]
+    if unset:
+        words.append(f"{' '.join(unset)} not set")
+    return lay_phrases("threads", words)
 
 
 def _rank_order(row: RankRow) -> tuple[int, int]:
@@ -126,16 +155,18 @@ def _process_cells(process: ProcessSample | None, reading: Reading) -> list[str]
 
 def _write_loader(loader: LoaderSample, reading: Reading) -> list[str]:
     ready = reading.show("ready batches", loader.ready_batches, "{:.1f}".format)
-    empty = reading.show("empty looks", loader.empty_ratio, write_ratio_pct)
     pending = [queue.pending_bytes for queue in loader.queues]
     idle = sum(1 for waiting in pending if is_known(waiting) and waiting == 0)
     unread = [waiting for waiting in pending if isinstance(waiting, Missing)]
     for missing in unread:
         reading.miss("work queue", missing)
+    whose = f"rank {reading.show('rank', loader.rank)} ({loader.pid})"
+    if loader.loader:
+        whose += f", its loader number {loader.loader + 1}"
     words = [
-        f"rank {reading.show('rank', loader.rank)} ({loader.pid}): {count_of(loader.workers, 'worker')}",
+        f"{whose}: {count_of(loader.workers, 'worker')}",
         f"{ready} batches ready",
-        f"none ready in {empty} of {count_of(loader.looks, 'look')}",
+        reading.show("empty looks", loader.empty_ratio, lambda ratio: _write_empty(ratio, loader.looks)),
     ]
     if len(unread) < len(pending):
         words.append(f"{idle} of {len(pending) - len(unread)} workers without work")
@@ -144,6 +175,14 @@ def _write_loader(loader: LoaderSample, reading: Reading) -> list[str]:
     if loader.pin_thread:
         words.append("pins memory")
     return lay_phrases("loader", words)
+
+
+def _write_empty(ratio: float, looks: int) -> str:
+    """Say at how many looks no batch was ready; a share of two looks would say too much."""
+    empty = round(ratio * looks)
+    if looks == 1:
+        return "none ready at the only look" if empty else "some ready at the only look"
+    return f"none ready at {empty} of {looks} looks"
 
 
 def _write_workers(frame: Frame, reading: Reading) -> list[str]:
@@ -203,9 +242,13 @@ def _write_ages(frame: Frame) -> list[str]:
 
 
 def write_once(frame: Frame) -> list[str]:
-    """Write a Frame as lines of text; what was not read stands as "?" and with its reason at the end."""
+    """Write a Frame as lines of text, its verdict first.
+
+    What was not read stands as "?" and with its reason at the end.
+    """
     reading = Reading()
-    lines = _write_who(frame, reading)
+    lines = write_verdict(frame, full=False)
+    lines += _write_who(frame, reading)
     lines += _write_ranks(frame, reading)
     lines += write_cpu(frame, reading)
     lines += write_memory(frame, reading)

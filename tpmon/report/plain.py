@@ -1,8 +1,8 @@
 """Say in one line of words when something changes: for logs, pipes and screen readers.
 
-What counts as a change: an event, another state of the job, a note that came or went, and a
-figure that left its band and stayed away for ``HOLD_S``. A heartbeat follows ``HEARTBEAT_S`` of
-silence.
+What counts as a change: an event, another state of the job, another kind or cause of the verdict,
+a note that came or went, and a figure that left its band and stayed away for ``HOLD_S``. A
+heartbeat follows ``HEARTBEAT_S`` of silence.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date
 
+from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.units import format_clock, format_seconds
+from tpmon.model.verdict_words import is_undecided, name_verdict
 from tpmon.report.once import describe_target
 from tpmon.report.table import write_pct
+from tpmon.report.verdict import write_check
 
 HOLD_S = 5.0
 """A figure must stay away from what was said for so long: epoch ends and checkpoints pass."""
 QUIET_S = 30.0
 """Changes of figures are gathered into one line at most so often."""
 HEARTBEAT_S = 60.0
+LOOK_S = 15.0
+"""So long the first verdict may take before it is said that there is none."""
 MOST_EVENTS = 5
 CROWD_S = 10.0
 """More events of one kind than MOST_EVENTS within CROWD_S are counted, not named."""
@@ -60,7 +65,9 @@ def _cpu_used(frame: Frame) -> Known[float]:
 
 
 def _waiting(frame: Frame) -> Known[float]:
-    ratio = frame.cpu.run_delay_ratio
+    ratio, runnable = frame.cpu.run_delay_ratio, frame.cpu.runnable
+    if is_known(runnable) and runnable < WAITING_FROM:
+        return 0.0
     return 100 * ratio if is_known(ratio) else ratio
 
 
@@ -102,10 +109,17 @@ def say_facts(frame: Frame) -> str:
     return frame.facts.replace(" · ", ", ")
 
 
+def say_now(frame: Frame) -> str:
+    """Write the verdict in two words and the facts line: "data-bound (no-workers); 1 rank, …"."""
+    return (
+        f"{name_verdict(frame.verdict)}; {say_facts(frame)}" if is_known(frame.verdict) else say_facts(frame)
+    )
+
+
 def write_status(frame: Frame) -> str:
     """Write a Frame as one line: what ``--plain --once`` prints."""
     state = frame.target.state
-    facts = say_facts(frame) if state is TargetState.RUNNING else state.value
+    facts = say_now(frame) if state is TargetState.RUNNING else state.value
     return f"{format_clock(frame.taken)} {describe_target(frame)}: {facts}"
 
 
@@ -117,6 +131,8 @@ class PlainReport:
         self._said: dict[str, Known[float]] = {}
         self._away_since_ns: dict[str, int] = {}
         self._notes: tuple[str, ...] = ()
+        self._verdict = ""
+        self._begun_ns: int | None = None
         self._state = TargetState.RUNNING
         self._day: date | None = None
         self._facts_said = False
@@ -136,11 +152,12 @@ class PlainReport:
         self._day = today
         lines += self._crowd.say(frame)
         lines += self._say_state(frame)
+        lines += self._say_verdict(frame)
         lines += self._say_notes(frame)
         if frame.target.state is not TargetState.ENDED:
             lines += self._say_figures(frame)
             if not lines and frame.taken_ns - self._line_ns >= HEARTBEAT_S * 1e9:
-                lines.append(f"{clock} no change: {say_facts(frame)}")
+                lines.append(f"{clock} no change: {say_now(frame)}")
         if lines:
             self._line_ns = frame.taken_ns
         return lines
@@ -160,6 +177,18 @@ class PlainReport:
             yield f"{clock} stopped: no process of the job may run until SIGCONT"
         else:
             yield f"{clock} running again: {say_facts(frame)}"
+
+    def _say_verdict(self, frame: Frame) -> Iterable[str]:
+        if self._begun_ns is None:
+            self._begun_ns = frame.taken_ns
+        finding = frame.verdict
+        if not is_known(finding) or name_verdict(finding) == self._verdict:
+            return
+        looked_s = (frame.taken_ns - self._begun_ns) / 1e9
+        if is_undecided(finding) and not self._verdict and looked_s < LOOK_S:
+            return
+        self._verdict = name_verdict(finding)
+        yield f"{format_clock(frame.taken)} verdict: {write_check(frame)}"
 
     def _say_notes(self, frame: Frame) -> Iterable[str]:
         before, self._notes = self._notes, frame.notes
@@ -223,7 +252,7 @@ class Crowd:
         self._counts: Counter[EventKind] = Counter()
 
     def say(self, frame: Frame) -> list[str]:
-        """Return the lines for the events of a Frame; the attach event is the first line already."""
+        """Return the lines for the events of a Frame; the attach and the verdict have lines of their own."""
         lines = []
         ended = frame.target.state is TargetState.ENDED
         if frame.taken_ns - self._since_ns >= CROWD_S * 1e9 or ended:
@@ -234,7 +263,9 @@ class Crowd:
             self._counts.clear()
             self._since_ns = frame.taken_ns
         for event in frame.events:
-            if event.kind is EventKind.ATTACH:
+            if event.kind is EventKind.ATTACH or (
+                event.kind is EventKind.VERDICT and is_known(frame.verdict)
+            ):
                 continue
             self._counts[event.kind] += 1
             if self._counts[event.kind] <= MOST_EVENTS:
