@@ -1,0 +1,185 @@
+"""Whose stacks are sampled next, how fast, and how the budget of CPU time is kept."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpmon.model.process import Identity
+from tpmon.probe.stack_plan import (
+    CREDIT_MS,
+    FIRST_RATE_HZ,
+    FIRST_SECONDS,
+    MET_MS,
+    MOST_MET,
+    RATES_HZ,
+    Kind,
+    StackPlan,
+    Subject,
+    Turn,
+)
+
+SECOND = 1_000_000_000
+
+
+def subjects(count: int, first: int = 0) -> list[Subject]:
+    return [Subject(Identity(100 + rank, 7), rank) for rank in range(first, first + count)]
+
+
+class Run:
+    """Let simulated time pass while the plan is obeyed; a run costs what the test says."""
+
+    def __init__(self, ranks: int, start_ms: float = 20.0, sample_ms: float = 0.4) -> None:
+        self.plan = StackPlan(0)
+        self.plan.watch(subjects(ranks))
+        self.now_ns = 0
+        self.start_ms, self.sample_ms = start_ms, sample_ms
+        self.done: list[tuple[int, Turn, float]] = []
+
+    def until(self, seconds: float) -> list[tuple[int, Turn, float]]:
+        while self.now_ns < seconds * SECOND:
+            turn = self.plan.next(self.now_ns)
+            if not isinstance(turn, Turn):
+                assert turn > 0
+                self.now_ns += round(turn * SECOND)
+                continue
+            samples = turn.rate_hz * turn.seconds
+            cost_ms = self.start_ms + self.sample_ms * samples if samples else self.start_ms * 0.6
+            self.now_ns += turn.seconds * SECOND + 30_000_000
+            self.plan.settle(turn, cost_ms, samples, self.now_ns)
+            self.done.append((self.now_ns, turn, cost_ms))
+        return self.done
+
+
+def ranks_of(done, kind: Kind) -> list:
+    return [turn.subject.rank for _, turn, _ in done if turn.kind is kind]
+
+
+def test_every_rank_is_dumped_first_within_two_seconds():
+    done = Run(8).until(2)
+    assert ranks_of(done[:8], Kind.DUMP) == list(range(8))
+    assert done[7][0] < 2 * SECOND
+
+
+def test_the_first_slice_is_short_and_of_rank_0():
+    done = Run(1).until(15)
+    _, first, _ = done[1]
+    assert (first.kind, first.rate_hz, first.seconds) == (Kind.SLICE, FIRST_RATE_HZ, FIRST_SECONDS)
+    _, second, _ = done[2]
+    assert second.rate_hz in RATES_HZ
+    assert 9 <= second.seconds <= 11
+
+
+def test_rank_0_has_every_second_slice_and_the_others_take_turns():
+    slices = ranks_of(Run(4).until(200), Kind.SLICE)
+    assert slices[:7] == [0, 1, 0, 2, 0, 3, 0]
+    assert slices[7:10] == [1, 0, 2]
+
+
+def test_one_rank_has_every_slice_without_a_gap_at_the_expected_cost():
+    done = Run(1).until(300)
+    slices = [turn for _, turn, _ in done if turn.kind is Kind.SLICE]
+    assert sum(turn.seconds for turn in slices) > 0.9 * 300
+    assert min(turn.rate_hz for turn in slices) >= 13
+
+
+@given(
+    st.integers(1, 12),
+    st.floats(5, 400, allow_nan=False),
+    st.floats(0.05, 20, allow_nan=False),
+)
+def test_no_minute_after_the_first_costs_more_than_one_percent(ranks, start_ms, sample_ms):
+    run = Run(ranks, start_ms, sample_ms)
+    done = run.until(400)
+    dearest = max(cost for _, _, cost in done)
+    for minute in range(60, 400, 20):
+        spent = sum(cost for at, _, cost in done if minute <= at / SECOND < minute + 60)
+        # One run may be dearer than all the credit there is: then the plan waits after it.
+        assert spent <= 600 + dearest
+    most = CREDIT_MS + min(ranks, MOST_MET) * MET_MS
+    assert sum(cost for _, _, cost in done) <= most + 8 * (run.now_ns / SECOND) + dearest
+
+
+def test_a_dear_target_is_sampled_slower_and_less_often():
+    cheap = Run(1).until(300)
+    dear = Run(1, start_ms=200, sample_ms=1.0).until(300)
+    assert len(dear) < len(cheap)
+    assert {turn.rate_hz for _, turn, _ in dear[4:]} == {RATES_HZ[-1]}
+
+
+def test_halving_halves_what_is_spent():
+    run = Run(1)
+    run.until(100)
+    before = sum(cost for _, _, cost in run.done)
+    run.plan.halved = True
+    run.until(300)
+    after = sum(cost for _, _, cost in run.done) - before
+    assert after <= CREDIT_MS + 4 * 200
+
+
+def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():
+    plan = StackPlan(0)
+    plan.watch(subjects(2))
+    first = plan.next(0)
+    assert isinstance(first, Turn)
+    plan.refuse(first, 3.0, "not permitted", 0, final=True)
+    assert plan.refusals() == ((0, "not permitted"),)
+    assert not plan.all_refused()
+    seen = []
+    now_ns = 0
+    while now_ns < 70 * SECOND:
+        turn = plan.next(now_ns)
+        if isinstance(turn, Turn):
+            seen.append((now_ns // SECOND, turn.subject.rank))
+            now_ns += turn.seconds * SECOND + 1
+            plan.settle(turn, 10.0, 10, now_ns)
+        else:
+            now_ns += round(turn * SECOND)
+    assert {rank for at, rank in seen if at < 60} == {1}
+    assert 0 in [rank for at, rank in seen if at >= 60]
+    assert plan.refusals() == ()
+
+
+def test_a_rank_that_only_starts_up_is_tried_again_sooner():
+    plan = StackPlan(0)
+    plan.watch(subjects(1))
+    turn = plan.next(0)
+    assert isinstance(turn, Turn)
+    plan.refuse(turn, 3.0, "unknown Python", 0, final=False)
+    assert plan.all_refused()
+    assert plan.next(0) == pytest.approx(10)
+    again = plan.next(10 * SECOND)
+    assert isinstance(again, Turn)
+    plan.refuse(again, 3.0, "unknown Python", 10 * SECOND, final=False)
+    assert plan.next(10 * SECOND) == pytest.approx(60)
+
+
+def test_a_held_rank_waits_a_moment_and_is_taken_up_again():
+    plan = StackPlan(0)
+    plan.watch(subjects(1))
+    turn = plan.next(0)
+    assert isinstance(turn, Turn)
+    plan.postpone(turn, "traced", 0)
+    assert plan.all_refused()
+    assert plan.next(0) == pytest.approx(5)
+    assert plan.next(5 * SECOND) == turn
+    plan.settle(turn, 10.0, 1, 5 * SECOND)
+    assert not plan.all_refused()
+
+
+def test_a_rank_that_is_gone_is_no_refusal_and_a_new_one_is_dumped():
+    plan = StackPlan(0)
+    assert plan.watch(subjects(1))
+    turn = plan.next(0)
+    assert isinstance(turn, Turn)
+    plan.forget(turn)
+    assert plan.refusals() == ()
+    assert not plan.all_refused()
+    assert not isinstance(plan.next(0), Turn)
+    assert plan.watch(subjects(1, first=5))
+    new = plan.next(0)
+    assert isinstance(new, Turn)
+    assert (new.kind, new.subject.rank) == (Kind.DUMP, 5)
+    assert not plan.watch(subjects(1, first=5))
+    plan.settle(turn, 10.0, 1, 0)  # the answer of one that is not watched any more
