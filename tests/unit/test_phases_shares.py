@@ -129,6 +129,23 @@ def test_after_a_change_only_the_newer_slices_count() -> None:
     assert set(parts.parts) == {DataPart.QUEUE}
 
 
+@pytest.mark.parametrize("into_s", range(11))
+def test_a_verdict_can_follow_within_20_s_of_any_moment(into_s: int) -> None:
+    """Slices of 10 s with a pause of 1 s; the run changes ``into_s`` seconds after one began."""
+
+    def sample(seconds_after: float, age: float) -> StackSlice:
+        waits = round(170 * (0.05 + 0.85 * min(10.0, seconds_after) / 10))
+        return make_slice({QUEUE: waits, FORWARD: 170 - waits}, age)
+
+    for late_s in range(21):
+        # Ends of slices, in seconds after the change; only those that are over are known.
+        ends = [end for end in range(10 - into_s - 55, late_s + 1, 11) if end <= late_s]
+        phases = read_one(*(sample(max(0.0, float(end)), late_s - end) for end in ends))
+        if phases.ratio(Phase.DATA_WAIT) >= 0.5:
+            return
+    pytest.fail("the shares did not follow")
+
+
 def test_a_behaviour_that_comes_and_goes_is_counted_whole() -> None:
     ages = (55, 44, 33, 22, 11)
     calm, stall = {FORWARD: 160, QUEUE: 10}, {FORWARD: 60, QUEUE: 110}

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phase_kinds import DataPart, Phase
-from tpmon.judge.phase_shares import PLAIN_DESIGN, Share, differs, measure_design, share_of
+from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
 from tpmon.judge.phase_stack import classify, read_stack
 from tpmon.judge.sights import find_sights
 from tpmon.model.known import Applicable
@@ -54,7 +54,7 @@ class RankPhases:
     same_place_s: float = 0.0
     """The same for the phase and the innermost line of the user's code: below it, a wait may wake up
     and wait again."""
-    design: float = PLAIN_DESIGN
+    design: float = DESIGN
     """How many samples count as one independent sample."""
 
     def ratio(self, *phases: Phase) -> float:
