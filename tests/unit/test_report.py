@@ -32,7 +32,7 @@ from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.gpu import GpuState
 from tpmon.model.host import Pool
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Role
+from tpmon.model.process import Role, Setting
 from tpmon.model.results import JobList, JobSummary
 from tpmon.report.jobs import write_jobs
 from tpmon.report.once import write_once
@@ -73,7 +73,9 @@ def full_frame() -> Frame:
     workers = [make_worker(4300 + i, i, cpu_pct=float(i)) for i in range(12)]
     pool = Pool(pid=4300, role=Role.WORKER, library="libgomp.so.1", threads=33, runnable=14.2)
     return make_frame(
-        target=make_target(world_size=8, local_ranks=2, asked_pid=4301, script="a_long_name_" * 12),
+        target=make_target(
+            world_size=8, local_ranks=2, local_workers=12, asked_pid=4301, script="a_long_name_" * 12
+        ),
         processes=(make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE), *ranks, *workers),
         ranks=(make_rank(4212, rank=1, gpu=1), make_rank(4211, rank=0, gpu=0, where="w" * 150)),
         gpus=(
@@ -121,6 +123,45 @@ def test_once_says_who_and_the_facts_first():
     assert "2 ranks of 8, 12 workers" in text_of(full_frame())
     assert "asked for 4301" in text_of(full_frame())
     assert any(line.startswith("facts    2 workers · 51 % of 8 CPUs") for line in lines[:8])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "looks", "words"),
+    [
+        (0.0, 1, "some ready at the only look"),
+        (1.0, 1, "none ready at the only look"),
+        (0.5, 2, "none ready at 1 of 2 looks"),
+        (0.15, 20, "none ready at 3 of 20 looks"),
+    ],
+)
+def test_looks_at_the_queue_are_counted(ratio: float, looks: int, words: str):
+    assert words in text_of(make_frame(loader=(make_loader(empty_ratio=ratio, looks=looks),)))
+
+
+def test_a_second_loader_of_a_rank_is_named():
+    text = text_of(make_frame(loader=(make_loader(), make_loader(loader=1, ready_batches=0.0))))
+    assert "rank 0 (4211): 2 workers, 3.0 batches ready" in text
+    assert "rank 0 (4211), its loader number 2: 2 workers, 0.0 batches ready" in text
+
+
+def test_once_says_what_sizes_the_thread_pools_of_the_ranks():
+    one = make_process(environment=(Setting("NCCL_DEBUG", "INFO"), Setting("OMP_NUM_THREADS", "4")))
+    unset = "MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS not set"
+    assert f"threads OMP_NUM_THREADS=4, {unset}" in text_of(make_frame(processes=(one,)))
+    other = make_process(4212, rank=1, environment=())
+    assert f"threads OMP_NUM_THREADS=4 (1 rank), {unset}" in text_of(make_frame(processes=(one, other)))
+    hidden = make_process(environment=Missing("Permission denied"))
+    text = text_of(make_frame(processes=(hidden,)))
+    assert "NUM_THREADS" not in text
+    assert "thread settings (Permission denied)" in text
+
+
+def test_a_sum_of_some_processes_is_at_least_what_it_says():
+    frame = make_frame(target=make_target(unread=3, local_workers=5))
+    assert "memory RSS at least " in text_of(frame)
+    assert "asked for at least " in text_of(frame)
+    assert "1 rank, 5 workers" in text_of(frame)
+    assert "at least" not in text_of(make_frame())
 
 
 def test_once_says_each_figure_where_it_belongs():
