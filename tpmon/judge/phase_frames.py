@@ -1,8 +1,8 @@
 """Hold the frames of torch and of the standard library that tell a phase. Pure data.
 
-Names were read in torch 1.13 to 2.13 and in CPython 3.10 to 3.13; a name that a version lacks is
-never met there. What runs in C has no frame: ``.item()``, ``.cpu()``, ``Work.wait()``, ``print``
-and ``input()`` show only the Python line that called them.
+The names are those of torch 2.13 and CPython 3.11, with older ones where a file moved; a name that a
+version lacks is never met there. What runs in C has no frame: ``.item()``, ``.cpu()``,
+``Work.wait()``, ``print`` and ``input()`` show only the Python line that called them.
 """
 
 from __future__ import annotations
