@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.frames import NOW, make_gpu
+from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -17,6 +18,8 @@ from tpmon.probe.assemble import (
     make_cpu,
     make_process,
     make_rank_rows,
+    name_place,
+    withhold_sums,
 )
 from tpmon.probe.cgroup import CgroupReading
 from tpmon.probe.cgroup_budget import CpuBudget
@@ -94,6 +97,29 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
     assert (row.waits_for, row.waits_unchanged_s, row.threads) == ("lock or queue (futex)", 4.0, 9)
     without = make_process(Reading(member, now), REFUSED, 10 * SECOND)
     assert without.pss_bytes == without.pss_age_s == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("/user.slice/job_17", "control group /user.slice/job_17"),
+        ("…slice/job_17", "control group …slice/job_17"),
+        ("this container", "this container"),
+        ("host", "host"),
+        ("", "no control group could be read"),
+    ],
+)
+def test_a_place_of_memory_is_named_in_words(source, words):
+    assert name_place(source) == words
+
+
+def test_sums_are_withheld_where_a_process_was_not_read():
+    cpu = cpu_sample()
+    assert withhold_sums(cpu, 0) is cpu
+    held = withhold_sums(cpu, 2)
+    assert held.used_cores == held.runnable == held.oversubscription
+    assert held.used_cores == Missing("2 processes of the job were not read")
+    assert (held.budget_cores, held.host_load) == (cpu.budget_cores, cpu.host_load)
 
 
 def test_sums_leave_out_what_was_not_read_and_are_missing_when_nothing_was():

@@ -138,6 +138,13 @@ def make_cpu(
     )
 
 
+def name_place(source: str) -> str:
+    """Say in words where readings of memory come from: a control group by its path, or the host."""
+    if not source:
+        return "no control group could be read"
+    return f"control group {source}" if source.startswith(("/", "…")) else source
+
+
 def withhold_sums(cpu: CpuSample, unread: int) -> CpuSample:
     """Return the CPU part without its sums over processes where some of them were not read."""
     if not unread:

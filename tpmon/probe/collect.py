@@ -34,6 +34,7 @@ from tpmon.probe.assemble import (
     make_cpu,
     make_process,
     make_rank_rows,
+    name_place,
     withhold_sums,
 )
 from tpmon.probe.background import Background, read_within
@@ -206,7 +207,7 @@ class Collector:
                 cpu="/proc/PID/stat, budget from affinity and control group",
                 threads="/proc/PID/task/TID/schedstat",
                 io="/proc/PID/io",
-                memory=group.memory_source,
+                memory=name_place(group.memory_source),
                 gpu=gpu.source,
                 stacks=self._stacks.source(),
                 hook=_NO_HOOK.reason,
@@ -288,7 +289,7 @@ class Collector:
         self, processes: Sequence[ProcessSample], group: CgroupReading, host: HostReading, now_ns: int
     ) -> MemorySample:
         rss = sum(process.rss_bytes for process in processes)
-        anon, source = group.anon_bytes, group.memory_source
+        anon, source = group.anon_bytes, name_place(group.memory_source)
         if not is_known(anon):
             anon, source = rss, "sum of RSS; pages that forked workers share count more than once"
         shm, _ = self._shm.latest()
@@ -299,7 +300,7 @@ class Collector:
             anon_growth_bytes_s=self._growth.add(now_ns, anon),
             used_bytes=group.used_bytes,
             limit_bytes=group.limit_bytes,
-            limit_source=group.limit_source,
+            limit_source=name_place(group.limit_source),
             oom_kills=group.oom_kills,
             refault_bytes_s=group.refault_bytes_s,
             major_faults_s=add_known(processes, lambda p: p.major_faults_s),
