@@ -14,19 +14,21 @@ from tpmon.judge.starvation import (
     IDLE_WORKERS,
     LEAST_WAIT,
     QUEUE,
+    QUEUE_AGREES,
     WORKERS,
     Starvation,
     Starved,
     find_pin_demand,
     find_starved,
     part_of,
+    see_all_waits,
     see_starved,
     see_waits,
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
 from tpmon.judge.worker_load import COLLATE_SHARE, find_collate_share, look_at_workers
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 
 FILE_WAITS = ("FUSE", "NFS", "Ceph", "Lustre", "page from disk", "direct disk read")
@@ -210,12 +212,21 @@ def _idle_at_times(found: Starved, scene: Scene) -> Known[float]:
 
 def _starved_over_history(scene: Scene, answer: Starvation) -> Starvation:
     """Look at the whole Window: with a long period ten seconds may fall between two bursts."""
+    seen = see_all_waits(scene)
     for rank in scene.ranks:
-        waits = see_waits(rank, scene) if rank.has_workers else []
+        waits = seen.get(rank.process.pid, []) if rank.has_workers else []
         if is_known(find_period(waits)):
             share = measure_share(sum(one for _, one in waits) / len(waits), len(waits))
             return see_starved(rank, DataWait(share, {}, frozenset((LOOKS,)), share.low), scene)
     return answer
+
+
+def _queue_empty(found: Starved) -> Known[float]:
+    """Return how often the queue was found empty; behind a pin thread it is always."""
+    loader = found.rank.loader
+    if loader is None:
+        return Missing("its queue was not read")
+    return Missing("a pin thread empties the queue") if loader.pin_thread else loader.empty_ratio
 
 
 def judge_periodic(scene: Scene) -> Answer:
@@ -229,16 +240,16 @@ def judge_periodic(scene: Scene) -> Answer:
         return Unsure("waits every few steps (seen only at the queue of workers)")
     period = find_period(see_waits(found.rank, scene))
     idle = _idle_at_times(found, scene)
-    loader = found.rank.loader
-    empty: Applicable[float] = Missing("no queue")
-    if loader is not None and not loader.pin_thread:
-        empty = loader.empty_ratio
-    if not is_known(period) and not is_known(idle):
-        return Cleared(f"waits every few steps ({period.reason}, {idle.reason})")
-    if not is_known(period) and is_known(empty) and empty >= ALWAYS_EMPTY:
-        return Unsure(
-            "waits every few steps (workers have no work at times, and yet the queue is always empty)"
-        )
+    if not is_known(period):
+        if not is_known(idle):
+            return Cleared(f"waits every few steps ({period.reason}, {idle.reason})")
+        empty = _queue_empty(found)
+        if not is_known(empty):
+            return Unsure(f"waits every few steps ({empty.reason})")
+        if empty >= ALWAYS_EMPTY:
+            return Unsure("waits every few steps (the queue is always empty, and yet workers have no work)")
+        if empty < QUEUE_AGREES * found.wait.share.ratio:
+            return Cleared(f"waits every few steps (batches are ready {100 - 100 * empty:.0f} % of the time)")
     sources = set()
     evidence = []
     ages = scene.frame.ages_s

@@ -278,7 +278,7 @@ def judge_swap(scene: Scene) -> Answer:
     if faults < SWAP_FAULTS_S:
         return Cleared(f"swap ({format_bytes(swap)} lie there untouched)")
     psi = scene.memory_psi_pct
-    stalled = psi / 100 if is_known(psi) else None
+    stalled = min(psi, 100.0) / 100 if is_known(psi) else None
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause="swap",

@@ -312,16 +312,21 @@ def suspect_loader(
     )
 
 
+def see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
+    """Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
+    pins = {rank.process.pid for rank in scene.ranks if see_pins(rank)}
+    waits: dict[int, list[tuple[int, float]]] = {}
+    for frame in scene.history:
+        for one in known_or(frame.main_threads, ()):
+            if one.looks:
+                found = one.timed_lock if one.pid in pins else one.batch_wait
+                waits.setdefault(one.pid, []).append((frame.taken_ns, found / one.looks))
+    return waits
+
+
 def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
-    """Return when each Frame of the Window was closed and the share of its looks that found the wait."""
-    pid, pins = rank.process.pid, see_pins(rank)
-    return [
-        (frame.taken_ns, (one.timed_lock if pins else one.batch_wait) / one.looks)
-        for frame in scene.history
-        if is_known(frame.main_threads)
-        for one in frame.main_threads
-        if one.pid == pid and one.looks
-    ]
+    """Return the same of one rank."""
+    return see_all_waits(scene).get(rank.process.pid, [])
 
 
 def find_onset(found: Starved, scene: Scene) -> Applicable[int]:

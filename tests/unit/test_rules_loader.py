@@ -1,0 +1,209 @@
+"""What the workers of a loader tell, on made-up Windows: each cause, and the pairs that are confused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.frames import make_memory
+from tests.starving import (
+    COMPUTES,
+    DISK,
+    DISTANT,
+    IDLES,
+    LINE,
+    SLEEPS,
+    SMALL_FILES,
+    SOCKET,
+    THRASHES,
+    line_up,
+    make_second,
+    starve,
+)
+from tpmon.judge import rules_data, rules_loader, rules_storage
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.ranking import find_explained
+from tpmon.judge.rules_loader import judge_one_slow_worker, judge_respawn, judge_too_few_workers
+from tpmon.judge.scene import see
+from tpmon.judge.standing import key_of
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.verdict import Kind
+
+RULES = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
+GONE = Missing("permission denied")
+
+
+def suspects(scene):
+    """Return the causes that are suspected and not explained by another one."""
+    found = [one for one in (rule(scene) for rule in RULES) if isinstance(one, Suspicion)]
+    explained = find_explained(key_of(one) for one in found)
+    return {one.cause: one for one in found if key_of(one) not in explained}
+
+
+def slow_one(kind):
+    return starve(0.7, [IDLES, kind, IDLES])
+
+
+def thrash(**memory):
+    fields = {"refault_bytes_s": 1.2e9, "major_faults_s": 150.0, "psi_some_pct": 28.0} | memory
+    return starve(0.9, [THRASHES] * 2, frame={"memory": make_memory(**fields)})
+
+
+FULL = {"budget_cores": 2.0}
+CASES = {
+    "cpu-transform": (starve(0.8, [COMPUTES] * 2, cpu=FULL), "cpu-transform"),
+    "three compute on two cores": (starve(0.8, [COMPUTES] * 3, cpu=FULL), "cpu-transform"),
+    "one computes, a core is free": (starve(0.66, [COMPUTES], cpu=FULL), "too-few-workers"),
+    "four compute on eight cores": (starve(0.5, [COMPUTES] * 4), "too-few-workers"),
+    "workers sleep": (starve(0.8, [SLEEPS] * 2), "too-few-workers"),
+    "large reads past the cache": (starve(0.8, [DISK] * 2), "storage-bandwidth"),
+    "large reads over a narrow line": (starve(0.8, [LINE] * 2), "storage-bandwidth"),
+    "small files": (starve(0.8, [SMALL_FILES] * 2), "storage-latency"),
+    "small files of a disk": (
+        starve(0.8, [{**SMALL_FILES, "state": "D", "waits_for": "disk"}]),
+        "storage-latency",
+    ),
+    "sockets": (starve(0.8, [SOCKET] * 2), "network-store"),
+    "a file system far away": (starve(0.8, [DISTANT] * 2), "network-store"),
+    "page cache": (thrash(), "page-cache-thrash"),
+    "page cache by PSI alone": (thrash(refault_bytes_s=GONE), "page-cache-thrash"),
+    "one computes, the others idle": (slow_one(COMPUTES), "one-slow-worker"),
+    "one sleeps, the other idles": (starve(0.7, [SLEEPS, IDLES]), "one-slow-worker"),
+    "one reads, the others idle": (slow_one(DISK), "one-slow-worker"),
+    "one is stopped": (
+        slow_one({**IDLES, "state": "T", "waits_for": "stopped by a signal"}),
+        "one-slow-worker",
+    ),
+}
+
+
+@pytest.mark.parametrize(("scene", "cause"), CASES.values(), ids=CASES)
+def test_each_cause_is_told_from_the_others(scene, cause):
+    found = suspects(scene)
+    assert set(found) == {cause}
+    one = found[cause]
+    assert one.kind is Kind.DATA_BOUND
+    assert one.share_low <= one.share <= one.share_high
+    assert one.weight == one.share
+    assert len(one.sources) >= 2
+    assert one.margin >= 1
+    assert one.needed_ratio == pytest.approx(1 / (1 - one.share))
+
+
+HEALTHY = {
+    "batches lie ready": starve(0.0, [IDLES] * 2, loader={"ready_batches": 4.0, "empty_ratio": 0.0}),
+    "workers compute but keep up": starve(0.02, [COMPUTES] * 4, cpu=FULL, loader={"ready_batches": 2.0}),
+    "workers read but keep up": starve(0.04, [DISK] * 2),
+    "every eighth second waits a little": starve(0.05, [SLEEPS] * 2),
+}
+
+
+@pytest.mark.parametrize("scene", HEALTHY.values(), ids=HEALTHY)
+def test_a_run_that_does_not_wait_is_cleared_of_every_cause(scene):
+    answers = [rule(scene) for rule in RULES]
+    assert all(isinstance(one, Cleared) for one in answers)
+
+
+def test_a_third_of_the_time_is_data_bound_with_the_gain_that_people_expect():
+    one = judge_too_few_workers(starve(0.3, [COMPUTES] * 2))
+    assert one.share == pytest.approx(0.3)
+    assert one.needed_ratio == pytest.approx(1 / 0.7)
+    assert one.share_low >= 0.1
+
+
+def test_what_is_too_close_to_call_is_said_so():
+    frames = line_up([make_second(0.1, [COMPUTES] * 2)] * 14 + [make_second(0.2, [COMPUTES] * 2)] * 6)
+    answer = judge_too_few_workers(see(frames))
+    assert isinstance(answer, Unsure)
+    assert "too close" in answer.text
+
+
+def test_pools_of_the_workers_are_no_slow_transforms():
+    pools = [{**COMPUTES, "busy_threads": 4, "runnable": 4.0}] * 2
+    scene = starve(0.9, pools, cpu={**FULL, "oversubscription": 4.0, "run_delay_ratio": 0.75})
+    assert suspects(scene) == {}
+
+
+def test_free_cores_decide_between_more_workers_and_cheaper_transforms():
+    few = judge_too_few_workers(starve(0.6, [COMPUTES] * 2))
+    assert Need.CORES_FREE in few.observed
+    assert Need.WORKERS_CPU_BOUND in few.observed
+    full = suspects(starve(0.6, [COMPUTES] * 2, cpu=FULL))["cpu-transform"]
+    assert Need.CORES_FULL in full.observed
+    unread = starve(0.6, [COMPUTES] * 2, cpu={"budget_cores": GONE})
+    assert set(suspects(unread)) == {"cpu-transform"}
+    assert not suspects(unread)["cpu-transform"].observed & {Need.CORES_FREE, Need.CORES_FULL}
+    assert isinstance(judge_too_few_workers(unread), Unsure)
+
+
+def test_all_waiting_for_each_other_is_no_loader():
+    scene = starve(1.0, [IDLES] * 2)
+    assert suspects(scene) == {}
+    assert "lost" in judge_too_few_workers(scene).text
+
+
+def test_the_slow_worker_is_named_and_its_backlog_counts():
+    one = judge_one_slow_worker(slow_one(COMPUTES))
+    assert one.pid == 5001
+    assert "worker 1" in one.summary
+    assert "loader queue" in one.sources
+    assert Need.ONE_WORKER_SLOW in one.observed
+    assert Need.STOPPED in judge_one_slow_worker(slow_one({**IDLES, "state": "T"})).observed
+
+
+def test_two_slow_workers_are_not_one():
+    assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES, COMPUTES, IDLES])), Cleared)
+    assert isinstance(judge_one_slow_worker(starve(0.7, [COMPUTES])), Cleared)
+
+
+def test_workers_of_another_user_are_unknown():
+    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
+    scene = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
+    assert suspects(scene) == {}
+    assert isinstance(judge_one_slow_worker(scene), Unsure)
+
+
+def young(age_s, births, wait=0.6):
+    second = make_second(wait, [COMPUTES] * 2, loader={"births": births})
+    return [
+        replace(
+            frame,
+            processes=(
+                frame.processes[0],
+                *(
+                    replace(one, started=frame.taken - timedelta(seconds=age_s))
+                    for one in frame.processes[1:]
+                ),
+            ),
+        )
+        for frame in line_up([second] * 20)
+    ]
+
+
+def test_workers_that_are_born_again_and_again_are_the_cause():
+    found = suspects(see(young(1.5, births=40)))
+    assert set(found) == {"respawn"}
+    assert Need.RESPAWN_SEEN in found["respawn"].observed
+
+
+def test_one_generation_is_no_respawn():
+    assert isinstance(judge_respawn(see(young(1.5, births=2))), Cleared)
+
+
+def test_a_wait_that_goes_on_without_new_workers_is_no_respawn():
+    assert isinstance(judge_respawn(see(young(12.0, births=6))), Cleared)
+
+
+def test_births_without_a_wait_cost_nothing():
+    assert isinstance(judge_respawn(see(young(1.5, births=40, wait=0.0))), Cleared)
+
+
+def test_the_onset_is_found_where_the_window_reaches_back_to_it():
+    seconds = [make_second(0.0, [IDLES] * 2)] * 30 + [make_second(0.8, [SLEEPS] * 2)] * 25
+    frames = line_up(seconds)
+    one = judge_too_few_workers(see(frames))
+    assert abs(one.since_ns - frames[30].taken_ns) <= 2e9
+    assert judge_too_few_workers(see(frames[-20:])).since_ns is NOT_APPLICABLE
