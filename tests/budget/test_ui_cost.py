@@ -33,7 +33,7 @@ def run_ns(pid: int, but: int) -> int:
 
 def test_ui_cost(tmp_path: Path):
     thread_file = tmp_path / "session"
-    arguments = ["--processes", "137", "--gpus", "8", "--thread-file", str(thread_file)]
+    arguments = ["--processes", "137", "--gpus", "8", "--judged", "--thread-file", str(thread_file)]
     terminal = Terminal([*PROGRAM, *arguments], environment(tmp_path), 200, 50)
     try:
         terminal.until("second 2")

@@ -16,7 +16,17 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from tests.frames import make_cpu, make_event, make_frame, make_gpu, make_process, make_rank, make_worker
+from tests.frames import (
+    make_cpu,
+    make_event,
+    make_evidence,
+    make_finding,
+    make_frame,
+    make_gpu,
+    make_process,
+    make_rank,
+    make_worker,
+)
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.frame import Frame
 from tpmon.model.results import Update
@@ -65,12 +75,39 @@ def script_frame(number: int, processes: int = 3, gpus: int = 0) -> Frame:
     )
 
 
+def judge_frame(frame: Frame, number: int) -> Frame:
+    """Give a Frame a verdict of which every figure moves."""
+    share = 50.0 + number % 9
+    finding = make_finding(
+        share_pct=share,
+        share_low_pct=share - 4,
+        share_high_pct=share + 4,
+        summary=f"the ranks wait for a batch {share:.0f} % of the time while their workers compute transforms",
+        evidence=(
+            make_evidence("no batch ready", value=80.0 + number % 7),
+            make_evidence("CPUs used", value=frame.cpu.used_cores, unit="CPUs", source="/proc stat"),
+            make_evidence("runnable", value=frame.cpu.runnable, unit="threads", source="/proc schedstat"),
+            make_evidence(
+                "GPU busy", value=40.0 + number % 11, source="NVML, 8 cards", age_s=0.1 * (number % 8)
+            ),
+            make_evidence("waiting for a CPU", value=2.0 + number % 3, source="/proc schedstat"),
+        ),
+        against=(
+            make_evidence("batches ready", value=float(number % 4), unit="batches", source="loader pipes"),
+        ),
+        ruled_out=tuple(f"cause {n} ({(number + n) % 5} % of periods)" for n in range(12)),
+        unknown=("copy to the device (no hook in the training process)", "steps (no hook)"),
+    )
+    return replace(frame, verdict=finding, notes=("power-limited: 5 of 8 cards",))
+
+
 def play(sink: Callable[[Update], None], options: argparse.Namespace) -> None:
     """Send Frames as a session thread does; with --stuck it then blocks for ever."""
     window = Window()
     for number in range(options.frames):
         try:
-            window.append(script_frame(number, options.processes, options.gpus))
+            frame = script_frame(number, options.processes, options.gpus)
+            window.append(judge_frame(frame, number) if options.judged else frame)
         except TypeError:
             os._exit(99)  # a builder changed; the screen would hide the traceback
         sink(Update(window.last(), window.pulses()))
@@ -86,6 +123,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=1.0)
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--judged", action="store_true", help="each Frame has a verdict")
     parser.add_argument("--stuck", action="store_true", help="the session thread never returns")
     parser.add_argument("--crash-at", type=int, default=0, help="the painter raises at this painting")
     parser.add_argument("--crash-input", action="store_true", help="the thread that reads keys raises")
