@@ -122,7 +122,7 @@ def test_once_says_who_and_the_facts_first():
     assert lines[1].startswith("job      4211 a_long_name_")
     assert "2 ranks of 8, 12 workers" in text_of(full_frame())
     assert "asked for 4301" in text_of(full_frame())
-    assert any(line.startswith("facts    2 workers · 51 % of 8 CPUs") for line in lines[:8])
+    assert any(line.startswith("facts    2 workers · 51 % of 8 CPUs") for line in lines[:9])
 
 
 @pytest.mark.parametrize(
