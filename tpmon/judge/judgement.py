@@ -13,7 +13,9 @@ from tpmon.judge import (
     rules_gpu,
     rules_healthy,
     rules_loader,
+    rules_memory,
     rules_progress,
+    rules_python,
     rules_storage,
 )
 from tpmon.judge.phases import RankPhases, read_phases
@@ -36,6 +38,8 @@ RULES: tuple[Rule, ...] = (
     *rules_storage.RULES,
     *rules_gpu.RULES,
     *rules_comms.RULES,
+    *rules_python.RULES,
+    *rules_memory.RULES,
     *rules_healthy.RULES,
 )
 NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)

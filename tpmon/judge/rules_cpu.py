@@ -1,16 +1,17 @@
 """CPU causes: quota throttling and fighting thread pools.
 
 Order matters to people, not to the rules: throttling is named before oversubscription because
-waiting for a CPU includes throttled time (host.md section 2 d).
+waiting for a CPU includes throttled time (measured).
 """
 
 from __future__ import annotations
 
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.model.known import is_known
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Evidence, Kind
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
@@ -19,6 +20,11 @@ POOL_RATIO = 1.5
 DELAY_RATIO = 0.35
 """Waiting share that must go with it: spinning pools run, they do not wait."""
 SINGLE_THREADED_RATIO = 1.5
+PRESSURE_PCT = 50.0
+"""cpu.pressure of the job's group; measured 66-100 with fighting pools, 2-16 without."""
+_THREAD_SETTINGS = frozenset(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+)
 NEIGHBOUR_DELAY_RATIO = 0.3
 NEIGHBOUR_DEMAND_RATIO = 1.2
 NEIGHBOUR_USED_RATIO = 0.8
@@ -85,14 +91,41 @@ def judge_oversubscription(scene: Scene) -> Answer:
         cause=cause,
         weight=delay,
         margin=pool / POOL_RATIO,
-        sources=frozenset(("schedstat",)),
+        sources=frozenset(("schedstat", *_second_sources(scene))),
         summary=f"thread pools of {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
             reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
             reading("waiting for a CPU", 100 * delay, "%", "schedstat", frame.ages_s.threads),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
+            *_set_threads(scene),
         ),
+        observed=frozenset((Need.POOL_IN_WORKERS if cause == "worker-pool" else Need.POOL_IN_RANK,)),
     )
+
+
+def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
+    """Return the thread settings of the start environment that are larger than the budget."""
+    if not is_known(scene.budget):
+        return ()
+    found = {
+        one.name: int(one.value)
+        for rank in scene.ranks
+        if is_known(rank.process.environment)
+        for one in rank.process.environment
+        if one.name in _THREAD_SETTINGS and one.value.isdecimal() and int(one.value) > scene.budget
+    }
+    return tuple(
+        reading(name, float(value), "threads", "start environment", 0.0) for name, value in found.items()
+    )
+
+
+def _second_sources(scene: Scene) -> tuple[str, ...]:
+    """Name what tells it besides the scheduler's own figures."""
+    sources = ("start environment",) if _set_threads(scene) else ()
+    pressure = scene.frame.cpu.psi_some_pct
+    if is_known(pressure) and pressure >= PRESSURE_PCT and not note_neighbours(scene):
+        return (*sources, "pressure")
+    return sources
 
 
 def _fits(rank: RankScene, budget: float) -> bool:
