@@ -1,0 +1,198 @@
+"""Memory that runs out, on made-up Windows: growth, copies, swap, shared memory, full cards."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.frames import GIB, MIB, make_frame, make_gpu, make_memory, make_process, make_worker
+from tests.starving import line_up
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.rules_memory import (
+    RULES,
+    judge_copy_on_write,
+    judge_gpu_memory,
+    judge_leak,
+    judge_shm,
+    judge_swap,
+    note_memory_full,
+)
+from tpmon.judge.scene import see
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.host import ShmSample
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.verdict import Kind
+
+GONE = Missing("permission denied")
+MB = 1e6
+RANK = make_process()
+WORKERS = (make_worker(4221, 0, minor_faults_s=5600.0), make_worker(4222, 1, minor_faults_s=5600.0))
+
+
+def grow(mb_s, *, seconds=60, rss_mb_s=None, workers=(), noise_mb=0.0, start=2 * GIB, **memory):
+    """See a job whose anonymous memory, working set and RSS grow by so many MB a second."""
+    shake = random.Random(3)
+    frames = []
+    for i in range(seconds):
+        grown = int(i * mb_s * MB + shake.uniform(0, noise_mb) * MB)
+        rss = int(i * (mb_s if rss_mb_s is None else rss_mb_s) * MB)
+        fields = {
+            "anon_bytes": start + grown,
+            "used_bytes": start + 600 * MIB + grown,
+            "rss_bytes": start + rss,
+            "anon_growth_bytes_s": mb_s * MB,
+            **memory,
+        }
+        frames.append(make_frame(processes=(RANK, *workers), memory=make_memory(**fields)))
+    return see(line_up(frames))
+
+
+def test_growth_that_reaches_the_limit_soon_is_a_leak_with_its_time():
+    one = judge_leak(grow(15.0, limit_bytes=16 * GIB))
+    assert (one.kind, one.cause) == (Kind.MEMORY_PRESSURE, "leak")
+    assert "full in about 15 min" in one.summary
+    assert Need.ANON_GROWS in one.observed
+    assert one.pid == RANK.pid
+    assert len(one.sources) == 2
+
+
+# MB/s, seconds of history, further readings, leak?
+GROWTHS = [
+    (61.0, 60, {}, True),
+    (61.0, 40, {}, None),
+    (0.5, 60, {}, False),
+    (2.0, 60, {}, False),
+    (2.0, 60, {"limit_bytes": 4 * GIB}, True),
+    (2.0, 60, {"limit_bytes": 3 * GIB}, True),
+    (15.0, 60, {"limit_bytes": NOT_APPLICABLE}, True),
+    (15.0, 60, {"limit_bytes": GONE, "used_bytes": GONE}, True),
+    (15.0, 60, {"anon_bytes": GONE}, None),
+    (15.0, 60, {"anon_growth_bytes_s": 0.0}, False),
+    (15.0, 60, {"host_available_bytes": GONE, "limit_bytes": GONE}, None),
+]
+
+
+@pytest.mark.parametrize(("mb_s", "seconds", "memory", "leak"), GROWTHS)
+def test_a_leak_lasts_and_has_an_end_in_sight(mb_s, seconds, memory, leak):
+    expected = {True: Suspicion, False: Cleared, None: Unsure}[leak]
+    assert isinstance(judge_leak(grow(mb_s, seconds=seconds, **memory)), expected)
+
+
+def test_the_nearer_the_end_the_heavier():
+    far, near = judge_leak(grow(9.0)), judge_leak(grow(60.0))
+    assert 0.2 <= far.weight < near.weight <= 1
+    tight = judge_leak(grow(2.0, limit_bytes=3 * GIB))
+    assert Need.MEMORY_LIMIT_NEAR in tight.observed
+
+
+def test_a_cache_that_fills_and_stops_is_no_leak():
+    filling = grow(40.0, seconds=25)
+    rest = [replace(filling.history[-1])] * 40
+    assert isinstance(judge_leak(see(line_up([*filling.history, *rest]))), Cleared)
+
+
+def test_batches_that_come_and_go_are_no_leak():
+    noisy = grow(0.0, noise_mb=200.0, anon_growth_bytes_s=1.2 * MB)
+    assert isinstance(judge_leak(noisy), Cleared)
+
+
+def test_a_leak_is_seen_through_batches_that_come_and_go():
+    assert isinstance(judge_leak(grow(30.0, noise_mb=100.0)), Suspicion)
+
+
+def test_copies_grow_without_the_sum_of_rss():
+    scene = grow(15.0, rss_mb_s=0.1, workers=WORKERS)
+    one = judge_copy_on_write(scene)
+    assert one.cause == "copy-on-write"
+    assert Need.PAGES_COPIED in one.observed
+    assert "minor faults" in one.sources
+    assert isinstance(judge_leak(scene), Cleared)
+
+
+def test_a_leak_beside_workers_is_a_leak():
+    scene = grow(15.0, workers=WORKERS)
+    assert isinstance(judge_copy_on_write(scene), Cleared)
+    assert isinstance(judge_leak(scene), Suspicion)
+
+
+def test_copies_need_workers_and_some_size():
+    assert isinstance(judge_copy_on_write(grow(15.0, rss_mb_s=0.0)), Cleared)
+    assert isinstance(judge_copy_on_write(grow(1.5, rss_mb_s=0.0, workers=WORKERS)), Cleared)
+    much = grow(8.0, rss_mb_s=0.0, workers=WORKERS, start=GIB, limit_bytes=NOT_APPLICABLE)
+    assert isinstance(judge_copy_on_write(much), Suspicion)
+    assert isinstance(judge_copy_on_write(grow(15.0, workers=WORKERS, anon_bytes=GONE)), Unsure)
+
+
+def held(**memory):
+    return see(line_up([make_frame(memory=make_memory(**memory))] * 12))
+
+
+SWAPS = [
+    ({"swap_bytes": 0}, Cleared),
+    ({"swap_bytes": 2 * GIB, "major_faults_s": 0.0}, Cleared),
+    ({"swap_bytes": 2 * GIB, "major_faults_s": 400.0, "psi_some_pct": 40.0}, Suspicion),
+    ({"swap_bytes": 2 * GIB, "major_faults_s": 400.0, "psi_some_pct": GONE}, Suspicion),
+    ({"swap_bytes": 2 * GIB, "major_faults_s": GONE}, Unsure),
+    ({"swap_bytes": GONE}, Unsure),
+]
+
+
+@pytest.mark.parametrize(("memory", "expected"), SWAPS)
+def test_swap_counts_when_it_is_touched(memory, expected):
+    assert isinstance(judge_swap(held(**memory)), expected)
+
+
+def test_swap_weighs_what_it_stalls():
+    one = judge_swap(held(swap_bytes=2 * GIB, major_faults_s=400.0, psi_some_pct=40.0))
+    assert one.weight == pytest.approx(0.4)
+    assert Need.SWAP_USED in one.observed
+
+
+SHM = [
+    (48 * MIB, 64 * MIB, Suspicion),
+    (20 * MIB, 64 * MIB, Cleared),
+    (3 * GIB, 4 * GIB, Cleared),
+    (0, 0, Unsure),
+]
+
+
+@pytest.mark.parametrize(("used", "total", "expected"), SHM)
+def test_a_small_mount_is_told_at_half(used, total, expected):
+    assert isinstance(judge_shm(held(shm=ShmSample("/dev/shm", used, total))), expected)
+
+
+def test_a_large_mount_is_told_when_two_steps_no_longer_fit():
+    sizes = [2.0, 2.5, 3.0, 3.5]
+    frames = [
+        make_frame(memory=make_memory(shm=ShmSample("/dev/shm", int(size * GIB), 4 * GIB))) for size in sizes
+    ]
+    assert isinstance(judge_shm(see(line_up(frames))), Suspicion)
+    assert isinstance(judge_shm(see(line_up(frames[:2]))), Cleared)
+    assert isinstance(judge_shm(held(shm=GONE)), Unsure)
+
+
+def test_a_full_mount_is_no_danger_to_a_job_that_does_not_use_it():
+    full = ShmSample("/dev/shm", 60 * MIB, 64 * MIB)
+    scene = see(line_up([make_frame(processes=(RANK,), memory=make_memory(shm=full))] * 12))
+    assert isinstance(judge_shm(scene), Cleared)
+
+
+def card(used_gib):
+    gpus = (make_gpu(memory_used_bytes=int(used_gib * GIB), memory_total_bytes=80 * GIB),)
+    return see(line_up([make_frame(gpus=gpus)] * 12))
+
+
+def test_a_full_card_is_a_note_and_never_the_verdict():
+    full = card(78)
+    assert isinstance(judge_gpu_memory(full), Unsure)
+    assert note_memory_full(full).startswith("memory-full: GPU 0")
+    assert isinstance(judge_gpu_memory(card(60)), Cleared)
+    assert note_memory_full(card(60)) == ""
+    assert note_memory_full(held()) == ""
+
+
+def test_a_healthy_job_has_no_memory_trouble():
+    scene = grow(0.0, workers=WORKERS)
+    assert all(isinstance(rule(scene), Cleared) for rule in RULES)

@@ -1,0 +1,127 @@
+"""Python itself as the cause, on made-up Windows: its lock, its one thread, and what only looks like it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.frames import make_cpu, make_frame, make_gpu, make_loader, make_process, make_worker
+from tests.judging import make_looks, make_phases
+from tests.starving import line_up
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.phases import Phase
+from tpmon.judge.rules_python import judge_gil, judge_single_thread
+from tpmon.judge.scene import see
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.known import Missing
+from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.verdict import Kind
+
+RANK = 4211
+GONE = Missing("permission denied")
+
+
+def groups(main, others, kind=ThreadKind.OTHER):
+    return (ThreadGroup(ThreadKind.MAIN, 1, main), ThreadGroup(kind, 3, others))
+
+
+def fight(timed=9, run=0.98, kind=ThreadKind.OTHER, others=0.97, **frame):
+    """See a rank whose main thread waits in a timed lock while other threads run."""
+    rank = make_process(
+        runnable=run + 0.27, waiting=0.27, busy_threads=2, thread_groups=groups(0.01, others, kind), state="S"
+    )
+    looks = (make_looks(RANK, 10, timed_lock=timed),)
+    fields = {"processes": (rank,), "loader": (), "main_threads": looks, **frame}
+    return see(line_up([make_frame(**fields)] * 12))
+
+
+def test_threads_that_share_one_core_while_the_main_thread_waits_fight_for_the_lock():
+    one = judge_gil(fight())
+    assert (one.kind, one.cause) == (Kind.PYTHON_BOUND, "gil")
+    assert one.share == pytest.approx(0.9)
+    assert Need.GIL_WAIT in one.observed
+    assert one.sources == {"main thread", "schedstat"}
+
+
+NO_FIGHTS = {
+    "main runs": (fight(timed=2), Cleared),
+    "threads run side by side": (fight(run=2.4), Cleared),
+    "nobody else runs": (fight(others=0.1), Cleared),
+    "a collective waits": (fight(kind=ThreadKind.COMM), Unsure),
+    "no looks": (fight(main_threads=GONE), Unsure),
+    "no schedstat": (fight(run=0.98, processes=(make_process(runnable=GONE),)), Unsure),
+    "a pin thread": (
+        fight(processes=(*fight().frame.processes, make_worker()), loader=(make_loader(pin_thread=True),)),
+        Unsure,
+    ),
+    "the GPU is busy": (fight(gpus=(make_gpu(sm_pct=97.0, pids=(RANK,)),)), Cleared),
+}
+
+
+@pytest.mark.parametrize(("scene", "expected"), NO_FIGHTS.values(), ids=NO_FIGHTS)
+def test_what_is_no_fight(scene, expected):
+    assert isinstance(judge_gil(scene), expected)
+
+
+def alone(phases, *, busy=1, running=10, run=0.98, free=6.0, **frame):
+    rank = make_process(runnable=run, waiting=0.0, busy_threads=busy)
+    fields = {
+        "processes": (rank,),
+        "loader": (),
+        "main_threads": (make_looks(RANK, 10, other=10 - running),),
+        "cpu": make_cpu(runnable=8.0 - free, used_cores=8.0 - free),
+        **frame,
+    }
+    taken = {RANK: make_phases(phases)} if phases else {}
+    return see(line_up([make_frame(**fields)] * 12), taken)
+
+
+PYTHON = {Phase.OTHER: 0.8, Phase.FORWARD: 0.2}
+
+
+def test_one_thread_of_python_is_the_cause_when_cores_are_free():
+    one = judge_single_thread(alone(PYTHON))
+    assert (one.kind, one.cause) == (Kind.PYTHON_BOUND, "single-thread")
+    assert one.weight == pytest.approx(0.8)
+    assert Need.ONE_THREAD_BUSY in one.observed
+    assert Need.LOGGING_IN_STACK not in one.observed
+
+
+def test_logging_is_named():
+    one = judge_single_thread(alone({Phase.LOGGING: 0.6, Phase.OTHER: 0.1, Phase.FORWARD: 0.3}))
+    assert Need.LOGGING_IN_STACK in one.observed
+    assert "logging" in one.summary
+
+
+INNOCENT = {
+    "one thread computes": (alone({Phase.FORWARD: 0.4, Phase.BACKWARD: 0.5, Phase.OTHER: 0.1}), Cleared),
+    "half of it computes": (alone({Phase.FORWARD: 0.5, Phase.OTHER: 0.5}), Cleared),
+    "a pool computes": (alone(PYTHON, busy=4, run=3.8), Cleared),
+    "it waits": (alone(PYTHON, running=5), Cleared),
+    "no core is free": (alone(PYTHON, free=0.1), Cleared),
+    "no stacks": (alone(None), Unsure),
+    "the GPU is busy": (alone(PYTHON, gpus=(make_gpu(sm_pct=95.0, pids=(RANK,)),)), Cleared),
+    "the GPU was not read": (alone(PYTHON, gpus=(make_gpu(sm_pct=GONE, pids=(RANK,)),)), Unsure),
+    "the budget was not read": (alone(PYTHON, cpu=make_cpu(budget_cores=GONE)), Unsure),
+}
+
+
+@pytest.mark.parametrize(("scene", "expected"), INNOCENT.values(), ids=INNOCENT)
+def test_what_is_no_single_thread(scene, expected):
+    assert isinstance(judge_single_thread(scene), expected)
+
+
+def test_a_starved_card_limits_the_gain():
+    one = judge_single_thread(alone(PYTHON, gpus=(make_gpu(sm_pct=60.0, pids=(RANK,)),)))
+    assert one.share == pytest.approx(0.4)
+
+
+def test_the_worst_rank_is_named():
+    scene = alone(PYTHON)
+    frame = scene.frame
+    healthy = make_process(99, rank=1, runnable=3.0, busy_threads=3)
+    frames = line_up([replace(frame, processes=(healthy, *frame.processes))] * 12)
+    one = judge_single_thread(see(frames, {RANK: make_phases(PYTHON)}))
+    assert isinstance(one, Suspicion)
+    assert one.pid == RANK
