@@ -338,6 +338,20 @@ def test_ranks_elsewhere_are_named_and_nobody_here_is_accused():
     assert "7 ranks of this job run elsewhere" in judge_no_progress(scene_of(frame, seconds=40)).summary
 
 
+def test_ticking_threads_and_rare_wake_ups_are_no_movement_on_a_crowded_machine():
+    crowded = quiet_rank(runnable=0.4, waiting=0.38)
+    frames = hold(quiet_frame(crowded), 40)
+    woken = (ThreadGroup(ThreadKind.MAIN, 1, 0.02),)
+    for i in range(0, 41, 5):
+        frames[i] = replace(frames[i], processes=(replace(crowded, thread_groups=woken),))
+    assert said(judge_no_progress(see(frames))) == (Kind.HUNG, "no-progress")
+
+
+def test_a_main_thread_that_keeps_running_a_little_is_not_hung():
+    ticking = quiet_rank(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.02),))
+    assert type(judge_no_progress(scene_of(quiet_frame(ticking), seconds=40))) is Cleared
+
+
 ALIVE = [
     ("main thread runs", (make_process(),), {}),
     ("a slow step on another thread", (quiet_rank(runnable=0.9),), {}),

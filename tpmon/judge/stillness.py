@@ -6,6 +6,7 @@ standing still by the main thread alone: background threads tick in the deadest 
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from tpmon.judge.phases import Phase, RankPhases
@@ -17,7 +18,9 @@ from tpmon.model.process import ProcessSample, Role, ThreadKind
 STILL_S = 30.0
 """How long nothing may move before it is called hung (host.md section 2 f)."""
 STILL_DEMAND = 0.005
-"""Demand of a main thread, in threads, below which it does not run (host.md section 2 f)."""
+"""Mean demand of a main thread, in threads, below which it does not run (host.md section 2 f)."""
+STILL_TICK_DEMAND = 0.05
+"""The same in any one second: a loader's wait wakes up every 5 s, and waits for a CPU then."""
 QUIET_WORKER_DEMAND = 0.02
 """Demand of a worker below which it does nothing (host.md section 2 f)."""
 QUIET_RANK_DEMAND = 0.1
@@ -79,19 +82,27 @@ class Standstill:
     log_age_s: Known[float]
 
 
+def _ran(process: ProcessSample) -> Known[float]:
+    """Return the time that a process had a CPU, in threads.
+
+    Demand counts waiting for a CPU too: on a crowded machine a loop that only ticks looks busy by it.
+    """
+    if not is_known(process.runnable) or not is_known(process.waiting):
+        return process.runnable
+    return max(0.0, process.runnable - process.waiting)
+
+
 def _is_still(process: ProcessSample) -> Known[bool]:
     """Tell whether one process did nothing in one second."""
+    ran = _ran(process)
+    if not is_known(ran):
+        return ran
     if process.role is Role.RANK:
         main = demand_of(process, MAIN)
         if not is_known(main):
             return main
-        if not is_known(process.runnable):
-            return process.runnable
-        return main < STILL_DEMAND and process.runnable < QUIET_RANK_DEMAND
-    limit = QUIET_HELPER_DEMAND if process.role is Role.HELPER else QUIET_WORKER_DEMAND
-    if not is_known(process.runnable):
-        return process.runnable
-    return process.runnable < limit
+        return main < STILL_TICK_DEMAND and ran < QUIET_RANK_DEMAND
+    return ran < (QUIET_HELPER_DEMAND if process.role is Role.HELPER else QUIET_WORKER_DEMAND)
 
 
 def _mover(frame: Frame) -> Known[str]:
@@ -154,6 +165,17 @@ def find_standstill(scene: Scene) -> Known[Standstill] | str:
     return _look_back(scene, log_age_s)
 
 
+def _busiest_main(scene: Scene, since_ns: int) -> float:
+    """Return the mean demand of the busiest main thread since a Frame, in threads."""
+    demands: dict[int, list[float]] = {}
+    for frame in scene.history:
+        for process in frame.processes if frame.taken_ns >= since_ns else ():
+            main = demand_of(process, MAIN) if process.role is Role.RANK else Missing("no rank")
+            if is_known(main):
+                demands.setdefault(process.pid, []).append(main)
+    return max((statistics.fmean(one) for one in demands.values()), default=0.0)
+
+
 def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str:
     now_ns = scene.frame.taken_ns
     oldest_ns, moved_ns = now_ns, 0
@@ -165,6 +187,9 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
             moved_ns = frame.taken_ns
             break
         oldest_ns = frame.taken_ns
+    busy = _busiest_main(scene, oldest_ns)
+    if busy >= STILL_DEMAND:
+        return f"a main thread runs {100 * busy:.1f} % of the time"
     seconds = (now_ns - oldest_ns) / 1e9
     if seconds < STILL_S:
         return Missing(f"nothing has moved for {seconds:.0f} s of the {STILL_S:.0f} s that it takes")
