@@ -143,7 +143,7 @@ def compute_bound() -> Frame:
         kind=Kind.COMPUTE_BOUND,
         cause="gpu-compute",
         confidence=Confidence.HIGH,
-        since=NOW - timedelta(hours=51),
+        since=NOW - timedelta(minutes=31),
         since_is=SinceIs.LOWER_BOUND,
         since_source="it was there at the first reading",
         summary="8 cards are busy 96 % of the time with tensor cores at 47 %: nothing holds them back",

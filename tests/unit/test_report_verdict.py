@@ -139,7 +139,7 @@ def test_lists_are_shortened_honestly():
     assert shorten(texts, 22) == "aaaa, bbbb, cccc, dddd"
     assert shorten(texts, 19) == "aaaa (+3 more)"
     assert shorten(texts, 21) == "aaaa, bbbb (+2 more)"
-    assert shorten(texts, 1) == "aaaa (+3 more)"
+    assert shorten(texts, 13) == "aa… (+3 more)"
     assert shorten(texts[:1], 1) == "aaaa"
     assert shorten((), 10) == ""
 

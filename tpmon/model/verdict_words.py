@@ -132,11 +132,14 @@ def say_value(evidence: Evidence) -> str:
 def shorten(texts: tuple[str, ...], most: int) -> str:
     """Join texts by commas up to ``most`` characters; what does not fit is counted: "a, b (+3 more)".
 
-    The first one is always there, whatever its length.
+    The first one is always there, cut where it alone is too long.
     """
     whole = ", ".join(texts)
     for count in range(len(texts) - 1, 0, -1):
         if len(whole) <= most:
             return whole
         whole = f"{', '.join(texts[:count])} (+{len(texts) - count} more)"
+    if len(texts) > 1 and len(whole) > most:
+        rest = f"… (+{len(texts) - 1} more)"
+        return texts[0][: max(1, most - len(rest))] + rest
     return whole

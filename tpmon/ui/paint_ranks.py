@@ -179,7 +179,7 @@ def _has_steps(ranks: Sequence[RankView]) -> bool:
 
 def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
     letters = width < 72
-    where = 12 if letters else 18 if width < 110 else 33
+    where = 15 if letters else 26 if width < 110 else 33
     columns: list[Column[RankView]] = [
         Column("rank", 4, 0, lambda r: show(r.row.rank, str)),
         Column("PID", 7, 6, lambda r: str(r.row.pid)),

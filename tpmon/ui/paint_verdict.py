@@ -24,7 +24,7 @@ from tpmon.model.verdict_words import (
 from tpmon.ui.cells import CUT_MARK, cut, fit_line, line_width, pad_line, width_of, wrap, wrap_all
 from tpmon.ui.evidence import fit_widths, paint_evidence
 from tpmon.ui.ink import DOT
-from tpmon.ui.view import Ink, Line, Span, ViewState
+from tpmon.ui.view import Ink, Line, Size, Span, ViewState
 
 _INKS = {0: Ink.GOOD, 10: Ink.WARN, 11: Ink.STRONG, 12: Ink.BAD}
 TRY = "Try: "
@@ -161,8 +161,9 @@ _ORDER = (
     ("try", 2),
     ("try", 6),
     ("summary", 3),
-    ("evidence", 2),
+    ("evidence", 1),
     ("both", 1),
+    ("evidence", 2),
     ("ruled out", 1),
     ("unknown", 1),
     ("evidence", 4),
@@ -211,13 +212,16 @@ def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
     return fit_line(((f" last verdict: {told}  {since}".rstrip(), Ink.PLAIN),), width)
 
 
-def paint_verdict_briefly(frame: Frame, finding: Finding, width: int) -> list[Line]:
+def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Line]:
     """Paint the verdict for the smallest screens: the word alone in its line, then cause, since, try."""
+    width = size.width
     word = name_kind(finding.kind)
     if width_of(word) > width - 1:
         word = finding.kind.value.upper()
     lines: list[Line] = [fit_line(((f" {word}", kind_ink(finding.kind)),), width)]
     since = say_since(finding, frame.taken)
+    if width_of(since) >= width:
+        since = since.partition(" (")[0]
     told: list[Span] = [(name_cause(finding), Ink.STRONG), (since, Ink.PLAIN)]
     lines += flow(told, width, 2)
     lines += [
@@ -226,4 +230,4 @@ def paint_verdict_briefly(frame: Frame, finding: Finding, width: int) -> list[Li
         for text in wrap_all(TRY + line, max(1, width - 1))
     ]
     lines += flow([(finding.summary, Ink.PLAIN), (say_confidence(finding), Ink.PLAIN)], width, 2)
-    return lines
+    return _cut_text(lines, size.height, width) if size.height > 1 else lines[:1]

@@ -139,7 +139,7 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     who = Item(2, f"tpmon {frame.target.pid}" if size.width >= TINY_WIDTH else str(frame.target.pid))
     lines = [justify([state], [who], size.width)]
     if is_known(frame.verdict) and frame.target.state is not TargetState.ENDED:
-        lines += paint_verdict_briefly(frame, frame.verdict, size.width)
+        lines += paint_verdict_briefly(frame, frame.verdict, Size(size.width, size.height - 1))
     else:
         fact, ink = tell_most(frame)
         sign = "! " if ink in (Ink.WARN, Ink.BAD) else ""
@@ -171,16 +171,16 @@ def _paint_judged(view: ViewState, size: Size) -> list[Line]:
         return [*paint_facts(view, size.width, room), paint_last_verdict(frame, finding, size.width)]
     if is_known(view.zoom) or view.overlay in _OVERLAYS:
         return paint_headline(frame, finding, size.width)[:2]
-    return paint_verdict(view, frame, finding, size.width, _verdict_height(size, calm=_is_calm(finding)))
+    return paint_verdict(view, frame, finding, size.width, _verdict_height(finding, size))
 
 
-def _is_calm(finding: Finding) -> bool:
-    return EXIT_CODES[finding.kind] == 0
+_SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
+"""Share of the screen's height that a verdict may take, by exit code: little when all is well."""
 
 
-def _verdict_height(size: Size, *, calm: bool) -> int:
-    """Return how many lines the verdict may take: fewer when all is well, more where lines are short."""
-    share = (0.24 if calm else 0.38) * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
+def _verdict_height(finding: Finding, size: Size) -> int:
+    """Return how many lines the verdict may take, more of them where they are short."""
+    share = _SHARES[EXIT_CODES[finding.kind]] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
     return max(3, int(size.height * share))
 
 
