@@ -4,6 +4,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 DEMO ?=
+VERDICTS ?=
+SHARE ?=
+SWITCH ?=
 PYTEST ?=
 
 BIN := .venv/bin
@@ -12,7 +15,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test check lint types docs-tests docs goldens \
-        bench-cost bench-harm test-gpu
+        bench-cost bench-harm verdicts bench-share bench-switch test-gpu
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,3 +86,12 @@ bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threa
 
 bench-harm: torch-for-tests ## whether a watched training loses steps (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_harm
+
+verdicts: torch-for-tests ## is the verdict right? each program 5 times idle, 5 times beside a busy core; VERDICTS="--help"
+	@$(BIN)/python -m tests.verdicts.matrix $(VERDICTS)
+
+bench-share: torch-for-tests ## does the stated share of data wait hold the truth? SHARE="--help"
+	@$(BIN)/python -m tests.verdicts.share $(SHARE)
+
+bench-switch: torch-for-tests ## how soon the verdict follows a change of cause; SWITCH="--help"
+	@$(BIN)/python -m tests.verdicts.switch $(SWITCH)

@@ -83,6 +83,8 @@ class Program:
         self.rank = int(os.environ.get("RANK", "0"))
         self.truth = Truth(self.options.steps_file if self.rank == 0 else "")
         self.deadline = time.monotonic() + self.options.seconds
+        self.waited_ns = 0
+        """Of this step too, which the truth counts when the step has ended."""
 
     @property
     def is_over(self) -> bool:
@@ -109,6 +111,7 @@ class Program:
             asked = time.monotonic_ns()
             for images, labels in loader:
                 waited_ns = time.monotonic_ns() - asked
+                self.waited_ns += waited_ns
                 loss = functional.cross_entropy(model(images), labels)
                 optimizer.zero_grad()
                 loss.backward()

@@ -1,0 +1,64 @@
+"""Train well until SIGUSR1 comes, and at each one suffer from the next cause of ``--causes``.
+
+Causes: healthy, cpu-transform, single-thread, rank-pool. The cause in force is the last signal's.
+"""
+
+import multiprocessing
+import signal
+
+import torch
+from loop import CPUS, Images, Network, Program, blur, make_loader, rounds_for
+from torch import Tensor
+
+THREADS = 16
+TIMES = 8
+
+program = Program(__doc__, ("--causes", str, "healthy,cpu-transform,healthy,single-thread,healthy,rank-pool"))
+causes = program.options.causes.split(",")
+batch = program.draw.choice((8, 16))
+step_ms = program.draw.uniform(30, 60)
+light, heavy = (rounds_for(step_ms * times, batch) for times in (0.1, TIMES))
+now = 0
+
+
+class Switched(Images):
+    """Transform images at the cost that the rank says, so that all workers follow at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cost = multiprocessing.get_context("fork").Value("i", light)
+
+    def transform(self, image: Tensor) -> Tensor:
+        """Augment an image."""
+        return blur(image, self.cost.value)
+
+
+data = Switched()
+
+
+def next_cause(_number: int, _frame: object) -> None:
+    """Change to the next cause."""
+    global now  # noqa: PLW0603
+    now = (now + 1) % len(causes)
+    apply(causes[now])
+
+
+def apply(cause: str) -> None:
+    """Put a cause in force."""
+    data.cost.value = heavy if cause == "cpu-transform" else light
+    torch.set_num_threads(THREADS if cause == "rank-pool" else 1)
+    print(f"cause: {cause}", flush=True)
+
+
+def measure(images: Tensor, _loss: Tensor) -> None:
+    """Compute statistics of a batch in Python, if that is the cause in force."""
+    if causes[now] == "single-thread":
+        for _ in range(round(TIMES * step_ms / 30)):
+            values = images[:8].flatten().tolist()
+            mean = sum(values) / len(values)
+            sum((value - mean) ** 2 for value in values)
+
+
+apply(causes[0])
+signal.signal(signal.SIGUSR1, next_cause)
+program.train(make_loader(data, batch, CPUS), Network(step_ms, batch), measure)

@@ -1,0 +1,49 @@
+"""One run of each program of causes/: tpmon says what is true of it, and accuses no healthy one.
+
+Five runs of each, idle and beside a busy core: ``make verdicts``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.programs.causes.running import CannotBeMadeError, diagnose, run_program
+from tests.programs.causes.table import ROWS, Row, find_row
+from tpmon.model.verdict import Kind
+
+pytestmark = [pytest.mark.torch]
+
+LOOK_S = 15.0
+FAST = (
+    "no_workers",
+    "cpu_transform",
+    "network_store",
+    "straggler",
+    "rank_pool",
+    "lock_hang",
+    "compute",
+    "light_workers",
+)
+"""Programs whose run is short enough for every ``make test``: four minutes hold eight of them."""
+
+
+@pytest.mark.parametrize("row", [find_row(name) for name in FAST], ids=FAST)
+def test_what_tpmon_says_of_a_program_is_true(row: Row) -> None:
+    try:
+        with run_program(row, 0, seconds=120) as running:
+            verdict = diagnose(running.pid, max(LOOK_S, row.watch_s))
+    except CannotBeMadeError as error:
+        pytest.skip(str(error))
+    assert row.accepts(verdict.kind, verdict.cause), verdict.document
+    if row.is_healthy:
+        assert not verdict.accuses
+
+
+def test_every_row_has_its_program_and_every_cause_of_the_loader_but_pin_has_a_row() -> None:
+    from tests.programs.causes.running import HERE
+    from tpmon.model.verdict import TABLE
+
+    assert [row.name for row in ROWS if not (HERE / f"{row.name}.py").is_file()] == []
+    loader = next(kind.causes for kind in TABLE if kind.kind is Kind.DATA_BOUND)
+    made = {row.label.cause for row in ROWS if row.label.kind is Kind.DATA_BOUND}
+    assert set(loader) - made == {"pin"}  # it needs a card

@@ -1,0 +1,138 @@
+"""Print whether tpmon says of each program what is true of it: idle, and beside a burning core.
+
+Each program runs with parameters drawn at random, tpmon attaches when it shows its cause, and what
+it says at the end of its time counts; a healthy one must not be accused at any second of a minute.
+``--remedies`` applies what tpmon advises and compares the gain with the ceiling that it stated.
+Run: ``make verdicts``; results are kept in a file, so that it goes on where it was ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+from tests.programs.causes.running import (
+    CannotBeMadeError,
+    Verdict,
+    burner,
+    diagnose,
+    run_program,
+    watch,
+)
+from tests.programs.causes.table import ROWS, Row, find_row
+from tests.verdicts.results import Gain, Result, append, read, write_confusion, write_gains, write_table
+
+HEALTHY_S = 60.0
+SETTLE_S = 3.0
+RATE_S = 20.0
+
+NUMBER_X = re.compile(r"(\d+(?:\.\d+)?)\s*x")
+
+
+def find_onset(row: Row, verdicts: list[Verdict]) -> float:
+    """Return from which second on every verdict was right; -1 when the last was not."""
+    onset = -1.0
+    for verdict in verdicts:
+        if row.accepts(verdict.kind, verdict.cause):
+            onset = verdict.after_s if onset < 0 else onset
+        else:
+            onset = -1.0
+    return onset
+
+
+def run_once(row: Row, seed: int, busy: bool) -> Result:
+    """Run a program, watch it, and say whether the verdict was right."""
+    try:
+        with run_program(row, seed) as running, burner(busy):
+            time.sleep(SETTLE_S if row.is_healthy else 0)
+            verdicts, notes = watch(running.pid, HEALTHY_S if row.is_healthy else row.watch_s)
+    except CannotBeMadeError as error:
+        return Result(row.name, seed, busy, "", "", False, -1.0, (), (), str(error))
+    last = verdicts[-1]
+    accused = tuple(str(verdict) for verdict in verdicts if verdict.accuses)
+    right = row.accepts(last.kind, last.cause) and not (row.is_healthy and accused)
+    if row.is_healthy and last.kind == "not-enough-evidence":
+        right = False
+    return Result(
+        row.name,
+        seed,
+        busy,
+        last.kind,
+        last.cause,
+        right,
+        round(find_onset(row, verdicts), 1) if right else -1.0,
+        accused,
+        tuple(sorted(notes)),
+        summary=str(last.document.get("summary", "")),
+    )
+
+
+def run_remedy(row: Row, seed: int) -> Gain:
+    """Measure a program as it is, ask tpmon for the ceiling, and measure it with the remedy."""
+    with run_program(row, seed) as running:
+        before = running.measure_rate(RATE_S)
+        verdict = diagnose(running.pid, row.watch_s)
+    ceiling = str(verdict.document.get("ceiling", ""))
+    number = NUMBER_X.search(ceiling)
+    with run_program(row, seed, "--fix") as running:
+        time.sleep(SETTLE_S)
+        after = running.measure_rate(RATE_S)
+    return Gain(row.name, seed, before, after, ceiling, float(number[1]) if number else 0.0)
+
+
+def run_all(rows: list[Row], options: argparse.Namespace) -> None:
+    """Run what is not in the results file yet, one program after the other, and tell each result."""
+    results, gains = read(options.results)
+    done = {(one.name, one.seed, one.busy) for one in results}
+    gained = {(one.name, one.seed) for one in gains}
+    for seed in range(options.seed, options.seed + options.runs):
+        for row in rows:
+            if options.remedies:
+                if row.remedy and (row.name, seed) not in gained:
+                    gain = run_remedy(row, seed)
+                    append(options.results, gain)
+                    print(f"{row.name} seed {seed}: {gain.ratio:.2f}x, stated: {gain.ceiling}", flush=True)
+                continue
+            for busy in {"idle": (False,), "busy": (True,), "both": (False, True)}[options.machine]:
+                if (row.name, seed, busy) in done:
+                    continue
+                result = run_once(row, seed, busy)
+                append(options.results, result)
+                where = "busy" if busy else "idle"
+                word = (
+                    "right" if result.right else f"skipped: {result.skipped}" if result.skipped else "WRONG"
+                )
+                extra = (
+                    f", accused: {sorted(set(result.accused))}" if row.is_healthy and result.accused else ""
+                )
+                print(f"{row.name} seed {seed} {where}: {word}: {result.said}{extra}", flush=True)
+
+
+def main() -> int:
+    """Run the matrix and print it; exit 1 when a verdict was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="names of programs, separated by commas")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each program, each with its own seed")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--machine", choices=("idle", "busy", "both"), default="both")
+    parser.add_argument("--remedies", action="store_true", help="apply the remedies instead")
+    parser.add_argument("--results", type=Path, default=Path("verdicts.jsonl"))
+    parser.add_argument("--table", action="store_true", help="only print what the file holds")
+    options = parser.parse_args()
+    rows = [find_row(name) for name in options.only.split(",")] if options.only else list(ROWS)
+    if not options.table:
+        run_all(rows, options)
+    results, gains = read(options.results)
+    results = [one for one in results if one.name in {row.name for row in rows}]
+    if results:
+        print("\n".join(["", *write_table(results), "", *write_confusion(results)]))
+    if gains:
+        print("\n".join(["", *write_gains(gains)]))
+    return int(any(not one.right for one in results if not one.skipped))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Print whether the share of data wait that tpmon measures holds the truth, and what looking cost.
+
+A program waits for data in a chosen share of its time and counts its waiting itself. tpmon follows
+it; in each window of 15 s the share that its rules work with, and its interval, are compared with
+the program's own figure. Run: ``make bench-share``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from tests.programs.causes.running import ROOT, TPMON, Running, TruthNow, run_program
+from tests.programs.causes.table import Label, Row
+from tests.verdicts.tracing import count_tracers
+from tpmon.judge.phases import read_phases
+from tpmon.judge.scene import see
+from tpmon.model.codec import decode
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known, known_or
+from tpmon.model.verdict import Kind
+
+ROW = Row("chosen_share", Label(Kind.DATA_BOUND))
+SETTLE_S = 15.0
+WINDOW_S = 15.0
+LONG_WINDOWS = 8
+"""Windows of the 120 s over which the plain error counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Hold one Frame and the program's own figures of the same moment."""
+
+    frame: Frame
+    truth: TruthNow
+
+
+@dataclass(frozen=True, slots=True)
+class WindowResult:
+    """Hold the truth and what tpmon measured in one window, in percent."""
+
+    truth: float
+    share: float
+    low: float
+    high: float
+    said: str
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether the interval holds the truth."""
+        return self.low <= self.truth <= self.high
+
+
+def truth_between(first: TruthNow, last: TruthNow) -> float:
+    """Return the share of waiting between two readings, in percent."""
+    return 100 * (last.waited_ns - first.waited_ns) / max(1, last.taken_ns - first.taken_ns)
+
+
+def compare(readings: list[Reading]) -> WindowResult | None:
+    """Measure one window as tpmon's rules do; None where it could not tell."""
+    frames = [reading.frame for reading in readings]
+    slices = [one for frame in frames[1:] for one in known_or(frame.stacks, ())]
+    scene = see(frames, read_phases(slices, frames[-1].taken_ns) if slices else {})
+    verdict = frames[-1].verdict
+    said = verdict.kind.value if is_known(verdict) else "not judged"
+    for rank in scene.ranks:
+        if is_known(rank.data_wait):
+            share = rank.data_wait.share
+            truth = truth_between(readings[0].truth, readings[-1].truth)
+            return WindowResult(truth, 100 * share.ratio, 100 * share.low, 100 * share.high, said)
+    return None
+
+
+def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], list[Reading], int]:
+    """Attach once and compare window by window; also return every reading and how often a tracer was seen."""
+    process = subprocess.Popen(
+        [*TPMON, "attach", str(running.pid), "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    results: list[WindowResult | None] = []
+    every: list[Reading] = []
+    traced = start = 0
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            every.append(Reading(decode(Frame, line), running.read_truth()))
+            traced += count_tracers(running.pid)
+            span_s = (every[-1].frame.taken_ns - every[start].frame.taken_ns) / 1e9
+            if span_s >= WINDOW_S:
+                results.append(compare(every[start:]))
+                start = len(every) - 1
+            if len(results) == windows:
+                break
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    return results, every, traced
+
+
+def print_share(share: float, windows: int, seed: int) -> None:
+    """Run the program with one share and print a line for each window and a summary."""
+    with run_program(ROW, seed, "--share", str(share / 100), seconds=windows * WINDOW_S + 120) as running:
+        time.sleep(SETTLE_S)
+        results, every, traced = follow(running, windows)
+    told = [one for one in results if one is not None]
+    for one in told:
+        mark = "" if one.holds else "  MISSED"
+        interval = f"{one.low:5.1f} to {one.high:5.1f}"
+        print(f"  truth {one.truth:5.1f} %  share {one.share:5.1f} %  interval {interval}  {one.said}{mark}")
+    costs = [reading.frame.self_.cpu_pct for reading in every]
+    cost = statistics.fmean(cost for cost in costs if is_known(cost))
+    paused_ms = every[-1].frame.self_.target_paused_ms
+    long = told[:LONG_WINDOWS]
+    gap = statistics.fmean(one.share for one in long) - statistics.fmean(one.truth for one in long)
+    held = sum(one.holds for one in told)
+    print(
+        f"wanted {share:.0f} %: over {len(long) * WINDOW_S:.0f} s error {gap:+.1f} points; "
+        f"interval holds the truth in {held} of {len(results)} windows; tpmon {cost:.1f} % of a core, "
+        f"paused the program {paused_ms:.0f} ms; tracers seen: {traced} in {len(every)} looks",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Print a block for each share."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shares", default="5,30,60,90", help="percent, separated by commas")
+    parser.add_argument("--windows", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for share in json.loads(f"[{options.shares}]"):
+        print_share(share, options.windows, options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Print how soon the verdict follows when a program changes its cause, and how steady it is meanwhile.
+
+The program changes at a signal. Each change must show within 20 s as one event; a minute of rest
+follows, in which the verdict must not move. ``--borderline`` watches a case near the threshold for
+five minutes instead. Run: ``make bench-switch``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+from tests.programs.causes.running import ROOT, TPMON, Running, read_verdict, run_program
+from tests.programs.causes.table import HEALTHY, Label, Row
+from tpmon.model.verdict import Kind
+
+SWITCHING = Row("switching", Label(Kind.BALANCED))
+BORDERLINE = Row("chosen_share", Label(Kind.DATA_BOUND))
+FOLLOW_S = 20.0
+REST_S = 40.0
+BORDERLINE_S = 300.0
+BORDERLINE_SHARE = 0.12
+"""Near the share from which waiting is called a cause."""
+LABELS = {
+    "healthy": HEALTHY,
+    "cpu-transform": (Label(Kind.DATA_BOUND, "cpu-transform"),),
+    "single-thread": (Label(Kind.PYTHON_BOUND, "single-thread"),),
+    "rank-pool": (Label(Kind.OVERSUBSCRIBED, "rank-pool"),),
+}
+
+
+@dataclass
+class Stream:
+    """Follow ``tpmon attach --json`` in a thread: verdicts and verdict events with their times."""
+
+    process: subprocess.Popen[str]
+    verdicts: list[tuple[float, str, str]] = field(default_factory=list)
+    events: list[tuple[float, str]] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Read until tpmon ends."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            now, frame = time.monotonic(), json.loads(line)
+            verdict = read_verdict(frame["verdict"], 0.0)
+            self.verdicts.append((now, verdict.kind, verdict.cause))
+            self.events += [(now, event["text"]) for event in frame["events"] if event["kind"] == "verdict"]
+
+
+def start_stream(running: Running) -> Stream:
+    """Attach to the program."""
+    process = subprocess.Popen(
+        [*TPMON, "attach", str(running.pid), "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    stream = Stream(process)
+    threading.Thread(target=stream.read, daemon=True).start()
+    return stream
+
+
+def print_switches(causes: list[str], seed: int) -> bool:
+    """Change from cause to cause and print a line for each; tell whether all was as it must be."""
+    fine = True
+    seconds = (len(causes) + 1) * (FOLLOW_S + REST_S) + 120
+    with run_program(SWITCHING, seed, "--causes", ",".join(causes), seconds=seconds) as running:
+        stream = start_stream(running)
+        try:
+            for place, cause in enumerate(causes):
+                changed = time.monotonic()
+                if place:
+                    os.kill(running.pid, signal.SIGUSR1)
+                time.sleep(FOLLOW_S + REST_S)
+                labels = LABELS[cause]
+                mine = [one for one in stream.verdicts if one[0] > changed]
+                first = next((at for at, *said in mine if any(label.fits(*said) for label in labels)), None)
+                events = [text for at, text in stream.events if at > changed]
+                last = " ".join(mine[-1][1:]) if mine else "nothing"
+                after = "never" if first is None else f"{first - changed:.1f} s"
+                fine = fine and first is not None and first - changed <= FOLLOW_S
+                fine = fine and (place == 0 or len(events) == 1)
+                print(
+                    f"{cause}: followed after {after}, {len(events)} events, then {last}: {events}",
+                    flush=True,
+                )
+        finally:
+            stream.process.kill()
+            stream.process.wait()
+    return fine
+
+
+def print_borderline(share: float, seed: int) -> bool:
+    """Watch a program near the threshold and print how often the verdict changed."""
+    with run_program(BORDERLINE, seed, "--share", str(share), seconds=BORDERLINE_S + 120) as running:
+        stream = start_stream(running)
+        time.sleep(BORDERLINE_S)
+        stream.process.kill()
+        stream.process.wait()
+    said = [" ".join(one[1:]) for one in stream.verdicts]
+    changes = sum(a != b for a, b in zip(said, said[1:], strict=False))
+    print(f"borderline {share:.0%}: {changes} changes in {len(said)} readings: {sorted(set(said))}")
+    for _, text in stream.events:
+        print(f"  {text}")
+    return True
+
+
+def main() -> int:
+    """Run the switches, or the borderline case; exit 1 when a verdict followed late or more than once."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--causes", default="healthy,cpu-transform,healthy,single-thread,healthy,rank-pool")
+    parser.add_argument("--borderline", action="store_true")
+    parser.add_argument("--share", type=float, default=BORDERLINE_SHARE)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.borderline:
+        return int(not print_borderline(options.share, options.seed))
+    return int(not print_switches(options.causes.split(","), options.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

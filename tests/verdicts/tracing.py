@@ -1,0 +1,18 @@
+"""See whether anything traces a process: a tracer stops it, which tpmon must not do."""
+
+from __future__ import annotations
+
+from tpmon.probe.job import find_descendants
+from tpmon.probe.procread import read_table
+
+
+def count_tracers(pid: int) -> int:
+    """Return how many processes of the job have a tracer right now."""
+    traced = 0
+    for one in [pid, *find_descendants(pid, read_table())]:
+        try:
+            with open(f"/proc/{one}/status") as file:
+                traced += any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)
+        except OSError:  # it ended meanwhile
+            continue
+    return traced
