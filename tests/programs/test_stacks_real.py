@@ -1,0 +1,155 @@
+"""Stack slices of a real training: they tell how long it waits for data, and leave no trace on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from bisect import bisect_right
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.programs.chaos_watch import ask_once, watch
+from tests.programs.conftest import run_program, wait_until
+from tests.programs.test_harmless import sampling
+from tests.unit.test_stacks import may_sample, spies_of
+from tpmon.model.known import is_known
+from tpmon.model.process import Identity
+from tpmon.model.stacks import StackCount, StackSlice
+from tpmon.probe.main_threads import MainThreadProbe
+from tpmon.probe.procread import read_stat, read_table
+from tpmon.probe.stack_plan import Subject
+from tpmon.probe.stacks import StackSampler
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+TRAIN = (sys.executable, "stack_train.py", "--ready", "{ready}")
+WATCHED_S = 22.0
+ERROR_POINTS = 5.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sampling_works() -> None:
+    if reason := may_sample():
+        pytest.skip(reason)
+
+
+class Truth:
+    """Hold how long the program had waited for data at each moment."""
+
+    def __init__(self, log: Path) -> None:
+        lines = [line.split() for line in log.read_text().splitlines()[:-1]]
+        self._times = [int(line[0]) for line in lines]
+        self._waited = [float(line[1]) for line in lines]
+        assert self._times == sorted(self._times)
+        assert all(one <= other for one, other in pairwise(self._waited))
+
+    def waited_s(self, moment_ns: int) -> float:
+        """Return the seconds waited up to a moment between two lines."""
+        after = bisect_right(self._times, moment_ns)
+        assert 0 < after < len(self._times), "the moment is outside the log"
+        begin, end = self._times[after - 1], self._times[after]
+        part = (moment_ns - begin) / (end - begin)
+        return self._waited[after - 1] + part * (self._waited[after] - self._waited[after - 1])
+
+    def wait_pct(self, slices: list[StackSlice]) -> float:
+        """Return the share of the slices' own time in which the program waited."""
+        waited = seconds = 0.0
+        for one in slices:
+            begin_ns = one.ended_ns - round(one.seconds * 1e9)
+            waited += self.waited_s(one.ended_ns) - self.waited_s(begin_ns)
+            seconds += one.seconds
+        return 100 * waited / seconds
+
+
+def is_data_wait(stack: StackCount) -> bool:
+    return any(frame.file.endswith("utils/data/dataloader.py") for frame in stack.frames)
+
+
+@pytest.mark.parametrize(("fetch_s", "rounds"), [(0.3, 1), (0.0, 40)], ids=["data-bound", "compute-bound"])
+def test_slices_tell_the_share_of_data_wait_and_nobody_ever_traces(tmp_path, fetch_s, rounds):
+    pace = ("--fetch", str(fetch_s), "--rounds", str(rounds))
+    with run_program((*TRAIN, *pace), tmp_path, 1) as program:
+        (pid,) = program.trainers
+        workers = [one.pid for one in read_table().values() if one.parent == pid]
+        assert len(workers) == 1
+        identity = Identity(pid, read_stat(pid).start_ticks)
+        sampler, looks = StackSampler(), MainThreadProbe()
+        slices: list[StackSlice] = []
+        found = {"looks": 0, "batch_wait": 0}
+        sampler.watch([Subject(identity, 0)])
+        looks.watch([(identity, 0)])
+        with sampling([pid, *workers]) as tracers:
+            sampler.start()
+            looks.start()
+            end = time.monotonic() + WATCHED_S
+            while time.monotonic() < end:
+                time.sleep(0.2)
+                taken, looked = sampler.take(), looks.take()
+                assert is_known(taken), taken
+                slices += [one for one in taken if one.seconds]
+                for sample in looked if is_known(looked) else ():
+                    found["looks"] += sample.looks
+                    found["batch_wait"] += sample.batch_wait
+            sampler.stop()
+            looks.stop()
+        assert wait_until(lambda: spies_of(program.pid) == [])
+        time.sleep(0.5)
+        truth = Truth(tmp_path / "truth")
+    assert sum(one.seconds for one in slices) > 10
+    samples = sum(one.samples for one in slices)
+    assert samples > 100
+    waits = sum(
+        stack.samples for one in slices for stack in one.stacks if stack.tid == pid and is_data_wait(stack)
+    )
+    assert 100 * waits / samples == pytest.approx(truth.wait_pct(slices), abs=ERROR_POINTS)
+    # The looks, by the system call alone, see the same.
+    assert found["looks"] > 100
+    assert 100 * found["batch_wait"] / found["looks"] == pytest.approx(
+        truth.wait_pct(slices), abs=2 * ERROR_POINTS
+    )
+    assert set(tracers.tracers) == {"0"}
+    assert set(tracers.states) <= {"R", "S", "D"}
+    assert min(tracers.looks.values()) > 100
+
+
+def test_a_single_reading_knows_where_the_main_thread_is(tmp_path):
+    with run_program(TRAIN, tmp_path, 1) as program:
+        (pid,) = program.trainers
+        (frame,) = ask_once([pid])
+        (dump,) = [one for one in frame["stacks"] if one["samples"] == 1]
+        main = next(stack for stack in dump["stacks"] if stack["tid"] == pid)
+        assert main["frames"][0]["function"] == "<module>"
+        assert main["frames"][0]["file"].endswith("stack_train.py")
+        assert frame["ages_s"]["stacks"] < 2
+        assert frame["sources"]["stacks"].startswith("py-spy")
+        assert frame["self"]["target_paused_ms"] == 0
+        (looks,) = frame["main_threads"]
+        assert looks["pid"] == pid
+        assert looks["looks"] > 2
+
+
+def test_tpmon_counts_what_py_spy_costs_and_ends_with_it(tmp_path):
+    with run_program(TRAIN, tmp_path, 1) as program:
+        with watch(program.trainers[0]) as tpmon:
+            tpmon.wait_for(lambda frame: frame["self"]["children_rss_bytes"] > 0)
+            assert wait_until(lambda: len(spies_of(tpmon.pid)) == 1)
+            spies = spies_of(tpmon.pid)
+            assert tpmon.interrupt() == (130, "")
+        assert wait_until(
+            lambda: not {one.pid for one in read_table().values() if one.state != "Z"} & set(spies), 5
+        )
+
+
+def test_without_stacks_no_py_spy_is_started(tmp_path):
+    with run_program(TRAIN, tmp_path, 1) as program, watch(program.trainers[0], "--no-stacks") as tpmon:
+        off = {"missing": "stacks are off (--no-stacks)"}
+        frame = tpmon.wait_for(lambda frame: isinstance(frame["main_threads"], list))
+        assert frame["stacks"] == frame["ages_s"]["stacks"] == off
+        assert frame["sources"]["stacks"] == off["missing"]
+        assert spies_of(tpmon.pid) == []
