@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.frames import NOW, make_ages, make_cpu, make_event, make_evidence, make_finding, make_output
+from tests.frames import (
+    NOW,
+    make_ages,
+    make_cpu,
+    make_event,
+    make_evidence,
+    make_finding,
+    make_loader,
+    make_output,
+)
 from tests.goldens.gpu_node import eight_gpus
 from tests.goldens.small_jobs import two_ranks, with_facts
 from tpmon.model.frame import Event, EventKind, Frame
@@ -37,7 +46,7 @@ def data_bound() -> Frame:
             make_evidence(
                 "waiting for a batch", value=58.0, source="stacks of 2 ranks, 310 samples", age_s=0.8
             ),
-            make_evidence("no batch ready", value=82.0, source="loader pipes, 200 looks"),
+            make_evidence("queue empty", value=82.0, source="loader pipes, 200 looks"),
             make_evidence(
                 "workers in transforms",
                 value=Missing(""),
@@ -48,7 +57,7 @@ def data_bound() -> Frame:
             make_evidence("CPUs used", value=1.94, unit="CPUs", source="/proc stat"),
             make_evidence("runnable", value=2.2, unit="threads", source="/proc schedstat"),
         ),
-        against=(make_evidence("batches ready", value=3.0, unit="batches", source="loader pipes"),),
+        against=(make_evidence("workers without work", value=4.0, source="wchan"),),
         ruled_out=(
             "CPU quota (0 % of periods throttled)",
             "thread pools (0.0x the budget, waiting 14 %)",
@@ -63,6 +72,10 @@ def data_bound() -> Frame:
         plain,
         ranks=rows,
         ages_s=make_ages(stacks=0.8),
+        loader=(
+            make_loader(4211, ready_batches=0.2, empty_ratio=0.82),
+            make_loader(4212, rank=1, ready_batches=0.3, empty_ratio=0.74),
+        ),
         verdict=finding,
         notes=("workers-beyond-budget: 4 workers want 3.6 CPUs; more will not help",),
     )

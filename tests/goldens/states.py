@@ -61,6 +61,7 @@ def shape_history(frame: Frame) -> tuple[Pulse, ...]:
             pulse,
             used_cores=_scale(pulse.used_cores, wave(second)),
             runnable=_scale(pulse.runnable, wave(second)),
+            empty_ratio=_scale(pulse.empty_ratio, wave(second)),
             run_delay_ratio=_scale(pulse.run_delay_ratio, wave(second)),
             gpu_pct=tuple(_scale(one, wave(second)) for one in pulse.gpu_pct),
         )

@@ -23,6 +23,7 @@ from tests.frames import make_view as make_any_view
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import TABLE, Confidence, Kind, SinceIs
+from tpmon.model.window import pulse_of
 from tpmon.ui.evidence import fit_widths, paint_evidence
 from tpmon.ui.paint_verdict import kind_ink, paint_headline, paint_verdict, share_lines
 from tpmon.ui.paint_verdict_full import paint_verdict_in_full
@@ -241,3 +242,17 @@ def test_the_full_verdict_names_the_verdicts_before_it():
         assert "power-limited" in text
         assert text.index("03:06:01 verdict: hung") < text.index("03:02:41 verdict: balanced")
         assert "rank 1" not in text.partition("verdicts so far")[2]
+
+
+def test_the_history_of_a_share_is_drawn_to_the_whole():
+    frame = make_frame()
+    used = pulse_of(frame).memory_bytes
+    row = make_evidence("used of the limit", value=25.0, unit="%")
+    pulses = tuple(
+        replace(p, memory_bytes=used // 2 if n < 15 else used) for n, p in enumerate(make_pulses(frame, 20))
+    )
+    view = make_any_view(frame, pulses=pulses)
+    line = texts_of([paint_evidence(view, row, "+", fit_widths((row,), 120), 120)])[0]
+    assert "▂" in line
+    assert "▃" in line
+    assert not set("▄▅▆▇█") & set(line)

@@ -26,6 +26,8 @@ class Pulse:
     shm_ratio: Known[float]
     device_read_bytes_s: Known[float]
     ready_batches: Known[float]
+    empty_ratio: Known[float]
+    """Of the loader queue that was found empty most often."""
     gpu_pct: tuple[Known[float], ...]
     """Per card of the Frame, in its order."""
 
@@ -34,6 +36,7 @@ def pulse_of(frame: Frame) -> Pulse:
     """Reduce a Frame to its Pulse."""
     shm = frame.memory.shm
     ready = [sample.ready_batches for sample in frame.loader if is_known(sample.ready_batches)]
+    empty = [sample.empty_ratio for sample in frame.loader if is_known(sample.empty_ratio)]
     cards: tuple[GpuSample, ...] = frame.gpus if is_known(frame.gpus) else ()
     reads = [p.device_read_bytes_s for p in frame.processes if is_known(p.device_read_bytes_s)]
     used = frame.memory.used_bytes
@@ -48,6 +51,7 @@ def pulse_of(frame: Frame) -> Pulse:
         else Missing("no /dev/shm"),
         device_read_bytes_s=sum(reads) if reads else Missing("no process tells what it reads"),
         ready_batches=min(ready) if ready else Missing("no batch seen in a loader pipe"),
+        empty_ratio=max(empty) if empty else Missing("no loader queue seen"),
         gpu_pct=tuple(card.sm_pct for card in cards),
     )
 

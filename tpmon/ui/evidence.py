@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict import Evidence
 from tpmon.model.verdict_words import say_value
@@ -54,22 +54,29 @@ def _shm(pulse: Pulse) -> Known[float]:
     return pulse.shm_ratio
 
 
-def _disk(pulse: Pulse) -> Known[float]:
-    return pulse.device_read_bytes_s
+def _empty(pulse: Pulse) -> Known[float]:
+    return pulse.empty_ratio
+
+
+def _gpu_idle(pulse: Pulse) -> Known[float]:
+    return map_known(lambda busy: 100.0 - busy, _gpu(pulse))
 
 
 SERIES: Mapping[str, tuple[Read, float]] = {
     "CPUs used": (_used, 0.0),
     "GPU busy": (_gpu, 100.0),
+    "GPU idle": (_gpu_idle, 100.0),
     "batches ready": (_ready, 0.0),
-    "memory": (_memory, 0.0),
-    "memory used": (_memory, 0.0),
-    "read from disks": (_disk, 0.0),
+    "queue empty": (_empty, 1.0),
     "runnable": (_runnable, 0.0),
-    "shared memory": (_shm, 1.0),
+    "used of it": (_shm, 1.0),
+    "used of the limit": (_memory, 0.0),
     "waiting for a CPU": (_waiting, 1.0),
 }
-"""The names of evidence whose history the Pulses hold: what to read, and the top (0: the highest seen)."""
+"""The names of evidence whose history the Pulses hold: what to read, and the top.
+
+A top of 0 stands for the highest value seen or, of a share, for the whole of it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +105,14 @@ def _draw(view: ViewState, row: Evidence, cells: int) -> str:
         return " " * cells
     read, top = series
     values = [mean_of([read(pulse) for pulse in group]) for group in thin(view.pulses, cells)]
-    highest = max((value for value in values if is_known(value)), default=0.0)
-    return spark(values, cells, top or highest)
+    return spark(values, cells, top or _top_of(row, values))
+
+
+def _top_of(row: Evidence, values: Sequence[Known[float]]) -> float:
+    known = [value for value in values if is_known(value)]
+    if row.unit == "%" and known and is_known(row.value) and row.value > 0:
+        return known[-1] * 100 / row.value
+    return max(known, default=0.0)
 
 
 def say_age(view: ViewState, row: Evidence) -> str:
