@@ -1,0 +1,127 @@
+"""Train on a GPU in one of three ways that readings are easily misread: see ``WAYS``.
+
+Prints "ready" when the steps are steady. Run: python tests/gpu/gpu_train.py WAY [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import signal
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+STEP_S = 0.020
+"""GPU work of one step."""
+LOADER_S = 0.012
+"""What one batch takes the loader; less than the GPU, so it costs nothing."""
+RESERVED_RATIO = 0.97
+LAYERS = 100
+MOST_SECONDS = 180
+
+
+class Slow(Dataset):
+    """Make a small batch in ``LOADER_S``."""
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(LOADER_S)
+        return torch.full((64,), float(index % 100))
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device is done; a CPU always is."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure_s(work: Callable[[], object], device: torch.device) -> float:
+    """Return what one call of ``work`` takes the device, seconds."""
+    for _ in range(5):
+        work()
+    wait_for(device)
+    begun = time.perf_counter()
+    for _ in range(10):
+        work()
+    wait_for(device)
+    return (time.perf_counter() - begun) / 10
+
+
+def queue_work(device: torch.device) -> None:
+    """Queue 20 ms of matrix products a step and wait 12 ms for each batch: the GPU never waits."""
+    size = 4096 if device.type == "cuda" else 256
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    count = max(1, round(STEP_S / measure_s(lambda: left @ right, device)))
+    batches = DataLoader(Slow(), batch_size=None, num_workers=1, prefetch_factor=2)
+    for step, batch in enumerate(batches):
+        shift = batch.to(device, non_blocking=True)[0]
+        for _ in range(count):
+            product = left @ right
+        product.add_(shift)
+        if step == 20:
+            print("ready", flush=True)
+
+
+def fill_memory(device: torch.device) -> None:
+    """Reserve 97 % of the card in the caching allocator, then train inside of it."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        held = torch.empty(int(free - (1 - RESERVED_RATIO) * total), dtype=torch.uint8, device=device)
+        del held
+    size = 2048 if device.type == "cuda" else 128
+    model = nn.Sequential(*(nn.Linear(size, size) for _ in range(8))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    batch = torch.randn(8 * size, size, device=device)
+    step = 0
+    while True:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        step += 1
+        if step == 20:
+            retries = torch.cuda.memory_stats()["num_alloc_retries"] if device.type == "cuda" else 0
+            print("ready" if retries == 0 else f"{retries} retries", flush=True)
+
+
+def launch_tiny_kernels(device: torch.device) -> None:
+    """Launch some ten thousand kernels a second, each far too small for the card."""
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(16, 16), nn.ReLU())]
+    model = nn.Sequential(*layers).to(device)
+    batch = torch.randn(4, 16, device=device)
+    step = 0
+    with torch.no_grad():
+        while True:
+            model(batch)
+            step += 1
+            if step == 20:
+                print("ready", flush=True)
+
+
+WAYS: dict[str, Callable[[torch.device], None]] = {
+    "queue-work": queue_work,
+    "fill-memory": fill_memory,
+    "tiny-kernels": launch_tiny_kernels,
+}
+
+
+def main() -> None:
+    """Run one way until killed, at most three minutes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", choices=sorted(WAYS))
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    signal.alarm(MOST_SECONDS)
+    torch.set_num_threads(1)
+    WAYS[options.way](torch.device(options.device))
+
+
+if __name__ == "__main__":
+    main()
