@@ -18,6 +18,7 @@ import pytest
 
 from tests.children import child
 from tpmon.model.known import Missing, is_known
+from tpmon.probe import loader as loader_module
 from tpmon.probe.loader import BIRTH_SPAN_NS, LOOK_SPAN_NS, LoaderProbe, LoaderRank, LoaderWorker
 from tpmon.probe.queues import (
     PipeEnds,
@@ -440,3 +441,33 @@ def test_flags_of_fdinfo_are_octal():
     raw = b"pos:\t0\nflags:\t02004001\nmnt_id:\t15\nino:\t34999\n"
     assert parse_flags(raw) == os.O_CLOEXEC | os.O_NONBLOCK | os.O_WRONLY
     assert parse_flags(b"pos:\t0\n") == 0
+
+
+def test_many_work_queues_have_turns_and_the_data_queues_have_none(monkeypatch):
+    """128 workers at two looks a second would cost 4 ms of CPU; none is left out for long."""
+    looked: list[int] = []
+    monkeypatch.setattr(
+        loader_module, "read_pending", lambda pid, pipe, proc: looked.append(pipe.read_fd) or pipe.read_fd
+    )
+    workers = tuple(LoaderWorker(number, 100 + number, 1) for number in range(60))
+    pipes = {1000 + fd: PipeEnds(1000 + fd, fd, fd + 1) for fd in range(3, 3 + 2 * 61, 2)}
+    order = sorted(pipes.values(), key=lambda pipe: pipe.read_fd)
+    monkeypatch.setattr(loader_module, "read_queue_pipes", lambda pid, proc: pipes)
+    monkeypatch.setattr(
+        loader_module, "read_pipes", lambda pid, proc: {one.inode: one for one in order[: pid - 100 + 2]}
+    )
+    monkeypatch.setattr(loader_module, "read_message_bytes", lambda pid, pipe, proc: 3)
+    probe = LoaderProbe()
+    probe.watch((LoaderRank(0, 99, workers, False),), SECOND)
+    probe.look(SECOND)
+    assert sorted(looked) == [pipe.read_fd for pipe in order], "the first look sees all"
+    turns = []
+    for place in range(3):
+        looked.clear()
+        probe.look(SECOND * (place + 2))
+        assert looked.count(3) == 1, "the data queue"
+        turns.append({fd for fd in looked if fd != 3})
+    assert [len(turn) for turn in turns] == [20, 20, 20]
+    assert set().union(*turns) == {pipe.read_fd for pipe in order[1:]}
+    (sample,) = probe.latest()
+    assert [queue.pending_bytes for queue in sample.queues] == [pipe.read_fd for pipe in order[1:]]

@@ -9,10 +9,11 @@ from datetime import datetime
 from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample, OutputSample, Pool
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.probe.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host import HostReading
+from tpmon.probe.loader import LoaderRank, LoaderWorker
 from tpmon.probe.memory import Pss
 from tpmon.probe.population import Reading
 
@@ -198,6 +199,27 @@ def make_rank_rows(
 def has_pin_thread(process: ProcessSample) -> bool:
     """Tell whether a rank runs a pin-memory thread."""
     return any(group.kind is ThreadKind.PIN for group in process.thread_groups)
+
+
+def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, ...]:
+    """Return the ranks with their workers, oldest worker first, as ``LoaderProbe`` wants them."""
+    workers: dict[int, list[ProcessSample]] = {}
+    for process in processes:
+        if process.role is Role.WORKER and is_known(process.rank_pid):
+            workers.setdefault(process.rank_pid, []).append(process)
+    return tuple(
+        LoaderRank(
+            rank=process.rank,
+            pid=process.pid,
+            workers=tuple(
+                LoaderWorker(known_or(one.worker, -1), one.pid, one.start_ticks)
+                for one in sorted(workers.get(process.pid, []), key=lambda w: (w.start_ticks, w.pid))
+            ),
+            pin_thread=has_pin_thread(process),
+        )
+        for process in processes
+        if process.role is Role.RANK
+    )
 
 
 def age_output(output: OutputSample, taken: datetime) -> OutputSample:

@@ -22,7 +22,7 @@ from tpmon.model.frame import (
     TargetState,
 )
 from tpmon.model.host import MemorySample, NetworkSample, OutputSample, ShmSample
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role, Setting
 from tpmon.model.units import clean_text
 from tpmon.probe.assemble import (
@@ -31,6 +31,7 @@ from tpmon.probe.assemble import (
     age_output,
     find_pool,
     has_pin_thread,
+    list_loader_ranks,
     make_cpu,
     make_process,
     make_rank_rows,
@@ -43,8 +44,8 @@ from tpmon.probe.changes import Changes
 from tpmon.probe.events import EventTeller, describe_attach
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
-from tpmon.probe.job import Job
-from tpmon.probe.loader import LoaderProbe, LoaderRank, LoaderWorker
+from tpmon.probe.job import Job, Member
+from tpmon.probe.loader import LoaderProbe, LoaderRank
 from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.members import Membership
 from tpmon.probe.memory import Growth, PssRation
@@ -96,6 +97,9 @@ class Collector:
         self._cost = OwnCostMeter()
         self._cgroups = CgroupReader(self._rank_pids())
         self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
+        self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
+        self._loader_ranks: tuple[LoaderRank, ...] = ()
+        self._named: tuple[tuple[Identity, Applicable[int]], ...] = ()
         self._libraries: dict[Identity, tuple[Known[str], int]] = {}
         self._sockets = SocketReader()
         self._log = OutputReader()
@@ -240,27 +244,18 @@ class Collector:
         )
 
     def _watch(self, processes: Sequence[ProcessSample], now_ns: int) -> None:
-        workers: dict[int, list[ProcessSample]] = {}
-        for process in processes:
-            if process.role is Role.WORKER and is_known(process.rank_pid):
-                workers.setdefault(process.rank_pid, []).append(process)
-        ranks = tuple(
-            LoaderRank(
-                rank=process.rank,
-                pid=process.pid,
-                workers=tuple(
-                    LoaderWorker(known_or(one.worker, -1), one.pid, one.start_ticks)
-                    for one in sorted(workers.get(process.pid, []), key=lambda w: (w.start_ticks, w.pid))
-                ),
-                pin_thread=has_pin_thread(process),
+        pins = tuple(has_pin_thread(process) for process in processes if process.role is Role.RANK)
+        # The members are one and the same tuple until one of them comes, goes or changes.
+        told = (self._membership.members, len(processes), pins)
+        if self._watched is None or self._watched[0] is not told[0] or self._watched[1:] != told[1:]:
+            self._watched = told
+            self._loader_ranks = list_loader_ranks(processes)
+            self._named = tuple(
+                (Identity(p.pid, p.start_ticks), p.rank) for p in processes if p.role is Role.RANK
             )
-            for process in processes
-            if process.role is Role.RANK
-        )
-        self._loader.watch(ranks, now_ns)
-        named = tuple((Identity(p.pid, p.start_ticks), p.rank) for p in processes if p.role is Role.RANK)
-        self._main_threads.watch(named, halved=self._cost.shedding)
-        self._stacks.watch((Subject(*one) for one in named), halved=self._cost.shedding)
+        self._loader.watch(self._loader_ranks, now_ns)
+        self._main_threads.watch(self._named, halved=self._cost.shedding)
+        self._stacks.watch((Subject(*one) for one in self._named), halved=self._cost.shedding)
         self._pss.watch({Identity(one.pid, one.start_ticks): one.rss_bytes for one in processes})
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:

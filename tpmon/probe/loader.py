@@ -28,6 +28,11 @@ LOOK_EVERY_S = 0.5
 LOOK_SPAN_NS = 10_000_000_000
 RETRY_NS = 10_000_000_000
 BIRTH_SPAN_NS = 60_000_000_000
+INDEX_LOOKS = 24
+"""Work queues read at one look, 15 us each; where there are more, each has its turn. Those of 128
+workers are at most 3 s old; data queues, from which "empty" is told, are read at every look."""
+MESSAGE_EVERY_NS = 5_000_000_000
+"""How often the size of a batch is read again: it takes twice as long as a look, and seldom changes."""
 _WAITING = Missing("not looked at yet")
 
 
@@ -59,6 +64,7 @@ class _Loader:
         self.looks: deque[tuple[int, int]] = deque()
         self.ready: Known[int] = _WAITING
         self.message_bytes: Known[int] = Missing("no whole batch seen in the data pipe yet")
+        self.message_ns = -MESSAGE_EVERY_NS
         self.index: tuple[Known[PipeEnds], ...] = ()
         self.pending: tuple[Known[int], ...] = ()
 
@@ -74,6 +80,11 @@ class _RankQueues:
         self.births: deque[int] = deque()
         self.known: set[tuple[int, int]] = set()
 
+    def forget_births(self, now_ns: int) -> None:
+        """Keep the births of the last minute."""
+        while self.births and now_ns - self.births[0] > BIRTH_SPAN_NS:
+            self.births.popleft()
+
 
 class LoaderProbe:
     """Look at the queues of every rank twice a second in a daemon thread of its own."""
@@ -84,6 +95,7 @@ class LoaderProbe:
         self._ranks: tuple[LoaderRank, ...] = ()
         self._queues: dict[int, _RankQueues] = {}
         self._lock = threading.Lock()
+        self._turn = self._turns = self._place = 0
         self._source = Background("loader", lambda: self.look(time.monotonic_ns()), LOOK_EVERY_S)
 
     def start(self) -> None:
@@ -97,6 +109,10 @@ class LoaderProbe:
     def watch(self, ranks: tuple[LoaderRank, ...], now_ns: int) -> None:
         """Name the ranks that have workers; counts the births of workers on the way."""
         with self._lock:
+            if ranks == self._ranks:
+                for queues in self._queues.values():
+                    queues.forget_births(now_ns)
+                return
             self._ranks = ranks
             for pid in self._queues.keys() - {rank.pid for rank in ranks}:
                 del self._queues[pid]
@@ -108,8 +124,7 @@ class LoaderProbe:
                 queues.known = identities
                 if not first:
                     queues.births.extend(now_ns for _ in born)
-                while queues.births and now_ns - queues.births[0] > BIRTH_SPAN_NS:
-                    queues.births.popleft()
+                queues.forget_births(now_ns)
 
     def latest(self) -> tuple[LoaderSample, ...]:
         """Return one sample for each loader of each rank that has workers, the rank's oldest first."""
@@ -122,7 +137,10 @@ class LoaderProbe:
             )
 
     def look(self, now_ns: int) -> None:
-        """Look at every queue once."""
+        """Look at every data queue once, and at the work queues whose turn it is."""
+        self._turn += 1
+        self._place = 0
+        self._turns = -(-sum(len(rank.workers) for rank in self._ranks) // INDEX_LOOKS)
         for rank in self._ranks:
             queues = self._queues.get(rank.pid)
             if queues is not None and rank.workers:
@@ -145,11 +163,11 @@ class LoaderProbe:
     def _look_into(self, pid: int, loader: _Loader, now_ns: int) -> None:
         data = loader.data
         ready = read_pending(pid, data, self._proc) if is_known(data) else data
-        pending = tuple(
-            read_pending(pid, pipe, self._proc) if is_known(pipe) else pipe for pipe in loader.index
-        )
+        pending = self._look_for_work(pid, loader)
         message = loader.message_bytes
-        if is_known(data) and is_known(ready) and ready > 0:
+        due = not is_known(message) or now_ns - loader.message_ns >= MESSAGE_EVERY_NS
+        if due and is_known(data) and is_known(ready) and ready > 0:
+            loader.message_ns = now_ns
             seen = read_message_bytes(pid, data, self._proc)
             # A look between a reader's two reads finds no header at the head.
             if not is_known(seen) or 4 < seen <= ready:
@@ -160,6 +178,21 @@ class LoaderProbe:
                 loader.looks.append((now_ns, ready))
             while loader.looks and now_ns - loader.looks[0][0] > LOOK_SPAN_NS:
                 loader.looks.popleft()
+
+    def _look_for_work(self, pid: int, loader: _Loader) -> tuple[Known[int], ...]:
+        """Read the work queues whose turn it is; the others keep what was last read of them."""
+        before = loader.pending if len(loader.pending) == len(loader.index) else ()
+        pending: list[Known[int]] = []
+        for number, pipe in enumerate(loader.index):
+            self._place += 1
+            its_turn = self._turns <= 1 or (self._place + self._turn) % self._turns == 0
+            if not is_known(pipe):
+                pending.append(pipe)
+            elif before and not its_turn:
+                pending.append(before[number])
+            else:
+                pending.append(read_pending(pid, pipe, self._proc))
+        return tuple(pending)
 
     def _map(self, rank: LoaderRank, before: Sequence[_Loader]) -> tuple[_Loader, ...]:
         """Find the loaders of a rank; one whose data queue was known before goes on as it was."""
@@ -199,21 +232,21 @@ class LoaderProbe:
         elif is_known(loader.message_bytes):
             batches = ready / loader.message_bytes
         looks = len(loader.looks)
-        pending = dict(zip(loader.workers, loader.pending, strict=False))
-        alive = set(rank.workers)
-        workers = [worker for worker in loader.workers if worker in alive]
+        pending = loader.pending or (_WAITING,) * len(loader.workers)
+        seen = list(zip(loader.workers, pending, strict=False))
+        if loader.workers != rank.workers:
+            alive = set(rank.workers)
+            seen = [one for one in seen if one[0] in alive]
         return LoaderSample(
             rank=rank.rank,
             pid=rank.pid,
             loader=number,
-            workers=len(workers),
+            workers=len(seen),
             ready_batches=batches,
             ready_bytes=ready,
             empty_ratio=sum(ready == 0 for _, ready in loader.looks) / looks if looks else _WAITING,
             looks=looks,
-            queues=tuple(
-                WorkerQueue(worker.number, worker.pid, pending.get(worker, _WAITING)) for worker in workers
-            ),
+            queues=tuple(WorkerQueue(worker.number, worker.pid, waiting) for worker, waiting in seen),
             births=len(queues.births),
             pin_thread=rank.pin_thread,
         )
@@ -224,6 +257,8 @@ def _living(queues: _RankQueues, rank: LoaderRank) -> list[_Loader]:
 
     Whose a worker is that was born since the last look is told by the next one, half a second later.
     """
+    if len(queues.loaders) == 1 and queues.loaders[0].workers == rank.workers:
+        return list(queues.loaders)
     living = [loader for loader in queues.loaders if not set(rank.workers).isdisjoint(loader.workers)]
     if living:
         return living
