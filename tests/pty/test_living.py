@@ -143,8 +143,8 @@ def test_a_slow_terminal_gets_fewer_pictures_and_the_last_one(open_terminal):
 
 
 def test_no_colour_leaves_no_colour(open_terminal):
-    terminal = open_terminal("--gpus", "2", NO_COLOR="1", COLORTERM="truecolor")
-    terminal.until("second 0")
+    terminal = open_terminal("--gpus", "2", "--judged", NO_COLOR="1", COLORTERM="truecolor")
+    terminal.until("! DATA-BOUND")
     terminal.press("j")
     terminal.until("> ")
     terminal.press("q")
@@ -153,8 +153,8 @@ def test_no_colour_leaves_no_colour(open_terminal):
 
 
 def test_colours_are_those_of_the_terminal(open_terminal):
-    terminal = open_terminal("--gpus", "2", COLORTERM="truecolor")
-    terminal.until("second 0")
+    terminal = open_terminal("--gpus", "2", "--judged", COLORTERM="truecolor")
+    terminal.until("! DATA-BOUND")
     terminal.press("q")
     assert terminal.end() == 0
     assert styles(terminal.raw) - {0, 1, 2, 7}
@@ -176,8 +176,8 @@ def test_a_terminal_without_a_size_gets_the_usual_one(open_terminal):
 
 
 def test_ascii_writes_no_other_glyph(open_terminal):
-    terminal = open_terminal("--ascii", "--gpus", "2")
-    terminal.until("second 0")
+    terminal = open_terminal("--ascii", "--gpus", "2", "--judged")
+    terminal.until("! DATA-BOUND")
     terminal.press("q")
     assert terminal.end() == 0
     assert terminal.raw.isascii()
@@ -221,19 +221,22 @@ def test_a_40_column_pane_of_tmux(tmux, state):
         "40",
         "-y",
         "50",
-        f"exec {sys.executable} -m tests.pty.screen_program",
+        f"exec {sys.executable} -m tests.pty.screen_program --judged",
     )
-    text = until(lambda text: "second" in text)
+    text = until(lambda text: "! DATA-BOUND  cpu-transform" in text)
     assert all(len(line) <= 40 for line in text.splitlines())
     assert "train.py" in text or "4211" in text
+    words = " ".join(text.split())
+    assert "confidence high since 03:02 (" in words
+    assert "Try: raise num_workers from 4 to 8: num_workers=8," in words
     run("send-keys", "-t", "tpmon", "?")
-    until(lambda text: "keys that work now" in text)
+    until(lambda text: "freeze the picture" in text)
     run("send-keys", "-t", "tpmon", "Escape")
-    until(lambda text: "keys that work now" not in text)  # Escape and y at once would be alt-y
+    until(lambda text: "freeze the picture" not in text)  # Escape and y at once would be alt-y
     run("send-keys", "-t", "tpmon", "y")
     until(lambda text: "tmux" in text or "copied" in text)
     copied = run("show-buffer")
-    assert "train.py on node-07" in copied
+    assert copied.startswith("raise num_workers from 4 to 8: num_workers=8,  # argument")
     run("send-keys", "-t", "tpmon", "q")
     deadline = time.monotonic() + SECONDS
     while (
