@@ -102,7 +102,7 @@ def train(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ready", required=True, help="folder for the files that tell the truth")
-    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--context", default="fork", help="how workers are started")
     parser.add_argument("--epoch", type=int, default=1_000_000, help="steps until workers are replaced")

@@ -41,7 +41,7 @@ def start_tpmon(*arguments: object, before: Sequence[str] = ()) -> subprocess.Po
 def run_tpmon(*arguments: object, before: Sequence[str] = ()) -> tuple[int, str, str]:
     """Run tpmon to its end; returns its exit status, output and complaints."""
     with start_tpmon(*arguments, before=before) as process:
-        output, complaint = process.communicate(timeout=60)
+        output, complaint = process.communicate(timeout=120)
     return process.returncode, output, complaint
 
 
@@ -50,7 +50,7 @@ def ask_once(pids: Sequence[int], before: Sequence[str] = ()) -> list[Document]:
     asked = [start_tpmon("attach", pid, "--json", "--once", before=before) for pid in pids]
     answers = []
     for process in asked:
-        output, complaint = process.communicate(timeout=60)
+        output, complaint = process.communicate(timeout=120)
         assert (process.returncode, complaint) == (0, ""), complaint
         answers.append(json.loads(output))
     return answers
@@ -79,7 +79,7 @@ class Watch:
             self._news.notify_all()
 
     def wait_for(
-        self, holds: Callable[[Document], bool], *, after_ns: int = 0, seconds: float = 40.0
+        self, holds: Callable[[Document], bool], *, after_ns: int = 0, seconds: float = 90.0
     ) -> Document:
         """Wait for a Frame of which something holds; returns the first, taken after ``after_ns``."""
         deadline = time.monotonic() + seconds
@@ -105,7 +105,7 @@ class Watch:
 
     def wait_for_end(self) -> tuple[int, str]:
         """Wait until tpmon ends by itself; returns its exit status and complaints."""
-        status = self._process.wait(30)
+        status = self._process.wait(90)
         self._reader.join(10)
         assert self._process.stderr is not None
         return status, self._process.stderr.read()

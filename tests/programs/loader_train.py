@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--store", required=True, help="file for the rendezvous of the gloo group")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    signal.alarm(120)
+    signal.alarm(240)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{options.store}")
     delay = mp.get_context(options.context).Value("d", 0.0)

@@ -67,7 +67,7 @@ def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
         "spawned ranks": (
             (
                 *(sys.executable, "job_spawn.py", "--ready", str(folder / "spawned ranks")),
-                *("--context", "spawn", "--workers", "1", "--seconds", "90"),
+                *("--context", "spawn", "--workers", "1", "--seconds", "600"),
             ),
             2,
         ),

@@ -43,8 +43,8 @@ TELLS_ENDS = KERNEL >= (6, 15)
 SECOND_NS = 1_000_000_000
 DESCRIPTORS_A_MEMBER = 8
 """About: six files, the children list and a pidfd, besides one for each thread."""
-GRACE_NS = SECOND_NS
-"""A process that ended may still be in Frames taken up to this much later."""
+GRACE_NS = 3 * SECOND_NS
+"""A process that ended may still be in Frames taken up to this much later: one second is promised."""
 
 
 def train(*options: str) -> tuple[str, ...]:

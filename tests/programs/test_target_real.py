@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 PYTHON = sys.executable
-TRAIN = ("job_train.py", "--ready", "{ready}", "--seconds", "60")
+TRAIN = ("job_train.py", "--ready", "{ready}", "--seconds", "300")
 
 
 def count(job: Job) -> Counter[Role]:
@@ -175,7 +175,7 @@ def test_a_killed_worker_and_what_follows_are_told(tmp_path: Path) -> None:
 
 
 def test_a_hundred_short_lived_children_a_second_leave_nothing_behind(tmp_path: Path) -> None:
-    command = (PYTHON, "job_churn.py", "--ready", "{ready}", "--seconds", "60")
+    command = (PYTHON, "job_churn.py", "--ready", "{ready}", "--seconds", "300")
     with run_program(command, tmp_path / "ready", 1) as program:
         membership = Membership(find_job(program.pid))
         now_ns = time.monotonic_ns()

@@ -119,6 +119,7 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
         verdict=finding,
         notes=frame.notes + notes,
         ranks=tuple(_place(row, phases) for row in frame.ranks),
-        events=frame.events + _tell(standing.stated, decided.stated, frame),
+        # Of one second the most important stands last: that the job ended, that a rank is gone.
+        events=_tell(standing.stated, decided.stated, frame) + frame.events,
     )
     return Judgement(judged, decided)
