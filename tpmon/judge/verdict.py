@@ -108,6 +108,11 @@ def _texts(answers: Sequence[Answer]) -> tuple[tuple[str, ...], tuple[str, ...]]
     return tuple(cleared), tuple(unsure)
 
 
+def _read_rows(rows: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    """Leave out what was not read: it speaks for nothing."""
+    return tuple(row for row in rows if row.text or is_known(row.value))
+
+
 def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     """Write the Finding of the stated cause."""
     suspicion = track.suspicion
@@ -130,8 +135,8 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
         summary=suspicion.summary,
         try_=_write_try(chosen) if chosen is not None else NOT_APPLICABLE,
         ceiling=write_ceiling(suspicion, chosen),
-        evidence=suspicion.evidence,
-        against=suspicion.against,
+        evidence=_read_rows(suspicion.evidence),
+        against=_read_rows(suspicion.against),
         ruled_out=ruled_out,
         unknown=unknown,
     )

@@ -1,0 +1,239 @@
+"""The whole judge over Windows: what it says, what it may never say, and what it costs."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.frames import make_cpu, make_frame, make_process, make_target, make_worker
+from tests.judging import SECOND
+from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
+from tpmon.judge.judgement import Judgement, judge
+from tpmon.judge.standing import Standing
+from tpmon.judge.verdict import rate_confidence
+from tpmon.model.codec import decode, encode
+from tpmon.model.frame import EventKind, Frame, TargetState
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Setting
+from tpmon.model.verdict import EXIT_CODES, TABLE, Confidence, Finding, Kind
+
+LEVELS = [Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH]
+ROWS = {row.kind: row.causes for row in TABLE}
+HIDDEN = Missing("permission denied")
+TWO_CPUS = {"budget_cores": 2.0, "host_cores": 2}
+
+
+def run(frames: Sequence[Frame]) -> list[Judgement]:
+    """Judge a Window as it grows, as the session does."""
+    standing = Standing()
+    judged = []
+    for count in range(1, len(frames) + 1):
+        one = judge(frames[max(0, count - 60) : count], standing)
+        standing = one.standing
+        judged.append(one)
+    return judged
+
+
+def conclude(frames: Sequence[Frame]) -> Finding:
+    finding = run(frames)[-1].frame.verdict
+    assert is_known(finding)
+    return finding
+
+
+def pool(seconds: int = 25) -> list[Frame]:
+    """Build a rank with 16 threads on 2 CPUs."""
+    process = make_process(
+        runnable=11.0, waiting=9.3, busy_threads=16, environment=(Setting("OMP_NUM_THREADS", "16"),)
+    )
+    cpu = make_cpu(
+        **TWO_CPUS, used_cores=1.9, runnable=11.0, demand_ratio=5.5, pool_runnable=11.0, oversubscription=5.5,
+        run_delay_ratio=0.84,
+    )  # fmt: skip
+    return line_up([make_frame(processes=(process,), cpu=cpu, loader=())] * seconds)
+
+
+def starved(kind: dict[str, Any], wait: float = 0.7, workers: int = 2, seconds: int = 25) -> list[Frame]:
+    return line_up([make_second(wait, [kind] * workers, cpu=TWO_CPUS)] * seconds)
+
+
+SITUATIONS: dict[str, tuple[Callable[[], list[Frame]], tuple[Kind, str]]] = {
+    "transforms": (lambda: starved(COMPUTES), (Kind.DATA_BOUND, "cpu-transform")),
+    "disk": (lambda: starved(DISK), (Kind.DATA_BOUND, "storage-bandwidth")),
+    "store": (lambda: starved(SOCKET), (Kind.DATA_BOUND, "network-store")),
+    "pool": (pool, (Kind.OVERSUBSCRIBED, "rank-pool")),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_each_situation_is_named_within_fifteen_seconds(name: str) -> None:
+    build, expected = SITUATIONS[name]
+    judged = run(build())
+    keys = [(f.kind, f.cause) for f in (one.frame.verdict for one in judged) if is_known(f)]
+    assert keys[14] == expected
+    assert set(keys[14:]) == {expected}
+    events = [e.text for one in judged for e in one.frame.events if e.kind is EventKind.VERDICT]
+    assert len(events) == 1
+    assert expected[1] in events[0]
+
+
+def test_at_first_it_says_that_it_looks() -> None:
+    finding = run(starved(COMPUTES)[:2])[-1].frame.verdict
+    assert is_known(finding)
+    assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
+    assert "looking" in finding.summary
+
+
+def test_a_verdict_is_never_older_than_its_evidence_and_never_from_the_future() -> None:
+    for name, (build, _) in SITUATIONS.items():
+        frames = build()
+        finding = conclude(frames)
+        assert finding.since <= frames[-1].taken, name
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_the_rhythm_of_readings_changes_no_verdict(name: str, factor: float) -> None:
+    build, expected = SITUATIONS[name]
+    frames = build()
+    count = round(len(frames) / factor)
+    frames = (frames * 2)[:count]
+    last = frames[-1]
+    spaced = [
+        replace(one, taken_ns=last.taken_ns - round((count - 1 - i) * factor * SECOND), taken=last.taken)
+        for i, one in enumerate(frames)
+    ]
+    finding = conclude(spaced)
+    assert (finding.kind, finding.cause) == expected
+
+
+def _hide(frame: Frame, source: str) -> Frame:
+    """Return a Frame from which one source of readings is gone."""
+    if source in ("stacks", "main_threads", "network", "sockets", "gpus", "driver"):
+        return replace(frame, **{source: HIDDEN})
+    if source == "waits":
+        hidden = tuple(replace(p, waits_for=HIDDEN, wchan=HIDDEN, syscall=HIDDEN) for p in frame.processes)
+        return replace(frame, processes=hidden)
+    if source == "io":
+        names = ("asked_read_bytes_s", "device_read_bytes_s", "read_calls_s")
+        gone = dict.fromkeys(names, HIDDEN)
+        return replace(frame, processes=tuple(replace(p, **gone) for p in frame.processes))
+    if source == "environment":
+        return replace(frame, processes=tuple(replace(p, environment=HIDDEN) for p in frame.processes))
+    if source == "loader":
+        return replace(frame, loader=())
+    return replace(frame, cpu=replace(frame.cpu, psi_some_pct=HIDDEN, throttled_ratio=HIDDEN))
+
+
+SOURCES = ["stacks", "main_threads", "network", "sockets", "waits", "io", "environment", "loader", "pressure"]
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_without_a_source_no_verdict_is_surer(name: str, source: str) -> None:
+    frames = SITUATIONS[name][0]()
+    whole, blind = conclude(frames), conclude([_hide(one, source) for one in frames])
+    if (whole.kind, whole.cause) == (blind.kind, blind.cause):
+        assert LEVELS.index(blind.confidence) <= LEVELS.index(whole.confidence)
+    else:
+        assert blind.confidence is not Confidence.HIGH, (blind.kind, blind.cause, blind.summary)
+
+
+def test_one_source_is_never_high() -> None:
+    from tests.unit.test_standing import DATA, suspect
+
+    alone = replace(suspect(DATA), sources=frozenset(("a",)), margin=100.0)
+    assert rate_confidence(alone, 3600.0) is not Confidence.HIGH
+
+
+_NUMBERS = st.floats(0, 1e12, allow_nan=False)
+_SMALL = st.floats(0, 40)
+_READINGS = st.one_of(_SMALL, _NUMBERS, st.just(Missing("not read")))
+_WAITS = st.sampled_from(
+    [
+        "running",
+        "sleep",
+        "a batch (loader queue)",
+        "work from its rank (loader queue)",
+        "page from disk",
+        "NFS",
+    ]
+) | st.just(Missing("not read"))
+
+
+@st.composite
+def _frames(draw: st.DrawFn) -> list[Frame]:
+    def process(make: Callable[..., Any], *names: int) -> Any:
+        return make(
+            *names,
+            runnable=draw(_READINGS),
+            waiting=draw(_READINGS),
+            cpu_pct=draw(_READINGS),
+            waits_for=draw(_WAITS),
+            state=draw(st.sampled_from("RSDTt")),
+            busy_threads=draw(st.integers(0, 64) | st.just(Missing("not read"))),
+            device_read_bytes_s=draw(_READINGS),
+            asked_read_bytes_s=draw(_READINGS),
+            major_faults_s=draw(_READINGS),
+            switches_s=draw(_READINGS),
+        )
+
+    ranks = draw(st.integers(0, 3))
+    processes = [process(make_process, 100 + r) for r in range(ranks)]
+    processes += [
+        process(make_worker, 200 + 10 * r + w, w, 100 + r)
+        for r in range(ranks)
+        for w in range(draw(st.integers(0, 3)))
+    ]
+    cpu = make_cpu(
+        budget_cores=draw(_READINGS), used_cores=draw(_READINGS), runnable=draw(_READINGS),
+        oversubscription=draw(_READINGS), run_delay_ratio=draw(_READINGS), throttled_ratio=draw(_READINGS),
+    )  # fmt: skip
+    ended = draw(st.booleans())
+    target = make_target(state=TargetState.ENDED, ended="exit 0") if ended else make_target()
+    frame = make_frame(processes=tuple(processes), cpu=cpu, target=target)
+    return line_up([frame] * draw(st.sampled_from([1, 2, 12, 36])))
+
+
+def _values(thing: object) -> list[object]:
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return [value for field in fields(thing) for value in _values(getattr(thing, field.name))]
+    if isinstance(thing, tuple):
+        return [value for item in thing for value in _values(item)]
+    return [thing]
+
+
+@given(_frames())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_window_gives_a_verdict_of_the_table(frames: list[Frame]) -> None:
+    finding = conclude(frames)
+    assert (finding.cause in ROWS[finding.kind]) if is_known(finding.cause) else not ROWS[finding.kind]
+    for row in finding.evidence + finding.against:
+        assert is_known(row.value) or row.text, row
+    if is_known(finding.share_pct):
+        assert 0 <= finding.share_pct <= 100
+    judged = run(frames)[-1].frame
+    assert decode(Frame, encode(judged)).verdict is not None
+    assert all(value == value for value in _values(finding))  # noqa: PLR0124  # no NaN  # fmt: skip
+
+
+def test_a_verdict_costs_at_most_two_milliseconds() -> None:
+    frames = starved(COMPUTES, workers=8, seconds=60)
+    standing = run(frames)[-1].standing
+    gc.collect()
+    costs = []
+    for _ in range(30):
+        began = time.process_time_ns()
+        judge(frames, standing)
+        costs.append((time.process_time_ns() - began) / 1e6)
+    assert sorted(costs)[len(costs) // 2] <= 2.0
+
+
+def test_every_kind_has_an_exit_code() -> None:
+    assert set(EXIT_CODES.values()) == {0, 10, 11, 12}
