@@ -106,6 +106,15 @@ def test_locks_alone_name_the_late_rank_on_a_cpu_job():
     assert type(judge_straggler(by_looks(6, 5, 6))) is Cleared
 
 
+def test_a_late_rank_that_rests_is_named_by_its_wait():
+    ranks = make_ranks(2)
+    looks = (make_looks(4211, lock=10), make_looks(4212, other=10))
+    processes = (ranks[0], replace(ranks[1], waits_for="sleep", state="S"))
+    frame = make_frame(processes=processes, loader=(), main_threads=looks)
+    answer = judge_straggler(scene_of(frame))
+    assert answer.summary.startswith("rank 1 is in a wait (sleep) while the other rank waits for it")
+
+
 def test_a_lock_with_other_reasons_is_no_wait_for_ranks():
     pinned = (replace(make_frame().loader[0], pin_thread=True), replace(make_frame().loader[0], pid=4212))
     assert type(judge_straggler(by_looks(6, 0, loader=pinned))) is Unsure

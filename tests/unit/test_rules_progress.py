@@ -347,6 +347,12 @@ def test_ticking_threads_and_rare_wake_ups_are_no_movement_on_a_crowded_machine(
     assert said(judge_no_progress(see(frames))) == (Kind.HUNG, "no-progress")
 
 
+def test_helpers_that_come_and_go_do_not_hide_a_hang():
+    fresh = make_process(4500, role=Role.HELPER, runnable=UNREAD)
+    answer = judge_no_progress(scene_of(quiet_frame(quiet_rank(), fresh), seconds=40))
+    assert said(answer) == (Kind.HUNG, "no-progress")
+
+
 def test_a_main_thread_that_keeps_running_a_little_is_not_hung():
     ticking = quiet_rank(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.02),))
     assert type(judge_no_progress(scene_of(quiet_frame(ticking), seconds=40))) is Cleared

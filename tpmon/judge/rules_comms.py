@@ -35,6 +35,8 @@ LINK_BYTES_S = 1e9
 """NVLink and PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
 BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back (gpu.md section 4)."""
+RESTING_RATIO = 0.1
+"""Share of looks that find a main thread running below which its wait says more than its stack."""
 STRAGGLER_SPAN_S = 20.0
 """gpu.md section 4: straggler."""
 
@@ -57,6 +59,9 @@ _DOINGS = {
 
 def _say_doing(rank: RankScene) -> str:
     """Say what a late rank does instead of waiting with the others."""
+    waits = rank.process.waits_for
+    if is_known(rank.main) and rank.main.running < RESTING_RATIO and is_known(waits) and waits != "running":
+        return "waits for its data" if rank.main.batch_wait >= 0.5 else f"is in a wait ({waits})"
     if is_known(rank.phases):
         rest = {phase: share.ratio for phase, share in rank.phases.shares.items() if phase is not Phase.COMMS}
         if rest:

@@ -112,6 +112,8 @@ def _mover(frame: Frame) -> Known[str]:
             continue
         still = _is_still(process)
         if not is_known(still):
+            if process.role is Role.HELPER:
+                continue  # such as a tool that a logger calls every few seconds: gone before it is read twice
             return still
         if not still:
             return f"{process.label} ({process.pid}) runs"
