@@ -26,8 +26,9 @@ from tpmon.model.process import Role
 
 SLOW_IDLE_HIGH = 0.35
 """Upper end of the 95 % interval of idle readings below which a worker never waits for work: 0 of 10."""
-OTHERS_IDLE = 0.6
-"""As host.md's mean of healthy workers: the others have nothing to do while one is waited for."""
+OTHERS_IDLE = 0.5
+"""The others have nothing to do while one is waited for: 96-98 % on an idle machine (host.md 2 a-c);
+a neighbour on their CPUs lengthens the little that they do."""
 BACKLOG = 0.5
 GENERATIONS = 2
 """Generations of workers in a minute from which they are started anew all the time (host.md section 2 e)."""

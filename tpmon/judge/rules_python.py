@@ -15,8 +15,11 @@ from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
-ONE_CORE_LOW, ONE_CORE_HIGH = 0.85, 1.15
-"""Running threads of a process whose threads take turns at one lock; 0.98 was measured (host.md 2 f)."""
+ONE_THREAD_LOW, ONE_THREAD_HIGH = 0.85, 1.15
+"""Demand of a process that is one thread, in threads; waiting for a CPU counts, so neighbours change
+nothing (host.md section 0, 2)."""
+FIGHT_HIGH = 1.6
+"""The same of threads that take turns at one lock: 0.98 running and 0.27 waiting (host.md 2 f)."""
 LOCK_WAIT = 0.4
 """Share of looks at the main thread in a lock with a time-out: 80-92 % in a fight (host.md 2 f)."""
 OTHERS_RUN = 0.5
@@ -30,19 +33,6 @@ GPU_IDLE = 0.3
 """A GPU that idles less is not waiting for this thread (gpu.md section 4: starved below 70 % busy)."""
 
 _PYTHON_PHASES = (Phase.OTHER, Phase.LOGGING)
-
-
-def _running(rank: RankScene) -> Known[float]:
-    """Return the running threads of a rank: what it demands without what it waits for a CPU."""
-    if not is_known(rank.demand):
-        return rank.demand
-    if not is_known(rank.waiting):
-        return rank.waiting
-    return max(0.0, rank.demand - rank.waiting)
-
-
-def _one_core(rank: RankScene) -> Known[bool]:
-    return map_known(lambda run: ONE_CORE_LOW <= run <= ONE_CORE_HIGH, _running(rank))
 
 
 def _others_demand(rank: RankScene, scene: Scene) -> Known[float]:
@@ -69,15 +59,14 @@ def _is_gpu_busy(rank: RankScene, scene: Scene) -> Known[bool]:
 
 
 def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
-    one = _one_core(rank)
-    if not is_known(one):
-        return Unsure(f"Python's interpreter lock ({one.reason})")
+    if not is_known(rank.demand):
+        return Unsure(f"Python's interpreter lock ({rank.demand.reason})")
     if not is_known(rank.main):
         return Unsure(f"Python's interpreter lock ({rank.main.reason})")
     if rank.main.looks < LEAST_SAMPLES:
         return Unsure("Python's interpreter lock (too few looks at the main thread)")
     share = measure_share(rank.main.timed_lock, rank.main.looks)
-    if not one or share.ratio < LOCK_WAIT:
+    if not ONE_THREAD_LOW <= rank.demand <= FIGHT_HIGH or share.ratio < LOCK_WAIT:
         return Cleared(f"Python's interpreter lock (main thread in a lock {format_pct(100 * share.ratio)} %)")
     others = _others_demand(rank, scene)
     if not is_known(others):
@@ -101,7 +90,7 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
         summary=f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock",
         evidence=(
             reading("main thread in a timed lock", 100 * share.ratio, "%", "system call", ages.threads),
-            reading("threads running", _running(rank), "threads together", "schedstat", ages.threads),
+            reading("threads runnable", rank.demand, "threads together", "schedstat", ages.threads),
             reading("other threads want", others, "CPUs", "schedstat", ages.threads),
         ),
         share=share.ratio,
@@ -140,14 +129,14 @@ def _python_share(rank: RankScene) -> Known[Share]:
 
 
 def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
-    one, threads = _one_core(rank), rank.busy_threads
-    if not is_known(one):
-        return Unsure(f"a single Python thread ({one.reason})")
+    demand, threads = rank.demand, rank.busy_threads
+    if not is_known(demand):
+        return Unsure(f"a single Python thread ({demand.reason})")
     if not is_known(threads):
         return Unsure(f"a single Python thread ({threads.reason})")
     running = rank.main.running if is_known(rank.main) else rank.running_ratio
-    if not one or threads >= 2 or running < RUNNING:
-        return Cleared("a single Python thread")
+    if not ONE_THREAD_LOW <= demand <= ONE_THREAD_HIGH or threads >= 2 or running < RUNNING:
+        return Cleared(f"a single Python thread ({demand:.1f} threads runnable, {threads:.0f} of them busy)")
     busy = _is_gpu_busy(rank, scene)
     if not is_known(busy):
         return Unsure(f"a single Python thread (GPU: {busy.reason})")
@@ -182,7 +171,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
             reading(
                 "Python outside of the step", 100 * share.ratio, "%", scene.frame.sources.stacks, ages.stacks
             ),
-            reading("threads running", _running(rank), "threads", "schedstat", ages.threads),
+            reading("threads runnable", rank.demand, "threads", "schedstat", ages.threads),
             reading("CPUs free", free, "CPUs", "schedstat", ages.threads),
         ),
         share=gain,
