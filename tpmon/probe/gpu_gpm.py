@@ -7,6 +7,7 @@ two samples of one card or MIG instance; nvml.h wants at least 100 ms between th
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 from tpmon.model.known import Known, Missing
@@ -19,6 +20,8 @@ MAX_SPAN_S = 5.0
 
 # nvml.h, nvmlGpmMetricId_t: SM active, occupancy, any tensor, DRAM; PCIe and NVLink in MiB/s.
 _METRICS = (2, 3, 5, 10, 20, 21, 61, 60)
+# nvmlGpmMetric_t: id, return code, value, and three pointers to names.
+_METRIC = struct.Struct("@4xId3P")
 _PERCENT_METRICS = 4
 _MIB = 1 << 20
 # Cycle ratios may round a little over 100.
@@ -84,7 +87,11 @@ class GpmSampler:
             samples.append(sample)
         self._samples = samples
         # 19 KB, so it is made once.
-        self._request = self._calls.nvml.c_nvmlGpmMetricsGet_t()
+        request = self._request = self._calls.nvml.c_nvmlGpmMetricsGet_t()
+        request.version = 1
+        request.numMetrics = len(_METRICS)
+        for place, metric in enumerate(_METRICS):
+            request.metrics[place].metricId = metric
         return None
 
     def _take(self, sample: Any) -> Known[Any]:
@@ -94,23 +101,19 @@ class GpmSampler:
 
     def _difference(self) -> Known[Gpm]:
         request = self._request
-        request.version = 1
-        request.numMetrics = len(_METRICS)
         request.sample1 = self._samples[1]
         request.sample2 = self._samples[0]
-        for place, metric in enumerate(_METRICS):
-            request.metrics[place].metricId = metric
         answer = self._calls.ask("nvmlGpmMetricsGet", request)
         if isinstance(answer, Missing):
             return answer
-        values = [_value_of(request.metrics[place], place) for place in range(len(_METRICS))]
-        return Gpm(*values)
+        # At once: each look into a pynvml structure costs 0.5 us.
+        raw = _METRIC.iter_unpack(memoryview(request.metrics).cast("B")[: len(_METRICS) * _METRIC.size])
+        return Gpm(*(_value_of(code, value, place) for place, (code, value, *_) in enumerate(raw)))
 
 
-def _value_of(metric: Any, place: int) -> Known[float]:
-    if metric.nvmlReturn != 0:
-        return Missing(describe_code(metric.nvmlReturn))
-    value: float = metric.value
+def _value_of(code: int, value: float, place: int) -> Known[float]:
+    if code != 0:
+        return Missing(describe_code(code))
     if not math.isfinite(value) or value < 0:
         return Missing("GPM gave no number")
     if place >= _PERCENT_METRICS:
