@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PICTURE = ROOT / "tests" / "goldens" / "pictures" / "eight-gpus.80x24.txt"
+PICTURE = ROOT / "tests" / "goldens" / "pictures" / "data-bound.80x24.txt"
 
 
 def write_readme() -> str:

@@ -116,15 +116,37 @@ def write_text(lines: list[Line]) -> str:
 
 
 _SHOWN = (
-    ("200x50", "eight-gpus.200x50", "A node with eight cards: ranks 8 to 15 of 64, one card too hot."),
-    ("120x40", "oversubscribed.120x40", "Two ranks whose thread pools are in each other's way."),
-    ("80x24", "two-ranks.80x24", "Two healthy ranks on a machine without a GPU."),
+    (
+        "200x50",
+        "data-bound.200x50",
+        "Two ranks wait for their loader: the verdict with all its evidence, then the panes.",
+    ),
+    ("120x40", "hung.120x40", "A node of a hung job: seven ranks wait for the eighth."),
+    (
+        "80x24",
+        "data-bound.80x24",
+        "The two ranks again. `y` copies what stands after Try, `v` shows the rest.",
+    ),
     (
         "40x50, a side pane",
-        "oversubscribed.40x50",
-        "The same two ranks in `tmux split-window -h -l 40 tpmon attach PID`.",
+        "hung.40x50",
+        "The hung job in `tmux split-window -h -l 40 tpmon attach PID`.",
     ),
-    ("20x5", "oversubscribed.20x5", "The state and the one fact that tells most."),
+    ("20x5", "hung.20x5", "The state, the verdict and since when."),
+    ("The verdict in full", "verdict.80x24", "`v`: all evidence, what was ruled out, what is unknown."),
+    ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes less room."),
+    ("Still starting", "starting.80x24", "No steady steps yet."),
+    (
+        "Not decided",
+        "undecided.80x24",
+        "What could be read does not decide; tpmon says so and claims nothing.",
+    ),
+    (
+        "No verdict",
+        "oversubscribed.120x40",
+        "Until there is one the facts stand in its place.",
+    ),
+    ("The keys", "help-judged.80x24", "`?`: what works now."),
     ("The job has ended", "ended.80x24", "The last picture stays, and says how it ended."),
     ("Another user's job", "other-user.80x24", "What could not be read is `?`; its reason is a key away."),
     (
@@ -132,7 +154,7 @@ _SHOWN = (
         "details-missing.80x24",
         "Enter: everything about one process, and why something is missing.",
     ),
-    ("Without block characters", "two-ranks.80x24.ascii", "`--ascii`."),
+    ("Without block characters", "data-bound.80x24.ascii", "`--ascii`."),
 )
 
 
