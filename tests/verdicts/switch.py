@@ -8,6 +8,7 @@ five minutes instead. Run: ``make bench-switch``.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -102,7 +103,7 @@ def print_borderline(share: float, seed: int) -> bool:
         stream.process.kill()
         stream.process.wait()
     said = [" ".join(one[1:]) for one in stream.verdicts]
-    changes = sum(a != b for a, b in zip(said, said[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(said))
     print(f"borderline {share:.0%}: {changes} changes in {len(said)} readings: {sorted(set(said))}")
     for _, text in stream.events:
         print(f"  {text}")
