@@ -51,7 +51,6 @@ def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
     """
     if width <= 0:
         return ""
-    scale = (len(LEVELS) - 1) / top if top > 0 else 0.0
     highest = len(LEVELS) - 1
     drawn = []
     for value in values[-width:]:
@@ -60,7 +59,8 @@ def spark(values: Sequence[Known[float]], width: int, top: float) -> str:
         elif value <= 0:
             drawn.append(LEVELS[0])
         else:
-            drawn.append(LEVELS[max(1, min(highest, round(value * scale)))])
+            share = min(1.0, value / top) if top > 0 else 0.0
+            drawn.append(LEVELS[max(1, round(share * highest))])
     return "".join(drawn).rjust(width)
 
 

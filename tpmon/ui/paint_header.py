@@ -49,7 +49,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def name_ranks(frame: Frame) -> str:
     """Say which ranks are here and how many are not: "8-15 of 64, 56 not on this host".
 
-    "" for ranks that have no numbers.
+    "" for ranks that have no numbers, and for a run of one process.
     """
     rows: Sequence[RankRow] = frame.ranks
     numbers = [row.rank for row in rows if is_known(row.rank)]
@@ -61,6 +61,8 @@ def name_ranks(frame: Frame) -> str:
     world = frame.target.world_size
     if not is_known(world):
         return _ranges(numbers)
+    if world == len(rows) == 1:
+        return ""
     away = world - len(set(numbers))
     elsewhere = f", {away} not on this host" if away > 0 else ""
     return f"{_ranges(numbers)} of {world}{elsewhere}"
@@ -70,7 +72,7 @@ def _describe_ranks(frame: Frame) -> str:
     named = name_ranks(frame)
     if named:
         return f"ranks {named}"
-    return "1 rank" if len(frame.ranks) == 1 else f"{len(frame.ranks)} ranks"
+    return "one process" if len(frame.ranks) == 1 else f"{len(frame.ranks)} ranks"
 
 
 def _ages(view: ViewState, frame: Frame) -> list[Item]:

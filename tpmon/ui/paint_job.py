@@ -98,6 +98,8 @@ def _shm(shm: ShmSample) -> str:
 
 def _loader_pair(loader: LoaderSample) -> tuple[str, str]:
     rank = f"rank {loader.rank}" if is_known(loader.rank) else f"pid {loader.pid}"
+    if loader.loader:
+        rank += f", loader {loader.loader + 1}"
     idle = sum(is_known(queue.pending_bytes) and queue.pending_bytes == 0 for queue in loader.queues)
     told = [
         explain(loader.ready_batches, lambda v: f"{v:.1f} batches ready"),

@@ -241,7 +241,8 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
         details.append(Item(3, f"where ? {unread}", Ink.DIM))
     if frame.target.rank_source != "environment":
         details.append(Item(4, f"told from {frame.target.rank_source}", Ink.DIM))
-    title = f"{Pane.RANKS.value} ranks {name_ranks(frame)}".rstrip()
+    named = name_ranks(frame)
+    title = f"{Pane.RANKS.value} ranks: {named}" if named else f"{Pane.RANKS.value} ranks"
     lines = [paint_rule(title, details, size.width, focused=focused)]
     if not ranks:
         nothing = "no rank process is left" if _none_left(frame, ranks) else "no rank process seen yet"
