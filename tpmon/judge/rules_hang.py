@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phases import Phase
+from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
 from tpmon.judge.stillness import (
     QUIET_WORKER_DEMAND,
@@ -33,6 +34,8 @@ PATIENCE_S = 300.0
 """How long a checkpoint, validation, load or compile may stand still before it is called hung."""
 LOST_READINGS = 3
 """Readings in a row that found a card lost."""
+ODD_RATIO = 0.5
+"""How much less than every other rank one must wait in collectives to be the one that is named."""
 
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 _RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
@@ -303,8 +306,16 @@ def judge_no_progress(scene: Scene) -> Answer:
     return _suspect_standstill(scene, still)
 
 
+def _odd_one(scene: Scene) -> RankScene:
+    """Return the rank that is not in the collective with the others, else the first."""
+    waits = find_waits(scene)
+    if is_known(waits) and len(waits) > 1 and waits[1].ratio - waits[0].ratio >= ODD_RATIO:
+        return waits[0].rank
+    return scene.ranks[0]
+
+
 def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
-    rank = scene.ranks[0]
+    rank = _odd_one(scene)
     waited = rank.process.waits_unchanged_s
     words = rank.process.waits_for if is_known(rank.process.waits_for) else "unknown"
     where = rank.phases.where if is_known(rank.phases) and rank.phases.where else words

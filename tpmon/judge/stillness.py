@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.model.frame import Frame
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 
 STILL_S = 30.0
@@ -121,7 +121,7 @@ def _mover(frame: Frame) -> Known[str]:
 
 
 def _moving_wait(scene: Scene) -> str:
-    """Name a rank whose main thread's wait is too young, or a worker too young; "" when none is."""
+    """Name a rank or worker whose wait is younger than a hang, or a worker that is; "" when none is."""
     for rank in scene.ranks:
         unchanged = rank.process.waits_unchanged_s
         if is_known(unchanged) and unchanged < STILL_S:
@@ -129,6 +129,10 @@ def _moving_wait(scene: Scene) -> str:
         for worker in rank.workers:
             if worker.age_s < STILL_S:
                 return f"a worker of {name_rank(rank)} is {worker.age_s:.0f} s old"
+    for process in scene.frame.processes:
+        unchanged = process.waits_unchanged_s
+        if process.role is Role.WORKER and is_known(unchanged) and unchanged < STILL_S:
+            return f"{process.label} ({process.pid}) moved {unchanged:.0f} s ago"
     return ""
 
 
@@ -167,38 +171,33 @@ def find_standstill(scene: Scene) -> Known[Standstill] | str:
     return _look_back(scene, log_age_s)
 
 
-def _busiest_main(scene: Scene, since_ns: int) -> float:
-    """Return the mean demand of the busiest main thread since a Frame, in threads."""
-    demands: dict[int, list[float]] = {}
-    for frame in scene.history:
-        for process in frame.processes if frame.taken_ns >= since_ns else ():
-            main = demand_of(process, MAIN) if process.role is Role.RANK else Missing("no rank")
-            if is_known(main):
-                demands.setdefault(process.pid, []).append(main)
-    return max((statistics.fmean(one) for one in demands.values()), default=0.0)
-
-
 def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str:
-    now_ns = scene.frame.taken_ns
-    oldest_ns, moved_ns = now_ns, 0
-    for frame in reversed(scene.history):
-        mover = _mover(frame)
-        if not is_known(mover):
-            break
-        if mover:
-            moved_ns = frame.taken_ns
-            break
-        oldest_ns = frame.taken_ns
-    busy = _busiest_main(scene, oldest_ns)
-    if busy >= STILL_DEMAND:
-        return f"a main thread runs {100 * busy:.1f} % of the time"
-    seconds = (now_ns - oldest_ns) / 1e9
-    if seconds < STILL_S:
-        return Missing(f"nothing has moved for {seconds:.0f} s of the {STILL_S:.0f} s that it takes")
+    """Go back over the ranks' seconds; the workers' waits have said already that they rest as long."""
     known = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
     # Below the user's line a wait may wake up and wait again: a place counts, not a stack.
     if any(one.newest_age_s <= FRESH_S and one.distinct > 1 and one.same_place_s <= 0 for one in known):
         return "stacks change"
+    now_ns = scene.frame.taken_ns
+    oldest_ns, moved_ns = now_ns, 0
+    demands: dict[int, list[float]] = {}
+    # Every other Frame is enough: the ranks' waits have told already that nothing moved between.
+    for frame in scene.history[::-2]:
+        ranks = [process for process in frame.processes if process.role is Role.RANK]
+        still = [_is_still(process) for process in ranks]
+        if any(isinstance(one, Missing) for one in still):
+            break
+        if not all(still):
+            moved_ns = frame.taken_ns
+            break
+        oldest_ns = frame.taken_ns
+        for process in ranks:
+            demands.setdefault(process.pid, []).append(known_or(demand_of(process, MAIN), 0.0))
+    seconds = (now_ns - oldest_ns) / 1e9
+    busiest = max((statistics.fmean(one) for one in demands.values()), default=0.0)
+    if busiest >= STILL_DEMAND:
+        return f"a main thread runs {100 * busiest:.1f} % of the time"
+    if seconds < STILL_S:
+        return Missing(f"nothing has moved for {seconds:.0f} s of the {STILL_S:.0f} s that it takes")
     sources = {"schedstat", "wait"}
     if is_known(log_age_s):
         sources.add("log")
