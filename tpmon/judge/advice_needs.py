@@ -19,7 +19,7 @@ class Need(str, Enum):
     # The loader
     NO_WORKERS = "the loader has no workers"
     WORKERS_PRESENT = "loader workers run"
-    WORKERS_CPU_BOUND = "the loader workers compute all the time"
+    WORKERS_CPU_BOUND = "the loader computes all the time"
     WORKERS_IO_WAIT = "the loader workers wait for reads"
     NETWORK_WAIT = "they wait on a socket or a network file system"
     SMALL_READS = "reads are small or many files are opened"

@@ -43,9 +43,11 @@ def _has_pool(process: RankScene | WorkerScene) -> bool:
 
 
 def _observe_loader(scene: Scene) -> set[Need]:
+    """Without workers the rank itself is the loader."""
     workers = _workers(scene)
     seen = {Need.WORKERS_PRESENT} if workers else {Need.NO_WORKERS} if scene.ranks else set()
-    if _mostly((worker.demand for worker in workers), BUSY_WORKER):
+    loading = (worker.demand for worker in workers) if workers else (rank.demand for rank in scene.ranks)
+    if _mostly(loading, BUSY_WORKER):
         seen.add(Need.WORKERS_CPU_BOUND)
     if _mostly((worker.blocked_ratio for worker in workers), BLOCKED_WORKER):
         seen.add(Need.WORKERS_IO_WAIT)

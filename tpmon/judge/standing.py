@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpmon.judge.suspicion import Suspicion
-from tpmon.model.known import Applicable
+from tpmon.model.known import Applicable, is_known
 from tpmon.model.verdict import Kind
 
 Key = tuple[Kind, Applicable[str]]
@@ -64,6 +64,11 @@ def _step(track: Track, found: Mapping[Key, Suspicion], dt_s: float) -> Track:
     if now is None:
         return replace(track, score=max(0.0, track.score - dt_s / FALL_S))
     rise_s = URGENT_RISE_S if now.kind in URGENT else RISE_S
+    before = track.suspicion.since_ns
+    if is_known(before):
+        # The history that showed the onset is forgotten in time; the onset stays.
+        since_ns = min(before, now.since_ns) if is_known(now.since_ns) else before
+        now = replace(now, since_ns=since_ns)
     return replace(track, suspicion=now, score=min(1.0, track.score + dt_s / rise_s))
 
 

@@ -330,7 +330,12 @@ def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
 
 
 def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
-    """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it."""
+    """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it.
+
+    Not applicable without workers: looks from outside do not tell loading from computing.
+    """
+    if not found.workers:
+        return NOT_APPLICABLE
     waits = see_waits(found.rank, scene)
     shares = [share for _, share in waits]
     for start in range(len(waits) - ONSET_FRAMES - 1, -1, -1):
