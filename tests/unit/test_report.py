@@ -328,15 +328,16 @@ def test_plain_says_events_notes_and_states():
             at(2, notes=("CUDA_LAUNCH_BLOCKING=1: every kernel launch waits",)),
             at(3, target=stopped),
             at(4),
-            at(5, target=ended),
+            at(7),
+            at(8, target=ended),
         ]
     )
     assert [line.split(" ", 1)[1].split(",")[0] for line in lines[2:]] == [
         "process: worker 4221 of rank 0 ended",
         "note: CUDA_LAUNCH_BLOCKING=1: every kernel launch waits",
         "stopped: no process of the job may run until SIGCONT",
-        "no longer: CUDA_LAUNCH_BLOCKING=1: every kernel launch waits",
         "running again: 2 workers",
+        "no longer: CUDA_LAUNCH_BLOCKING=1: every kernel launch waits",
         "ended: exit 0",
     ]
 

@@ -122,6 +122,7 @@ def test_evidence_carries_its_unit(value, unit, words):
 @pytest.mark.parametrize(
     ("ago", "words"),
     [
+        (timedelta(seconds=7), "since 03:07:34 (7 s)"),
         (timedelta(seconds=47), "since 03:06:54 (40 s)"),
         (timedelta(minutes=26, seconds=50), "since 02:40 (26 min)"),
         (timedelta(hours=3, minutes=12), "since Mar 13 23:55 (3h12m)"),
@@ -173,3 +174,13 @@ def test_the_heartbeat_and_the_status_name_the_verdict():
     assert "1 rank, 2 workers: data-bound (cpu-transform); 2 workers" in write_status(
         at(0, verdict=make_finding())
     )
+
+
+def test_a_note_is_said_once_whatever_its_figures_do():
+    def waits(pct):
+        return (f"other-tenants: the job waits {pct} % of 1.{pct % 10} CPUs",)
+
+    frames = [at(n, notes=waits(70 + n % 9) if n % 4 else ()) for n in range(30)]
+    frames += [at(30 + n) for n in range(10)]
+    lines = [line for line in said(frames) if "other-tenants" in line]
+    assert [line.split(": ")[0] for line in lines] == ["03:07:42 note", "03:08:15 no longer"]

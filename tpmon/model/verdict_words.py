@@ -42,9 +42,11 @@ def say_confidence(finding: Finding) -> str:
 
 
 def _say_span(seconds: float) -> str:
-    """Write a duration whose end grows, so coarsely that it changes once a minute: 40 s, 26 min, 3h12m."""
+    """Write a duration whose end grows, so coarsely that it seldom changes: 3 s, 40 s, 26 min, 3h12m."""
+    if seconds < 10:
+        return f"{max(0, int(seconds))} s"
     if seconds < _RECENT_S:
-        return f"{max(0, 10 * int(seconds // 10))} s"
+        return f"{10 * int(seconds // 10)} s"
     return f"{int(seconds // 60)} min" if seconds < 5400 else format_seconds(seconds)
 
 

@@ -7,6 +7,7 @@ heartbeat follows ``HEARTBEAT_S`` of silence.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from tpmon.report.once import describe_target
 from tpmon.report.table import write_pct
 from tpmon.report.verdict import write_check
 
+_FIGURE = re.compile(r"\d+(?:\.\d+)?")
 HOLD_S = 5.0
-"""A figure must stay away from what was said for so long: epoch ends and checkpoints pass."""
+"""A figure or a note must stay away from what was said for so long: epoch ends and checkpoints pass."""
 QUIET_S = 30.0
 """Changes of figures are gathered into one line at most so often."""
 HEARTBEAT_S = 60.0
@@ -130,7 +132,8 @@ class PlainReport:
         """Start with nothing said."""
         self._said: dict[str, Known[float]] = {}
         self._away_since_ns: dict[str, int] = {}
-        self._notes: tuple[str, ...] = ()
+        self._notes: dict[str, tuple[str, int]] = {}
+        """By the note without its figures: its last words, and when it was last there."""
         self._verdict = ""
         self._begun_ns: int | None = None
         self._state = TargetState.RUNNING
@@ -191,10 +194,17 @@ class PlainReport:
         yield f"{format_clock(frame.taken)} verdict: {write_check(frame)}"
 
     def _say_notes(self, frame: Frame) -> Iterable[str]:
-        before, self._notes = self._notes, frame.notes
+        """Say a note when it comes, whatever its figures do then, and when it has stayed away."""
         clock = format_clock(frame.taken)
-        yield from (f"{clock} note: {note}" for note in frame.notes if note not in before)
-        yield from (f"{clock} no longer: {note}" for note in before if note not in frame.notes)
+        for note in frame.notes:
+            gist = _FIGURE.sub("0", note)
+            if gist not in self._notes:
+                yield f"{clock} note: {note}"
+            self._notes[gist] = (note, frame.taken_ns)
+        for gist, (note, seen_ns) in list(self._notes.items()):
+            if frame.taken_ns - seen_ns >= HOLD_S * 1e9:
+                del self._notes[gist]
+                yield f"{clock} no longer: {note}"
 
     def _say_figures(self, frame: Frame) -> Iterable[str]:
         """Say the facts once rates are known, then each figure that left its band and stayed away."""
