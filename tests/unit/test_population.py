@@ -242,7 +242,7 @@ def test_a_process_for_which_no_descriptor_was_left_is_counted_and_not_taken_for
         (1 << 20, 12, KEPT_PROCESSES, KEPT_THREADS),
         (1024, 12, 84, 294),
         (256, 12, 11, 38),
-        (96, 12, 3, 12),
+        (96, 12, 2, 6),
         (20, 12, 0, 0),
     ],
 )

@@ -54,7 +54,7 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
         script=job.script,
         ranks=hidden if denied else len(ranks),
         workers=hidden if denied else roles.count(Role.WORKER),
-        gpus=count_cards(ranks, proc),
+        gpus=hidden if denied else count_cards(ranks, proc),
         uptime_s=max(0.0, now_s - job.root.start_ticks / TICKS_PER_S),
     )
 

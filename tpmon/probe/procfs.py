@@ -19,7 +19,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE))
 LEAST_DESCRIPTORS = 96
-"""What the screen, the sources beside the processes and one reading need; measured: 60."""
+"""What tpmon needs beside the processes is 52 with the screen (measured), and some more for a moment."""
 KEPT_THREADS = 1536
 """About 10 MB of kernel memory; threads beyond it are opened for each reading."""
 KEPT_PROCESSES = 256
@@ -27,6 +27,7 @@ KEPT_PROCESSES = 256
 _PER_PROCESS = 5
 _PER_MEMBER = 2
 _RESERVED_DESCRIPTORS = 128
+_LEAST_RESERVED = 64
 
 
 class ProcFile:
@@ -212,7 +213,8 @@ class Shares:
 
 def share_descriptors(limit: int, held: int) -> Shares:
     """Divide what a limit of open files leaves beside those held now and those of other sources. Pure."""
-    room = max(0, limit - held - min(_RESERVED_DESCRIPTORS, limit // 2))
+    reserved = max(_LEAST_RESERVED, min(_RESERVED_DESCRIPTORS, limit // 2))
+    room = max(0, limit - held - reserved)
     threads = min(KEPT_THREADS, room // 3)
     processes = min(KEPT_PROCESSES, (room - threads) // (_PER_PROCESS + _PER_MEMBER))
     return Shares(processes, processes, threads, limit)
