@@ -8,35 +8,38 @@ PIXELS = 3 * SIDE * SIDE
 
 
 class Lists(Images):
-    """Serve images as the lists of numbers that a text file or a JSON store gives."""
+    """Serve frames of a clip as the lists of numbers that a text file or a JSON store gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, frames: int) -> None:
         super().__init__()
-        self.sample = super().read(0).flatten().tolist()
+        self.sample = [super().read(0).flatten().tolist()] * frames
 
-    def __getitem__(self, index: int) -> tuple[list[float], int]:
+    def __getitem__(self, index: int) -> tuple[list[list[float]], int]:
         return self.sample, index % CLASSES
 
 
-def pad_and_scale(samples: list[tuple[list[float], int]]) -> tuple[Tensor, Tensor]:
+def pad_and_scale(samples: list[tuple[list[list[float]], int]]) -> tuple[Tensor, Tensor]:
     """Build a batch from lists, one number after the other."""
     rows = []
-    for values, _ in samples:
+    for clip, _ in samples:
         row = [0.0] * PIXELS
-        for place, value in enumerate(values):
-            row[place] = max(-1.0, min(1.0, 2.0 * value - 1.0))
+        for values in clip:
+            for place, value in enumerate(values):
+                row[place] = max(-1.0, min(1.0, row[place] + 2.0 * value - 1.0))
         rows.append(row)
     images = torch.tensor(rows).view(len(rows), 3, SIDE, SIDE)
     return images, torch.tensor([label for _, label in samples])
 
 
 program = Program(__doc__)
-batch = program.draw.choice((16, 32, 64))
-lists = Lists()
-load_ms = take_cpu_ms(lambda: pad_and_scale([lists[index] for index in range(batch)]))
-network = Network(load_ms / program.draw.uniform(6, 9), batch)
+batch = program.draw.choice((8, 16))
+step_ms = program.draw.uniform(15, 30)
+one = Lists(1)
+one_ms = take_cpu_ms(lambda: pad_and_scale([one[index] for index in range(batch)]))
+frames = max(1, round(step_ms * program.draw.uniform(6, 9) / one_ms))
 workers = program.draw.choice((1, 2))
 if program.fix:
-    program.train(make_loader(Images(), batch, workers), network)
+    loader = make_loader(Images(), batch, workers)
 else:
-    program.train(make_loader(lists, batch, workers, collate_fn=pad_and_scale), network)
+    loader = make_loader(Lists(frames), batch, workers, collate_fn=pad_and_scale)
+program.train(loader, Network(step_ms, batch))

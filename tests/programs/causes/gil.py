@@ -15,9 +15,9 @@ def count_words() -> None:
 
 
 program = Program(__doc__)
-batch = program.draw.choice((4, 8))
+batch = program.draw.choice((1, 2))
 network = Network(0, batch, depth=program.draw.randint(2, 4))
-threads = program.draw.choice((2, 3))
+threads = program.draw.choice((3, 4))
 for _ in range(threads):
     if program.fix:
         multiprocessing.get_context("fork").Process(target=count_words, daemon=True).start()
