@@ -42,6 +42,10 @@ class Identity:
     pid: int
     start_ticks: int
 
+    def __hash__(self) -> int:
+        """Return the PID: a thousand are hashed each second, and two of one PID hardly ever meet."""
+        return self.pid
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -68,7 +68,7 @@ def add_known(
 ) -> Known[float]:
     """Add one figure over the processes that have it; Missing, with the first reason, when none has."""
     values = [read(process) for process in processes]
-    known = [value for value in values if is_known(value)]
+    known = [value for value in values if not isinstance(value, Missing)]
     if known:
         return sum(known)
     return next((value for value in values if isinstance(value, Missing)), Missing("no process"))
@@ -82,7 +82,8 @@ def find_pool(processes: Sequence[ProcessSample]) -> ProcessSample | None:
 
 def is_pool(process: ProcessSample) -> bool:
     """Tell whether at least two threads of a process compete for CPUs."""
-    return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
+    busy = process.busy_threads
+    return not isinstance(busy, Missing) and busy >= POOL_THREADS
 
 
 def _demand(process: ProcessSample) -> float:

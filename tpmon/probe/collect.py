@@ -171,7 +171,7 @@ class Collector:
         )
         # Before the ranks are named: the second Frame is the first with stacks, also for --once.
         slices, looks = self._stacks.take(), self._main_threads.take()
-        self._watch(processes, now_ns)
+        self._watch(readings, processes, now_ns)
         budget = self._read_budget(processes, now_ns)
         group = self._cgroups.read(now_ns)
         host = self._host.read()
@@ -243,7 +243,7 @@ class Collector:
             self_=_NO_COST,
         )
 
-    def _watch(self, processes: Sequence[ProcessSample], now_ns: int) -> None:
+    def _watch(self, readings: Sequence[Reading], processes: Sequence[ProcessSample], now_ns: int) -> None:
         pins = tuple(has_pin_thread(process) for process in processes if process.role is Role.RANK)
         # The members are one and the same tuple until one of them comes, goes or changes.
         told = (self._membership.members, len(processes), pins)
@@ -256,7 +256,7 @@ class Collector:
         self._loader.watch(self._loader_ranks, now_ns)
         self._main_threads.watch(self._named, halved=self._cost.shedding)
         self._stacks.watch((Subject(*one) for one in self._named), halved=self._cost.shedding)
-        self._pss.watch({Identity(one.pid, one.start_ticks): one.rss_bytes for one in processes})
+        self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings})
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:
         ranks = tuple(p.pid for p in processes if p.role is Role.RANK)

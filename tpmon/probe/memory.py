@@ -24,6 +24,10 @@ SLOPE_MIN_POINTS = 10
 SLOPE_MAX_POINTS = 60
 
 
+_TOO_LARGE = Missing("larger than 1 GiB: reading PSS would stall the process")
+_RATIONED = Missing("rationed: one process every 10 s")
+
+
 @dataclass(frozen=True, slots=True)
 class Pss:
     """Hold the proportional set size of one process and when it was read."""
@@ -73,9 +77,11 @@ class PssRation:
     def latest(self, process: Identity) -> Known[Pss]:
         """Return the newest PSS of a process."""
         if self._rss.get(process, 0) > PSS_MAX_RSS_BYTES:
-            return Missing("larger than 1 GiB: reading PSS would stall the process")
-        waiting = Missing(self._source.off or "rationed: one process every 10 s")
-        return self._known.get(process, waiting)
+            return _TOO_LARGE
+        known = self._known.get(process)
+        if known is not None:
+            return known
+        return Missing(self._source.off) if self._source.off else _RATIONED
 
     def read_next(self) -> None:
         """Read the process whose turn it is, if one is small enough."""

@@ -56,6 +56,7 @@ class Population:
         self._allowance = Allowance(shares.threads)
         self._max_kept = shares.processes
         self._kept = 0
+        self._members: Sequence[Member] = ()
         self._last_ns = 0
         self._last_ticks = 0
         self.left_out = 0
@@ -64,7 +65,10 @@ class Population:
     def read(self, members: Sequence[Member], *, skip_threads: bool) -> list[Reading]:
         """Read every member that still lives, in their order."""
         self._allowance.names = NAMES_PER_TICK
-        self._close_all_but({member.identity for member in members})
+        if members is not self._members:
+            # Membership gives one and the same tuple until a member comes, goes or changes.
+            self._close_all_but({member.identity for member in members})
+            self._members = members
         begun = time.monotonic_ns(), now_ticks()
         readings = []
         self.left_out = 0
