@@ -227,7 +227,8 @@ def test_one_reading_in_each_form(job: int):
 
     done = call("attach", str(job), "--once", "-i", "0.5", "--ascii")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"job      {job} ")
+    assert done.stdout.startswith("verdict  ")
+    assert f"\njob      {job} " in done.stdout
     assert done.stdout.isascii()
 
     done = call("attach", str(job), "--once", "--plain", "-i", "0.5")
