@@ -47,7 +47,7 @@ class Run:
             samples = turn.rate_hz * turn.seconds
             cost_ms = self.start_ms + self.sample_ms * samples if samples else self.start_ms * 0.6
             self.now_ns += turn.seconds * SECOND + 30_000_000
-            self.plan.settle(turn, cost_ms, samples, self.now_ns)
+            self.plan.settle(turn, cost_ms, samples, 10, self.now_ns)
             self.done.append((self.now_ns, turn, cost_ms))
         return self.done
 
@@ -133,7 +133,7 @@ def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():
         if isinstance(turn, Turn):
             seen.append((now_ns // SECOND, turn.subject.rank))
             now_ns += turn.seconds * SECOND + 1
-            plan.settle(turn, 10.0, 10, now_ns)
+            plan.settle(turn, 10.0, 10, 10, now_ns)
         else:
             now_ns += round(turn * SECOND)
     assert {rank for at, rank in seen if at < 60} == {1}
@@ -164,7 +164,7 @@ def test_a_held_rank_waits_a_moment_and_is_taken_up_again():
     assert plan.all_refused()
     assert plan.next(0) == pytest.approx(5)
     assert plan.next(5 * SECOND) == turn
-    plan.settle(turn, 10.0, 1, 5 * SECOND)
+    plan.settle(turn, 10.0, 1, 10, 5 * SECOND)
     assert not plan.all_refused()
 
 
@@ -182,4 +182,17 @@ def test_a_rank_that_is_gone_is_no_refusal_and_a_new_one_is_dumped():
     assert isinstance(new, Turn)
     assert (new.kind, new.subject.rank) == (Kind.DUMP, 5)
     assert not plan.watch(subjects(1, first=5))
-    plan.settle(turn, 10.0, 1, 0)  # the answer of one that is not watched any more
+    plan.settle(turn, 10.0, 1, 10, 0)  # the answer of one that is not watched any more
+
+
+def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
+    plan = StackPlan(0)
+    plan.watch(subjects(1))
+    dump = plan.next(0)
+    assert isinstance(dump, Turn)
+    plan.settle(dump, 30.0, 1, 400, 0)
+    first = plan.next(0)
+    assert isinstance(first, Turn)
+    assert first.seconds == FIRST_SECONDS
+    assert first.rate_hz < FIRST_RATE_HZ
+    assert 30 + 0.018 * 400 * first.rate_hz * first.seconds <= CREDIT_MS

@@ -354,6 +354,11 @@ def test_a_child_is_in_a_session_of_its_own_and_steps_back():
     assert niceness in (b"0", str(stack_child.NICENESS + os.getpriority(os.PRIO_PROCESS, 0)).encode())
 
 
+def test_a_child_that_burns_is_ended_by_the_kernel(monkeypatch):
+    monkeypatch.setattr(stack_child, "CPU_LIMIT_S", 1)
+    assert run_shell("while :; do :; done", 60).status == -signal.SIGXCPU
+
+
 def test_one_run_after_a_stop_ends_at_once():
     spy = SpyChild()
     spy.stop()

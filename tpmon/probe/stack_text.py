@@ -52,6 +52,11 @@ class Sampled:
     stacks: tuple[StackCount, ...]
     lost: int
 
+    @property
+    def frames(self) -> int:
+        """Count the frames of all stacks: what a sample costs."""
+        return sum(len(one.frames) for one in self.stacks)
+
 
 def _clean_path(path: str) -> str:
     """Clean a path and keep its end, which names the file."""

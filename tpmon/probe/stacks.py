@@ -6,6 +6,7 @@ py-spy at a time; what it may cost is in ``stack_plan``.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import deque
@@ -15,7 +16,14 @@ from datetime import datetime
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.stacks import StackSlice
 from tpmon.probe.procread import PROC, read_file, read_stat
-from tpmon.probe.stack_child import Outcome, SpyChild, dump_arguments, find_spy, record_arguments
+from tpmon.probe.stack_child import (
+    CPU_LIMIT_S,
+    Outcome,
+    SpyChild,
+    dump_arguments,
+    find_spy,
+    record_arguments,
+)
 from tpmon.probe.stack_plan import RETRY_S, Kind, StackPlan, Subject, Turn
 from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
 from tpmon.probe.stack_text import Refusal, parse_complaint, parse_dump, parse_raw
@@ -198,12 +206,15 @@ class StackSampler:
             stacks=sampled.stacks,
         )
         with self._lock:
-            self._plan.settle(turn, cpu_ms, sampled.samples, time.monotonic_ns())
+            self._plan.settle(turn, cpu_ms, sampled.samples, sampled.frames, time.monotonic_ns())
             self._slices.append(piece)
             self._last_ns = ended_ns
 
     def _complain(self, turn: Turn, outcome: Outcome) -> None:
         cpu_ms = outcome.cpu_s * 1000
+        if outcome.status == -signal.SIGXCPU:
+            self._refuse(turn, cpu_ms, f"py-spy needs more than {CPU_LIMIT_S} s of CPU here", final=True)
+            return
         if outcome.late:
             self._refuse(turn, cpu_ms, "py-spy gave no answer in time", final=False)
             return
