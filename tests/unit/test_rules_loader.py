@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.frames import make_memory
+from tests.frames import NOW, make_memory
 from tests.starving import (
     COMPUTES,
     DISK,
@@ -166,39 +166,48 @@ def test_workers_of_another_user_are_unknown():
     assert isinstance(judge_one_slow_worker(scene), Unsure)
 
 
-def young(age_s, births, wait=0.6):
-    second = make_second(wait, [COMPUTES] * 2, loader={"births": births})
-    return [
-        replace(
-            frame,
-            processes=(
-                frame.processes[0],
-                *(
-                    replace(one, started=frame.taken - timedelta(seconds=age_s))
-                    for one in frame.processes[1:]
+def lives(life_s, births, wait, late_wait=None):
+    """See workers that live so long; they wait ``wait`` in the first half of it, then ``late_wait``."""
+    frames = []
+    for i in range(50):
+        age_s = i % life_s + 0.3
+        share = wait if late_wait is None or age_s < life_s / 2 else late_wait
+        second = make_second(share, [COMPUTES] * 2, loader={"births": births})
+        workers = (replace(one, started=NOW - timedelta(seconds=age_s)) for one in second.processes[1:])
+        frames.append(replace(second, processes=(second.processes[0], *workers)))
+    aged = line_up(frames)
+    shift = [frame.taken - NOW for frame in aged]
+    return see(
+        [
+            replace(
+                frame,
+                processes=(
+                    frame.processes[0],
+                    *(replace(one, started=one.started + back) for one in frame.processes[1:]),
                 ),
-            ),
-        )
-        for frame in line_up([second] * 20)
-    ]
+            )
+            for frame, back in zip(aged, shift, strict=True)
+        ]
+    )
 
 
 def test_workers_that_are_born_again_and_again_are_the_cause():
-    found = suspects(see(young(1.5, births=40)))
-    assert set(found) == {"respawn"}
-    assert Need.RESPAWN_SEEN in found["respawn"].observed
+    for scene in (lives(1, 40, 0.6), lives(4, 24, 0.9, 0.1), lives(12, 10, 0.9, 0.2)):
+        found = suspects(scene)
+        assert set(found) == {"respawn"}
+        assert Need.RESPAWN_SEEN in found["respawn"].observed
 
 
 def test_one_generation_is_no_respawn():
-    assert isinstance(judge_respawn(see(young(1.5, births=2))), Cleared)
+    assert isinstance(judge_respawn(lives(40, 2, 0.6)), Cleared)
 
 
-def test_a_wait_that_goes_on_without_new_workers_is_no_respawn():
-    assert isinstance(judge_respawn(see(young(12.0, births=6))), Cleared)
+def test_a_wait_that_goes_on_late_in_the_life_of_workers_is_no_respawn():
+    assert isinstance(judge_respawn(lives(12, 10, 0.6)), Cleared)
 
 
 def test_births_without_a_wait_cost_nothing():
-    assert isinstance(judge_respawn(see(young(1.5, births=40, wait=0.0))), Cleared)
+    assert isinstance(judge_respawn(lives(1, 40, 0.0)), Cleared)
 
 
 def test_the_onset_is_found_where_the_window_reaches_back_to_it():

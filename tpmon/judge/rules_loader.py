@@ -26,17 +26,21 @@ from tpmon.model.process import Role
 
 SLOW_IDLE_HIGH = 0.35
 """Upper end of the 95 % interval of idle readings below which a worker never waits for work: 0 of 10."""
+LEAST_LOOKS = 5
 OTHERS_IDLE = 0.5
 """The others have nothing to do while one is waited for: 96-98 % on an idle machine (host.md 2 a-c);
 a neighbour on their CPUs lengthens the little that they do."""
 BACKLOG = 0.5
 GENERATIONS = 2
 """Generations of workers in a minute from which they are started anew all the time (host.md section 2 e)."""
-START_S = 3.0
-"""Until a worker works: spawned ones take 1.5-2 s of CPU before they name themselves (host.md)."""
+LONG_LIFE_S = 6.0
+"""Life of workers whose start can be told from the rest of it by readings of a second each; workers
+that live shorter are restarts before all."""
+LATE_LIFE = 0.6
+"""Share of the longest life seen after which a worker is at work; its start is over by then."""
 STEADY_READINGS = 5
 STEADY_WAIT = 0.7
-"""A wait that is this much of the whole when no worker is new has another cause."""
+"""A wait that is this much of the whole late in the life of the workers has another cause."""
 YOUNG_S = 30.0
 """Age of a worker while its rank waits that says the same (host.md section 2 e)."""
 
@@ -111,14 +115,19 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     )
 
 
+def _is_never_idle(looks: WorkerLooks) -> bool:
+    """Tell whether a worker never waits for work; an empty queue of its own may be its last request."""
+    if looks.looks < LEAST_LOOKS:
+        return False
+    alone = measure_share(looks.idle / looks.looks, looks.looks)
+    both = looks.looks + looks.queue_looks
+    idle = looks.idle + looks.queue_looks - looks.backlogs
+    return min(alone.high, measure_share(idle / both, both).high) <= SLOW_IDLE_HIGH
+
+
 def _find_slow(looks: tuple[WorkerLooks, ...]) -> WorkerLooks | None:
     """Return the only worker that always has work while the others mostly have none."""
-    never_idle = [
-        one
-        for one in looks
-        if one.worker.stopped
-        or (one.looks and measure_share(one.idle / one.looks, one.looks).high <= SLOW_IDLE_HIGH)
-    ]
+    never_idle = [one for one in looks if one.worker.stopped or _is_never_idle(one)]
     if len(never_idle) != 1:
         return None
     others = [known_or(one.idle_ratio, 0.0) for one in looks if one is not never_idle[0]]
@@ -166,18 +175,23 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
 
 
 def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
-    """Tell whether the rank waits just as much when no worker was started lately."""
+    """Tell whether the rank waits just as much late in the life of its workers."""
     pid = found.rank.process.pid
     waits = dict(see_waits(found.rank, scene))
-    steady = []
+    youngest = {}
     for frame in scene.history:
         ages = [
             (frame.taken - process.started).total_seconds()
             for process in frame.processes
             if process.rank_pid == pid and process.role is Role.WORKER
         ]
-        if ages and min(ages) > START_S and frame.taken_ns in waits:
-            steady.append(waits[frame.taken_ns])
+        if ages and frame.taken_ns in waits:
+            youngest[frame.taken_ns] = min(ages)
+    longest_s = max(youngest.values(), default=0.0)
+    if longest_s < LONG_LIFE_S:
+        return False
+    late_s = LATE_LIFE * longest_s
+    steady = [waits[taken_ns] for taken_ns, age_s in youngest.items() if age_s > late_s]
     return len(steady) >= STEADY_READINGS and statistics.fmean(steady) >= STEADY_WAIT * found.wait.share.ratio
 
 

@@ -207,17 +207,25 @@ def find_starved(scene: Scene) -> Starvation:
     return unsure if unsure is not None else answers[0]
 
 
+def _queue_wait(found: Starved) -> float:
+    """Return the part of the wait that an empty queue goes with, 0-1: all of it where no stack tells."""
+    if STACKS not in found.wait.sources or not found.wait.parts:
+        return found.wait.share.ratio
+    others = (part for part in DataPart if part is not DataPart.QUEUE)
+    return max(0.0, found.wait.share.ratio - found.wait.part(*others))
+
+
 def _agrees(found: Starved) -> frozenset[str]:
     """Name the origins that agree that the rank starves."""
     agree = set(found.wait.sources)
-    loader, ratio = found.rank.loader, found.wait.share.ratio
+    loader, ratio = found.rank.loader, _queue_wait(found)
     # A pin thread empties the pipe at once, so its emptiness says nothing.
     empty = loader.empty_ratio if loader is not None and not loader.pin_thread else NOT_READ
-    if is_known(empty) and empty >= QUEUE_AGREES * ratio:
+    if is_known(empty) and empty >= QUEUE_AGREES * ratio > 0:
         agree.add(QUEUE)
     if found.workers and is_known(found.idle) and found.idle < IDLE_WORKERS:
         agree.add(WORKERS)
-    if is_known(found.gpu_idle) and found.gpu_idle >= QUEUE_AGREES * ratio:
+    if is_known(found.gpu_idle) and found.gpu_idle >= QUEUE_AGREES * found.wait.share.ratio:
         agree.add(CARDS)
     return frozenset(agree)
 
@@ -226,7 +234,7 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     loader = found.rank.loader
     if loader is None or loader.pin_thread or not is_known(loader.empty_ratio):
         return ()
-    if loader.looks < LEAST_QUEUE_LOOKS or loader.empty_ratio >= QUEUE_DISAGREES * found.wait.share.ratio:
+    if loader.looks < LEAST_QUEUE_LOOKS or loader.empty_ratio >= QUEUE_DISAGREES * _queue_wait(found):
         return ()
     return (reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", scene.frame.ages_s.io),)
 
