@@ -256,3 +256,12 @@ def test_the_history_of_a_share_is_drawn_to_the_whole():
     assert "▂" in line
     assert "▃" in line
     assert not set("▄▅▆▇█") & set(line)
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 12), (40, 12), (30, 8)])
+def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
+    frame = judged(HUNG, notes=("power-limited: 5 of 8 cards",))
+    text = " ".join(texts_of(paint_screen(make_any_view(frame), Size(width, height))))
+    assert "!! HUNG" in text
+    assert "power-limited" not in text
+    assert "Try: dump the stacks" in text

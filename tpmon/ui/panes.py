@@ -35,7 +35,9 @@ from tpmon.ui.table import Item, justify, paint_rule
 from tpmon.ui.view import Ink, KeyHelp, Line, Overlay, Pane, Size, ViewState
 
 TINY_WIDTH = 30
-TINY_HEIGHT = 8
+TINY_HEIGHT = 10
+LOW_HEIGHT = 20
+"""Below this height what to try comes before the notes and most panes."""
 SHORT_LINES_WIDTH = 60
 WIDE_WIDTH = 150
 """From this width on the CPU and the GPU pane stand beside each other."""
@@ -155,8 +157,9 @@ def _paint_top(view: ViewState, size: Size) -> list[Line]:
     if view.overlay in (Overlay.HELP, Overlay.VERDICT):
         return top
     top += _paint_judged(view, size)
-    if is_known(view.frame):
-        top += paint_notes(view.frame, size.width, 1 if size.height < 30 else 4)
+    frame = view.frame
+    if is_known(frame) and not (is_known(frame.verdict) and size.height < LOW_HEIGHT):
+        top += paint_notes(frame, size.width, 1 if size.height < 30 else 4)
     return top
 
 
@@ -181,6 +184,8 @@ _SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
 def _verdict_height(finding: Finding, size: Size) -> int:
     """Return how many lines the verdict may take, more of them where they are short."""
     share = _SHARES[EXIT_CODES[finding.kind]] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
+    if size.height < LOW_HEIGHT:
+        share = 0.6
     return max(3, int(size.height * share))
 
 
