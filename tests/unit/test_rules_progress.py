@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.frames import (
     NOW,
+    NOW_NS,
     make_frame,
     make_gpu,
     make_loader,
@@ -22,6 +23,7 @@ from tests.frames import (
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tpmon.judge import rules_progress
 from tpmon.judge.advice import REMEDIES_FOR
+from tpmon.judge.judgement import judge
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_hang import (
     judge_blocked_io,
@@ -38,12 +40,13 @@ from tpmon.judge.rules_progress import (
     judge_waiting_for_input,
 )
 from tpmon.judge.scene import see
+from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.frame import TargetState
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, SinceIs
 
 UNREAD = Missing("not permitted")
 LOCK = "lock or queue (futex)"
@@ -231,7 +234,7 @@ def test_a_stop_that_was_seen_to_begin_has_its_onset():
     frames = hold(make_frame(), 20)
     for i in range(12, 21):
         frames[i] = replace(frames[i], processes=(quiet_rank(state="T"),))
-    assert judge_stopped(see(frames)).since_ns == frames[12].taken_ns
+    assert judge_stopped(see(frames)).held_ns == frames[12].taken_ns
 
 
 # Blocked
@@ -271,7 +274,7 @@ def test_a_worker_that_vanished_while_its_rank_waits_is_dead():
     answer = judge_dead_worker(see(frames))
     assert said(answer) == (Kind.HUNG, "dead-worker")
     assert "4222" in answer.summary
-    assert answer.since_ns == frames[-1].taken_ns - 35 * SECOND
+    assert answer.held_ns == frames[-1].taken_ns - 35 * SECOND
 
 
 def test_an_epoch_that_ends_kills_no_worker():
@@ -311,19 +314,50 @@ def test_nothing_that_moves_for_half_a_minute_is_a_hang():
     assert said(answer) == (Kind.HUNG, "no-progress")
     assert answer.sources == {"schedstat", "wait", "log"}
     assert LOCK in answer.summary
-    assert answer.since_ns is NOT_APPLICABLE
+    assert answer.held_ns == NOW_NS - 45 * SECOND
 
 
 def test_before_half_a_minute_it_is_not_said():
     answer = judge_no_progress(scene_of(quiet_frame(), seconds=20))
     assert type(answer) is Unsure
-    assert "20 s of the 30 s" in answer.text
+    assert "20 s of the 25 s" in answer.text
 
 
 def test_a_standstill_that_was_seen_to_begin_has_its_onset():
-    frames = hold(quiet_frame(), 50)
+    frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=36.0)), 50)
     frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
-    assert judge_no_progress(see(frames)).since_ns in (frames[10].taken_ns, frames[11].taken_ns)
+    assert judge_no_progress(see(frames)).held_ns in (frames[12].taken_ns, frames[13].taken_ns)
+
+
+def conclude(frames):
+    standing = Standing()
+    for count in range(1, len(frames) + 1):
+        judged = judge(frames[max(0, count - 60) : count], standing)
+        standing = judged.standing
+    return judged.frame.verdict
+
+
+def growing(seconds, unchanged_at_end_s, log_age_s):
+    """Build a standstill whose waits grow by a second each second."""
+    return [
+        replace(
+            frame,
+            processes=(quiet_rank(waits_unchanged_s=max(0.0, unchanged_at_end_s - seconds + i)),),
+            output=(old_log(log_age_s),),
+            loader=(),
+        )
+        for i, frame in enumerate(hold(quiet_frame(), seconds))
+    ]
+
+
+def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
+    seen = conclude(growing(80, 40.0, 100.0))
+    assert (seen.since, seen.since_is) == (NOW - timedelta(seconds=40), SinceIs.ONSET)
+    found = conclude(growing(40, 40.0, 1560.0))
+    assert (found.since, found.since_is) == (NOW - timedelta(seconds=1560), SinceIs.LOWER_BOUND)
+    assert found.since_source.startswith("last log write")
+    unlogged = conclude([replace(frame, output=()) for frame in growing(40, 40.0, 0.0)])
+    assert (unlogged.since, unlogged.since_is) == (NOW - timedelta(seconds=40), SinceIs.LOWER_BOUND)
 
 
 def test_stacks_that_stay_in_one_place_are_a_further_source():
@@ -469,6 +503,6 @@ def test_any_finite_window_gets_an_answer(drawn, seconds, phase, age_s, sampled)
             assert answer.margin >= 0.5
             assert answer.sources
             if answer.cause == "no-progress":
-                assert seconds >= 30
+                assert seconds >= 25
         else:
             assert answer.text

@@ -1,6 +1,6 @@
 """Jobs that stand still: stopped, blocked in a read, a worker or a card lost, or nothing moves at all.
 
-``hung`` is said of processes that are stopped at once and of everything else only after 30 s in
+``hung`` is said of processes that are stopped at once and of everything else only after 25 s in
 which no main thread ran, no worker worked, and no line was written. Which rank or lock is to
 blame needs stacks of all ranks; here is what the readings alone can tell.
 """
@@ -8,7 +8,6 @@ blame needs stacks of all ranks; here is what the readings alone can tell.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phases import Phase
@@ -24,7 +23,7 @@ from tpmon.judge.stillness import (
     waits_for_batch,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.verdict import Evidence, Kind
 
@@ -42,11 +41,11 @@ _RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
 """Waits for files. A rank also waits for sockets when it waits for other ranks."""
 
 
-def _onset_ns(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
-    """Return when a wait began, where the history reaches back beyond it."""
-    if is_known(unchanged_s) and unchanged_s + 2 <= scene.history_s:
-        return scene.frame.taken_ns - int(unchanged_s * 1e9)
-    return NOT_APPLICABLE
+def _held_ns(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
+    """Return since when a wait has not changed."""
+    if not is_known(unchanged_s):
+        return NOT_APPLICABLE
+    return scene.frame.taken_ns - int(unchanged_s * 1e9)
 
 
 def _members(scene: Scene) -> Iterator[tuple[RankScene, ProcessSample, str]]:
@@ -126,7 +125,7 @@ def judge_stopped(scene: Scene) -> Answer:
             observed=frozenset((Need.STOPPED,)),
             pid=process.pid,
             rank=rank.process.rank,
-            since_ns=_onset_ns(scene, seconds),
+            held_ns=_held_ns(scene, seconds),
         )
     return Unsure(unread) if unread else Cleared("stopped processes (none)")
 
@@ -142,7 +141,7 @@ def _io_of(process: ProcessSample) -> str:
 
 
 def _is_stuck(rank: RankScene) -> Known[bool]:
-    """Tell whether a rank's main thread waited for one batch for 30 s."""
+    """Tell whether a rank's main thread waited for one batch for 25 s."""
     unchanged = rank.process.waits_unchanged_s
     if not is_known(unchanged):
         return unchanged
@@ -150,7 +149,7 @@ def _is_stuck(rank: RankScene) -> Known[bool]:
 
 
 def judge_blocked_io(scene: Scene) -> Answer:
-    """Suspect a read or write that has not returned for 30 s, in a rank or in a worker it waits for."""
+    """Suspect a read or write that has not returned for 25 s, in a rank or in a worker it waits for."""
     unread = ""
     for rank, process, name in _members(scene):
         words = _io_of(process)
@@ -187,9 +186,9 @@ def judge_blocked_io(scene: Scene) -> Answer:
             observed=frozenset((Need.BLOCKED_READ,)),
             pid=process.pid,
             rank=rank.process.rank,
-            since_ns=_onset_ns(scene, unchanged),
+            held_ns=_held_ns(scene, unchanged),
         )
-    return Unsure(unread) if unread else Cleared("blocked reads (none for 30 s)")
+    return Unsure(unread) if unread else Cleared("blocked reads (none)")
 
 
 def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
@@ -213,7 +212,7 @@ def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
 
 
 def judge_dead_worker(scene: Scene) -> Answer:
-    """Suspect a worker that is gone while its rank has waited 30 s for a batch that it was to make."""
+    """Suspect a worker that is gone while its rank has waited 25 s for a batch that it was to make."""
     for rank in scene.ranks:
         stuck = _is_stuck(rank)
         if not (is_known(stuck) and stuck):
@@ -237,7 +236,7 @@ def judge_dead_worker(scene: Scene) -> Answer:
             observed=frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT)),
             pid=rank.process.pid,
             rank=rank.process.rank,
-            since_ns=_onset_ns(scene, waited),
+            held_ns=_held_ns(scene, waited),
         )
     return Cleared("dead workers (none)")
 
@@ -289,7 +288,7 @@ def _explain(scene: Scene) -> str:
 
 
 def judge_no_progress(scene: Scene) -> Answer:
-    """Suspect a hang when for 30 s no main thread ran, no worker worked and no line was written."""
+    """Suspect a hang when for 25 s no main thread ran, no worker worked and no line was written."""
     if not any(rank.process.state not in ("Z", "X") for rank in scene.ranks):
         return Cleared("no progress (no rank lives)")
     still = find_standstill(scene)
@@ -336,7 +335,7 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
     )
     if is_known(still.log_age_s):
         evidence += (reading("last log write", still.log_age_s, "s ago", "log file", 0.0),)
-    found = Suspicion(
+    return Suspicion(
         kind=Kind.HUNG,
         cause="no-progress",
         weight=0.5,
@@ -346,10 +345,8 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
         evidence=evidence,
         pid=rank.process.pid,
         rank=rank.process.rank,
+        held_ns=_held_ns(scene, still.seconds),
     )
-    if isinstance(waited, Missing) or not still.moved_ns:
-        return found
-    return replace(found, since_ns=still.moved_ns)
 
 
 RULES: tuple[Rule, ...] = (

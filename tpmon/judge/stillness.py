@@ -15,8 +15,9 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 
-STILL_S = 30.0
-"""How long nothing may move before it is called hung (host.md section 2 f)."""
+STILL_S = 25.0
+"""How long nothing may move before it is called hung: 30 to 60 s (host.md section 2 f) less the first
+readings, which have no rates, so that it is said within 30 s of attaching."""
 STILL_DEMAND = 0.005
 """Mean demand of a main thread, in threads, below which it does not run (host.md section 2 f)."""
 STILL_TICK_DEMAND = 0.05
@@ -70,14 +71,9 @@ def _stays(phases: RankPhases) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """Hold a job of which nothing moves: for how long at least, and what says so.
-
-    ``moved_ns`` is the CLOCK_MONOTONIC of the last Frame in which something moved, 0 when the
-    history shows none.
-    """
+    """Hold a job of which nothing moves: for how long at least, and what says so."""
 
     seconds: float
-    moved_ns: int
     sources: frozenset[str]
     log_age_s: Known[float]
 
@@ -152,7 +148,7 @@ def _gpus_move(scene: Scene) -> Known[str]:
 
 
 def find_standstill(scene: Scene) -> Known[Standstill] | str:
-    """Return a standstill of at least 30 s, what moves ("" is never returned), or why it is not known."""
+    """Return a standstill of at least 25 s, what moves ("" is never returned), or why it is not known."""
     waits = [rank.process.waits_unchanged_s for rank in scene.ranks]
     if not waits:
         return Missing("no rank was read")
@@ -178,16 +174,13 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
     if any(one.newest_age_s <= FRESH_S and one.distinct > 1 and one.same_place_s <= 0 for one in known):
         return "stacks change"
     now_ns = scene.frame.taken_ns
-    oldest_ns, moved_ns = now_ns, 0
+    oldest_ns = now_ns
     demands: dict[int, list[float]] = {}
     # Every other Frame is enough: the ranks' waits have told already that nothing moved between.
     for frame in scene.history[::-2]:
         ranks = [process for process in frame.processes if process.role is Role.RANK]
         still = [_is_still(process) for process in ranks]
-        if any(isinstance(one, Missing) for one in still):
-            break
-        if not all(still):
-            moved_ns = frame.taken_ns
+        if not all(is_known(one) and one for one in still):
             break
         oldest_ns = frame.taken_ns
         for process in ranks:
@@ -203,7 +196,8 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
         sources.add("log")
     if known and len(known) == len(scene.ranks) and all(_stays(one) for one in known):
         sources.add("stacks")
-    return Standstill(seconds, moved_ns, frozenset(sources), log_age_s)
+    waited = [wait for rank in scene.ranks if is_known(wait := rank.process.waits_unchanged_s)]
+    return Standstill(min(waited, default=seconds), frozenset(sources), log_age_s)
 
 
 def waits_for_batch(rank: RankScene, least: float = 0.9) -> Known[bool]:

@@ -43,6 +43,8 @@ class Suspicion:
     """Batches per second that the compute could take over those that the loader makes."""
     since_ns: Applicable[int] = NOT_APPLICABLE
     """CLOCK_MONOTONIC of its onset where the rule saw it in the history."""
+    held_ns: Applicable[int] = NOT_APPLICABLE
+    """CLOCK_MONOTONIC since when it holds, as far as readings go: at the first one it is a lower bound."""
 
 
 @dataclass(frozen=True, slots=True)

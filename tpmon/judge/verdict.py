@@ -23,6 +23,8 @@ MEDIUM_MARGIN = 1.5
 """A single source counts as medium only when it is this far past its threshold."""
 ONSET_HISTORY_S = 10.0
 """A cause that came after so much history without it began where it was first seen."""
+FIRST_READINGS_S = 3.0
+"""What held within so long after the first reading is older than it."""
 MOST_GAIN = 20.0
 LOOKING_S = 10.0
 
@@ -61,8 +63,13 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     if is_known(suspicion.since_ns):
         began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
         return began, SinceIs.ONSET, "history"
-    first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - track.first_ns) / 1e9))
-    if track.seen_after_ns >= ONSET_HISTORY_S * 1e9:
+    first_ns, begun_ns = track.first_ns, track.first_ns - track.seen_after_ns
+    held = suspicion.held_ns
+    seen_to_begin = track.seen_after_ns >= ONSET_HISTORY_S * 1e9
+    if is_known(held):
+        first_ns, seen_to_begin = held, held >= begun_ns + FIRST_READINGS_S * 1e9
+    first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - first_ns) / 1e9))
+    if seen_to_begin:
         return first, SinceIs.ONSET, "history"
     written = _last_write(scene)
     if suspicion.kind is Kind.HUNG and written is not None and written < first:
