@@ -123,7 +123,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "balance-samples",
         "in-order-off",
     ),
-    (Kind.DATA_BOUND, "respawn"): ("one-loader", "persistent-workers"),
+    (Kind.DATA_BOUND, "respawn"): ("persistent-workers", "one-loader"),
     (Kind.DATA_BOUND, "periodic"): ("prefetch-factor", "periodic-work-ahead", "persistent-workers"),
     (Kind.DATA_BOUND, "collate"): ("collate-arrays", "start-workers"),
     (Kind.DATA_BOUND, "pin"): ("fewer-bytes-to-pin", "pin-off"),

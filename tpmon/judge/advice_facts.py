@@ -13,8 +13,9 @@ from tpmon.model.units import format_bytes
 MEMORY_SHARE = 0.8
 """Share of the free memory that new workers may take; the rest is for their batches and for growth."""
 
-CORE_SLACK = 0.25
-"""Cores that a proposal may go over the budget: a worker is never busy all the time."""
+CORE_SLACK = 0.5
+"""Cores that a proposal may go over the budget: half a free core makes one more worker worth having, as the
+rules of the loader say, and single-threaded workers beyond the budget cost nothing (host.md 2 d)."""
 
 LEAST_WORKER_CORES = 0.05
 """Cores that a worker which only waits for reads is still counted with."""
@@ -68,7 +69,7 @@ def propose_workers(
     """Size ``num_workers`` of one rank against need, cores and memory.
 
     wanted    = ceil(needed_ratio * max(now, 1)); with no workers the loop itself is the one loader
-    by cores  = now + floor((cores_free + moved + 0.25) / max(busy, 0.05)); with no workers
+    by cores  = now + floor((cores_free + moved + 0.5) / max(busy, 0.05)); with no workers
                 moved = r / (1 + r), the part of a core that loading takes in the rank today
     by memory = now + floor(0.8 * memory_free / worker_rss)
     proposal  = max(now, min(wanted, by cores, by memory)): never fewer than there are
