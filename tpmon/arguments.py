@@ -105,7 +105,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     attach.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
-    for setting in (settings.JOB_SETTING, settings.CHECK_SETTING):
+    for setting in (settings.JOB_SETTING, settings.CHECK_SETTING, settings.BELL_SETTING):
         _add_setting(attach, setting)
     diagnose = commands.add_parser(
         "diagnose",

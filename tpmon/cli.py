@@ -269,7 +269,9 @@ def _watch_on_screen(job: Job, options: Options) -> int:
             session.set_interval(seconds)
 
     result = run_screen(
-        ScreenOptions(options.interval_s, options.ascii_only), start, Controls(set_interval, stop)
+        ScreenOptions(options.interval_s, options.ascii_only, options.bell),
+        start,
+        Controls(set_interval, stop),
     )
     if failures:
         raise failures[0]

@@ -244,6 +244,7 @@ class Options:
     no_stacks: bool
     job: bool
     check: bool
+    bell: bool
     diagnose_for_s: float | None
     diagnose_until: str | None
     diagnose_on_change: str | None
@@ -275,6 +276,7 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         no_stacks=values["no-stacks"],
         job=values["job"],
         check=values["check"],
+        bell=values["bell"],
         diagnose_for_s=values["diagnose.for"],
         diagnose_until=values["diagnose.until"],
         diagnose_on_change=values["diagnose.on-change"],

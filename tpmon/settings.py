@@ -93,6 +93,7 @@ DEMO_SETTINGS = (
 CHECK_SETTING = Setting(
     "check", Kind.SWITCH, False, "print the verdict in one line and end with its exit code (docs/verdicts.md)"
 )
+BELL_SETTING = Setting("bell", Kind.SWITCH, False, "ring the terminal bell when the verdict turns bad")
 
 DIAGNOSE_SETTINGS = (
     Setting(
@@ -124,6 +125,7 @@ SETTINGS = (
     STACKS_SETTING,
     JOB_SETTING,
     CHECK_SETTING,
+    BELL_SETTING,
     *DIAGNOSE_SETTINGS,
     *DEMO_SETTINGS,
 )

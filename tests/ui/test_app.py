@@ -21,12 +21,14 @@ from tests.frames import (
     make_worker,
 )
 from tpmon.errors import ExitCode
-from tpmon.model.frame import Frame, TargetState
+from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.results import Update
+from tpmon.model.verdict import Kind
 from tpmon.ui import panes
 from tpmon.ui.app import MESSAGE_SECONDS, Controls, MonitorApp, ScreenOptions
 from tpmon.ui.canvas import Canvas, ink_styles
+from tpmon.ui.inbox import turns_bad
 from tpmon.ui.keys import KEYS
 from tpmon.ui.view import Ink, Overlay, Pane, SortBy
 
@@ -564,3 +566,14 @@ def test_without_colour_only_bold_and_reverse_are_left():
         assert not style.dim
         assert style.reverse or ink is not Ink.CURSOR
     assert any(style.color for style in ink_styles(colour=True).values())
+
+
+def test_the_bell_is_for_a_verdict_that_turns_bad() -> None:
+    bad = make_frame(verdict=make_finding(kind=Kind.HUNG, cause="lock"))
+    calm = make_frame(verdict=make_finding(kind=Kind.COMPUTE_BOUND, cause="cpu"))
+    new = (make_event("verdict: other", kind=EventKind.VERDICT),)
+    other = (make_event("worker 4221 gone"),)
+    assert turns_bad(Update(bad, ()), new)
+    assert not turns_bad(Update(bad, ()), other)
+    assert not turns_bad(Update(calm, ()), new)
+    assert not turns_bad(Update(make_frame(), ()), new)

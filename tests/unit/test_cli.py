@@ -22,6 +22,7 @@ from tpmon.model.codec import decode
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.results import JobList
 from tpmon.settings import (
+    BELL_SETTING,
     CHECK_SETTING,
     DEMO_SETTINGS,
     DIAGNOSE_SETTINGS,
@@ -101,7 +102,7 @@ def test_help_names_each_command_and_each_exit_code():
     ("command", "settings"),
     [
         ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
-        ("attach", [*OUTPUT_SETTINGS, STACKS_SETTING, JOB_SETTING, CHECK_SETTING]),
+        ("attach", [*OUTPUT_SETTINGS, STACKS_SETTING, JOB_SETTING, CHECK_SETTING, BELL_SETTING]),
         ("diagnose", [*LOOK_SETTINGS, STACKS_SETTING, JOB_SETTING, *DIAGNOSE_SETTINGS]),
         ("demo", [*OUTPUT_SETTINGS, STACKS_SETTING, *DEMO_SETTINGS]),
     ],

@@ -30,7 +30,6 @@ from tpmon.model.process import RankRow
 from tpmon.model.verdict import EXIT_CODES, Finding
 
 RULES: tuple[Rule, ...] = (
-    *rules_progress.RULES,
     rules_cpu.judge_quota,
     rules_cpu.judge_oversubscription,
     *rules_data.RULES,
@@ -41,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     *rules_python.RULES,
     *rules_memory.RULES,
     *rules_healthy.RULES,
+    *rules_progress.RULES,
 )
 NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
 

@@ -239,8 +239,8 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     return (reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", scene.frame.ages_s.io),)
 
 
-def _source_words(found: Starved, scene: Scene) -> str:
-    named = {STACKS: scene.frame.sources.stacks, LOOKS: "looks at state and system call"}
+def _source_words(found: Starved) -> str:
+    named = {STACKS: "stacks", LOOKS: "looks at the main thread"}
     words = " and ".join(named[source] for source in sorted(found.wait.sources))
     return f"{words}, {found.wait.share.samples} samples"
 
@@ -253,7 +253,7 @@ def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
             100 * found.wait.share.ratio,
             "%",
             f"{_pct(found.wait.share)}",
-            _source_words(found, scene),
+            _source_words(found),
             ages.stacks if STACKS in found.wait.sources else ages.threads,
         )
     ]

@@ -74,7 +74,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     written = _last_write(scene)
     if suspicion.kind is Kind.HUNG and written is not None and written < first:
         return written, SinceIs.LOWER_BOUND, f"last log write {format_clock(written)}"
-    return first, SinceIs.LOWER_BOUND, "it was there at the first reading"
+    return first, SinceIs.LOWER_BOUND, "first reading"
 
 
 def _write_try(chosen: Chosen) -> str:

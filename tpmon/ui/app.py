@@ -34,7 +34,7 @@ from tpmon.model.results import Update
 from tpmon.ui import actions, clipboard, panes
 from tpmon.ui.canvas import Canvas
 from tpmon.ui.driver import ScreenDriver
-from tpmon.ui.inbox import EVENT_LIMIT, Inbox
+from tpmon.ui.inbox import EVENT_LIMIT, Inbox, turns_bad
 from tpmon.ui.key_row import ByDigit, Effect, OpenRow
 from tpmon.ui.keys import find_key, keys_shown
 from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, report_crash, require_terminal
@@ -60,6 +60,8 @@ class ScreenOptions:
 
     interval_s: float
     ascii_only: bool
+    bell: bool = False
+    """Ring the terminal bell when the verdict turns bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class MonitorApp(App[None]):
         """Prepare an empty screen; ``clock`` is CLOCK_MONOTONIC in nanoseconds."""
         super().__init__(driver_class=ScreenDriver, ansi_color=True)
         self._controls = controls
+        self._rings = options.bell
         self._paint = paint
         self._clock = clock
         self._canvas = Canvas(not self.no_color, self._on_tick)
@@ -163,6 +166,8 @@ class MonitorApp(App[None]):
         self._events.extend(events_since)
         if update is not None:
             self._newest = update
+            if self._rings and turns_bad(update, events_since):
+                self.bell()
         self._show(self.view, STALLED_SECONDS)
 
     # Lines out

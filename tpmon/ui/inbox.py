@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 
-from tpmon.model.frame import Event
+from tpmon.model.frame import Event, EventKind
+from tpmon.model.known import is_known
 from tpmon.model.results import Update
+from tpmon.model.verdict import EXIT_CODES
 
 EVENT_LIMIT = 500
+
+
+def turns_bad(update: Update, events: Sequence[Event]) -> bool:
+    """Tell whether a new verdict is among ``events`` and is one that accuses: what a bell is rung for."""
+    verdict = update.frame.verdict
+    accuses = is_known(verdict) and EXIT_CODES[verdict.kind] in (10, 12)
+    return accuses and any(event.kind is EventKind.VERDICT for event in events)
 
 
 class Inbox:
