@@ -15,7 +15,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test check lint types docs-tests docs goldens \
-        bench-cost bench-harm verdicts bench-share bench-switch test-gpu
+        bench-cost bench-stacks bench-harm verdicts bench-share bench-switch test-gpu
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ goldens: setup ## write the golden pictures and docs/screens.md anew; read the d
 
 bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_cost
+
+bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it (docs/overhead.md)
+	@$(BIN)/python -m tests.budget.bench_stacks
 
 bench-harm: torch-for-tests ## whether a watched training loses steps (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_harm
