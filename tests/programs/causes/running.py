@@ -197,22 +197,21 @@ def diagnose(pid: int, seconds: float) -> Verdict:
 def watch(pid: int, seconds: float) -> tuple[list[Verdict], set[str]]:
     """Follow ``tpmon attach --json``: the verdict of every second, and the notes' first words."""
     process = subprocess.Popen([*TPMON, "attach", str(pid), "--json"], stdout=subprocess.PIPE, cwd=ROOT)
-    begun = time.monotonic()
-    signal_at_end = False
+    begun = 0.0  # the first reading is the moment of attaching
     verdicts: list[Verdict] = []
     notes: set[str] = set()
     assert process.stdout is not None
     try:
         for line in process.stdout:
+            begun = begun or time.monotonic()
             after_s = time.monotonic() - begun
             frame = json.loads(line)
             verdicts.append(read_verdict(frame["verdict"], after_s))
             notes.update(str(note).split(":")[0] for note in frame["notes"])
             if after_s >= seconds:
-                signal_at_end = True
                 break
     finally:
-        process.kill() if not signal_at_end else process.terminate()
+        process.terminate()
         process.wait()
         process.stdout.close()
     return verdicts, notes

@@ -13,7 +13,8 @@ GROWTH_S = 90.0
 """Memory growth needs a slope."""
 GENERATIONS_S = 30.0
 """Two generations of workers, or three periods of a stall."""
-HUNG_S = 30.0
+HUNG_S = 32.0
+"""Nothing moved for 30 s, which the reading after that says."""
 
 
 @dataclass(frozen=True, slots=True)
