@@ -75,6 +75,13 @@ def _tie(lead: int, pid: int) -> None:
         fcntl.fcntl(lead, fcntl.F_SETFL, fcntl.fcntl(lead, fcntl.F_GETFL) | os.O_ASYNC)
 
 
+def _kill(pid: int) -> None:
+    """Kill a child that is not reaped yet. Not Popen.kill, which may reap it on the way."""
+    # A py-spy that was made setuid is not ours to kill; its slice ends by itself.
+    with contextlib.suppress(PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
 class SpyChild:
     """Run one py-spy at a time in the caller's thread; every other thread may stop it and ask its cost."""
 
@@ -108,7 +115,7 @@ class SpyChild:
                 self._pid = process.pid
                 _tie(reader, process.pid)
                 if self._stopped:
-                    process.kill()
+                    _kill(process.pid)
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
                 resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
@@ -124,7 +131,7 @@ class SpyChild:
         with self._lock:
             self._stopped = True
             if self._pid:
-                os.kill(self._pid, signal.SIGKILL)
+                _kill(self._pid)
 
     def cost(self) -> tuple[float, int]:
         """Return the CPU seconds of all runs so far, the present one included, and the RSS of that one."""
@@ -155,7 +162,7 @@ class SpyChild:
             ready = readable.poll(max(left_ms, 0))
             if not ready:
                 late = True
-                process.kill()
+                _kill(process.pid)
                 break
             for fd, _ in ready:
                 data = os.read(fd, _READ_BYTES)
@@ -167,7 +174,7 @@ class SpyChild:
                 room[fd] -= len(data)
                 if fd == output and room[fd] < 0 and not flooded:
                     flooded = True
-                    process.kill()
+                    _kill(process.pid)
                 room[fd] = max(room[fd], 0)
         return b"".join(parts[output]), b"".join(parts[errors]), late, flooded
 
