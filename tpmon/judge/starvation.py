@@ -15,6 +15,7 @@ from typing import Union
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.data_wait import LOOKS, STACKS, DataWait
 from tpmon.judge.medians import median_known
+from tpmon.judge.once import Once
 from tpmon.judge.phases import DataPart, Share
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, demand_of
 from tpmon.judge.scene_gpu import cards_of, mean_busy_pct
@@ -195,8 +196,7 @@ def _is_any_lock(found: Starved, scene: Scene) -> bool:
     return not is_known(found.idle) or found.idle >= IDLE_WORKERS
 
 
-def find_starved(scene: Scene) -> Starvation:
-    """Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
+def _find_starved(scene: Scene) -> Starvation:
     if not scene.ranks:
         return Unsure("data wait (no rank was read)")
     answers = [_judge_rank(rank, scene) for rank in scene.ranks]
@@ -205,6 +205,10 @@ def find_starved(scene: Scene) -> Starvation:
         return max(starved, key=lambda one: one.share.low)
     unsure = next((one for one in answers if isinstance(one, Unsure)), None)
     return unsure if unsure is not None else answers[0]
+
+
+find_starved = Once(_find_starved)
+"""Return the rank that loses most by waiting for data: in a job of many, one holds them all."""
 
 
 def _queue_wait(found: Starved) -> float:
@@ -320,8 +324,7 @@ def suspect_loader(
     )
 
 
-def see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
-    """Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
+def _see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
     pins = {rank.process.pid for rank in scene.ranks if see_pins(rank)}
     waits: dict[int, list[tuple[int, float]]] = {}
     for frame in scene.history:
@@ -330,6 +333,10 @@ def see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
                 found = one.timed_lock if one.pid in pins else one.batch_wait
                 waits.setdefault(one.pid, []).append((frame.taken_ns, found / one.looks))
     return waits
+
+
+see_all_waits = Once(_see_all_waits)
+"""Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
 
 
 def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tpmon.judge.once import Once
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved
 from tpmon.model.known import Known, Missing, is_known, known_or
@@ -100,20 +101,31 @@ class WorkerLooks:
         return self.backlogs / self.queue_looks if self.queue_looks else 0.0
 
 
-def look_at_workers(found: Starved, scene: Scene) -> tuple[WorkerLooks, ...]:
-    """Count for each worker of the rank how often it was idle and had a backlog lately."""
+def _look_at_all(scene: Scene) -> dict[int, list[int]]:
+    """Count by worker PID: idle readings, readings, backlogs, looks at its queue."""
     since_ns = scene.frame.taken_ns - int(RECENT_S * 1e9)
-    counts = {worker.pid: [0, 0, 0, 0] for worker in found.workers}
+    counts = {worker.pid: [0, 0, 0, 0] for rank in scene.ranks for worker in rank.workers}
     for frame in scene.history:
         if frame.taken_ns < since_ns:
             continue
         for process in frame.processes:
-            if process.pid in counts and is_known(process.waits_for):
-                counts[process.pid][0] += process.waits_for == WORK_WAIT
-                counts[process.pid][1] += 1
+            count = counts.get(process.pid)
+            if count is not None and is_known(process.waits_for):
+                count[0] += process.waits_for == WORK_WAIT
+                count[1] += 1
         for loader in frame.loader:
             for queue in loader.queues:
-                if queue.pid in counts and is_known(queue.pending_bytes):
-                    counts[queue.pid][2] += queue.pending_bytes > 0
-                    counts[queue.pid][3] += 1
+                count = counts.get(queue.pid)
+                if count is not None and is_known(queue.pending_bytes):
+                    count[2] += queue.pending_bytes > 0
+                    count[3] += 1
+    return counts
+
+
+_LOOKS = Once(_look_at_all)
+
+
+def look_at_workers(found: Starved, scene: Scene) -> tuple[WorkerLooks, ...]:
+    """Count for each worker of the rank how often it was idle and had a backlog lately."""
+    counts = _LOOKS(scene)
     return tuple(WorkerLooks(worker, *counts[worker.pid]) for worker in found.workers)
