@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -237,3 +238,21 @@ def test_a_verdict_costs_at_most_two_milliseconds() -> None:
 
 def test_every_kind_has_an_exit_code() -> None:
     assert set(EXIT_CODES.values()) == {0, 10, 11, 12}
+
+
+def test_a_large_job_is_judged_every_other_second() -> None:
+    frames = starved(COMPUTES, workers=80, seconds=24)
+    judged = run(frames)
+    findings = [one.frame.verdict for one in judged]
+    assert all(is_known(finding) for finding in findings)
+    anew = sum(a is not b for a, b in pairwise(findings))
+    assert anew <= len(findings) / 2 + 1
+    assert judged[-1].standing.stated == (Kind.DATA_BOUND, "cpu-transform")
+
+
+def test_the_end_of_a_large_job_is_judged_at_once() -> None:
+    frames = starved(COMPUTES, workers=80, seconds=20)
+    ended = replace(frames[-1], target=make_target(state=TargetState.ENDED, ended="exit 0"))
+    last = replace(ended, taken_ns=ended.taken_ns + SECOND // 10)
+    before, after = [one.frame.verdict for one in run([*frames, last])[-2:]]
+    assert after is not before

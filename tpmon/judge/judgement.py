@@ -20,11 +20,11 @@ from tpmon.judge import (
 )
 from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
-from tpmon.judge.scene import Scene, see
+from tpmon.judge.scene import MANY_PROCESSES, Scene, see
 from tpmon.judge.standing import Key, Standing, follow, key_of, state
 from tpmon.judge.suspicion import Answer, Rule, Suspicion
 from tpmon.judge.verdict import find, find_nothing
-from tpmon.model.frame import Event, EventKind, Frame
+from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import RankRow
 from tpmon.model.verdict import EXIT_CODES, Finding
@@ -42,6 +42,8 @@ RULES: tuple[Rule, ...] = (
     *rules_healthy.RULES,
     *rules_progress.RULES,
 )
+LARGE_JOB_S = 1.5
+"""With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 3 to 5 ms."""
 NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
 
 
@@ -104,6 +106,15 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     return finding, decided, notes + _note_others(suspicions, decided.stated)
 
 
+def _stands(frame: Frame, standing: Standing) -> bool:
+    """Tell whether the last verdict stands for this Frame too: large jobs are judged every other second."""
+    return (
+        len(frame.processes) > MANY_PROCESSES
+        and frame.target.state is TargetState.RUNNING
+        and frame.taken_ns - standing.judged_ns < LARGE_JOB_S * 1e9
+    )
+
+
 def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     """Judge the Frames of a Window, oldest first, and write the verdict into the last of them.
 
@@ -112,8 +123,12 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     """
     slices = [one for frame in frames for one in known_or(frame.stacks, ())]
     phases = read_phases(slices, frames[-1].taken_ns) if slices else {}
-    finding, decided, notes = judge_scene(see(frames, phases), standing)
     frame = frames[-1]
+    if standing.finding is not None and _stands(frame, standing):
+        finding, decided, notes = standing.finding, standing, standing.notes
+    else:
+        finding, decided, notes = judge_scene(see(frames, phases), standing)
+        decided = replace(decided, finding=finding, notes=notes)
     judged = replace(
         frame,
         verdict=finding,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tpmon.judge.suspicion import Suspicion
 from tpmon.model.known import Applicable, is_known
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Finding, Kind
 
 Key = tuple[Kind, Applicable[str]]
 
@@ -52,6 +52,9 @@ class Standing:
     begun_ns: int = 0
     """When the first Frame was judged."""
     judged_ns: int = 0
+    finding: Finding | None = None
+    """What was said last, and the notes beside it."""
+    notes: tuple[str, ...] = ()
 
 
 def key_of(suspicion: Suspicion) -> Key:
