@@ -366,6 +366,8 @@ class Collector:
             target=target,
             ages_s=age_by(self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9),
             output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
+            stacks=self._stacks.take(),
+            main_threads=self._main_threads.take(),
             events=events,
         )
 

@@ -31,6 +31,7 @@ from tpmon.probe.stack_text import Refusal, parse_complaint, parse_dump, parse_r
 OFF = Missing("stacks are off (--no-stacks)")
 GRACE_S = 10.0
 """A py-spy that is not done so long after the end of its slice is killed."""
+ENDING_S = 0.3
 WAITING_SLICES = 64
 SOURCE = "py-spy, without a stop, one slice at a time"
 _NO_RANK = Missing("stacks: no rank to sample yet")
@@ -223,6 +224,9 @@ class StackSampler:
             return
         pid = turn.subject.identity.pid
         refusal, text = parse_complaint(outcome.errors)
+        if refusal is Refusal.OTHER:
+            # One that is just ending takes a moment to be gone.
+            time.sleep(ENDING_S)
         if refusal is Refusal.GONE or not is_known(self._read_tracer(turn.subject)):
             # A rank that ended meanwhile is no failure.
             with self._lock:
