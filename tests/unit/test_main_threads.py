@@ -115,6 +115,7 @@ def look_at(one: Child, times: int = 20) -> MainThreadSample:
         time.sleep(0.005)
     (sample,) = probe.take()
     probe.watch([])
+    probe.look()
     assert (sample.pid, sample.rank, sample.looks) == (one.pid, 3, times)
     return sample
 
@@ -178,6 +179,7 @@ def test_counts_are_those_since_the_last_time_and_the_dead_are_left_out():
         probe.look()
         assert [sample.rank for sample in probe.take()] == [0]
         probe.watch([])
+        probe.look()
         assert not is_known(probe.take())
 
 

@@ -11,9 +11,11 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample, Role
@@ -109,69 +111,69 @@ def stretch(look: int) -> float:
 
 @dataclass(slots=True)
 class _MainThread:
-    """Hold the descriptors and the counts of one rank's main thread."""
+    """Hold the descriptors of one rank's main thread; () once there is nothing to look at."""
 
-    pid: int
-    rank: Applicable[int]
-    files: tuple[ProcFile, ProcFile, ProcFile] | None
-    counts: dict[Doing, int] = field(default_factory=dict)
+    files: tuple[ProcFile, ...] = ()
     refused: bool = False
-    gone: bool = False
 
-    def look(self) -> None:
-        """Look once.
-
-        Raises:
-            OSError: when the process is gone.
-        """
-        if self.files is None:
-            return
+    def look(self) -> Doing | None:
+        """Look once; None when the process is gone or may not be looked at."""
+        if not self.files:
+            return None
         stat_file, wchan_file, syscall_file = self.files
         try:
             call = parse_syscall(syscall_file.read())
+            doing = classify_call(call)
+            if doing is None:
+                stat = stat_file.read()
+                state = stat[stat.rindex(b")") + 2 :][:1].decode("ascii", "replace")
+                if state not in "ZX":
+                    doing = classify_look(state, wchan_file.read().decode("ascii", "replace"), call)
         except PermissionError:
             self.refused = True
-            return
-        doing = classify_call(call)
+            doing = None
+        except (OSError, ValueError):
+            doing = None
         if doing is None:
-            stat = stat_file.read()
-            state = stat[stat.rindex(b")") + 2 :][:1].decode("ascii", "replace")
-            if state in "ZX":
-                self.gone = True
-                return
-            doing = classify_look(state, wchan_file.read().decode("ascii", "replace"), call)
-        self.counts[doing] = self.counts.get(doing, 0) + 1
+            self.close()
+        return doing
 
     def close(self) -> None:
         """Close the descriptors."""
-        for file in self.files or ():
+        for file in self.files:
             file.close()
-        self.files = None
+        self.files = ()
 
 
-def _open(pid: int, proc: str) -> tuple[ProcFile, ProcFile, ProcFile]:
+def _meet(pid: int, proc: str) -> _MainThread:
+    thread = _MainThread()
     opened: list[ProcFile] = []
     try:
         opened.extend(ProcFile(f"{proc}/{pid}/task/{pid}/{name}", 512) for name in _FILES)
-    except OSError:
+    except OSError as error:
         for file in opened:
             file.close()
-        raise
-    return opened[0], opened[1], opened[2]
+        thread.refused = error.errno in (errno.EACCES, errno.EPERM)
+        return thread
+    thread.files = tuple(opened)
+    return thread
 
 
 class MainThreadProbe:
-    """Look at the main threads in one daemon thread. Every method but ``look`` returns at once."""
+    """Look at the main threads in one daemon thread, which alone touches files; nobody waits for it."""
 
     def __init__(self, proc: str = "/proc", machine: str = _MACHINE) -> None:
         """Look at nothing until ``watch`` names the ranks and ``start`` starts the thread."""
         self._proc = proc
         self._tells_batches = machine == "x86_64"
-        self._lock = threading.Lock()
         self._stopped = False
-        self._threads: dict[Identity, _MainThread] = {}
+        self._named: dict[Identity, Applicable[int]] = {}
         self._halved = False
-        self._looks = 0
+        self._threads: dict[Identity, _MainThread] = {}
+        # Held for moments only, never while a file is read.
+        self._lock = threading.Lock()
+        self._counts: dict[Identity, Counter[Doing]] = {}
+        self._refused: frozenset[Identity] = frozenset()
         self._off: Known[str] = ""
 
     def start(self) -> None:
@@ -184,70 +186,55 @@ class MainThreadProbe:
 
     def watch(self, ranks: Iterable[tuple[Identity, Applicable[int]]], *, halved: bool = False) -> None:
         """Name the ranks there are now, at most ``MOST_RANKS`` of which are looked at."""
-        named = dict(list(ranks)[:MOST_RANKS])
-        with self._lock:
-            self._halved = halved
-            for identity in self._threads.keys() - named.keys():
-                self._threads.pop(identity).close()
-            for identity, rank in named.items():
-                known = self._threads.get(identity)
-                if known is None:
-                    self._threads[identity] = self._meet(identity.pid, rank)
-                else:
-                    known.rank = rank
+        self._named, self._halved = dict(islice(ranks, MOST_RANKS)), halved
 
     def look(self) -> None:
-        """Look at every rank's main thread once."""
+        """Look at every rank's main thread once. For one thread alone."""
+        named = self._named
+        for identity in self._threads.keys() - named.keys():
+            self._threads.pop(identity).close()
+        for identity in named.keys() - self._threads.keys():
+            self._threads[identity] = _meet(identity.pid, self._proc)
+        found = [(identity, thread.look()) for identity, thread in self._threads.items()]
+        refused = frozenset(identity for identity, thread in self._threads.items() if thread.refused)
         with self._lock:
-            for thread in self._threads.values():
-                try:
-                    thread.look()
-                except (OSError, ValueError):
-                    thread.gone = True
-                if thread.gone or thread.refused:
-                    thread.close()
+            self._refused = refused
+            for identity, doing in found:
+                if doing is not None:
+                    self._counts.setdefault(identity, Counter())[doing] += 1
 
     def take(self) -> Known[tuple[MainThreadSample, ...]]:
         """Return what was counted since the last call, one sample a rank, or why nothing can be told."""
         with self._lock:
-            if not is_known(self._off):
-                return self._off
-            if not self._threads:
-                return _NO_RANK
-            if not self._tells_batches:
-                return _NOT_TOLD
-            threads = [thread for thread in self._threads.values() if not thread.refused]
-            if not threads:
-                return _NOT_PERMITTED
-            samples = tuple(_count(thread) for thread in threads if thread.counts)
-            for thread in threads:
-                thread.counts.clear()
-            return samples or _NOT_LOOKED
-
-    def _meet(self, pid: int, rank: Applicable[int]) -> _MainThread:
-        thread = _MainThread(pid, rank, None)
-        try:
-            thread.files = _open(pid, self._proc)
-        except OSError as error:
-            thread.refused = error.errno in (errno.EACCES, errno.EPERM)
-            thread.gone = not thread.refused
-        return thread
+            counts, self._counts = self._counts, {}
+            refused, off = self._refused, self._off
+        if not is_known(off):
+            return off
+        named = self._named
+        if not named:
+            return _NO_RANK
+        if not self._tells_batches:
+            return _NOT_TOLD
+        if refused.issuperset(named):
+            return _NOT_PERMITTED
+        ranks = [one for one in named.items() if one[0] in counts]
+        return tuple(_count(identity, rank, counts[identity]) for identity, rank in ranks) or _NOT_LOOKED
 
     def _run(self) -> None:
+        looks = 0
         try:
             while not self._stopped:
                 self.look()
-                self._looks += 1
-                rate = pick_rate(len(self._threads), halved=self._halved)
+                looks += 1
                 # Not Event.wait, which costs half as much again.
-                time.sleep(stretch(self._looks) / rate)
+                time.sleep(stretch(looks) / pick_rate(len(self._threads), halved=self._halved))
         except Exception as error:  # noqa: BLE001  # shown as the reason
-            self._off = Missing(f"looks at main threads failed: {type(error).__name__}: {error}")
-        with self._lock:
-            for thread in self._threads.values():
-                thread.close()
+            with self._lock:
+                self._off = Missing(f"looks at main threads failed: {type(error).__name__}: {error}")
+        for thread in self._threads.values():
+            thread.close()
 
 
-def _count(thread: _MainThread) -> MainThreadSample:
-    counts = {doing.value: thread.counts.get(doing, 0) for doing in Doing}
-    return MainThreadSample(pid=thread.pid, rank=thread.rank, looks=sum(counts.values()), **counts)
+def _count(identity: Identity, rank: Applicable[int], found: Counter[Doing]) -> MainThreadSample:
+    counts = {doing.value: found[doing] for doing in Doing}
+    return MainThreadSample(pid=identity.pid, rank=rank, looks=found.total(), **counts)
