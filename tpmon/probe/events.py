@@ -23,6 +23,7 @@ _WEIGHT = {
 }
 _WORKER_WEIGHT = 2
 _RANK_WEIGHT = 5
+_STOPS_MATTER = (Role.RANK, Role.WORKER)
 
 
 def _count(number: int, word: str) -> str:
@@ -43,7 +44,8 @@ class EventTeller:
         self._oom_kills = OomKills()
         self._ends = Ends(root)
         self._told_shedding = False
-        self._stopped: frozenset[Identity] = frozenset()
+        self._stopped: frozenset[tuple[int, int]] = frozenset()
+        # PID and start of those that were stopped: plain tuples, this runs over every process each second.
 
     def tell(
         self,
@@ -92,18 +94,15 @@ class EventTeller:
         return self._ends.describe()
 
     def _tell_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:
-        followed = {
-            Identity(one.pid, one.start_ticks): one
-            for one in processes
-            if one.role in (Role.RANK, Role.WORKER)
-        }
-        before, self._stopped = (
-            self._stopped,
-            frozenset(who for who, one in followed.items() if one.state == "T"),
-        )
+        before = self._stopped
+        if not before and not any(one.state == "T" for one in processes):
+            return ()
+        followed = {(one.pid, one.start_ticks): one for one in processes if one.role in _STOPS_MATTER}
+        now = frozenset(who for who, one in followed.items() if one.state == "T")
+        self._stopped = now
         return describe_stops(
-            [one for who, one in followed.items() if who in self._stopped - before],
-            [one for who, one in followed.items() if who in before - self._stopped],
+            [one for who, one in followed.items() if who in now - before],
+            [one for who, one in followed.items() if who in before - now],
         )
 
 
