@@ -3,10 +3,10 @@
 import multiprocessing
 import time
 
-from loop import Images, Network, Program, make_loader
+from loop import READY_STEPS, Images, Network, Program, make_loader
 from torch import Tensor
 
-LEARN = 0.05
+LEARN = 0.1
 """How fast the pace follows the compute, which varies with what else the machine does."""
 
 
@@ -42,7 +42,8 @@ def pace(_images: Tensor, _loss: Tensor) -> None:
     now_ns, waited_ns = time.monotonic_ns(), program.waited_ns
     step_s = (now_ns - last_ns - (waited_ns - last_waited_ns)) / 1e9
     last_ns, last_waited_ns = now_ns, waited_ns
-    compute_s = step_s if compute_s == 0.0 else compute_s + LEARN * (step_s - compute_s)
+    early = program.truth.steps < READY_STEPS  # the first steps are slow and tell nothing
+    compute_s = step_s if early else compute_s + LEARN * (step_s - compute_s)
     data.batch_s.value = compute_s / (1 - program.options.share)
 
 
