@@ -14,6 +14,7 @@ import pytest
 
 from tests.frames import make_frame
 from tpmon.model.codec import encode
+from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.results import JobList
@@ -47,7 +48,7 @@ def _reachable(root: type) -> dict[str, type]:
     return found
 
 
-KINDS = _reachable(Frame) | _reachable(JobList)
+KINDS = _reachable(Frame) | _reachable(JobList) | _reachable(Dump)
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^##|\Z)", TEXT))
 WORDS = dict(re.findall(r"(?m)^\| `([A-Z]\w+)` \| (`.*`) \|$", TEXT))
 

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame
-from tpmon.model import frame, gpu, host, known, process, results, units, window
+from tpmon.model import dump, frame, gpu, host, known, process, results, units, window
 from tpmon.model.codec import DECIMALS, CodecError, decode, encode, from_plain, to_plain
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known, known_or, map_known
 
 WORDS = [
     kind
-    for module in (frame, gpu, host, process, results, window)
+    for module in (dump, frame, gpu, host, process, results, window)
     for kind in vars(module).values()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
 ]

@@ -1,0 +1,214 @@
+"""A dump: where every thread of a job is right now, as it was read, and folded for a person.
+
+``DumpRound`` is what one look read; ``Dump`` is the fold of one or several rounds, of one or
+several hosts, and the JSON that ``tpmon dump --json`` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from tpmon.model.known import Applicable, Known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Finding
+
+DUMP_SCHEMA = "tpmon.dump/1"
+
+
+class WaitKind(str, Enum):
+    """Name what kind of thing a descriptor leads to."""
+
+    FILE = "file"
+    PIPE = "pipe"
+    SOCKET = "socket"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitTarget:
+    """Name what a blocked call waits on, by the descriptor in its arguments.
+
+    ``name`` is a path or the kernel's name of the thing. ``mount`` and ``file_system`` are said
+    of files, ``peer`` of TCP sockets.
+    """
+
+    call: str
+    fd: int
+    kind: WaitKind
+    name: str
+    mount: Applicable[str]
+    file_system: Applicable[str]
+    peer: Applicable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLook:
+    """Hold one thread in one look. ``frames`` are outermost first; a native thread has none.
+
+    ``run_ns`` and ``delay_ns`` count since the thread began: on a CPU, and runnable without one
+    (/proc/PID/task/TID/schedstat).
+    """
+
+    tid: Known[int]
+    name: str
+    kind: ThreadKind
+    state: str
+    wchan: Known[str]
+    call: Known[str]
+    waits_for: Known[str]
+    waits_on: Applicable[WaitTarget]
+    run_ns: Known[int]
+    delay_ns: Known[int]
+    frames: Applicable[tuple[StackFrame, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """Hold one process in one look. ``idle`` counts native threads that sleep and are not listed."""
+
+    pid: int
+    start_ticks: int
+    role: Role
+    rank: Applicable[int]
+    worker: Applicable[int]
+    rank_pid: Applicable[int]
+    label: str
+    idle: int
+    threads: tuple[ThreadLook, ...]
+
+
+class ErrorKind(str, Enum):
+    """Name why the stacks of a process are not in a dump."""
+
+    DENIED = "denied"
+    GONE = "gone"
+    TRACED = "traced"
+    BUSY = "busy"
+    LATE = "late"
+    NO_SPY = "no-py-spy"
+    UNKNOWN_PYTHON = "unknown-python"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpError:
+    """Say of one process why its stacks could not be read."""
+
+    host: str
+    pid: int
+    role: Role
+    rank: Applicable[int]
+    worker: Applicable[int]
+    kind: ErrorKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRound:
+    """Hold one look at all processes of a job. ``paused_ms`` is how long we stopped any of them."""
+
+    host: str
+    taken: datetime
+    taken_ns: int
+    processes: tuple[ProcessLook, ...]
+    errors: tuple[DumpError, ...]
+    paused_ms: float
+    spy_cpu_ms: float
+
+
+class Motion(str, Enum):
+    """Say what a thread did between the looks."""
+
+    ONCE = "seen once"
+    MOVING = "moving"
+    SLOW = "slow"
+    """The user's own line stayed the same, what it calls moved."""
+    FROZEN = "frozen"
+    """The whole stack stayed the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpThread:
+    """Name one thread of a dump, what it waits for, and what it did between the looks.
+
+    ``cpu_pct`` and ``delay_pct`` are of one core, since the look before.
+    """
+
+    host: str
+    pid: int
+    tid: Known[int]
+    role: Role
+    rank: Applicable[int]
+    worker: Applicable[int]
+    rank_pid: Applicable[int]
+    name: str
+    kind: ThreadKind
+    state: str
+    wchan: Known[str]
+    call: Known[str]
+    waits_for: Known[str]
+    waits_on: Applicable[WaitTarget]
+    cpu_pct: Known[float]
+    delay_pct: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Hold the threads that stand in one and the same stack; ``frames`` are outermost first.
+
+    ``frames`` is absent for native threads and missing where the stack could not be read.
+    ``state`` has the kernel's letter of each state that occurs. ``since_s`` is a lower bound.
+    """
+
+    doing: str
+    threads: tuple[DumpThread, ...]
+    frames: Applicable[tuple[StackFrame, ...]]
+    state: str
+    motion: Motion
+    since_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class OddOne:
+    """Name the rank (or the worker of a rank) that is not where the others are.
+
+    ``others`` are the PIDs of further ranks outside of the largest group.
+    """
+
+    host: str
+    pid: int
+    rank: Applicable[int]
+    worker: Applicable[int]
+    doing: str
+    waits: str
+    motion: Motion
+    since_s: Known[float]
+    others: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Hold the folded stacks of a job: what ``tpmon dump --json`` prints, and ``tpmon fold`` reads.
+
+    ``host`` names every host that is in it. ``world_size`` is what the job says of itself.
+    """
+
+    schema: str
+    host: str
+    taken: datetime
+    pid: int
+    script: str
+    world_size: Applicable[int]
+    rounds: int
+    seconds: float
+    summary: str
+    odd_one_out: Applicable[OddOne]
+    groups: tuple[StackGroup, ...]
+    idle_threads: int
+    verdict: Known[Finding]
+    errors: tuple[DumpError, ...]
+    paused_ms: float
+    spy_cpu_ms: float
