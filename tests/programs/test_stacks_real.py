@@ -20,7 +20,7 @@ from tpmon.model.process import Identity
 from tpmon.model.stacks import StackCount, StackSlice
 from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.procread import read_stat, read_table
-from tpmon.probe.stack_plan import Subject
+from tpmon.probe.stack_plan import BUDGET_MS_PER_S, CREDIT_MS, MET_MS, Subject
 from tpmon.probe.stacks import StackSampler
 
 pytestmark = [
@@ -113,6 +113,9 @@ def test_slices_tell_the_share_of_data_wait_and_nobody_ever_traces(tmp_path, fet
     assert 100 * found["batch_wait"] / found["looks"] == pytest.approx(
         truth.wait_pct(slices), abs=2 * ERROR_POINTS
     )
+    # Each py-spy is charged what it used, so the budget holds whatever a sample costs; one may overdraw it.
+    cpu_ms, _ = (1000 * value for value in sampler.cost())
+    assert cpu_ms <= CREDIT_MS + MET_MS + BUDGET_MS_PER_S * (WATCHED_S + 5) + 100
     assert set(tracers.tracers) == {"0"}
     assert set(tracers.states) <= {"R", "S", "D"}
     assert min(tracers.looks.values()) > 100
