@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.frames import make_frame, make_gpu, make_process, make_target
+from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_target
 from tests.judging import hold, make_looks, make_phases, scene_of
 from tpmon.judge import rules_comms
 from tpmon.judge.phases import Phase
@@ -135,6 +135,19 @@ def test_all_waiting_with_busy_threads_is_transfer():
     assert said(answer) == (Kind.COMMS_BOUND, "transfer")
     assert answer.sources == {"stacks", "schedstat"}
     assert type(judge_comms_unknown(scene)) is Cleared
+
+
+def test_ranks_that_share_crowded_cpus_wait_for_each_other_without_a_transfer():
+    scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6, cpu=make_cpu(run_delay_ratio=0.6))
+    assert type(judge_transfer(scene)) is Unsure
+    assert type(judge_comms_unknown(scene)) is Unsure
+
+
+def test_on_crowded_cpus_a_rank_must_be_far_behind_to_be_late():
+    crowded = make_cpu(run_delay_ratio=0.6)
+    assert type(judge_straggler(by_stacks(waiting(0.5), waiting(0.2), cpu=crowded))) is Cleared
+    assert type(judge_straggler(by_stacks(waiting(0.5), waiting(0.2)))) is Suspicion
+    assert type(judge_straggler(by_stacks(waiting(0.6), waiting(0.05), cpu=crowded))) is Suspicion
 
 
 def test_all_waiting_with_a_busy_network_is_transfer():

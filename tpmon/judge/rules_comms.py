@@ -25,8 +25,12 @@ WAITING_RATIO = 0.3
 """Share of its time that the typical rank waits in collectives before it is worth a cause."""
 BEHIND_RATIO = 0.2
 """How much less than the typical rank a late one waits."""
-ALL_WAIT_RATIO = 0.25
-"""Share that even the least waiting rank spends in collectives when transfer is the cause."""
+ALL_WAIT_RATIO = 0.35
+"""Share that even the least waiting rank spends in collectives when transfer is the cause: a third and
+more; two equal gloo ranks of a small model exchange gradients for up to a quarter of a step."""
+CROWDED_RATIO = 0.3
+"""Share of their demand that the job's threads wait for a CPU from which ranks take turns and so wait
+for each other (host.md section 2 d: noisy neighbour)."""
 COMM_DEMAND = 0.2
 """Demand of a rank's communication threads from which they move data; gloo idles at 0.02 (host.md f)."""
 NIC_BYTES_S = 50e6
@@ -83,13 +87,20 @@ def _say_sources(wait: Wait) -> str:
     return " and ".join(sorted(wait.sources))
 
 
+def _is_crowded(scene: Scene) -> bool:
+    """Tell whether the ranks of a CPU job wait for CPUs, and by that alone for each other."""
+    return not scene.cards and is_known(scene.delay_ratio) and scene.delay_ratio >= CROWDED_RATIO
+
+
 def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
     late, others = waits[0], waits[1:]
     if not others:
         return None
     typical = statistics.median(one.ratio for one in others)
     gap = typical - late.ratio
-    if typical < WAITING_RATIO or gap < BEHIND_RATIO or late.high >= typical:
+    # A neighbour takes more from one rank than from the other.
+    least = 2 * BEHIND_RATIO if _is_crowded(scene) else BEHIND_RATIO
+    if typical < WAITING_RATIO or gap < least or late.high >= typical:
         return None
     name = name_rank(late.rank)
     age = scene.frame.ages_s.stacks
@@ -99,7 +110,7 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         kind=Kind.COMMS_BOUND,
         cause="straggler",
         weight=gap,
-        margin=min(typical / WAITING_RATIO, gap / BEHIND_RATIO),
+        margin=min(typical / WAITING_RATIO, gap / least),
         sources=_sources(others),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(
@@ -254,6 +265,8 @@ def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
     least = waits[0].ratio
     if least < ALL_WAIT_RATIO:
         return Cleared(f"{cause} (a rank waits only {format_pct(100 * least)} %)")
+    if _is_crowded(scene):
+        return Unsure(f"{cause} (the ranks wait for CPUs, and so for each other)")
     if _find_late_rank(waits, scene) is not None:
         return Cleared(f"{cause} ({name_rank(waits[0].rank)} is late)")
     return waits, least
