@@ -40,7 +40,7 @@ READS_OVER_WRITES = 4.0
 
 IDLE_AT_TIMES = 0.25
 """Share of idle readings of every worker, from which the loader is ahead at times: 0-8 % where it
-is just too slow (host.md section 2 a-c)."""
+is just too slow."""
 IDLE_SURE = 0.1
 ALWAYS_EMPTY = 0.95
 
