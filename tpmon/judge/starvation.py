@@ -28,10 +28,10 @@ from tpmon.model.verdict import Evidence, Kind
 LEAST_WAIT = 0.10
 """Share of the time from which waiting is worth a verdict: 1.1x at best. Below it other costs hide it."""
 HIDDEN_IDLE = 0.10
-"""A card that idles less than this hides the wait; a full launch queue reads 97-100 % busy (gpu.md)."""
+"""A card that idles less than this hides the wait; a full launch queue reads 97-100 % busy."""
 IDLE_WORKERS = 0.6
 """Mean share of waiting for work below which the workers are what is slow: 0-8 % against 96-98 %
-in a healthy run (host.md section 2 a-c)."""
+in a healthy run."""
 QUEUE_AGREES = 0.5
 """While a rank waits its queue is empty, so looks must find it empty at least half as often."""
 QUEUE_DISAGREES = 0.25
