@@ -13,7 +13,7 @@ from tpmon.model.known import Known, Missing, is_known, known_or
 
 BUSY_WORKER = 0.5
 """Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31 for one
-that waits (host.md section 2 a-c)."""
+that waits."""
 BLOCKED_WORKER = 0.4
 """Share of blocked readings from which reads are what a worker does; measured 72-100 %."""
 RECENT_S = 15.0
