@@ -9,9 +9,9 @@ from tpmon.model.known import is_known
 from tpmon.model.units import format_pct
 
 POWER_LIMITED_CLOCK_RATIO = 0.85
-"""gpu.md section 4: power-limited."""
+"""C below which the power limit of a busy card is worth a word; normal under full load."""
 MEMORY_FULL_RATIO = 0.95
-"""gpu.md section 4: memory; caching allocators fill cards, so it is a note."""
+"""Caching allocators fill cards, so it is a note."""
 
 
 def note_power_limited(scene: Scene) -> str:
