@@ -14,7 +14,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.verdict import Kind
 
 BUSY_WORKER = 0.5
-"""Threads of demand from which a worker computes all the time (host.md: 0.99 against 0.00-0.31)."""
+"""Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31."""
 BLOCKED_WORKER = 0.4
 FREE_CORES = 0.5
 FULL_RATIO = 0.9
