@@ -17,9 +17,9 @@ from tpmon.model.verdict import Evidence, Kind
 
 BUSY_BUDGET_RATIO = 0.8
 """Demand of the ranks over the budget from which the cores are the limit: 1.0 with as many threads as
-CPUs, 0.5 with one on two (host.md section 2 d). Demand, not use: neighbours do not change it."""
+CPUs, 0.5 with one on two. Demand, not use: neighbours do not change it."""
 FULL_POOL_RATIO = 1.5
-"""Pools over the budget are not health any more (host.md section 2 d: oversubscribed)."""
+"""Pools over the budget are not health any more: ``rules_cpu.POOL_RATIO``."""
 COMPUTING_RATIO = 0.6
 """Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
 LIVELY_RATIO = 0.4
