@@ -19,11 +19,11 @@ from tpmon.model.verdict import Evidence, Kind
 
 THERMAL = ("SW thermal", "HW thermal")
 COUNTER_PCT = 5.0
-"""Share of the window by the violation counter, which misses nothing (gpu.md section 4: thermal)."""
+"""Share of the window by the violation counter, which misses nothing."""
 THERMAL_BIT_PCT = 30.0
-"""Share of one-second looks at the reason bit: 3 s of the 10 s window (gpu.md section 4)."""
+"""Share of one-second looks at the reason bit: 3 s of the 10 s window."""
 BRAKE_BIT_PCT = 20.0
-"""2 s of the 10 s window (gpu.md section 4)."""
+"""2 s of the 10 s window."""
 LOADED_PCT = 30.0
 """U below which a card mostly waits for its host, and its clocks hold nothing back (starved)."""
 CAP_PCT = 50.0
