@@ -15,19 +15,19 @@ from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known, map_known
 
 BUSY_PCT = 90.0
-"""U from which a card counts as busy (gpu.md section 4: gpu-bound, hollow and straggler)."""
+"""U from which a card counts as busy; never tried on a card (docs/thresholds.md)."""
 STARVED_PCT = 70.0
-"""U below which a card waits for its host (gpu.md section 4: starved)."""
+"""U below which a card waits for its host."""
 HOLLOW_SM_PCT = 25.0
-"""SM activity below which 100 % busy is a lie; a healthy H100 job reads 91-93 (gpu.md section 3)."""
+"""SM activity below which 100 % busy is a lie; a healthy H100 job reads 91-93."""
 HOLLOW_POWER_RATIO = 0.35
 """P below which 100 % busy is a lie: a quarter of the usable span above idle power (5-15 %)."""
 FULL_SM_PCT = 60.0
-"""SM activity from which a busy card truly computes (gpu.md section 4: gpu-bound)."""
+"""SM activity from which a busy card truly computes."""
 FULL_POWER_RATIO = 0.55
 """P from which a busy card truly computes, where no SM activity is read."""
 WORKING_CLOCK_RATIO = 0.8
-"""C from which low power is not just a low clock (gpu.md section 4: hollow)."""
+"""C from which low power is not just a low clock."""
 QUIET_LINK_BYTES_S = 5 * (1 << 20)
 """PCIe and NVLink bytes/s below which nothing is exchanged: a collective that spins."""
 
