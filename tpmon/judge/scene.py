@@ -25,7 +25,7 @@ from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 
 SPAN_S = 10.0
-"""Rules judge medians over this span (host.md: every threshold was set on 10 s)."""
+"""Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
 MANY_PROCESSES = 64
 """With more, medians are over every other second: half the cost (docs/overhead.md), the same span."""
 BATCH_WAIT = "a batch (loader queue)"
