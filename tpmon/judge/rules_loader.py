@@ -28,11 +28,11 @@ SLOW_IDLE_HIGH = 0.35
 """Upper end of the 95 % interval of idle readings below which a worker never waits for work: 0 of 10."""
 LEAST_LOOKS = 5
 OTHERS_IDLE = 0.5
-"""The others have nothing to do while one is waited for: 96-98 % on an idle machine (host.md 2 a-c);
+"""The others have nothing to do while one is waited for: 96-98 % on an idle machine;
 a neighbour on their CPUs lengthens the little that they do."""
 BACKLOG = 0.5
 GENERATIONS = 2
-"""Generations of workers in a minute from which they are started anew all the time (host.md section 2 e)."""
+"""Generations of workers in a minute from which they are started anew all the time."""
 LONG_LIFE_S = 6.0
 """Life of workers whose start can be told from the rest of it by readings of a second each; workers
 that live shorter are restarts before all."""
@@ -42,7 +42,7 @@ STEADY_READINGS = 5
 STEADY_WAIT = 0.7
 """A wait that is this much of the whole late in the life of the workers has another cause."""
 YOUNG_S = 30.0
-"""Age of a worker while its rank waits that says the same (host.md section 2 e)."""
+"""Age of a worker while its rank waits that says the same."""
 
 
 def _pools_fight(found: Starved, scene: Scene) -> bool:
