@@ -16,14 +16,14 @@ from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 
 STILL_S = 25.0
-"""How long nothing may move before it is called hung: 30 to 60 s (host.md section 2 f) less the first
-readings, which have no rates, so that it is said within 30 s of attaching."""
+"""How long nothing may move before it is called hung: 30 s after attaching, less the first
+readings, which have no rates."""
 STILL_DEMAND = 0.005
-"""Mean demand of a main thread, in threads, below which it does not run (host.md section 2 f)."""
+"""Mean demand of a main thread, in threads, below which it does not run: 0.00 in every hang."""
 STILL_TICK_DEMAND = 0.05
 """The same in any one second: a loader's wait wakes up every 5 s, and waits for a CPU then."""
 QUIET_WORKER_DEMAND = 0.02
-"""Demand of a worker below which it does nothing (host.md section 2 f)."""
+"""Demand of a worker below which it does nothing."""
 QUIET_RANK_DEMAND = 0.1
 """Demand of all threads of a rank; gloo's loops tick at 97 switches a second and 0.02 threads."""
 QUIET_HELPER_DEMAND = 0.2
