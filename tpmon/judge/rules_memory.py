@@ -21,17 +21,17 @@ from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Kind
 
 GROWTH_BYTES_S = 1e6
-"""Slope from which memory grows; the allocator's own noise is below it (host.md section 2 g)."""
+"""Slope from which memory grows; the allocator's own noise is below it."""
 GROWTH_WINDOWS = 3
 GROWTH_WINDOW_S = 15.0
 """Growth in three windows one after the other; one alone is a cache that fills or a new epoch."""
 EDGE_S = 2.0
 ETA_S = 1800.0
-"""Time to the limit below which growth is told (host.md section 2 g)."""
+"""Time to the limit below which growth is told."""
 NEAR_LIMIT = 0.8
 FLAT_RSS = 0.25
 """Growth of the sum of RSS over that of anonymous memory below which pages are only copied: 0 was
-measured for copy-on-write, a leak shows in both (host.md section 2 g)."""
+measured for copy-on-write, a leak shows in both."""
 COPIED_SHARE = 0.2
 """Growth within the Window, of all anonymous memory, that makes copies worth a word; 40 % was measured."""
 COPY_FAULTS_S = 500.0
@@ -39,10 +39,10 @@ COPY_FAULTS_S = 500.0
 SWAP_BYTES = 16 * (1 << 20)
 """Pages that were put out once, at start, and never touched again, are no fault."""
 SWAP_FAULTS_S = 5.0
-"""Major faults per second that say that swapped pages are touched (as host.md section 2 h)."""
+"""Major faults per second that say that swapped pages are touched."""
 SHM_SMALL_BYTES = 1 << 30
 SHM_FULL = 0.5
-"""Fill of a mount below 1 GiB from which the next batch may not fit: it failed at 75 % (host.md 2 i)."""
+"""Fill of a mount below 1 GiB from which the next batch may not fit: it failed at 75 %."""
 SHM_STEPS = 2.0
 """Room for so many times the largest growth within a second that was seen."""
 CARD_FULL = 0.95
