@@ -27,7 +27,7 @@ from tpmon.model.verdict import Evidence, Kind
 DRAM_BOUND_PCT = 50.0
 """GPM DRAM activity from which memory is the limit: about 80 is all there is, matmuls read 18-21."""
 TENSOR_WORKS_PCT = 25.0
-"""Tensor activity from which the card multiplies matrices; a healthy H100 job reads 28 (gpu.md 3)."""
+"""Tensor activity from which the card multiplies matrices; a healthy H100 job reads 28."""
 HIDDEN_WAIT_RATIO = 0.1
 
 
