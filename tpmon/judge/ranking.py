@@ -24,7 +24,7 @@ _SPEED_OF_ONE = ((Kind.PYTHON_BOUND, _ANY),)
 
 EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
     {
-        # Time that the quota takes is counted as waiting for a CPU (host.md section 2 d).
+        # Time that the quota takes is counted as waiting for a CPU (docs/metrics.md).
         (Kind.CPU_THROTTLED, "quota"): (
             (Kind.OVERSUBSCRIBED, _ANY),
             *_LOADING,
