@@ -17,12 +17,12 @@ from tpmon.model.verdict import Kind
 
 ONE_THREAD_LOW, ONE_THREAD_HIGH = 0.85, 1.15
 """Demand of a process that is one thread, in threads; waiting for a CPU counts, so neighbours change
-nothing (host.md section 0, 2)."""
+nothing."""
 ONE_CORE = 1.15
-"""Threads that take turns at one lock run on one core together, 0.98 was measured (host.md 2 f); those
+"""Threads that take turns at one lock run on one core together, 0.98 was measured; those
 that ask for it wake up every 5 ms, and wait for a CPU beside a neighbour, so demand may be above."""
 LOCK_WAIT = 0.4
-"""Share of looks at the main thread in a lock with a time-out: 80-92 % in a fight (host.md 2 f)."""
+"""Share of looks at the main thread in a lock with a time-out: 80-92 % in a fight."""
 OTHERS_RUN = 0.5
 """Threads of demand of the other Python threads: they have what the main thread waits for."""
 RUNNING = 0.8
@@ -31,7 +31,7 @@ PYTHON_SHARE = 0.5
 """Share of stack samples outside of forward, backward and the rest of a step from which it is Python
 that is waited for. High, because operators called straight from a loop leave no frame of their own."""
 GPU_IDLE = 0.3
-"""A GPU that idles less is not waiting for this thread (gpu.md section 4: starved below 70 % busy)."""
+"""A GPU that idles less is not waiting for this thread (starved: below 70 % busy)."""
 
 _PYTHON_PHASES = (Phase.OTHER, Phase.LOGGING)
 
