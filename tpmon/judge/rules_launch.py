@@ -18,7 +18,7 @@ from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
 DRIVING_DEMAND = 0.85
-"""Demand of main plus autograd thread from which the host launches without a break (gpu.md: 90 %)."""
+"""Demand of main plus autograd thread from which the host launches without a break."""
 HELD_RATIO = 0.2
 """Share of samples in a synchronise or collective: below it launch-bound, from it sync or comms."""
 SYNC_SLACK_RATIO = 0.1
