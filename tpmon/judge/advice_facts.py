@@ -15,7 +15,7 @@ MEMORY_SHARE = 0.8
 
 CORE_SLACK = 0.5
 """Cores that a proposal may go over the budget: half a free core makes one more worker worth having, as the
-rules of the loader say, and single-threaded workers beyond the budget cost nothing (host.md 2 d)."""
+rules of the loader say, and single-threaded workers beyond the budget cost nothing."""
 
 LEAST_WORKER_CORES = 0.05
 """Cores that a worker which only waits for reads is still counted with."""
