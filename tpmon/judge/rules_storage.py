@@ -1,7 +1,7 @@
 """Causes that the reads of a loader tell: bandwidth, latency, a store behind the network, a thrashed cache.
 
 A store that waits for a network shows neither in D state nor in iowait nor in read_bytes, only in
-what the thread waits for (host.md section 0, 6).
+what the thread waits for (docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Evidence
 
 REFAULT_BYTES_S = 20e6
-"""Refaults of a thrashed cache; measured 1,200 MB/s, and 0 in every other case (host.md section 2 h)."""
+"""Refaults of a thrashed cache; measured 1,200 MB/s, and 0 in every other case."""
 MAJOR_FAULTS_S = 5.0
-"""That low because readahead of 8 MB makes 75 faults/s of 540 MB/s (host.md section 2 h)."""
+"""That low because readahead of 8 MB makes 75 faults/s of 540 MB/s."""
 PSI_MEMORY_PCT = 10.0
-"""Stalls for memory, some; measured 27-31 % when thrashed, else 0 (host.md section 2 h)."""
+"""Stalls for memory, some; measured 27-31 % when thrashed, else 0."""
 SMALL_READ_BYTES = 64 * 1024
 """A read up to this size costs mostly its latency: 64 KiB take 0.1 ms of a 500 MB/s disk."""
 LARGE_READ_BYTES = 256 * 1024
