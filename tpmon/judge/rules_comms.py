@@ -30,19 +30,19 @@ ALL_WAIT_RATIO = 0.35
 more; two equal gloo ranks of a small model exchange gradients for up to a quarter of a step."""
 CROWDED_RATIO = 0.3
 """Share of their demand that the job's threads wait for a CPU from which ranks take turns and so wait
-for each other (host.md section 2 d: noisy neighbour)."""
+for each other."""
 COMM_DEMAND = 0.2
-"""Demand of a rank's communication threads from which they move data; gloo idles at 0.02 (host.md f)."""
+"""Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""
 NIC_BYTES_S = 50e6
 """Bytes/s of the job's interface from which the network works: 40 % of a gigabit link."""
 LINK_BYTES_S = 1e9
 """NVLink and PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
 BEHIND_CLOCK_RATIO = 0.9
-"""Clock of a card over the median of the job's cards below which it holds them back (gpu.md section 4)."""
+"""Clock of a card over the median of the job's cards below which it holds them back."""
 RESTING_RATIO = 0.1
 """Share of looks that find a main thread running below which its wait says more than its stack."""
 STRAGGLER_SPAN_S = 20.0
-"""gpu.md section 4: straggler."""
+"""How long a card must be slow: twice the span of the other rules."""
 
 
 def _is_alone(scene: Scene) -> bool:
