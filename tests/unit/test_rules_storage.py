@@ -109,7 +109,7 @@ def thrash(wait=0.9, **memory):
     return starve(wait, [THRASHES] * 2, frame={"memory": make_memory(**(plain | memory))})
 
 
-# host.md section 2 h: refaults and major faults, or stalls for memory.
+# Thrashed: refaults and major faults, or stalls for memory.
 THRASHING = [
     ({}, True),
     ({"psi_some_pct": 0.0}, True),
