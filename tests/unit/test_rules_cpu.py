@@ -26,7 +26,7 @@ def window(processes=None, seconds=12, **cpu):
     return [replace(frame, taken_ns=frame.taken_ns + i * SECOND) for i in range(seconds)]
 
 
-# host.md section 2 d, one process on 2 CPUs: threads, demand/budget, waiting share, steps/s lost?
+# Measured (docs/thresholds.md), one process on 2 CPUs: threads, demand/budget, waiting share, steps/s lost?
 SWEEP = [(1, 0.5, 0.0, False), (2, 1.0, 0.03, False), (3, 1.11, 0.31, False), (8, 2.92, 0.69, True)]
 
 
