@@ -1,4 +1,4 @@
-"""GPU causes on made-up Windows: the readings of gpu.md section 4, their confusable pairs, what is not read."""
+"""GPU causes on made-up Windows: readings on both sides of each threshold, their confusable pairs, what is not read."""
 
 from __future__ import annotations
 
