@@ -21,7 +21,7 @@ DELAY_RATIO = 0.35
 """Waiting share that must go with it: spinning pools run, they do not wait."""
 SINGLE_THREADED_RATIO = 1.5
 PRESSURE_PCT = 50.0
-"""cpu.pressure of the job's group; measured 66-100 with fighting pools, 2-16 without."""
+"""cpu.pressure of the job's group; measured 79-100 with fighting pools, 1-30 without."""
 _THREAD_SETTINGS = frozenset(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 )
