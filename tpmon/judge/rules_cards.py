@@ -49,13 +49,22 @@ _SLOW_TO_TELL = 0.2
 _SERIOUS = 0.5
 
 
+def find_unseen_cards(scene: Scene) -> str:
+    """Say why the job may compute on cards that were not read, "" when it uses none or they were."""
+    gpus = scene.frame.gpus
+    if isinstance(gpus, Missing):
+        return "" if "no NVIDIA driver" in gpus.reason else gpus.reason
+    holders = [card.pids for card in gpus]
+    unread = next((one for one in holders if isinstance(one, Missing)), None)
+    if unread is not None and not any(is_known(one) for one in holders):
+        return f"which processes are on the cards: {unread.reason}"
+    return next((note for note in scene.frame.notes if note.startswith("GPUs not visible")), "")
+
+
 def answer_without_cards(scene: Scene) -> Cleared | Unsure:
     """Say why no rule about cards can suspect anything: there is none, or none could be read."""
-    gpus = scene.frame.gpus
-    if isinstance(gpus, Missing) and "no NVIDIA driver" not in gpus.reason:
-        return Unsure(f"GPU causes ({gpus.reason})")
-    hidden = next((note for note in scene.frame.notes if note.startswith("GPUs not visible")), "")
-    return Unsure(f"GPU causes ({hidden})") if hidden else Cleared("GPU causes (the job uses no card)")
+    unseen = find_unseen_cards(scene)
+    return Unsure(f"GPU causes ({unseen})") if unseen else Cleared("GPU causes (the job uses no card)")
 
 
 def _is_held(card: CardScene, reason: str, bit_pct: float) -> bool:

@@ -7,10 +7,9 @@ from tpmon.judge.data_wait import LEAST_SAMPLES, measure_share
 from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase, Share
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.scene_gpu import cards_of, mean_busy_pct
-from tpmon.judge.starvation import FREE_CORES, find_cores_free, see_pins
+from tpmon.judge.starvation import FREE_CORES, find_cores_free, find_gpu_idle, see_pins
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
@@ -46,14 +45,8 @@ def _others_demand(rank: RankScene, scene: Scene) -> Known[float]:
     )
 
 
-def _gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
-    """Return the idle share (0-1) of the rank's cards, not applicable on CPUs."""
-    own = cards_of(rank.process.pid, scene.gpus)
-    return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own)) if own else NOT_APPLICABLE
-
-
 def _is_gpu_busy(rank: RankScene, scene: Scene) -> Known[bool]:
-    idle = _gpu_idle(rank, scene)
+    idle = find_gpu_idle(rank, scene)
     if isinstance(idle, Missing):
         return idle
     return is_known(idle) and idle < GPU_IDLE
@@ -156,7 +149,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         return Unsure(f"whether the one busy thread computes or runs Python ({share.reason})")
     if share.low < PYTHON_SHARE:
         return Cleared(f"a single Python thread (Python outside of the step: {100 * share.ratio:.0f} %)")
-    idle = _gpu_idle(rank, scene)
+    idle = find_gpu_idle(rank, scene)
     gain = min(share.ratio, idle) if is_known(idle) else share.ratio
     ages = scene.frame.ages_s
     logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2

@@ -17,6 +17,7 @@ from tpmon.judge.data_wait import LOOKS, STACKS, DataWait
 from tpmon.judge.medians import median_known
 from tpmon.judge.once import Once
 from tpmon.judge.phases import DataPart, Share
+from tpmon.judge.rules_cards import find_unseen_cards
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, demand_of
 from tpmon.judge.scene_gpu import cards_of, mean_busy_pct
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure, reading
@@ -99,14 +100,18 @@ def find_cores_free(scene: Scene) -> Known[float]:
     return max(0.0, scene.budget - scene.runnable)
 
 
-def _gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
-    """Return the idle share (0-1) of the rank's own cards; not applicable to a rank on CPUs."""
-    if not scene.gpus:
-        return NOT_APPLICABLE
+def find_gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
+    """Return the idle share (0-1) of the rank's own cards; not applicable to a job on CPUs.
+
+    Missing where the rank may have a card that was not read: a full one would hide its wait.
+    """
     own = cards_of(rank.process.pid, scene.gpus)
-    if not own:
-        return NOT_APPLICABLE
-    return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own))
+    if own:
+        return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own))
+    if scene.gpus:
+        return Missing(f"the card of process {rank.process.pid} is not known")
+    unseen = find_unseen_cards(scene)
+    return Missing(unseen) if unseen else NOT_APPLICABLE
 
 
 def _cap(share: Share, most: float) -> Share:
@@ -146,7 +151,7 @@ def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
         return Cleared(f"data wait ({format_pct(100 * wait.share.ratio)} %)")
     if wait.share.low < LEAST_WAIT:
         return Unsure(f"data wait ({_pct(wait.share)}: too close to call)")
-    idle = _gpu_idle(rank, scene)
+    idle = find_gpu_idle(rank, scene)
     if isinstance(idle, Missing):
         return Unsure(f"whether the data wait of {_pct(wait.share)} costs anything (GPU: {idle.reason})")
     if is_known(idle) and idle < HIDDEN_IDLE:
