@@ -134,6 +134,13 @@ def test_nothing_names_a_path_of_one_machine() -> None:
         assert hit is None, f"{path.relative_to(ROOT)}: {hit and hit.group()}"
 
 
+def test_every_document_that_a_module_names_exists() -> None:
+    """A comment may send its reader to a page only if the reader has it; pages link to their neighbours."""
+    for path in (ROOT / "tpmon").rglob("*.py"):
+        for name in re.findall(r"[\w./-]+\.md\b", path.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), f"{path.name}: {name}"
+
+
 def test_no_module_is_longer_than_400_lines() -> None:
     for path in (ROOT / "tpmon").rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 400, path

@@ -1,7 +1,7 @@
 """Causes that the reads of a loader tell: bandwidth, latency, a store behind the network, a thrashed cache.
 
 A store that waits for a network shows neither in D state nor in iowait nor in read_bytes, only in
-what the thread waits for (docs/metrics.md).
+what the thread waits for.
 """
 
 from __future__ import annotations

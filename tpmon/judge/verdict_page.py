@@ -34,6 +34,8 @@ The first line of the screen is a verdict: a kind, a cause, how sure, since when
 * **Try** is one entry of the catalogue below that fits this run. It begins with "if" where a
   precondition could not be observed.
 
+What the rules compare with, and where each number comes from, is in [thresholds.md](thresholds.md).
+
 Notes stand beside a verdict and are no fault: `power-limited`, `other-tenants`, `workers-beyond-budget`,
 `hollow`, `memory-full`, debug settings that slow the run, and the second cause that was seen.
 """
