@@ -157,17 +157,19 @@ def _short(text: str) -> str:
     return clean_text(text, _NAME_CHARS)
 
 
-def _plain_name(function: str) -> str:
+def plain_name(function: str) -> str:
     """Return a name that a person knows: the function around a comprehension or a lambda."""
     names = [name for name in function.split(".") if name and not name.startswith("<")]
     return _short(names[-1] if names else function)
 
 
-def _line(frame: StackFrame) -> str:
+def name_line(frame: StackFrame) -> str:
+    """Write the file of a frame without its folder, and the line."""
     return f"{_short(frame.file.rpartition('/')[2])}:{frame.line}"
 
 
-def _package(file: str) -> str:
+def package_of(file: str) -> str:
+    """Name the installed package or standard module that a file belongs to; "" for others."""
     found = next(filter(None, (pattern.search(file) for pattern in _PACKAGES)), None)
     return _short(found[1].removesuffix(".py")) if found else ""
 
@@ -185,7 +187,7 @@ def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
     names = [name for name in names if name not in _WRAPPERS and "<" not in name]
     if region.outer in (Phase.FORWARD, Phase.BACKWARD):
         names = [name for name in reversed(names) if not name.startswith("_")] or names
-    return _short(names[0]) if names else _plain_name(frames[region.begin].function)
+    return _short(names[0]) if names else plain_name(frames[region.begin].function)
 
 
 def _around(region: _Region) -> str:
@@ -201,7 +203,7 @@ def _around(region: _Region) -> str:
 
 
 def _imported(frames: Sequence[StackFrame]) -> str:
-    names = (_package(frame.file) for frame in reversed(frames) if frame.function == _MODULE)
+    names = (package_of(frame.file) for frame in reversed(frames) if frame.function == _MODULE)
     return next((name for name in names if name), "")
 
 
@@ -214,7 +216,7 @@ def _word(frames: Sequence[StackFrame], region: _Region) -> str:
         logs = (
             frame for frame, mark in zip(frames, region.marks, strict=True) if mark and mark.phase is phase
         )
-        detail = _package(list(logs)[-1].file)
+        detail = package_of(list(logs)[-1].file)
     elif phase is Phase.BACKWARD and Need.RECOMPUTE_IN_STACK in region.needs:
         detail = "recompute"
     elif phase is Phase.IMPORT:
@@ -234,10 +236,18 @@ def _users_frame(frames: Sequence[StackFrame], region: _Region) -> int:
     A file that a table knows is a library's, also where it was installed in place.
     """
     for index in range(len(frames) - 1, -1, -1):
-        mark = region.marks[index]
-        if not is_library(frames[index].file) and (mark is None or mark in _USER_MARKS):
+        if _is_users(frames[index], region.marks[index]):
             return index
     return -1
+
+
+def _is_users(frame: StackFrame, mark: Mark | None) -> bool:
+    return not is_library(frame.file) and (mark is None or mark in _USER_MARKS)
+
+
+def is_users(frame: StackFrame) -> bool:
+    """Say whether a frame is the user's own code."""
+    return _is_users(frame, mark_frame(frame.function, frame.file))
 
 
 _OF_PHASES = frozenset(
@@ -268,14 +278,14 @@ def read_stack(frames: Sequence[StackFrame]) -> Reading:
     frame = frames[index]
     word = _word(frames, region)
     if index < 0:
-        inside = f"{_plain_name(frame.function)} in {_line(frame)}"
+        inside = f"{plain_name(frame.function)} in {name_line(frame)}"
         where = inside if region.phase is Phase.OTHER else word
     elif region.phase is Phase.OTHER:
-        where = f"{_plain_name(frame.function)} {_line(frame)}"
+        where = f"{plain_name(frame.function)} {name_line(frame)}"
     elif region.phase is Phase.DATA_WAIT and index > region.begin:
-        where = f"{region.phase.value}: {_plain_name(frame.function)} in {_line(frame)}"
+        where = f"{region.phase.value}: {plain_name(frame.function)} in {name_line(frame)}"
     else:
-        where = f"{word} {_line(frame)}"
+        where = f"{word} {name_line(frame)}"
     return Reading(
         region.phase, region.part, where, (region.phase.value, frame.file, frame.line), _needs_of(region)
     )
