@@ -21,7 +21,7 @@ from tpmon.judge import (
 from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
-from tpmon.judge.standing import Key, Standing, follow, key_of, state
+from tpmon.judge.standing import Key, Standing, follow, key_of, note_cleared, state
 from tpmon.judge.suspicion import Answer, Rule, Suspicion
 from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
@@ -97,7 +97,14 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     answers: list[Answer] = [rule(scene) for rule in RULES]
     suspicions = [one for one in answers if isinstance(one, Suspicion)]
     now_ns = scene.frame.taken_ns
-    followed = follow(standing, suspicions, now_ns)
+    noted = note_cleared(standing, answers, now_ns)
+    cleared_ns = {
+        key_of(one): since_ns
+        for one, since_ns in zip(answers, noted.cleared_ns, strict=True)
+        if isinstance(one, Suspicion) and since_ns
+    }
+    interval_s = scene.frame.interval_s
+    followed = follow(noted, suspicions, now_ns, interval_s=interval_s, cleared_ns=cleared_ns)
     ranked = rank(followed.tracks, followed.stated)
     decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)

@@ -26,6 +26,8 @@ from tpmon.model.process import ProcessSample, Role, ThreadKind
 
 SPAN_S = 10.0
 """Rules judge medians over this span (docs/thresholds.md: they were set on 10 s)."""
+LEAST_FRAMES = 3
+"""With readings further apart than a third of the span it is longer: one Frame has no duration."""
 MANY_PROCESSES = 64
 """With more, medians are over every other second: half the cost (docs/overhead.md), the same span."""
 BATCH_WAIT = "a batch (loader queue)"
@@ -324,12 +326,19 @@ def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxy
     if not frames:
         raise ValueError("a scene needs a Frame")
     frame = frames[-1]
-    recent = tuple(one for one in frames if frame.taken_ns - one.taken_ns <= SPAN_S * 1e9)
+    # Half an interval more than the Frames' distance: they do not come on the dot.
+    span_s = max(SPAN_S, (LEAST_FRAMES - 0.5) * frame.interval_s)
+    recent = tuple(one for one in frames if frame.taken_ns - one.taken_ns <= span_s * 1e9)
     by_pid: dict[int, list[ProcessSample]] = {}
-    every_other = len(frame.processes) > MANY_PROCESSES
+    every_other = len(frame.processes) > MANY_PROCESSES and len(recent) > 2 * LEAST_FRAMES
     for one in recent[::-2][::-1] if every_other else recent:
         for process in one.processes:
             by_pid.setdefault(process.pid, []).append(process)
+    for process in frame.processes:
+        if by_pid[process.pid][0].start_ticks != process.start_ticks:  # the PID was another process's
+            by_pid[process.pid] = [
+                one for one in by_pid[process.pid] if one.start_ticks == process.start_ticks
+            ]
     ranks = [process for process in frame.processes if process.role is Role.RANK]
     return Scene(
         frame=frame,

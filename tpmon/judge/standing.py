@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.suspicion import Answer, Cleared, Suspicion
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.verdict import Finding, Kind
 
@@ -25,7 +26,8 @@ SWITCH_S = 4.0
 INCUMBENT = 1.25
 """The stated cause weighs this much more, so that two equal ones do not take turns."""
 LONGEST_STEP_S = 3.0
-"""A pause of tpmon itself (suspend) is not evidence that something went on."""
+LONGEST_STEP_INTERVALS = 1.5
+"""A pause of tpmon itself (suspend) is not evidence that something went on; the asked interval is none."""
 
 URGENT = frozenset((Kind.STARTING, Kind.PAUSED, Kind.IDLE, Kind.HUNG))
 
@@ -39,6 +41,9 @@ class Track:
     first_ns: int
     seen_after_ns: int
     """How long the history had been without it when it came, nanoseconds; 0 when it was there at first."""
+    clear_ns: int = 0
+    """How long before that its rule had said for the first time that it is not there, nanoseconds; 0: it
+    never had, so that the cause may be older than the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Standing:
     begun_ns: int = 0
     """When the first Frame was judged."""
     judged_ns: int = 0
+    cleared_ns: tuple[int, ...] = ()
+    """When each rule first said that its cause is not there, in the order of the rules; 0: never."""
     finding: Finding | None = None
     """What was said last, and the notes beside it."""
     notes: tuple[str, ...] = ()
@@ -75,15 +82,44 @@ def _step(track: Track, found: Mapping[Key, Suspicion], dt_s: float) -> Track:
     return replace(track, suspicion=now, score=min(1.0, track.score + dt_s / rise_s))
 
 
-def follow(standing: Standing, suspicions: Iterable[Suspicion], now_ns: int) -> Standing:
-    """Raise and lower the scores by one Frame; a cause whose score is 0 is forgotten."""
+def note_cleared(standing: Standing, answers: Sequence[Answer], now_ns: int) -> Standing:
+    """Note when each rule first said that its cause is not there; "cannot tell" is no such word."""
+    before = standing.cleared_ns or (0,) * len(answers)
+    return replace(
+        standing,
+        cleared_ns=tuple(
+            since_ns or (now_ns if isinstance(answer, Cleared) else 0)
+            for since_ns, answer in zip(before, answers, strict=True)
+        ),
+    )
+
+
+def follow(
+    standing: Standing,
+    suspicions: Iterable[Suspicion],
+    now_ns: int,
+    *,
+    interval_s: float = 1.0,
+    cleared_ns: Mapping[Key, int] = MappingProxyType({}),
+) -> Standing:
+    """Raise and lower the scores by one Frame; a cause whose score is 0 is forgotten.
+
+    ``cleared_ns`` says of a cause when its rule first said that it is not there.
+    """
     begun_ns = standing.begun_ns or now_ns
-    dt_s = min((now_ns - standing.judged_ns) / 1e9, LONGEST_STEP_S) if standing.judged_ns else 0.0
+    longest_s = max(LONGEST_STEP_S, LONGEST_STEP_INTERVALS * interval_s)
+    dt_s = min((now_ns - standing.judged_ns) / 1e9, longest_s) if standing.judged_ns else 0.0
     found = {key_of(one): one for one in suspicions}
     old = {key_of(one.suspicion) for one in standing.tracks}
     tracks = [_step(track, found, dt_s) for track in standing.tracks]
     tracks += [
-        Track(one, 1.0 if one.kind in URGENT else 0.0, now_ns, now_ns - begun_ns)
+        Track(
+            one,
+            1.0 if one.kind in URGENT else 0.0,
+            now_ns,
+            now_ns - begun_ns,
+            now_ns - cleared_ns[key] if key in cleared_ns else 0,
+        )
         for key, one in found.items()
         if key not in old
     ]

@@ -22,7 +22,7 @@ MEDIUM_SPAN_S = 4.0
 MEDIUM_MARGIN = 1.5
 """A single source counts as medium only when it is this far past its threshold."""
 ONSET_HISTORY_S = 10.0
-"""A cause that came after so much history without it began where it was first seen."""
+"""A cause that came so long after its rule had first said that it is not there began where it was seen."""
 FIRST_READINGS_S = 3.0
 """What held within so long after the first reading is older than it."""
 MOST_GAIN = 20.0
@@ -56,8 +56,9 @@ def _last_write(scene: Scene) -> datetime | None:
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     """Return since when the cause holds, whether that is its onset, and what tells it.
 
-    A cause that was there at the first reading is older than that: the earliest sign of it is a
-    lower bound, for a hang the last line of the log.
+    A cause that was there at the first reading, or that takes longer to tell than there are
+    readings, is older than that: the earliest sign of it is a lower bound, for a hang the last line
+    of the log.
     """
     suspicion, now = track.suspicion, scene.now
     if is_known(suspicion.since_ns):
@@ -65,7 +66,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
         return began, SinceIs.ONSET, "history"
     first_ns, begun_ns = track.first_ns, track.first_ns - track.seen_after_ns
     held = suspicion.held_ns
-    seen_to_begin = track.seen_after_ns >= ONSET_HISTORY_S * 1e9
+    seen_to_begin = track.clear_ns >= ONSET_HISTORY_S * 1e9
     if is_known(held):
         first_ns, seen_to_begin = held, held >= begun_ns + FIRST_READINGS_S * 1e9
     first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - first_ns) / 1e9))
