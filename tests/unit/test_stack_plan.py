@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.frames import make_process, make_worker
+from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.stack_plan import (
     CREDIT_MS,
@@ -14,10 +16,13 @@ from tpmon.probe.stack_plan import (
     MET_MS,
     MOST_MET,
     RATES_HZ,
+    WORKER_EVERY,
+    WORKER_SECONDS,
     Kind,
     StackPlan,
     Subject,
     Turn,
+    find_working_worker,
 )
 
 SECOND = 1_000_000_000
@@ -196,3 +201,45 @@ def test_a_dump_of_many_frames_makes_the_first_slice_a_slow_one():
     assert first.seconds == FIRST_SECONDS
     assert first.rate_hz < FIRST_RATE_HZ
     assert 30 + 0.018 * 400 * first.rate_hz * first.seconds <= CREDIT_MS
+
+
+def test_a_working_worker_has_the_second_slice_and_every_fourth() -> None:
+    ranks = subjects(1)
+    worker = Subject(Identity(900, 7), 0, is_worker=True)
+    plan = StackPlan(0)
+    assert plan.watch([*ranks, worker])
+    seen = []
+    now_ns = 0
+    while len(seen) < 10:
+        turn = plan.next(now_ns)
+        if not isinstance(turn, Turn):
+            now_ns += round(turn * 1e9) + 1
+            continue
+        now_ns += turn.seconds * 1_000_000_000
+        plan.settle(turn, 10.0, 20, 40, now_ns)
+        if turn.kind is Kind.SLICE:
+            seen.append(turn.subject.is_worker)
+            assert not turn.subject.is_worker or turn.seconds == WORKER_SECONDS
+        else:
+            assert not turn.subject.is_worker, "a worker needs no first look"
+    assert seen == [i % WORKER_EVERY == 1 for i in range(10)]
+
+
+def test_a_refused_worker_is_no_word_about_the_ranks() -> None:
+    worker = Subject(Identity(900, 7), 0, is_worker=True)
+    plan = StackPlan(0)
+    plan.watch([*subjects(1), worker])
+    plan.refuse(Turn(worker, Kind.SLICE, 5, 3), 1.0, "not permitted", 1, final=True)
+    assert not plan.all_refused()
+    assert plan.refusals() == ()
+
+
+def test_the_worker_that_computes_most_is_worth_a_look() -> None:
+    lazy = make_worker(11, 0, cpu_pct=20.0)
+    assert find_working_worker([make_process(10), lazy]) == []
+    busy = [
+        make_worker(12, 1, cpu_pct=70.0),
+        make_worker(13, 2, cpu_pct=90.0),
+        make_worker(14, 3, cpu_pct=Missing("no")),
+    ]
+    assert [one.identity.pid for one in find_working_worker([make_process(10), lazy, *busy])] == [13]

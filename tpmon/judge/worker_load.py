@@ -64,7 +64,9 @@ def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
     for frame in scene.history:
         for one in known_or(frame.stacks, ()):
             for stack in one.stacks if one.pid in pids else ():
-                if any(at.function == "get" and at.file.endswith("queues.py") for at in stack.frames):
+                if stack.tid != one.pid or any(
+                    at.function == "get" and at.file.endswith("queues.py") for at in stack.frames
+                ):
                     continue
                 working += stack.samples
                 if any("collate" in at.function or at.file.endswith("collate.py") for at in stack.frames):

@@ -56,7 +56,7 @@ from tpmon.probe.pools import read_pool_library
 from tpmon.probe.population import Population, Reading, describe_shortage
 from tpmon.probe.procfs import read_shares
 from tpmon.probe.sockets import SocketReader, SocketReading
-from tpmon.probe.stack_plan import Subject
+from tpmon.probe.stack_plan import Subject, find_working_worker
 from tpmon.probe.stacks import StackSampler
 
 BUDGET_EVERY_NS = 10_000_000_000
@@ -255,7 +255,8 @@ class Collector:
             )
         self._loader.watch(self._loader_ranks, now_ns)
         self._main_threads.watch(self._named, halved=self._cost.shedding)
-        self._stacks.watch((Subject(*one) for one in self._named), halved=self._cost.shedding)
+        subjects = [Subject(*one) for one in self._named] + find_working_worker(processes)
+        self._stacks.watch(subjects, halved=self._cost.shedding)
         self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings})
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:

@@ -1,8 +1,9 @@
 """Decide whose stacks are sampled next, how fast and for how long, within a budget of CPU time. Pure.
 
 One py-spy at a time. Each rank is dumped once when it is met; then slices: rank 0 every second
-one, the others in turn. What each run really cost is charged, and where the credit is used up the
-plan waits, so that a target that is dear to look at (thousands of mappings) is looked at less.
+one, the others in turn, and now and then a short one of a loader worker that computes. What each
+run really cost is charged, and where the credit is used up the plan waits, so that a target that is
+dear to look at (thousands of mappings) is looked at less.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tpmon.model.known import NOT_APPLICABLE, Applicable, known_or
-from tpmon.model.process import Identity
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.process import Identity, ProcessSample, Role
 
 BUDGET_MS_PER_S = 8.0
 CREDIT_MS = 120.0
@@ -25,6 +26,10 @@ FIRST_RATE_HZ = 20
 RATES_HZ = (17, 13, 11, 7, 5, 3)
 """Primes: no step time is a multiple of all of them, and py-spy draws its sampling times at random."""
 LENGTHS_S = (10, 9, 11)
+WORKER_SECONDS = 3
+WORKER_EVERY = 4
+"""The second slice of all and every fourth after it are of a worker: what it does changes seldom."""
+WORKING_PCT = 50.0
 START_MS = 20.0
 SAMPLE_MS = 0.2
 FRAME_MS = 0.018
@@ -48,10 +53,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Name a rank's process."""
+    """Name a process to look at: a rank, or a loader worker of one."""
 
     identity: Identity
     rank: Applicable[int]
+    is_worker: bool = False
+
+
+def find_working_worker(processes: Iterable[ProcessSample]) -> list[Subject]:
+    """Return the loader worker that computes most, none where none computes half of the time."""
+    best, most = None, WORKING_PCT
+    for one in processes:
+        if one.role is Role.WORKER and is_known(one.cpu_pct) and one.cpu_pct >= most:
+            best, most = one, one.cpu_pct
+    return [] if best is None else [Subject(Identity(best.pid, best.start_ticks), best.rank, is_worker=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +94,8 @@ class _Standing:
     refusals: int = 0
 
 
-def _order(subject: Subject) -> tuple[float, int]:
-    return known_or(subject.rank, float("inf")), subject.identity.pid
+def _order(subject: Subject) -> tuple[bool, float, int]:
+    return subject.is_worker, known_or(subject.rank, float("inf")), subject.identity.pid
 
 
 @dataclass(slots=True)
@@ -107,11 +122,13 @@ class StackPlan:
         return self._credit_ms
 
     def watch(self, subjects: Iterable[Subject]) -> bool:
-        """Name the ranks there are; tells whether one of them is new."""
+        """Name the ranks there are, and workers worth a look; tells whether one of the ranks is new."""
         before = self._standings
         ordered = sorted(subjects, key=_order)
-        self._standings = {one.identity: before.get(one.identity) or _Standing(one) for one in ordered}
-        born = [identity for identity in self._standings if identity not in before]
+        self._standings = {
+            one.identity: before.get(one.identity) or _Standing(one, dumped=one.is_worker) for one in ordered
+        }
+        born = [one.identity for one in ordered if one.identity not in before and not one.is_worker]
         paid = min(len(born), MOST_MET - self._met)
         self._met += paid
         self._credit_ms += paid * MET_MS
@@ -178,11 +195,15 @@ class StackPlan:
 
     def refusals(self) -> tuple[tuple[Applicable[int], str], ...]:
         """Return rank and reason of each rank that could not be sampled when it was last tried."""
-        return tuple((one.subject.rank, one.reason) for one in self._standings.values() if one.reason)
+        return tuple((one.subject.rank, one.reason) for one in self._ranks() if one.reason)
 
     def all_refused(self) -> bool:
         """Tell whether no rank can be sampled at present."""
-        return bool(self._standings) and all(one.reason for one in self._standings.values())
+        ranks = self._ranks()
+        return bool(ranks) and all(one.reason for one in ranks)
+
+    def _ranks(self) -> list[_Standing]:
+        return [one for one in self._standings.values() if not one.subject.is_worker]
 
     def _pass(self, now_ns: int) -> None:
         """Add the credit of the time since the last call."""
@@ -194,7 +215,7 @@ class StackPlan:
     def _charge(self, turn: Turn, cpu_ms: float, now_ns: int) -> _Standing | None:
         self._pass(now_ns)
         self._credit_ms -= cpu_ms
-        if turn.kind is Kind.SLICE:
+        if turn.kind is Kind.SLICE and not turn.subject.is_worker:
             self._first_was_last = self._is_first(turn.subject)
         one = self._standings.get(turn.subject.identity)
         if one is not None:
@@ -206,6 +227,10 @@ class StackPlan:
 
     def _pick(self, ready: list[_Standing]) -> _Standing:
         """Take rank 0 every second time, else the one that was not looked at for longest."""
+        workers = [one for one in ready if one.subject.is_worker]
+        ready = [one for one in ready if not one.subject.is_worker]
+        if workers and (not ready or self._slices % WORKER_EVERY == 1):
+            return min(workers, key=lambda one: one.last_ns)
         first, others = ready[0], ready[1:]
         if not others or (self._is_first(first.subject) and not self._first_was_last):
             return first
@@ -219,6 +244,8 @@ class StackPlan:
             seconds, rates, affordable = FIRST_SECONDS, (FIRST_RATE_HZ, *RATES_HZ), CREDIT_MS
         else:
             seconds, rates = LENGTHS_S[self._slices % len(LENGTHS_S)], RATES_HZ
+            if one.subject.is_worker:
+                seconds = WORKER_SECONDS
             affordable = self.budget_ms_per_s * seconds
         turns = [Turn(one.subject, Kind.SLICE, rate, seconds) for rate in rates]
         return next((turn for turn in turns if self._price(one, turn) <= affordable), turns[-1])

@@ -194,6 +194,9 @@ class StackSampler:
         sampled = parse(outcome.output, pid)
         cpu_ms = (outcome.cpu_s + time.thread_time() - begun_s) * 1000
         if not sampled.stacks:
+            if not is_known(self._read_tracer(turn.subject)):
+                self._forget(turn, cpu_ms)
+                return
             self._refuse(turn, cpu_ms, "py-spy saw no Python thread", final=False)
             return
         piece = StackSlice(
@@ -228,10 +231,7 @@ class StackSampler:
             # One that is just ending takes a moment to be gone.
             time.sleep(ENDING_S)
         if refusal is Refusal.GONE or not is_known(self._read_tracer(turn.subject)):
-            # A rank that ended meanwhile is no failure.
-            with self._lock:
-                self._plan.refuse(turn, cpu_ms, "", time.monotonic_ns(), final=False)
-                self._plan.forget(turn)
+            self._forget(turn, cpu_ms)
         elif refusal is Refusal.PERMISSION:
             reason = explain_refusal(read_standing(pid, self._proc))
             self._refuse(turn, cpu_ms, reason, final=True)
@@ -239,6 +239,12 @@ class StackSampler:
             self._refuse(turn, cpu_ms, f"py-spy does not know its Python: {text}", final=False)
         else:
             self._refuse(turn, cpu_ms, f"py-spy: {text}", final=False)
+
+    def _forget(self, turn: Turn, cpu_ms: float) -> None:
+        """Charge a run on a process that ended meanwhile, which is no failure, and leave it out."""
+        with self._lock:
+            self._plan.refuse(turn, cpu_ms, "", time.monotonic_ns(), final=False)
+            self._plan.forget(turn)
 
     def _refuse(self, turn: Turn, cpu_ms: float, reason: str, *, final: bool) -> None:
         with self._lock:
