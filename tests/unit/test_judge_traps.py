@@ -7,15 +7,27 @@ from datetime import timedelta
 
 import pytest
 
-from tests.frames import GIB, NOW, NOW_NS, make_frame, make_gpu, make_memory, make_process
-from tests.judging import hold, make_phases
+from tests.frames import (
+    GIB,
+    NOW,
+    NOW_NS,
+    make_frame,
+    make_gpu,
+    make_loader,
+    make_memory,
+    make_process,
+    make_worker,
+)
+from tests.judging import hold, make_looks, make_phases, scene_of
 from tests.starving import COMPUTES, RANK, line_up, make_second
 from tpmon.judge.judgement import judge
 from tpmon.judge.phases import DataPart, Phase
 from tpmon.judge.rules_data import judge_no_workers
-from tpmon.judge.scene import see
+from tpmon.judge.rules_hang import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
+from tpmon.judge.scene import BATCH_WAIT, see
 from tpmon.judge.standing import Standing
-from tpmon.judge.suspicion import Suspicion, Unsure
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.gpu import GpuState
 from tpmon.model.known import Missing
 from tpmon.model.verdict import Confidence, Kind, SinceIs
 
@@ -106,3 +118,65 @@ def test_a_new_process_with_an_old_pid_has_no_past():
     stranger = make_frame(processes=(make_process(start_ticks=1, runnable=9.0),))
     scene = see(line_up([stranger] * 9 + [make_frame(processes=(make_process(runnable=1.0),))] * 2))
     assert scene.ranks[0].demand == 1.0
+
+
+def pinned(worker, **rank):
+    """See a rank behind a pin-memory thread whose main thread waits in the lock of its queue."""
+    waits = {"state": "S", "waits_for": "lock with a time-out (futex)", "waits_unchanged_s": 40.0} | rank
+    frame = make_frame(
+        processes=(
+            make_process(runnable=0.01, **waits),
+            make_worker(4221, 0, state="S", waits_unchanged_s=40.0),
+            make_worker(4222, 1, **worker),
+        ),
+        loader=(make_loader(pin_thread=True),),
+        main_threads=(make_looks(RANK, 10, timed_lock=10),),
+    )
+    return see(hold(frame, 40))
+
+
+def test_behind_a_pin_thread_a_rank_waits_for_its_stopped_worker_too():
+    answer = judge_stopped(pinned({"state": "T"}))
+    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "stopped", 4222)
+
+
+def test_behind_a_pin_thread_a_rank_waits_for_a_blocked_worker_too():
+    blocked = {"state": "D", "waits_for": "NFS", "waits_unchanged_s": 40.0}
+    answer = judge_blocked_io(pinned(blocked))
+    assert (answer.kind, answer.cause, answer.pid) == (Kind.HUNG, "blocked-io", 4222)
+
+
+def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_five_minutes():
+    saving = make_phases({Phase.CHECKPOINT: 1.0})
+
+    def blocked_for(seconds):
+        rank = make_process(state="D", waits_for="FUSE file system", waits_unchanged_s=seconds)
+        return judge_blocked_io(scene_of(make_frame(processes=(rank,)), [saving], 40))
+
+    assert isinstance(blocked_for(60.0), Unsure)
+    assert isinstance(blocked_for(400.0), Suspicion)
+
+
+def test_workers_that_went_with_a_validation_are_not_dead_ones():
+    rank = make_process(state="S", runnable=0.0, waits_for=BATCH_WAIT, waits_unchanged_s=30.0)
+    training = [make_worker(4221 + i, i) for i in range(2)]
+    validating = [make_worker(4321 + i, i, started=NOW - timedelta(seconds=70)) for i in range(2)]
+    frames = [make_frame(processes=(rank, *training, *validating))] * 10
+    frames += [make_frame(processes=(rank, *training))] * 32
+    looks = (make_looks(RANK, 10, batch_wait=10),)
+    frames = [replace(one, main_threads=looks) for one in frames]
+    assert isinstance(judge_dead_worker(see(line_up(frames))), Cleared)
+
+
+def test_a_card_that_fell_off_the_bus_is_the_jobs_although_it_lists_nobody():
+    job = (make_process(4211), make_process(4212, rank=1))
+    both = (make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
+    gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    frames = [make_frame(processes=job, gpus=both)] * 20 + [
+        make_frame(processes=job, gpus=(both[0], gone))
+    ] * 15
+    answer = judge_gpu_lost(see(line_up(frames)))
+    assert (answer.kind, answer.card, answer.pid) == (Kind.HUNG, 1, 4212)
+    stranger = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    alone = [make_frame(gpus=(both[0], stranger))] * 15
+    assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared)

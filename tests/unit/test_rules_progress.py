@@ -21,6 +21,7 @@ from tests.frames import (
     make_worker,
 )
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
+from tests.starving import line_up
 from tpmon.judge import rules_progress
 from tpmon.judge.advice import REMEDIES_FOR
 from tpmon.judge.judgement import judge
@@ -171,8 +172,12 @@ def test_an_ended_job_is_finished_and_says_how():
 def test_a_launcher_without_its_ranks_is_finished():
     frames = hold(make_frame())
     launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
-    frames[-1] = replace(frames[-1], processes=(launcher,))
-    assert said(judge_finished(see(frames))) == (Kind.IDLE, "finished")
+    restart = [*frames, *hold(make_frame(processes=(launcher,)), 15)]
+    assert type(judge_finished(see(line_up(restart)))) is Unsure
+    ended = [*frames, *hold(make_frame(processes=(launcher,)), 25)]
+    assert said(judge_finished(see(line_up(ended)))) == (Kind.IDLE, "finished")
+    long_ago = make_frame(processes=(launcher,), facts="no rank left · no loader workers")
+    assert said(judge_finished(scene_of(long_ago, seconds=60))) == (Kind.IDLE, "finished")
     zombies = make_frame(processes=(make_process(state="Z"),))
     assert said(judge_finished(scene_of(zombies))) == (Kind.IDLE, "finished")
     assert type(judge_finished(scene_of(make_frame()))) is Cleared

@@ -31,6 +31,8 @@ STOPPED_S = 4.0
 """How long a process must be stopped: a debugger that only looks is gone sooner."""
 PATIENCE_S = 300.0
 """How long a checkpoint, validation, load or compile may stand still before it is called hung."""
+SIBLINGS_S = 10.0
+"""Time within which the workers of one loader start."""
 LOST_READINGS = 3
 """Readings in a row that found a card lost."""
 ODD_RATIO = 0.5
@@ -165,6 +167,10 @@ def judge_blocked_io(scene: Scene) -> Answer:
             continue
         if unchanged < STILL_S or not stuck:
             continue
+        patience = _patience(rank) if process.role is Role.RANK else ""
+        if patience:
+            unread = f"blocked reads ({patience})"
+            continue
         state = "D, cannot be interrupted" if process.state == "D" else process.state
         return Suspicion(
             kind=Kind.HUNG,
@@ -191,6 +197,15 @@ def judge_blocked_io(scene: Scene) -> Answer:
     return Unsure(unread) if unread else Cleared("blocked reads (none)")
 
 
+def _patience(rank: RankScene) -> str:
+    """Return which slow thing a rank does on purpose, "" for none or when it takes far too long."""
+    waited = rank.process.waits_unchanged_s
+    if not is_known(rank.phases) or (is_known(waited) and waited >= PATIENCE_S):
+        return ""
+    newest = fresh_phase(rank.phases)
+    return f"{name_rank(rank)} is in {newest.value}" if newest in _PATIENT and newest is not None else ""
+
+
 def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
     """Return the PIDs of a rank's workers that died within the history, or that are zombies."""
     workers: tuple[WorkerScene, ...] = rank.workers
@@ -198,13 +213,20 @@ def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
     zombies = [
         process.pid for process in scene.frame.processes if process.pid in now and process.state == "Z"
     ]
-    before = {
-        process.pid
+    started = {
+        process.pid: process.started
         for frame in scene.history
         for process in frame.processes
         if process.role is Role.WORKER and process.rank_pid == rank.process.pid
     }
-    gone = sorted(before - now)
+    # The workers of a loader start together: one whose siblings are gone too went with its loader, as
+    # those of a validation do while the workers of the training stay.
+    siblings = [started[pid] for pid in now if pid in started]
+    gone = sorted(
+        pid
+        for pid, born in started.items()
+        if pid not in now and any(abs(born - one).total_seconds() <= SIBLINGS_S for one in siblings)
+    )
     # A whole generation that ended, or one that was replaced, is the end of an epoch.
     living = len(now) - len(zombies)
     replaced = any(worker.age_s < scene.history_s for worker in workers)
@@ -265,16 +287,15 @@ def judge_gpu_lost(scene: Scene) -> Answer:
 def _excuse(scene: Scene) -> str:
     """Return what a quiet rank does on purpose, "" for nothing: it may take minutes."""
     for rank in scene.ranks:
-        waited = rank.process.waits_unchanged_s
         if is_known(rank.process.waits_for) and rank.process.waits_for == "terminal input":
             return f"{name_rank(rank)} waits for input"
         if not is_known(rank.phases):
             continue
-        newest = fresh_phase(rank.phases)
-        if newest is Phase.INPUT:
+        if fresh_phase(rank.phases) is Phase.INPUT:
             return f"{name_rank(rank)} waits for input"
-        if newest in _PATIENT and not (is_known(waited) and waited >= PATIENCE_S):
-            return f"{name_rank(rank)} is in {newest.value}"
+        patience = _patience(rank)
+        if patience:
+            return patience
     return ""
 
 

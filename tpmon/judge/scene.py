@@ -357,6 +357,6 @@ def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxy
         memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
         ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases) for rank in ranks),
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
-        gpus=see_cards(recent),
+        gpus=see_cards(recent, frames),
         gpu_pct=median_known(_gpu_mean(one) for one in recent),
     )

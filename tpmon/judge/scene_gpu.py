@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tpmon.judge.medians import median_known
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample, GpuState
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 
 BUSY_PCT = 90.0
 """U from which a card counts as busy; never tried on a card (docs/thresholds.md)."""
@@ -111,7 +111,7 @@ def _count_lost(samples: Sequence[GpuSample]) -> int:
     return count
 
 
-def _see_card(samples: Sequence[GpuSample]) -> CardScene:
+def _see_card(samples: Sequence[GpuSample], pids: tuple[int, ...]) -> CardScene:
     last = samples[-1]
 
     def over(read: Callable[[GpuSample], Known[float]]) -> Known[float]:
@@ -119,7 +119,7 @@ def _see_card(samples: Sequence[GpuSample]) -> CardScene:
 
     return CardScene(
         last=last,
-        pids=last.pids if is_known(last.pids) else (),
+        pids=pids,
         busy_pct=over(lambda one: one.sm_pct),
         idle_samples=over(lambda one: one.sm_idle_ratio),
         busy_samples=over(lambda one: one.sm_busy_ratio),
@@ -134,21 +134,31 @@ def _see_card(samples: Sequence[GpuSample]) -> CardScene:
     )
 
 
-def see_cards(frames: Sequence[Frame]) -> tuple[CardScene, ...]:
+def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the job's processes on each card by its UUID, cards without one left out."""
+    return {one.uuid: one.pids for one in known_or(gpus, ()) if is_known(one.pids) and one.pids}
+
+
+def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[CardScene, ...]:
     """Condense the job's own cards over the Frames of a span, oldest first.
 
     CUDA opens every card it may see, so where only open files tell, an idle card beside a busy one
-    is taken for unused.
+    is taken for unused. A lost card lists no process: it is the job's if it was within ``history``.
     """
     gpus = frames[-1].gpus
     if not is_known(gpus):
         return ()
-    mine: dict[str, list[GpuSample]] = {one.uuid: [] for one in gpus if is_known(one.pids) and one.pids}
+    holders = _holders(gpus)
+    if any(one.state is GpuState.LOST and one.uuid not in holders for one in gpus):
+        lost = {one.uuid for one in gpus if one.state is GpuState.LOST}
+        for frame in history:
+            holders |= {uuid: pids for uuid, pids in _holders(frame.gpus).items() if uuid in lost}
+    mine: dict[str, list[GpuSample]] = {one.uuid: [] for one in gpus if one.uuid in holders}
     for frame in frames:
-        for sample in frame.gpus if is_known(frame.gpus) else ():
+        for sample in known_or(frame.gpus, ()):
             if sample.uuid in mine:
                 mine[sample.uuid].append(sample)
-    cards = [_see_card(samples) for samples in mine.values()]
+    cards = [_see_card(samples, holders[uuid]) for uuid, samples in mine.items()]
     used = [card for card in cards if not (card.last.pids_are_visible_only and _is_unused(card))]
     return tuple(used or cards)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.judge.starvation import see_pins
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role, ThreadKind
@@ -201,7 +202,12 @@ def _look_back(scene: Scene, log_age_s: Known[float]) -> Known[Standstill] | str
 
 
 def waits_for_batch(rank: RankScene, least: float = 0.9) -> Known[bool]:
-    """Tell whether a rank's main thread spends at least ``least`` of its time waiting for a batch."""
+    """Tell whether a rank's main thread spends at least ``least`` of its time waiting for a batch.
+
+    Behind a pin-memory thread that is a lock with a time-out.
+    """
     if is_known(rank.main):
-        return rank.main.batch_wait >= least
+        return (rank.main.timed_lock if see_pins(rank) else rank.main.batch_wait) >= least
+    if see_pins(rank):
+        return Missing("behind a pin thread a wait for a batch looks like any lock")
     return map_known(lambda ratio: ratio >= least, rank.batch_wait_ratio)
