@@ -25,10 +25,9 @@ class Distant(Images):
 
 
 program = Program(__doc__)
-port = start_store(PIXELS, program.draw.uniform(10, 40))
 batch = program.draw.choice((8, 16))
 workers = program.draw.choice((1, 2))
-program.train(
-    make_loader(Distant(port), batch, 6 * workers if program.fix else workers),
-    Network(program.draw.uniform(15, 40), batch),
-)
+step_ms = program.draw.uniform(15, 40)
+late_ms = step_ms * program.draw.uniform(3, 5) * workers / batch
+data = Distant(start_store(PIXELS, late_ms))
+program.train(make_loader(data, batch, 6 * workers if program.fix else workers), Network(step_ms, batch))

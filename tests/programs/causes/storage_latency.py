@@ -25,14 +25,12 @@ class SmallFiles(Images):
 
 
 program = Program(__doc__)
+batch = program.draw.choice((8, 16))
+workers = program.draw.choice((1, 2))
+step_ms = program.draw.uniform(15, 40)
+late_ms = step_ms * program.draw.uniform(3, 5) * workers / batch / 2  # the open and the read
 try:
-    place = mount_slow_fs(PIXELS, program.draw.uniform(4, 12), 500.0)
+    data = SmallFiles(mount_slow_fs(PIXELS, late_ms, 500.0))
 except (RefusedError, OSError) as error:
     program.cannot(str(error))
-batch = program.draw.choice((16, 32))
-workers = program.draw.choice((1, 2))
-data = SmallFiles(place)
-program.train(
-    make_loader(data, batch, 6 * workers if program.fix else workers),
-    Network(program.draw.uniform(15, 40), batch),
-)
+program.train(make_loader(data, batch, 6 * workers if program.fix else workers), Network(step_ms, batch))
