@@ -1,0 +1,515 @@
+"""The fold of stacks: who is grouped, who is odd, who moved, and that order never matters."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dumps import (
+    ALL_REDUCE,
+    BACKWARD,
+    BROADCAST,
+    DECODE,
+    HOST,
+    IN_LOCK,
+    LIB,
+    MAIN,
+    NEXT_BATCH,
+    NFS,
+    SITE,
+    TRAIN,
+    WORKER_READS,
+    WORKER_WAITS,
+    make_native,
+    make_rank,
+    make_round,
+    make_thread,
+    make_worker,
+)
+from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
+from tpmon.judge.fold_waits import list_numbers, say_target
+from tpmon.judge.fold_words import collapse_frames, describe_stack
+from tpmon.judge.stack_tree import build_tree, leaves
+from tpmon.model.codec import decode, encode
+from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook, WaitKind, WaitTarget
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+
+ONCE = " (seen once: --rounds 3 tells whether it moves)"
+RUNNING = {"state": "R", "waits_for": "running", "wchan": Missing("running"), "call": Missing("running")}
+
+
+def fold(*processes: ProcessLook, world: int | None = None, **more) -> Dump:
+    ranks = sum(one.role is Role.RANK for one in processes)
+    return fold_rounds([make_round(*processes, **more)], Origin(1, "train.py", world or ranks))
+
+
+def rounds(*looks: list[ProcessLook], every_s: float = 5.0, world: int = 4) -> Dump:
+    made = [make_round(*processes, at_s=number * every_s) for number, processes in enumerate(looks)]
+    return fold_rounds(made, Origin(1, "train.py", world))
+
+
+def odd_pid(dump: Dump) -> int:
+    return dump.odd_one_out.pid if is_known(dump.odd_one_out) else 0
+
+
+# the odd one out
+
+
+def test_the_sentence_names_who_waits_where_and_who_is_elsewhere():
+    waiting = [make_rank(rank) for rank in range(8) if rank != 3]
+    blocked = make_rank(3, frames=DECODE, state="D", waits_for="NFS", waits_on=NFS, call="read")
+    dump = fold(*waiting, blocked)
+    assert dump.summary == (
+        "7 of 8 ranks wait in all_reduce train.py:40; rank 3 is in decode data.py:88 (data wait),"
+        f" blocked in a read of /data/7.bin on NFS (/data){ONCE}"
+    )
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.pid, odd.worker) == (3, 4030, NOT_APPLICABLE)
+    assert odd.others == ()
+    assert dump.groups[0].threads[0].rank == 3
+    assert [len(group.threads) for group in dump.groups] == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "world", "odd"),
+    [
+        ("all wait alike", [ALL_REDUCE] * 4, 4, 0),
+        ("all wait alike and more are elsewhere", [ALL_REDUCE] * 2, 4, 0),
+        ("one of two is not in the collective", [ALL_REDUCE, IN_LOCK], 2, 4010),
+        ("one of two is not in the collective, the first", [IN_LOCK, ALL_REDUCE], 2, 4000),
+        ("one waits in another collective", [ALL_REDUCE, ALL_REDUCE, BROADCAST, ALL_REDUCE], 4, 4020),
+        ("two collectives, as many ranks in each", [ALL_REDUCE, BROADCAST], 2, 0),
+        ("one of four runs elsewhere", [IN_LOCK, IN_LOCK, IN_LOCK, DECODE], 4, 4030),
+        ("two and two, none in a collective", [IN_LOCK, IN_LOCK, DECODE, DECODE], 4, 0),
+        ("most are not in the collective", [ALL_REDUCE, IN_LOCK, IN_LOCK, IN_LOCK], 4, 4000),
+        ("one waits, the others are all over", [ALL_REDUCE, IN_LOCK, DECODE, NEXT_BATCH], 4, 0),
+        ("one rank alone", [IN_LOCK], 1, 0),
+    ],
+)
+def test_the_odd_one_is_named_and_nobody_is_accused_without_reason(name, ranks, world, odd):
+    dump = fold(*(make_rank(rank, frames=frames) for rank, frames in enumerate(ranks)), world=world)
+    assert odd_pid(dump) == odd, name
+
+
+def test_all_that_wait_with_ranks_elsewhere_point_there():
+    dump = fold(make_rank(0), make_rank(1), world=4)
+    assert dump.summary.startswith("all 2 ranks here wait in all_reduce train.py:40; 2 ranks are elsewhere")
+    assert "tpmon fold" in dump.summary
+
+
+def test_backward_with_a_lock_is_a_collective_where_the_process_talks_to_others():
+    loop = [make_native(5000 + rank, "pt_gloo_runloop") for rank in range(2)]
+    dump = fold(make_rank(0, loop[0], frames=BACKWARD), make_rank(1, loop[1], frames=IN_LOCK))
+    assert dump.summary.startswith(
+        "1 of 2 ranks wait in a collective of backward train.py:40; rank 1 is in hold"
+    )
+    assert odd_pid(dump) == 4010
+    silent = fold(make_rank(0, frames=BACKWARD), make_rank(1, frames=IN_LOCK))
+    assert odd_pid(silent) == 0
+    running = fold(make_rank(0, loop[0], frames=BACKWARD, **RUNNING), make_rank(1, loop[1], frames=IN_LOCK))
+    assert odd_pid(running) == 0
+
+
+def test_the_worker_that_holds_a_rank_is_named():
+    reading = make_worker(0, 1, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS)
+    dump = fold(make_rank(0, frames=NEXT_BATCH), make_worker(0, 0), reading, make_worker(0, 2))
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.worker, odd.pid) == (0, 1, 4002)
+    assert "rank 0 is in its wait for a batch" in dump.summary
+    assert (
+        "worker 1 of rank 0 is in decode data.py:88, blocked in a read of /data/7.bin on NFS" in dump.summary
+    )
+    assert dump.groups[0].threads[0].worker == 1
+
+
+def test_workers_that_all_wait_are_a_lost_batch_and_none_of_them_is_accused():
+    dump = fold(make_rank(0, frames=NEXT_BATCH), make_worker(0, 0), make_worker(0, 1))
+    assert "all its 2 workers wait for work too: a batch was lost" in dump.summary
+    assert odd_pid(dump) == 0
+
+
+def test_workers_that_are_all_at_one_place_are_not_accused():
+    workers = [make_worker(0, number, frames=WORKER_READS, waits_on=NFS) for number in range(3)]
+    dump = fold(make_rank(0, frames=NEXT_BATCH), *workers)
+    assert odd_pid(dump) == 0
+    assert "all its 3 workers are in decode data.py:88" in dump.summary
+
+
+def test_an_odd_rank_that_waits_for_a_batch_leads_to_its_worker():
+    dump = fold(
+        make_rank(0),
+        make_rank(1, frames=NEXT_BATCH),
+        make_rank(2),
+        make_worker(1, 0, frames=WORKER_READS),
+        make_worker(1, 1),
+        make_worker(0, 0, frames=WORKER_READS),
+    )
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.worker) == (1, 0)
+
+
+def test_a_stopped_rank_is_odd_also_at_the_same_line():
+    dump = fold(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal"), make_rank(2))
+    assert odd_pid(dump) == 4010
+    assert "stopped by a signal" in dump.summary
+
+
+def test_a_rank_that_could_not_be_read_is_said_and_not_accused():
+    reason = "not permitted: it is a process of uid 7"
+    error = DumpError(HOST, 4030, Role.RANK, 3, NOT_APPLICABLE, ErrorKind.DENIED, reason)
+    unread = make_rank(3, frames=Missing(reason))
+    dump = fold(make_rank(0), make_rank(1), make_rank(2), unread, errors=[error])
+    assert odd_pid(dump) == 0
+    assert dump.summary.startswith("3 of 4 ranks wait in all_reduce")
+    assert f"rank 3 could not be read ({reason})" in dump.summary
+    assert Counter(is_known(group.frames) for group in dump.groups) == {True: 1, False: 1}
+
+
+def test_several_odd_ranks_are_listed():
+    dump = fold(
+        *(make_rank(rank) for rank in range(4)), *(make_rank(rank, frames=IN_LOCK) for rank in (4, 5, 6))
+    )
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert odd.rank == 4
+    assert odd.others == (4050, 4060)
+    assert "ranks 5-6 not there either" in dump.summary
+
+
+def test_no_rank_at_all_is_said():
+    assert fold().summary == "no rank was found"
+    assert (
+        fold(make_rank(0, frames=Missing("gone"))).summary
+        == "no rank could be read; rank 0 could not be read"
+    )
+
+
+# over time
+
+
+def inner(line: int) -> tuple[StackFrame, ...]:
+    return (*IN_LOCK, StackFrame("inside", f"{SITE}/numpy/core.py", line))
+
+
+@pytest.mark.parametrize(
+    ("stacks", "motion"),
+    [
+        ([IN_LOCK], Motion.ONCE),
+        ([IN_LOCK, IN_LOCK, IN_LOCK], Motion.FROZEN),
+        ([inner(1), inner(2), inner(1)], Motion.SLOW),
+        ([IN_LOCK, inner(2)], Motion.SLOW),
+        ([IN_LOCK, DECODE, IN_LOCK], Motion.MOVING),
+    ],
+)
+def test_looks_tell_frozen_slow_and_moving(stacks, motion):
+    dump = rounds(*([make_rank(0, frames=frames)] for frames in stacks), world=1)
+    (group,) = dump.groups
+    assert group.motion is motion
+    assert (group.since_s == 5.0 * (len(stacks) - 1)) == (motion is Motion.FROZEN)
+    assert is_known(group.since_s) == (motion is Motion.FROZEN)
+    assert dump.rounds == len(stacks)
+
+
+def test_a_frozen_rank_is_dated_and_its_cpu_is_counted():
+    looks = [[make_rank(0), make_rank(1, frames=IN_LOCK, run_ns=n * 10**9)] for n in (1, 2, 4)]
+    dump = rounds(*looks, world=2)
+    assert dump.summary.endswith("waits for: lock or queue (futex), frozen for at least 10 s")
+    thread = dump.groups[0].threads[0]
+    assert thread.cpu_pct == pytest.approx(40.0)
+    assert thread.delay_pct == 0.0
+
+
+def test_a_job_that_moves_accuses_nobody():
+    first = [make_rank(0), make_rank(1), make_rank(2, frames=IN_LOCK)]
+    then = [make_rank(0, frames=IN_LOCK), make_rank(1, frames=IN_LOCK), make_rank(2, frames=ALL_REDUCE)]
+    dump = rounds(first, then, first, world=3)
+    assert odd_pid(dump) == 0
+    assert dump.summary.startswith("the ranks move")
+
+
+def test_a_rank_that_moves_while_the_others_wait_is_said_to_move():
+    looks = [[make_rank(0), make_rank(1), make_rank(2, frames=frames)] for frames in (DECODE, IN_LOCK)]
+    dump = rounds(*looks, world=3)
+    odd = dump.odd_one_out
+    assert is_known(odd)
+    assert (odd.rank, odd.motion) == (2, Motion.MOVING)
+    assert dump.summary.endswith("moving")
+
+
+def test_a_thread_that_ended_between_the_looks_is_left_out():
+    extra = make_thread(99, name="Thread-1", kind=ThreadKind.OTHER, frames=IN_LOCK)
+    dump = rounds([make_rank(0, extra), make_rank(1)], [make_rank(0)], world=2)
+    assert [thread.pid for group in dump.groups for thread in group.threads] == [4000]
+
+
+def test_native_threads_are_judged_by_their_cpu():
+    def look(run_ns: int) -> list[ProcessLook]:
+        return [
+            make_rank(
+                0,
+                make_native(7, "pt_nccl_watchdg", run_ns=run_ns),
+                make_native(8, "pt_autograd_0", ThreadKind.AUTOGRAD),
+            )
+        ]
+
+    dump = rounds(look(1), look(2), world=1)
+    found = {group.threads[0].name: group.motion for group in dump.groups if not is_known(group.frames)}
+    assert found == {"pt_nccl_watchdg": Motion.MOVING, "pt_autograd_0": Motion.FROZEN}
+
+
+# hosts
+
+
+def test_two_hosts_accuse_nobody_until_they_are_folded():
+    ranks = [make_rank(rank, frames=IN_LOCK if rank == 2 else ALL_REDUCE) for rank in range(4)]
+    one = fold_rounds([make_round(*ranks[:2], host="a")], Origin(1, "train.py", 4))
+    assert odd_pid(one) == 0
+    assert "2 ranks are elsewhere" in one.summary
+    two = fold_rounds([make_round(*ranks[2:], host="b", at_s=1.0)], Origin(2, "train.py", 4))
+    both = fold_dumps([two, one])
+    odd = both.odd_one_out
+    assert is_known(odd)
+    assert (odd.host, odd.rank) == ("b", 2)
+    assert both.host == "a, b"
+    assert both.world_size == 4
+    assert both.summary.startswith("3 of 4 ranks wait in all_reduce train.py:40; rank 2 on b is in hold")
+    assert fold_dumps([one, two]) == both
+
+
+def test_dumps_of_one_host_are_looks_one_after_the_other():
+    ranks = [make_rank(0), make_rank(1, frames=IN_LOCK)]
+    early = fold(*ranks)
+    late = fold(*ranks, at_s=60.0)
+    both = fold_dumps([decode(Dump, encode(early)), decode(Dump, encode(late))])
+    assert both.rounds == 2
+    assert [group.motion for group in both.groups] == [Motion.FROZEN, Motion.FROZEN]
+    assert both.groups[0].since_s == pytest.approx(60.0)
+    moved = fold(make_rank(0), make_rank(1, frames=DECODE), at_s=90.0)
+    assert fold_dumps([both, moved]).groups[0].motion is Motion.MOVING
+
+
+def test_nothing_to_fold_is_refused():
+    with pytest.raises(ValueError, match="needs a dump"):
+        fold_dumps([])
+    with pytest.raises(ValueError, match="needs a round"):
+        fold_rounds([], Origin(1, "", 1))
+
+
+# words
+
+
+WORDS = [
+    (Role.WORKER, ThreadKind.MAIN, WORKER_WAITS, "waits for work (queue.get)"),
+    (Role.WORKER, ThreadKind.MAIN, WORKER_READS, "decode data.py:88"),
+    (
+        Role.RANK,
+        ThreadKind.MAIN,
+        (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171)),
+        "queue.get in train train.py:40",
+    ),
+    (
+        Role.RANK,
+        ThreadKind.MAIN,
+        (MAIN, TRAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 9)),
+        "checkpoint train.py:40",
+    ),
+    (
+        Role.RANK,
+        ThreadKind.OTHER,
+        (
+            StackFrame("_bootstrap", f"{LIB}/threading.py", 1002),
+            StackFrame("run", f"{SITE}/tqdm/_monitor.py", 60),
+            StackFrame("wait", f"{LIB}/threading.py", 629),
+        ),
+        "tqdm: condition or event",
+    ),
+    (
+        Role.WORKER,
+        ThreadKind.OTHER,
+        (
+            StackFrame("_bootstrap", f"{LIB}/threading.py", 1002),
+            StackFrame("_feed", f"{LIB}/multiprocessing/queues.py", 231),
+            StackFrame("wait", f"{LIB}/threading.py", 327),
+        ),
+        "queue feeder",
+    ),
+    (Role.LAUNCHER, ThreadKind.MAIN, (), "no Python frames"),
+]
+
+
+@pytest.mark.parametrize(("role", "kind", "frames", "words"), WORDS)
+def test_what_a_thread_does_is_said_in_words(role, kind, frames, words):
+    assert describe_stack(role, kind, frames).text == words
+
+
+def test_library_frames_become_a_word_and_the_users_stay():
+    assert [one.text for one in collapse_frames(ALL_REDUCE)] == [
+        "<module> train.py:90",
+        "train train.py:40",
+        "all_reduce",
+    ]
+    assert [(one.text, one.is_users) for one in collapse_frames(DECODE)][2:] == [
+        ("fetch", False),
+        ("__getitem__ data.py:60", True),
+        ("decode data.py:88", True),
+    ]
+    assert [one.text for one in collapse_frames(BACKWARD)][-1] == "backward"
+    module = StackFrame("Module._call_impl", f"{SITE}/torch/nn/modules/module.py", 1500)
+    nested = (
+        MAIN,
+        module,
+        StackFrame("forward", "/run/model.py", 5),
+        module,
+        StackFrame("forward", "/run/model.py", 9),
+    )
+    assert [one.text for one in collapse_frames(nested)] == [
+        "<module> train.py:90",
+        "forward model.py:5",
+        "forward model.py:9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (NFS, "blocked in a read of /data/7.bin on NFS (/data)"),
+        (
+            WaitTarget("read", 5, WaitKind.PIPE, "pipe:[77]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE),
+            "blocked in a read on a pipe (fd 5)",
+        ),
+        (
+            WaitTarget(
+                "recvfrom", 9, WaitKind.SOCKET, "socket:[8]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.2:443"
+            ),
+            "blocked in recvfrom on a socket to 10.0.0.2:443 (fd 9)",
+        ),
+        (
+            WaitTarget("fsync", 3, WaitKind.FILE, "/ckpt/1.pt", Missing("?"), Missing("?"), NOT_APPLICABLE),
+            "blocked in a write of /ckpt/1.pt",
+        ),
+    ],
+)
+def test_what_a_blocked_call_waits_on_is_said(target, words):
+    assert say_target(target) == words
+
+
+@pytest.mark.parametrize(("numbers", "words"), [([], ""), ([3], "3"), ([0, 1, 2, 4, 5, 7, 2], "0-2,4-5,7")])
+def test_ranks_are_ranges(numbers, words):
+    assert list_numbers(numbers) == words
+
+
+# properties
+
+STACKS = [ALL_REDUCE, BROADCAST, BACKWARD, DECODE, NEXT_BATCH, IN_LOCK, inner(1), inner(2), ()]
+STATES = ["R", "S", "D", "T"]
+
+
+@st.composite
+def jobs(draw) -> list[list[ProcessLook]]:
+    """Draw the looks at up to six ranks with workers and other threads."""
+    count = draw(st.integers(1, 6))
+    looks = []
+    for _ in range(draw(st.integers(1, 3))):
+        processes: list[ProcessLook] = []
+        for rank in range(count):
+            others = [
+                make_thread(
+                    9000 + 10 * rank,
+                    name="Thread-1",
+                    kind=ThreadKind.OTHER,
+                    frames=draw(st.sampled_from(STACKS)),
+                ),
+                make_native(9001 + 10 * rank, "pt_gloo_runloop"),
+            ]
+            frames = draw(st.sampled_from([*STACKS, Missing("denied")]))
+            state = draw(st.sampled_from(STATES))
+            processes.append(make_rank(rank, *others[: draw(st.integers(0, 2))], frames=frames, state=state))
+            for worker in range(draw(st.integers(0, 2))):
+                stack = draw(st.sampled_from([WORKER_WAITS, WORKER_READS]))
+                processes.append(make_worker(rank, worker, frames=stack))
+        looks.append(processes)
+    return looks
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs(), st.randoms(use_true_random=False))
+def test_permuting_processes_and_threads_changes_nothing(job: list[list[ProcessLook]], chance: random.Random):
+    before = rounds(*job)
+    mixed = []
+    for processes in job:
+        turned = [
+            replace(one, threads=tuple(chance.sample(one.threads, len(one.threads)))) for one in processes
+        ]
+        mixed.append(chance.sample(turned, len(turned)))
+    assert rounds(*mixed) == before
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs())
+def test_every_thread_is_in_exactly_one_group_and_one_leaf(job: list[list[ProcessLook]]):
+    dump = rounds(*job)
+    expected = sorted((process.pid, thread.tid) for process in job[-1] for thread in process.threads)
+    grouped = [(thread.pid, thread.tid) for group in dump.groups for thread in group.threads]
+    assert sorted(grouped) == expected
+    for whole in (False, True):
+        tree = build_tree(dump.groups, whole=whole)
+        assert sorted((thread.pid, thread.tid) for thread in leaves(tree)) == expected
+    assert sum(branch.threads for branch in tree.branches) + sum(
+        len(one.threads) for one in tree.loose
+    ) == len(expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs())
+def test_a_dump_survives_its_json_and_folds_to_itself(job: list[list[ProcessLook]]):
+    dump = rounds(*job)
+    again = decode(Dump, encode(dump))
+    assert encode(again) == encode(dump)
+    folded = fold_dumps([again])
+    assert folded.summary == dump.summary
+    assert [group.doing for group in folded.groups] == [group.doing for group in dump.groups]
+    assert (is_known(folded.odd_one_out), odd_pid(folded)) == (is_known(dump.odd_one_out), odd_pid(dump))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([ALL_REDUCE, BROADCAST, DECODE, IN_LOCK]), st.integers(2, 16), st.integers(2, 32))
+def test_ranks_that_are_all_alike_are_never_accused(frames, count, world):
+    dump = fold(*(make_rank(rank, frames=frames) for rank in range(count)), world=max(world, count))
+    assert odd_pid(dump) == 0
+
+
+def test_512_ranks_fold_within_the_budget():
+    deep = tuple(StackFrame(f"call_{n}", f"/run/deep_{n}.py", n) for n in range(30))
+    processes = [
+        make_rank(
+            rank,
+            *(
+                make_thread(
+                    90_000 + 10 * rank + n, name=f"Thread-{n}", kind=ThreadKind.OTHER, frames=(MAIN, *deep)
+                )
+                for n in range(3)
+            ),
+            frames=(*deep, *(IN_LOCK if rank == 300 else ALL_REDUCE)),
+        )
+        for rank in range(512)
+    ]
+    one = make_round(*processes)
+    dump = fold_rounds([one], Origin(1, "train.py", 512))
+    assert odd_pid(dump) == 4000 + 3000
+    took = []
+    for _ in range(3):
+        begun = time.process_time()
+        fold_rounds([one], Origin(1, "train.py", 512))
+        took.append(time.process_time() - begun)
+    assert min(took) < 0.150

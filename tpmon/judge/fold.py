@@ -1,0 +1,163 @@
+"""Fold the stacks of a job: identical ones together, over ranks, workers, threads, looks and hosts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tpmon.judge.fold_looks import Sighting, join_looks, looks_of_dump, looks_of_round
+from tpmon.judge.fold_scene import Seen, order_threads, see_threads, set_scene
+from tpmon.judge.odd_one import find_odd
+from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpError, DumpRound, Motion, OddOne, StackGroup
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Finding
+
+NOT_JUDGED = Missing("a dump says where threads are; tpmon diagnose judges")
+_ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Name the job that a dump is of."""
+
+    pid: int
+    script: str
+    world_size: Applicable[int]
+
+
+def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Finding] = NOT_JUDGED) -> Dump:
+    """Fold the rounds of one host, oldest first.
+
+    Raises:
+        ValueError: when there is no round.
+    """
+    if not rounds:
+        raise ValueError("a fold needs a round")
+    last = rounds[-1]
+    looks = [look for one in rounds for look in looks_of_round(one)]
+    sightings = join_looks(looks, (last.taken_ns / 1e9,))
+    folded = _fold(sightings, origin.world_size, last.errors)
+    return Dump(
+        schema=DUMP_SCHEMA,
+        host=last.host,
+        taken=last.taken,
+        pid=origin.pid,
+        script=origin.script,
+        world_size=origin.world_size,
+        rounds=len(rounds),
+        seconds=(last.taken_ns - rounds[0].taken_ns) / 1e9,
+        summary=folded.summary,
+        odd_one_out=folded.odd,
+        groups=folded.groups,
+        idle_threads=sum(process.idle for process in last.processes),
+        verdict=verdict,
+        errors=last.errors,
+        paused_ms=sum(one.paused_ms for one in rounds),
+        spy_cpu_ms=sum(one.spy_cpu_ms for one in rounds),
+    )
+
+
+def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> Dump:
+    """Fold Dumps of several hosts into one; several of one host count as looks, one after the other.
+
+    Raises:
+        ValueError: when there is no Dump.
+    """
+    if not dumps:
+        raise ValueError("a fold needs a dump")
+    ordered = sorted(dumps, key=lambda dump: (dump.taken, dump.host, dump.pid))
+    newest = {(dump.host, dump.pid): dump for dump in ordered}
+    last = ordered[-1]
+    looks = [look for dump in ordered for look in looks_of_dump(dump)]
+    sightings = join_looks(looks, [dump.taken.timestamp() for dump in newest.values()])
+    sizes = [dump.world_size for dump in ordered if is_known(dump.world_size)]
+    world_size: Applicable[int] = max(sizes) if sizes else last.world_size
+    errors = tuple(error for dump in newest.values() for error in dump.errors)
+    folded = _fold(sightings, world_size, errors)
+    first = ordered[0]
+    rounds: Counter[tuple[str, int]] = Counter()
+    for dump in ordered:
+        rounds[dump.host, dump.pid] += dump.rounds
+    return Dump(
+        schema=DUMP_SCHEMA,
+        host=", ".join(sorted({dump.host for dump in ordered})),
+        taken=last.taken,
+        pid=first.pid,
+        script=first.script,
+        world_size=world_size,
+        rounds=max(rounds.values()),
+        seconds=max(dump.seconds for dump in ordered) + (last.taken - first.taken).total_seconds(),
+        summary=folded.summary,
+        odd_one_out=folded.odd,
+        groups=folded.groups,
+        idle_threads=sum(dump.idle_threads for dump in newest.values()),
+        verdict=verdict,
+        errors=errors,
+        paused_ms=sum(dump.paused_ms for dump in ordered),
+        spy_cpu_ms=sum(dump.spy_cpu_ms for dump in ordered),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    groups: tuple[StackGroup, ...]
+    odd: Applicable[OddOne]
+    summary: str
+
+
+def _fold(sightings: Iterable[Sighting], world_size: Applicable[int], errors: Sequence[DumpError]) -> _Folded:
+    seen = see_threads(sightings)
+    answer = find_odd(set_scene(seen, world_size), errors)
+    odd = (answer.odd.host, answer.odd.pid) if is_known(answer.odd) else None
+    return _Folded(group_threads(seen, odd), answer.odd, answer.summary)
+
+
+_Key = tuple[Role, ThreadKind, Motion, object]
+
+
+def _key(seen: Seen) -> _Key:
+    thread, frames = seen.thread, seen.sighting.frames
+    what: object = frames
+    if not is_known(frames):
+        # Native threads of one pool differ by a number at the end of their names alone.
+        what = (thread.name.rstrip("0123456789"), thread.state, frames is NOT_APPLICABLE)
+    return thread.role, thread.kind, seen.motion, what
+
+
+def group_threads(seen: Iterable[Seen], odd: tuple[str, int] | None = None) -> tuple[StackGroup, ...]:
+    """Group threads of equal stacks, kind and motion; every thread is in exactly one group.
+
+    The main thread of the process ``odd`` comes first, then main threads of ranks, of workers, of
+    others, then all other threads; large groups before small ones.
+    """
+    members: dict[_Key, list[Seen]] = {}
+    for one in seen:
+        members.setdefault(_key(one), []).append(one)
+    groups = [_make_group(those) for those in members.values()]
+
+    def order(group: StackGroup) -> tuple[bool, bool, int, int, tuple[float, str, int, int, str]]:
+        first = group.threads[0]
+        is_main = first.kind is ThreadKind.MAIN
+        is_odd = is_main and any((one.host, one.pid) == odd for one in group.threads)
+        return not is_odd, not is_main, _ROLES.index(first.role), -len(group.threads), order_threads(first)
+
+    return tuple(sorted(groups, key=order))
+
+
+def _make_group(those: Sequence[Seen]) -> StackGroup:
+    ordered = sorted(those, key=lambda one: order_threads(one.thread))
+    frames: Applicable[tuple[StackFrame, ...]] = ordered[0].sighting.frames
+    words = Counter(one.doing.text for one in ordered)
+    times = [one.sighting.since_s for one in ordered]
+    known = [time for time in times if is_known(time)]
+    return StackGroup(
+        doing=min(words, key=lambda text: (-words[text], text)),
+        threads=tuple(one.thread for one in ordered),
+        frames=frames,
+        state="".join(sorted({one.thread.state for one in ordered})),
+        motion=ordered[0].motion,
+        since_s=min(known) if known else times[0],
+    )

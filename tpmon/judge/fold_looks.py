@@ -1,0 +1,172 @@
+"""Join several looks at the same threads into one: where each is now, and whether it moved. Pure.
+
+A look is one thread of one round of a dump, or of one Dump of several that are folded together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tpmon.judge.phase_stack import is_users
+from tpmon.model.dump import Dump, DumpRound, DumpThread, Motion
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.stacks import StackFrame
+
+_ONE_LOOK = Missing("one look tells no rate")
+SEEN_ONCE = Missing("seen once: a second look tells whether it moves")
+MOVED = Missing("it moved between the looks")
+_PARTLY_MOVED = Missing("what its line calls moves")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Hold one thread at one time. ``since_s`` is how long before it was in the same stack already.
+
+    ``at_s`` is a clock that all looks at one thread share.
+    """
+
+    at_s: float
+    thread: DumpThread
+    frames: Applicable[tuple[StackFrame, ...]]
+    motion: Motion
+    since_s: float
+    run_ns: Known[int]
+    delay_ns: Known[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """Hold one thread as all looks together tell it."""
+
+    thread: DumpThread
+    frames: Applicable[tuple[StackFrame, ...]]
+    motion: Motion
+    since_s: Known[float]
+
+
+def looks_of_round(one: DumpRound) -> list[Look]:
+    """Turn one round into looks."""
+    return [
+        Look(
+            at_s=one.taken_ns / 1e9,
+            thread=DumpThread(
+                host=one.host,
+                pid=process.pid,
+                tid=thread.tid,
+                role=process.role,
+                rank=process.rank,
+                worker=process.worker,
+                rank_pid=process.rank_pid,
+                name=thread.name,
+                kind=thread.kind,
+                state=thread.state,
+                wchan=thread.wchan,
+                call=thread.call,
+                waits_for=thread.waits_for,
+                waits_on=thread.waits_on,
+                cpu_pct=_ONE_LOOK,
+                delay_pct=_ONE_LOOK,
+            ),
+            frames=thread.frames,
+            motion=Motion.ONCE,
+            since_s=0.0,
+            run_ns=thread.run_ns,
+            delay_ns=thread.delay_ns,
+        )
+        for process in one.processes
+        for thread in process.threads
+    ]
+
+
+def looks_of_dump(dump: Dump) -> list[Look]:
+    """Turn a Dump back into looks."""
+    unread = Missing("a dump does not keep it")
+    return [
+        Look(
+            at_s=dump.taken.timestamp(),
+            thread=thread,
+            frames=group.frames,
+            motion=group.motion,
+            since_s=known_or(group.since_s, 0.0),
+            run_ns=unread,
+            delay_ns=unread,
+        )
+        for group in dump.groups
+        for thread in group.threads
+    ]
+
+
+def _same_thread(look: Look) -> tuple[str, int, int, str]:
+    thread = look.thread
+    tid = known_or(thread.tid, -1)
+    return thread.host, thread.pid, tid, thread.name if tid < 0 else ""
+
+
+def join_looks(looks: Iterable[Look], newest: Iterable[float] = ()) -> tuple[Sighting, ...]:
+    """Join the looks at each thread, in the order of their threads' first appearance.
+
+    With ``newest`` (the times of the last round) a thread that was not seen then has ended and is
+    left out.
+    """
+    current = frozenset(newest)
+    of_thread: dict[tuple[str, int, int, str], list[Look]] = {}
+    for look in looks:
+        of_thread.setdefault(_same_thread(look), []).append(look)
+    found: list[Sighting] = []
+    for same in of_thread.values():
+        same.sort(key=lambda look: look.at_s)
+        if not current or same[-1].at_s in current:
+            found.append(_join(same))
+    return tuple(found)
+
+
+def _users_part(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    """Return the stack down to the user's innermost line; all of it where none is the user's."""
+    for index in range(len(frames) - 1, -1, -1):
+        if is_users(frames[index]):
+            return frames[: index + 1]
+    return frames
+
+
+def _compare(same: Sequence[Look]) -> Motion:
+    """Say what a thread did between its looks; a native one is judged by its CPU time."""
+    if any(look.motion is Motion.MOVING for look in same):
+        return Motion.MOVING
+    stacks = [look.frames for look in same]
+    known = [frames for frames in stacks if is_known(frames)]
+    if not known or len(known) < len(stacks):
+        counts = [look.run_ns for look in same]
+        if len(same) < 2 or not all(is_known(one) for one in counts):
+            return same[-1].motion
+        return Motion.FROZEN if len(set(counts)) == 1 else Motion.MOVING
+    if len(same) < 2:
+        return same[-1].motion
+    if len(set(known)) == 1 and all(look.motion is not Motion.SLOW for look in same):
+        return Motion.FROZEN
+    return Motion.SLOW if len({tuple(_users_part(one)) for one in known}) == 1 else Motion.MOVING
+
+
+def _rate_pct(now: Known[int], before: Known[int], seconds: float) -> Known[float]:
+    if not is_known(now) or not is_known(before):
+        return now if isinstance(now, Missing) else _ONE_LOOK
+    return max(0.0, (now - before) / 1e7 / seconds)
+
+
+def _join(same: Sequence[Look]) -> Sighting:
+    last = same[-1]
+    motion = _compare(same)
+    since_s: Known[float] = SEEN_ONCE
+    if motion is Motion.FROZEN:
+        since_s = last.at_s - min(look.at_s - look.since_s for look in same)
+    elif motion is not Motion.ONCE:
+        since_s = _PARTLY_MOVED if motion is Motion.SLOW else MOVED
+    thread = last.thread
+    if len(same) > 1 and last.at_s > same[-2].at_s and is_known(last.run_ns):
+        seconds = last.at_s - same[-2].at_s
+        thread = replace(
+            thread,
+            cpu_pct=_rate_pct(last.run_ns, same[-2].run_ns, seconds),
+            delay_pct=_rate_pct(last.delay_ns, same[-2].delay_ns, seconds),
+        )
+    return Sighting(thread, last.frames, motion, since_s)

@@ -1,0 +1,145 @@
+"""Lay out what the main threads of a job do, so that the one that differs can be found. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tpmon.judge.fold_looks import Sighting
+from tpmon.judge.fold_words import Doing, Wait, describe_stack
+from tpmon.judge.phase_kinds import Phase
+from tpmon.model.dump import DumpThread, Motion
+from tpmon.model.known import Applicable, is_known
+from tpmon.model.process import Role, ThreadKind
+
+_LOCK = "lock or queue (futex)"
+IN_COLLECTIVE = "a collective of backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hold one thread with what it does in words."""
+
+    sighting: Sighting
+    doing: Doing
+
+    @property
+    def thread(self) -> DumpThread:
+        """Return who it is."""
+        return self.sighting.thread
+
+    @property
+    def motion(self) -> Motion:
+        """Return what it did between the looks."""
+        return self.sighting.motion
+
+    @property
+    def is_stopped(self) -> bool:
+        """Tell whether a signal or a debugger holds it."""
+        return self.thread.state in ("T", "t")
+
+
+@dataclass(frozen=True, slots=True)
+class Camp:
+    """Hold ranks whose main threads do the same at the same line."""
+
+    doing: Doing
+    ranks: tuple[Seen, ...]
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Tell whether they wait for other ranks."""
+        return self.doing.wait is Wait.RANKS
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Hold the ranks of a job by what they do, largest camp first, and the workers of each.
+
+    ``unread`` are main threads of ranks whose stack could not be read.
+    """
+
+    camps: tuple[Camp, ...]
+    unread: tuple[DumpThread, ...]
+    workers: tuple[Seen, ...]
+    world_size: Applicable[int]
+
+    @property
+    def ranks(self) -> tuple[Seen, ...]:
+        """Return the main thread of every rank that was read."""
+        return tuple(seen for camp in self.camps for seen in camp.ranks)
+
+    @property
+    def local(self) -> int:
+        """Count the ranks that are in the dump."""
+        return len(self.ranks) + len(self.unread)
+
+    @property
+    def remote(self) -> int:
+        """Count the ranks of the job that are not in the dump."""
+        return max(0, self.world_size - self.local) if is_known(self.world_size) else 0
+
+    def workers_of(self, rank: Seen) -> tuple[Seen, ...]:
+        """Return the main threads of a rank's loader workers."""
+        host, pid = rank.thread.host, rank.thread.pid
+        return tuple(
+            seen for seen in self.workers if seen.thread.host == host and seen.thread.rank_pid == pid
+        )
+
+
+def order_threads(thread: DumpThread) -> tuple[float, str, int, int, str]:
+    """Order threads by rank, host, process and number, whatever order they came in."""
+    rank = thread.rank if is_known(thread.rank) else float("inf")
+    return rank, thread.host, thread.pid, thread.tid if is_known(thread.tid) else -1, thread.name
+
+
+def see_threads(sightings: Iterable[Sighting]) -> tuple[Seen, ...]:
+    """Put what each thread does into words, ordered by rank and process."""
+    those = sorted(sightings, key=lambda one: order_threads(one.thread))
+    talking = {(one.thread.host, one.thread.pid) for one in those if one.thread.kind is ThreadKind.COMM}
+    ranks = {(one.thread.host, one.thread.pid) for one in those if one.thread.role is Role.RANK}
+    return tuple(_see(one, talking if len(ranks) > 1 else talking & ranks) for one in those)
+
+
+def _see(sighting: Sighting, talking: set[tuple[str, int]]) -> Seen:
+    thread, frames = sighting.thread, sighting.frames
+    if not is_known(frames):
+        words = f"native thread {thread.name}" if thread.kind is not ThreadKind.MAIN else "stack not read"
+        return Seen(sighting, Doing(words, Wait.NOTHING, Phase.OTHER, (words, "", 0)))
+    doing = describe_stack(thread.role, thread.kind, frames)
+    if (
+        doing.phase is Phase.BACKWARD
+        and thread.kind is ThreadKind.MAIN
+        and thread.waits_for == _LOCK
+        and (thread.host, thread.pid) in talking
+    ):
+        # The engine calls the reducer's hooks in C++: a wait for gradients shows as a lock alone.
+        where = doing.text.removeprefix(Phase.BACKWARD.value).strip()
+        text = f"{IN_COLLECTIVE} {where}".strip()
+        doing = replace(doing, text=text, wait=Wait.RANKS, place=("collective", *doing.place[1:]))
+    return Seen(sighting, doing)
+
+
+def _is_main_of(seen: Seen, role: Role) -> bool:
+    return seen.thread.role is role and seen.thread.kind is ThreadKind.MAIN
+
+
+def set_scene(seen: Sequence[Seen], world_size: Applicable[int]) -> Scene:
+    """Divide the ranks into camps by the line of the user's code at which they do the same."""
+    ranks = [one for one in seen if _is_main_of(one, Role.RANK)]
+    read = [one for one in ranks if is_known(one.sighting.frames)]
+    sizes = Counter(one.doing.place for one in read)
+    by_place: dict[tuple[str, str, int], list[Seen]] = {}
+    for one in read:
+        by_place.setdefault(one.doing.place, []).append(one)
+    camps = tuple(
+        Camp(those[0].doing, tuple(those))
+        for place, those in sorted(by_place.items(), key=lambda entry: (-sizes[entry[0]], entry[0]))
+    )
+    return Scene(
+        camps=camps,
+        unread=tuple(one.thread for one in ranks if not is_known(one.sighting.frames)),
+        workers=tuple(one for one in seen if _is_main_of(one, Role.WORKER)),
+        world_size=world_size,
+    )

@@ -1,0 +1,275 @@
+"""Say in a few words what a thread does, and show a stack without the insides of libraries. Pure.
+
+The words of phases come from ``phase_stack``; here are those of waits in the standard library and
+of threads that are no main thread of a rank: loader workers, pin threads, feeders, progress bars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from tpmon.judge.phase_kinds import DataPart, Phase
+from tpmon.judge.phase_stack import (
+    is_library,
+    is_users,
+    last_name,
+    mark_frame,
+    name_line,
+    package_of,
+    plain_name,
+    read_stack,
+)
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+
+
+class Wait(Enum):
+    """Name what a thread waits for, as far as its stack alone tells."""
+
+    RANKS = "other ranks"
+    BATCH = "a batch"
+    WORK = "work"
+    DEVICE = "the device"
+    QUEUE = "a queue, a thread or a process"
+    NOTHING = "nothing that the stack tells"
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """Say what a thread does. ``place`` is equal for threads at the same line of the user's code."""
+
+    text: str
+    wait: Wait
+    phase: Phase
+    place: tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownFrame:
+    """Hold one line of a stack as it is shown; ``frame`` is the user's, or where a library was entered."""
+
+    text: str
+    is_users: bool
+    frame: StackFrame
+
+
+_CALLS = (
+    ("multiprocessing/queues.py", "get", "queue.get"),
+    ("multiprocessing/queues.py", "put", "queue.put"),
+    ("multiprocessing/queues.py", "_feed", "queue feeder"),
+    ("multiprocessing/process.py", "join", "process join"),
+    ("multiprocessing/pool.py", "get wait", "pool result"),
+    ("multiprocessing/pool.py", "worker _handle_workers _handle_tasks _handle_results", "process pool"),
+    ("multiprocessing/managers.py", "_callmethod serve_forever", "manager call"),
+    ("multiprocessing/connection.py", "recv recv_bytes poll accept wait", "pipe read"),
+    ("multiprocessing/connection.py", "send send_bytes", "pipe write"),
+    ("torch/multiprocessing/spawn.py", "join", "process join"),
+    ("queue.py", "get", "queue.get"),
+    ("queue.py", "put", "queue.put"),
+    ("queue.py", "join", "queue.join"),
+    ("threading.py", "join", "thread join"),
+    ("threading.py", "_shutdown", "threads to end (interpreter exit)"),
+    ("threading.py", "wait wait_for", "condition or event"),
+    ("threading.py", "acquire", "semaphore"),
+    ("subprocess.py", "run call check_call check_output communicate wait", "subprocess"),
+    ("concurrent/futures/_base.py", "result wait as_completed", "future.result"),
+    ("concurrent/futures/thread.py", "_worker", "idle executor thread"),
+    ("concurrent/futures/process.py", "_process_worker", "idle executor process"),
+    ("asyncio/base_events.py", "_run_once", "event loop"),
+    ("socketserver.py", "serve_forever", "connections"),
+    ("selectors.py", "select", "select"),
+    ("ssl.py", "read recv recv_into do_handshake", "socket read"),
+    ("socket.py", "readinto accept create_connection", "socket read"),
+    ("torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop do_one_step", "pin thread"),
+)
+_WORD_OF = {(path, name): word for path, names, word in _CALLS for name in names.split()}
+_BOILERPLATE = (
+    "threading.py",
+    "runpy.py",
+    "multiprocessing/process.py",
+    "multiprocessing/popen_fork.py",
+    "multiprocessing/popen_spawn_posix.py",
+    "multiprocessing/popen_forkserver.py",
+    "multiprocessing/spawn.py",
+    "multiprocessing/context.py",
+    "multiprocessing/forkserver.py",
+    "torch/multiprocessing/spawn.py",
+    _WORKER_LOOP,
+)
+_PHASE_WORDS = {
+    Phase.BACKWARD: "backward",
+    Phase.FORWARD: "forward",
+    Phase.OPTIMIZER: "optimizer step",
+    Phase.CHECKPOINT: "checkpoint save",
+    Phase.LOAD: "load",
+    Phase.COMPILE: "compile",
+    Phase.IMPORT: "import",
+    Phase.LOGGING: "logging",
+    Phase.INPUT: "waits for input",
+}
+_DATA_WORDS = {
+    DataPart.QUEUE: "next batch",
+    DataPart.FETCH: "fetch",
+    DataPart.COLLATE: "collate",
+    DataPart.START: "worker start or join",
+    DataPart.COPY: "copy of the batch",
+    DataPart.SAMPLER: "sampler",
+}
+_IDLE_WORDS = frozenset(("queue feeder", "idle executor thread", "idle executor process", "connections"))
+
+
+@lru_cache(maxsize=8192)
+def _call_word(function: str, file: str) -> str:
+    """Return what a person calls the library function, "" where the table does not know it."""
+    name = last_name(function)
+    parts = file.split("/")
+    for depth in range(1, min(len(parts), 6) + 1):
+        word = _WORD_OF.get(("/".join(parts[-depth:]), name))
+        if word is not None and is_library(file):
+            return word
+    return ""
+
+
+def _is_boilerplate(frame: StackFrame) -> bool:
+    return any(frame.file == path or frame.file.endswith(f"/{path}") for path in _BOILERPLATE)
+
+
+@lru_cache(maxsize=8192)
+def _mark_word(function: str, file: str) -> tuple[int, str]:
+    """Return a word for a frame that the phase tables know, and how much it tells: 2 a name, 1 a phase."""
+    mark = mark_frame(function, file)
+    if mark is None or mark.phase is None:
+        return 0, ""
+    if mark.named and "<" not in function and last_name(function) not in ("wrapper", "inner", "__call__"):
+        return 2, last_name(function)
+    if mark.part is not None:
+        return 1, _DATA_WORDS[mark.part]
+    return (1, _PHASE_WORDS[mark.phase]) if mark.phase in _PHASE_WORDS else (0, "")
+
+
+def _word_of_run(run: Sequence[StackFrame]) -> str:
+    """Say what a person called when they entered these library frames, outermost first."""
+    marked = [_mark_word(frame.function, frame.file) for frame in run]
+    for level in (2, 1):
+        word = next((word for one, word in marked if one == level), "")
+        if word:
+            return word
+    word = next((word for frame in run if (word := _call_word(frame.function, frame.file))), "")
+    if word:
+        return word
+    first = next((frame for frame in run if not _is_boilerplate(frame)), None)
+    if first is None:
+        return ""
+    package = package_of(first.file)
+    name = plain_name(first.function)
+    return f"{package}: {name}" if package else f"{name} {name_line(first)}"
+
+
+def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
+    """Keep the user's frames and put one word in the place of each run of library frames."""
+    shown: list[ShownFrame] = []
+    run: list[StackFrame] = []
+
+    def close_run(*, at_end: bool) -> None:
+        if not run:
+            return
+        word = _word_of_run(run)
+        # Between two frames of the user, the machinery of a module call tells nothing.
+        machinery = word in ("forward", "") or all(map(_is_boilerplate, run))
+        if word and (at_end or not machinery):
+            shown.append(ShownFrame(word, is_users=False, frame=run[0]))
+        run.clear()
+
+    for frame in frames:
+        if is_users(frame):
+            close_run(at_end=False)
+            shown.append(
+                ShownFrame(f"{plain_name(frame.function)} {name_line(frame)}", is_users=True, frame=frame)
+            )
+        else:
+            run.append(frame)
+    close_run(at_end=True)
+    return tuple(shown)
+
+
+def _last_run(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    """Return the library frames below the user's innermost one."""
+    for index in range(len(frames) - 1, -1, -1):
+        if is_users(frames[index]):
+            return frames[index + 1 :]
+    return frames
+
+
+_WAIT_OF_PHASE = {Phase.COMMS: Wait.RANKS, Phase.SYNC: Wait.DEVICE}
+
+
+def _describe_worker(frames: Sequence[StackFrame]) -> Doing:
+    """Say what the main thread of a loader worker does."""
+    reading = read_stack(frames)
+    users = next((frame for frame in reversed(frames) if is_users(frame)), None)
+    word = next((w for one in _last_run(frames) if (w := _call_word(one.function, one.file))), "")
+    in_loop = any(frame.file.endswith(_WORKER_LOOP) for frame in frames)
+    fetching = reading.phase is Phase.DATA_WAIT
+    if in_loop and not fetching and word in ("queue.get", "queue.put"):
+        text = "waits for work (queue.get)" if word == "queue.get" else "hands over a batch (queue.put)"
+        return Doing(text, Wait.WORK if word == "queue.get" else Wait.QUEUE, reading.phase, reading.place)
+    if users is None:
+        text = reading.where.removeprefix(f"{Phase.DATA_WAIT.value}: ")
+        return Doing(text, Wait.NOTHING, reading.phase, reading.place)
+    where = f"{plain_name(users.function)} {name_line(users)}"
+    text = f"{word} in {where}" if word else where
+    return Doing(text, Wait.QUEUE if word else Wait.NOTHING, reading.phase, reading.place)
+
+
+def _describe_main(frames: Sequence[StackFrame]) -> Doing:
+    reading = read_stack(frames)
+    if reading.phase is Phase.DATA_WAIT:
+        if reading.part in (DataPart.QUEUE, None):
+            return Doing(reading.where, Wait.BATCH, reading.phase, reading.place)
+        users = next((frame for frame in reversed(frames) if is_users(frame)), None)
+        text = (
+            f"{plain_name(users.function)} {name_line(users)} ({Phase.DATA_WAIT.value})"
+            if users
+            else reading.where
+        )
+        return Doing(text, Wait.NOTHING, reading.phase, reading.place)
+    if reading.phase is not Phase.OTHER:
+        wait = _WAIT_OF_PHASE.get(reading.phase, Wait.NOTHING)
+        return Doing(reading.where, wait, reading.phase, reading.place)
+    word = next((w for one in _last_run(frames) if (w := _call_word(one.function, one.file))), "")
+    text = f"{word} in {reading.where}" if word and word not in reading.where else reading.where
+    return Doing(text, Wait.QUEUE if word else Wait.NOTHING, reading.phase, reading.place)
+
+
+def _describe_other(frames: Sequence[StackFrame]) -> Doing:
+    """Say what a thread does that no step depends on as such: a feeder, a progress bar, a logger."""
+    reading = read_stack(frames)
+    users = next((frame for frame in reversed(frames) if is_users(frame)), None)
+    word = next((w for one in _last_run(frames) if (w := _call_word(one.function, one.file))), "")
+    wait = Wait.WORK if word in _IDLE_WORDS else Wait.QUEUE if word else Wait.NOTHING
+    if users is not None:
+        where = f"{plain_name(users.function)} {name_line(users)}"
+        return Doing(f"{word} in {where}" if word else where, wait, reading.phase, reading.place)
+    package = next(
+        (name for one in frames if not _is_boilerplate(one) and (name := package_of(one.file))), "threading"
+    )
+    innermost = frames[-1]
+    text = word or f"{plain_name(innermost.function)} {name_line(innermost)}"
+    if package not in ("threading", "multiprocessing", "queue", "torch"):
+        text = f"{package}: {text}"
+    return Doing(text, wait, reading.phase, reading.place)
+
+
+@lru_cache(maxsize=4096)
+def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> Doing:
+    """Say what a thread of a process of ``role`` does; ``frames`` outermost first."""
+    if not frames:
+        return Doing("no Python frames", Wait.NOTHING, Phase.OTHER, ("", "", 0))
+    if kind is not ThreadKind.MAIN:
+        return _describe_other(frames)
+    return _describe_worker(frames) if role is Role.WORKER else _describe_main(frames)
