@@ -16,12 +16,14 @@ from tests.frames import (
     make_loader,
     make_memory,
     make_process,
+    make_target,
     make_worker,
 )
 from tests.judging import hold, make_looks, make_phases, scene_of
 from tests.starving import COMPUTES, RANK, line_up, make_second
 from tpmon.judge.judgement import judge
 from tpmon.judge.phases import DataPart, Phase
+from tpmon.judge.rules_comms import judge_straggler
 from tpmon.judge.rules_data import judge_no_workers
 from tpmon.judge.rules_hang import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
 from tpmon.judge.scene import BATCH_WAIT, see
@@ -29,6 +31,7 @@ from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import Missing
+from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, SinceIs
 
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
@@ -180,3 +183,25 @@ def test_a_card_that_fell_off_the_bus_is_the_jobs_although_it_lists_nobody():
     stranger = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
     alone = [make_frame(gpus=(both[0], stranger))] * 15
     assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared)
+
+
+def test_one_rank_here_is_alone_only_where_the_size_of_the_job_was_read():
+    unread = make_frame(target=make_target(world_size=Missing("environment: permission denied")))
+    assert isinstance(judge_straggler(scene_of(unread)), Unsure)
+    assert isinstance(judge_straggler(scene_of(make_frame())), Cleared)
+
+
+def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
+    ranks = [make_process(pid, rank=pid - 11) for pid in (11, 12, 13)]
+    comms = (ThreadGroup(ThreadKind.MAIN, 1, 0.5), ThreadGroup(ThreadKind.COMM, 2, 0.1))
+    ranks = [replace(one, thread_groups=comms) for one in ranks]
+    frame = make_frame(
+        processes=tuple(ranks),
+        loader=(),
+        main_threads=(make_looks(11, 10, lock=0), make_looks(12, 10, lock=9)),
+    )
+    late = make_phases({Phase.FORWARD: 1.0}, 11)
+    waiting = make_phases({Phase.COMMS: 0.9, Phase.FORWARD: 0.1}, 13)
+    answer = judge_straggler(scene_of(frame, [late, waiting]))
+    assert isinstance(answer, Suspicion)
+    assert len(answer.sources) == 1

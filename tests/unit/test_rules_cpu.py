@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.frames import make_cpu, make_frame, make_process, make_rank, make_worker
+from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_rank, make_worker
 from tpmon.judge.rules_cpu import (
     judge_oversubscription,
     judge_quota,
@@ -109,3 +109,31 @@ def test_fewer_than_half_of_the_readings_are_no_median():
 def test_the_rank_table_is_not_needed_for_a_scene():
     scene = see([make_frame(ranks=(make_rank(),), processes=())])
     assert scene.ranks == ()
+
+
+def test_a_quota_is_told_by_two_sources_only_where_threads_were_seen_waiting():
+    alone = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=Missing("not read"))))
+    assert alone.sources == {"cgroup"}
+    both = judge_quota(see(window(throttled_ratio=0.9, run_delay_ratio=0.5)))
+    assert len(both.sources) == 2
+
+
+def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
+    frames = window(oversubscription=4.0, run_delay_ratio=0.6, throttled_ratio=0.9)
+    full = see([replace(frame, gpus=(make_gpu(sm_pct=98.0),)) for frame in frames])
+    idle = see([replace(frame, gpus=(make_gpu(sm_pct=50.0),)) for frame in frames])
+    hollow = see([replace(frame, gpus=(make_gpu(sm_active_pct=4.0, power_w=150.0),)) for frame in frames])
+    for rule in (judge_quota, judge_oversubscription):
+        assert isinstance(rule(full), Cleared)
+        assert isinstance(rule(idle), Suspicion)
+        assert isinstance(rule(hollow), Suspicion)
+
+
+def test_one_of_a_kind_is_written_as_one():
+    lone = see(
+        window([make_process(busy_threads=8, runnable=8.0)], oversubscription=4.0, run_delay_ratio=0.7)
+    )
+    assert judge_oversubscription(lone).summary.startswith("thread pools of the rank want")
+    worker = make_worker(4221, 0, busy_threads=1, runnable=1.0)
+    note = note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))
+    assert "one worker wants 1.0 CPUs" in note

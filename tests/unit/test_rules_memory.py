@@ -17,7 +17,6 @@ from tpmon.judge.rules_memory import (
     judge_leak,
     judge_shm,
     judge_swap,
-    note_memory_full,
 )
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
@@ -134,6 +133,7 @@ SWAPS = [
     ({"swap_bytes": 2 * GIB, "major_faults_s": 0.0}, Cleared),
     ({"swap_bytes": 2 * GIB, "major_faults_s": 400.0, "psi_some_pct": 40.0}, Suspicion),
     ({"swap_bytes": 2 * GIB, "major_faults_s": 400.0, "psi_some_pct": GONE}, Suspicion),
+    ({"swap_bytes": 2 * GIB, "major_faults_s": 400.0, "psi_some_pct": 0.3}, Cleared),
     ({"swap_bytes": 2 * GIB, "major_faults_s": GONE}, Unsure),
     ({"swap_bytes": GONE}, Unsure),
 ]
@@ -148,6 +148,9 @@ def test_swap_weighs_what_it_stalls():
     one = judge_swap(held(swap_bytes=2 * GIB, major_faults_s=400.0, psi_some_pct=40.0))
     assert one.weight == pytest.approx(0.4)
     assert Need.SWAP_USED in one.observed
+    assert len(one.sources) == 2
+    unstalled = judge_swap(held(swap_bytes=2 * GIB, major_faults_s=400.0, psi_some_pct=GONE))
+    assert len(unstalled.sources) == 1
 
 
 SHM = [
@@ -184,13 +187,10 @@ def card(used_gib):
     return see(line_up([make_frame(gpus=gpus)] * 12))
 
 
-def test_a_full_card_is_a_note_and_never_the_verdict():
+def test_a_full_card_is_never_the_verdict():
     full = card(78)
     assert isinstance(judge_gpu_memory(full), Unsure)
-    assert note_memory_full(full).startswith("memory-full: GPU 0")
     assert isinstance(judge_gpu_memory(card(60)), Cleared)
-    assert note_memory_full(card(60)) == ""
-    assert note_memory_full(held()) == ""
 
 
 def test_a_healthy_job_has_no_memory_trouble():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tpmon.judge.rules_cards import CAP_PCT, CAPPED_POWER_RATIO, is_loaded
+from tpmon.judge.rules_memory import CARD_FULL
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, held_pct, judge_hollow
 from tpmon.model.known import is_known
@@ -10,14 +13,16 @@ from tpmon.model.units import format_pct
 
 POWER_LIMITED_CLOCK_RATIO = 0.85
 """C below which the power limit of a busy card is worth a word; normal under full load."""
-MEMORY_FULL_RATIO = 0.95
-"""Caching allocators fill cards, so it is a note."""
+
+
+def _name_cards(indices: Sequence[int]) -> str:
+    return f"card{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
 def note_power_limited(scene: Scene) -> str:
     """Return the note that cards run at their power limit, "" when they do not: normal under full load."""
     limited = [
-        str(card.index)
+        card.index
         for card in scene.gpus
         if is_loaded(card, BUSY_PCT)
         and held_pct(card, "power cap") >= CAP_PCT
@@ -28,7 +33,8 @@ def note_power_limited(scene: Scene) -> str:
     ]
     if not limited:
         return ""
-    return f"power-limited: card {', '.join(limited)} runs at its power limit; normal under full load"
+    runs = "runs at its power limit" if len(limited) == 1 else "run at their power limits"
+    return f"power-limited: {_name_cards(limited)} {runs}; normal under full load"
 
 
 def note_memory_full(scene: Scene) -> str:
@@ -36,15 +42,14 @@ def note_memory_full(scene: Scene) -> str:
     full = [
         (card.index, ratio)
         for card in scene.gpus
-        if is_known(ratio := card.memory_ratio) and ratio >= MEMORY_FULL_RATIO
+        if is_known(ratio := card.memory_ratio) and ratio >= CARD_FULL
     ]
     if not full:
         return ""
-    names = ", ".join(str(index) for index, _ in full)
     most = format_pct(100 * max(ratio for _, ratio in full))
-    return (
-        f"memory-full: card {names} has {most} % reserved; a caching allocator does that, no fault by itself"
-    )
+    have = f"has {most} %" if len(full) == 1 else f"have up to {most} %"
+    names = _name_cards([index for index, _ in full])
+    return f"memory-full: {names} {have} reserved; a caching allocator does that, no fault by itself"
 
 
 def note_hollow(scene: Scene) -> str:

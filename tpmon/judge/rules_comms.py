@@ -45,9 +45,14 @@ STRAGGLER_SPAN_S = 20.0
 """How long a card must be slow: twice the span of the other rules."""
 
 
-def _is_alone(scene: Scene) -> bool:
+def _answer_alone(scene: Scene) -> Cleared | Unsure | None:
+    """Say that there is nobody to wait for, or that it is not known; None where there are ranks."""
+    if len(scene.ranks) > 1:
+        return None
     world = scene.frame.target.world_size
-    return len(scene.ranks) < 2 and not (is_known(world) and world > 1)
+    if isinstance(world, Missing):
+        return Unsure(f"comms (whether ranks run on other machines: {world.reason})")
+    return None if is_known(world) and world > 1 else Cleared("comms (one rank)")
 
 
 _DOINGS = {
@@ -80,7 +85,9 @@ def _say_doing(rank: RankScene) -> str:
 
 
 def _sources(waits: Sequence[Wait]) -> frozenset[str]:
-    return frozenset(source for wait in waits for source in wait.sources)
+    """Return what tells of every wait: two ranks told by one source each are not told by two."""
+    common = frozenset.intersection(*(wait.sources for wait in waits))
+    return common or waits[0].sources
 
 
 def _say_sources(wait: Wait) -> str:
@@ -180,8 +187,9 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
 
 def judge_straggler(scene: Scene) -> Answer:
     """Suspect the one rank, or the one card, that all others wait for."""
-    if _is_alone(scene):
-        return Cleared("comms (one rank)")
+    alone = _answer_alone(scene)
+    if alone is not None:
+        return alone
     by_card = _find_late_card(scene)
     if by_card is not None:
         return by_card
@@ -257,8 +265,9 @@ def _say_traffic(scene: Scene) -> str:
 
 def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
     """Return the waits when even the least waiting rank waits long, else why that is no cause."""
-    if _is_alone(scene):
-        return Cleared("comms (one rank)")
+    alone = _answer_alone(scene)
+    if alone is not None:
+        return alone
     waits = find_waits(scene)
     if not is_known(waits):
         return Unsure(f"{cause} ({waits.reason})")

@@ -7,14 +7,17 @@ waiting for a CPU includes throttled time (measured).
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
-from tpmon.model.known import is_known
+from tpmon.model.known import is_known, map_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
+THROTTLED_DELAY_RATIO = 0.1
+"""Waiting share that says the same from another side: throttled time counts as waiting for a CPU."""
 POOL_RATIO = 1.5
 """Demand of pools over the budget; 8 threads on 2 CPUs (2.9) cost a quarter of the steps, 3 (1.1) little."""
 DELAY_RATIO = 0.35
@@ -30,6 +33,19 @@ NEIGHBOUR_DEMAND_RATIO = 1.2
 NEIGHBOUR_USED_RATIO = 0.8
 
 
+HIDDEN = ", hidden: the GPUs are full, so it costs 0)"
+
+
+def _is_hidden(scene: Scene) -> bool:
+    """Tell whether the job's cards are full all the same: then nobody waits for these CPUs."""
+    return bool(scene.gpus) and isinstance(judge_gpu_compute(scene), Suspicion)
+
+
+def _waiting(scene: Scene) -> Evidence:
+    waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
+    return reading("waiting for a CPU", waiting, "%", "schedstat", scene.frame.ages_s.threads)
+
+
 def judge_quota(scene: Scene) -> Answer:
     """Suspect the CPU quota when it stopped the job in a quarter of its periods."""
     ratio = scene.throttled_ratio
@@ -37,18 +53,24 @@ def judge_quota(scene: Scene) -> Answer:
         return Unsure(f"CPU quota ({ratio.reason})")
     if ratio < THROTTLED_RATIO:
         return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled)")
+    if _is_hidden(scene):
+        return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled{HIDDEN}")
     frame = scene.frame
+    sources = {"cgroup"}
+    if is_known(scene.delay_ratio) and scene.delay_ratio >= THROTTLED_DELAY_RATIO:
+        sources.add("schedstat")
     return Suspicion(
         kind=Kind.CPU_THROTTLED,
         cause="quota",
         weight=ratio,
         margin=ratio / THROTTLED_RATIO,
-        sources=frozenset(("cgroup", "schedstat")),
+        sources=frozenset(sources),
         summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
         evidence=(
             reading("throttled periods", 100 * ratio, "%", "cpu.stat", frame.ages_s.cpu),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
             reading("runnable", scene.runnable, "threads", "schedstat", frame.ages_s.threads),
+            _waiting(scene),
         ),
     )
 
@@ -69,6 +91,8 @@ def judge_oversubscription(scene: Scene) -> Answer:
         return Unsure(f"thread oversubscription ({delay.reason})")
     if pool < POOL_RATIO or delay < DELAY_RATIO:
         return Cleared(f"thread pools ({pool:.1f}x the budget, waiting {format_pct(100 * delay)} %)")
+    if _is_hidden(scene):
+        return Cleared(f"thread pools ({pool:.1f}x the budget{HIDDEN}")
     ranks = _pool_ranks(scene)
     workers = [
         worker
@@ -80,11 +104,14 @@ def judge_oversubscription(scene: Scene) -> Answer:
     worker_demand = sum(worker.demand for worker in workers if is_known(worker.demand))
     budget = scene.budget if is_known(scene.budget) else 1.0
     if worker_demand > rank_demand:
-        cause, whose = "worker-pool", f"{len(workers)} loader workers"
+        cause, whose = (
+            "worker-pool",
+            f"{len(workers)} loader workers" if len(workers) > 1 else "a loader worker",
+        )
     elif len(ranks) > 1 and all(_fits(rank, budget) for rank in ranks):
         cause, whose = "too-many-ranks", f"{len(ranks)} ranks"
     else:
-        cause, whose = "rank-pool", f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+        cause, whose = "rank-pool", f"{len(ranks)} ranks" if len(ranks) > 1 else "the rank"
     frame = scene.frame
     return Suspicion(
         kind=Kind.OVERSUBSCRIBED,
@@ -95,7 +122,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
         summary=f"thread pools of {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
             reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
-            reading("waiting for a CPU", 100 * delay, "%", "schedstat", frame.ages_s.threads),
+            _waiting(scene),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
             *_set_threads(scene),
         ),
@@ -162,4 +189,5 @@ def note_single_threaded_workers(scene: Scene) -> str:
     ]
     if sum(demands) < SINGLE_THREADED_RATIO * scene.budget:
         return ""
-    return f"workers-beyond-budget: {len(demands)} workers want {sum(demands):.1f} CPUs; more will not help"
+    who = "one worker wants" if len(demands) == 1 else f"{len(demands)} workers want"
+    return f"workers-beyond-budget: {who} {sum(demands):.1f} CPUs; more will not help"

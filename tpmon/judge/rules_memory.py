@@ -40,6 +40,9 @@ SWAP_BYTES = 16 * (1 << 20)
 """Pages that were put out once, at start, and never touched again, are no fault."""
 SWAP_FAULTS_S = 5.0
 """Major faults per second that say that swapped pages are touched."""
+STALLED_PCT = 2.0
+"""Stalls for memory below which the faults are those of mapped files and the pages in swap are old ones;
+27 to 31 % were measured of a job that thrashed (docs/thresholds.md)."""
 SHM_SMALL_BYTES = 1 << 30
 SHM_FULL = 0.5
 """Fill of a mount below 1 GiB from which the next batch may not fit: it failed at 75 %."""
@@ -278,13 +281,16 @@ def judge_swap(scene: Scene) -> Answer:
     if faults < SWAP_FAULTS_S:
         return Cleared(f"swap ({format_bytes(swap)} lie there untouched)")
     psi = scene.memory_psi_pct
+    if is_known(psi) and psi < STALLED_PCT:
+        return Cleared(f"swap ({format_bytes(swap)} lie there, and the job stalls {psi:.1f} % of the time)")
     stalled = min(psi, 100.0) / 100 if is_known(psi) else None
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause="swap",
         weight=stalled if stalled is not None else 0.2,
         margin=min(faults / SWAP_FAULTS_S, swap / SWAP_BYTES),
-        sources=frozenset(("swap", "major faults")) | (frozenset(("PSI",)) if stalled else frozenset()),
+        # Major faults are also those of mapped files: only together with the swap they say something.
+        sources=frozenset(("swap and faults", "PSI") if stalled is not None else ("swap and faults",)),
         summary=f"{format_bytes(swap)} of the job lie in swap and are touched {faults:.0f} times a second",
         evidence=(
             reading("in swap", swap / (1 << 20), "MiB", memory.anon_source, ages.memory),
@@ -367,17 +373,6 @@ def judge_gpu_memory(scene: Scene) -> Answer:
     return Cleared(f"GPU memory ({format_pct(100 * fill)} % of GPU {index})")
 
 
-def note_memory_full(scene: Scene) -> str:
-    """Return the note that a card's memory is full, "" when none is."""
-    fullest = _fullest_card(scene)
-    if not is_known(fullest) or fullest[1] < CARD_FULL:
-        return ""
-    return (
-        f"memory-full: GPU {fullest[0]} is {format_pct(100 * fullest[1])} % full; "
-        "caching allocators fill cards, so it is no fault by itself"
-    )
-
-
 RULES: tuple[Rule, ...] = (
     judge_leak,
     judge_copy_on_write,
@@ -385,4 +380,3 @@ RULES: tuple[Rule, ...] = (
     judge_shm,
     judge_gpu_memory,
 )
-NOTES: tuple[Callable[[Scene], str], ...] = (note_memory_full,)
