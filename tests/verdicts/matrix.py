@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -122,6 +123,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("verdicts.jsonl"))
     parser.add_argument("--table", action="store_true", help="only print what the file holds")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
     rows = [find_row(name) for name in options.only.split(",")] if options.only else list(ROWS)
     if not options.table:
         run_all(rows, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the program ends and is swept up
     for share in json.loads(f"[{options.shares}]"):
         print_share(share, options.windows, options.seed)
 

@@ -118,6 +118,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=BORDERLINE_SHARE)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the program ends and is swept up
     if options.borderline:
         return int(not print_borderline(options.share, options.seed))
     return int(not print_switches(options.causes.split(","), options.seed))
