@@ -86,7 +86,7 @@ def _begin_ns(taken: StackSlice) -> int:
     return taken.ended_ns - round(taken.seconds * 1e9)
 
 
-def _main_of(taken: StackSlice) -> tuple[StackCount, ...]:
+def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
     """Return the stacks of the main thread; a stack without frames was torn while it was read."""
     stacks = taken.stacks
     named = next((stack.tid for stack in stacks if "MainThread" in stack.thread), None)
@@ -101,7 +101,7 @@ def _look(taken: StackSlice) -> _Look:
     places: Counter[tuple[str, str, int]] = Counter()
     wheres: Counter[str] = Counter()
     proofs: Counter[Need] = Counter()
-    stacks = _main_of(taken)
+    stacks = main_stacks(taken)
     for stack in stacks:
         reading = read_stack(stack.frames)
         kinds[reading.phase, reading.part] += stack.samples

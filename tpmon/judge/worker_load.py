@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpmon.judge.once import Once
+from tpmon.judge.phases import main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved
 from tpmon.model.known import Known, Missing, is_known, known_or
@@ -63,10 +64,8 @@ def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
     working = collating = 0
     for frame in scene.history:
         for one in known_or(frame.stacks, ()):
-            for stack in one.stacks if one.pid in pids else ():
-                if stack.tid != one.pid or any(
-                    at.function == "get" and at.file.endswith("queues.py") for at in stack.frames
-                ):
+            for stack in main_stacks(one) if one.pid in pids else ():
+                if any(at.function == "get" and at.file.endswith("queues.py") for at in stack.frames):
                     continue
                 working += stack.samples
                 if any("collate" in at.function or at.file.endswith("collate.py") for at in stack.frames):
