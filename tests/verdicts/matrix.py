@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--machine", choices=("idle", "busy", "both"), default="both")
     parser.add_argument("--remedies", action="store_true", help="apply the remedies instead")
-    parser.add_argument("--results", type=Path, default=Path("verdicts.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path(".venv/verdicts.jsonl"))
     parser.add_argument("--table", action="store_true", help="only print what the file holds")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
