@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.frames import make_cpu, make_frame
 from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, choose
 from tpmon.judge.advice_facts import Facts, propose_workers
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.observe import gather_facts, observe
+from tpmon.judge.rules_cpu import judge_quota
+from tpmon.judge.scene import see
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import TABLE, Kind
 
@@ -86,3 +91,26 @@ def test_workers_are_sized_by_need_cores_and_memory():
     assert propose(memory_free_bytes=GIB * 2) == 3
     assert propose(cores_free=0.0) == 2
     assert isinstance(propose(cores_free=Missing("no budget")), Missing)
+
+
+def _texts(kind: Kind, cause: str, needs: set[Need], facts: Facts) -> list[str]:
+    return [one.text for one in choose(kind, cause, frozenset(needs), facts)]
+
+
+def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers() -> None:
+    needs = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
+    row = (Kind.PYTHON_BOUND, "single-thread")
+    some = Facts(ranks=1, budget_cores=8.0, cores_free=2.9)
+    assert "let the rank use its cores: 4 threads" in _texts(*row, needs, some)
+    full = replace(some, cores_free=0.6)
+    assert not any("threads" in text for text in _texts(*row, needs, full))
+    assert not any("threads" in text for text in _texts(*row, needs | {Need.GPU_PRESENT}, some))
+
+
+def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle() -> None:
+    frame = make_frame(cpu=make_cpu(throttled_ratio=0.9, budget_reason="cgroup quota"))
+    scene = see([frame] * 2)
+    found = judge_quota(scene)
+    chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
+    assert chosen[0].remedy.id == "raise-quota"
+    assert chosen[0].certain

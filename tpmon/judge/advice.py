@@ -17,9 +17,9 @@ from tpmon.judge import (
     advice_storage,
 )
 from tpmon.judge.advice_entry import Chosen, Remedy
-from tpmon.judge.advice_facts import Facts, fill, fill_paste, size_loader
+from tpmon.judge.advice_facts import Facts, count_threads_in_free, fill, fill_paste, size_loader
 from tpmon.judge.advice_needs import Need
-from tpmon.model.known import NOT_APPLICABLE, NotApplicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, NotApplicable, is_known, known_or
 from tpmon.model.verdict import Kind
 
 CATALOGUE: dict[str, Remedy] = {
@@ -237,6 +237,8 @@ def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
     if observed.intersection(remedy.never_with):
         return False
     if any(need in _ALWAYS_SEEN and need not in observed for need in remedy.needs):
+        return False
+    if remedy.adds_threads and known_or(count_threads_in_free(facts), 2) <= 1:
         return False
     return not remedy.adds_workers or _more_workers_help(observed, facts)
 

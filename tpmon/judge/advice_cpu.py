@@ -86,17 +86,18 @@ REMEDIES = (
     ),
     Remedy(
         id="use-all-cores",
-        title="let the rank use its cores: {threads_per_rank} threads",
+        title="let the rank use its cores: {threads_in_free} threads",
         applies="torchrun sets OMP_NUM_THREADS=1 when it starts several ranks; each then computes on one "
         "core while others are free.",
         not_when="The model computes on a GPU and the rank's CPU work is Python: threads do not help it.",
         needs=(Need.ONE_THREAD_SET, Need.CORES_FREE),
-        paste="OMP_NUM_THREADS={threads_per_rank} torchrun ...",
+        paste="OMP_NUM_THREADS={threads_in_free} torchrun ...",
         language=Language.SHELL,
-        ceiling="{gain}, or the cores per rank",
+        ceiling="{gain}, or the new threads over one",
         risk=Risk.NUMERICS,
         proof="The rank uses several cores and the steps get shorter.",
-        never_with=(Need.CORES_FULL,),
+        never_with=(Need.CORES_FULL, Need.GPU_PRESENT),
+        adds_threads=True,
     ),
     Remedy(
         id="processes-not-threads",

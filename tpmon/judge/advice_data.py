@@ -14,7 +14,8 @@ REMEDIES = (
         "IterableDataset that does not split itself by get_worker_info() yields every sample once per "
         "worker.",
         needs=(Need.NO_WORKERS, Need.CORES_FREE, Need.MEMORY_FREE),
-        paste="num_workers={workers}, persistent_workers=True,  # arguments of DataLoader",
+        paste="num_workers={workers}, persistent_workers=True,  "
+        "# of DataLoader; an IterableDataset must split itself",
         ceiling="{gain}: all of the loading is hidden behind the compute",
         risk=Risk.NONE,
         proof="The share of data wait falls and samples/s rise; batches lie ready in the queue.",

@@ -30,7 +30,8 @@ class Remedy:
     ``title``, ``paste`` and ``ceiling`` are templates of ``str.format`` over the fields of
     ``advice_facts``. ``title`` begins in lower case: it also follows "if ...:". It is certain when
     all ``needs`` were observed; an observed ``never_with`` rules it out. ``adds_workers`` marks what
-    makes more loader processes, for which cores and memory must be there.
+    makes more loader processes, for which cores and memory must be there, ``adds_threads`` what makes
+    a rank's pool larger, for which a core for each new thread must be free.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Remedy:
     never_with: tuple[Need, ...] = ()
     language: Language = Language.PYTHON
     adds_workers: bool = False
+    adds_threads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ CORE_SLACK = 0.5
 """Cores that a proposal may go over the budget: half a free core makes one more worker worth having, as the
 rules of the loader say, and single-threaded workers beyond the budget cost nothing."""
 
+ROUNDING_CORES = 0.25
+"""Of a free core that may be missing from it: a thread that computes takes a little more than its core."""
+
 LEAST_WORKER_CORES = 0.05
 """Cores that a worker which only waits for reads is still counted with."""
 
@@ -119,6 +122,19 @@ def _threads_per_rank(facts: Facts) -> Known[int]:
     return max(1, cores // max(facts.ranks, 1))
 
 
+def count_threads_in_free(facts: Facts) -> Known[int]:
+    """Return the threads for a rank that has one: a core for each new one is free, its share at most.
+
+    The loader's workers have the other cores: a pool of the whole budget would fight with them.
+    """
+    most = _threads_per_rank(facts)
+    if not is_known(most) or not is_known(facts.ranks):
+        return most
+    if not is_known(facts.cores_free):
+        return facts.cores_free
+    return min(most, 1 + math.floor(facts.cores_free / max(facts.ranks, 1) + ROUNDING_CORES))
+
+
 def _workers_in_quota(facts: Facts) -> Known[int]:
     """Leave each rank a core of the quota and share the rest among its workers."""
     quota = _whole_cores(facts.quota_cores)
@@ -201,6 +217,9 @@ FIELDS = {
     "fewer_workers": Field(lambda facts: _text(_fewer_workers(facts)), "N", "half of the workers"),
     "workers_in_quota": Field(lambda facts: _text(_workers_in_quota(facts)), "N", "quota / ranks - 1"),
     "threads_per_rank": Field(lambda facts: _text(_threads_per_rank(facts)), "N", "CPU budget / ranks"),
+    "threads_in_free": Field(
+        lambda facts: _text(count_threads_in_free(facts)), "N", "1 + free cores / ranks"
+    ),
     "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
     "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
     "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks"),

@@ -72,6 +72,7 @@ def judge_quota(scene: Scene) -> Answer:
             reading("runnable", scene.runnable, "threads", "schedstat", frame.ages_s.threads),
             _waiting(scene),
         ),
+        observed=frozenset((Need.QUOTA_THROTTLING,)),
     )
 
 
