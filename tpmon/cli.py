@@ -130,26 +130,33 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     command = parse_command(options.diagnose_on_change) if options.diagnose_on_change else ()
     limit_s = options.diagnose_for_s if options.diagnose_for_s or until else LOOK_S
     output = _stdout(options.ascii_only)
-    watch = Watch(limit_s, until, OnChange(command) if command else None)
     job = _find_job(asked)
+    watch = Watch(limit_s, until, OnChange(command) if command else None)
 
     def sink(update: Update) -> None:
         if watch.read(update):
             session.stop()
 
-    session = Session(
-        Collector(job, options.interval_s, stacks=not options.no_stacks), [sink], options.interval_s
-    )
-    last = session.run()
-    if last is None:
-        raise ValueError("a session ended before its first Frame")
-    if options.json:
-        output.write_json(encode(last.verdict))
-    elif options.check:
-        output.write_lines(write_check(last))
-    else:
-        output.write_lines(*write_verdict(last))
-    watch.finish()
+    try:
+        session = Session(
+            Collector(job, options.interval_s, stacks=not options.no_stacks), [sink], options.interval_s
+        )
+        last = session.run()
+        if last is None:
+            raise ValueError("a session ended before its first Frame")
+        try:
+            if options.json:
+                output.write_json(encode(last.verdict))
+            elif options.check:
+                output.write_lines(write_check(last))
+            else:
+                output.write_lines(*write_verdict(last))
+        except ReaderGone:
+            watch.finish()  # the command is told all the same
+            raise
+        watch.finish()
+    finally:
+        watch.close()
     return pick_exit_code(last)
 
 

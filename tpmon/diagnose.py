@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import shlex
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -72,8 +74,11 @@ class OnChange:
         """Hold the program and its arguments."""
         self._command = tuple(command)
         self._waiting: queue.Queue[str] = queue.Queue()
+        self._lock = threading.Lock()
         self._idle = threading.Event()
         self._idle.set()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._closed = False
         self._told: tuple[object, object] | None = None
         threading.Thread(target=self._work, name="tpmon-on-change", daemon=True).start()
 
@@ -82,12 +87,23 @@ class OnChange:
         key = (finding.kind, finding.cause)
         if key != self._told:
             self._told = key
-            self._idle.clear()
-            self._waiting.put(encode(finding))
+            with self._lock:
+                self._idle.clear()
+                self._waiting.put(encode(finding))
 
     def finish(self) -> None:
         """Give what was queued its time, and no more than ``COMMAND_LIMIT_S``."""
         self._idle.wait(COMMAND_LIMIT_S + END_WITHIN_S)
+
+    def close(self) -> None:
+        """Start no more commands, and end one that still runs ``END_WITHIN_S`` from now."""
+        with self._lock:
+            self._closed = True
+        if not self._idle.wait(END_WITHIN_S):
+            with self._lock:
+                child = self._child
+            if child is not None:
+                _end(child)
 
     def _work(self) -> None:
         while True:
@@ -96,22 +112,44 @@ class OnChange:
                 while True:
                     line = self._waiting.get_nowait()
             self._call(line)
-            if self._waiting.empty():
-                self._idle.set()
+            with self._lock:
+                if self._waiting.empty():
+                    self._idle.set()
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._closed:
+                return None
+            # In a session of its own it can be ended with all that it started.
+            self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+            return self._child
 
     def _call(self, line: str) -> None:
         name = self._command[0]
         try:
-            done = subprocess.run(
-                self._command, input=f"{line}\n".encode(), timeout=COMMAND_LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            complain(f"tpmon: --on-change: {name} took longer than {COMMAND_LIMIT_S:.0f} s and was ended")
+            child = self._start()
         except OSError as error:
             complain(f"tpmon: --on-change: {name}: {error.strerror or error}")
-        else:
-            if done.returncode:
-                complain(f"tpmon: --on-change: {name} ended with status {done.returncode}")
+            return
+        if child is None:
+            return
+        try:
+            child.communicate(f"{line}\n".encode(), COMMAND_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            _end(child)
+            complain(f"tpmon: --on-change: {name} took longer than {COMMAND_LIMIT_S:.0f} s and was ended")
+            return
+        if child.returncode and not self._closed:
+            complain(f"tpmon: --on-change: {name} ended with status {child.returncode}")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill a command and what it started; it may have ended in between."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(END_WITHIN_S)
 
 
 class Watch:
@@ -141,6 +179,11 @@ class Watch:
         """Let a command of --on-change that still runs come to its end, within its limit."""
         if self._on_change is not None:
             self._on_change.finish()
+
+    def close(self) -> None:
+        """Leave no command of --on-change behind."""
+        if self._on_change is not None:
+            self._on_change.close()
 
 
 def pick_exit_code(frame: Frame) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,20 @@ from tpmon.model.results import Update
 from tpmon.model.verdict import EXIT_CODES, Kind
 
 TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(done: Callable[[], bool], limit_s: float = 10.0) -> None:
+    end = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def update(kind: Kind, **fields) -> Update:
@@ -81,6 +97,30 @@ def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, c
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
     on_change.finish()
     assert "was ended" in capfd.readouterr().err
+
+
+def test_a_command_ends_with_what_it_started_and_never_outlives_tpmon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.2)
+    began = tmp_path / "began"
+    on_change = OnChange(("sh", "-c", f"sleep 600 & echo $! > {began}.new; mv {began}.new {began}; wait"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    wait_until(began.exists)
+    grandchild = int(began.read_text())
+    on_change.close()
+    wait_until(lambda: not is_alive(grandchild))
+    on_change.tell(make_finding(kind=Kind.DATA_BOUND, cause="pin"))
+    on_change.finish()
+
+
+def test_a_command_that_reads_nothing_is_no_trouble(capfd) -> None:
+    on_change = OnChange(("true",))
+    for number in range(20):
+        on_change.tell(make_finding(kind=Kind.HUNG, cause=f"cause {number}", summary="x" * 100_000))
+    on_change.finish()
+    on_change.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_command_that_fails_is_told_on_stderr(capfd) -> None:
