@@ -404,6 +404,34 @@ def test_a_window_in_which_nothing_was_read_accuses_nobody(second):
     assert causes(scene, ALL) == set()
 
 
+def test_what_the_stacks_alone_see_keeps_the_interval_of_the_stacks():
+    stacks = make_phases({Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}, parts={DataPart.COPY: 0.4}, samples=30)
+    both = combine_wait(measure_share(0.0, 1000), stacks)
+    alone = combine_wait(NO_STACKS, stacks)
+    assert both.share.low == pytest.approx(alone.share.low, abs=0.02)
+    assert both.share.high >= alone.share.high - 0.02
+    assert both.told == {"stacks": pytest.approx(0.4), "main thread": 0.0}
+
+
+def test_a_source_that_sees_half_of_the_wait_is_no_second_source():
+    second = make_second(0.6, [COMPUTES] * 2)
+    phases = make_phases({Phase.OTHER: 0.9, Phase.DATA_WAIT: 0.1}, parts={DataPart.QUEUE: 0.1})
+    alone = find_starved(see(line_up([second] * 12), {RANK: phases}))
+    assert alone.wait.sources == {"stacks", "main thread"}
+    suspicion = rules_loader.judge_too_few_workers(see(line_up([second] * 12), {RANK: phases}))
+    assert "stacks" not in suspicion.sources
+    assert "main thread" in suspicion.sources
+
+
+def test_behind_a_pin_thread_stacks_tell_the_queue_from_other_locks():
+    second = make_second(0.0, [COMPUTES] * 2, loader={"pin_thread": True})
+    locked = replace(second, main_threads=(make_looks(RANK, 10, timed_lock=5),))
+    elsewhere = make_phases({Phase.FORWARD: 1.0})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: elsewhere})), Cleared)
+    waiting = make_phases({Phase.FORWARD: 0.5, Phase.DATA_WAIT: 0.5}, parts={DataPart.QUEUE: 0.5})
+    assert isinstance(find_starved(see(line_up([locked] * 12), {RANK: waiting})), Starved)
+
+
 def test_a_scene_without_ranks_is_unknown():
     scene = see([make_frame(processes=())])
     assert all(not isinstance(rule(scene), Suspicion) for rule in ALL)

@@ -7,11 +7,12 @@ the stacks can tell loading from computing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tpmon.judge.phase_shares import Share, share_of
+from tpmon.judge.phase_shares import DESIGN, Share, share_of
 from tpmon.judge.phases import DataPart, Phase, RankPhases
 from tpmon.model.known import Known, Missing, is_known
 
@@ -35,6 +36,8 @@ class DataWait:
     parts: Mapping[DataPart, Share]
     sources: frozenset[str]
     surest_low: float
+    told: Mapping[str, float] = field(default_factory=dict)
+    """What each source tells by itself, where there are two."""
 
     def part(self, *names: DataPart) -> float:
         """Return the share of samples in any of these parts, 0-1."""
@@ -46,28 +49,57 @@ def measure_share(ratio: float, samples: int) -> Share:
     return share_of(ratio * samples, samples)
 
 
+def _add(one: Share, other: Share) -> Share:
+    """Add two shares of one time; the errors of their intervals add up as those of independent ones."""
+    ratio = min(1.0, one.ratio + other.ratio)
+    low = ratio - math.hypot(one.ratio - one.low, other.ratio - other.low)
+    high = ratio + math.hypot(one.high - one.ratio, other.high - other.ratio)
+    return Share(ratio, max(0.0, low), min(1.0, high), one.samples)
+
+
 def _join(stacks: RankPhases, looks: Share) -> Share:
     """Pool the wait for the queue, which both see, and add what the stacks alone see.
 
-    Slices of stacks are short and far apart, so several samples count as one (``design``).
+    Each source weighs what it has of independent samples (``design``).
     """
     seen = stacks.ratio(Phase.DATA_WAIT)
-    queue = min(seen, stacks.parts[DataPart.QUEUE].ratio if DataPart.QUEUE in stacks.parts else 0.0)
-    weight = max(1, round(stacks.samples / stacks.design))
-    pooled = (queue * weight + looks.ratio * looks.samples) / (weight + looks.samples)
-    return measure_share(min(1.0, pooled + seen - queue), weight + looks.samples)
+    queue = min(seen, _queue_of(stacks))
+    by_stacks, by_looks = stacks.samples / stacks.design, looks.samples / DESIGN
+    size = by_stacks + by_looks
+    pooled = share_of(queue * by_stacks + looks.ratio * by_looks, size, 1.0)
+    pooled = replace(pooled, samples=stacks.samples + looks.samples)
+    if seen <= queue:
+        return pooled
+    return _add(pooled, share_of((seen - queue) * stacks.samples, stacks.samples, stacks.design))
 
 
-def combine_wait(looks: Known[Share], stacks: Known[RankPhases]) -> Known[DataWait]:
-    """Combine the looks at the main thread with its stack samples; Missing when neither suffices."""
+def _queue_of(stacks: RankPhases) -> float:
+    return stacks.parts[DataPart.QUEUE].ratio if DataPart.QUEUE in stacks.parts else 0.0
+
+
+def _contradicts(stacks: RankPhases, looks: Share) -> bool:
+    """Tell whether the stacks surely see less waiting at the queue than the looks do."""
+    queue = share_of(_queue_of(stacks) * stacks.samples, stacks.samples, stacks.design)
+    return queue.high < looks.low
+
+
+def combine_wait(
+    looks: Known[Share], stacks: Known[RankPhases], *, is_any_lock: bool = False
+) -> Known[DataWait]:
+    """Combine the looks at the main thread with its stack samples; Missing when neither suffices.
+
+    ``is_any_lock``: the looks saw a lock with a time-out, as behind a pin thread; stacks that see
+    the thread elsewhere then say that it was another lock.
+    """
     told = is_known(stacks) and stacks.samples >= LEAST_SAMPLES
     if is_known(stacks) and told:
         seen = stacks.share(Phase.DATA_WAIT)
-        if not is_known(looks):
+        if not is_known(looks) or (is_any_lock and _contradicts(stacks, looks)):
             return DataWait(seen, stacks.parts, frozenset((STACKS,)), seen.low)
         both = _join(stacks, looks)
         surest = max(seen.low, looks.low, both.low)
-        return DataWait(both, stacks.parts, frozenset((STACKS, LOOKS)), surest)
+        shares = {STACKS: seen.ratio, LOOKS: looks.ratio}
+        return DataWait(both, stacks.parts, frozenset(shares), surest, shares)
     if is_known(looks):
         return DataWait(looks, MappingProxyType({}), frozenset((LOOKS,)), looks.low)
     return stacks if isinstance(stacks, Missing) else Missing("too few stack samples yet")

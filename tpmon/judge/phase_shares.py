@@ -33,7 +33,7 @@ class Share:
     samples: int
 
 
-def share_of(count: float, samples: int, design: float = DESIGN) -> Share:
+def share_of(count: float, samples: float, design: float = DESIGN) -> Share:
     """Return the share of ``count`` in ``samples``; ``design`` samples count as one independent one.
 
     Wilson's interval with samples / design in place of samples. Nothing sampled: 0 to 1.
@@ -45,7 +45,9 @@ def share_of(count: float, samples: int, design: float = DESIGN) -> Share:
     square = Z_95 * Z_95
     middle = (ratio + square / (2 * size)) / (1 + square / size)
     half = Z_95 / (1 + square / size) * sqrt(ratio * (1 - ratio) / size + square / (4 * size * size))
-    return Share(ratio, min(ratio, max(0.0, middle - half)), max(ratio, min(1.0, middle + half)), samples)
+    return Share(
+        ratio, min(ratio, max(0.0, middle - half)), max(ratio, min(1.0, middle + half)), round(samples)
+    )
 
 
 def measure_design(slices: Sequence[Mapping[Kind, int]]) -> float:

@@ -298,7 +298,11 @@ def _see_rank(
         running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
         main=main,
         phases=stacks,
-        data_wait=combine_wait(_see_batch_wait(main, waits, loaders), stacks),
+        data_wait=combine_wait(
+            _see_batch_wait(main, waits, loaders),
+            stacks,
+            is_any_lock=any(loader.pin_thread for loader in loaders),
+        ),
         has_workers=bool(loaders or workers),
         births=max((loader.births for loader in loaders), default=0),
         loader=next((loader for loader in frame.loader if loader.pid == last.pid), None),

@@ -225,8 +225,9 @@ def _queue_wait(found: Starved) -> float:
 
 
 def _agrees(found: Starved) -> frozenset[str]:
-    """Name the origins that agree that the rank starves."""
-    agree = set(found.wait.sources)
+    """Name the origins that agree that the rank starves: one that sees half of it, or less, does not."""
+    least = QUEUE_AGREES * found.wait.share.ratio
+    agree = {one for one in found.wait.sources if found.wait.told.get(one, 1.0) >= least}
     loader, ratio = found.rank.loader, _queue_wait(found)
     # A pin thread empties the pipe at once, so its emptiness says nothing.
     empty = loader.empty_ratio if loader is not None and not loader.pin_thread else NOT_READ
