@@ -30,7 +30,7 @@ from tpmon.judge.scene import BATCH_WAIT, see
 from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuState
-from tpmon.model.known import Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, SinceIs
 
@@ -205,3 +205,18 @@ def test_two_ranks_told_by_one_source_each_are_not_told_by_two():
     answer = judge_straggler(scene_of(frame, [late, waiting]))
     assert isinstance(answer, Suspicion)
     assert len(answer.sources) == 1
+
+
+def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():
+    quiet = make_process(
+        state="S",
+        runnable=0.0,
+        waiting=0.0,
+        waits_for="lock or queue (futex)",
+        waits_unchanged_s=90.0,
+        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
+    )
+    frame = make_frame(processes=(quiet,), loader=(), output=(), target=make_target(world_size=2))
+    found = conclude(hold(frame, 60))
+    assert (found.kind, found.ceiling) == (Kind.HUNG, NOT_APPLICABLE)
+    assert "1 rank of this job runs elsewhere" in found.summary

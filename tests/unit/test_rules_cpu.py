@@ -16,6 +16,7 @@ from tpmon.judge.rules_cpu import (
 from tpmon.judge.scene import median_known, see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Setting
 from tpmon.model.verdict import Kind
 
 SECOND = 1_000_000_000
@@ -137,3 +138,10 @@ def test_one_of_a_kind_is_written_as_one():
     worker = make_worker(4221, 0, busy_threads=1, runnable=1.0)
     note = note_single_threaded_workers(see(window([make_process(), worker], budget_cores=0.5)))
     assert "one worker wants 1.0 CPUs" in note
+
+
+def test_a_thread_setting_that_is_no_number_of_threads_is_no_evidence():
+    for value in ("9" * 5000, "4,2", "-1", "\u0664", ""):
+        rank = make_process(busy_threads=8, environment=(Setting("OMP_NUM_THREADS", value),))
+        scene = see(window([rank], budget_cores=8.0, oversubscription=4.0, run_delay_ratio=0.7))
+        assert judge_oversubscription(scene).sources == {"schedstat"}

@@ -138,3 +138,9 @@ def test_every_row_of_the_explanations_is_in_the_table() -> None:
     causes = {row.kind: row.causes for row in TABLE}
     for key in [*EXPLAINS, *(shadow for shadows in EXPLAINS.values() for shadow in shadows)]:
         assert key[1] is NOT_APPLICABLE or key[1] in causes[key[0]], key
+
+
+def test_one_starved_rank_does_not_explain_what_all_ranks_send_each_other() -> None:
+    keys: list[Key] = [(Kind.COMMS_BOUND, "transfer"), (Kind.DATA_BOUND, "network-store")]
+    assert find_explained(keys) == frozenset()
+    assert find_explained([keys[0], (Kind.OVERSUBSCRIBED, "rank-pool")]) == {keys[0]}

@@ -20,6 +20,7 @@ _READING = tuple(
     (Kind.DATA_BOUND, cause) for cause in ("storage-bandwidth", "storage-latency", "network-store")
 )
 _WAITING_FOR_A_RANK = ((Kind.COMMS_BOUND, _ANY),)
+_WAITING_FOR_ONE = ((Kind.COMMS_BOUND, "straggler"), (Kind.COMMS_BOUND, "unknown"))
 _SPEED_OF_ONE = ((Kind.PYTHON_BOUND, _ANY),)
 
 EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
@@ -42,10 +43,10 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.DATA_BOUND, "too-few-workers"),
             (Kind.DATA_BOUND, "cpu-transform"),
         ),
-        # A rank that waits for its data is the one that the others wait for.
-        (Kind.DATA_BOUND, _ANY): _WAITING_FOR_A_RANK,
+        # A rank that waits for its data is the one that the others wait for; it moves no bytes between them.
+        (Kind.DATA_BOUND, _ANY): _WAITING_FOR_ONE,
         (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_A_RANK,
-        (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_A_RANK,
+        (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
         (Kind.PYTHON_BOUND, "gil"): ((Kind.PYTHON_BOUND, "single-thread"),),
     }
 )

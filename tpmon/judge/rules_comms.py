@@ -14,7 +14,7 @@ from tpmon.judge.rules_cards import find_odd_cap, is_braked, is_hot, is_loaded
 from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, see_cards
-from tpmon.judge.stillness import name_rank
+from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -327,11 +327,7 @@ def judge_comms_unknown(scene: Scene) -> Answer:
         return Cleared("waits between ranks (they transfer)")
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0
-    late = (
-        f"{elsewhere} ranks run elsewhere"
-        if elsewhere > 0
-        else "they are late in turn, or the latency is high"
-    )
+    late = say_elsewhere(elsewhere) if elsewhere > 0 else "they are late in turn, or the latency is high"
     text = f"all ranks spend {format_pct(100 * least)} % waiting in collectives; little moves: {late}"
     return _suspect_all(scene, waits, "unknown", text)
 

@@ -25,6 +25,8 @@ DELAY_RATIO = 0.35
 SINGLE_THREADED_RATIO = 1.5
 PRESSURE_PCT = 50.0
 """cpu.pressure of the job's group; measured 79-100 with fighting pools, 1-30 without."""
+MOST_DIGITS = 6
+"""Of a number of threads; what another process has in its environment may be anything."""
 _THREAD_SETTINGS = frozenset(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 )
@@ -140,7 +142,8 @@ def _set_threads(scene: Scene) -> tuple[Evidence, ...]:
         for rank in scene.ranks
         if is_known(rank.process.environment)
         for one in rank.process.environment
-        if one.name in _THREAD_SETTINGS and one.value.isdecimal() and int(one.value) > scene.budget
+        if one.name in _THREAD_SETTINGS and one.value.isdecimal() and len(one.value) <= MOST_DIGITS
+        if int(one.value) > scene.budget
     }
     return tuple(
         reading(name, float(value), "threads", "start environment", 0.0) for name, value in found.items()

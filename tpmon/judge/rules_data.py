@@ -77,7 +77,7 @@ def judge_no_workers(scene: Scene) -> Answer:
                 return _suspect_no_workers(starved, scene, "it reads its files itself, there are no workers")
         return found
     if found.rank.has_workers:
-        return Cleared(f"loading in the main thread (there are {len(found.workers)} workers)")
+        return Cleared("loading in the main thread (there are loader workers)")
     collate = part_of(found, DataPart.COLLATE)
     if collate is not None and collate.ratio >= COLLATE_SHARE * found.wait.share.ratio:
         return Cleared("loading in the main thread (most of it is collate)")

@@ -20,6 +20,7 @@ from tpmon.judge.stillness import (
     find_standstill,
     fresh_phase,
     name_rank,
+    say_elsewhere,
     waits_for_batch,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
@@ -341,7 +342,7 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
     where = rank.phases.where if is_known(rank.phases) and rank.phases.where else words
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0
-    others = f"; {elsewhere} ranks of this job run elsewhere" if elsewhere > 0 else ""
+    others = f"; {say_elsewhere(elsewhere)}" if elsewhere > 0 else ""
     age = scene.frame.ages_s
     evidence: tuple[Evidence, ...] = (
         Evidence(

@@ -52,8 +52,10 @@ def _pools_fight(found: Starved, scene: Scene) -> bool:
 
 
 def _demand_text(found: Starved) -> str:
-    demand = known_or(found.demand, 0.0)
-    return f"{len(found.workers)} worker{'' if len(found.workers) == 1 else 's'}, {demand:.1f} CPUs each"
+    if not found.workers:
+        return "there are none"
+    each = f"{found.demand:.1f} CPUs each" if is_known(found.demand) else "their CPU time was not read"
+    return f"{len(found.workers)} worker{'' if len(found.workers) == 1 else 's'}, {each}"
 
 
 def judge_cpu_transform(scene: Scene) -> Answer:
@@ -220,7 +222,7 @@ def judge_respawn(scene: Scene) -> Answer:
         found,
         scene,
         "respawn",
-        f"its workers were started {found.rank.births} times in the last minute",
+        f"{found.rank.births} workers were started in the last minute, new ones again and again",
         margin=generations / GENERATIONS * 1.25,
         sources=frozenset(sources),
         evidence=(

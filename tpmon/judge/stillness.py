@@ -45,6 +45,11 @@ def name_rank(rank: RankScene) -> str:
     return f"rank {number}" if is_known(number) else f"process {rank.process.pid}"
 
 
+def say_elsewhere(ranks: int) -> str:
+    """Say how many ranks of the job are not on this machine."""
+    return "1 rank of this job runs elsewhere" if ranks == 1 else f"{ranks} ranks of this job run elsewhere"
+
+
 def fresh_phase(phases: RankPhases) -> Phase | None:
     """Return the phase of a rank's newest stacks; None where they are old, or in no phase with a word."""
     if phases.newest_age_s > FRESH_S:

@@ -94,7 +94,7 @@ def _pick(suspicion: Suspicion, remedies: Sequence[Chosen]) -> Chosen | None:
 
 def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
     """Say what the run gains at most: "2.4x if all of the waiting goes away"."""
-    if EXIT_CODES[suspicion.kind] == 0:
+    if EXIT_CODES[suspicion.kind] == 0 or suspicion.kind is Kind.HUNG:
         return NOT_APPLICABLE
     share = suspicion.share
     if is_known(share) and 0 < share <= 1:
