@@ -164,7 +164,7 @@ def test_all_waiting_for_nothing_that_moves_is_unknown_and_says_who_is_elsewhere
     scene = by_stacks(waiting(0.7), waiting(0.6), target=make_target(world_size=8))
     answer = judge_comms_unknown(scene)
     assert said(answer) == (Kind.COMMS_BOUND, "unknown")
-    assert "6 ranks run elsewhere" in answer.summary
+    assert "6 ranks of this job run elsewhere" in answer.summary
     lone = by_stacks(waiting(0.7), target=make_target(world_size=8))
     assert said(judge_comms_unknown(lone)) == (Kind.COMMS_BOUND, "unknown")
 
