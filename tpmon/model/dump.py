@@ -67,7 +67,7 @@ class ThreadLook:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLook:
-    """Hold one process in one look. ``idle`` counts native threads that sleep and are not listed."""
+    """Hold one process in one look. ``idle`` counts native threads that are not listed."""
 
     pid: int
     start_ticks: int

@@ -54,9 +54,10 @@ def find_spy() -> Known[str]:
     return found or Missing(_INSTALL)
 
 
-def dump_arguments(pid: int) -> tuple[str, ...]:
+def dump_arguments(pid: int, *, nonblocking: bool = True) -> tuple[str, ...]:
     """Return the arguments for one sample of every thread, as JSON."""
-    return ("dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid))
+    how = ("--nonblocking",) if nonblocking else ()
+    return ("dump", *how, "--full-filenames", "--json", "--pid", str(pid))
 
 
 def record_arguments(pid: int, rate_hz: int, seconds: int) -> tuple[str, ...]:

@@ -1,0 +1,474 @@
+"""Dump real small Python programs: what is joined, what is refused, what one failing process costs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tests.unit.test_stacks import may_sample, spies_of, wait_for
+from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook, WaitKind
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Identity, Role, ThreadKind
+from tpmon.probe import dump
+from tpmon.probe.dump import Dumper
+from tpmon.probe.dump_pause import is_held, watch_pause
+from tpmon.probe.dump_threads import read_threads
+from tpmon.probe.job import Member
+from tpmon.probe.other_spies import find_spies, parse_subject
+from tpmon.probe.procread import read_stat
+from tpmon.probe.stack_child import find_spy
+from tpmon.probe.wait_target import (
+    find_descriptor,
+    name_call,
+    parse_mount,
+    parse_mount_id,
+    parse_peer,
+)
+from tpmon.probe.waits import Syscall
+
+NAP = """
+def nap():
+    time.sleep(60)
+def train():
+    nap()
+threading.Thread(target=nap, name="loader \\x1b[2J", daemon=True).start()
+say("up")
+train()
+"""
+X86 = os.uname().machine == "x86_64"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sampling_works() -> None:
+    if reason := may_sample():
+        pytest.skip(reason)
+
+
+def member(pid: int, rank: int = 0, role: Role = Role.RANK) -> Member:
+    return Member(
+        identity=Identity(pid, read_stat(pid).start_ticks),
+        parent=os.getpid(),
+        role=role,
+        rank=rank,
+        local_rank=rank,
+        worker=NOT_APPLICABLE,
+        rank_pid=NOT_APPLICABLE,
+        name="python",
+        label="train.py",
+        started=datetime.now().astimezone(),
+        environment=(),
+    )
+
+
+def main_of(process: ProcessLook) -> ThreadLook:
+    return next(thread for thread in process.threads if thread.kind is ThreadKind.MAIN)
+
+
+def functions(thread: ThreadLook) -> list[str]:
+    assert is_known(thread.frames)
+    return [frame.function for frame in thread.frames]
+
+
+def read_one(pid: int, **options) -> DumpRound:
+    return Dumper([member(pid)], **options).read_round()
+
+
+def script(folder: Path, text: str) -> str:
+    """Make a program that stands for py-spy; PYSPY is the real one."""
+    path = folder / "fake-spy"
+    spy = find_spy()
+    assert is_known(spy)
+    path.write_text(f"#!/bin/sh\nPYSPY='{spy}'\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+# what is joined
+
+
+def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
+    with child(NAP) as one, child(NAP) as two:
+        look = Dumper([member(one.pid), member(two.pid, 1)]).read_round()
+        assert look.errors == ()
+        assert look.paused_ms == 0.0
+        assert look.spy_cpu_ms > 0
+        assert [process.pid for process in look.processes] == [one.pid, two.pid]
+        assert [process.rank for process in look.processes] == [0, 1]
+        for process in look.processes:
+            main = main_of(process)
+            assert functions(main) == ["<module>", "train", "nap"]
+            assert (main.tid, main.name, main.state) == (process.pid, "MainThread", "S")
+            assert main.waits_for == "sleep"
+            assert is_known(main.run_ns)
+            assert main.run_ns > 0
+            other = next(thread for thread in process.threads if thread.kind is ThreadKind.OTHER)
+            assert other.name == "loader ?[2J"
+            assert functions(other)[-1] == "nap"
+            if X86:
+                assert main.call == "clock_nanosleep"
+
+
+SOCKET_CODE = """
+import socket
+s = socket.create_server(("127.0.0.1", 0))
+c = socket.create_connection(s.getsockname())
+a, _ = s.accept()
+open(sys.argv[1], "w").write(str(s.getsockname()[1]))
+def block():
+    c.recv(1)
+"""
+READS = {
+    "pipe": ("a, b = os.pipe()\ndef block():\n os.read(a, 1)", WaitKind.PIPE, "pipe:["),
+    "fifo": (
+        "os.mkfifo(sys.argv[1])\nf = os.open(sys.argv[1], os.O_RDWR)\ndef block():\n os.read(f, 1)",
+        WaitKind.FILE,
+        "/",
+    ),
+    "lock": ("lock = threading.Lock()\nlock.acquire()\ndef block():\n lock.acquire()", None, ""),
+    "poll": (
+        "import select\na, b = os.pipe()\np = select.poll()\np.register(a, select.POLLIN)\ndef block():\n p.poll()",
+        WaitKind.PIPE,
+        "pipe:[",
+    ),
+    "socket": (
+        SOCKET_CODE,
+        WaitKind.SOCKET,
+        "socket:[",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_a_blocked_call_waits_on_is_named(name, tmp_path):
+    code, kind, begin = READS[name]
+    path = tmp_path / "thing"
+    with child(f"{code}\nsay('up')\nblock()\n", str(path)) as one:
+        assert wait_for(lambda: read_stat(one.pid).state == "S")
+        time.sleep(0.05)
+        (process,) = read_one(one.pid).processes
+        main = main_of(process)
+        assert functions(main)[-1] == "block"
+        target = main.waits_on
+        if kind is None:
+            assert target is NOT_APPLICABLE
+            assert main.waits_for == "lock or queue (futex)"
+            return
+        assert is_known(target), target
+        assert target.kind is kind
+        assert target.name.startswith(begin)
+        if name == "fifo":
+            assert target.name == str(path)
+            assert is_known(target.mount)
+            assert is_known(target.file_system)
+            assert str(path).startswith(target.mount)
+        if name == "socket":
+            assert target.peer == f"127.0.0.1:{path.read_text()}"
+
+
+def test_idle_native_threads_are_counted_and_those_that_run_are_listed():
+    code = "start_burning(3)\nsay('up')\ntime.sleep(60)\n"
+    with child(code) as one:
+        threads = read_threads(one.pid, Role.RANK, Missing("not asked"))
+        assert main_of_looks(threads.looks).frames == Missing("not asked")
+        assert len(threads.looks) - 1 + threads.idle == 3
+        for thread in threads.looks[1:]:
+            assert thread.frames is NOT_APPLICABLE
+
+
+def main_of_looks(looks: tuple[ThreadLook, ...]) -> ThreadLook:
+    return next(thread for thread in looks if thread.kind is ThreadKind.MAIN)
+
+
+def test_five_hundred_threads_are_no_trouble():
+    code = "for n in range(500):\n threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nsay('up')\ntime.sleep(60)\n"
+    with child(code) as one:
+        (process,) = read_one(one.pid).processes
+        assert len(process.threads) + process.idle == 501
+        assert functions(main_of(process)) == ["<module>"]
+
+
+# what is refused
+
+
+def test_a_process_that_ended_is_an_error_and_costs_the_others_nothing():
+    with child(NAP) as one, child(NAP) as two:
+        gone, there = member(one.pid), member(two.pid, 1)
+        one.kill()
+        look = Dumper([gone, there]).read_round()
+        assert [process.pid for process in look.processes] == [two.pid]
+        (error,) = look.errors
+        assert (error.pid, error.kind, error.rank) == (gone.identity.pid, ErrorKind.GONE, 0)
+
+
+def test_a_zombie_and_a_reused_number_are_gone():
+    with child(NAP) as one, child(NAP) as two:
+        reused = replace(member(two.pid), identity=Identity(two.pid, 1))
+        zombie = member(one.pid)
+        one.process.send_signal(signal.SIGKILL)
+        assert wait_for(lambda: read_stat(one.pid).state == "Z")
+        look = Dumper([zombie, reused]).read_round()
+        assert look.processes == ()
+        assert [error.kind for error in look.errors] == [ErrorKind.GONE, ErrorKind.GONE]
+        assert "another process has its number" in look.errors[1].reason
+
+
+def test_a_process_that_ends_while_py_spy_looks_is_gone(tmp_path):
+    with child(NAP) as one:
+        fake = script(tmp_path, f'kill -9 {one.pid}; sleep 0.2; exec $PYSPY "$@"')
+        look = read_one(one.pid, spy=lambda: fake)
+        assert [error.kind for error in look.errors] == [ErrorKind.GONE]
+        assert look.processes == ()
+
+
+@contextmanager
+def traced(pid: int) -> Iterator[None]:
+    """Attach to a process without stopping it."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    if ptrace(0x4206, pid, 0, 0) != 0:  # PTRACE_SEIZE
+        pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)  # only a stopped one can be detached from
+
+
+def test_a_process_with_a_tracer_is_left_alone():
+    with child(NAP) as one:
+        with traced(one.pid):
+            look = read_one(one.pid)
+        (error,) = look.errors
+        assert error.kind is ErrorKind.TRACED
+        assert f"pid {os.getpid()} traces it" in error.reason
+        (process,) = look.processes
+        assert main_of(process).waits_for == "sleep"
+        assert main_of(process).frames == Missing(error.reason)
+
+
+def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("only root can become another user")
+    become = "setpriv --reuid 65534 --regid 65534 --clear-groups"
+    spy = find_spy()
+    assert is_known(spy)
+    # Not below tmp_path, which only its owner may enter.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, child(NAP) as one:
+        os.chmod(folder, 0o755)
+        readable = shutil.copy(spy, folder)
+        fake = script(tmp_path, f'exec {become} {readable} "$@"')
+        look = read_one(one.pid, spy=lambda: fake)
+    (error,) = look.errors
+    assert error.kind is ErrorKind.DENIED
+    assert "not permitted" in error.reason
+    assert main_of(look.processes[0]).frames == Missing(error.reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("echo 'Error: Failed to merge' >&2; exit 1", ErrorKind.FAILED, "py-spy: Failed to merge"),
+        (
+            "echo 'Error: Failed to find python version' >&2; exit 1",
+            ErrorKind.UNKNOWN_PYTHON,
+            "does not know",
+        ),
+        ("echo garbage", ErrorKind.FAILED, "py-spy saw no Python thread"),
+        ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, "py-spy saw no Python thread"),
+        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads"),
+        ("exec sleep 60", ErrorKind.LATE, "no answer within"),
+    ],
+)
+def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, kind, words):
+    monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
+    with child(NAP) as one, child(NAP) as two:
+        fake = script(tmp_path, f'case "$*" in *"--pid {one.pid}") {text};; *) exec $PYSPY "$@";; esac')
+        look = Dumper([member(one.pid), member(two.pid, 1)], spy=lambda: fake).read_round()
+        (error,) = look.errors
+        assert (error.pid, error.kind) == (one.pid, kind)
+        assert words in error.reason
+        assert [process.pid for process in look.processes] == [one.pid, two.pid]
+        assert main_of(look.processes[0]).waits_for == "sleep"
+        assert functions(main_of(look.processes[1]))[-1] == "nap"
+    assert wait_for(lambda: spies_of(os.getpid()) == [])
+
+
+def test_a_missing_py_spy_is_said_for_each_process():
+    with child(NAP) as one:
+        look = read_one(one.pid, spy=lambda: Missing("py-spy is not installed"))
+        assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
+        absent = read_one(one.pid, spy=lambda: "/no/such/py-spy")
+        assert [error.kind for error in absent.errors] == [ErrorKind.NO_SPY]
+        assert main_of(look.processes[0]).state == "S"
+
+
+def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
+    with child(NAP) as one:
+        fake = script(tmp_path, "exec sleep 60")
+        members = [member(one.pid, rank) for rank in range(6)]
+        begun = time.monotonic()
+        look = Dumper(members, spy=lambda: fake).read_round(limit_s=0.5)
+        assert time.monotonic() - begun < 30
+        assert [error.kind for error in look.errors] == [ErrorKind.LATE] * 6
+        assert sum("not reached" in error.reason for error in look.errors) == 2
+    assert wait_for(lambda: spies_of(os.getpid()) == [])
+
+
+# stops
+
+
+def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
+    """The first try fails for one that cannot be read without a stop; --block then stops it."""
+    text = 'case "$*" in *--nonblocking*) echo "Error: torn" >&2; exit 1;; *) exec $PYSPY "$@";; esac'
+    fake = script(tmp_path, text)
+    with child(NAP) as one:
+        plain = read_one(one.pid, spy=lambda: fake)
+        assert [error.reason for error in plain.errors] == ["py-spy: torn"]
+        assert plain.paused_ms == 0.0
+        blocked = read_one(one.pid, block=True, spy=lambda: fake)
+        assert blocked.errors == ()
+        assert functions(main_of(blocked.processes[0]))[-1] == "nap"
+        assert read_stat(one.pid).state == "S"
+
+
+def test_a_held_process_is_timed():
+    with child(NAP) as one:
+        os.kill(one.pid, signal.SIGSTOP)
+        assert wait_for(lambda: read_stat(one.pid).state == "T")
+        with watch_pause(one.pid) as stopped:
+            time.sleep(0.05)
+        assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
+    assert is_held(b"7 (a) b) t 1 2")
+    assert not is_held(b"7 (t t) S 1 2")
+
+
+HOLDER = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.ptrace(0x4206, int(sys.argv[1]), 0, 0)
+libc.ptrace(0x4207, int(sys.argv[1]), 0, 0)
+say("held")
+time.sleep(60)
+"""
+
+
+def test_a_process_that_a_tracer_holds_counts_as_paused():
+    with child(NAP) as one, child(HOLDER, str(one.pid)):
+        if not wait_for(lambda: read_stat(one.pid).state == "t", 2.0):
+            pytest.skip("ptrace is not permitted here")
+        with watch_pause(one.pid) as pause:
+            assert wait_for(lambda: pause.paused_ms > 20.0)
+
+
+# other py-spies
+
+
+@pytest.mark.parametrize(
+    ("argv", "pid"),
+    [
+        (["py-spy", "dump", "--pid", "77"], 77),
+        (["py-spy", "record", "-p", "8", "--rate", "3"], 8),
+        (["py-spy", "record", "--pid=9"], 9),
+        (["py-spy", "record", "--", "python", "--pid", "5"], None),
+        (["py-spy", "dump", "--pid"], None),
+        (["py-spy", "dump", "--pid", "-1"], None),
+        ([], None),
+    ],
+)
+def test_whom_a_py_spy_looks_at(argv, pid):
+    assert parse_subject(argv) == pid
+
+
+def test_a_sampler_that_never_stops_is_waited_for_and_then_shared(monkeypatch):
+    monkeypatch.setattr(dump, "YIELD_S", 0.3)
+    spy = find_spy()
+    assert is_known(spy)
+    with child(NAP) as one:
+        record = [
+            spy,
+            "record",
+            "--nonblocking",
+            "--idle",
+            "--format",
+            "raw",
+            "--rate",
+            "5",
+            "--duration",
+            "30",
+        ]
+        with subprocess.Popen(
+            [*record, "--output", "/dev/null", "--pid", str(one.pid)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as other:
+            try:
+                assert wait_for(lambda: one.pid in find_spies())
+                assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [
+                    (other.pid, True)
+                ]
+                begun = time.monotonic()
+                look = read_one(one.pid)
+                assert time.monotonic() - begun > 0.3
+                assert look.errors == ()
+                refused = read_one(one.pid, block=True)
+                assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
+                assert str(other.pid) in refused.errors[0].reason
+            finally:
+                other.kill()
+
+
+# parsing
+
+
+def test_mounts_are_found_by_number_and_their_names_unescaped():
+    mounts = (
+        b"21 1 0:19 / /proc rw - proc proc rw\n"
+        b"36 35 98:0 /x /mnt/my\\040data rw,noatime master:1 shared:2 - nfs4 server:/x rw\n"
+        b"37 35 0:5 / /cut rw\n"
+    )
+    assert parse_mount(mounts, 36) == ("/mnt/my data", "nfs4")
+    assert parse_mount(mounts, 21) == ("/proc", "proc")
+    assert parse_mount(mounts, 37) is None
+    assert parse_mount(mounts, 3) is None
+    assert parse_mount_id(b"pos:\t0\nflags:\t02\nmnt_id:\t36\n") == 36
+    assert parse_mount_id(b"pos:\t0\n") is None
+
+
+def test_peers_are_read_from_the_kernels_table():
+    if sys.byteorder != "little":
+        pytest.skip("the samples are of a little-endian machine")
+    head = (
+        b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    )
+    row = b"   0: 0100007F:C350 0200000A:01BB 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 x\n"
+    assert parse_peer(head + row, 4711) == "10.0.0.2:443"
+    assert parse_peer(head + row, 471) == ""
+    mapped = b"   0: %s:0016 0000000000000000FFFF00000200000A:01BB 01 0:0 0:0 0 0 0 12 1\n" % (b"0" * 32)
+    assert parse_peer(head + mapped, 12) == "10.0.0.2:443"
+    six = b"   0: %s:0016 B80D0120000000000000000001000000:0050 01 0:0 0:0 0 0 0 13 1\n" % (b"0" * 32)
+    assert parse_peer(head + six, 13) == "[2001:db8::1]:80"
+
+
+def test_calls_have_names_and_only_some_a_descriptor():
+    assert name_call(0, "x86_64") == "read"
+    assert name_call(63, "aarch64") == "read"
+    assert name_call(-1, "x86_64") == ""
+    assert name_call(9999, "x86_64") == "9999"
+    assert find_descriptor(Syscall(0, (7, 1, 2), 0), "x86_64", 1) == 7
+    assert find_descriptor(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
+    assert find_descriptor(Syscall(-1, (), 0), "x86_64", 1) is None
+    assert find_descriptor(Syscall(7, (16, 2, 0), 0), "x86_64", 1) is None
+    assert isinstance(find_descriptor(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)

@@ -1,0 +1,200 @@
+"""Join the Python stacks of one process with what /proc says of its threads at the same moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tpmon.model.dump import ThreadLook
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.probe.procfs import parse_schedstat
+from tpmon.probe.procread import PROC, Stat, parse_stat, read_file, read_status
+from tpmon.probe.roles import thread_kind
+from tpmon.probe.wait_target import name_call, read_target
+from tpmon.probe.waits import ON_CPU, Syscall, describe_wait, parse_syscall
+
+MOST_NATIVE = 64
+"""Native threads of one process that are listed; the rest is counted."""
+MOST_THREADS = 4096
+_MACHINE = os.uname().machine
+_LISTED = frozenset((ThreadKind.MAIN, ThreadKind.PIN, ThreadKind.AUTOGRAD, ThreadKind.COMM))
+_NOT_TOLD = Missing("before Python 3.11 the kernel's number of a thread is not told")
+_ENDED = Missing("the thread ended while it was read")
+_NOT_READ = Missing("not read of native threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Hold the threads of one process; ``idle`` counts the native ones that are not listed."""
+
+    looks: tuple[ThreadLook, ...]
+    idle: int
+
+
+def read_threads(
+    pid: int, role: Role, stacks: Known[Sequence[StackCount]], proc: str = PROC, machine: str = _MACHINE
+) -> Threads:
+    """Read every thread of a process and give it its stack; where there are none, why.
+
+    Raises:
+        OSError: when the process is gone.
+    """
+    tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
+    reader = _Reader(pid, role, proc, machine)
+    if isinstance(stacks, Missing):
+        native, idle = reader.read_native(tid for tid in tids if tid != pid)
+        return Threads((reader.read(pid, "MainThread", stacks), *native), idle)
+    named = _rename(pid, stacks, tids, proc)
+    here = set(tids)
+    python = [
+        reader.read(tid, one.thread, one.frames) if tid in here else _unplaced(one) for tid, one in named
+    ]
+    known = {tid for tid, _ in named}
+    native, idle = reader.read_native(tid for tid in tids if tid not in known)
+    return Threads((*python, *native), idle)
+
+
+def _rename(
+    pid: int, stacks: Sequence[StackCount], tids: Sequence[int], proc: str
+) -> list[tuple[int, StackCount]]:
+    """Give each stack our number of its thread; py-spy tells that of the target's PID namespace."""
+    here = set(tids)
+    outer: dict[int, int] = {}
+    if any(stack.tid not in here for stack in stacks):
+        outer = _read_inner_numbers(pid, tids, proc)
+    return [(stack.tid if stack.tid in here else outer.get(stack.tid, stack.tid), stack) for stack in stacks]
+
+
+def _read_inner_numbers(pid: int, tids: Iterable[int], proc: str) -> dict[int, int]:
+    """Map the numbers that threads have in their container to ours; {} where there is no container."""
+    try:
+        if len(read_status(pid, proc).ns_pids) < 2:
+            return {}
+        pairs = [(read_file(f"{proc}/{pid}/task/{tid}/status", 65536), tid) for tid in tids]
+    except (OSError, KeyError, ValueError):
+        return {}
+    inner: dict[int, int] = {}
+    for status, tid in pairs:
+        for line in status.splitlines():
+            if line.startswith(b"NSpid:"):
+                inner[int(line.split()[-1])] = tid
+    return inner
+
+
+def _unplaced(stack: StackCount) -> ThreadLook:
+    why = _NOT_TOLD
+    return ThreadLook(
+        tid=why,
+        name=stack.thread,
+        kind=ThreadKind.OTHER,
+        state="?",
+        wchan=why,
+        call=why,
+        waits_for=why,
+        waits_on=why,
+        run_ns=why,
+        delay_ns=why,
+        frames=stack.frames,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Read the threads of one process."""
+
+    pid: int
+    role: Role
+    proc: str
+    machine: str
+
+    def read(self, tid: int, name: str, frames: Applicable[tuple[StackFrame, ...]]) -> ThreadLook:
+        """Read all that /proc says of one thread."""
+        folder = f"{self.proc}/{self.pid}/task/{tid}"
+        is_main = tid == self.pid
+        try:
+            stat = parse_stat(read_file(f"{folder}/stat", 4096))
+        except (OSError, ValueError):
+            return ThreadLook(tid, name, thread_kind("", main=is_main), "?", *(_ENDED,) * 6, frames=frames)
+        call = _read_call(folder)
+        wchan = _read_wchan(folder)
+        run_ns, delay_ns = _read_times(folder)
+        # What runs has left its call.
+        blocked = stat.state != "R"
+        return ThreadLook(
+            tid=tid,
+            name=name or stat.name,
+            kind=thread_kind(stat.name, main=is_main),
+            state=stat.state,
+            wchan=wchan,
+            call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
+            waits_for=describe_wait(stat.state, wchan, call, self.role, self.machine),
+            waits_on=read_target(self.pid, call, self.machine, self.proc) if blocked else NOT_APPLICABLE,
+            run_ns=run_ns,
+            delay_ns=delay_ns,
+            frames=frames,
+        )
+
+    def read_native(self, tids: Iterable[int]) -> tuple[list[ThreadLook], int]:
+        """Read the threads without a Python stack: those with a purpose and those that do not sleep."""
+        listed: list[ThreadLook] = []
+        idle = 0
+        for tid in tids:
+            folder = f"{self.proc}/{self.pid}/task/{tid}"
+            try:
+                stat = parse_stat(read_file(f"{folder}/stat", 4096))
+            except (OSError, ValueError):
+                continue  # it ended between listing and reading
+            kind = thread_kind(stat.name, main=False)
+            if (stat.state in "SI" and kind not in _LISTED) or len(listed) >= MOST_NATIVE:
+                idle += 1
+            elif stat.state in "DTt":
+                listed.append(self.read(tid, stat.name, NOT_APPLICABLE))
+            else:
+                listed.append(_look_cheaply(tid, stat, kind, folder))
+        return listed, idle
+
+
+def _look_cheaply(tid: int, stat: Stat, kind: ThreadKind, folder: str) -> ThreadLook:
+    """Make the look of a native thread that nothing holds: what it waits for is its own affair."""
+    run_ns, delay_ns = _read_times(folder)
+    return ThreadLook(
+        tid=tid,
+        name=stat.name,
+        kind=kind,
+        state=stat.state,
+        wchan=_NOT_READ,
+        call=_NOT_READ,
+        waits_for="running" if stat.state == "R" else _NOT_READ,
+        waits_on=NOT_APPLICABLE,
+        run_ns=run_ns,
+        delay_ns=delay_ns,
+        frames=NOT_APPLICABLE,
+    )
+
+
+def _read_call(folder: str) -> Known[Syscall]:
+    try:
+        return parse_syscall(read_file(f"{folder}/syscall", 512))
+    except OSError as error:
+        return Missing(f"system call: {error.strerror}")
+    except ValueError:
+        return ON_CPU
+
+
+def _read_wchan(folder: str) -> Known[str]:
+    try:
+        return read_file(f"{folder}/wchan", 128).decode("ascii", "replace") or "0"
+    except OSError as error:
+        return Missing(f"wchan: {error.strerror}")
+
+
+def _read_times(folder: str) -> tuple[Known[int], Known[int]]:
+    try:
+        times = parse_schedstat(read_file(f"{folder}/schedstat", 256))
+    except (OSError, ValueError) as error:
+        why = Missing(f"schedstat: {error}")
+        return why, why
+    return times.run_ns, times.wait_ns
