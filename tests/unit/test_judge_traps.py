@@ -220,3 +220,10 @@ def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():
     found = conclude(hold(frame, 60))
     assert (found.kind, found.ceiling) == (Kind.HUNG, NOT_APPLICABLE)
     assert "1 rank of this job runs elsewhere" in found.summary
+
+
+def test_a_wait_of_absurd_length_still_gets_a_date():
+    blocked = make_process(state="D", waits_for="NFS", waits_unchanged_s=1e300)
+    found = conclude(hold(make_frame(processes=(blocked,)), 30))
+    assert found.cause == "blocked-io"
+    assert found.since < NOW

@@ -83,7 +83,7 @@ class _Look:
 
 
 def _begin_ns(taken: StackSlice) -> int:
-    return taken.ended_ns - round(taken.seconds * 1e9)
+    return taken.ended_ns - round(min(taken.seconds, SPAN_S) * 1e9)
 
 
 def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:

@@ -44,11 +44,15 @@ _RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
 """Waits for files. A rank also waits for sockets when it waits for other ranks."""
 
 
+MOST_HELD_S = 366 * 86_400.0
+"""No job waits longer; what a reading says beyond it is no date."""
+
+
 def _held_ns(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
     """Return since when a wait has not changed."""
     if not is_known(unchanged_s):
         return NOT_APPLICABLE
-    return scene.frame.taken_ns - int(unchanged_s * 1e9)
+    return scene.frame.taken_ns - int(min(unchanged_s, MOST_HELD_S) * 1e9)
 
 
 def _members(scene: Scene) -> Iterator[tuple[RankScene, ProcessSample, str]]:
