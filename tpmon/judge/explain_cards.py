@@ -80,9 +80,9 @@ EXPLANATIONS = (
     Explanation(
         Kind.IDLE,
         "finished",
-        "No rank is left, or they are past their training.",
+        "The job has ended, or no rank has been left for 20 s.",
         "The ranks ended.",
-        "a crash: the event line says how the processes ended.",
+        "a crash: the event line says how the processes ended; a restart by torchrun that takes longer.",
     ),
     Explanation(
         Kind.IDLE,

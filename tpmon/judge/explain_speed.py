@@ -103,7 +103,7 @@ EXPLANATIONS = (
         Kind.DATA_BOUND,
         "pin",
         "The pin-memory thread copies batches more slowly than they come.",
-        "A pin thread that is busy all the time while finished batches lie in the pipe.",
+        "A pin thread that is busy all the time while the workers have no work.",
         "a busy main thread that holds the interpreter lock, so that the pin thread cannot run.",
     ),
     Explanation(
