@@ -33,11 +33,11 @@ from tests.dumps import (
     make_worker,
 )
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
-from tpmon.judge.fold_waits import list_numbers, say_target
 from tpmon.judge.fold_words import collapse_frames, describe_stack
 from tpmon.judge.stack_tree import build_tree, leaves
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook, WaitKind, WaitTarget
+from tpmon.model.dump_words import list_numbers, say_target
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame

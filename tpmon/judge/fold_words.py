@@ -22,6 +22,7 @@ from tpmon.judge.phase_stack import (
     plain_name,
     read_stack,
 )
+from tpmon.model.dump import ShownFrame
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
@@ -47,15 +48,6 @@ class Doing:
     wait: Wait
     phase: Phase
     place: tuple[str, str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ShownFrame:
-    """Hold one line of a stack as it is shown; ``frame`` is the user's, or where a library was entered."""
-
-    text: str
-    is_users: bool
-    frame: StackFrame
 
 
 _CALLS = (

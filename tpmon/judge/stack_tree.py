@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpmon.judge.fold_words import ShownFrame, collapse_frames
-from tpmon.model.dump import DumpThread, StackGroup
+from tpmon.judge.fold_words import collapse_frames
+from tpmon.model.dump import DumpThread, ShownFrame, StackGroup
 from tpmon.model.known import is_known
 
 

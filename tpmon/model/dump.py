@@ -172,6 +172,15 @@ class StackGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownFrame:
+    """Hold one line of a stack as it is shown; ``frame`` is the user's, or where a library was entered."""
+
+    text: str
+    is_users: bool
+    frame: StackFrame
+
+
+@dataclass(frozen=True, slots=True)
 class OddOne:
     """Name the rank (or the worker of a rank) that is not where the others are.
 
