@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tpmon.model.frame import Frame
     from tpmon.model.results import Update
     from tpmon.probe.job import Job
+    from tpmon.session import Session
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -121,9 +122,7 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
     from tpmon.diagnose import LOOK_S, OnChange, Watch, parse_command, parse_until, pick_exit_code
     from tpmon.model.codec import encode
-    from tpmon.probe.collect import Collector
     from tpmon.report.verdict import write_check, write_verdict
-    from tpmon.session import Session
 
     _check_asked(options, asked, job_was_asked)
     until = parse_until(options.diagnose_until or "")
@@ -138,9 +137,7 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
             session.stop()
 
     try:
-        session = Session(
-            Collector(job, options.interval_s, stacks=not options.no_stacks), [sink], options.interval_s
-        )
+        session = _open_session(job, options, sink)
         last = session.run()
         if last is None:
             raise ValueError("a session ended before its first Frame")
@@ -158,6 +155,17 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     finally:
         watch.close()
     return pick_exit_code(last)
+
+
+def _dump(options: Options, asked: str | None, job_was_asked: bool, *, block: bool) -> int:
+    """Print where every thread of the job is."""
+    from tpmon.dump import BLOCK_PRICE, pick_format, run_dump
+
+    _check_asked(options, asked, job_was_asked)
+    pick_format(options)
+    if block:
+        complain(f"tpmon: {BLOCK_PRICE}")
+    return run_dump(_find_job(asked), options, _stdout(options.ascii_only), block=block)
 
 
 def _has_terminal() -> bool:
@@ -226,12 +234,18 @@ def _print_demo(job: Job, options: Options) -> None:
     _run_session(job, options, DEMO_FRAMES + 1, sink)
 
 
-def _run_session(job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
+def _open_session(job: Job, options: Options, *sinks: Callable[[Update], None]) -> Session:
+    """Start the probes; nothing is collected yet."""
     from tpmon.probe.collect import Collector
-    from tpmon.session import Session
+    from tpmon.session import Session, collect_rarely
 
+    collect_rarely()
     collector = Collector(job, options.interval_s, stacks=not options.no_stacks)
-    last = Session(collector, sinks, options.interval_s).run(frames)
+    return Session(collector, sinks, options.interval_s)
+
+
+def _run_session(job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
+    last = _open_session(job, options, *sinks).run(frames)
     if last is None:
         raise ValueError("a session ended before its first Frame")
     return last
@@ -248,8 +262,6 @@ def _describe_job(job: Job) -> str:
 
 def _watch_on_screen(job: Job, options: Options) -> int:
     complain(f"tpmon: attaching to {_describe_job(job)}")
-    from tpmon.probe.collect import Collector
-    from tpmon.session import Session
     from tpmon.ui.app import Controls, ScreenOptions, run_screen
 
     failures: list[BaseException] = []
@@ -262,9 +274,7 @@ def _watch_on_screen(job: Job, options: Options) -> int:
 
     def start(sink: Callable[[Update], None]) -> None:
         nonlocal session
-        session = Session(
-            Collector(job, options.interval_s, stacks=not options.no_stacks), [sink], options.interval_s
-        )
+        session = _open_session(job, options, sink)
         session.start(on_error)
 
     def stop() -> None:
@@ -305,6 +315,12 @@ def _run(arguments: Sequence[str]) -> int:
         return _attach(options, given.get("pid"), given.get("job", False))
     if command == "diagnose":
         return _diagnose(options, given.get("pid"), given.get("job", False))
+    if command == "dump":
+        return _dump(options, given.get("pid"), given.get("job", False), block=given.get("block", False))
+    if command == "fold":
+        from tpmon.dump import run_fold
+
+        return run_fold(given["files"], options, _stdout(options.ascii_only))
     if command == "demo":
         return _demo(options)
     return _list_jobs(options)

@@ -6,6 +6,7 @@ The only owner of a thread besides the probes, and the only place that waits.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -18,6 +19,9 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.results import Update
 from tpmon.model.window import Window
 
+GARBAGE_THRESHOLD = 50_000
+"""New containers between two collections of the youngest generation."""
+
 Sink = Callable[[Update], None]
 
 
@@ -29,6 +33,16 @@ def step_aside() -> None:
     """
     with contextlib.suppress(OSError):  # a sandbox may refuse it; tpmon then runs as any program
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def collect_rarely() -> None:
+    """Let Python's cycle collector run about every ten seconds instead of many times a second.
+
+    A Window holds a minute of immutable samples without cycles: walking them over and over took a
+    sixth of the session's time on 137 processes (docs/overhead.md).
+    """
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD, 10, 10)
 
 
 class FrameSource(Protocol):

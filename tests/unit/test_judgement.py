@@ -240,13 +240,13 @@ def test_every_kind_has_an_exit_code() -> None:
     assert set(EXIT_CODES.values()) == {0, 10, 11, 12}
 
 
-def test_a_large_job_is_judged_every_other_second() -> None:
+def test_a_large_job_is_judged_every_third_second() -> None:
     frames = starved(COMPUTES, workers=80, seconds=24)
     judged = run(frames)
     findings = [one.frame.verdict for one in judged]
     assert all(is_known(finding) for finding in findings)
     anew = sum(a is not b for a, b in pairwise(findings))
-    assert anew <= len(findings) / 2 + 1
+    assert anew <= len(findings) / 3 + 1
     assert judged[-1].standing.stated == (Kind.DATA_BOUND, "cpu-transform")
 
 

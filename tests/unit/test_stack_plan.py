@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,10 +78,15 @@ def test_the_first_slice_is_short_and_of_rank_0():
     assert 9 <= second.seconds <= 11
 
 
-def test_rank_0_has_every_second_slice_and_the_others_take_turns():
-    slices = ranks_of(Run(4).until(200), Kind.SLICE)
-    assert slices[:7] == [0, 1, 0, 2, 0, 3, 0]
-    assert slices[7:10] == [1, 0, 2]
+def test_many_ranks_take_turns_and_each_has_its_own_within_a_minute():
+    done = Run(8).until(200)
+    assert ranks_of(done, Kind.SLICE)[:10] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    times = [now_ns for now_ns, turn, _ in done if turn.kind is Kind.SLICE and turn.subject.rank == 5]
+    assert max(b - a for a, b in pairwise(times)) < 60 * SECOND
+
+
+def test_of_two_ranks_rank_0_has_every_second_slice():
+    assert ranks_of(Run(2).until(200), Kind.SLICE)[:5] == [0, 1, 0, 1, 0]
 
 
 def test_one_rank_has_every_slice_without_a_gap_at_the_expected_cost():

@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
     *rules_healthy.RULES,
     *rules_progress.RULES,
 )
-LARGE_JOB_S = 1.5
+LARGE_JOB_S = 2.5
 """With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 3 to 5 ms."""
 NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
 
@@ -114,7 +114,7 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
 
 
 def _stands(frame: Frame, standing: Standing) -> bool:
-    """Tell whether the last verdict stands for this Frame too: large jobs are judged every other second."""
+    """Tell whether the last verdict stands for this Frame too: large jobs are judged every third second."""
     return (
         len(frame.processes) > MANY_PROCESSES
         and frame.target.state is TargetState.RUNNING

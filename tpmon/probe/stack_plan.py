@@ -1,8 +1,8 @@
 """Decide whose stacks are sampled next, how fast and for how long, within a budget of CPU time. Pure.
 
-One py-spy at a time. Each rank is dumped once when it is met; then slices: rank 0 every second
-one, the others in turn, and now and then a short one of a loader worker that computes. What each
-run really cost is charged, and where the credit is used up the plan waits, so that a target that is
+One py-spy at a time. Each rank is dumped once when it is met; then slices of the ranks in turn,
+short ones when there are many, and now and then one of a loader worker that computes. What each run
+really cost is charged, and where the credit is used up the plan waits, so that a target that is
 dear to look at (thousands of mappings) is looked at less.
 """
 
@@ -26,6 +26,10 @@ FIRST_RATE_HZ = 20
 RATES_HZ = (17, 13, 11, 7, 5, 3)
 """Primes: no step time is a multiple of all of them, and py-spy draws its sampling times at random."""
 LENGTHS_S = (10, 9, 11)
+MANY_RANKS = 3
+SHORT_SECONDS = 2
+"""From three ranks on all take turns in short slices: who waits for whom needs every rank within a
+minute, and eight of these cost what the budget gives in about 40 s."""
 WORKER_SECONDS = 3
 WORKER_EVERY = 4
 """The second slice of all and every fourth after it are of a worker: what it does changes seldom."""
@@ -226,11 +230,13 @@ class StackPlan:
         return next(iter(self._standings), NOT_APPLICABLE) == subject.identity
 
     def _pick(self, ready: list[_Standing]) -> _Standing:
-        """Take rank 0 every second time, else the one that was not looked at for longest."""
+        """Take the rank that was not looked at for longest; of two, rank 0 every second time."""
         workers = [one for one in ready if one.subject.is_worker]
         ready = [one for one in ready if not one.subject.is_worker]
         if workers and (not ready or self._slices % WORKER_EVERY == 1):
             return min(workers, key=lambda one: one.last_ns)
+        if len(ready) >= MANY_RANKS:
+            return min(ready, key=lambda one: one.last_ns)
         first, others = ready[0], ready[1:]
         if not others or (self._is_first(first.subject) and not self._first_was_last):
             return first
@@ -246,6 +252,8 @@ class StackPlan:
             seconds, rates = LENGTHS_S[self._slices % len(LENGTHS_S)], RATES_HZ
             if one.subject.is_worker:
                 seconds = WORKER_SECONDS
+            elif len(self._ranks()) >= MANY_RANKS:
+                seconds = SHORT_SECONDS
             affordable = self.budget_ms_per_s * seconds
         turns = [Turn(one.subject, Kind.SLICE, rate, seconds) for rate in rates]
         return next((turn for turn in turns if self._price(one, turn) <= affordable), turns[-1])
