@@ -23,6 +23,8 @@ POOL_RATIO = 1.5
 DELAY_RATIO = 0.35
 """Waiting share that must go with it: spinning pools run, they do not wait."""
 SINGLE_THREADED_RATIO = 1.5
+FITTING_RATIO = 1.25
+"""Demand of one rank over the budget up to which its pool fits: collectives come on top."""
 PRESSURE_PCT = 50.0
 """cpu.pressure of the job's group; measured 79-100 with fighting pools, 1-30 without."""
 MOST_DIGITS = 6
@@ -160,8 +162,8 @@ def _second_sources(scene: Scene) -> tuple[str, ...]:
 
 
 def _fits(rank: RankScene, budget: float) -> bool:
-    """Tell whether one rank's pool alone would fit the budget."""
-    return is_known(rank.busy_threads) and rank.busy_threads <= budget
+    """Tell whether one rank's threads alone would fit the budget; those of its collectives come on top."""
+    return is_known(rank.demand) and rank.demand <= FITTING_RATIO * budget
 
 
 def note_neighbours(scene: Scene) -> str:
