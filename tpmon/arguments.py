@@ -17,6 +17,8 @@ commands:
   ps             list the training jobs of this machine (so does tpmon alone)
   attach PID     watch the job around a process: launcher, rank, worker, any of them
   diagnose PID   look for a while and print the verdict: what holds the run, what to do
+  dump PID       where every rank, worker and thread is right now, folded; who is not where the others are
+  fold FILE...   the dumps of several hosts in one picture
   demo           start a small real training and watch it
 
 Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
@@ -79,7 +81,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     json_setting = next(setting for setting in settings.OUTPUT_SETTINGS if setting.key == "json")
     parser = Parser(
         prog="tpmon",
-        usage="tpmon [ps | attach PID | diagnose PID | demo] [options]",
+        usage="tpmon [ps | attach PID | diagnose PID | dump PID | fold FILE... | demo] [options]",
         description=f"{DESCRIPTION}\n\n{COMMANDS}",
         epilog=EXIT_CODES,
         formatter_class=plain,
@@ -118,6 +120,45 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     diagnose.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
     for setting in (settings.JOB_SETTING, *settings.DIAGNOSE_SETTINGS, *settings.LOOK_SETTINGS):
         _add_setting(diagnose, setting)
+    dump = commands.add_parser(
+        "dump",
+        usage="tpmon dump PID | --job [options]",
+        description=(
+            "Say where every rank, loader worker and thread of a job is right now: equal stacks folded, the\n"
+            "one that is not where the others are first. Nothing is stopped unless --block asks for it."
+        ),
+        epilog=EXIT_CODES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    dump.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    dump.add_argument(
+        "--block",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="stop a process that cannot be read otherwise, for some milliseconds; the time is counted",
+    )
+    fold = commands.add_parser(
+        "fold",
+        usage="tpmon fold FILE... | - [options]",
+        description=(
+            "Fold the dumps that tpmon dump made as JSON on several hosts into one picture.\n"
+            "Several dumps of one host count as looks one after the other."
+        ),
+        epilog=EXIT_CODES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    fold.add_argument(
+        "files", metavar="FILE", nargs="+", help="one dump a line, as JSON; - is standard input"
+    )
+    for setting in (settings.JOB_SETTING, *settings.DUMP_SETTINGS):
+        _add_setting(dump, setting)
+    _add_setting(fold, settings.DUMP_FORMAT_SETTING)
+    for command in (dump, fold):
+        for setting in settings.LOOK_SETTINGS:
+            if setting.key != "interval":
+                _add_setting(command, setting)
     demo = commands.add_parser(
         "demo",
         usage="tpmon demo [options]",
@@ -136,7 +177,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
             _add_setting(command, setting)
     for command in (attach, diagnose, demo):
         _add_setting(command, settings.STACKS_SETTING)
-    for command in (ps, attach, diagnose, demo):
+    for command in (ps, attach, diagnose, dump, fold, demo):
         _add_common(command)
     return parser
 

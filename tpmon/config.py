@@ -248,6 +248,9 @@ class Options:
     diagnose_for_s: float | None
     diagnose_until: str | None
     diagnose_on_change: str | None
+    dump_rounds: int
+    dump_every_s: float
+    dump_format: str
     demo_ranks: int | None
     demo_workers: int | None
     demo_bottleneck: str
@@ -280,6 +283,9 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         diagnose_for_s=values["diagnose.for"],
         diagnose_until=values["diagnose.until"],
         diagnose_on_change=values["diagnose.on-change"],
+        dump_rounds=values["dump.rounds"],
+        dump_every_s=values["dump.every"],
+        dump_format=values["dump.format"],
         demo_ranks=values["demo.ranks"],
         demo_workers=values["demo.workers"],
         demo_bottleneck=values["demo.bottleneck"],

@@ -120,6 +120,16 @@ DIAGNOSE_SETTINGS = (
     ),
 )
 
+DUMP_FORMAT_SETTING = Setting(
+    "dump.format", Kind.NAME, "text", "text, json, collapsed or speedscope (default: text)", "FORMAT"
+)
+DUMP_SETTINGS = (
+    Setting("dump.rounds", Kind.COUNT, 1, "look so often, to tell what moves (default: 1)", "N", 1, 100),
+    Setting("dump.every", Kind.NUMBER, 5.0, "seconds between looks (default: 5)", "SECONDS", 0, 3600),
+    DUMP_FORMAT_SETTING,
+)
+"""Stopping a process is no setting: nobody shall do it because of a file that was forgotten."""
+
 SETTINGS = (
     *OUTPUT_SETTINGS,
     STACKS_SETTING,
@@ -127,5 +137,6 @@ SETTINGS = (
     CHECK_SETTING,
     BELL_SETTING,
     *DIAGNOSE_SETTINGS,
+    *DUMP_SETTINGS,
     *DEMO_SETTINGS,
 )

@@ -26,6 +26,8 @@ from tpmon.settings import (
     CHECK_SETTING,
     DEMO_SETTINGS,
     DIAGNOSE_SETTINGS,
+    DUMP_FORMAT_SETTING,
+    DUMP_SETTINGS,
     JOB_SETTING,
     LOOK_SETTINGS,
     OUTPUT_SETTINGS,
@@ -34,6 +36,7 @@ from tpmon.settings import (
 
 SECONDS = 60.0
 """Longest wait for anything; nothing waits it out."""
+TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
 TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
 
 
@@ -92,7 +95,7 @@ def test_help_names_each_command_and_each_exit_code():
     done = call("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    for command in ("ps ", "attach PID", "diagnose PID", "demo "):
+    for command in ("ps ", "attach PID", "diagnose PID", "dump PID", "fold FILE", "demo "):
         assert f"\n  {command}" in done.stdout
     for code in ExitCode:
         assert f" {code.value} " in done.stdout
@@ -104,6 +107,8 @@ def test_help_names_each_command_and_each_exit_code():
         ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
         ("attach", [*OUTPUT_SETTINGS, STACKS_SETTING, JOB_SETTING, CHECK_SETTING, BELL_SETTING]),
         ("diagnose", [*LOOK_SETTINGS, STACKS_SETTING, JOB_SETTING, *DIAGNOSE_SETTINGS]),
+        ("dump", [*TEXT_SETTINGS, JOB_SETTING, *DUMP_SETTINGS]),
+        ("fold", [*TEXT_SETTINGS, DUMP_FORMAT_SETTING]),
         ("demo", [*OUTPUT_SETTINGS, STACKS_SETTING, *DEMO_SETTINGS]),
     ],
 )
@@ -114,7 +119,7 @@ def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: 
     positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
     named = {setting.flag.replace("--no-stacks", "--stacks") for setting in settings}
     assert ("--no-stacks" in flags) == ("--stacks" in flags)
-    assert positive == named | {"--help", "--print-config"}
+    assert positive == named | {"--help", "--print-config"} | ({"--block"} if command == "dump" else set())
 
 
 def test_help_of_demo_names_each_bottleneck():

@@ -110,7 +110,7 @@ def test_backward_with_a_lock_is_a_collective_where_the_process_talks_to_others(
     loop = [make_native(5000 + rank, "pt_gloo_runloop") for rank in range(2)]
     dump = fold(make_rank(0, loop[0], frames=BACKWARD), make_rank(1, loop[1], frames=IN_LOCK))
     assert dump.summary.startswith(
-        "1 of 2 ranks wait in a collective of backward train.py:40; rank 1 is in hold"
+        "1 of 2 ranks waits in a collective of backward train.py:40; rank 1 is in hold"
     )
     assert odd_pid(dump) == 4010
     silent = fold(make_rank(0, frames=BACKWARD), make_rank(1, frames=IN_LOCK))

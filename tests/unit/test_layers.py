@@ -94,6 +94,8 @@ def test_a_session_imports_no_driver_library() -> None:
         ["--version"],
         ["attach", "--help"],
         ["demo", "--help"],
+        ["dump", "--help"],
+        ["fold", "--help"],
         ["--print-config"],
         ["ps", "--json"],
     ],

@@ -115,10 +115,12 @@ def _say_norm(norm: Camp, scene: Scene) -> str:
         # Those that wait in another collective wait for the same ranks.
         texts = dict.fromkeys(camp.doing.text for camp in waiting)
         count = sum(len(camp.ranks) for camp in waiting)
-        return f"{count} of {scene.local} ranks wait in {' or '.join(texts)}"
-    verb = "wait" if norm.waits_for_ranks else "are"
-    place = _say_doing(norm.doing.text, norm.doing.wait).replace("its wait", "their wait")
-    return f"{len(norm.ranks)} of {scene.local} ranks {verb} in {place}"
+        return f"{count} of {scene.local} ranks {'waits' if count == 1 else 'wait'} in {' or '.join(texts)}"
+    count = len(norm.ranks)
+    verb = ("waits" if count == 1 else "wait") if norm.waits_for_ranks else "is" if count == 1 else "are"
+    place = _say_doing(norm.doing.text, norm.doing.wait)
+    place = place if count == 1 else place.replace("its wait", "their wait")
+    return f"{count} of {scene.local} ranks {verb} in {place}"
 
 
 def _say_camps(scene: Scene) -> str:

@@ -1,0 +1,130 @@
+"""Write a Dump as text: the odd one first, then each group with who is in it and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tpmon.model.dump import Dump, DumpThread, Motion, ShownFrame, StackGroup
+from tpmon.model.dump_words import list_numbers, name_ranks, say_motion, say_wait
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
+
+MOST_FRAMES = 24
+"""Of a deeper stack the innermost lines are shown: they say what it does."""
+MOST_ERRORS = 12
+_LINE_CHARS = 400
+
+Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
+"""Returns the lines of a group's stack, outermost first."""
+
+
+def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
+    """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
+    lines = lay_paragraph("dump", dump.summary)
+    main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
+    for group in main:
+        lines += ["", *_write_group(group, shorten, dump)]
+    other = [_say_other(group, dump) for group in dump.groups if group.threads[0].kind is not ThreadKind.MAIN]
+    if other:
+        lines += ["", "other threads", *(cut(f"  {line}", WIDTH) for line in other)]
+    lines += ["", *_write_end(dump)]
+    # A dump of another host is text of somebody else.
+    return [clean_text(line, _LINE_CHARS) for line in lines]
+
+
+def name_processes(threads: Sequence[DumpThread], *, with_host: bool = False) -> str:
+    """Name processes together: "ranks 0-2,4-7", "workers 0-3 of rank 1", "helper 4711 on node-2"."""
+    of_role: dict[Role, list[DumpThread]] = {}
+    for thread in threads:
+        of_role.setdefault(thread.role, []).append(thread)
+    names = [_name_role(role, those) for role, those in of_role.items()]
+    hosts = sorted({thread.host for thread in threads})
+    where = f" on {', '.join(hosts)}" if with_host else ""
+    return " and ".join(names) + where
+
+
+def _name_role(role: Role, threads: Sequence[DumpThread]) -> str:
+    if role is Role.RANK:
+        return name_ranks(threads)
+    pids = {thread.pid for thread in threads}
+    noun = f"{role.value}{'s' if len(pids) > 1 else ''}"
+    if role is not Role.WORKER:
+        return f"{noun} {list_numbers(pids)}"
+    ranks = {thread.rank for thread in threads if is_known(thread.rank)}
+    numbers = [thread.worker for thread in threads if is_known(thread.worker)]
+    of = f" of rank{'s' if len(ranks) > 1 else ''} {list_numbers(ranks)}" if ranks else ""
+    return f"{noun} {list_numbers(numbers if len(numbers) == len(threads) else pids)}{of}"
+
+
+def _is_of_several(dump: Dump) -> bool:
+    return len({thread.host for group in dump.groups for thread in group.threads}) > 1
+
+
+def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
+    """Write who, what they wait for and for how long, and their stack."""
+    who = name_processes(group.threads, with_host=_is_of_several(dump))
+    count = f"{len(group.threads)}x " if len(group.threads) > 1 else ""
+    head = f"{count}{who}: {group.doing}"
+    waits = list(dict.fromkeys(say for thread in group.threads if (say := say_wait(thread))))
+    words = [f"state {group.state}", *waits[:2], say_motion(group.motion, group.since_s)]
+    words += [_say_cpu(group)]
+    lines = [cut(head, WIDTH), cut(f"  {', '.join(word for word in words if word)}", WIDTH)]
+    if isinstance(group.frames, Missing):
+        return [*lines, cut(f"  ? {group.frames.reason}", WIDTH)]
+    frames = shorten(group)
+    if len(frames) > MOST_FRAMES:
+        lines.append(f"    ... {len(frames) - MOST_FRAMES} more")
+    lines += [
+        cut(f"    {'' if frame.is_users else '- '}{frame.text}", WIDTH) for frame in frames[-MOST_FRAMES:]
+    ]
+    return lines
+
+
+def _say_cpu(group: StackGroup) -> str:
+    if group.motion is Motion.ONCE:
+        return ""
+    used = [thread.cpu_pct for thread in group.threads if is_known(thread.cpu_pct)]
+    if not used:
+        return ""
+    low, high = min(used), max(used)
+    return f"{high:.0f} % CPU" if high - low < 5 else f"{low:.0f}-{high:.0f} % CPU"
+
+
+def _say_other(group: StackGroup, dump: Dump) -> str:
+    """Say in one line what threads beside the main ones do."""
+    names = dict.fromkeys(thread.name for thread in group.threads)
+    shown = ", ".join(list(names)[:2]) + (" ..." if len(names) > 2 else "")
+    who = name_processes(group.threads, with_host=_is_of_several(dump))
+    count = f"{len(group.threads)}x " if len(group.threads) > 1 else ""
+    what = group.doing if is_known(group.frames) else ""
+    waits = say_wait(group.threads[0]) if group.threads[0].state in "DTt" or is_known(group.frames) else ""
+    words = [
+        word
+        for word in (what, f"state {group.state}", waits, say_motion(group.motion, group.since_s))
+        if word
+    ]
+    return f"{count}{shown} of {who}: {', '.join(words)}"
+
+
+def _write_end(dump: Dump) -> list[str]:
+    """Write what is not in the picture, and what making it cost."""
+    lines = []
+    for error in dump.errors[:MOST_ERRORS]:
+        role = f"{error.role.value} {error.pid}"
+        rank = f" (rank {error.rank})" if is_known(error.rank) else ""
+        lines += lay_paragraph("not read", f"{role}{rank}: {error.reason}")
+    if len(dump.errors) > MOST_ERRORS:
+        lines += lay_paragraph("not read", f"{len(dump.errors) - MOST_ERRORS} more processes")
+    if dump.idle_threads:
+        lines += lay_paragraph(
+            "not shown",
+            f"{count_of(dump.idle_threads, 'native thread')} without a known purpose, most asleep",
+        )
+    looks = count_of(dump.rounds, "look")
+    span = f" over {format_seconds(dump.seconds)}" if dump.rounds > 1 else ""
+    stopped = f"stopped the job for {dump.paused_ms:.1f} ms" if dump.paused_ms else "stopped nothing"
+    when = f"{looks}{span} at {format_clock(dump.taken)} on {dump.host}"
+    cost = f"{when}, py-spy used {dump.spy_cpu_ms:.0f} ms of CPU, {stopped}"
+    return [*lines, *lay_paragraph("cost", cost)]
