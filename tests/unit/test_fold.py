@@ -222,12 +222,55 @@ def test_looks_tell_frozen_slow_and_moving(stacks, motion):
 
 
 def test_a_frozen_rank_is_dated_and_its_cpu_is_counted():
-    looks = [[make_rank(0), make_rank(1, frames=IN_LOCK, run_ns=n * 10**9)] for n in (1, 2, 4)]
+    looks = [[make_rank(0), make_rank(1, frames=IN_LOCK, run_ns=n * 10**7)] for n in (1, 2, 4)]
     dump = rounds(*looks, world=2)
     assert dump.summary.endswith("waits for: lock or queue (futex), frozen for at least 10 s")
     thread = dump.groups[0].threads[0]
-    assert thread.cpu_pct == pytest.approx(40.0)
+    assert thread.cpu_pct == pytest.approx(0.4)
     assert thread.delay_pct == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "delayed_s", "motion"),
+    [
+        (0.0, 0.0, Motion.FROZEN),
+        (0.05, 0.0, Motion.FROZEN),
+        (1.1, 0.0, Motion.SLOW),
+        (5.0, 1.0, Motion.SLOW),
+        (5.0, 4.5, Motion.FROZEN),
+        (9.9, 0.0, Motion.FROZEN),
+    ],
+)
+def test_one_stack_is_frozen_only_for_what_rests_or_spins(ran_s, delayed_s, motion):
+    """A loader's wait that ends and begins again is met in the same stack each time."""
+    looks = [
+        [
+            make_rank(
+                0, frames=NEXT_BATCH, run_ns=round(part * ran_s * 1e9), delay_ns=round(part * delayed_s * 1e9)
+            )
+        ]
+        for part in (0.0, 0.5, 1.0)
+    ]
+    assert rounds(*looks, world=1).groups[0].motion is motion
+
+
+def test_what_a_forked_process_inherited_is_not_its_own():
+    forked = (
+        *NEXT_BATCH[:3],
+        StackFrame("_launch", f"{LIB}/multiprocessing/popen_fork.py", 71),
+        StackFrame("BaseProcess._bootstrap", f"{LIB}/multiprocessing/process.py", 314),
+        StackFrame("BaseProcess.run", f"{LIB}/multiprocessing/process.py", 108),
+        *WORKER_READS[1:],
+    )
+    assert [one.text for one in collapse_frames(forked)] == [
+        "fetch",
+        "__getitem__ data.py:60",
+        "decode data.py:88",
+    ]
+    assert describe_stack(Role.WORKER, ThreadKind.MAIN, forked).text == "decode data.py:88"
+    waits = (*forked[:6], *WORKER_WAITS[1:])
+    assert describe_stack(Role.WORKER, ThreadKind.MAIN, waits).text == "waits for work (queue.get)"
+    assert [one.text for one in collapse_frames(waits)] == ["queue.get"]
 
 
 def test_a_job_that_moves_accuses_nobody():

@@ -10,13 +10,18 @@ from dataclasses import dataclass, replace
 
 from tpmon.judge.phase_stack import is_users
 from tpmon.model.dump import Dump, DumpRound, DumpThread, Motion
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.stacks import StackFrame
 
+RESTS_RATIO = 0.01
+"""Share of the time on a CPU up to which a thread rested; that of a hung one is below half of it
+(docs/thresholds.md)."""
+SPINS_RATIO = 0.9
+"""Share of the time on a CPU or waiting for one from which it never slept: a wait for the GPU spins."""
 _ONE_LOOK = Missing("one look tells no rate")
 SEEN_ONCE = Missing("seen once: a second look tells whether it moves")
 MOVED = Missing("it moved between the looks")
-_PARTLY_MOVED = Missing("what its line calls moves")
+_PARTLY_MOVED = Missing("it ran between the looks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,6 @@ class Look:
     frames: Applicable[tuple[StackFrame, ...]]
     motion: Motion
     since_s: float
-    run_ns: Known[int]
-    delay_ns: Known[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,14 @@ def looks_of_round(one: DumpRound) -> list[Look]:
                 call=thread.call,
                 waits_for=thread.waits_for,
                 waits_on=thread.waits_on,
+                cpu_s=map_known(_to_seconds, thread.run_ns),
+                delay_s=map_known(_to_seconds, thread.delay_ns),
                 cpu_pct=_ONE_LOOK,
                 delay_pct=_ONE_LOOK,
             ),
             frames=thread.frames,
             motion=Motion.ONCE,
             since_s=0.0,
-            run_ns=thread.run_ns,
-            delay_ns=thread.delay_ns,
         )
         for process in one.processes
         for thread in process.threads
@@ -81,7 +84,6 @@ def looks_of_round(one: DumpRound) -> list[Look]:
 
 def looks_of_dump(dump: Dump) -> list[Look]:
     """Turn a Dump back into looks."""
-    unread = Missing("a dump does not keep it")
     return [
         Look(
             at_s=dump.taken.timestamp(),
@@ -89,8 +91,6 @@ def looks_of_dump(dump: Dump) -> list[Look]:
             frames=group.frames,
             motion=group.motion,
             since_s=known_or(group.since_s, 0.0),
-            run_ns=unread,
-            delay_ns=unread,
         )
         for group in dump.groups
         for thread in group.threads
@@ -136,21 +136,39 @@ def _compare(same: Sequence[Look]) -> Motion:
     stacks = [look.frames for look in same]
     known = [frames for frames in stacks if is_known(frames)]
     if not known or len(known) < len(stacks):
-        counts = [look.run_ns for look in same]
+        counts = [look.thread.cpu_s for look in same]
         if len(same) < 2 or not all(is_known(one) for one in counts):
             return same[-1].motion
         return Motion.FROZEN if len(set(counts)) == 1 else Motion.MOVING
     if len(same) < 2:
         return same[-1].motion
     if len(set(known)) == 1 and all(look.motion is not Motion.SLOW for look in same):
-        return Motion.FROZEN
+        return Motion.SLOW if _ran(same) else Motion.FROZEN
     return Motion.SLOW if len({tuple(_users_part(one)) for one in known}) == 1 else Motion.MOVING
 
 
-def _rate_pct(now: Known[int], before: Known[int], seconds: float) -> Known[float]:
-    if not is_known(now) or not is_known(before):
-        return now if isinstance(now, Missing) else _ONE_LOOK
-    return max(0.0, (now - before) / 1e7 / seconds)
+def _ran(same: Sequence[Look]) -> bool:
+    """Tell whether a thread that was met in one stack each time ran and slept in between.
+
+    A wait that ends and begins again shows the same stack every time: a loader's queue, a poll.
+    """
+    first, last = same[0], same[-1]
+    seconds = last.at_s - first.at_s
+    ran = _used(first.thread.cpu_s, last.thread.cpu_s)
+    if not is_known(ran) or seconds <= 0:
+        return False
+    delayed = known_or(_used(first.thread.delay_s, last.thread.delay_s), 0.0)
+    return ran / seconds > RESTS_RATIO and (ran + delayed) / seconds < SPINS_RATIO
+
+
+def _used(before: Known[float], now: Known[float]) -> Known[float]:
+    if isinstance(before, Missing):
+        return before
+    return map_known(lambda seconds: max(0.0, seconds - before), now)
+
+
+def _to_seconds(nanoseconds: int) -> float:
+    return nanoseconds / 1e9
 
 
 def _join(same: Sequence[Look]) -> Sighting:
@@ -162,11 +180,11 @@ def _join(same: Sequence[Look]) -> Sighting:
     elif motion is not Motion.ONCE:
         since_s = _PARTLY_MOVED if motion is Motion.SLOW else MOVED
     thread = last.thread
-    if len(same) > 1 and last.at_s > same[-2].at_s and is_known(last.run_ns):
-        seconds = last.at_s - same[-2].at_s
+    if len(same) > 1 and last.at_s > same[-2].at_s:
+        before, seconds = same[-2].thread, last.at_s - same[-2].at_s
         thread = replace(
             thread,
-            cpu_pct=_rate_pct(last.run_ns, same[-2].run_ns, seconds),
-            delay_pct=_rate_pct(last.delay_ns, same[-2].delay_ns, seconds),
+            cpu_pct=map_known(lambda used: 100 * used / seconds, _used(before.cpu_s, thread.cpu_s)),
+            delay_pct=map_known(lambda used: 100 * used / seconds, _used(before.delay_s, thread.delay_s)),
         )
     return Sighting(thread, last.frames, motion, since_s)

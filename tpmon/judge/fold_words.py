@@ -26,6 +26,7 @@ from tpmon.model.dump import ShownFrame
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
+_FORKED = "multiprocessing/process.py"
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
@@ -127,6 +128,14 @@ def _call_word(function: str, file: str) -> str:
     return ""
 
 
+def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    """Drop what a forked process inherited: the stack in which its parent started it."""
+    for index in range(len(frames) - 1, 0, -1):
+        if last_name(frames[index].function) == "_bootstrap" and frames[index].file.endswith(_FORKED):
+            return frames[index:]
+    return frames
+
+
 def _is_boilerplate(frame: StackFrame) -> bool:
     return any(frame.file == path or frame.file.endswith(f"/{path}") for path in _BOILERPLATE)
 
@@ -177,7 +186,7 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
             shown.append(ShownFrame(word, is_users=False, frame=run[0]))
         run.clear()
 
-    for frame in frames:
+    for frame in own_frames(frames):
         if is_users(frame):
             close_run(at_end=False)
             shown.append(
@@ -262,6 +271,7 @@ def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...])
     """Say what a thread of a process of ``role`` does; ``frames`` outermost first."""
     if not frames:
         return Doing("no Python frames", Wait.NOTHING, Phase.OTHER, ("", "", 0))
+    own = own_frames(frames)
     if kind is not ThreadKind.MAIN:
-        return _describe_other(frames)
-    return _describe_worker(frames) if role is Role.WORKER else _describe_main(frames)
+        return _describe_other(own)
+    return _describe_worker(own) if role is Role.WORKER else _describe_main(own)

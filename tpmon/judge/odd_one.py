@@ -17,7 +17,7 @@ from tpmon.model.dump_words import name_process, name_rank, name_ranks, say_moti
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.units import format_seconds
 
-_MOST_CAMPS = 3
+MOST_CAMPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ def _say_norm(norm: Camp, scene: Scene) -> str:
 def _say_camps(scene: Scene) -> str:
     """Say where the ranks are, a camp each."""
     shown = [f"{name_ranks(seen.thread for seen in camp.ranks)} in {camp.doing.text}" for camp in scene.camps]
-    if len(shown) > _MOST_CAMPS:
-        shown = [*shown[:_MOST_CAMPS], f"the rest in {len(shown) - _MOST_CAMPS} other places"]
+    if len(shown) > MOST_CAMPS:
+        shown = [*shown[:MOST_CAMPS], f"the rest in {len(shown) - MOST_CAMPS} other places"]
     return ", ".join(shown)
 
 

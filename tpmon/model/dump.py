@@ -125,16 +125,17 @@ class Motion(str, Enum):
     ONCE = "seen once"
     MOVING = "moving"
     SLOW = "slow"
-    """The user's own line stayed the same, what it calls moved."""
+    """The user's own line stayed the same, but what it calls moved, or the thread woke up and slept."""
     FROZEN = "frozen"
-    """The whole stack stayed the same."""
+    """The whole stack stayed the same, and the thread either rested or never slept."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpThread:
     """Name one thread of a dump, what it waits for, and what it did between the looks.
 
-    ``cpu_pct`` and ``delay_pct`` are of one core, since the look before.
+    ``cpu_s`` and ``delay_s`` count since it began: on a CPU, and runnable without one. ``cpu_pct`` and
+    ``delay_pct`` are of one core, since the look before.
     """
 
     host: str
@@ -151,6 +152,8 @@ class DumpThread:
     call: Known[str]
     waits_for: Known[str]
     waits_on: Applicable[WaitTarget]
+    cpu_s: Known[float]
+    delay_s: Known[float]
     cpu_pct: Known[float]
     delay_pct: Known[float]
 

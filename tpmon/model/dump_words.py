@@ -74,7 +74,8 @@ def say_wait(thread: DumpThread) -> str:
     """Say what a thread waits for, "" where it is not known."""
     if thread.state in "Tt":
         return "stopped by a debugger" if thread.state == "t" else "stopped by a signal"
-    if is_known(thread.waits_on):
+    loader = is_known(thread.waits_for) and thread.waits_for.endswith("(loader queue)")
+    if is_known(thread.waits_on) and not loader:
         return say_target(thread.waits_on)
     if not is_known(thread.waits_for):
         return "in uninterruptible sleep" if thread.state == "D" else ""
