@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
-from tpmon.judge.standing import FALL_S, RISE_S, SWITCH_S, Key, Standing, follow, key_of, state
+from tpmon.judge.standing import FALL_S, LINGER_S, RISE_S, SWITCH_S, Key, Standing, follow, key_of, state
 from tpmon.judge.suspicion import Suspicion
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import TABLE, Kind
@@ -56,9 +56,20 @@ def test_a_glimpse_is_never_stated() -> None:
 
 
 def test_a_stated_cause_stays_for_a_while_after_it_was_last_seen() -> None:
-    stated, _ = run([[suspect(DATA)]] * 10 + [[]] * 10)
+    stated, _ = run([[suspect(DATA)]] * 10 + [[]] * 20)
     gone = stated[10:].index(None)
-    assert gone == pytest.approx(FALL_S, abs=1)
+    assert gone == pytest.approx(FALL_S + LINGER_S, abs=1)
+
+
+def test_a_hang_that_is_over_is_not_held() -> None:
+    stated, _ = run([[suspect(HUNG)]] * 10 + [[]] * 20)
+    assert stated[10:].index(None) == pytest.approx(FALL_S, abs=1)
+
+
+def test_between_two_causes_there_is_no_empty_verdict() -> None:
+    stated, _ = run([[suspect(DATA)]] * 20 + [[]] * 10 + [[suspect(POOL)]] * 10)
+    changes = [b for a, b in itertools.pairwise(stated) if a != b]
+    assert changes == [DATA, POOL]
 
 
 def test_what_a_process_does_right_now_is_said_at_once() -> None:

@@ -108,7 +108,12 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     ranked = rank(followed.tracks, followed.stated)
     decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
-    finding = find_nothing(answers, scene, decided) if track is None else find(track, answers, scene)
+    if track is not None:
+        finding = find(track, answers, scene)
+    elif decided.stated is not None and standing.finding is not None:
+        finding = standing.finding
+    else:
+        finding = find_nothing(answers, scene, decided)
     notes = tuple(note for note in (write(scene) for write in NOTES) if note)
     return finding, decided, notes + _note_others(suspicions, decided.stated)
 

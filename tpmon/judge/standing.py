@@ -19,6 +19,8 @@ Key = tuple[Kind, Applicable[str]]
 RISE_S = 4.0
 """Seconds of suspicion until a cause may be stated; its rule has looked at 10 s medians before."""
 FALL_S = 6.0
+LINGER_S = 10.0
+"""How long a verdict may outlast its cause while no other one is there: one event for one change."""
 URGENT_RISE_S = 1.0
 """For kinds that no median is needed for: what a process does right now."""
 SWITCH_S = 4.0
@@ -59,6 +61,8 @@ class Standing:
     judged_ns: int = 0
     cleared_ns: tuple[int, ...] = ()
     """When each rule first said that its cause is not there, in the order of the rules; 0: never."""
+    lost_ns: int = 0
+    """Since when the stated cause is gone and no other has taken its place; 0 while one holds."""
     finding: Finding | None = None
     """What was said last, and the notes beside it."""
     notes: tuple[str, ...] = ()
@@ -127,11 +131,21 @@ def follow(
     return replace(standing, tracks=kept, begun_ns=begun_ns, judged_ns=now_ns)
 
 
+def _let_go(standing: Standing, now_ns: int) -> Standing:
+    """Keep a verdict whose cause is gone until the next one is there, for a while; a hang not at all."""
+    lost_ns = standing.lost_ns or now_ns
+    hangs = standing.stated is not None and standing.stated[0] is Kind.HUNG
+    if standing.stated is None or hangs or now_ns - lost_ns >= LINGER_S * 1e9:
+        return replace(standing, stated=None, challenger=None, lost_ns=0)
+    return replace(standing, challenger=None, lost_ns=lost_ns)
+
+
 def state(standing: Standing, ranked: Sequence[Track], weigh: Mapping[Key, float], now_ns: int) -> Standing:
     """Decide which cause is stated; ``ranked`` are those that may be, best first, with their weights."""
     keys = [key_of(track.suspicion) for track in ranked]
     if not keys:
-        return replace(standing, stated=None, challenger=None)
+        return _let_go(standing, now_ns)
+    standing = replace(standing, lost_ns=0)
     best = keys[0]
     if standing.stated not in keys:
         return replace(standing, stated=best, challenger=None)
