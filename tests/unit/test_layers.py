@@ -121,6 +121,25 @@ def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver() -> Non
     assert not names & NEVER_IN_TEXT
 
 
+@pytest.mark.torch
+def test_a_dump_and_its_fold_import_neither_screen_nor_driver(tmp_path: Path) -> None:
+    training = "import torch; print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", training], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        output, names = run_fresh(CALL.format(arguments=["dump", str(job.pid), "--json"]))
+        job.kill()
+    assert json.loads(output)["pid"] == job.pid
+    assert not names & NEVER_IN_TEXT
+    path = tmp_path / "dump.json"
+    path.write_text(output)
+    folded, names = run_fresh(CALL.format(arguments=["fold", str(path)]))
+    assert folded.startswith("dump ")
+    assert not names & NEVER_IN_TEXT
+
+
 def find_selects(source: str) -> list[str]:
     """List what a module takes of select and selectors that fails on descriptors from 1,024 on."""
     found = []

@@ -1,0 +1,159 @@
+"""Dump real trainings: the rank that holds the others is named, workers are told apart, nothing is stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs.conftest import TORCHRUN, run_program, wait_until
+from tests.programs.test_harmless import sampling
+from tests.unit.test_stacks import may_sample
+from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.model.codec import decode, encode
+from tpmon.model.dump import Dump, ErrorKind, Motion, StackGroup
+from tpmon.model.known import is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.probe.dump import Dumper, dumpable
+from tpmon.probe.procread import read_table
+from tpmon.probe.target import find_job
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sampling_works() -> None:
+    if reason := may_sample():
+        pytest.skip(reason)
+
+
+def call(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tpmon", *arguments],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def dump(pid: int, *arguments: str) -> Dump:
+    done = call("dump", str(pid), "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return decode(Dump, done.stdout)
+
+
+def main_groups(one: Dump) -> list[StackGroup]:
+    return [group for group in one.groups if group.threads[0].kind is ThreadKind.MAIN]
+
+
+def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "rank_hang.py", "--ready", "{ready}")
+    with run_program((*command, "--culprit", "1"), tmp_path, 2) as program:
+        assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
+        with sampling(list(program.trainers)) as tracers:
+            found = dump(program.pid, "--rounds", "3", "--every", "0.3")
+        assert found.world_size == 2
+        assert found.errors == ()
+        assert found.paused_ms == 0.0
+        odd = found.odd_one_out
+        assert is_known(odd)
+        assert (odd.rank, odd.motion) == (1, Motion.FROZEN)
+        assert odd.doing.startswith("hold rank_hang.py:")
+        assert odd.waits == "waits for: lock or queue (futex)"
+        assert found.summary.startswith("1 of 2 ranks waits in a collective of backward rank_hang.py:")
+        first, second = main_groups(found)
+        assert [thread.rank for thread in first.threads] == [1]
+        assert [thread.rank for thread in second.threads] == [0]
+        text = call("dump", str(program.pid)).stdout
+        assert text.index("rank 1: hold") < text.index("rank 0: a collective")
+        # Looking left nothing behind: nobody traced a rank, and none was stopped.
+        assert set(tracers.tracers) == {"0"}
+        assert set(tracers.states) <= {"R", "S", "D"}
+
+
+def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path):
+    """Each half of the job as the dump of a host of its own: only both together accuse a rank."""
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "3", "rank_hang.py", "--ready", "{ready}")
+    with run_program((*command, "--culprit", "2"), tmp_path, 3) as program:
+        assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
+        job = find_job(program.pid)
+        paths = []
+        for number, ranks in enumerate(((0, 1), (2,))):
+            members = [one for one in dumpable(job) if one.rank in ranks]
+            half = fold_rounds([Dumper(members).read_round()], Origin(job.root.pid, job.script, 3))
+            assert half.world_size == 3
+            assert not is_known(half.odd_one_out)
+            path = tmp_path / f"{number}.json"
+            path.write_text(encode(half).replace(os.uname().nodename, f"host-{number}"))
+            paths.append(str(path))
+        done = call("fold", *paths, "--json")
+        assert done.returncode == 0, done.stderr
+        odd = decode(Dump, done.stdout).odd_one_out
+        assert is_known(odd)
+        assert (odd.rank, odd.host) == (2, "host-1")
+
+
+def test_workers_that_were_spawned_are_told_apart(tmp_path):
+    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--context", "spawn")
+    with run_program((*command, "--workers", "2"), tmp_path, 1) as program:
+        found = dump(program.pid)
+        assert found.errors == ()
+        workers = {
+            thread.worker
+            for group in main_groups(found)
+            for thread in group.threads
+            if thread.role is Role.WORKER
+        }
+        assert workers == {0, 1}
+        for group in main_groups(found):
+            if group.threads[0].role is Role.WORKER:
+                assert "job_train.py" in group.doing or "work" in group.doing or "batch" in group.doing
+
+
+def test_a_worker_that_is_killed_between_two_looks_is_an_error_and_no_group(tmp_path):
+    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--workers", "2")
+    with run_program(command, tmp_path, 1) as program:
+        job = find_job(program.pid)
+        dumper = Dumper(dumpable(job))
+        first = dumper.read_round()
+        assert first.errors == ()
+        victim = next(one.identity.pid for one in job.members if one.role is Role.WORKER)
+        os.kill(victim, signal.SIGKILL)
+        assert wait_until(lambda: victim not in read_table() or read_table()[victim].state == "Z")
+        folded = fold_rounds([first, dumper.read_round()], Origin(job.root.pid, job.script, job.world_size))
+        gone = [error for error in folded.errors if error.pid == victim]
+        assert [error.kind for error in gone] == [ErrorKind.GONE]
+        assert victim not in {thread.pid for group in folded.groups for thread in group.threads}
+
+
+def test_another_user_is_refused_with_what_to_do(tmp_path):
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("only root can become another user")
+    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--workers", "0")
+    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
+    with run_program(command, tmp_path, 1) as program:
+        done = subprocess.run(
+            [*become, sys.executable, "-B", "-m", "tpmon", "dump", str(program.pid)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "HOME": "/"},
+        )
+    assert done.returncode == 4
+    assert "may not read it" in done.stderr
+    assert "Try: sudo tpmon" in done.stderr
