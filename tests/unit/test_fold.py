@@ -104,6 +104,10 @@ def test_all_that_wait_with_ranks_elsewhere_point_there():
     dump = fold(make_rank(0), make_rank(1), world=4)
     assert dump.summary.startswith("all 2 ranks here wait in all_reduce train.py:40; 2 ranks are elsewhere")
     assert "tpmon fold" in dump.summary
+    alone = fold(make_rank(0, frames=IN_LOCK), world=2).summary
+    assert alone.startswith(
+        "rank 0 is in hold train.py:12, waits for: lock or queue (futex); 1 rank is elsewhere"
+    )
 
 
 def test_backward_with_a_lock_is_a_collective_where_the_process_talks_to_others():

@@ -149,7 +149,7 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
     first = scene.ranks[0]
     count = len(scene.ranks)
     wait = first.doing.wait
-    if count == 1 and not scene.remote:
+    if scene.local == 1:
         said = f"{name_rank(first.thread)} {_say_place(first)}"
     else:
         verb = "wait" if wait is Wait.RANKS else "are"
@@ -160,12 +160,11 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
     worker, held = _find_worker(first, scene) if count == 1 else (None, "")
     if held:
         said += f"; {held}"
-    if wait is Wait.RANKS:
-        if scene.remote:
-            noun = "rank is" if scene.remote == 1 else "ranks are"
-            said += f"; {scene.remote} {noun} elsewhere: run tpmon dump there, and tpmon fold on the results"
-        elif not scene.unread and count > 1:
-            said += "; none is outside of it: look at the network, or at ranks that ended"
+    if scene.remote:
+        noun = "rank is" if scene.remote == 1 else "ranks are"
+        said += f"; {scene.remote} {noun} elsewhere: run tpmon dump there, and tpmon fold on the results"
+    elif wait is Wait.RANKS and not scene.unread and count > 1:
+        said += "; none is outside of it: look at the network, or at ranks that ended"
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
     return Answer(odd, f"{said}{unread}{_say_looks(first)}")
 
