@@ -93,8 +93,8 @@ def _check_asked(options: Options, asked: str | None, job_was_asked: bool) -> No
 
 def _find_job(asked: str | None) -> Job:
     """Find the job that was asked for, and say what is odd about it."""
+    from tpmon.probe.scheduling import step_aside
     from tpmon.probe.target import find_job, find_only_job
-    from tpmon.session import step_aside
 
     step_aside()
     job = find_only_job() if asked is None else find_job(int(asked))

@@ -5,9 +5,7 @@ The only owner of a thread besides the probes, and the only place that waits.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,16 +21,6 @@ GARBAGE_THRESHOLD = 50_000
 """New containers between two collections of the youngest generation."""
 
 Sink = Callable[[Update], None]
-
-
-def step_aside() -> None:
-    """Let tpmon never push a training thread off its CPU when it wakes up.
-
-    A SCHED_BATCH task has its fair share but does not preempt on wake-up (sched(7)). Threads and
-    children started later inherit it. Call before the first thread is started.
-    """
-    with contextlib.suppress(OSError):  # a sandbox may refuse it; tpmon then runs as any program
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def collect_rarely() -> None:
