@@ -57,13 +57,17 @@ class Command:
     arguments: tuple[str, ...]
 
 
+_WATCHERS = frozenset(("tpmon", "py-spy"))
+"""Started by the same parent as the ranks they would look like helpers of the job."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """Say what a program is to a training job.
 
     A job neither holds a ``boundary`` nor reaches across it: shells that a person types in,
-    terminal and login servers, Jupyter servers (not their kernels), Ray daemons, and Slurm steps
-    that start no tasks (batch, extern, interactive). A shell that works through a script is no
+    terminal and login servers, Jupyter servers (not their kernels), Ray daemons, Slurm steps
+    that start no tasks (batch, extern, interactive), and what only watches (tpmon, py-spy). A shell that works through a script is no
     boundary, and no member either. ``launcher`` and ``service`` are names, or "" for neither;
     ``service`` is what serves a rank without training or loading.
     """
@@ -137,8 +141,12 @@ def _is_server(name: str, argv: Sequence[str], command: Command) -> bool:
     title = os.path.basename(argv[0].split(" ", 1)[0]) if argv else ""
     if name == "slurmstepd" or _SESSION.fullmatch(name) or _SESSION.fullmatch(title):
         return True
+    if name in _WATCHERS or title in _WATCHERS:
+        return True
     if command.how not in ("script", "module"):
         return False
+    if os.path.basename(command.name) in _WATCHERS:
+        return True
     return bool(_JUPYTER_SERVER.fullmatch(os.path.basename(command.name)) or _RAY_DAEMON.search(command.name))
 
 
