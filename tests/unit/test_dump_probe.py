@@ -37,6 +37,7 @@ from tpmon.probe.wait_target import (
     name_call,
     parse_mount,
     parse_mount_id,
+    parse_mount_of,
     parse_peer,
 )
 from tpmon.probe.waits import Syscall
@@ -139,6 +140,8 @@ READS = {
         WaitKind.FILE,
         "/",
     ),
+    "open": ("os.mkfifo(sys.argv[1])\ndef block():\n open(sys.argv[1], 'rb')", WaitKind.FILE, "/"),
+    "input": ("def block():\n input()", WaitKind.PIPE, "pipe:["),
     "lock": ("lock = threading.Lock()\nlock.acquire()\ndef block():\n lock.acquire()", None, ""),
     "poll": (
         "import select\na, b = os.pipe()\np = select.poll()\np.register(a, select.POLLIN)\ndef block():\n p.poll()",
@@ -171,7 +174,7 @@ def test_what_a_blocked_call_waits_on_is_named(name, tmp_path):
         assert is_known(target), target
         assert target.kind is kind
         assert target.name.startswith(begin)
-        if name == "fifo":
+        if name in ("fifo", "open"):
             assert target.name == str(path)
             assert is_known(target.mount)
             assert is_known(target.file_system)
@@ -443,6 +446,10 @@ def test_mounts_are_found_by_number_and_their_names_unescaped():
     assert parse_mount(mounts, 21) == ("/proc", "proc")
     assert parse_mount(mounts, 37) is None
     assert parse_mount(mounts, 3) is None
+    assert parse_mount_of(mounts, "/mnt/my data/a/b") == ("/mnt/my data", "nfs4")
+    assert parse_mount_of(mounts, "/mnt/my data") == ("/mnt/my data", "nfs4")
+    assert parse_mount_of(mounts, "/mnt/my database") is None
+    assert parse_mount_of(b"1 0 0:1 / / rw - ext4 d rw\n" + mounts, "/mnt/x") == ("/", "ext4")
     assert parse_mount_id(b"pos:\t0\nflags:\t02\nmnt_id:\t36\n") == 36
     assert parse_mount_id(b"pos:\t0\n") is None
 

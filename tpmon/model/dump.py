@@ -29,14 +29,14 @@ class WaitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class WaitTarget:
-    """Name what a blocked call waits on, by the descriptor in its arguments.
+    """Name what a blocked call waits on, by the descriptor or the path in its arguments.
 
-    ``name`` is a path or the kernel's name of the thing. ``mount`` and ``file_system`` are said
-    of files, ``peer`` of TCP sockets.
+    ``name`` is a path or the kernel's name of the thing. ``fd`` does not apply to a call that takes
+    a path. ``mount`` and ``file_system`` are said of files, ``peer`` of TCP sockets.
     """
 
     call: str
-    fd: int
+    fd: Applicable[int]
     kind: WaitKind
     name: str
     mount: Applicable[str]

@@ -57,6 +57,9 @@ def name_ranks(threads: Iterable[DumpThread]) -> str:
 def say_target(target: WaitTarget) -> str:
     """Say what a blocked call waits on: "blocked in a read of /data/a.bin on NFS (/data)"."""
     verb = "a read" if target.call in _READS else "a write" if target.call in _WRITES else target.call
+    fd = f" (fd {target.fd})" if is_known(target.fd) else ""
+    if target.fd == 0:
+        return f"blocked in {verb} of standard input ({target.name})"
     if target.kind is WaitKind.FILE:
         system = target.file_system
         where = f" ({target.mount})" if is_known(target.mount) else ""
@@ -64,10 +67,10 @@ def say_target(target: WaitTarget) -> str:
         return f"blocked in {verb} of {target.name}{on}"
     if target.kind is WaitKind.SOCKET:
         peer = f" to {target.peer}" if is_known(target.peer) else ""
-        return f"blocked in {verb} on a socket{peer} (fd {target.fd})"
+        return f"blocked in {verb} on a socket{peer}{fd}"
     if target.kind is WaitKind.PIPE:
-        return f"blocked in {verb} on a pipe (fd {target.fd})"
-    return f"blocked in {verb} on {target.name} (fd {target.fd})"
+        return f"blocked in {verb} on a pipe{fd}"
+    return f"blocked in {verb} on {target.name}{fd}"
 
 
 def say_wait(thread: DumpThread) -> str:
@@ -76,7 +79,8 @@ def say_wait(thread: DumpThread) -> str:
         return "stopped by a debugger" if thread.state == "t" else "stopped by a signal"
     loader = is_known(thread.waits_for) and thread.waits_for.endswith("(loader queue)")
     if is_known(thread.waits_on) and not loader:
-        return say_target(thread.waits_on)
+        fifo = is_known(thread.waits_for) and thread.waits_for.startswith("FIFO")
+        return f"{say_target(thread.waits_on)}{', a FIFO that nobody else has open' if fifo else ''}"
     if not is_known(thread.waits_for):
         return "in uninterruptible sleep" if thread.state == "D" else ""
     return "running" if thread.waits_for == "running" else f"waits for: {thread.waits_for}"

@@ -1,7 +1,7 @@
 """Find out what a blocked system call waits on: the file, pipe or socket behind its descriptor.
 
-The call's first argument (/proc/PID/task/TID/syscall) names the descriptor; /proc/PID/fd, fdinfo and
-mountinfo say what it is. None of them touches the file itself, so a dead mount cannot block here.
+The call's arguments (/proc/PID/task/TID/syscall) name the descriptor or point to the path; /proc/PID/fd,
+fdinfo and mountinfo say what it is. None of them touches the file itself, so a dead mount cannot block here.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ _FD_WORDS = (
 )
 _FD_FIRST = frozenset(_FD_WORDS.split())
 _POLLS = frozenset(("poll", "ppoll"))
+_PATH_AT = {
+    **dict.fromkeys(("open", "stat", "lstat", "truncate", "rename", "mkdir", "unlink"), 0),
+    **dict.fromkeys(("openat", "newfstatat", "statx"), 1),
+}
+"""Which argument of a call points to a path."""
 
 
 def name_call(number: int, machine: str) -> str:
@@ -77,20 +82,37 @@ def find_descriptor(call: Syscall, machine: str, pid: int, proc: str = PROC) -> 
 
 
 def _read_pollfd(pid: int, address: int, proc: str) -> Known[int]:
-    """Read the only descriptor of a poll out of the target's memory; nothing is stopped for it."""
+    """Read the only descriptor of a poll out of the target's memory."""
+    data = _read_memory(pid, address, _POLLFD.size, proc)
+    if isinstance(data, Missing):
+        return data
+    return int(_POLLFD.unpack(data)[0]) if len(data) == _POLLFD.size else Missing("memory: cut")
+
+
+def _read_memory(pid: int, address: int, size: int, proc: str) -> Known[bytes]:
+    """Read some bytes of the target's memory; nothing is stopped for it."""
     try:
         fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return Missing(f"memory: {error.strerror}")
     try:
-        data = os.pread(fd, _POLLFD.size, address)
+        return os.pread(fd, size, address)
     except (OSError, OverflowError) as error:
         return Missing(f"memory: {error}")
     finally:
         os.close(fd)
-    if len(data) < _POLLFD.size:
-        return Missing("memory: cut")
-    return int(_POLLFD.unpack(data)[0])
+
+
+def _read_path(pid: int, call: Syscall, machine: str, proc: str) -> Known[str] | None:
+    """Read the path that a call was given; None for a call that takes none, or an empty one."""
+    at = _PATH_AT.get(name_call(call.number, machine))
+    if at is None or len(call.arguments) <= at:
+        return None
+    data = _read_memory(pid, call.arguments[at], _PATH_CHARS, proc)
+    if isinstance(data, Missing):
+        return data
+    path = data.partition(b"\0")[0]
+    return clean_text(path.decode("utf-8", "replace"), _PATH_CHARS) if path else None
 
 
 def parse_mount_id(fdinfo: bytes) -> int | None:
@@ -111,6 +133,19 @@ def parse_mount(mountinfo: bytes, mount_id: int) -> tuple[str, str] | None:
             if len(fields) > kind:
                 return _unescape(fields[4]), _unescape(fields[kind])
     return None
+
+
+def parse_mount_of(mountinfo: bytes, path: str) -> tuple[str, str] | None:
+    """Return mount point and file system of an absolute path; of several mounts the last one. Pure."""
+    found: tuple[str, str] | None = None
+    for line in mountinfo.splitlines():
+        mount = parse_mount(line, int(line.split(b" ", 1)[0]))
+        if mount is None or (found and len(mount[0]) < len(found[0])):
+            continue
+        folder = mount[0].rstrip("/")
+        if path == mount[0] or path.startswith(f"{folder}/"):
+            found = mount
+    return found
 
 
 def _unescape(raw: bytes) -> str:
@@ -147,7 +182,10 @@ def read_target(pid: int, call: Known[Syscall], machine: str, proc: str = PROC) 
         return NOT_APPLICABLE
     fd = find_descriptor(call, machine, pid, proc)
     if fd is None:
-        return NOT_APPLICABLE
+        path = _read_path(pid, call, machine, proc)
+        if path is None:
+            return NOT_APPLICABLE
+        return path if isinstance(path, Missing) else _target_of_path(pid, call, path, machine, proc)
     if isinstance(fd, Missing):
         return fd
     try:
@@ -164,6 +202,28 @@ def read_target(pid: int, call: Known[Syscall], machine: str, proc: str = PROC) 
         mount=mount,
         file_system=system,
         peer=_read_peer(pid, link, proc) if kind is WaitKind.SOCKET else NOT_APPLICABLE,
+    )
+
+
+def _target_of_path(pid: int, call: Syscall, path: str, machine: str, proc: str) -> WaitTarget:
+    mount: Applicable[str]
+    system: Applicable[str]
+    mount = system = Missing("a relative path has no known mount")
+    if path.startswith("/"):
+        try:
+            found = parse_mount_of(read_file(f"{proc}/{pid}/mountinfo"), path)
+        except (OSError, ValueError) as error:
+            mount = system = Missing(f"mounts: {error}")
+        else:
+            mount, system = found or (Missing("no mount has it"), Missing("no mount has it"))
+    return WaitTarget(
+        call=name_call(call.number, machine),
+        fd=NOT_APPLICABLE,
+        kind=WaitKind.FILE,
+        name=path,
+        mount=mount,
+        file_system=system,
+        peer=NOT_APPLICABLE,
     )
 
 
