@@ -129,7 +129,9 @@ def test_the_worker_that_holds_a_rank_is_named():
     odd = dump.odd_one_out
     assert is_known(odd)
     assert (odd.rank, odd.worker, odd.pid) == (0, 1, 4002)
-    assert "rank 0 is in its wait for a batch" in dump.summary
+    assert dump.summary.startswith(
+        "rank 0 is in its wait for a batch (queue train.py:40); worker 1 of rank 0 is in"
+    )
     assert (
         "worker 1 of rank 0 is in decode data.py:88, blocked in a read of /data/7.bin on NFS" in dump.summary
     )
@@ -392,6 +394,12 @@ WORDS = [
         "queue feeder",
     ),
     (Role.LAUNCHER, ThreadKind.MAIN, (), "no Python frames"),
+    (
+        Role.RANK,
+        ThreadKind.MAIN,
+        (StackFrame("_shutdown", f"{LIB}/threading.py", 1590),),
+        "waits for threads to end (interpreter exit)",
+    ),
 ]
 
 

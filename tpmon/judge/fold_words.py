@@ -244,7 +244,7 @@ def _describe_main(frames: Sequence[StackFrame]) -> Doing:
         return Doing(reading.where, wait, reading.phase, reading.place)
     word = next((w for one in _last_run(frames) if (w := _call_word(one.function, one.file))), "")
     if word and not any(map(is_users, frames)):
-        text = f"wait for {word}" if word.startswith("threads") else word
+        text = f"waits for {word}" if word.startswith("threads") else word
     else:
         text = f"{word} in {reading.where}" if word and word not in reading.where else reading.where
     return Doing(text, Wait.QUEUE if word else Wait.NOTHING, reading.phase, reading.place)

@@ -97,11 +97,20 @@ def _name(seen: Seen, others: tuple[int, ...]) -> OddOne:
 
 def _say_place(seen: Seen) -> str:
     """Say where one rank is: "is in decode data.py:88, blocked in a read of ..."."""
-    words = [_say_doing(seen.doing.text, seen.doing.wait)]
-    words += [
-        word for word in (say_wait(seen.thread), say_motion(seen.motion, seen.sighting.since_s)) if word
-    ]
-    return f"{'waits' if seen.doing.wait is Wait.RANKS else 'is'} in {', '.join(words)}"
+    # A wait for a batch is said by the place already.
+    waits = "" if seen.doing.wait is Wait.BATCH and not seen.is_stopped else say_wait(seen.thread)
+    told = (
+        _say_doing(seen.doing.text, seen.doing.wait),
+        waits,
+        say_motion(seen.motion, seen.sighting.since_s),
+    )
+    verb = "waits in" if seen.doing.wait is Wait.RANKS else "" if _says_wait(seen) else "is in"
+    return f"{verb} {', '.join(word for word in told if word)}".strip()
+
+
+def _says_wait(seen: Seen) -> bool:
+    """Tell whether the words of a place begin with a verb: "waits for work (queue.get)"."""
+    return seen.doing.text.startswith(("waits ", "hands "))
 
 
 def _say_doing(text: str, wait: Wait) -> str:
