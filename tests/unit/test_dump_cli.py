@@ -1,0 +1,116 @@
+"""``tpmon dump`` and ``tpmon fold`` as a person calls them: forms, refusals, exit codes, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.test_cli import SECONDS, call, small_environment, start, start_training
+from tests.unit.test_stacks import may_sample, wait_for
+from tpmon.dump import FORMATS
+from tpmon.model.codec import decode
+from tpmon.model.dump import Dump, Motion
+from tpmon.model.known import is_known
+from tpmon.probe.other_spies import find_spies
+
+__all__ = ["small_environment"]  # a fixture of every test here too
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[int]:
+    """Give the PID of a process with torch that waits, as long as the tests of this file."""
+    if reason := may_sample():
+        pytest.skip(reason)
+    with start_training() as training:
+        yield training.pid
+        training.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "what", "hint"),
+    [
+        (["dump"], {}, "which job? PID is missing", "tpmon ps"),
+        (["dump", "1", "--job"], {}, "PID and --job exclude each other", "leave one"),
+        (["dump", "train.py"], {}, "a PID is a number", "tpmon ps"),
+        (["dump", "1", "--rounds", "0"], {}, "--rounds: expected a whole number from 1 to 100", "tpmon"),
+        (["dump", "1", "--format", "svg"], {}, "--format: 'svg' is no format", "one of: text, json"),
+        (
+            ["dump", "1", "--json"],
+            {"TPMON_DUMP_FORMAT": "collapsed"},
+            "--json and --format collapsed",
+            "leave",
+        ),
+        (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
+        (["fold"], {}, "the following arguments are required: FILE", "tpmon fold --help"),
+        (["fold", "/no/such/file"], {}, "/no/such/file: No such file or directory", "tpmon dump PID --json"),
+        (["fold", "-"], {}, "standard input: no dump in it", "tpmon dump PID --json"),
+    ],
+)
+def test_wrong_calls_say_what_and_what_to_try(arguments, environment, what, hint):
+    done = call(*arguments, env={**os.environ, **environment})
+    assert done.returncode in (2, 3, 4)
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"tpmon: {what}")
+    assert second.startswith(f"Try: {hint}")
+
+
+def test_a_process_that_is_not_there_is_3():
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    assert call("dump", str(gone.pid)).returncode == 3
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_dump_in_each_form_and_its_fold(job: int, form: str, tmp_path):
+    done = call("dump", str(job), "--format", form)
+    assert (done.returncode, done.stderr) == (0, "")
+    if form == "text":
+        assert done.stdout.startswith(
+            "dump     rank 0 is in <module> in <string>:1, blocked in a read of standard"
+        )
+        assert "stopped nothing" in done.stdout
+    elif form == "collapsed":
+        assert done.stdout == "rank main;<module> (<string>:1) 1\n"
+    elif form == "speedscope":
+        assert json.loads(done.stdout)["exporter"] == "tpmon"
+    else:
+        assert decode(Dump, done.stdout).pid == job
+        path = tmp_path / "one.json"
+        path.write_text(done.stdout)
+        again = call("fold", str(path), "--json")
+        assert again.returncode == 0, again.stderr
+        assert decode(Dump, again.stdout).summary == decode(Dump, done.stdout).summary
+
+
+@pytest.mark.torch
+def test_several_looks_tell_that_it_rests_and_block_says_its_price(job: int):
+    done = call("dump", str(job), "--rounds", "3", "--every", "0.2", "--json", "--block")
+    assert done.returncode == 0
+    assert done.stderr.startswith("tpmon: --block: a process that cannot be read otherwise is stopped")
+    dump = decode(Dump, done.stdout)
+    assert dump.rounds == 3
+    assert dump.groups[0].motion is Motion.FROZEN
+    assert is_known(dump.groups[0].since_s)
+    assert dump.groups[0].since_s >= 0.4
+    assert dump.paused_ms == 0.0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_its_code_and_leaves_no_py_spy(job: int, number: int, code: int):
+    with start("dump", str(job), "--rounds", "100", "--every", "0.1") as running:
+        assert wait_for(lambda: job in find_spies())
+        running.send_signal(number)
+        assert running.wait(SECONDS) == code
+        assert running.stdout is not None
+        assert running.stdout.read() == ""
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+    assert wait_for(lambda: job not in find_spies())
