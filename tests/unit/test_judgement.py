@@ -256,3 +256,5 @@ def test_the_end_of_a_large_job_is_judged_at_once() -> None:
     last = replace(ended, taken_ns=ended.taken_ns + SECOND // 10)
     before, after = [one.frame.verdict for one in run([*frames, last])[-2:]]
     assert after is not before
+    assert is_known(after)
+    assert (after.kind, after.cause) == (Kind.IDLE, "finished")

@@ -27,7 +27,7 @@ from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import RankRow
-from tpmon.model.verdict import EXIT_CODES, Finding
+from tpmon.model.verdict import EXIT_CODES, Finding, Kind
 
 RULES: tuple[Rule, ...] = (
     rules_cpu.judge_quota,
@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     *rules_healthy.RULES,
     *rules_progress.RULES,
 )
+FINISHED: Key = (Kind.IDLE, "finished")
 LARGE_JOB_S = 2.5
 """With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 3 to 5 ms."""
 NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
@@ -107,6 +108,10 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     followed = follow(noted, suspicions, now_ns, interval_s=interval_s, cleared_ns=cleared_ns)
     ranked = rank(followed.tracks, followed.stated)
     decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+    if scene.frame.target.state is TargetState.ENDED and any(
+        key_of(one.suspicion) == FINISHED for one in ranked
+    ):
+        decided = replace(decided, stated=FINISHED)  # there is no later reading to be surer by
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
     if track is not None:
         finding = find(track, answers, scene)
