@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpmon.judge.advice_needs import Need
@@ -380,6 +380,7 @@ _FRAME = st.builds(
 )
 
 
+@example((StackFrame("", "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", 0),))
 @given(st.lists(_FRAME, max_size=40).map(tuple))
 def test_any_frames_are_read_without_raising(frames: tuple[StackFrame, ...]) -> None:
     reading = read_stack(frames)

@@ -211,7 +211,7 @@ def _word(frames: Sequence[StackFrame], region: _Region) -> str:
     """Put the phase and its operation into words."""
     phase = region.phase
     if phase is Phase.COMMS:
-        return _operation(frames, region) + _around(region)
+        return (_operation(frames, region) or phase.value) + _around(region)
     if phase is Phase.LOGGING:
         logs = (
             frame for frame, mark in zip(frames, region.marks, strict=True) if mark and mark.phase is phase
