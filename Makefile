@@ -7,6 +7,8 @@ DEMO ?=
 VERDICTS ?=
 SHARE ?=
 SWITCH ?=
+FRAMEWORKS ?=
+FRAMEWORKS_PYTHON ?=
 PYTEST ?=
 
 BIN := .venv/bin
@@ -15,7 +17,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm verdicts bench-share bench-switch test-gpu
+        bench-cost bench-stacks bench-harm verdicts bench-share bench-switch test-gpu test-frameworks
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,3 +100,8 @@ bench-share: torch-for-tests ## does the stated share of data wait hold the trut
 
 bench-switch: torch-for-tests ## how soon the verdict follows a change of cause; SWITCH="--help"
 	@$(BIN)/python -m tests.verdicts.switch $(SWITCH)
+
+test-frameworks: setup ## verdicts on Trainer, Lightning and Accelerate with faults; FRAMEWORKS_PYTHON=PATH
+	@test -n '$(FRAMEWORKS_PYTHON)' || { \
+		echo 'test-frameworks: FRAMEWORKS_PYTHON=PATH of a Python >= 3.10 where this was run: pip install torch, then pip install transformers accelerate lightning numpy pillow'; exit 2; }
+	@$(BIN)/python -m tests.frameworks.matrix --python '$(FRAMEWORKS_PYTHON)' $(FRAMEWORKS)

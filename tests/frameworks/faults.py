@@ -1,0 +1,47 @@
+"""Name the faults. Nothing but the standard library: the programs run where tpmon is not installed."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+WORKERS = 2
+CPUS = 2
+QUOTA_CORES = 0.6
+POOL_THREADS = 64
+CHECKPOINT_STEPS = 3
+READ_MS = 30.0
+"""What one sample takes from a slow store: a batch then takes several steps' time."""
+
+
+class Fault(str, Enum):
+    """Name what is wrong with a program; the values are words of the command line."""
+
+    HEALTHY = "healthy"
+    NO_WORKERS = "no-workers"
+    SLOW_STORE = "slow-store"
+    SLOW_FUSE = "slow-fuse"
+    POOL = "omp-64"
+    ONE_CPU = "one-cpu"
+    QUOTA = "cpu-quota"
+    STOPPED_WORKER = "stopped-worker"
+    CHECKPOINTS = "checkpoints"
+
+    @property
+    def workers(self) -> int:
+        """Return how many loader workers the program asks for."""
+        return {Fault.NO_WORKERS: 0, Fault.ONE_CPU: WORKERS + 1}.get(self, WORKERS)
+
+    @property
+    def load_steps(self) -> float:
+        """Return what the transform of a batch costs in CPU, in times of a step."""
+        return {Fault.NO_WORKERS: 1.8, Fault.ONE_CPU: 6.0}.get(self, 0.1)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what is set in the environment; else the pools have their default size."""
+        return {"OMP_NUM_THREADS": str(POOL_THREADS)} if self is Fault.POOL else {}
+
+    def wrap(self, command: list[str], cpus: list[int]) -> list[str]:
+        """Return the command that starts the program on ``cpus``, or on one of them."""
+        mine = cpus[:1] if self is Fault.ONE_CPU else cpus[:CPUS]
+        return ["taskset", "-c", ",".join(map(str, mine)), *command]

@@ -1,0 +1,115 @@
+"""What the programs share: their options, where samples come from, and what a transform costs."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from faults import QUOTA_CORES, READ_MS, Fault
+
+sys.path.append(str(Path(__file__).parents[1] / "programs" / "causes"))
+from limits import RefusedError, enter_cpu_quota
+from loop import CANNOT, READY_STEPS, Truth, take_cpu_ms
+from slow_fs import mount_slow_fs
+from store import fetch, start_store
+
+FUSE_MB_S = 500.0
+
+
+class Program:
+    """Hold the options of a program and what it knows about itself."""
+
+    def __init__(self, doc: str) -> None:
+        parser = argparse.ArgumentParser(description=doc)
+        parser.add_argument("--fault", type=Fault, default=Fault.HEALTHY, choices=list(Fault))
+        parser.add_argument("--seconds", type=int, default=180, help="end so long after the start")
+        parser.add_argument("--steps-file", default="", help="count steps there")
+        parser.add_argument("--folder", default=".", help="data and checkpoints go there")
+        options = parser.parse_args()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        signal.alarm(options.seconds)
+        self.fault: Fault = options.fault
+        self.folder = Path(options.folder)
+        self.truth = Truth(options.steps_file)
+        if self.fault is Fault.QUOTA:
+            self.attempt(lambda: enter_cpu_quota(QUOTA_CORES))
+
+    def attempt(self, act: Callable[[], object]) -> object:
+        """Do what the machine may refuse; end with the reason where it does."""
+        try:
+            return act()
+        except (RefusedError, OSError) as error:
+            print(f"skip: {error}", file=sys.stderr, flush=True)
+            sys.exit(CANNOT)
+
+    def note_step(self) -> None:
+        """Count a step that ended now."""
+        self.truth.note(0)
+        if self.truth.steps == READY_STEPS:
+            self.truth.ready()
+
+    def open_source(self, sample_bytes: int) -> Source | None:
+        """Return the slow source that the fault asks for; None where samples are near."""
+        if self.fault is Fault.SLOW_STORE:
+            return Store(start_store(sample_bytes, READ_MS), sample_bytes)
+        if self.fault is Fault.SLOW_FUSE:
+            place = self.attempt(lambda: mount_slow_fs(sample_bytes, READ_MS / 2, FUSE_MB_S))
+            return Files(str(place), sample_bytes)  # the open and the read are late, half each
+        return None
+
+    def count_rounds(self, step: Callable[[], object], one_round: Callable[[], object], batch: int) -> int:
+        """Return how often a transform repeats its work for each sample, to cost what the fault says."""
+        step_ms = take_ms(step)
+        round_ms = take_cpu_ms(lambda: [one_round() for _ in range(20)]) / 20
+        print(f"step {step_ms:.1f} ms, one round {round_ms:.3f} ms", flush=True)
+        return max(1, round(self.fault.load_steps * step_ms / batch / round_ms))
+
+
+class Source:
+    """Give the bytes of sample ``index``."""
+
+    def read(self, index: int) -> bytearray:
+        raise NotImplementedError
+
+
+class Store(Source):
+    """Ask a store over TCP, each worker over one connection."""
+
+    def __init__(self, port: int, sample_bytes: int) -> None:
+        self.port = port
+        self.sample_bytes = sample_bytes
+        self.connection: socket.socket | None = None
+
+    def read(self, index: int) -> bytearray:
+        if self.connection is None:
+            self.connection = socket.create_connection(("127.0.0.1", self.port))
+        return fetch(self.connection, self.sample_bytes)
+
+
+class Files(Source):
+    """Read one small file for each sample."""
+
+    def __init__(self, place: str, sample_bytes: int) -> None:
+        self.place = place
+        self.sample_bytes = sample_bytes
+
+    def read(self, index: int) -> bytearray:
+        with open(os.path.join(self.place, str(index)), "rb", buffering=0) as file:
+            return bytearray(file.read(self.sample_bytes))
+
+
+def take_ms(work: Callable[[], object], tries: int = 4) -> float:
+    """Return the least milliseconds that a call took."""
+    times = []
+    for _ in range(tries):
+        before = time.monotonic()
+        work()
+        times.append(time.monotonic() - before)
+    return min(times) * 1000
