@@ -8,9 +8,9 @@ from parts import Program, Source
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-BATCH = 8
+BATCH = 16
 LENGTH = 64
-VOCABULARY = 8192
+VOCABULARY = 4096
 
 
 def tokenize(text: bytes, rounds: int) -> list[int]:
@@ -49,7 +49,7 @@ class Count(TrainerCallback):
 
 program = Program(__doc__)
 torch.manual_seed(0)
-config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=192, n_layer=4, n_head=4)
+config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=96, n_layer=2, n_head=4)
 model = GPT2LMHeadModel(config)
 example = torch.randint(VOCABULARY, (BATCH, LENGTH))
 

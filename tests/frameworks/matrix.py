@@ -79,7 +79,7 @@ def run_row(row: Row, python: str) -> Iterator[Running]:
         try:
             running = Running(process, steps_file, log)
             running.wait_until_ready()
-            time.sleep(SETTLE_S)
+            time.sleep(SETTLE_S if row.fault is Fault.HEALTHY else 0)
             if row.fault is Fault.STOPPED_WORKER:
                 stop_worker(running.pid)
             yield running
@@ -140,14 +140,18 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
     versions = read_versions(options.python)
-    rows = []
+    left_out = []
     for framework in FRAMEWORKS:
         lacking = [name for name in ("torch", *framework.packages) if name not in versions]
         if lacking:
             print(f"{framework.program} left out; it needs: pip install {' '.join(lacking)}", flush=True)
-        else:
-            rows += [row for row in ROWS if row.framework is framework]
-    lines = HEAD + [run_once(row, options.python) for row in choose(rows, options.only)]
+            left_out.append(framework)
+    rows = [row for row in ROWS if row.framework not in left_out]
+    lines = list(HEAD)
+    for row in choose(rows, options.only):
+        line = run_once(row, options.python)
+        lines.append(line)
+        print(line, flush=True)  # the table is lost where somebody ends this, what was found is not
     print("\n".join(["", ", ".join(f"{name} {version}" for name, version in versions.items()), "", *lines]))
     hits, misses = (sum(line.endswith(f"| {word} |") for line in lines) for word in ("yes", "no"))
     print(f"\n{hits} hits, {misses} misses")

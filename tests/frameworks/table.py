@@ -58,4 +58,4 @@ EXPECTED = {
     Fault.CHECKPOINTS: (Label(Kind.PAUSED, "checkpoint"),),
 }
 
-ROWS = tuple(Row(framework, fault, EXPECTED[fault]) for framework in FRAMEWORKS for fault in Fault)
+ROWS = tuple(Row(framework, fault, EXPECTED[fault]) for fault in Fault for framework in FRAMEWORKS)
