@@ -7,7 +7,8 @@ from enum import Enum
 WORKERS = 2
 CPUS = 2
 QUOTA_CORES = 0.6
-POOL_THREADS = 64
+OMP_THREADS = 64
+POOL_THREADS = 16
 CHECKPOINT_STEPS = 3
 READ_MS = 30.0
 """What one sample takes from a slow store: a batch then takes several steps' time."""
@@ -20,7 +21,8 @@ class Fault(str, Enum):
     NO_WORKERS = "no-workers"
     SLOW_STORE = "slow-store"
     SLOW_FUSE = "slow-fuse"
-    POOL = "omp-64"
+    OMP = "omp-64"
+    POOL = "threads-16"
     ONE_CPU = "one-cpu"
     QUOTA = "cpu-quota"
     STOPPED_WORKER = "stopped-worker"
@@ -39,7 +41,7 @@ class Fault(str, Enum):
     @property
     def environment(self) -> dict[str, str]:
         """Return what is set in the environment; else the pools have their default size."""
-        return {"OMP_NUM_THREADS": str(POOL_THREADS)} if self is Fault.POOL else {}
+        return {"OMP_NUM_THREADS": str(OMP_THREADS)} if self is Fault.OMP else {}
 
     def wrap(self, command: list[str], cpus: list[int]) -> list[str]:
         """Return the command that starts the program on ``cpus``, or on one of them."""

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faults import QUOTA_CORES, READ_MS, Fault
+import torch
+from faults import POOL_THREADS, QUOTA_CORES, READ_MS, Fault
 
 sys.path.append(str(Path(__file__).parents[1] / "programs" / "causes"))
 from limits import RefusedError, enter_cpu_quota
@@ -38,6 +39,8 @@ class Program:
         self.fault: Fault = options.fault
         self.folder = Path(options.folder)
         self.truth = Truth(options.steps_file)
+        if self.fault is Fault.POOL:
+            torch.set_num_threads(POOL_THREADS)
         if self.fault is Fault.QUOTA:
             self.attempt(lambda: enter_cpu_quota(QUOTA_CORES))
 
