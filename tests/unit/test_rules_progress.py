@@ -220,6 +220,17 @@ def test_a_debugger_that_only_looks_is_not_a_hang():
     assert type(judge_stopped(see(frames))) is Unsure
 
 
+def test_a_rank_that_fetches_a_batch_from_a_stopped_worker_waits_for_it():
+    stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
+    members = (make_process(), make_worker(), stopped)
+    fetching = make_frame(processes=members, main_threads=(make_looks(io=10),))
+    assert said(judge_stopped(scene_of(fetching))) == (Kind.HUNG, "stopped")
+    going_on = make_frame(processes=members, main_threads=(make_looks(io=5),))
+    answer = judge_stopped(scene_of(going_on))
+    assert isinstance(answer, Cleared)
+    assert "its rank goes on" in answer.text, "a stopped worker is never told as none"
+
+
 def test_a_stopped_worker_hangs_the_job_once_its_rank_waits():
     stopped = quiet_worker(4222, worker=1, state="T", waits_for="stopped by a signal")
     waiting = make_frame(

@@ -22,6 +22,7 @@ from tpmon.judge.stillness import (
     name_rank,
     say_elsewhere,
     waits_for_batch,
+    waits_for_workers,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
@@ -97,7 +98,7 @@ def _stop_sources(process: ProcessSample) -> frozenset[str]:
 
 def judge_stopped(scene: Scene) -> Answer:
     """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
-    unread = ""
+    unread, passed = "", "stopped processes (none)"
     for rank, process, name in _members(scene):
         how = _stop_of(process)
         if not how:
@@ -106,11 +107,12 @@ def judge_stopped(scene: Scene) -> Answer:
         if seconds < STOPPED_S:
             unread = f"stopped ({name} is, for {seconds:.0f} s)"
             continue
-        waits = waits_for_batch(rank)
+        waits = waits_for_workers(rank)
         if process.role is Role.WORKER and not is_known(waits):
             unread = f"stopped ({name} is; whether its rank waits for it: {waits.reason})"
             continue
         if process.role is Role.WORKER and not waits:
+            passed = f"stopped processes ({name} is; its rank goes on)"
             continue
         return Suspicion(
             kind=Kind.HUNG,
@@ -134,7 +136,7 @@ def judge_stopped(scene: Scene) -> Answer:
             rank=rank.process.rank,
             held_ns=_held_ns(scene, seconds),
         )
-    return Unsure(unread) if unread else Cleared("stopped processes (none)")
+    return Unsure(unread) if unread else Cleared(passed)
 
 
 def _io_of(process: ProcessSample) -> str:

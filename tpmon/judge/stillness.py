@@ -23,6 +23,8 @@ STILL_DEMAND = 0.005
 """Mean demand of a main thread, in threads, below which it does not run: 0.00 in every hang."""
 STILL_TICK_DEMAND = 0.05
 """The same in any one second: a loader's wait wakes up every 5 s, and waits for a CPU then."""
+AT_REST = 0.1
+"""Share of looks that may find the main thread running when its rank rests."""
 QUIET_WORKER_DEMAND = 0.02
 """Demand of a worker below which it does nothing."""
 QUIET_RANK_DEMAND = 0.1
@@ -216,3 +218,17 @@ def waits_for_batch(rank: RankScene, least: float = 0.9) -> Known[bool]:
     if see_pins(rank):
         return Missing("behind a pin thread a wait for a batch looks like any lock")
     return map_known(lambda ratio: ratio >= least, rank.batch_wait_ratio)
+
+
+def waits_for_workers(rank: RankScene) -> Known[bool]:
+    """Tell whether a rank waits for a worker: at its queue, or at rest in the middle of a hand-over.
+
+    A batch in shared memory is fetched from its worker over a unix socket; a worker that is stopped then
+    leaves the rank there, which is no wait at a queue.
+    """
+    waits = waits_for_batch(rank)
+    if is_known(waits) and waits:
+        return True
+    if is_known(rank.main):
+        return rank.main.running <= AT_REST
+    return waits
