@@ -24,10 +24,10 @@ Sink = Callable[[Update], None]
 
 
 def collect_rarely() -> None:
-    """Let Python's cycle collector run about every ten seconds instead of many times a second.
+    """Let Python's cycle collector run rarely instead of many times a second.
 
-    A Window holds a minute of immutable samples without cycles: walking them over and over took a
-    sixth of the session's time on 137 processes (docs/overhead.md).
+    A Window holds a minute of immutable samples without cycles, which it would walk over and over
+    (docs/overhead.md).
     """
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD, 10, 10)

@@ -225,7 +225,7 @@ def test_any_window_gives_a_verdict_of_the_table(frames: list[Frame]) -> None:
 
 
 def test_a_verdict_costs_few_milliseconds() -> None:
-    """Promised are 2 ms (1.5 measured); a slow machine has its room."""
+    """Promised are 2 ms (1.3 to 1.7 measured), held at 1.5 times that like every budget."""
     frames = starved(COMPUTES, workers=8, seconds=60)
     standing = run(frames)[-1].standing
     gc.collect()
@@ -235,7 +235,7 @@ def test_a_verdict_costs_few_milliseconds() -> None:
         judge(frames, standing)
         costs.append((time.process_time_ns() - began) / 1e6)
     # The least of them: what others do on the machine only adds to it.
-    assert min(costs) <= 5.0
+    assert min(costs) <= 3.0
 
 
 def test_every_kind_has_an_exit_code() -> None:

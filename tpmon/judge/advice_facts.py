@@ -147,13 +147,18 @@ def _fewer_workers(facts: Facts) -> Known[int]:
     return map_known(lambda count: max(1, count // 2), facts.workers_per_rank)
 
 
+def write_gain(share: float) -> str:
+    """Write what a run gains when a share of its time (0-1) goes away: "2.4x"."""
+    if share > 1 - 1 / MOST_GAIN:
+        return f"more than {MOST_GAIN:.0f}x"
+    return f"{1 / (1 - share):.1f}x"
+
+
 def _gain(facts: Facts) -> Known[str]:
     waiting = facts.waiting_ratio
     if not is_known(waiting) or not 0 <= waiting <= 1:
         return _UNREAD
-    if waiting > 1 - 1 / MOST_GAIN:
-        return f"more than {MOST_GAIN:.0f}x"
-    return f"{1 / (1 - waiting):.1f}x"
+    return write_gain(waiting)
 
 
 _POOL_VARIABLES = (

@@ -25,9 +25,10 @@ from tpmon.judge.standing import Key, Standing, follow, key_of, note_cleared, st
 from tpmon.judge.suspicion import Answer, Rule, Suspicion
 from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
-from tpmon.model.known import is_known, known_or
+from tpmon.model.known import known_or
 from tpmon.model.process import RankRow
 from tpmon.model.verdict import EXIT_CODES, Finding, Kind
+from tpmon.model.verdict_words import join_cause
 
 RULES: tuple[Rule, ...] = (
     rules_cpu.judge_quota,
@@ -44,7 +45,9 @@ RULES: tuple[Rule, ...] = (
 )
 FINISHED: Key = (Kind.IDLE, "finished")
 LARGE_JOB_S = 2.5
-"""With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 3 to 5 ms."""
+"""With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 5 to 10 ms."""
+OTHER_WEIGHT = 0.1
+"""Share of the time from which a second cause is worth a note."""
 NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
 
 
@@ -56,14 +59,6 @@ class Judgement:
     standing: Standing
 
 
-def name_verdict(key: Key | None) -> str:
-    """Write a verdict in words: "data-bound (cpu-transform)"."""
-    if key is None:
-        return "not-enough-evidence"
-    kind, cause = key
-    return f"{kind.value} ({cause})" if is_known(cause) else kind.value
-
-
 def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
     """Put the place that the stacks tell into the row of a rank; the kernel's word stays without them."""
     known = phases.get(row.pid)
@@ -73,8 +68,9 @@ def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
 def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
     if old == new:
         return ()
-    was = f", was {name_verdict(old)}" if old is not None else ""
-    return (Event(frame.taken, EventKind.VERDICT, f"verdict: {name_verdict(new)}{was}"),)
+    was = f", was {join_cause(*old)}" if old is not None else ""
+    said = Kind.NOT_ENOUGH_EVIDENCE.value if new is None else join_cause(*new)
+    return (Event(frame.taken, EventKind.VERDICT, f"verdict: {said}{was}"),)
 
 
 def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[str, ...]:
@@ -84,9 +80,9 @@ def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[s
     others = [
         one
         for one, key in zip(suspicions, keys, strict=True)
-        if key != stated and key not in explained and one.weight >= 0.1 and not _is_calm(one)
+        if key != stated and key not in explained and one.weight >= OTHER_WEIGHT and not _is_calm(one)
     ]
-    return tuple(f"also {name_verdict(key_of(one))}: {one.summary}" for one in others[:2])
+    return tuple(f"also {join_cause(*key_of(one))}: {one.summary}" for one in others[:2])
 
 
 def _is_calm(suspicion: Suspicion) -> bool:

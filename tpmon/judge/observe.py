@@ -8,15 +8,13 @@ from collections.abc import Iterable
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
+from tpmon.judge.starvation import FREE_CORES
 from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.worker_load import BLOCKED_WORKER, BUSY_WORKER
 from tpmon.model.facts import list_taxes
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.verdict import Kind
 
-BUSY_WORKER = 0.5
-"""Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31."""
-BLOCKED_WORKER = 0.4
-FREE_CORES = 0.5
 FULL_RATIO = 0.9
 POOL_THREADS = 2
 FREE_CARD_RATIO = 0.6

@@ -33,6 +33,21 @@ class Phase(str, Enum):
     OTHER = "other"
 
 
+TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+ELSEWHERE = (
+    Phase.DATA_WAIT,
+    Phase.COMMS,
+    Phase.CHECKPOINT,
+    Phase.VALIDATION,
+    Phase.LOGGING,
+    Phase.IMPORT,
+    Phase.LOAD,
+    Phase.COMPILE,
+    Phase.INPUT,
+)
+"""What is neither the model, nor a wait for the GPU, nor the user's own code."""
+
+
 class DataPart(str, Enum):
     """Say what the main thread does within its data wait."""
 

@@ -5,8 +5,10 @@ Both need to see work, not only the absence of trouble: what was not read is no 
 
 from __future__ import annotations
 
+from tpmon.judge.phase_kinds import ELSEWHERE, TRAINING
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cards import answer_without_cards
+from tpmon.judge.rules_cpu import POOL_RATIO
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
 from tpmon.judge.stillness import name_rank
@@ -18,8 +20,6 @@ from tpmon.model.verdict import Evidence, Kind
 BUSY_BUDGET_RATIO = 0.8
 """Demand of the ranks over the budget from which the cores are the limit: 1.0 with as many threads as
 CPUs, 0.5 with one on two. Demand, not use: neighbours do not change it."""
-FULL_POOL_RATIO = 1.5
-"""Pools over the budget are not health any more: ``rules_cpu.POOL_RATIO``."""
 COMPUTING_RATIO = 0.6
 """Share of samples in forward, backward and optimizer that makes computing what the ranks do."""
 LIVELY_RATIO = 0.4
@@ -33,19 +33,7 @@ LIVELY_LOOKS = 0.5
 LEAST_SAMPLES = 10
 """Stack samples of a rank below which nothing is said of its shares."""
 
-_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-_HOLDING = (
-    Phase.DATA_WAIT,
-    Phase.SYNC,
-    Phase.COMMS,
-    Phase.CHECKPOINT,
-    Phase.VALIDATION,
-    Phase.LOGGING,
-    Phase.IMPORT,
-    Phase.LOAD,
-    Phase.COMPILE,
-    Phase.INPUT,
-)
+_HOLDING = (*ELSEWHERE, Phase.SYNC)
 
 
 def _rank_demand(scene: Scene) -> Known[float]:
@@ -65,7 +53,7 @@ def _computing(scene: Scene) -> Known[float]:
             return rank.phases
         if rank.phases.samples < LEAST_SAMPLES:
             return Missing(f"{rank.phases.samples} stack samples of {name_rank(rank)} so far")
-        ratios.append(rank.phases.ratio(*_TRAINING))
+        ratios.append(rank.phases.ratio(*TRAINING))
     return min(ratios) if ratios else Missing("no rank was read")
 
 
@@ -84,7 +72,7 @@ def judge_cpu_compute(scene: Scene) -> Answer:
     ratio = demand / budget
     if ratio < BUSY_BUDGET_RATIO:
         return Cleared(f"CPU compute (the ranks want {demand:.1f} of {budget:.1f} CPUs)")
-    if is_known(scene.pool_ratio) and scene.pool_ratio >= FULL_POOL_RATIO:
+    if is_known(scene.pool_ratio) and scene.pool_ratio >= POOL_RATIO:
         return Cleared(f"CPU compute (pools want {scene.pool_ratio:.1f} times the CPUs)")
     if is_known(computing) and computing < COMPUTING_RATIO:
         return Cleared(f"CPU compute (in the model {format_pct(100 * computing)} % of the time)")

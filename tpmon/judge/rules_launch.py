@@ -7,6 +7,7 @@ costs nothing.
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.phase_kinds import ELSEWHERE, TRAINING
 from tpmon.judge.phases import DataPart, Phase, RankPhases
 from tpmon.judge.rules_cards import answer_without_cards
 from tpmon.judge.scene import RankScene, Scene
@@ -25,19 +26,6 @@ SYNC_SLACK_RATIO = 0.1
 """GPU idle time that nothing but the synchronise explains; less is the noise of two samplings."""
 WORKING_RATIO = 0.5
 """Share of samples in model or Python code that makes the host the one that works."""
-
-_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-_ELSEWHERE = (
-    Phase.DATA_WAIT,
-    Phase.COMMS,
-    Phase.CHECKPOINT,
-    Phase.VALIDATION,
-    Phase.LOGGING,
-    Phase.IMPORT,
-    Phase.LOAD,
-    Phase.COMPILE,
-    Phase.INPUT,
-)
 
 
 def judge_launch_bound(scene: Scene) -> Answer:
@@ -68,7 +56,7 @@ def judge_launch_bound(scene: Scene) -> Answer:
         return Cleared(
             f"launching of kernels ({name} is {format_pct(100 * held)} % in waits for GPU or ranks)"
         )
-    training, between = rank.phases.ratio(*_TRAINING), rank.phases.ratio(Phase.OTHER, Phase.LOGGING)
+    training, between = rank.phases.ratio(*TRAINING), rank.phases.ratio(Phase.OTHER, Phase.LOGGING)
     if training + between < WORKING_RATIO:
         return Cleared(f"launching of kernels ({name} is elsewhere)")
     moves = stack_moves(rank)
@@ -117,7 +105,7 @@ def _copy_ratio(phases: RankPhases) -> float:
 
 def _unexplained_idle(phases: RankPhases, slack: Slack) -> float:
     """Return the GPU's idle share that the host does not spend elsewhere than in steps and copies."""
-    elsewhere = phases.ratio(*_ELSEWHERE) - min(phases.ratio(Phase.DATA_WAIT), _copy_ratio(phases))
+    elsewhere = phases.ratio(*ELSEWHERE) - min(phases.ratio(Phase.DATA_WAIT), _copy_ratio(phases))
     return max(0.0, slack.idle_ratio - elsewhere)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen
+from tpmon.judge.advice_facts import write_gain
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
 from tpmon.judge.standing import Standing, Track
@@ -25,7 +26,6 @@ ONSET_HISTORY_S = 10.0
 """A cause that came so long after its rule had first said that it is not there began where it was seen."""
 FIRST_READINGS_S = 3.0
 """What held within so long after the first reading is older than it."""
-MOST_GAIN = 20.0
 LOOKING_S = 10.0
 
 _LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -93,14 +93,12 @@ def _pick(suspicion: Suspicion, remedies: Sequence[Chosen]) -> Chosen | None:
 
 
 def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
-    """Say what the run gains at most: "2.4x if all of the waiting goes away"."""
+    """Say what the run gains at most: "2.4x if all of it goes away"."""
     if EXIT_CODES[suspicion.kind] == 0 or suspicion.kind is Kind.HUNG:
         return NOT_APPLICABLE
     share = suspicion.share
     if is_known(share) and 0 < share <= 1:
-        gain = 1 / max(1 - share, 1 / MOST_GAIN)
-        size = f"{gain:.1f}x" if share < 1 - 1 / MOST_GAIN else f"more than {MOST_GAIN:.0f}x"
-        return f"{size} if all of it goes away"
+        return f"{write_gain(share)} if all of it goes away"
     if chosen is None or "{gain}" in chosen.remedy.ceiling:
         return Missing("the share of time that it costs is not known")
     return chosen.ceiling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
 from tpmon.model.verdict import EXIT_CODES, Evidence, Finding, Kind, SinceIs
 
@@ -25,10 +25,14 @@ def name_cause(finding: Finding) -> str:
     return finding.cause if is_known(finding.cause) else ""
 
 
-def name_verdict(finding: Finding) -> str:
+def join_cause(kind: Kind, cause: Applicable[str]) -> str:
     """Write kind and cause: "data-bound (cpu-transform)"."""
-    cause = finding.cause
-    return f"{finding.kind.value} ({cause})" if is_known(cause) else finding.kind.value
+    return f"{kind.value} ({cause})" if is_known(cause) else kind.value
+
+
+def name_verdict(finding: Finding) -> str:
+    """Write kind and cause of a Finding."""
+    return join_cause(finding.kind, finding.cause)
 
 
 def is_undecided(finding: Finding) -> bool:
