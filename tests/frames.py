@@ -377,6 +377,7 @@ def make_frame(**fields: Any) -> Frame:
         driver=NO_DRIVER,
         gpus=NO_DRIVER,
         stacks=NO_STACKS,
+        rounds=NOT_APPLICABLE,
         main_threads=NO_STACKS,
         verdict=Missing("not judged"),
         notes=(),

@@ -11,16 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.judgement import judge
 from tpmon.judge.standing import Standing
+from tpmon.model.dump import DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.results import Update
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.results import DumpUpdate, Update
 from tpmon.model.window import Window
 
 GARBAGE_THRESHOLD = 50_000
 """New containers between two collections of the youngest generation."""
 
 Sink = Callable[[Update], None]
+DumpSink = Callable[[DumpUpdate], None]
+NOTHING_READ = Missing("nothing was read yet")
 
 
 def collect_rarely() -> None:
@@ -33,8 +38,29 @@ def collect_rarely() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD, 10, 10)
 
 
+class DumpSource(Protocol):
+    """Read dumps, one at a time, in a thread of its own; every call returns at once."""
+
+    on_change: Callable[[], None]
+    """Called, in another thread, whenever ``state`` has more."""
+
+    @property
+    def state(self) -> Applicable[DumpState]:
+        """Return how far the newest dump is."""
+        ...
+
+    def ask(self, request: DumpRequest) -> None:
+        """Start to look at the stacks of the job."""
+        ...
+
+
 class FrameSource(Protocol):
     """Give Frames: the Collector, or a list of them in a test."""
+
+    @property
+    def dumps(self) -> DumpSource:
+        """Return what reads stacks on demand."""
+        ...
 
     def collect(self) -> Frame:
         """Return the Frame of now."""
@@ -52,15 +78,24 @@ class FrameSource(Protocol):
 class Session:
     """Run the loop in the caller's thread (``run``) or in a daemon thread (``start``)."""
 
-    def __init__(self, source: FrameSource, sinks: Sequence[Sink], interval_s: float) -> None:
+    def __init__(
+        self,
+        source: FrameSource,
+        sinks: Sequence[Sink],
+        interval_s: float,
+        dump_sinks: Sequence[DumpSink] = (),
+    ) -> None:
         """Hold the parts; nothing runs yet."""
         self._source = source
         self._sinks = tuple(sinks)
+        self._dump_sinks = tuple(dump_sinks)
+        self._dump_state: Applicable[DumpState] = NOT_APPLICABLE
         self._interval_s = interval_s
         self._window = Window()
         self._standing = Standing()
         self._wake = threading.Event()
         self._stopped = threading.Event()
+        source.dumps.on_change = self._wake.set
 
     def start(self, on_error: Callable[[BaseException], None]) -> None:
         """Run in a daemon thread until ``stop``; an exception goes to ``on_error`` and ends the loop."""
@@ -90,6 +125,7 @@ class Session:
                 update = Update(last, self._window.pulses())
                 for sink in self._sinks:
                     sink(update)
+                self._hand_out_dump()
                 count += 1
                 if last.target.state is TargetState.ENDED or count == frames:
                     break
@@ -104,6 +140,10 @@ class Session:
         self._source.set_interval(seconds)
         self._wake.set()
 
+    def ask_dump(self, request: DumpRequest) -> None:
+        """Start to look at the stacks of the job now; what comes goes to the dump sinks."""
+        self._source.dumps.ask(request)
+
     def stop(self) -> None:
         """End the loop after the reading it is in; never waits for it."""
         self._stopped.set()
@@ -117,4 +157,22 @@ class Session:
             if next_due <= now or not self._wake.wait(next_due - now):
                 return next_due
             self._wake.clear()
+            self._hand_out_dump()
         return due
+
+    def _hand_out_dump(self) -> None:
+        """Fold what a dump has read, when that is more than last time, and hand it to the dump sinks."""
+        state = self._source.dumps.state
+        if state is self._dump_state or not is_known(state):
+            return
+        self._dump_state = state
+        if not self._dump_sinks:
+            return
+        target = self._window.last().target
+        dump = (
+            fold_rounds(state.rounds, Origin(target.pid, target.script, target.world_size))
+            if state.rounds
+            else NOTHING_READ
+        )
+        for sink in self._dump_sinks:
+            sink(DumpUpdate(state, dump))

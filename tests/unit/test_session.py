@@ -10,10 +10,29 @@ from dataclasses import replace
 
 import pytest
 
+from tests.dumps import make_rank, make_round
 from tests.frames import make_cpu, make_frame, make_target
+from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.results import Update
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.results import DumpUpdate, Update
 from tpmon.session import Session
+
+
+class Dumps:
+    """Answer a request with the states that a test gives, one at each call of ``tell``."""
+
+    def __init__(self) -> None:
+        self.on_change = lambda: None
+        self.state: Applicable[DumpState] = NOT_APPLICABLE
+        self.asked: list[DumpRequest] = []
+
+    def ask(self, request: DumpRequest) -> None:
+        self.asked.append(request)
+
+    def tell(self, state: DumpState) -> None:
+        self.state = state
+        self.on_change()
 
 
 class Source:
@@ -22,6 +41,7 @@ class Source:
     def __init__(
         self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1
     ) -> None:
+        self.dumps = Dumps()
         self.times: list[float] = []
         self.intervals: list[float] = []
         self.closed = 0
@@ -232,3 +252,41 @@ def test_tpmon_steps_aside_for_the_training():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "True"
+
+
+def dump_state(**fields) -> DumpState:
+    """Return the state of a dump of the key that has begun."""
+    begun = DumpState(DumpRequest(Asker.KEY), (), answered=0, asked=2, running=True, refused="")
+    return replace(begun, **fields)
+
+
+def test_a_dump_that_grows_reaches_its_sinks_between_two_readings():
+    source, sink = Source(), Sink()
+    grown: list[DumpUpdate] = []
+    session = Session(source, (sink,), 30.0, (grown.append,))
+    errors: list[BaseException] = []
+    session.start(errors.append)
+    try:
+        assert sink.wait_for(1)
+        session.ask_dump(DumpRequest(Asker.KEY))
+        source.dumps.tell(dump_state())
+        assert wait_until(lambda: len(grown) == 1)
+        source.dumps.tell(dump_state(rounds=(make_round(make_rank(0)),), answered=1))
+        assert wait_until(lambda: len(grown) == 2)
+    finally:
+        session.stop()
+    assert source.dumps.asked == [DumpRequest(Asker.KEY)]
+    assert not is_known(grown[0].dump)
+    assert is_known(grown[1].dump)
+    assert [len(group.threads) for group in grown[1].dump.groups] == [1]
+    assert (len(sink.updates), errors) == (1, [])
+
+
+def test_a_dump_is_handed_out_once_and_not_folded_where_nobody_looks():
+    source, grown = Source(), []
+    source.dumps.tell(dump_state(refused="a dump is being read already"))
+    Session(source, (), 0.005, (grown.append,)).run(frames=3)
+    assert len(grown) == 1
+    other = Source()
+    other.dumps.tell(dump_state(rounds=("no round",)))
+    Session(other, (), 0.005).run(frames=2)

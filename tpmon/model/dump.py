@@ -119,6 +119,44 @@ class DumpRound:
     spy_cpu_ms: float
 
 
+class Asker(str, Enum):
+    """Name who asked for a dump."""
+
+    KEY = "key"
+    WATCH = "watch"
+    """tpmon itself, because the job may hang: without a stop, always."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRequest:
+    """Ask for looks at a job; ``pids`` empty means every process of it.
+
+    With ``block`` a process that cannot be read otherwise is stopped for some milliseconds.
+    """
+
+    asker: Asker
+    rounds: int = 1
+    every_s: float = 5.0
+    pids: frozenset[int] = frozenset()
+    block: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DumpState:
+    """Say how far a dump is. While it is ``running`` the last of ``rounds`` may be a part of one.
+
+    ``answered`` of ``asked`` processes are done in the round that is read. ``refused`` says why a
+    request was not taken, "" where it was.
+    """
+
+    request: DumpRequest
+    rounds: tuple[DumpRound, ...]
+    answered: int
+    asked: int
+    running: bool
+    refused: str
+
+
 class Motion(str, Enum):
     """Say what a thread did between the looks."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tpmon.model.dump import Dump, DumpState
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known
 from tpmon.model.window import Pulse
@@ -15,6 +16,14 @@ class Update:
 
     frame: Frame
     pulses: tuple[Pulse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DumpUpdate:
+    """Hand a dump to a sink as it grows: how far it is, and the fold of what has come so far."""
+
+    state: DumpState
+    dump: Known[Dump]
 
 
 @dataclass(frozen=True, slots=True)

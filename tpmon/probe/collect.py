@@ -41,6 +41,8 @@ from tpmon.probe.assemble import (
 from tpmon.probe.background import Background, read_within
 from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
 from tpmon.probe.changes import Changes
+from tpmon.probe.dump import dumpable
+from tpmon.probe.dump_service import DumpService
 from tpmon.probe.events import EventTeller, describe_attach
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, HostReading, read_shm
@@ -92,6 +94,7 @@ class Collector:
         self._loader = LoaderProbe()
         self._main_threads = MainThreadProbe()
         self._stacks = StackSampler(enabled=stacks)
+        self.dumps = DumpService(lambda: dumpable(self._membership.job))
         self._pss = PssRation()
         self._growth = Growth()
         self._cost = OwnCostMeter()
@@ -137,7 +140,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop every probe; never waits for one that is stuck."""
-        for source in self._sources:
+        for source in (*self._sources, self.dumps):
             source.stop()
         self._gpu.stop()
         self._population.close()
@@ -159,7 +162,9 @@ class Collector:
         tick_ms = (time.thread_time_ns() - started_ns) / 1e6
         self._cost.add_tick(tick_ms, self._interval_s)
         child = self._gpu.child_pid()
-        own = self._cost.read([child] if is_known(child) else [], tick_ms, 0.0, self._stacks.cost())
+        own = self._cost.read(
+            [child] if is_known(child) else [], tick_ms, self.dumps.paused_ms, self._stacks.cost()
+        )
         self._last = replace(frame, self_=own)
         return self._last
 
@@ -227,6 +232,7 @@ class Collector:
             driver=gpu.driver,
             gpus=gpu.gpus,
             stacks=slices,
+            rounds=self.dumps.take(),
             main_threads=looks,
             verdict=_NOT_JUDGED,
             notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
@@ -368,6 +374,7 @@ class Collector:
             ages_s=age_by(self._last.ages_s, (now_ns - self._last.taken_ns) / 1e9),
             output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
             stacks=self._stacks.take(),
+            rounds=self.dumps.take(),
             main_threads=self._main_threads.take(),
             events=events,
         )

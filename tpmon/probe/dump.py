@@ -37,6 +37,8 @@ DEADLINE_S = 5.0
 ROUND_S = 30.0
 """For a whole round; a job of 72 processes takes 2 s on an idle machine."""
 GRACE_S = 1.0
+PROGRESS_S = 0.25
+"""Between two pictures of a round that is still read."""
 YIELD_S = 2.0
 """How long a py-spy of somebody else at the same process is waited for."""
 _LOOK_AGAIN_S = 0.1
@@ -99,9 +101,20 @@ class Dumper:
         self._lock = threading.Lock()
         self._children: set[SpyChild] = set()
         self._spent_s = 0.0
+        self._stopped = False
 
-    def read_round(self, limit_s: float = ROUND_S) -> DumpRound:
-        """Look at every process once; those that are not done within ``limit_s`` become errors."""
+    def stop(self) -> None:
+        """End the round that is read, and every py-spy of it, from any thread; never waits."""
+        self._stopped = True
+        self._stop_children()
+
+    def read_round(
+        self, limit_s: float = ROUND_S, progress: Callable[[DumpRound, int], None] | None = None
+    ) -> DumpRound:
+        """Look at every process once; those that are not done within ``limit_s`` become errors.
+
+        ``progress`` gets what has come so far, and of how many processes, a few times a second.
+        """
         before_s = self._spent()
         spy = self._find_spy()
         spies = find_spies(self._proc)
@@ -110,8 +123,12 @@ class Dumper:
         active: dict[Member, float] = {}
         got: dict[Member, _Answer] = {}
         end_s = time.monotonic() + limit_s
-        while waiting or active:
+        told, told_s = 0, time.monotonic()
+        while (waiting or active) and not self._stopped:
             now_s = time.monotonic()
+            if progress is not None and len(got) > told and now_s - told_s >= PROGRESS_S:
+                told, told_s = len(got), now_s
+                progress(self._close(got, before_s), told)
             for member in [one for one, due_s in active.items() if now_s >= min(due_s, end_s)]:
                 del active[member]
                 got[member] = self._give_up(member, "py-spy gave no answer in time")
@@ -135,7 +152,7 @@ class Dumper:
         return self._close(got, before_s)
 
     def _close(self, got: dict[Member, _Answer], before_s: float) -> DumpRound:
-        ordered = [(member, got[member]) for member in self._members]
+        ordered = [(member, got[member]) for member in self._members if member in got]
         return DumpRound(
             host=self._host,
             taken=datetime.now().astimezone(),

@@ -1,0 +1,154 @@
+"""Run dumps in the background with a dumper that answers when the test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from tests.dumps import make_rank, make_round
+from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Identity, Role
+from tpmon.probe.dump_service import ALREADY, NOBODY, DumpService
+from tpmon.probe.job import Member
+
+
+def member(pid: int) -> Member:
+    return Member(
+        identity=Identity(pid, 1),
+        parent=1,
+        role=Role.RANK,
+        rank=0,
+        local_rank=0,
+        worker=NOT_APPLICABLE,
+        rank_pid=NOT_APPLICABLE,
+        name="python",
+        label="train.py",
+        started=datetime.now().astimezone(),
+        environment=(),
+    )
+
+
+class SlowDumper:
+    """Show one part of a round, then answer when ``go`` is set."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.pids = [one.identity.pid for one in members]
+        self.go = threading.Event()
+        self.stopped = threading.Event()
+        self.fails = False
+
+    def read_round(self, progress: Callable[[DumpRound, int], None]) -> DumpRound:
+        progress(make_round(make_rank(0)), 1)
+        self.go.wait(10)
+        if self.fails:
+            raise ZeroDivisionError("a bug")
+        return replace(make_round(make_rank(0), make_rank(1)), paused_ms=1.5)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.go.set()
+
+
+class Bench:
+    """Hold a service whose dumpers are kept for the test."""
+
+    def __init__(self) -> None:
+        self.made: list[SlowDumper] = []
+        self.blocks: list[bool] = []
+        self.service = DumpService(lambda: (member(11), member(12)), self.make)
+
+    def make(self, members: Sequence[Member], block: bool) -> SlowDumper:
+        self.made.append(SlowDumper(members))
+        self.blocks.append(block)
+        return self.made[-1]
+
+    def wait(self, condition: Callable[[DumpState], bool]) -> DumpState:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            state = self.service.state
+            if is_known(state) and condition(state):
+                return state
+            time.sleep(0.002)
+        raise AssertionError(f"not reached: {self.service.state}")
+
+
+def test_a_dump_grows_ends_and_enters_one_frame():
+    bench = Bench()
+    assert bench.service.state is NOT_APPLICABLE
+    bench.service.ask(DumpRequest(Asker.KEY))
+    part = bench.wait(lambda state: state.answered == 1)
+    assert (part.running, part.asked, len(part.rounds), part.refused) == (True, 2, 1, "")
+    assert bench.service.take() is NOT_APPLICABLE, "a part of a look is no look"
+    bench.made[0].go.set()
+    whole = bench.wait(lambda state: not state.running)
+    assert (whole.answered, len(whole.rounds)) == (2, 1)
+    assert bench.service.take() == whole.rounds
+    assert bench.service.take() is NOT_APPLICABLE
+    assert bench.service.paused_ms == 1.5
+
+
+def test_two_dumps_never_run_at_once():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.WATCH))
+    bench.wait(lambda state: state.answered == 1)
+    bench.service.ask(DumpRequest(Asker.KEY, block=True))
+    state = bench.wait(lambda state: state.refused != "")
+    assert (state.refused, state.running, len(bench.made)) == (ALREADY, True, 1)
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    bench.service.ask(DumpRequest(Asker.KEY, block=True))
+    bench.wait(lambda state: state.request.block)
+    bench.made[1].go.set()
+    assert bench.blocks == [False, True]
+
+
+def test_only_the_processes_that_were_asked_for_are_looked_at():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY, pids=frozenset((12,))))
+    bench.wait(lambda state: state.asked == 1)
+    assert bench.made[0].pids == [12]
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    bench.service.ask(DumpRequest(Asker.KEY, pids=frozenset((99,))))
+    assert bench.wait(lambda state: state.refused == NOBODY).running is False
+
+
+def test_several_looks_keep_their_distance():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.WATCH, rounds=2, every_s=0.2))
+    bench.wait(lambda state: state.answered == 1)
+    began = time.monotonic()
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    assert time.monotonic() - began >= 0.15
+    taken = bench.service.take()
+    assert is_known(taken)
+    assert len(taken) == 2
+
+
+def test_a_failure_is_said_and_the_next_dump_works():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY))
+    bench.wait(lambda state: state.answered == 1)
+    bench.made[0].fails = True
+    bench.made[0].go.set()
+    state = bench.wait(lambda state: not state.running)
+    assert state.refused == "the dump failed: ZeroDivisionError: a bug"
+    bench.service.ask(DumpRequest(Asker.KEY))
+    bench.wait(lambda state: state.running)
+    bench.made[1].go.set()
+    bench.wait(lambda state: not state.running and not state.refused)
+
+
+def test_stop_ends_the_dumper_that_runs():
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY))
+    bench.wait(lambda state: state.answered == 1)
+    bench.service.stop()
+    assert bench.made[0].stopped.is_set()
+    bench.wait(lambda state: not state.running)
+    assert bench.service.take() is NOT_APPLICABLE, "a look that was cut short is none"

@@ -1,0 +1,137 @@
+"""Run one dump at a time in a daemon thread, for the key and for the watch; nobody waits for it.
+
+The looks grow in ``state``, so that a screen shows what has come; finished ones are handed to the
+next Frame by ``take``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tpmon.model.dump import DumpRequest, DumpRound, DumpState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.probe.dump import Dumper
+from tpmon.probe.job import Member
+
+ALREADY = "a dump is being read already"
+NOBODY = "no process to look at"
+_LOOK_AGAIN_S = 0.2
+"""How soon a wait between two looks ends after ``stop``."""
+
+MakeDumper = Callable[[Sequence[Member], bool], Dumper]
+
+
+def _make_dumper(members: Sequence[Member], block: bool) -> Dumper:
+    return Dumper(members, block=block)
+
+
+class DumpService:
+    """Own the daemon thread of a dump. Every method returns at once."""
+
+    def __init__(self, members: Callable[[], Sequence[Member]], make: MakeDumper = _make_dumper) -> None:
+        """Read nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are."""
+        self.on_change: Callable[[], None] = lambda: None
+        self._members = members
+        self._make = make
+        self._lock = threading.Lock()
+        self._state: Applicable[DumpState] = NOT_APPLICABLE
+        self._finished: list[DumpRound] = []
+        self._paused_ms = 0.0
+        self._dumper: Dumper | None = None
+        self._stopped = threading.Event()
+
+    @property
+    def state(self) -> Applicable[DumpState]:
+        """Return how far the newest dump is; not applicable before the first."""
+        with self._lock:
+            return self._state
+
+    @property
+    def paused_ms(self) -> float:
+        """Return for how long processes of the job were stopped by all dumps so far, in milliseconds."""
+        with self._lock:
+            return self._paused_ms
+
+    def take(self) -> Applicable[tuple[DumpRound, ...]]:
+        """Return the looks that ended since the last call."""
+        with self._lock:
+            finished, self._finished = tuple(self._finished), []
+        return finished or NOT_APPLICABLE
+
+    def ask(self, request: DumpRequest) -> None:
+        """Start to look, or say in ``state`` why not: one dump at a time."""
+        wanted = [one for one in self._members() if not request.pids or one.identity.pid in request.pids]
+        with self._lock:
+            running = is_known(self._state) and self._state.running
+            if not running:
+                refused = "" if wanted else NOBODY
+                self._state = DumpState(request, (), 0, len(wanted), not refused, refused)
+            elif is_known(self._state):
+                self._state = DumpState(
+                    self._state.request,
+                    self._state.rounds,
+                    self._state.answered,
+                    self._state.asked,
+                    running=True,
+                    refused=ALREADY,
+                )
+        if not running and wanted:
+            work = (request, wanted)
+            threading.Thread(target=self._run, args=work, name="tpmon-dump-service", daemon=True).start()
+        self.on_change()
+
+    def stop(self) -> None:
+        """End what runs, with every py-spy of it."""
+        self._stopped.set()
+        with self._lock:
+            dumper = self._dumper
+        if dumper is not None:
+            dumper.stop()
+
+    def _run(self, request: DumpRequest, members: Sequence[Member]) -> None:
+        refused = ""
+        try:
+            self._read_rounds(request, members)
+        except Exception as error:  # noqa: BLE001  # shown where the dump would be
+            refused = f"the dump failed: {type(error).__name__}: {error}"
+        with self._lock:
+            if is_known(self._state):
+                rounds, answered = self._state.rounds, self._state.answered
+                self._state = DumpState(
+                    request, rounds, answered, len(members), running=False, refused=refused
+                )
+            self._dumper = None
+        self.on_change()
+
+    def _read_rounds(self, request: DumpRequest, members: Sequence[Member]) -> None:
+        dumper = self._make(members, request.block)
+        with self._lock:
+            self._dumper = dumper
+        rounds: tuple[DumpRound, ...] = ()
+        due_s = time.monotonic()
+        for _ in range(request.rounds):
+            while (left_s := due_s - time.monotonic()) > 0 and not self._stopped.is_set():
+                self._stopped.wait(min(left_s, _LOOK_AGAIN_S))
+            if self._stopped.is_set():
+                return
+            due_s = time.monotonic() + request.every_s
+            before = rounds
+
+            def show(part: DumpRound, answered: int, before: tuple[DumpRound, ...] = before) -> None:
+                self._grow(request, (*before, part), answered, len(members))
+
+            one = dumper.read_round(progress=show)
+            if self._stopped.is_set():
+                return
+            rounds = (*rounds, one)
+            with self._lock:
+                self._finished.append(one)
+                self._paused_ms += one.paused_ms
+            self._grow(request, rounds, len(members), len(members))
+
+    def _grow(self, request: DumpRequest, rounds: tuple[DumpRound, ...], answered: int, asked: int) -> None:
+        with self._lock:
+            self._state = DumpState(request, rounds, answered, asked, running=True, refused="")
+        self.on_change()
