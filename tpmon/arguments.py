@@ -176,7 +176,8 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         for setting in settings.OUTPUT_SETTINGS:
             _add_setting(command, setting)
     for command in (attach, diagnose, demo):
-        _add_setting(command, settings.STACKS_SETTING)
+        for setting in (settings.STACKS_SETTING, *settings.WATCH_SETTINGS):
+            _add_setting(command, setting)
     for command in (ps, attach, diagnose, dump, fold, demo):
         _add_common(command)
     return parser

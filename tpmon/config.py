@@ -242,6 +242,8 @@ class Options:
     json: bool
     plain: bool
     no_stacks: bool
+    readonly: bool
+    hang_after_s: float | None
     job: bool
     check: bool
     bell: bool
@@ -277,6 +279,8 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         json=json,
         plain=plain,
         no_stacks=values["no-stacks"],
+        readonly=values["readonly"],
+        hang_after_s=values["hang-after"],
         job=values["job"],
         check=values["check"],
         bell=values["bell"],

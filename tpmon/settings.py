@@ -74,6 +74,26 @@ STACKS_SETTING = Setting(
 )
 """Named by its negative, which is what one asks for; its opposite is --stacks."""
 
+HANG_AFTER_LOW_S = 10.0
+"""Below that the two looks that a hang takes, 5 s apart, do not fit."""
+
+READONLY_SETTING = Setting(
+    "readonly",
+    Kind.SWITCH,
+    False,
+    "look only: no stacks of all ranks are read by itself, and no key stops, signals or writes",
+)
+HANG_AFTER_SETTING = Setting(
+    "hang-after",
+    Kind.DURATION,
+    DECIDED_LATER,
+    "how long nothing may move before it is a hang (default: longer than any pause seen, else 30s)",
+    "TIME",
+    HANG_AFTER_LOW_S,
+)
+WATCH_SETTINGS = (READONLY_SETTING, HANG_AFTER_SETTING)
+"""What a session that judges may do, and when it takes a run for hung."""
+
 JOB_SETTING = Setting("job", Kind.SWITCH, False, "attach to your only training job on this machine")
 
 LOOK_SETTINGS = tuple(setting for setting in OUTPUT_SETTINGS if setting.key not in ("once", "plain"))
@@ -133,6 +153,7 @@ DUMP_SETTINGS = (
 SETTINGS = (
     *OUTPUT_SETTINGS,
     STACKS_SETTING,
+    *WATCH_SETTINGS,
     JOB_SETTING,
     CHECK_SETTING,
     BELL_SETTING,

@@ -32,10 +32,12 @@ from tpmon.settings import (
     LOOK_SETTINGS,
     OUTPUT_SETTINGS,
     STACKS_SETTING,
+    WATCH_SETTINGS,
 )
 
 SECONDS = 60.0
 """Longest wait for anything; nothing waits it out."""
+STACK_SETTINGS = [STACKS_SETTING, *WATCH_SETTINGS]
 TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
 TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
 
@@ -105,11 +107,11 @@ def test_help_names_each_command_and_each_exit_code():
     ("command", "settings"),
     [
         ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
-        ("attach", [*OUTPUT_SETTINGS, STACKS_SETTING, JOB_SETTING, CHECK_SETTING, BELL_SETTING]),
-        ("diagnose", [*LOOK_SETTINGS, STACKS_SETTING, JOB_SETTING, *DIAGNOSE_SETTINGS]),
+        ("attach", [*OUTPUT_SETTINGS, *STACK_SETTINGS, JOB_SETTING, CHECK_SETTING, BELL_SETTING]),
+        ("diagnose", [*LOOK_SETTINGS, *STACK_SETTINGS, JOB_SETTING, *DIAGNOSE_SETTINGS]),
         ("dump", [*TEXT_SETTINGS, JOB_SETTING, *DUMP_SETTINGS]),
         ("fold", [*TEXT_SETTINGS, DUMP_FORMAT_SETTING]),
-        ("demo", [*OUTPUT_SETTINGS, STACKS_SETTING, *DEMO_SETTINGS]),
+        ("demo", [*OUTPUT_SETTINGS, *STACK_SETTINGS, *DEMO_SETTINGS]),
     ],
 )
 def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: list):

@@ -190,3 +190,14 @@ def test_stacks_are_off_by_flag_variable_or_file_and_on_again_by_the_stronger_so
     assert off({}, {"TPMON_NO_STACKS": "1"}, {})
     assert off({}, {}, {"no-stacks": True})
     assert not off({"no-stacks": False}, {"TPMON_NO_STACKS": "1"}, {"no-stacks": True})
+
+
+def test_a_hang_may_be_given_a_time_but_not_less_than_two_looks_take():
+    def settled(flags):
+        return settle(resolve(flags, {}, PATH, {}))
+
+    assert (settled({}).hang_after_s, settled({}).readonly) == (None, False)
+    assert settled({"hang-after": "5m", "readonly": True}).hang_after_s == 300.0
+    assert settled({"readonly": True}).readonly
+    with pytest.raises(UsageError, match="10 or more"):
+        settled({"hang-after": "3s"})
