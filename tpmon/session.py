@@ -13,8 +13,9 @@ from typing import Protocol
 
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.judgement import judge
+from tpmon.judge.stack_tree import show_stacks
 from tpmon.judge.standing import Standing
-from tpmon.model.dump import DumpRequest, DumpState
+from tpmon.model.dump import DumpRequest, DumpRound, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.results import DumpUpdate, Update
@@ -168,11 +169,22 @@ class Session:
         self._dump_state = state
         if not self._dump_sinks:
             return
+        rounds = whole_rounds(state)
+        if not rounds:
+            self._send_dump(DumpUpdate(state, NOTHING_READ))
+            return
         target = self._window.last().target
-        dump = (
-            fold_rounds(state.rounds, Origin(target.pid, target.script, target.world_size))
-            if state.rounds
-            else NOTHING_READ
-        )
+        # Of some processes alone nobody can say how many ranks are elsewhere.
+        world_size = NOT_APPLICABLE if state.request.pids else target.world_size
+        dump = fold_rounds(rounds, Origin(target.pid, target.script, world_size))
+        self._send_dump(DumpUpdate(state, dump, show_stacks(dump.groups)))
+
+    def _send_dump(self, update: DumpUpdate) -> None:
         for sink in self._dump_sinks:
-            sink(DumpUpdate(state, dump))
+            sink(update)
+
+
+def whole_rounds(state: DumpState) -> tuple[DumpRound, ...]:
+    """Return the looks to fold: those read as a whole, or a part of the first when there is no more."""
+    is_part = state.running and 0 < state.answered < state.asked
+    return state.rounds[:-1] if is_part and len(state.rounds) > 1 else state.rounds

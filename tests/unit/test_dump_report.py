@@ -29,10 +29,11 @@ from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, DumpError, ErrorKind
+from tpmon.model.dump_words import name_processes
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
-from tpmon.report.dump import MOST_FRAMES, name_processes, write_dump
+from tpmon.report.dump import MOST_FRAMES, write_dump
 from tpmon.report.dump_formats import write_collapsed, write_speedscope
 from tpmon.report.write import Output
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import make_rank, make_round
+from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.frames import make_cpu, make_frame, make_target
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.results import DumpUpdate, Update
-from tpmon.session import Session
+from tpmon.session import Session, whole_rounds
 
 
 class Dumps:
@@ -59,7 +59,7 @@ class Source:
         state = TargetState.ENDED if number == self._ends_at else TargetState.RUNNING
         return make_frame(
             taken_ns=time.monotonic_ns(),
-            target=make_target(state=state),
+            target=make_target(state=state, world_size=8),
             cpu=make_cpu(runnable=float(number)),
         )
 
@@ -290,3 +290,37 @@ def test_a_dump_is_handed_out_once_and_not_folded_where_nobody_looks():
     other = Source()
     other.dumps.tell(dump_state(rounds=("no round",)))
     Session(other, (), 0.005).run(frames=2)
+
+
+def test_a_look_that_is_partly_read_is_folded_only_where_there_is_no_whole_one():
+    whole, part = make_round(make_rank(0), make_rank(1)), make_round(make_rank(0), at_s=5.0)
+    first = dump_state(rounds=(part,), answered=1)
+    assert whole_rounds(first) == (part,)
+    assert whole_rounds(dump_state(rounds=(whole, part), answered=1)) == (whole,)
+    between = dump_state(rounds=(whole,), answered=2)
+    assert whole_rounds(between) == (whole,)
+    ended = dump_state(rounds=(whole, part), answered=1, running=False)
+    assert whole_rounds(ended) == (whole, part)
+
+
+def test_the_stacks_of_a_dump_are_collapsed_and_keep_their_marks_while_it_grows():
+    source, grown = Source(), []
+    session = Session(source, (), 0.005, (grown.append,))
+    for ranks in ([make_rank(1)], [make_rank(0), make_rank(1), make_rank(2, frames=IN_LOCK)]):
+        source.dumps.tell(dump_state(rounds=(make_round(*ranks),)))
+        session.run(frames=1)
+    (first,), second = grown[0].stacks, grown[1].stacks
+    assert [line.text for line in first.lines] == ["<module> train.py:90", "train train.py:40", "all_reduce"]
+    assert [line.is_users for line in first.lines] == [True, True, False]
+    assert len({stack.mark for stack in second}) == len(grown[1].dump.groups) == len(second) == 2
+    assert first in second
+
+
+def test_a_dump_of_some_processes_says_nothing_of_ranks_elsewhere():
+    source, grown = Source(), []
+    one = make_round(make_rank(0))
+    for pids in (frozenset(), frozenset({4000})):
+        source.dumps.tell(dump_state(rounds=(one,), request=DumpRequest(Asker.KEY, pids=pids)))
+        Session(source, (), 0.005, (grown.append,)).run(frames=1)
+    assert "elsewhere" in grown[0].dump.summary
+    assert "elsewhere" not in grown[1].dump.summary

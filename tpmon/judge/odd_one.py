@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tpmon.judge.fold_scene import Camp, Scene, Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.model.dump import DumpError, Motion, OddOne
-from tpmon.model.dump_words import name_process, name_rank, name_ranks, say_motion, say_wait
+from tpmon.model.dump_words import ONCE_HINT, name_process, name_rank, name_ranks, say_motion, say_wait
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.units import format_seconds
 
@@ -150,7 +150,7 @@ def _say_unread(scene: Scene, errors: Sequence[DumpError]) -> str:
 
 
 def _say_looks(seen: Seen) -> str:
-    return " (seen once: --rounds 3 tells whether it moves)" if seen.motion is Motion.ONCE else ""
+    return ONCE_HINT if seen.motion is Motion.ONCE else ""
 
 
 def _answer_alike(scene: Scene, unread: str) -> Answer:

@@ -1,13 +1,15 @@
-"""Merge groups of stacks into a prefix tree, as it is expanded on a screen. Pure."""
+"""Lay out groups of stacks for a screen: collapsed line by line, or merged into a prefix tree. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.dump import DumpThread, ShownFrame, StackGroup
 from tpmon.model.known import is_known
+from tpmon.model.results import GroupStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,20 @@ class StackTree:
 
 
 _Rest = tuple[StackGroup, tuple[ShownFrame, ...]]
+
+
+def show_stacks(groups: Sequence[StackGroup]) -> tuple[GroupStack, ...]:
+    """Collapse the stack of each group and mark the group by what it is, not by its place."""
+    met: Counter[int] = Counter()
+    shown = []
+    for group in groups:
+        frames, first = group.frames, group.threads[0]
+        what = frames if is_known(frames) else (first.name.rstrip("0123456789"), first.pid)
+        mark = hash((first.role, first.kind, what))
+        met[mark] += 1
+        lines = collapse_frames(frames) if is_known(frames) else ()
+        shown.append(GroupStack(hash((mark, met[mark])), lines))
+    return tuple(shown)
 
 
 def build_tree(groups: Sequence[StackGroup], *, whole: bool = False) -> StackTree:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tpmon.model.dump import DumpThread, Motion, WaitKind, WaitTarget
+from tpmon.model.dump import DumpThread, Motion, StackGroup, WaitKind, WaitTarget
 from tpmon.model.known import Known, is_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_seconds
+
+ONCE_HINT = " (seen once: --rounds 3 tells whether it moves)"
+"""How the command line says that one look tells no motion; a screen has a key for it."""
 
 _READS = frozenset(("read", "pread64", "readv", "preadv", "preadv2"))
 _WRITES = frozenset(("write", "pwrite64", "writev", "pwritev", "pwritev2", "fsync", "fdatasync"))
@@ -54,6 +57,30 @@ def name_ranks(threads: Iterable[DumpThread]) -> str:
     return " and ".join(words)
 
 
+def name_processes(threads: Sequence[DumpThread], *, with_host: bool = False) -> str:
+    """Name processes together: "ranks 0-2,4-7", "workers 0-3 of rank 1", "helper 4711 on node-2"."""
+    of_role: dict[Role, list[DumpThread]] = {}
+    for thread in threads:
+        of_role.setdefault(thread.role, []).append(thread)
+    names = [_name_role(role, those) for role, those in of_role.items()]
+    hosts = sorted({thread.host for thread in threads})
+    where = f" on {', '.join(hosts)}" if with_host else ""
+    return " and ".join(names) + where
+
+
+def _name_role(role: Role, threads: Sequence[DumpThread]) -> str:
+    if role is Role.RANK:
+        return name_ranks(threads)
+    pids = {thread.pid for thread in threads}
+    noun = f"{role.value}{'s' if len(pids) > 1 else ''}"
+    if role is not Role.WORKER:
+        return f"{noun} {list_numbers(pids)}"
+    ranks = {thread.rank for thread in threads if is_known(thread.rank)}
+    numbers = [thread.worker for thread in threads if is_known(thread.worker)]
+    of = f" of rank{'s' if len(ranks) > 1 else ''} {list_numbers(ranks)}" if ranks else ""
+    return f"{noun} {list_numbers(numbers if len(numbers) == len(threads) else pids)}{of}"
+
+
 def say_target(target: WaitTarget) -> str:
     """Say what a blocked call waits on: "blocked in a read of /data/a.bin on NFS (/data)"."""
     verb = "a read" if target.call in _READS else "a write" if target.call in _WRITES else target.call
@@ -93,3 +120,14 @@ def say_motion(motion: Motion, since_s: Known[float]) -> str:
     if is_known(since_s):
         return f"{motion.value} for at least {format_seconds(since_s)}"
     return f"{motion.value}"
+
+
+def say_cpu(group: StackGroup) -> str:
+    """Say how much CPU the threads of a group used between the looks, "" where it is not known."""
+    if group.motion is Motion.ONCE:
+        return ""
+    used = [thread.cpu_pct for thread in group.threads if is_known(thread.cpu_pct)]
+    if not used:
+        return ""
+    low, high = min(used), max(used)
+    return f"{high:.0f} % CPU" if high - low < 5 else f"{low:.0f}-{high:.0f} % CPU"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpmon.model.dump import Dump, DumpState
+from tpmon.model.dump import Dump, DumpState, ShownFrame
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known
 from tpmon.model.window import Pulse
@@ -19,11 +19,27 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupStack:
+    """Hold the stack of one group of a dump as it is shown, outermost first.
+
+    ``mark`` names the group: it stays the same while a dump grows and groups change their places.
+    """
+
+    mark: int
+    lines: tuple[ShownFrame, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DumpUpdate:
-    """Hand a dump to a sink as it grows: how far it is, and the fold of what has come so far."""
+    """Hand a dump to a sink as it grows: how far it is, and the fold of what has come so far.
+
+    ``stacks`` belong to the groups of ``dump``, one each; the fold leaves out a look that is only
+    partly read, unless it is the first.
+    """
 
     state: DumpState
     dump: Known[Dump]
+    stacks: tuple[GroupStack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

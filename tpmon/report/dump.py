@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tpmon.model.dump import Dump, DumpThread, Motion, ShownFrame, StackGroup
-from tpmon.model.dump_words import list_numbers, name_ranks, say_motion, say_wait
+from tpmon.model.dump import Dump, ShownFrame, StackGroup
+from tpmon.model.dump_words import name_processes, say_cpu, say_motion, say_wait
 from tpmon.model.known import Missing, is_known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import ThreadKind
 from tpmon.model.units import clean_text, format_clock, format_seconds
 from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
 
@@ -34,30 +34,6 @@ def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     return [clean_text(line, _LINE_CHARS) for line in lines]
 
 
-def name_processes(threads: Sequence[DumpThread], *, with_host: bool = False) -> str:
-    """Name processes together: "ranks 0-2,4-7", "workers 0-3 of rank 1", "helper 4711 on node-2"."""
-    of_role: dict[Role, list[DumpThread]] = {}
-    for thread in threads:
-        of_role.setdefault(thread.role, []).append(thread)
-    names = [_name_role(role, those) for role, those in of_role.items()]
-    hosts = sorted({thread.host for thread in threads})
-    where = f" on {', '.join(hosts)}" if with_host else ""
-    return " and ".join(names) + where
-
-
-def _name_role(role: Role, threads: Sequence[DumpThread]) -> str:
-    if role is Role.RANK:
-        return name_ranks(threads)
-    pids = {thread.pid for thread in threads}
-    noun = f"{role.value}{'s' if len(pids) > 1 else ''}"
-    if role is not Role.WORKER:
-        return f"{noun} {list_numbers(pids)}"
-    ranks = {thread.rank for thread in threads if is_known(thread.rank)}
-    numbers = [thread.worker for thread in threads if is_known(thread.worker)]
-    of = f" of rank{'s' if len(ranks) > 1 else ''} {list_numbers(ranks)}" if ranks else ""
-    return f"{noun} {list_numbers(numbers if len(numbers) == len(threads) else pids)}{of}"
-
-
 def _is_of_several(dump: Dump) -> bool:
     return len({thread.host for group in dump.groups for thread in group.threads}) > 1
 
@@ -69,7 +45,7 @@ def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
     head = f"{count}{who}: {group.doing}"
     waits = list(dict.fromkeys(say for thread in group.threads if (say := say_wait(thread))))
     words = [f"state {group.state}", *waits[:2], say_motion(group.motion, group.since_s)]
-    words += [_say_cpu(group)]
+    words += [say_cpu(group)]
     lines = [cut(head, WIDTH), cut(f"  {', '.join(word for word in words if word)}", WIDTH)]
     if isinstance(group.frames, Missing):
         return [*lines, cut(f"  ? {group.frames.reason}", WIDTH)]
@@ -80,16 +56,6 @@ def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
         cut(f"    {'' if frame.is_users else '- '}{frame.text}", WIDTH) for frame in frames[-MOST_FRAMES:]
     ]
     return lines
-
-
-def _say_cpu(group: StackGroup) -> str:
-    if group.motion is Motion.ONCE:
-        return ""
-    used = [thread.cpu_pct for thread in group.threads if is_known(thread.cpu_pct)]
-    if not used:
-        return ""
-    low, high = min(used), max(used)
-    return f"{high:.0f} % CPU" if high - low < 5 else f"{low:.0f}-{high:.0f} % CPU"
 
 
 def _say_other(group: StackGroup, dump: Dump) -> str:
