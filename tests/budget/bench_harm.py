@@ -1,8 +1,10 @@
 """Print whether a training loses speed while tpmon watches it: interleaved pairs in one process.
 
-One real training runs all the time. Windows with ``tpmon attach`` at 1 Hz and windows without
-alternate (the order inside a pair alternates too); the figure is the ratio of steps/s. During
-the watched windows TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
+One real training runs all the time, with ``tpmon attach`` at 1 Hz beside it. Every second tpmon with
+all its children is stopped (SIGSTOP) or goes on: the speed of a shared host drifts by more than a
+watcher takes within seconds, and turns this short share its drift. A pair is many such turns; its
+figure is the ratio of steps/s. After each stop tpmon reads at once, so it reads once a second of its
+own time at least. TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import math
 import mmap
 import os
+import signal
 import statistics
 import struct
 import subprocess
@@ -53,12 +56,40 @@ def count_tracers(pid: int) -> int:
     return traced
 
 
+def freeze(pid: int, number: signal.Signals) -> None:
+    """Stop tpmon and its children, NVML child and py-spy among them, or let them go on."""
+    for one in [pid, *children_of(pid)]:
+        try:
+            os.kill(one, number)
+        except ProcessLookupError:
+            continue
+
+
+class Arm:
+    """Add up the steps and the seconds of the turns of one kind."""
+
+    def __init__(self) -> None:
+        self.steps, self.ns = 0, 0
+
+    def add(self, before: tuple[int, int], after: tuple[int, int]) -> None:
+        """Add one turn, from its first finished step to its last."""
+        self.steps += after[0] - before[0]
+        self.ns += after[1] - before[1]
+
+    @property
+    def rate(self) -> float:
+        """Return steps a second."""
+        return self.steps / (self.ns / 1e9)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20, choices=sorted(T_95))
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind in a pair")
+    parser.add_argument("--turn", type=float, default=1.0, help="seconds of one turn")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--null", action="store_true", help="keep tpmon stopped: what the host does alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "steps")
@@ -76,34 +107,30 @@ def print_pairs(pid: int, steps: Steps, options: argparse.Namespace) -> None:
     """Measure and print each pair, then the ratio's mean with its 95 % interval."""
     while steps.read()[0] < 50:
         time.sleep(0.1)
+    screen = Screen([TPMON, "attach", str(pid)], 120, 40, {})
+    screen.until(b"runnable", 20.0)
+    screen.drain(10.0)
     ratios, traced, samples = [], 0, 0
     for pair in range(options.pairs):
-        rates = {}
-        for watched in (True, False) if pair % 2 else (False, True):
-            screen = Screen([TPMON, "attach", str(pid)], 120, 40, {}) if watched else None
-            if screen is not None:
-                screen.until(b"runnable", 20.0)
-                screen.drain(1.0)
-            else:
-                time.sleep(2.0)
-            count, at = steps.read()
-            end = time.monotonic() + options.seconds
-            # The bench itself does the same in both windows: its own load must not tell them apart.
-            while time.monotonic() < end:
-                if screen is not None:
-                    screen.drain(0.1)
-                else:
-                    time.sleep(0.1)
-                traced += count_tracers(pid) if watched else 0 * count_tracers(pid)
-                samples += watched
-            count_end, at_end = steps.read()
-            rates[watched] = (count_end - count) / ((at_end - at) / 1e9)
-            if screen is not None:
-                screen.close()
-        ratios.append(rates[True] / rates[False])
+        alone, watched = Arm(), Arm()
+        for turn in range(2 * round(options.seconds / options.turn)):
+            # The order alternates: ab ba ab ba.
+            arm = watched if (turn + turn // 2 + pair) % 2 else alone
+            freeze(screen.pid, signal.SIGCONT if arm is watched and not options.null else signal.SIGSTOP)
+            before = steps.read()
+            # The bench itself does the same in both kinds: its own load must not tell them apart.
+            screen.drain(options.turn)
+            arm.add(before, steps.read())
+            traced += count_tracers(pid)
+            samples += 1
+        ratios.append(watched.rate / alone.rate)
         print(
-            f"pair {pair + 1:2d}: {rates[False]:8.2f} steps/s alone, {rates[True]:8.2f} watched, {ratios[-1]:.4f}"
+            f"pair {pair + 1:2d}: {alone.rate:8.2f} steps/s alone, {watched.rate:8.2f} watched, "
+            f"{ratios[-1]:.4f}",
+            flush=True,
         )
+    freeze(screen.pid, signal.SIGCONT)
+    screen.close()
     logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.fmean(logs)
     half = T_95[options.pairs] * statistics.stdev(logs) / math.sqrt(len(logs))
