@@ -250,26 +250,46 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
         stacks, "read_standing", lambda _pid, _proc: Standing(Missing("no Yama"), 65534, 0, False)
     )
     with child(NAP) as one, sampling(subject(one.pid)) as sampler:
-        reason = "stacks: not permitted: it is a process of uid 0; run tpmon as that user, or with sudo"
+        reason = (
+            "stacks: not permitted: it is a process of uid 0; sudo tpmon attach PID; tpmon doctor says more"
+        )
         assert wait_for(lambda: sampler.take() == Missing(reason))
 
 
 @pytest.mark.parametrize(
     ("standing", "said"),
     [
-        (Standing(1, 1000, 1000, False), "(ptrace_scope 1); run tpmon with sudo, or sysctl"),
-        (Standing(2, 1000, 1000, False), "(ptrace_scope 2); run tpmon with sudo"),
-        (Standing(3, 0, 1000, True), "(ptrace_scope 3): nobody may"),
-        (Standing(1, 1000, 1001, False), "a process of uid 1001"),
-        (Standing(Missing("no Yama"), 0, 0, False), "--cap-add SYS_PTRACE"),
-        (Standing(0, 1000, 1000, False), "not dumpable"),
-        (Standing(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE"),
-        (Standing(0, 1000, Missing("hidden"), False), "not dumpable"),
+        (Standing(1, 1000, 1000, False), ": ptrace_scope 1; sudo sysctl kernel.yama.ptrace_scope=0;"),
+        (
+            Standing(1, 1000, 1000, False, in_container=True),
+            ": ptrace_scope 1; docker run --cap-add SYS_PTRACE;",
+        ),
+        (Standing(2, 1000, 1000, False), ": ptrace_scope 2; sudo tpmon attach PID;"),
+        (Standing(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew;"),
+        (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach PID;"),
+        (Standing(Missing("no Yama"), 0, 0, False), ": root without CAP_SYS_PTRACE; docker run --cap-add"),
+        (Standing(0, 1000, 1000, False, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
+        (
+            Standing(0, 1000, 1000, False, dumpable=True, more_capabilities=True),
+            "capabilities that tpmon has not",
+        ),
+        (
+            Standing(0, 1000, 1000, False, call_works=False),
+            "(seccomp) or a sandbox forbids it; docker run --cap-add",
+        ),
+        (Standing(0, 1000, 1000, False, confined="docker-default (enforce)"), "apparmor=unconfined"),
+        (
+            Standing(0, 0, 0, True, confined="system_u:system_r:container_t:s0"),
+            "sudo setsebool deny_ptrace off",
+        ),
+        (Standing(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE; tpmon doctor"),
+        (Standing(0, 1000, Missing("hidden"), False), "a sandbox forbids it, or the process protects itself"),
     ],
 )
 def test_the_reason_of_a_refusal_is_found_out(standing, said):
     assert said in explain_refusal(standing)
-    assert explain_refusal(standing).startswith("not permitted")
+    assert explain_refusal(standing).startswith("not permitted: ")
+    assert explain_refusal(standing).endswith("; tpmon doctor says more")
 
 
 def test_what_decides_is_read_from_the_kernel():

@@ -1,0 +1,156 @@
+"""Say what may be read of a job beside its processes' files: control group, cards, NCCL's port, container."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from tpmon.model.doctor import Access, Check
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.probe.cgroup_tree import Group, JobGroups
+from tpmon.probe.gpu_mapping import open_device_indices
+from tpmon.probe.permissions_nvml import EXPOSE_CARDS, NvmlAnswer, list_minors
+from tpmon.probe.permissions_rules import make_check
+from tpmon.probe.procread import PROC, read_file, read_status
+
+
+def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
+    """Read the control group of the job: limits, throttling, pressure."""
+    groups = JobGroups(pids, proc)
+    memory = groups.common("memory")
+    cpu = groups.common("cpu")
+    found = [group for group in (memory, cpu) if is_known(group)]
+    if not found:
+        reason = memory.reason if isinstance(memory, Missing) else "not found"
+        why = f"limits, throttling and memory of the job's control group: {reason}"
+        return make_check(
+            "cgroup", Access.ABSENT, why, "mount the host's /sys/fs/cgroup read-only at its place"
+        )
+    refused = [reason for group in found if (reason := _try_group(group))]
+    if refused:
+        return make_check(
+            "cgroup", Access.DENIED, f"limits and throttling of the job: {refused[0]}", "sudo tpmon"
+        )
+    return make_check("cgroup", Access.ALLOWED, f"limits, throttling and memory of {found[0].label()}")
+
+
+_GROUP_FILES = ("memory.stat", "cpu.stat")
+
+
+def _try_group(group: Group) -> str:
+    """Return why no file of a group may be read; "" where one may."""
+    reasons = []
+    for name in _GROUP_FILES:
+        try:
+            read_file(f"{group.directory}/{name}", 64)
+        except OSError as error:
+            reasons.append(str(error.strerror or error).lower())
+        else:
+            return ""
+    return reasons[0]
+
+
+_LISTEN = "0A"
+RAS_PORT = 28028
+"""Where NCCL answers about its collectives since 2.24, on the loopback interface (NCCL_RAS_ADDR)."""
+
+
+def parse_listeners(table: str) -> frozenset[int]:
+    """Return the ports that /proc/net/tcp or tcp6 lists as listening."""
+    rows = (line.split() for line in table.splitlines()[1:])
+    return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTEN)
+
+
+def judge_ras(ports: Known[frozenset[int]], same_network: Known[bool], pid: int) -> Check:
+    """Say whether NCCL's status port of a job can be asked."""
+    if isinstance(ports, Missing):
+        return make_check("ras", Access.UNKNOWN, f"NCCL's status port: {ports.reason}")
+    if RAS_PORT not in ports:
+        why = f"nothing listens on port {RAS_PORT}: NCCL 2.24 or newer does, from the first collective on"
+        return make_check("ras", Access.ABSENT, why)
+    if is_known(same_network) and not same_network:
+        why = f"NCCL's status port {RAS_PORT} is open in a network namespace of the job's own"
+        return make_check("ras", Access.DENIED, why, f"sudo nsenter --net --target {pid} tpmon attach {pid}")
+    return make_check("ras", Access.ALLOWED, f"NCCL's status port {RAS_PORT} is open")
+
+
+def check_ras(pid: int, proc: str = PROC) -> Check:
+    """Look, without a connection, whether NCCL's status port is open where the job runs."""
+    ports: Known[frozenset[int]]
+    try:
+        tables = [read_file(f"{proc}/{pid}/net/{name}", 4 << 20).decode() for name in ("tcp", "tcp6")]
+        ports = frozenset().union(*map(parse_listeners, tables))
+    except (OSError, ValueError) as error:
+        ports = Missing(str(error))
+    return judge_ras(ports, is_same_network(pid, proc), pid)
+
+
+def is_same_network(pid: int, proc: str = PROC) -> Known[bool]:
+    """Tell whether a process is in tpmon's network namespace."""
+    try:
+        return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
+    except OSError as error:
+        return Missing(str(error.strerror or error))
+
+
+def judge_inside(ns_pids: Sequence[int], pid: int) -> Check:
+    """Say whether the process has PIDs of its own (a container); then its files lie elsewhere, too."""
+    if len(ns_pids) < 2:
+        return make_check("place", Access.ALLOWED, "the job runs in the same PID namespace as tpmon")
+    why = f"the job runs in a container below: {pid} is {ns_pids[-1]} inside; stacks may need root here"
+    return make_check("place", Access.ALLOWED, why)
+
+
+def check_inside(pid: int, proc: str = PROC) -> Check:
+    """Read whether a process is in a container below tpmon."""
+    return judge_inside(read_status(pid, proc).ns_pids, pid)
+
+
+_STEP = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
+
+
+def parse_step(environ: bytes) -> str:
+    """Return the number of the Slurm job that /proc/PID/environ names; "" outside of Slurm."""
+    found = _STEP.search(environ)
+    return found[1].decode() if found else ""
+
+
+def judge_cards(held: Known[frozenset[int]], shown: Known[frozenset[int]], step: str, pid: int) -> Check:
+    """Say whether the cards that a job holds open are among those that NVML shows to this shell."""
+    if isinstance(held, Missing):
+        return make_check("cards", Access.UNKNOWN, f"which cards the job holds: {held.reason}")
+    if not held:
+        return make_check("cards", Access.ABSENT, "the job holds no NVIDIA card open")
+    if isinstance(shown, Missing):
+        return make_check("cards", Access.UNKNOWN, f"the job holds {_name_cards(held)}; {shown.reason}")
+    hidden = held - shown
+    if not hidden:
+        return make_check(
+            "cards", Access.ALLOWED, f"the job holds {_name_cards(held)}, and NVML shows it all"
+        )
+    why = f"the job holds {_name_cards(held)}, but NVML does not show {_name_cards(hidden)} to this shell"
+    fix = f"srun --overlap --pty --jobid={step} tpmon attach {pid}" if step else EXPOSE_CARDS
+    return make_check("cards", Access.DENIED, why, fix)
+
+
+def _name_cards(minors: Iterable[int]) -> str:
+    return ", ".join(f"/dev/nvidia{minor}" for minor in sorted(minors))
+
+
+def check_cards(pids: Sequence[int], answer: NvmlAnswer, proc: str = PROC) -> Check:
+    """Compare the device files of the processes with what NVML shows."""
+    held: set[int] = set()
+    refused: list[Missing] = []
+    for pid in pids:
+        found = open_device_indices(pid, proc)
+        if isinstance(found, Missing):
+            refused.append(found)
+        else:
+            held.update(found)
+    known: Known[frozenset[int]] = refused[0] if refused and not held else frozenset(held)
+    try:
+        step = parse_step(read_file(f"{proc}/{pids[0]}/environ"))
+    except OSError:
+        step = ""  # said by the check of environ
+    return judge_cards(known, list_minors(answer), step, pids[0])

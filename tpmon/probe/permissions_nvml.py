@@ -1,0 +1,192 @@
+"""Ask NVML, in a child process and within a deadline, whether the cards may be read."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tpmon.model.codec import CodecError
+from tpmon.model.doctor import Access, Check
+from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known
+from tpmon.probe.gpu_calls import NO_PERMISSION, describe_code
+from tpmon.probe.gpu_link import ChildLink, Listener, child_command
+from tpmon.probe.gpu_mapping import kernel_has_driver
+from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line, decode_line
+from tpmon.probe.permissions_rules import Own, make_check
+from tpmon.probe.procread import PROC, read_file
+
+T = TypeVar("T")
+
+DEADLINE_S = 6.0
+"""The child needs 0.2 s; opening a driver that was asleep takes seconds."""
+EXPOSE_CARDS = "docker run --gpus all"
+_NO_LIBRARY, _NOT_LOADED, _MISMATCH = 12, 9, 18
+_PARAMETERS = "driver/nvidia/params"
+_OPEN_COUNTERS = (
+    "echo options nvidia NVreg_RestrictProfilingToAdminUsers=0"
+    " | sudo tee /etc/modprobe.d/nvidia-profiling.conf  # then restart the machine"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlAnswer:
+    """Hold what NVML said within the deadline: its versions and cards, or why it ended; neither when late."""
+
+    driver: Known[DriverLine]
+    failure: Known[FailureLine]
+    cards: tuple[CardLine, ...]
+
+
+NOT_ASKED = NvmlAnswer(Missing("not asked"), Missing("not asked"), ())
+
+
+def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) -> NvmlAnswer:
+    """Start the NVML child, wait for its first word of every card, at most ``limit_s``, and end it."""
+    lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def on_lines(raw: Sequence[bytes]) -> None:
+        for one in raw:
+            try:
+                lines.put(decode_line(one))
+            except CodecError:
+                continue  # not of this version; the deadline tells
+
+    def on_end(_how: str, _attempt: int) -> float:
+        ended.set()
+        return 3600.0
+
+    link = ChildLink(command or child_command(), Listener(lambda: None, on_lines, on_end))
+    link.start()
+    driver: Known[DriverLine] = Missing("no answer in time")
+    failure: Known[FailureLine] = Missing("none")
+    cards: dict[int, CardLine] = {}
+    end_s = time.monotonic() + limit_s
+    try:
+        while (left_s := end_s - time.monotonic()) > 0 and not is_known(failure):
+            if is_known(driver) and len(cards) >= driver.cards:
+                break
+            try:
+                line = lines.get(timeout=min(left_s, 0.1))
+            except queue.Empty:
+                if ended.is_set() and lines.empty():
+                    break
+                continue
+            driver = _take(line.driver, driver)
+            failure = _take(line.failure, failure)
+            if is_known(line.card):
+                cards[line.card.index] = line.card
+    finally:
+        link.stop()
+    if ended.is_set() and not is_known(driver) and not is_known(failure):
+        driver = Missing("the child that asks NVML ended without a word")
+    return NvmlAnswer(driver, failure, tuple(cards[index] for index in sorted(cards)))
+
+
+def _take(said: Applicable[T], before: Known[T]) -> Known[T]:
+    return before if isinstance(said, (Missing, NotApplicable)) else said
+
+
+def judge_nvml(answer: NvmlAnswer, kernel_driver: bool) -> Check:
+    """Say whether the cards of this machine may be read; ``kernel_driver``: the kernel has loaded it."""
+    if is_known(answer.failure):
+        return _judge_failure(answer.failure, kernel_driver)
+    if isinstance(answer.driver, Missing):
+        why = f"NVML: {answer.driver.reason}; a driver that hangs, or a card that is lost"
+        return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
+    version = answer.driver.driver_version
+    words = f"driver {version}" if is_known(version) else "NVML answers"
+    if not answer.driver.cards:
+        return make_check("nvml", Access.DENIED, f"{words}, but it shows no card to this shell", EXPOSE_CARDS)
+    silent = answer.driver.cards - len(answer.cards)
+    if silent:
+        why = f"{words}: {silent} of {answer.driver.cards} cards gave no answer in time"
+        return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
+    lost = [card for card in answer.cards if is_known(card.lost)]
+    if lost:
+        which = f"card {lost[0].index}: {lost[0].lost}"
+        why = f"{words}: {len(lost)} of {answer.driver.cards} cards are lost ({which})"
+        return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
+    refused = _name_refused(answer.cards)
+    if refused:
+        return make_check("nvml", Access.DENIED, f"{words}: no permission for {refused}", "sudo tpmon")
+    cards = "1 card answers" if answer.driver.cards == 1 else f"{answer.driver.cards} cards answer"
+    return make_check("nvml", Access.ALLOWED, f"{words}: {cards}")
+
+
+def _judge_failure(failure: FailureLine, kernel_driver: bool) -> Check:
+    if failure.code == _NO_LIBRARY and kernel_driver:
+        why = "the kernel has an NVIDIA driver, but libnvidia-ml.so.1 is not here (a container without GPUs?)"
+        return make_check("nvml", Access.DENIED, why, EXPOSE_CARDS)
+    if failure.code in (_NO_LIBRARY, _NOT_LOADED) and not kernel_driver:
+        return make_check("nvml", Access.ABSENT, "no NVIDIA driver on this machine")
+    if failure.code == _MISMATCH:
+        why = f"NVML: {failure.reason}: the driver was updated under the running kernel module"
+        return make_check("nvml", Access.DENIED, why, "sudo reboot")
+    if failure.code == NO_PERMISSION:
+        return make_check("nvml", Access.DENIED, "NVML: no permission for /dev/nvidiactl", "sudo tpmon")
+    fix = "" if failure.code else "pip install nvidia-ml-py"
+    return make_check("nvml", Access.DENIED, f"NVML: {failure.reason}", fix)
+
+
+def _name_refused(cards: Sequence[CardLine]) -> str:
+    """Name what a card refuses for want of permission; "" for nothing."""
+    reason = describe_code(NO_PERMISSION)
+    for card in cards:
+        readings = {
+            "utilisation": card.fast.busy,
+            "SM activity (GPM)": card.fast.gpm,
+            "the process list": card.fast.processes,
+            "memory": card.fast.memory_used_bytes,
+        }
+        names = [name for name, value in readings.items() if value == Missing(reason)]
+        if names:
+            return f"{', '.join(names)} of card {card.index}"
+    return ""
+
+
+def list_minors(answer: NvmlAnswer) -> Known[frozenset[int]]:
+    """Return the N of every /dev/nvidiaN that NVML shows."""
+    if not is_known(answer.driver):
+        return Missing("NVML does not answer")
+    found = [card.identity.minor for card in answer.cards if is_known(card.identity)]
+    return frozenset(minor for minor in found if is_known(minor))
+
+
+def parse_admin_only(parameters: str) -> Known[bool]:
+    """Tell from /proc/driver/nvidia/params whether profiling counters are for administrators alone."""
+    for line in parameters.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "RmProfilingAdminOnly":
+            return value.strip() == "1"
+    return Missing("the driver does not say")
+
+
+def judge_counters(admin_only: Known[bool], privileged: bool) -> Check:
+    """Say whether profilers may read hardware counters, which nsys and ncu ask for; tpmon does not."""
+    if isinstance(admin_only, Missing):
+        return make_check("counters", Access.ABSENT, f"hardware counters for profilers: {admin_only.reason}")
+    if not admin_only or privileged:
+        return make_check("counters", Access.ALLOWED, "profilers may read hardware counters")
+    why = (
+        "only administrators may read hardware counters (ncu and nsys: ERR_NVGPUCTRPERM); tpmon does without"
+    )
+    return make_check("counters", Access.DENIED, why, _OPEN_COUNTERS)
+
+
+def check_counters(own: Own, privileged: bool, proc: str = PROC) -> Check:
+    """Read and judge what the driver says of hardware counters."""
+    try:
+        said = parse_admin_only(read_file(f"{proc}/{_PARAMETERS}", 65536).decode("utf-8", "replace"))
+    except OSError:
+        said = Missing("no NVIDIA driver shows its settings here")
+    return judge_counters(said, privileged or own.uid == 0)
+
+
+def check_nvml(answer: NvmlAnswer, proc: str = PROC) -> Check:
+    """Judge what NVML said beside what the kernel has loaded."""
+    return judge_nvml(answer, kernel_has_driver(proc))

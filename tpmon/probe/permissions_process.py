@@ -1,0 +1,210 @@
+"""Try what tpmon reads of the processes of a job: the files of /proc, their memory, and their stacks.
+
+Looking is the trial: files are opened as the probes open them, process_vm_readv is called without
+touching a page, and py-spy reads one rank without stopping it. Nothing attaches.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tpmon.model.doctor import Access, Check
+from tpmon.model.dump import DumpError, DumpRound, ErrorKind
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.probe.dump import Dumper
+from tpmon.probe.job import Member
+from tpmon.probe.memory_trial import try_memory
+from tpmon.probe.permissions_rules import make_check
+from tpmon.probe.procread import PROC, read_file, read_stat
+from tpmon.probe.stack_refusal import judge_refusal, read_standing
+
+MOST_PROCESSES = 16
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Name one file of /proc/PID that tpmon reads, what it tells, and how to try it."""
+
+    name: str
+    tells: str
+    needed: bool
+    attach: bool
+    """It asks for the right to look into memory, not just for the same user."""
+    read: Callable[[str], object]
+
+
+def _read_some(path: str) -> object:
+    return read_file(path, 64)
+
+
+def _open(path: str) -> object:
+    """Open and close: the kernel asks for permission when smaps_rollup is opened, and reading it is dear."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(fd)
+    return fd
+
+
+def _list(path: str) -> object:
+    for name in os.listdir(path)[:1]:
+        try:
+            os.readlink(f"{path}/{name}")
+        except FileNotFoundError:
+            continue  # closed meanwhile; it was permitted
+    return path
+
+
+SOURCES = (
+    Source("stat", "state, CPU time and threads", True, False, _read_some),
+    Source("io", "bytes read and written", False, False, _read_some),
+    Source("smaps_rollup", "shared and private memory", False, False, _open),
+    Source("environ", "rank, world size and thread settings", True, False, _read_some),
+    Source("fd", "loader queues, log files, cards and what a blocked call waits on", True, False, _list),
+    Source("wchan", "the kernel function that a thread sleeps in", False, False, _read_some),
+    Source("syscall", "the system call that a thread is in", False, True, _read_some),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Hold what came of one source at one process: "" as ``refusal`` where it may be read."""
+
+    pid: int
+    refusal: str
+    gone: bool = False
+
+
+def try_source(source: Source, pid: int, proc: str = PROC) -> Trial:
+    """Read one file of one process the way the probes do."""
+    try:
+        answer = source.read(f"{proc}/{pid}/{source.name}")
+    except OSError as error:
+        gone = not os.path.exists(f"{proc}/{pid}/stat") or error.errno == errno.ESRCH
+        return Trial(pid, error.strerror or str(error), gone)
+    if source.name == "wchan" and answer == b"0" and not _may_read(pid, proc):
+        # proc(5): to whoever may not read it, the kernel says 0 instead of refusing.
+        return Trial(pid, "the kernel shows 0 to other users")
+    return Trial(pid, "")
+
+
+def _may_read(pid: int, proc: str) -> bool:
+    try:
+        read_file(f"{proc}/{pid}/io", 64)
+    except OSError:
+        return False
+    return True
+
+
+def judge_source(source: Source, trials: Sequence[Trial], why_not: Callable[[int], tuple[str, str]]) -> Check:
+    """Sum the trials of one source up; ``why_not`` says of a PID why and what would change it."""
+    alive = [trial for trial in trials if not trial.gone]
+    refused = [trial for trial in alive if trial.refusal]
+    if not alive:
+        return make_check(
+            source.name, Access.UNKNOWN, "no process of the job was left to try", needed=source.needed
+        )
+    if not refused:
+        return make_check(source.name, Access.ALLOWED, source.tells, needed=source.needed)
+    first = refused[0]
+    why, fix = why_not(first.pid)
+    whom = _name_refused(refused, len(alive))
+    return make_check(
+        source.name,
+        Access.DENIED,
+        f"{source.tells}: {first.refusal.lower()}{whom}; {why}",
+        fix,
+        needed=source.needed,
+    )
+
+
+def _name_refused(refused: Sequence[Trial], tried: int) -> str:
+    if len(refused) == tried:
+        return ""
+    names = ", ".join(str(trial.pid) for trial in refused[:_SHOWN])
+    more = ", ..." if len(refused) > _SHOWN else ""
+    return f" of {len(refused)} of {tried} processes ({names}{more})"
+
+
+def explain_read(uid: Known[int], own_uid: int, dumpable: Known[bool], pid: str) -> tuple[str, str]:
+    """Say why a file that asks for the same user is refused, and what would change it; pure."""
+    fix = f"sudo tpmon attach {pid}"
+    if is_known(uid) and uid != own_uid:
+        return f"the process belongs to uid {uid}, tpmon runs as {own_uid}", fix if own_uid else ""
+    if is_known(dumpable) and not dumpable:
+        return "the process protects itself (not dumpable)", fix
+    return "the process has more capabilities, or a sandbox forbids it", fix if own_uid else ""
+
+
+def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check:
+    """Try one file of every process."""
+
+    def why_not(pid: int) -> tuple[str, str]:
+        standing = read_standing(pid, proc)
+        if source.attach:
+            refused = judge_refusal(standing, str(pid))
+            return refused.why, refused.fix
+        return explain_read(standing.uid, standing.own_uid, standing.dumpable, str(pid))
+
+    return judge_source(source, [try_source(source, pid, proc) for pid in pids], why_not)
+
+
+def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
+    """Try process_vm_readv on every process, which stacks without a stop are read by."""
+    source = Source("memory", "stacks without a stop", True, True, _read_some)
+    trials = []
+    for pid in pids:
+        answer = try_memory(pid)
+        reason = answer.reason if isinstance(answer, Missing) else ""
+        try:
+            gone = read_stat(pid, proc).state in "ZX"
+        except OSError:
+            gone = True
+        trials.append(Trial(pid, reason, gone))
+
+    def why_not(pid: int) -> tuple[str, str]:
+        refused = judge_refusal(read_standing(pid, proc), str(pid))
+        return refused.why, refused.fix
+
+    return judge_source(source, trials, why_not)
+
+
+_KINDS = {
+    ErrorKind.DENIED: Access.DENIED,
+    ErrorKind.NO_SPY: Access.ABSENT,
+    ErrorKind.UNKNOWN_PYTHON: Access.DENIED,
+    ErrorKind.FAILED: Access.DENIED,
+}
+INSTALL_SPY = "pip install --upgrade py-spy"
+
+
+def judge_stacks(look: DumpRound, fix: str) -> Check:
+    """Say from one dump of one process whether its stacks can be read; ``fix`` helps a denied one."""
+    if not look.errors:
+        why = f"py-spy read them without a stop, with {look.spy_cpu_ms:.0f} ms of CPU"
+        return make_check("stacks", Access.ALLOWED, why, needed=True)
+    error = look.errors[0]
+    access = _KINDS.get(error.kind, Access.UNKNOWN)
+    return make_check("stacks", access, error.reason, _fix_stacks(error, fix), needed=True)
+
+
+def _fix_stacks(error: DumpError, fix: str) -> str:
+    if error.kind is ErrorKind.DENIED:
+        return fix
+    if error.kind in (ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON):
+        return INSTALL_SPY
+    if error.kind in (ErrorKind.LATE, ErrorKind.BUSY, ErrorKind.FAILED):
+        return f"tpmon dump {error.pid}"
+    return ""
+
+
+def check_stacks(member: Member, spy: Callable[[], Known[str]], limit_s: float, proc: str = PROC) -> Check:
+    """Have py-spy read the stacks of one process once, without a stop."""
+    look = Dumper((member,), proc=proc, spy=spy).read_round(limit_s)
+    fix = ""
+    if look.errors and look.errors[0].kind is ErrorKind.DENIED:
+        pid = member.identity.pid
+        fix = judge_refusal(read_standing(pid, proc), str(pid)).fix
+    return judge_stacks(look, fix)
