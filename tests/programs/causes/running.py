@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,8 @@ class TruthNow:
 class Running:
     """Hold a running program; ``pid`` is its first process."""
 
+    start_s = START_S
+
     def __init__(self, process: subprocess.Popen[bytes], steps_file: Path, log: Path) -> None:
         self.process = process
         self.pid = process.pid
@@ -68,6 +70,10 @@ class Running:
                 steps, taken_ns, waited_ns, ready = TRUTH.unpack(raw)
                 return TruthNow(steps, taken_ns, waited_ns, bool(ready))
 
+    def is_ready(self) -> bool:
+        """Tell whether the program shows its cause."""
+        return self.read_truth().is_ready
+
     def wait_until_ready(self) -> None:
         """Wait until the program shows its cause.
 
@@ -75,8 +81,8 @@ class Running:
             CannotBeMadeError: when the program says so.
             RuntimeError: when it ended, or took too long.
         """
-        deadline = time.monotonic() + START_S
-        while not self.read_truth().is_ready:
+        deadline = time.monotonic() + self.start_s
+        while not self.is_ready():
             code = self.process.poll()
             if code == CANNOT:
                 raise CannotBeMadeError(self.log.read_text().rsplit("skip: ", 1)[-1].strip())
@@ -95,23 +101,31 @@ class Running:
 @contextmanager
 def run_program(row: Row, seed: int, *more: str, seconds: float = 400.0) -> Iterator[Running]:
     """Start a program, wait until it shows its cause, and end it with all that it started."""
+    start = (*TORCHRUN, str(row.ranks)) if row.ranks > 1 else (sys.executable,)
+    with start_program((*start, str(HERE / f"{row.name}.py")), seed, *more, seconds=seconds) as running:
+        running.wait_until_ready()
+        yield running
+
+
+@contextmanager
+def start_program(
+    command: Sequence[str], seed: int, *more: str, seconds: float = 400.0, make: type[Running] = Running
+) -> Iterator[Running]:
+    """Start a command with the options of a program, and end it with all that it started."""
     with tempfile.TemporaryDirectory(prefix="tpmon-causes-", dir=SCRATCH) as folder:
         steps_file, log = Path(folder, "steps"), Path(folder, "output.log")
         steps_file.write_bytes(bytes(TRUTH.size))
-        start = (*TORCHRUN, str(row.ranks)) if row.ranks > 1 else (sys.executable,)
         options = ("--seed", str(seed), "--seconds", str(seconds), "--steps-file", str(steps_file))
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*start, str(HERE / f"{row.name}.py"), *options, *more],
+                [*command, *options, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": folder, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
             )
         try:
-            running = Running(process, steps_file, log)
-            running.wait_until_ready()
-            yield running
+            yield make(process, steps_file, log)
         finally:
             end_tree(process)
             limits.sweep()
@@ -194,7 +208,9 @@ def diagnose(pid: int, seconds: float) -> Verdict:
     return verdict
 
 
-def watch(pid: int, seconds: float) -> tuple[list[Verdict], set[str]]:
+def watch(
+    pid: int, seconds: float, is_enough: Callable[[Verdict], bool] = lambda _verdict: False
+) -> tuple[list[Verdict], set[str]]:
     """Follow ``tpmon attach --json``: the verdict of every second, and the notes' first words."""
     process = subprocess.Popen([*TPMON, "attach", str(pid), "--json"], stdout=subprocess.PIPE, cwd=ROOT)
     begun = 0.0  # the first reading is the moment of attaching
@@ -208,7 +224,7 @@ def watch(pid: int, seconds: float) -> tuple[list[Verdict], set[str]]:
             frame = json.loads(line)
             verdicts.append(read_verdict(frame["verdict"], after_s))
             notes.update(str(note).split(":")[0] for note in frame["notes"])
-            if after_s >= seconds:
+            if after_s >= seconds or is_enough(verdicts[-1]):
                 break
     finally:
         process.terminate()

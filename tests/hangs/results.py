@@ -1,0 +1,105 @@
+"""Keep what each run showed, as JSON lines, and print a table of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.programs.hangs.table import ALIVE_ROWS, ROWS, AliveRow, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Hold one run: what was said in the end, what of it was not right, and how soon it was.
+
+    ``old_s`` is how long it hung before tpmon started. ``after_s`` counts from the first reading; -1
+    where it was not right. ``earlier`` are other verdicts that accused before. ``skipped`` is the
+    reason why the hang could not be made here.
+    """
+
+    name: str
+    seed: int
+    old_s: float
+    said: str
+    misses: tuple[str, ...]
+    after_s: float
+    earlier: tuple[str, ...]
+    summary: str
+    skipped: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Tell whether all was right in time."""
+        return not self.misses and not self.skipped
+
+
+def read(path: Path) -> list[Result]:
+    """Read what a results file holds."""
+    if not path.exists():
+        return []
+    results = []
+    for line in path.read_text().splitlines():
+        fields = json.loads(line)
+        del fields["type"]
+        fields["misses"], fields["earlier"] = tuple(fields["misses"]), tuple(fields["earlier"])
+        results.append(Result(**fields))
+    return results
+
+
+def write_table(results: Iterable[Result]) -> list[str]:
+    """Return a line for each program that hangs: label, right of all fresh and old runs, what was said."""
+    listed = list(results)
+    lines = [
+        "| program | label | fresh | s | old | s | verdicts seen | not right |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        mine = [one for one in listed if one.name == row.name]
+        if mine:
+            lines.append(f"| {row.name} | {_label(row)} | {_describe(mine)} |")
+    alive = [(row, [one for one in listed if one.name == row.name]) for row in ALIVE_ROWS]
+    if any(mine for _, mine in alive):
+        lines += ["", "| slow, but alive | never called hung | last verdicts |", "|---|---|---|"]
+        lines += [f"| {row.name} | {_describe_alive(mine)} |" for row, mine in alive if mine]
+    return lines
+
+
+def _label(row: Row | AliveRow) -> str:
+    return str(row.label) if isinstance(row, Row) else "not hung"
+
+
+def _share(results: Sequence[Result]) -> str:
+    return f"{sum(one.right for one in results)}/{len(results)}" if results else "-"
+
+
+def _seconds(results: Sequence[Result]) -> str:
+    times = [one.after_s for one in results if one.after_s >= 0]
+    if not times:
+        return "-"
+    return f"{statistics.median(times):.0f} (worst {max(times):.0f})"
+
+
+def _count(texts: Iterable[str]) -> str:
+    return ", ".join(f"{text} {count}" for text, count in Counter(texts).most_common()) or "-"
+
+
+def _describe(mine: Sequence[Result]) -> str:
+    made = [one for one in mine if not one.skipped]
+    if not made:
+        return f"- | - | - | - | not made here: {mine[0].skipped} | -"
+    fresh, old = ([one for one in made if (one.old_s > 0) is is_old] for is_old in (False, True))
+    cells = [_share(fresh), _seconds(fresh), _share(old), _seconds(old)]
+    cells += [_count(one.said for one in made), _count(miss for one in made for miss in one.misses)]
+    return " | ".join(cells)
+
+
+def _describe_alive(mine: Sequence[Result]) -> str:
+    made = [one for one in mine if not one.skipped]
+    if not made:
+        return f"- | not made here: {mine[0].skipped}"
+    alarms = [miss for one in made for miss in one.misses]
+    return f"{_share(made)} | {_count(one.said for one in made)}{''.join(f'; {alarm}' for alarm in alarms)}"

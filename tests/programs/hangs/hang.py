@@ -1,0 +1,72 @@
+"""What the programs of this folder share: a program that tells who hangs, where, just before it does.
+
+The programs train as those of ``causes/`` do, whose ``loop.py`` they use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "causes"))
+
+from loop import Images, Program
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+TRUTH_NAME = "truth.jsonl"
+
+
+class Hang(Program):
+    """Hold the options of a program that hangs, and write who is to blame beside its steps."""
+
+    def tell(self, lines: int = 1) -> None:
+        """Blame the calling thread for what it does in the ``lines`` lines after the call's."""
+        # A worker that is blocked does not see its rank go.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        worker = get_worker_info()
+        frame = sys._getframe(1)
+        record = {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "tid": threading.get_native_id(),
+            "thread": threading.current_thread().name,
+            "rank": self.rank,
+            "worker": -1 if worker is None else worker.id,
+            "function": frame.f_code.co_name,
+            "file": Path(frame.f_code.co_filename).name,
+            "lines": [frame.f_lineno + number for number in range(1, lines + 1)],
+        }
+        if self.options.steps_file:
+            with Path(self.options.steps_file).with_name(TRUTH_NAME).open("a") as file:
+                file.write(json.dumps(record) + "\n")  # one write: it is there as a whole, or not yet
+        else:
+            print(json.dumps(record), flush=True)
+
+
+class Sticky(Images):
+    """Serve images until one worker has made ``healthy`` of them; what ``stick`` does then hangs."""
+
+    def __init__(self, program: Hang, workers: int) -> None:
+        super().__init__()
+        self.healthy = program.draw.randint(40, 160)
+        self.sticky = program.draw.randrange(workers)
+        self.made = 0
+
+    def read(self, index: int) -> Tensor:
+        """Make image ``index``, or hang."""
+        worker = get_worker_info()
+        if worker is not None and worker.id == self.sticky:
+            self.made += 1
+            if self.made > self.healthy:
+                self.stick()
+        return super().read(index)
+
+    def stick(self) -> None:
+        """Hang."""
+        raise NotImplementedError

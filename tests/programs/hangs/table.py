@@ -1,0 +1,103 @@
+"""Name each program that hangs, or that is only slow, with what is true of it. No torch here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+from tests.programs.causes.table import Label
+from tpmon.model.verdict import Kind
+
+
+class Must(Enum):
+    """Name what tpmon must say of a hang besides kind and cause."""
+
+    PROCESS = "process"
+    WAITER = "the process that waits for a worker"
+    LINE = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Hold a program: its true label, what else is right to say, and what must be named.
+
+    ``ranks`` are the fewest and the most that torchrun starts; one rank is started without it.
+    ``trees`` above one are started as so many hosts of ``ranks`` each, the culprit in the one that
+    is not looked at. A program that ``burns`` a CPU is not left to hang beside others.
+    """
+
+    name: str
+    label: Label
+    also: tuple[Label, ...] = ()
+    must: tuple[Must, ...] = (Must.PROCESS, Must.LINE)
+    ranks: tuple[int, int] = (1, 1)
+    trees: int = 1
+    burns: bool = False
+
+    def accepts(self, kind: str, cause: str) -> bool:
+        """Tell whether a verdict's kind and cause are right."""
+        return any(label.fits(kind, cause) for label in (self.label, *self.also))
+
+    def draw_ranks(self, seed: int) -> int:
+        """Return how many ranks a run has."""
+        return random.Random(seed).randint(*self.ranks)
+
+
+def _hung(cause: str) -> Label:
+    return Label(Kind.HUNG, cause)
+
+
+ONLY_PROCESS = (Must.PROCESS,)
+ONLY_WAITER = (Must.WAITER,)
+"""Of a batch that is lost nothing tells which worker lost it."""
+SOME_RANKS = (2, 4)
+
+ROWS = (
+    Row("lock_order", _hung("lock")),
+    Row("lock_held", _hung("lock")),
+    Row("missing_rank", _hung("missing-rank"), ranks=SOME_RANKS),
+    Row("missing_rank_ddp", _hung("missing-rank"), ranks=SOME_RANKS),
+    Row("remote_rank", _hung("remote-rank"), must=(), ranks=(2, 2), trees=2),
+    Row("dead_worker", _hung("dead-worker"), must=ONLY_PROCESS),
+    Row("dead_pool_worker", _hung("dead-worker"), also=(_hung("lost-batch"),), must=ONLY_WAITER),
+    Row("blocked_fifo", _hung("blocked-io")),
+    Row("blocked_socket", _hung("blocked-io")),
+    Row("blocked_fuse", _hung("blocked-io")),
+    Row("lost_batch", _hung("lost-batch"), must=ONLY_WAITER),
+    Row("spin", _hung("spin"), burns=True),
+    Row("regex", _hung("spin"), burns=True),
+    Row("stopped_rank", _hung("stopped"), must=ONLY_PROCESS, ranks=SOME_RANKS),
+    Row("stopped_worker", _hung("stopped"), must=ONLY_PROCESS),
+    Row("gil_held", _hung("lock")),
+    Row("thread_left", _hung("lock")),
+    Row("stdin", Label(Kind.IDLE, "waiting-for-input")),
+)
+"""Programs that hang. ``dead_pool_worker`` keeps no trace of the process that died: its pool replaced it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AliveRow:
+    """Hold a program that is slow but alive; tpmon must not call it hung at any second."""
+
+    name: str
+    ranks: tuple[int, int] = (1, 1)
+    folder: str = "hangs"
+
+    def draw_ranks(self, seed: int) -> int:
+        """Return how many ranks a run has."""
+        return random.Random(seed).randint(*self.ranks)
+
+
+ALIVE_ROWS = (
+    AliveRow("slow_step"),
+    AliveRow("slow_python"),
+    AliveRow("slow_worker"),
+    AliveRow("slow_checkpoint"),
+    AliveRow("slow_compile"),
+    AliveRow("slow_validation", ranks=SOME_RANKS),
+    AliveRow("validation", folder="causes"),
+    AliveRow("checkpoint", folder="causes"),
+    AliveRow("starting_import", folder="causes"),
+    AliveRow("starting_load", folder="causes"),
+)

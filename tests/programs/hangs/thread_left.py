@@ -1,0 +1,38 @@
+"""End the training while a thread that is no daemon still waits: the interpreter waits for the thread."""
+
+import queue
+import socket
+import threading
+
+from hang import Hang
+from loop import Images, Network, make_loader
+
+
+def write_back() -> None:
+    """Wait for work that nobody hands out any more."""
+    is_over.wait()
+    program.tell()
+    work.get()
+
+
+def listen() -> None:
+    """Wait for a line of a peer that has nothing to say."""
+    is_over.wait()
+    one, _other = pair
+    program.tell()
+    one.recv(1)
+
+
+program = Hang(__doc__)
+work: "queue.Queue[int]" = queue.Queue()
+pair = socket.socketpair()
+is_over = threading.Event()
+target = program.draw.choice((write_back, listen))
+batch = program.draw.choice((8, 16))
+threading.Thread(target=target, name="result-writer").start()
+program.train(
+    make_loader(Images(), batch, program.draw.choice((0, 1))),
+    Network(program.draw.uniform(10, 40), batch),
+    steps=program.draw.randint(10, 40),
+)
+is_over.set()
