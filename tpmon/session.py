@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.hot import hot_functions
 from tpmon.judge.judgement import judge
 from tpmon.judge.stack_tree import show_stacks
 from tpmon.judge.standing import Standing
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
-from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, map_known
+from tpmon.model.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.model.window import Window
 
 GARBAGE_THRESHOLD = 50_000
@@ -26,6 +28,7 @@ GARBAGE_THRESHOLD = 50_000
 
 Sink = Callable[[Update], None]
 DumpSink = Callable[[DumpUpdate], None]
+SampleSink = Callable[[SampleUpdate], None]
 NOTHING_READ = Missing("nothing was read yet")
 
 
@@ -55,12 +58,37 @@ class DumpSource(Protocol):
         ...
 
 
+class SampleSource(Protocol):
+    """Sample stacks for some seconds, one thing at a time, in a thread of its own."""
+
+    on_change: Callable[[], None]
+    """Called, in another thread, whenever ``state`` has more."""
+
+    @property
+    def state(self) -> Applicable[SampleState]:
+        """Return how far the newest sampling is."""
+        ...
+
+    def ask(self, request: SampleRequest) -> None:
+        """Start to sample."""
+        ...
+
+    def finish(self) -> None:
+        """End what runs, and keep what was sampled."""
+        ...
+
+
 class FrameSource(Protocol):
     """Give Frames: the Collector, or a list of them in a test."""
 
     @property
     def dumps(self) -> DumpSource:
         """Return what reads stacks on demand."""
+        ...
+
+    @property
+    def samples(self) -> SampleSource:
+        """Return what samples stacks on demand."""
         ...
 
     def collect(self) -> Frame:
@@ -85,18 +113,22 @@ class Session:
         sinks: Sequence[Sink],
         interval_s: float,
         dump_sinks: Sequence[DumpSink] = (),
+        sample_sinks: Sequence[SampleSink] = (),
     ) -> None:
         """Hold the parts; nothing runs yet."""
         self._source = source
         self._sinks = tuple(sinks)
         self._dump_sinks = tuple(dump_sinks)
         self._dump_state: Applicable[DumpState] = NOT_APPLICABLE
+        self._sample_sinks = tuple(sample_sinks)
+        self._sample_state: Applicable[SampleState] = NOT_APPLICABLE
         self._interval_s = interval_s
         self._window = Window()
         self._standing = Standing()
         self._wake = threading.Event()
         self._stopped = threading.Event()
         source.dumps.on_change = self._wake.set
+        source.samples.on_change = self._wake.set
 
     def start(self, on_error: Callable[[BaseException], None]) -> None:
         """Run in a daemon thread until ``stop``; an exception goes to ``on_error`` and ends the loop."""
@@ -127,6 +159,7 @@ class Session:
                 for sink in self._sinks:
                     sink(update)
                 self._hand_out_dump()
+                self._hand_out_sample()
                 count += 1
                 if last.target.state is TargetState.ENDED or count == frames:
                     break
@@ -145,6 +178,14 @@ class Session:
         """Start to look at the stacks of the job now; what comes goes to the dump sinks."""
         self._source.dumps.ask(request)
 
+    def ask_sample(self, request: SampleRequest) -> None:
+        """Start to sample stacks now; hot functions go to the sample sinks while they come."""
+        self._source.samples.ask(request)
+
+    def finish_sample(self) -> None:
+        """End the sampling that runs, and keep what it has."""
+        self._source.samples.finish()
+
     def stop(self) -> None:
         """End the loop after the reading it is in; never waits for it."""
         self._stopped.set()
@@ -159,6 +200,7 @@ class Session:
                 return next_due
             self._wake.clear()
             self._hand_out_dump()
+            self._hand_out_sample()
         return due
 
     def _hand_out_dump(self) -> None:
@@ -178,6 +220,20 @@ class Session:
         world_size = NOT_APPLICABLE if state.request.pids else target.world_size
         dump = fold_rounds(rounds, Origin(target.pid, target.script, world_size))
         self._send_dump(DumpUpdate(state, dump, show_stacks(dump.groups)))
+
+    def _hand_out_sample(self) -> None:
+        """Add up what was sampled, when that is more than last time, and hand it to the sample sinks."""
+        state = self._source.samples.state
+        if state is self._sample_state or not is_known(state):
+            return
+        self._sample_state = state
+        if not self._sample_sinks:
+            return
+        target = self._window.last().target
+        origin = Origin(target.pid, target.script, target.world_size)
+        update = SampleUpdate(state, map_known(lambda reading: hot_functions(reading, origin), state.reading))
+        for sink in self._sample_sinks:
+            sink(update)
 
     def _send_dump(self, update: DumpUpdate) -> None:
         for sink in self._dump_sinks:

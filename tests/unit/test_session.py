@@ -12,10 +12,13 @@ import pytest
 
 from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.frames import make_cpu, make_frame, make_target
+from tests.samples import make_reading, make_sampled
 from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.sample import SampleRequest, SampleState
+from tpmon.probe.sample_service import NOTHING_YET
 from tpmon.session import Session, whole_rounds
 
 
@@ -35,6 +38,26 @@ class Dumps:
         self.on_change()
 
 
+class Samples:
+    """Answer a request for samples with the states that a test gives."""
+
+    def __init__(self) -> None:
+        self.on_change = lambda: None
+        self.state: Applicable[SampleState] = NOT_APPLICABLE
+        self.asked: list[SampleRequest] = []
+        self.finished = 0
+
+    def ask(self, request: SampleRequest) -> None:
+        self.asked.append(request)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+    def tell(self, state: SampleState) -> None:
+        self.state = state
+        self.on_change()
+
+
 class Source:
     """Hand out numbered Frames; a test may make one slow, failing or the last."""
 
@@ -42,6 +65,7 @@ class Source:
         self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1
     ) -> None:
         self.dumps = Dumps()
+        self.samples = Samples()
         self.times: list[float] = []
         self.intervals: list[float] = []
         self.closed = 0
@@ -324,3 +348,34 @@ def test_a_dump_of_some_processes_says_nothing_of_ranks_elsewhere():
         Session(source, (), 0.005, (grown.append,)).run(frames=1)
     assert "elsewhere" in grown[0].dump.summary
     assert "elsewhere" not in grown[1].dump.summary
+
+
+def test_samples_that_grow_reach_their_sinks_as_hot_functions_between_two_readings():
+    source, sink = Source(), Sink()
+    grown: list[SampleUpdate] = []
+    session = Session(source, (sink,), 30.0, sample_sinks=(grown.append,))
+    errors: list[BaseException] = []
+    session.start(errors.append)
+    request = SampleRequest(seconds=2)
+    try:
+        assert sink.wait_for(1)
+        session.ask_sample(request)
+        source.samples.tell(SampleState(request, NOTHING_YET, running=True, refused=""))
+        assert wait_until(lambda: len(grown) == 1)
+        source.samples.tell(SampleState(request, make_reading(make_sampled(0)), running=False, refused=""))
+        assert wait_until(lambda: len(grown) == 2)
+        session.finish_sample()
+    finally:
+        session.stop()
+    assert (source.samples.asked, source.samples.finished) == ([request], 1)
+    assert not is_known(grown[0].hot)
+    assert is_known(grown[1].hot)
+    assert grown[1].hot.groups[0].functions[0].function == "all_reduce"
+    assert grown[1].hot.script == source.collect().target.script
+    assert (len(sink.updates), errors) == (1, [])
+
+
+def test_samples_are_not_added_up_where_nobody_looks():
+    source = Source()
+    source.samples.tell(SampleState(SampleRequest(), "no reading", running=True, refused=""))
+    Session(source, (), 0.005).run(frames=2)

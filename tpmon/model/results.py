@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tpmon.model.dump import Dump, DumpState, ShownFrame
 from tpmon.model.frame import Frame
 from tpmon.model.known import Known
+from tpmon.model.sample import HotSample, SampleState
 from tpmon.model.window import Pulse
 
 
@@ -40,6 +41,14 @@ class DumpUpdate:
     state: DumpState
     dump: Known[Dump]
     stacks: tuple[GroupStack, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleUpdate:
+    """Hand samples to a sink as they come: how far it is, and the hot functions so far."""
+
+    state: SampleState
+    hot: Known[HotSample]
 
 
 @dataclass(frozen=True, slots=True)

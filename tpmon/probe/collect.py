@@ -57,6 +57,7 @@ from tpmon.probe.own_cost import OwnCostMeter
 from tpmon.probe.pools import read_pool_library
 from tpmon.probe.population import Population, Reading, describe_shortage
 from tpmon.probe.procfs import read_shares
+from tpmon.probe.sample_service import SampleService
 from tpmon.probe.sockets import SocketReader, SocketReading
 from tpmon.probe.stack_plan import Subject, find_working_worker
 from tpmon.probe.stacks import StackSampler
@@ -95,6 +96,7 @@ class Collector:
         self._main_threads = MainThreadProbe()
         self._stacks = StackSampler(enabled=stacks)
         self.dumps = DumpService(lambda: dumpable(self._membership.job))
+        self.samples = SampleService(lambda: dumpable(self._membership.job), enabled=stacks)
         self._pss = PssRation()
         self._growth = Growth()
         self._cost = OwnCostMeter()
@@ -140,7 +142,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop every probe; never waits for one that is stuck."""
-        for source in (*self._sources, self.dumps):
+        for source in (*self._sources, self.dumps, self.samples):
             source.stop()
         self._gpu.stop()
         self._population.close()
@@ -161,10 +163,8 @@ class Collector:
         frame = self._assemble(readings, changes)
         tick_ms = (time.thread_time_ns() - started_ns) / 1e6
         self._cost.add_tick(tick_ms, self._interval_s)
-        child = self._gpu.child_pid()
-        own = self._cost.read(
-            [child] if is_known(child) else [], tick_ms, self.dumps.paused_ms, self._stacks.cost()
-        )
+        children = [child] if is_known(child := self._gpu.child_pid()) else []
+        own = self._cost.read(children, tick_ms, self.dumps.paused_ms, self._stacks.cost())
         self._last = replace(frame, self_=own)
         return self._last
 

@@ -134,6 +134,13 @@ class SpyChild:
             if self._pid:
                 _kill(self._pid)
 
+    def finish(self) -> None:
+        """Ask a recording py-spy to end now and print what it has; it does at its next sample."""
+        with self._lock:
+            if self._pid:
+                with contextlib.suppress(PermissionError):
+                    os.kill(self._pid, signal.SIGINT)
+
     def cost(self) -> tuple[float, int]:
         """Return the CPU seconds of all runs so far, the present one included, and the RSS of that one."""
         with self._lock:

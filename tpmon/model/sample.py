@@ -1,0 +1,230 @@
+"""Samples of stacks over some seconds: what was asked, what was read, and the hot functions in it.
+
+``SampleReading`` is what py-spy gave so far; ``HotSample`` is its sum for a person, and the JSON that
+``tpmon sample --json`` prints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from tpmon.model.dump import DumpError
+from tpmon.model.known import Applicable, Known
+from tpmon.model.process import Role
+from tpmon.model.stacks import StackCount
+
+SAMPLE_SCHEMA = "tpmon.sample/1"
+SECONDS = 10.0
+RATE_HZ = 20
+MOST_RATE_HZ = 50
+MOST_AT_ONCE = 4
+"""py-spy processes that run at the same time; with more processes each is sampled in its turn."""
+START_MS = 20.0
+SAMPLE_MS = 0.6
+"""What a slice costs: so much to find the interpreter, and so much for each sample (docs/overhead.md)."""
+
+
+class Counted(str, Enum):
+    """Name the samples that count."""
+
+    ALL = "all"
+    RUNNING = "running"
+    """Those in which py-spy found the thread runnable (state R), on a CPU or waiting for one."""
+    GIL = "gil"
+    """Those in which the thread held Python's interpreter lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """Ask for samples of processes; ``pids`` of ranks stand for their loader workers too.
+
+    Empty ``pids`` mean the lowest rank here and its workers; ``everyone`` means the whole job.
+    """
+
+    pids: frozenset[int] = frozenset()
+    everyone: bool = False
+    seconds: float = SECONDS
+    rate_hz: int = RATE_HZ
+    counted: Counted = Counted.ALL
+
+
+@dataclass(frozen=True, slots=True)
+class SampledProcess:
+    """Hold what was sampled of one process so far.
+
+    ``looks`` counts how often py-spy looked at it, ``lost`` those looks that gave no stack,
+    ``behind_s`` by how much it was late at worst. ``cpu_s`` and ``delay_s`` are of the main thread, on
+    a CPU and runnable without one, over ``watched_s`` (/proc/PID/task/PID/schedstat).
+    """
+
+    pid: int
+    start_ticks: int
+    role: Role
+    rank: Applicable[int]
+    worker: Applicable[int]
+    rank_pid: Applicable[int]
+    label: str
+    seconds: float
+    looks: int
+    lost: int
+    behind_s: float
+    watched_s: float
+    cpu_s: Known[float]
+    delay_s: Known[float]
+    stacks: tuple[StackCount, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReading:
+    """Hold all that was sampled so far. ``asked`` processes were chosen; some may not have had a turn."""
+
+    request: SampleRequest
+    host: str
+    taken: datetime
+    elapsed_s: float
+    asked: int
+    processes: tuple[SampledProcess, ...]
+    errors: tuple[DumpError, ...]
+    spy_cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleState:
+    """Say how far the sampling is. ``refused`` says why a request was not taken or failed, "" where not."""
+
+    request: SampleRequest
+    reading: Known[SampleReading]
+    running: bool
+    refused: str
+
+
+@dataclass(frozen=True, slots=True)
+class HotFunction:
+    """Hold one function of a group of threads.
+
+    ``line`` is the line of it that was seen most often. ``self_samples`` had it innermost,
+    ``total_samples`` had it anywhere; ``waiting_samples`` are those of the total whose innermost frames
+    are known to wait. ``package`` is "" for the user's own code. Percentages are of the group's looks.
+    """
+
+    function: str
+    file: str
+    line: int
+    package: str
+    self_samples: int
+    total_samples: int
+    waiting_samples: int
+    self_pct: float
+    total_pct: float
+    waiting_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseShare:
+    """Say in how many of the samples of main threads the ranks were in one phase of the step."""
+
+    phase: str
+    samples: int
+    pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class HotGroup:
+    """Hold the threads of one part of the job: main threads, or the other Python threads, of one role.
+
+    ``looks`` is how often one of its threads was seen, ``samples`` in how many of these it counted.
+    ``waiting_pct`` of the looks found it in frames that are known to wait. ``cpu_pct`` and ``delay_pct``
+    are of one core, the mean of its main threads over the time of the samples: on a CPU, and runnable
+    without one. ``phases`` are said of ranks.
+    """
+
+    role: Role
+    main: bool
+    ranks: tuple[int, ...]
+    processes: int
+    looks: int
+    samples: int
+    waiting_pct: float
+    cpu_pct: Applicable[float]
+    delay_pct: Applicable[float]
+    phases: tuple[PhaseShare, ...]
+    functions: tuple[HotFunction, ...]
+    more_functions: int
+
+
+@dataclass(frozen=True, slots=True)
+class HotSample:
+    """Hold the hot functions of a job over some seconds: what ``tpmon sample --json`` prints."""
+
+    schema: str
+    host: str
+    taken: datetime
+    pid: int
+    script: str
+    seconds: float
+    rate_hz: int
+    counted: Counted
+    asked_processes: int
+    sampled_processes: int
+    groups: tuple[HotGroup, ...]
+    lost_samples: int
+    behind_s: float
+    errors: tuple[DumpError, ...]
+    paused_ms: float
+    spy_cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePrice:
+    """Say what sampling costs: ``cpu_pct`` of one core while it lasts; the job is never stopped."""
+
+    processes: int
+    at_once: int
+    seconds: float
+    rate_hz: int
+    slice_s: int
+    cpu_pct: float
+
+
+def slice_seconds(processes: int) -> int:
+    """Return the length of one slice in whole seconds: short ones where processes take turns."""
+    return 2 if processes <= MOST_AT_ONCE else 1
+
+
+def price_sampling(processes: int, seconds: float, rate_hz: int) -> SamplePrice:
+    """Estimate what sampling ``processes`` for ``seconds`` costs, from what slices were measured to cost."""
+    at_once = min(processes, MOST_AT_ONCE)
+    slice_s = slice_seconds(processes)
+    slice_ms = START_MS + SAMPLE_MS * rate_hz * slice_s
+    slices = at_once * math.ceil(seconds / slice_s)
+    return SamplePrice(processes, at_once, seconds, rate_hz, slice_s, slices * slice_ms / (seconds * 10))
+
+
+def say_price(price: SamplePrice) -> str:
+    """Say the price in one sentence."""
+    what = "1 process" if price.processes == 1 else f"{price.processes} processes"
+    turns = f", {price.at_once} at a time" if price.at_once < price.processes else ""
+    cost = f"about {max(price.cpu_pct, 1):.0f} % of a core"
+    how = f"at {price.rate_hz} Hz for {price.seconds:g} s"
+    return f"samples {what}{turns} {how}: {cost}, the job is never stopped"
+
+
+def pick_functions(functions: Sequence[HotFunction], most: int) -> tuple[HotFunction, ...]:
+    """Pick the ``most`` to show of ``functions``, which are ordered by self, and keep their order.
+
+    Two thirds are the first ones; the others are the user's own with the largest totals, because those
+    that only call others would never be among the first.
+    """
+    if len(functions) <= most:
+        return tuple(functions)
+    order = range(len(functions))
+    users = sorted(
+        (at for at in order if not functions[at].package), key=lambda at: -functions[at].total_samples
+    )
+    first = order[: most - most // 3]
+    chosen = set(list(dict.fromkeys((*first, *users, *order)))[:most])
+    return tuple(functions[at] for at in order if at in chosen)

@@ -1,0 +1,268 @@
+"""Sample the stacks of processes for some seconds with py-spy, at most four at a time, without a stop.
+
+Each process is sampled in slices of whole seconds, one after the other, so that results come while it
+goes on; where there are more than four, those that were sampled least have the next turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+from tpmon.model.dump import DumpError, ErrorKind
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Role
+from tpmon.model.sample import (
+    MOST_AT_ONCE,
+    Counted,
+    SampleReading,
+    SampleRequest,
+    slice_seconds,
+)
+from tpmon.probe.job import Member
+from tpmon.probe.other_spies import Spy, find_spies
+from tpmon.probe.procread import PROC
+from tpmon.probe.sample_tally import Slice, Tally, count_looks, read_main_thread
+from tpmon.probe.sample_text import parse_remarks
+from tpmon.probe.spy_failure import Failure, explain_outcome, find_gone, find_obstacle
+from tpmon.probe.stack_child import SpyChild, find_spy, record_arguments
+from tpmon.probe.stack_text import parse_raw
+
+GRACE_S = 5.0
+"""A py-spy that is not done so long after the end of its slice is killed; it starts in 0.05 s."""
+FINISH_S = 2.0
+"""How long slices that were asked to end are waited for."""
+LEAST_LEFT_S = 0.5
+"""With less than this left no slice is begun: the shortest takes a second."""
+TRIES = 3
+"""A start can fail because the interpreter changed while it was looked for."""
+ENDING_S = 0.3
+_TICK_S = 0.5
+"""Between two calls of ``progress`` at most so much passes."""
+
+Progress = Callable[[SampleReading], None]
+_Answer = tuple[Tally, "Slice | Failure"]
+
+
+def choose_members(members: Sequence[Member], request: SampleRequest) -> tuple[Member, ...]:
+    """Return the processes that a request means; a rank stands for its loader workers too."""
+    if request.everyone:
+        return tuple(members)
+    pids = request.pids
+    if not pids:
+        ranks = [one for one in members if one.role is Role.RANK]
+        lowest = min(
+            ranks,
+            key=lambda one: (not is_known(one.rank), one.rank if is_known(one.rank) else 0),
+            default=None,
+        )
+        pids = frozenset((lowest.identity.pid,)) if lowest is not None else pids
+    return tuple(
+        one
+        for one in members
+        if one.identity.pid in pids
+        or (one.role is Role.WORKER and is_known(one.rank_pid) and one.rank_pid in pids)
+    )
+
+
+def sample_arguments(pid: int, rate_hz: int, seconds: int, counted: Counted) -> tuple[str, ...]:
+    """Return the arguments for one slice, in which the samples of ``counted`` count."""
+    arguments = record_arguments(pid, rate_hz, seconds)
+    if counted is Counted.RUNNING:
+        return tuple(one for one in arguments if one != "--idle")
+    return (*arguments, "--gil") if counted is Counted.GIL else arguments
+
+
+class Sampler:
+    """Sample some processes once, for as long as was asked."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        request: SampleRequest,
+        *,
+        proc: str = PROC,
+        spy: Callable[[], Known[str]] = find_spy,
+    ) -> None:
+        """Sample ``members``, the first ones first; nothing runs until ``run``."""
+        self._tallies = tuple(Tally(member) for member in members)
+        self._request = request
+        self._proc = proc
+        self._find_spy = spy
+        self._slice_s = slice_seconds(len(members))
+        self._host = os.uname().nodename
+        self._lock = threading.Lock()
+        self._children: set[SpyChild] = set()
+        self._spent_s = 0.0
+        self._began_s = 0.0
+        self._last_s = math.inf
+        """When everything that still runs is given up."""
+        self._finishing = False
+        self._stopped = False
+
+    def finish(self) -> None:
+        """End early and keep what there is, from any thread; never waits."""
+        if not self._finishing:
+            self._last_s = time.monotonic() + FINISH_S
+        self._finishing = True
+        with self._lock:
+            for child in self._children:
+                child.finish()
+
+    def stop(self) -> None:
+        """End now, from any thread, with every py-spy; never waits."""
+        self._finishing = self._stopped = True
+        with self._lock:
+            for child in self._children:
+                child.stop()
+
+    def run(self, progress: Progress | None = None) -> SampleReading:
+        """Sample until the time is over, nobody is left, or ``finish``; bounded by a grace beyond that.
+
+        ``progress`` gets what there is so far, twice a second.
+        """
+        self._began_s = time.monotonic()
+        spy = self._find_spy()
+        if isinstance(spy, Missing):
+            for tally in self._tallies:
+                tally.failure = Failure(ErrorKind.NO_SPY, spy.reason)
+            return self._read()
+        spies = find_spies(self._proc)
+        answers: queue.Queue[_Answer] = queue.Queue()
+        end_s = self._began_s + self._request.seconds
+        active: set[Tally] = set()
+        self._last_s = min(self._last_s, end_s + self._slice_s + GRACE_S)
+        told_s = self._began_s
+        while not self._stopped:
+            self._begin_slices(spy, spies, active, answers, end_s)
+            if not active or time.monotonic() > self._last_s:
+                break
+            with contextlib.suppress(queue.Empty):  # then it is time to look at the clock
+                self._settle(*answers.get(timeout=_TICK_S / 2), active)
+            if progress is not None and time.monotonic() - told_s >= _TICK_S:
+                told_s = time.monotonic()
+                progress(self._read())
+        self._give_up(active)
+        return self._read()
+
+    def _read(self) -> SampleReading:
+        rate_hz = self._request.rate_hz
+        with self._lock:
+            spent_s = self._spent_s + sum(child.cost()[0] for child in self._children)
+        return SampleReading(
+            request=self._request,
+            host=self._host,
+            taken=datetime.now().astimezone(),
+            elapsed_s=time.monotonic() - self._began_s,
+            asked=len(self._tallies),
+            processes=tuple(tally.total(rate_hz) for tally in self._tallies if tally.looks),
+            errors=tuple(
+                self._error(tally.member, tally.failure)
+                for tally in self._tallies
+                if tally.failure is not None
+            ),
+            spy_cpu_ms=spent_s * 1000,
+        )
+
+    def _error(self, member: Member, failure: Failure) -> DumpError:
+        return DumpError(
+            host=self._host,
+            pid=member.identity.pid,
+            role=member.role,
+            rank=member.rank,
+            worker=member.worker,
+            kind=failure.kind,
+            reason=failure.reason,
+        )
+
+    def _begin_slices(
+        self,
+        spy: str,
+        spies: dict[int, tuple[Spy, ...]],
+        active: set[Tally],
+        answers: queue.Queue[_Answer],
+        end_s: float,
+    ) -> None:
+        left_s = end_s - time.monotonic()
+        if self._finishing or left_s < LEAST_LEFT_S:
+            return
+        waiting = [tally for tally in self._tallies if tally not in active and not tally.is_done]
+        # sorted() is stable: of those that were sampled least, the first named comes first.
+        for tally in sorted(waiting, key=lambda one: one.turns)[: MOST_AT_ONCE - len(active)]:
+            # The first slice is short, so that something is there soon.
+            seconds = max(1, min(self._slice_s if tally.turns else 1, round(left_s)))
+            tally.turns += 1
+            active.add(tally)
+            work = (tally, spy, spies.get(tally.member.identity.pid, ()), seconds, answers)
+            threading.Thread(target=self._work, args=work, name="tpmon-sample", daemon=True).start()
+
+    def _settle(self, tally: Tally, answer: Slice | Failure, active: set[Tally]) -> None:
+        active.discard(tally)
+        if isinstance(answer, Slice):
+            tally.add(answer)
+            return
+        tally.tries += 1
+        if not answer.torn or tally.tries >= TRIES:
+            tally.failure = answer
+
+    def _give_up(self, active: Iterable[Tally]) -> None:
+        with self._lock:
+            for child in self._children:
+                child.stop()
+        if not self._stopped:
+            for tally in active:
+                tally.failure = Failure(ErrorKind.LATE, "py-spy gave no answer in time")
+
+    def _work(
+        self, tally: Tally, spy: str, others: Sequence[Spy], seconds: int, answers: queue.Queue[_Answer]
+    ) -> None:
+        answer: Slice | Failure
+        try:
+            answer = self._sample(tally.member, spy, others, seconds)
+        except OSError as error:
+            answer = Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}")
+        except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
+            answer = Failure(ErrorKind.FAILED, f"{type(error).__name__}: {error}")
+        answers.put((tally, answer))
+
+    def _sample(self, member: Member, spy: str, others: Sequence[Spy], seconds: int) -> Slice | Failure:
+        pid = member.identity.pid
+        failure = find_gone(member.identity, self._proc) or find_obstacle(pid, others, self._proc)
+        if failure is not None:
+            return failure
+        request = self._request
+        before = read_main_thread(pid, self._proc)
+        began_s = time.monotonic()
+        arguments = sample_arguments(pid, request.rate_hz, seconds, request.counted)
+        child = SpyChild()
+        with self._lock:
+            self._children.add(child)
+        try:
+            outcome = child.run((spy, *arguments), seconds + GRACE_S)
+        except OSError as error:
+            return Failure(ErrorKind.NO_SPY, f"py-spy cannot be started: {error.strerror or error}")
+        finally:
+            with self._lock:
+                self._children.discard(child)
+                self._spent_s += child.cost()[0]
+        after = read_main_thread(pid, self._proc)
+        failure = explain_outcome(pid, outcome, seconds + GRACE_S, self._proc)
+        if failure is not None:
+            if failure.torn:
+                time.sleep(ENDING_S)  # one that is just ending takes a moment to be gone
+            return find_gone(member.identity, self._proc) or failure
+        sampled = parse_raw(outcome.output, pid)
+        remarks = parse_remarks(outcome.output)
+        # py-spy counts the look after which it ends.
+        planned = round(min(seconds, outcome.wall_s) * request.rate_hz) - 1
+        looks = count_looks(sampled, remarks, request.counted, planned)
+        if not looks:
+            nothing = Failure(ErrorKind.FAILED, "py-spy saw no Python thread", torn=True)
+            return find_gone(member.identity, self._proc) or nothing
+        return Slice(sampled, remarks, looks, time.monotonic() - began_s, before, after)

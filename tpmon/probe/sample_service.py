@@ -1,0 +1,102 @@
+"""Sample one thing at a time in a daemon thread, for the key; nobody waits for it.
+
+What was sampled grows in ``state``, so that a screen shows hot functions while it goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.sample import SampleReading, SampleRequest, SampleState
+from tpmon.probe.job import Member
+from tpmon.probe.sample import Sampler, choose_members
+
+ALREADY = "stacks are being sampled already"
+NOBODY = "no process to sample"
+OFF = "stacks are off (--no-stacks)"
+NOTHING_YET = Missing("nothing was sampled yet")
+
+MakeSampler = Callable[[Sequence[Member], SampleRequest], Sampler]
+
+
+class SampleService:
+    """Own the daemon thread that samples. Every method returns at once."""
+
+    def __init__(
+        self,
+        members: Callable[[], Sequence[Member]],
+        make: MakeSampler = Sampler,
+        *,
+        enabled: bool = True,
+    ) -> None:
+        """Sample nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are."""
+        self.on_change: Callable[[], None] = lambda: None
+        self._members = members
+        self._make = make
+        self._enabled = enabled
+        self._lock = threading.Lock()
+        self._state: Applicable[SampleState] = NOT_APPLICABLE
+        self._sampler: Sampler | None = None
+        self._stopped = False
+
+    @property
+    def state(self) -> Applicable[SampleState]:
+        """Return how far the newest sampling is; not applicable before the first."""
+        with self._lock:
+            return self._state
+
+    def ask(self, request: SampleRequest) -> None:
+        """Start to sample, or say in ``state`` why not: one sampling at a time."""
+        members = choose_members(self._members(), request) if self._enabled else ()
+        sampler: Sampler | None = None
+        with self._lock:
+            if is_known(self._state) and self._state.running:
+                now = self._state
+                self._state = SampleState(now.request, now.reading, running=True, refused=ALREADY)
+            elif members and not self._stopped:
+                sampler = self._sampler = self._make(members, request)
+                self._state = SampleState(request, NOTHING_YET, running=True, refused="")
+            else:
+                refused = NOBODY if self._enabled else OFF
+                self._state = SampleState(request, NOTHING_YET, running=False, refused=refused)
+        if sampler is not None:
+            work = (request, sampler)
+            threading.Thread(target=self._run, args=work, name="tpmon-sample-service", daemon=True).start()
+        self.on_change()
+
+    def finish(self) -> None:
+        """End what runs, and keep what was sampled."""
+        with self._lock:
+            sampler = self._sampler
+        if sampler is not None:
+            sampler.finish()
+
+    def stop(self) -> None:
+        """End what runs, with every py-spy of it, for good."""
+        with self._lock:
+            self._stopped = True
+            sampler = self._sampler
+        if sampler is not None:
+            sampler.stop()
+
+    def _run(self, request: SampleRequest, sampler: Sampler) -> None:
+        refused = ""
+        reading: Known[SampleReading] = NOTHING_YET
+        try:
+            reading = sampler.run(
+                lambda part: self._tell(SampleState(request, part, running=True, refused=""))
+            )
+        except Exception as error:  # noqa: BLE001  # shown where the hot functions would be
+            refused = f"sampling failed: {type(error).__name__}: {error}"
+        with self._lock:
+            self._sampler = None
+            if not is_known(reading) and is_known(self._state):
+                reading = self._state.reading
+        self._tell(SampleState(request, reading, running=False, refused=refused))
+
+    def _tell(self, state: SampleState) -> None:
+        with self._lock:
+            self._state = state
+        self.on_change()

@@ -1,0 +1,115 @@
+"""Add up the slices of one process: its stacks, what was lost, and the CPU time of its main thread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.sample import Counted, SampledProcess
+from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.probe.job import Member
+from tpmon.probe.procfs import SchedStat, parse_schedstat
+from tpmon.probe.procread import PROC, read_file
+from tpmon.probe.sample_text import Remarks
+from tpmon.probe.spy_failure import Failure
+from tpmon.probe.stack_text import Sampled
+
+MOST_STACKS = 2000
+"""Different stacks that are kept of one process; later ones count without their frames."""
+_NOT_WATCHED = Missing("the main thread's CPU time could not be read")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Hold one slice of one process. ``looks`` is how often py-spy looked, with and without success."""
+
+    sampled: Sampled
+    remarks: Remarks
+    looks: int
+    wall_s: float
+    before: Known[SchedStat]
+    after: Known[SchedStat]
+
+
+def read_main_thread(pid: int, proc: str = PROC) -> Known[SchedStat]:
+    """Read for how long the main thread ran and waited for a CPU since it began."""
+    try:
+        return parse_schedstat(read_file(f"{proc}/{pid}/task/{pid}/schedstat", 128))
+    except (OSError, ValueError):
+        return _NOT_WATCHED
+
+
+def count_looks(sampled: Sampled, remarks: Remarks, counted: Counted, planned: int) -> int:
+    """Tell how often py-spy looked at the process.
+
+    With idle threads every look finds the main thread, or is an error; without them only the plan
+    tells, which py-spy keeps also when it is late.
+    """
+    seen = sampled.samples + remarks.errors
+    return seen if counted is Counted.ALL else max(seen, planned)
+
+
+class Tally:
+    """Remember what was sampled of one process, and why there is no more."""
+
+    def __init__(self, member: Member) -> None:
+        """Start with nothing."""
+        self.member = member
+        self.turns = 0
+        self.tries = 0
+        """Failures since the last slice."""
+        self.looks = 0
+        self.failure: Failure | None = None
+        self._lost = 0
+        self._behind_s = 0.0
+        self._watched_s = 0.0
+        self._run_ns = 0
+        self._delay_ns = 0
+        self._stacks: Counter[tuple[int, str, tuple[StackFrame, ...]]] = Counter()
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether nothing more will come of this process."""
+        return self.failure is not None
+
+    def add(self, one: Slice) -> None:
+        """Add a slice."""
+        self.tries = 0
+        self.looks += one.looks
+        self._lost += one.remarks.errors
+        self._behind_s = max(self._behind_s, one.remarks.behind_s)
+        if is_known(one.before) and is_known(one.after):
+            self._watched_s += one.wall_s
+            self._run_ns += one.after.run_ns - one.before.run_ns
+            self._delay_ns += one.after.wait_ns - one.before.wait_ns
+        for stack in one.sampled.stacks:
+            key = (stack.tid, stack.thread, stack.frames)
+            if key not in self._stacks and len(self._stacks) >= MOST_STACKS:
+                key = (stack.tid, stack.thread, ())
+            self._stacks[key] += stack.samples
+
+    def total(self, rate_hz: int) -> SampledProcess:
+        """Return all that was sampled so far."""
+        member = self.member
+        watched = self._watched_s > 0
+        return SampledProcess(
+            pid=member.identity.pid,
+            start_ticks=member.identity.start_ticks,
+            role=member.role,
+            rank=member.rank,
+            worker=member.worker,
+            rank_pid=member.rank_pid,
+            label=member.label,
+            seconds=self.looks / rate_hz,
+            looks=self.looks,
+            lost=self._lost,
+            behind_s=self._behind_s,
+            watched_s=self._watched_s,
+            cpu_s=self._run_ns / 1e9 if watched else _NOT_WATCHED,
+            delay_s=self._delay_ns / 1e9 if watched else _NOT_WATCHED,
+            stacks=tuple(
+                StackCount(tid, thread, frames, samples)
+                for (tid, thread, frames), samples in self._stacks.items()
+            ),
+        )

@@ -1,0 +1,79 @@
+"""Say why py-spy must not be started at a process, or what went wrong when it was."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpmon.model.dump import ErrorKind
+from tpmon.model.process import Identity
+from tpmon.probe.other_spies import Spy
+from tpmon.probe.procread import PROC, read_file, read_stat
+from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome
+from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
+from tpmon.probe.stack_text import Refusal, parse_complaint
+
+YIELD_S = 2.0
+"""How long a py-spy of somebody else that may stop the process is waited for."""
+_LOOK_AGAIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Say why there are no stacks; ``torn``: another try may work."""
+
+    kind: ErrorKind
+    reason: str
+    torn: bool = False
+
+
+def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
+    """Say that a process ended, None while it lives."""
+    try:
+        stat = read_stat(identity.pid, proc)
+    except OSError:
+        return Failure(ErrorKind.GONE, "it ended")
+    if stat.start_ticks != identity.start_ticks:
+        return Failure(ErrorKind.GONE, "it ended, and another process has its number")
+    if stat.state in "ZX":
+        return Failure(ErrorKind.GONE, "it ended and was not reaped by its parent")
+    return None
+
+
+def find_obstacle(pid: int, others: Sequence[Spy], proc: str = PROC) -> Failure | None:
+    """Say why py-spy must not be started at a process now; a py-spy that may stop it is waited for.
+
+    Raises:
+        OSError: when the process is gone.
+    """
+    tracer = parse_tracer(read_file(f"{proc}/{pid}/status", 65536))
+    if tracer:
+        return Failure(ErrorKind.TRACED, f"pid {tracer} traces it (a debugger?): end that first")
+    end_s = time.monotonic() + YIELD_S
+    while stopping := [one for one in others if not one.nonblocking and one.lives(proc)]:
+        if time.monotonic() >= end_s:
+            return Failure(ErrorKind.BUSY, f"another py-spy ({stopping[0].pid}) looks at it: try again")
+        time.sleep(_LOOK_AGAIN_S)
+    return None
+
+
+def explain_outcome(pid: int, outcome: Outcome, deadline_s: float, proc: str = PROC) -> Failure | None:
+    """Say what went wrong in a run of py-spy, None where nothing did."""
+    if outcome.late:
+        return Failure(ErrorKind.LATE, f"py-spy gave no answer within {deadline_s:g} s")
+    if outcome.status == -signal.SIGXCPU:
+        return Failure(ErrorKind.LATE, f"py-spy needs more than {CPU_LIMIT_S} s of CPU here")
+    if outcome.flooded:
+        return Failure(ErrorKind.FAILED, "more stacks than tpmon reads")
+    if not outcome.status:
+        return None
+    refusal, text = parse_complaint(outcome.errors)
+    if refusal is Refusal.PERMISSION:
+        return Failure(ErrorKind.DENIED, explain_refusal(read_standing(pid, proc)))
+    if refusal is Refusal.UNKNOWN_PYTHON:
+        return Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}")
+    if refusal is Refusal.GONE:
+        return Failure(ErrorKind.GONE, "it ended")
+    return Failure(ErrorKind.FAILED, f"py-spy: {text}", torn=True)
