@@ -102,7 +102,7 @@ def start_trees(row: Row | AliveRow, seed: int, seconds: float) -> Iterator[Tree
             start_program(
                 (*start, "--node-rank", str(node), program),
                 seed,
-                "--node",
+                "--culprit-node",
                 str(hidden_node),
                 seconds=seconds,
                 make=Hanging,

@@ -1,6 +1,6 @@
 """Train one model on four ranks in two process trees, as on two hosts, until a rank of one tree waits.
 
-Run by torchrun twice with two processes each. The rank that waits is in the tree ``--node``.
+Run by torchrun twice with two processes each. The rank that waits is in the tree ``--culprit-node``.
 """
 
 import threading
@@ -23,9 +23,9 @@ def hold(_images: Tensor, _loss: Tensor) -> None:
             lock.acquire()
 
 
-program = Hang(__doc__, ("--node", int, 1))
+program = Hang(__doc__, ("--culprit-node", int, 1))
 dist.init_process_group("gloo")
-culprit = RANKS_OF_A_NODE * program.options.node + program.draw.randrange(RANKS_OF_A_NODE)
+culprit = RANKS_OF_A_NODE * program.options.culprit_node + program.draw.randrange(RANKS_OF_A_NODE)
 last = program.draw.randint(10, 30)
 batch = program.draw.choice((8, 16))
 network = Network(0, batch, depth=program.draw.randint(2, 8))

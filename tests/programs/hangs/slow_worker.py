@@ -12,9 +12,9 @@ class Huge(Sticky):
 
     def stick(self) -> None:
         """Work on a very large image."""
+        self.made = 0
         program.tell()
         self.shrink()
-        self.made = 0
 
     def shrink(self) -> Tensor:
         """Blur for a long time."""
