@@ -19,6 +19,7 @@ commands:
   diagnose PID   look for a while and print the verdict: what holds the run, what to do
   dump PID       where every rank, worker and thread is right now, folded; who is not where the others are
   fold FILE...   the dumps of several hosts in one picture
+  doctor [PID]   what may be read of a job and what not, why, and the one command that changes it
   demo           start a small real training and watch it
 
 Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
@@ -81,7 +82,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     json_setting = next(setting for setting in settings.OUTPUT_SETTINGS if setting.key == "json")
     parser = Parser(
         prog="tpmon",
-        usage="tpmon [ps | attach PID | diagnose PID | dump PID | fold FILE... | demo] [options]",
+        usage="tpmon [COMMAND] [PID | FILE...] [options]",
         description=f"{DESCRIPTION}\n\n{COMMANDS}",
         epilog=EXIT_CODES,
         formatter_class=plain,
@@ -159,6 +160,21 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         for setting in settings.LOOK_SETTINGS:
             if setting.key != "interval":
                 _add_setting(command, setting)
+    doctor = commands.add_parser(
+        "doctor",
+        usage="tpmon doctor [PID] [options]",
+        description=(
+            "Try every source that tpmon reads: of the job around PID, or of all jobs of yours here, and of\n"
+            "this machine. Say what may be read and what not, why, and the one command that changes it.\n"
+            "Nothing is stopped. Ends with 4 where something that is needed may not be read or is not there."
+        ),
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    doctor.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    for setting in settings.LOOK_SETTINGS:
+        if setting.key != "interval":
+            _add_setting(doctor, setting)
     demo = commands.add_parser(
         "demo",
         usage="tpmon demo [options]",
@@ -178,7 +194,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for command in (attach, diagnose, demo):
         for setting in (settings.STACKS_SETTING, *settings.WATCH_SETTINGS):
             _add_setting(command, setting)
-    for command in (ps, attach, diagnose, dump, fold, demo):
+    for command in (ps, attach, diagnose, dump, fold, doctor, demo):
         _add_common(command)
     return parser
 

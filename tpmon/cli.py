@@ -79,10 +79,16 @@ def _list_jobs(options: Options) -> int:
     return ExitCode.OK
 
 
+def _parse_pid(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"a PID is a number, found {text!r}", "tpmon ps lists the training jobs")
+    return int(text)
+
+
 def _check_asked(options: Options, asked: str | None, job_was_asked: bool) -> None:
     """Refuse a PID that is no number, none at all, or one beside --job."""
-    if asked is not None and not asked.isdecimal():
-        raise UsageError(f"a PID is a number, found {asked!r}", "tpmon ps lists the training jobs")
+    if asked is not None:
+        _parse_pid(asked)
     if asked is not None and job_was_asked:
         raise UsageError("PID and --job exclude each other", "leave one of the two out")
     if asked is None and not options.job:
@@ -166,6 +172,16 @@ def _dump(options: Options, asked: str | None, job_was_asked: bool, *, block: bo
     if block:
         complain(f"tpmon: {BLOCK_PRICE}")
     return run_dump(_find_job(asked), options, _stdout(options.ascii_only), block=block)
+
+
+def _doctor(options: Options, asked: str | None) -> int:
+    """Print what may be read and what not."""
+    from tpmon.doctor import run_doctor
+    from tpmon.probe.scheduling import step_aside
+
+    pid = _parse_pid(asked) if asked is not None else None
+    step_aside()
+    return run_doctor(pid, options, _stdout(options.ascii_only))
 
 
 def _has_terminal() -> bool:
@@ -321,6 +337,8 @@ def _run(arguments: Sequence[str]) -> int:
         from tpmon.dump import run_fold
 
         return run_fold(given["files"], options, _stdout(options.ascii_only))
+    if command == "doctor":
+        return _doctor(options, given.get("pid"))
     if command == "demo":
         return _demo(options)
     return _list_jobs(options)

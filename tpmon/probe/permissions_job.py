@@ -24,9 +24,7 @@ def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
     if not found:
         reason = memory.reason if isinstance(memory, Missing) else "not found"
         why = f"limits, throttling and memory of the job's control group: {reason}"
-        return make_check(
-            "cgroup", Access.ABSENT, why, "mount the host's /sys/fs/cgroup read-only at its place"
-        )
+        return make_check("cgroup", Access.ABSENT, why, "docker run -v /sys/fs/cgroup:/sys/fs/cgroup:ro")
     refused = [reason for group in found if (reason := _try_group(group))]
     if refused:
         return make_check(

@@ -56,6 +56,19 @@ def find_only_job(proc: str = PROC) -> Job:
         UsageError: when there are several, or tpmon may not open enough files.
     """
     require_descriptors()
+    jobs = find_own_jobs(proc)
+    if not jobs:
+        raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
+    if len(jobs) > 1:
+        names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:8])
+        raise UsageError(
+            f"this user runs {len(jobs)} training jobs here: {names}", f"tpmon attach {jobs[0].root.pid}"
+        )
+    return jobs[0]
+
+
+def find_own_jobs(proc: str = PROC) -> list[Job]:
+    """Find the jobs that this user runs on this machine, oldest first; under sudo, also who called it."""
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     jobs: list[Job] = []
@@ -65,14 +78,7 @@ def find_only_job(proc: str = PROC) -> Job:
                 jobs.append(assemble_job(root, root, table, proc))
         except OSError:
             continue  # it ended meanwhile
-    if not jobs:
-        raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
-    if len(jobs) > 1:
-        names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:8])
-        raise UsageError(
-            f"this user runs {len(jobs)} training jobs here: {names}", f"tpmon attach {jobs[0].root.pid}"
-        )
-    return jobs[0]
+    return jobs
 
 
 def find_roots(table: Mapping[int, Stat], proc: str = PROC) -> list[int]:
