@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,22 +25,17 @@ from tests.unit.test_stacks import may_sample, spies_of, wait_for
 from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook, WaitKind
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
-from tpmon.probe import dump
+from tpmon.probe import dump, spy_failure
 from tpmon.probe.dump import Dumper
 from tpmon.probe.dump_pause import is_held, watch_pause
 from tpmon.probe.dump_threads import read_threads
 from tpmon.probe.job import Member
+from tpmon.probe.other_ends import parse_address, parse_tcp, parse_unix
 from tpmon.probe.other_spies import find_spies, parse_subject
 from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import find_spy
-from tpmon.probe.wait_target import (
-    find_descriptor,
-    name_call,
-    parse_mount,
-    parse_mount_id,
-    parse_mount_of,
-    parse_peer,
-)
+from tpmon.probe.wait_call import find_descriptors, name_call, parse_epoll
+from tpmon.probe.wait_mount import parse_mount, parse_mount_id, parse_mount_of
 from tpmon.probe.waits import Syscall
 
 NAP = """
@@ -395,8 +391,8 @@ def test_whom_a_py_spy_looks_at(argv, pid):
     assert parse_subject(argv) == pid
 
 
-def test_a_sampler_that_never_stops_is_waited_for_and_then_shared(monkeypatch):
-    monkeypatch.setattr(dump, "YIELD_S", 0.3)
+def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monkeypatch):
+    monkeypatch.setattr(spy_failure, "YIELD_S", 0.3)
     spy = find_spy()
     assert is_known(spy)
     with child(NAP) as one:
@@ -422,11 +418,10 @@ def test_a_sampler_that_never_stops_is_waited_for_and_then_shared(monkeypatch):
                 assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [
                     (other.pid, True)
                 ]
+                assert read_one(one.pid).errors == ()
                 begun = time.monotonic()
-                look = read_one(one.pid)
-                assert time.monotonic() - begun > 0.3
-                assert look.errors == ()
                 refused = read_one(one.pid, block=True)
+                assert time.monotonic() - begun > 0.3
                 assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
                 assert str(other.pid) in refused.errors[0].reason
             finally:
@@ -454,19 +449,40 @@ def test_mounts_are_found_by_number_and_their_names_unescaped():
     assert parse_mount_id(b"pos:\t0\n") is None
 
 
-def test_peers_are_read_from_the_kernels_table():
+def test_connections_are_read_from_the_kernels_table():
     if sys.byteorder != "little":
         pytest.skip("the samples are of a little-endian machine")
     head = (
         b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     )
     row = b"   0: 0100007F:C350 0200000A:01BB 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 x\n"
-    assert parse_peer(head + row, 4711) == "10.0.0.2:443"
-    assert parse_peer(head + row, 471) == ""
-    mapped = b"   0: %s:0016 0000000000000000FFFF00000200000A:01BB 01 0:0 0:0 0 0 0 12 1\n" % (b"0" * 32)
-    assert parse_peer(head + mapped, 12) == "10.0.0.2:443"
-    six = b"   0: %s:0016 B80D0120000000000000000001000000:0050 01 0:0 0:0 0 0 0 13 1\n" % (b"0" * 32)
-    assert parse_peer(head + six, 13) == "[2001:db8::1]:80"
+    listens = b"   1: 00000000:0016 00000000:0000 0A 0:0 0:0 0 0 0 12 1\n"
+    one, two = parse_tcp(head + row + b"   2: cut\n" + listens)
+    assert (one.inode, one.listens, two.inode, two.listens) == (4711, False, 12, True)
+    assert parse_address(one.remote) == "10.0.0.2:443"
+    assert parse_address(b"0000000000000000FFFF00000200000A:01BB") == "10.0.0.2:443"
+    assert parse_address(b"B80D0120000000000000000001000000:0050") == "[2001:db8::1]:80"
+
+
+def test_the_kernels_answer_about_a_unix_socket_is_read_and_bounded():
+    def answer(body: bytes, kind: int = 20) -> bytes:
+        return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
+
+    message = bytes(16)
+    peer = struct.pack("=HHI", 8, 2, 77)
+    assert parse_unix(answer(message + struct.pack("=HH", 8, 0) + b"/a/b" + peer)) == ("/a/b", 77)
+    assert parse_unix(answer(message + struct.pack("=HH", 6, 0) + b"\0x\0\0" + peer)) == ("@x", 77)
+    assert parse_unix(answer(message + struct.pack("=HH", 0, 0))) == ("", 0)
+    with pytest.raises(OSError, match="No such file"):
+        parse_unix(answer(struct.pack("=i", -2), kind=2))
+    with pytest.raises(ValueError, match="cut"):
+        parse_unix(b"")
+
+
+def test_watched_descriptors_of_an_epoll_are_read():
+    text = b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n"
+    assert parse_epoll(text) == (5, 11)
+    assert parse_epoll(b"") == ()
 
 
 def test_calls_have_names_and_only_some_a_descriptor():
@@ -474,8 +490,7 @@ def test_calls_have_names_and_only_some_a_descriptor():
     assert name_call(63, "aarch64") == "read"
     assert name_call(-1, "x86_64") == ""
     assert name_call(9999, "x86_64") == "9999"
-    assert find_descriptor(Syscall(0, (7, 1, 2), 0), "x86_64", 1) == 7
-    assert find_descriptor(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
-    assert find_descriptor(Syscall(-1, (), 0), "x86_64", 1) is None
-    assert find_descriptor(Syscall(7, (16, 2, 0), 0), "x86_64", 1) is None
-    assert isinstance(find_descriptor(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)
+    assert find_descriptors(Syscall(0, (7, 1, 2), 0), "x86_64", 1) == (7,)
+    assert find_descriptors(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
+    assert find_descriptors(Syscall(-1, (), 0), "x86_64", 1) is None
+    assert isinstance(find_descriptors(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.stacks import StackFrame
+from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.stack_text import (
     MAX_FRAMES,
     MAX_STACKS,
@@ -16,7 +17,6 @@ from tpmon.probe.stack_text import (
     Refusal,
     Sampled,
     parse_complaint,
-    parse_dump,
     parse_raw,
 )
 

@@ -72,6 +72,7 @@ def looks_of_round(one: DumpRound) -> list[Look]:
                 delay_s=map_known(_to_seconds, thread.delay_ns),
                 cpu_pct=_ONE_LOOK,
                 delay_pct=_ONE_LOOK,
+                holds_gil=thread.holds_gil,
             ),
             frames=thread.frames,
             motion=Motion.ONCE,
@@ -187,4 +188,6 @@ def _join(same: Sequence[Look]) -> Sighting:
             cpu_pct=map_known(lambda used: 100 * used / seconds, _used(before.cpu_s, thread.cpu_s)),
             delay_pct=map_known(lambda used: 100 * used / seconds, _used(before.delay_s, thread.delay_s)),
         )
+    if is_known(thread.holds_gil):
+        thread = replace(thread, holds_gil=all(look.thread.holds_gil is True for look in same))
     return Sighting(thread, last.frames, motion, since_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding
@@ -24,7 +24,25 @@ class WaitKind(str, Enum):
     FILE = "file"
     PIPE = "pipe"
     SOCKET = "socket"
+    UNIX = "unix socket"
+    LOCK = "lock"
+    THREAD = "thread"
+    """The end of another thread."""
+    SEVERAL = "several"
+    """More than one descriptor, of different kinds."""
     OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEnd:
+    """Name who can end a wait: a process with the other end open, or the thread that holds a lock.
+
+    ``name`` is the part of the process in the job ("rank 0"), else the name that the kernel has.
+    """
+
+    pid: int
+    tid: Applicable[int]
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +50,8 @@ class WaitTarget:
     """Name what a blocked call waits on, by the descriptor or the path in its arguments.
 
     ``name`` is a path or the kernel's name of the thing. ``fd`` does not apply to a call that takes
-    a path. ``mount`` and ``file_system`` are said of files, ``peer`` of TCP sockets.
+    a path or waits on several (``fds``). ``mount`` and ``file_system`` are said of files, ``peer``
+    of sockets. ``others`` are of pipes, sockets and locks; empty where nobody has the other end.
     """
 
     call: str
@@ -42,6 +61,24 @@ class WaitTarget:
     mount: Applicable[str]
     file_system: Applicable[str]
     peer: Applicable[str]
+    fds: Applicable[tuple[int, ...]] = NOT_APPLICABLE
+    others: Applicable[tuple[OtherEnd, ...]] = NOT_APPLICABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Hold one variable of a frame; ``value`` is cut, and hidden where it may be a secret."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLocals:
+    """Hold the variables of one frame; ``frame`` is its place in the stack, 0 the outermost."""
+
+    frame: int
+    variables: tuple[Local, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +86,7 @@ class ThreadLook:
     """Hold one thread in one look. ``frames`` are outermost first; a native thread has none.
 
     ``run_ns`` and ``delay_ns`` count since the thread began: on a CPU, and runnable without one
-    (/proc/PID/task/TID/schedstat).
+    (/proc/PID/task/TID/schedstat). ``holds_gil``: whether it held the interpreter's lock.
     """
 
     tid: Known[int]
@@ -63,6 +100,8 @@ class ThreadLook:
     run_ns: Known[int]
     delay_ns: Known[int]
     frames: Applicable[tuple[StackFrame, ...]]
+    locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
+    holds_gil: Applicable[bool] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +233,9 @@ class DumpThread:
     delay_s: Known[float]
     cpu_pct: Known[float]
     delay_pct: Known[float]
+    locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
+    holds_gil: Applicable[bool] = NOT_APPLICABLE
+    """Whether it held the interpreter's lock (GIL) in every look; not said of native threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +286,7 @@ class Dump:
     """Hold the folded stacks of a job: what ``tpmon dump --json`` prints, and ``tpmon fold`` reads.
 
     ``host`` names every host that is in it. ``world_size`` is what the job says of itself.
+    ``not_asked`` counts ranks here that nobody asked for; it does not apply to a dump of the whole job.
     """
 
     schema: str
@@ -262,3 +305,4 @@ class Dump:
     errors: tuple[DumpError, ...]
     paused_ms: float
     spy_cpu_ms: float
+    not_asked: Applicable[int] = NOT_APPLICABLE

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tpmon.model.dump import DumpThread, Motion, StackGroup, WaitKind, WaitTarget
-from tpmon.model.known import Known, is_known
+from tpmon.model.dump import DumpThread, Motion, OtherEnd, StackGroup, WaitKind, WaitTarget
+from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_seconds
 
+WORTH_SAYING_PCT = 5
+"""Less of a core than this is noise in a look of some seconds."""
 ONCE_HINT = " (seen once: --rounds 3 tells whether it moves)"
 """How the command line says that one look tells no motion; a screen has a key for it."""
 
 _READS = frozenset(("read", "pread64", "readv", "preadv", "preadv2"))
 _WRITES = frozenset(("write", "pwrite64", "writev", "pwritev", "pwritev2", "fsync", "fdatasync"))
+_ACCEPTS = frozenset(("accept", "accept4"))
+_CHILD_WAITS = frozenset(("wait4", "waitid"))
 _NETWORK_FILES = {"nfs": "NFS", "nfs4": "NFS", "lustre": "Lustre", "ceph": "Ceph", "cifs": "SMB"}
 
 
@@ -83,6 +87,17 @@ def _name_role(role: Role, threads: Sequence[DumpThread]) -> str:
 
 def say_target(target: WaitTarget) -> str:
     """Say what a blocked call waits on: "blocked in a read of /data/a.bin on NFS (/data)"."""
+    if target.kind is WaitKind.LOCK:
+        return f"waits for a lock that {target.name} holds"
+    if target.kind is WaitKind.THREAD:
+        return f"waits for {target.name} to end"
+    if target.call in _CHILD_WAITS:
+        names = [end.name for end in target.others] if is_known(target.others) else []
+        return f"waits for {target.name}{f' ({names[0]})' if names else ''} to end"
+    return f"{_say_descriptor(target)}{_say_others(target.others)}"
+
+
+def _say_descriptor(target: WaitTarget) -> str:
     verb = "a read" if target.call in _READS else "a write" if target.call in _WRITES else target.call
     fd = f" (fd {target.fd})" if is_known(target.fd) else ""
     if target.fd == 0:
@@ -92,12 +107,23 @@ def say_target(target: WaitTarget) -> str:
         where = f" ({target.mount})" if is_known(target.mount) else ""
         on = f" on {_NETWORK_FILES.get(system, system)}{where}" if is_known(system) else ""
         return f"blocked in {verb} of {target.name}{on}"
-    if target.kind is WaitKind.SOCKET:
-        peer = f" to {target.peer}" if is_known(target.peer) else ""
-        return f"blocked in {verb} on a socket{peer}{fd}"
+    if target.kind in (WaitKind.SOCKET, WaitKind.UNIX):
+        noun = "a unix socket" if target.kind is WaitKind.UNIX else "a socket"
+        known = is_known(target.peer)
+        if known and target.call in _ACCEPTS:
+            return f"waits for a connection to {target.peer}{fd}"
+        return f"blocked in {verb} on {noun}{f' to {target.peer}' if known else ''}{fd}"
     if target.kind is WaitKind.PIPE:
         return f"blocked in {verb} on a pipe{fd}"
     return f"blocked in {verb} on {target.name}{fd}"
+
+
+def _say_others(others: Applicable[tuple[OtherEnd, ...]]) -> str:
+    """Say who has the other end: ", other end: rank 0 (4711), python (4712)"."""
+    if not is_known(others):
+        return ""
+    names = ", ".join(f"{end.name} ({end.pid})" for end in others)
+    return f", other end: {names}" if names else ", and no other process has the other end"
 
 
 def say_wait(thread: DumpThread) -> str:
@@ -106,11 +132,15 @@ def say_wait(thread: DumpThread) -> str:
         return "stopped by a debugger" if thread.state == "t" else "stopped by a signal"
     loader = is_known(thread.waits_for) and thread.waits_for.endswith("(loader queue)")
     if is_known(thread.waits_on) and not loader:
-        fifo = is_known(thread.waits_for) and thread.waits_for.startswith("FIFO")
-        return f"{say_target(thread.waits_on)}{', a FIFO that nobody else has open' if fifo else ''}"
+        return say_target(thread.waits_on) + _say_fifo(thread, thread.waits_on)
     if not is_known(thread.waits_for):
         return "in uninterruptible sleep" if thread.state == "D" else ""
     return "running" if thread.waits_for == "running" else f"waits for: {thread.waits_for}"
+
+
+def _say_fifo(thread: DumpThread, target: WaitTarget) -> str:
+    fifo = is_known(thread.waits_for) and thread.waits_for.startswith("FIFO")
+    return ", a FIFO that nobody else has open" if fifo and not is_known(target.others) else ""
 
 
 def say_motion(motion: Motion, since_s: Known[float]) -> str:
@@ -123,11 +153,47 @@ def say_motion(motion: Motion, since_s: Known[float]) -> str:
 
 
 def say_cpu(group: StackGroup) -> str:
-    """Say how much CPU the threads of a group used between the looks, "" where it is not known."""
+    """Say how much CPU each thread of a group used between the looks, and how long it waited for one."""
     if group.motion is Motion.ONCE:
         return ""
     used = [thread.cpu_pct for thread in group.threads if is_known(thread.cpu_pct)]
-    if not used:
-        return ""
-    low, high = min(used), max(used)
-    return f"{high:.0f} % CPU" if high - low < 5 else f"{low:.0f}-{high:.0f} % CPU"
+    delayed = [thread.delay_pct for thread in group.threads if is_known(thread.delay_pct)]
+    words = [f"{_say_range(used)} % CPU"] if used else []
+    if delayed and max(delayed) >= WORTH_SAYING_PCT:
+        words.append(f"{_say_range(delayed)} % waiting for a CPU")
+    return ", ".join(words)
+
+
+def _say_range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{high:.0f}" if high - low < WORTH_SAYING_PCT else f"{low:.0f}-{high:.0f}"
+
+
+def name_threads(group: StackGroup, *, with_host: bool = False) -> str:
+    """Name threads that are no main ones: "8x pt_nccl_watchdg of ranks 0-7"."""
+    names = dict.fromkeys(thread.name for thread in group.threads)
+    shown = ", ".join(list(names)[:2]) + (" ..." if len(names) > 2 else "")
+    return f"{say_count(group)}{shown} of {name_processes(group.threads, with_host=with_host)}"
+
+
+def say_count(group: StackGroup) -> str:
+    """Say how many threads a group has, in front of their names: "8x ", "" for one."""
+    return f"{len(group.threads)}x " if len(group.threads) > 1 else ""
+
+
+def say_other(group: StackGroup) -> str:
+    """Say in one line what a group of threads does that are no main ones."""
+    seen = is_known(group.frames)
+    waits = say_wait(group.threads[0]) if group.threads[0].state in "DTt" or seen else ""
+    words = (
+        group.doing if seen else "",
+        f"state {group.state}",
+        waits,
+        say_motion(group.motion, group.since_s),
+    )
+    return ", ".join(word for word in words if word)
+
+
+def list_waits(group: StackGroup) -> list[str]:
+    """List what the threads of a group wait for, each wait once."""
+    return list(dict.fromkeys(say for thread in group.threads if (say := say_wait(thread))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,16 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class StackCount:
-    """Say how many samples found one thread in exactly these frames, outermost first."""
+    """Say how many samples found one thread in exactly these frames, outermost first.
+
+    ``holds_gil``: whether it held the interpreter's lock, which only a dump tells.
+    """
 
     tid: int
     thread: str
     frames: tuple[StackFrame, ...]
     samples: int
+    holds_gil: Applicable[bool] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

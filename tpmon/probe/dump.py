@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind, ProcessLook
@@ -23,13 +22,14 @@ from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount
 from tpmon.probe.background import read_within
 from tpmon.probe.dump_pause import watch_pause
+from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.dump_threads import read_threads
 from tpmon.probe.job import Job, Member
+from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.other_spies import Spy, find_spies
-from tpmon.probe.procread import PROC, read_file, read_stat
-from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome, SpyChild, dump_arguments, find_spy
-from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
-from tpmon.probe.stack_text import Refusal, parse_complaint, parse_dump
+from tpmon.probe.procread import PROC
+from tpmon.probe.spy_failure import YIELD_S, Failure, explain_outcome, find_gone, find_obstacle
+from tpmon.probe.stack_child import CPU_LIMIT_S, SpyChild, dump_arguments, find_spy
 
 MOST_AT_ONCE = 4
 DEADLINE_S = 5.0
@@ -39,9 +39,11 @@ ROUND_S = 30.0
 GRACE_S = 1.0
 PROGRESS_S = 0.25
 """Between two pictures of a round that is still read."""
-YIELD_S = 2.0
-"""How long a py-spy of somebody else at the same process is waited for."""
-_LOOK_AGAIN_S = 0.1
+MOST_NATIVE_AT_ONCE = 2
+"""A py-spy that reads the symbols of torch takes up to 0.6 GB of memory."""
+NATIVE_DEADLINE_S = 20.0
+NATIVE_CPU_S = 15
+"""The symbols of a CUDA build of torch; those of a CPU build take 0.3 to 0.7 s."""
 _PROC_S = 0.5
 _TRIES = 3
 """A process that runs changes its stack while it is read without a stop: the next try mostly works."""
@@ -63,13 +65,42 @@ def _is_python(job: Job, member: Member) -> bool:
     return fact is not None and fact.python
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Say why there are no stacks; ``torn``: another try may work, and one with a stop most likely."""
+def name_member(member: Member) -> str:
+    """Say in words which part of the job a process is: "rank 0", "worker 1 of rank 0"."""
+    rank = f"rank {member.rank}" if is_known(member.rank) else ""
+    if member.role is Role.RANK:
+        return rank or member.label
+    if member.role is Role.WORKER and is_known(member.worker):
+        return f"worker {member.worker}{f' of {rank}' if rank else ''}"
+    return member.label or member.role.value
 
-    kind: ErrorKind
-    reason: str
-    torn: bool = False
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Say how deep to look, and whether a process may be stopped for it.
+
+    With ``block`` one that cannot be read otherwise is stopped. ``native`` adds the frames of C and
+    stops every process; ``variables`` adds those of each frame and stops none.
+    """
+
+    block: bool = False
+    native: bool = False
+    variables: bool = False
+
+
+LOOK_ONLY = Depth()
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """Hold what a round finds once: py-spy, those of others, and who has what open."""
+
+    spy: Known[str]
+    spies: Mapping[int, tuple[Spy, ...]]
+    ends: OtherEnds
+
+    def of(self, member: Member) -> tuple[Spy, ...]:
+        return self.spies.get(member.identity.pid, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +108,7 @@ class _Answer:
     """Hold what one process gave; no look where it is gone."""
 
     look: ProcessLook | None
-    failure: _Failure | None
+    failure: Failure | None
     paused_ms: float
 
 
@@ -87,14 +118,20 @@ class Dumper:
     def __init__(
         self,
         members: Sequence[Member],
+        depth: Depth = LOOK_ONLY,
         *,
         block: bool = False,
         proc: str = PROC,
         spy: Callable[[], Known[str]] = find_spy,
+        around: Sequence[Member] = (),
     ) -> None:
-        """Read the processes of ``members``, in this order; with ``block`` stop those that need it."""
+        """Read the processes of ``members``, in this order; with ``block`` stop those that need it.
+
+        ``around`` are the other processes of the job, to name who has the other end of a pipe.
+        """
         self._members = tuple(members)
-        self._block = block
+        self._depth = replace(depth, block=True) if block else depth
+        self._names = {one.identity.pid: name_member(one) for one in (*around, *members)}
         self._proc = proc
         self._find_spy = spy
         self._host = os.uname().nodename
@@ -117,7 +154,7 @@ class Dumper:
         """
         before_s = self._spent()
         spy = self._find_spy()
-        spies = find_spies(self._proc)
+        around = _Around(spy, find_spies(self._proc), OtherEnds(self._names, self._proc))
         answers: queue.Queue[tuple[Member, _Answer]] = queue.Queue()
         waiting = deque(self._members)
         active: dict[Member, float] = {}
@@ -131,15 +168,13 @@ class Dumper:
                 progress(self._close(got, before_s), told)
             for member in [one for one, due_s in active.items() if now_s >= min(due_s, end_s)]:
                 del active[member]
-                got[member] = self._give_up(member, "py-spy gave no answer in time")
+                got[member] = self._give_up(member, around, "py-spy gave no answer in time")
             if now_s >= end_s:
                 break
-            while waiting and len(active) < MOST_AT_ONCE:
+            while waiting and len(active) < (MOST_NATIVE_AT_ONCE if self._depth.native else MOST_AT_ONCE):
                 member = waiting.popleft()
-                others = spies.get(member.identity.pid, ())
-                patience_s = DEADLINE_S * (2 if self._block else 1) + GRACE_S + (YIELD_S if others else 0.0)
-                active[member] = now_s + patience_s
-                work = (member, spy, others, answers)
+                active[member] = now_s + self._patience_s(around.of(member))
+                work = (member, around, answers)
                 threading.Thread(target=self._work, args=work, name="tpmon-dump", daemon=True).start()
             with contextlib.suppress(queue.Empty):
                 due_s = min(end_s, *active.values()) - time.monotonic()
@@ -147,7 +182,7 @@ class Dumper:
                 if active.pop(member, None) is not None:
                     got[member] = answer
         for member in waiting:
-            got[member] = self._give_up(member, f"not reached within {limit_s:g} s")
+            got[member] = self._give_up(member, around, f"not reached within {limit_s:g} s")
         self._stop_children()
         return self._close(got, before_s)
 
@@ -167,7 +202,7 @@ class Dumper:
             spy_cpu_ms=(self._spent() - before_s) * 1000,
         )
 
-    def _error(self, member: Member, failure: _Failure) -> DumpError:
+    def _error(self, member: Member, failure: Failure) -> DumpError:
         return DumpError(
             host=self._host,
             pid=member.identity.pid,
@@ -187,13 +222,21 @@ class Dumper:
             for child in self._children:
                 child.stop()
 
-    def _give_up(self, member: Member, reason: str) -> _Answer:
-        """Tell of a process whose stacks did not come what /proc tells."""
-        look = read_within(_PROC_S, lambda: self._look(member, Missing(reason)))
-        return _Answer(look if is_known(look) else None, _Failure(ErrorKind.LATE, reason), 0.0)
+    def _deadline_s(self) -> float:
+        return NATIVE_DEADLINE_S if self._depth.native else DEADLINE_S
 
-    def _look(self, member: Member, stacks: Known[Sequence[StackCount]]) -> ProcessLook:
-        threads = read_threads(member.identity.pid, member.role, stacks, self._proc)
+    def _patience_s(self, others: Sequence[Spy]) -> float:
+        """Say how long one process may take, its tries and the wait for somebody else's py-spy included."""
+        tries = 2 if self._depth.block and not self._depth.native else 1
+        return self._deadline_s() * tries + GRACE_S + (YIELD_S if others else 0.0)
+
+    def _give_up(self, member: Member, around: _Around, reason: str) -> _Answer:
+        """Tell of a process whose stacks did not come what /proc tells."""
+        look = read_within(_PROC_S, lambda: self._look(member, Missing(reason), around.ends))
+        return _Answer(look if is_known(look) else None, Failure(ErrorKind.LATE, reason), 0.0)
+
+    def _look(self, member: Member, stacks: Known[Sequence[StackCount]], ends: OtherEnds) -> ProcessLook:
+        threads = read_threads(member.identity.pid, member.role, stacks, ends=ends, proc=self._proc)
         return ProcessLook(
             pid=member.identity.pid,
             start_ticks=member.identity.start_ticks,
@@ -206,116 +249,66 @@ class Dumper:
             threads=threads.looks,
         )
 
-    def _work(
-        self,
-        member: Member,
-        spy: Known[str],
-        others: Sequence[Spy],
-        answers: queue.Queue[tuple[Member, _Answer]],
-    ) -> None:
+    def _work(self, member: Member, around: _Around, answers: queue.Queue[tuple[Member, _Answer]]) -> None:
         try:
-            answer = self._read(member, spy, others)
+            answer = self._read(member, around)
         except OSError as error:
-            answer = _Answer(None, _Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}"), 0.0)
+            answer = _Answer(None, Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}"), 0.0)
         except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
-            failure = _Failure(ErrorKind.FAILED, f"{type(error).__name__}: {error}")
+            failure = Failure(ErrorKind.FAILED, f"{type(error).__name__}: {error}")
             answer = _Answer(None, failure, 0.0)
         answers.put((member, answer))
 
-    def _read(self, member: Member, spy: Known[str], others: Sequence[Spy]) -> _Answer:
-        pid = member.identity.pid
-        gone = self._find_gone(member)
+    def _read(self, member: Member, around: _Around) -> _Answer:
+        gone = find_gone(member.identity, self._proc)
         if gone is not None:
             return _Answer(None, gone, 0.0)
-        paused_ms = 0.0
-        stacks: Known[Sequence[StackCount]]
-        failure = self._find_obstacle(pid, spy, others)
-        if failure is None and is_known(spy):
-            found, paused_ms = self._spy(member, spy)
-            failure = found if isinstance(found, _Failure) else None
-            stacks = Missing(found.reason) if isinstance(found, _Failure) else found
-        else:
-            stacks = Missing(failure.reason if failure else "no py-spy")
-        if failure is not None:
-            failure = self._find_gone(member) or failure
-            if failure.kind is ErrorKind.GONE:
-                return _Answer(None, failure, paused_ms)
-        return _Answer(self._look(member, stacks), failure, paused_ms)
+        found, paused_ms = self._read_stacks(member, around)
+        if not isinstance(found, Failure):
+            return _Answer(self._look(member, found, around.ends), None, paused_ms)
+        failure = find_gone(member.identity, self._proc) or found
+        if failure.kind is ErrorKind.GONE:
+            return _Answer(None, failure, paused_ms)
+        return _Answer(self._look(member, Missing(failure.reason), around.ends), failure, paused_ms)
 
-    def _find_gone(self, member: Member) -> _Failure | None:
-        try:
-            stat = read_stat(member.identity.pid, self._proc)
-        except OSError:
-            return _Failure(ErrorKind.GONE, "it ended")
-        if stat.start_ticks != member.identity.start_ticks:
-            return _Failure(ErrorKind.GONE, "it ended, and another process has its number")
-        if stat.state in "ZX":
-            return _Failure(ErrorKind.GONE, "it ended and was not reaped by its parent")
-        return None
-
-    def _find_obstacle(self, pid: int, spy: Known[str], others: Sequence[Spy]) -> _Failure | None:
-        """Say why py-spy must not be started at a process now."""
-        if isinstance(spy, Missing):
-            return _Failure(ErrorKind.NO_SPY, spy.reason)
-        tracer = parse_tracer(read_file(f"{self._proc}/{pid}/status", 65536))
-        if tracer:
-            return _Failure(ErrorKind.TRACED, f"pid {tracer} traces it (a debugger?): end that first")
-        end_s = time.monotonic() + YIELD_S
-        while (living := [one for one in others if one.lives(self._proc)]) and time.monotonic() < end_s:
-            time.sleep(_LOOK_AGAIN_S)
-        # A sampler reads without a stop for ten seconds on end, and does not mind a second reader.
-        stopping = [one for one in living if not one.nonblocking or self._block]
-        if stopping:
-            return _Failure(ErrorKind.BUSY, f"another py-spy ({stopping[0].pid}) looks at it: try again")
-        return None
-
-    def _spy(self, member: Member, spy: str) -> tuple[Sequence[StackCount] | _Failure, float]:
-        """Run py-spy, without a stop first; also return for how long the process was stopped."""
-        pid = member.identity.pid
-        found: Sequence[StackCount] | _Failure = _Failure(ErrorKind.FAILED, "not tried")
-        for _ in range(_TRIES):
-            found = self._run(pid, (spy, *dump_arguments(pid)))
-            if not isinstance(found, _Failure) or not found.torn:
-                break
-        if not isinstance(found, _Failure) or not found.torn or not self._block:
+    def _read_stacks(self, member: Member, around: _Around) -> tuple[Sequence[StackCount] | Failure, float]:
+        """Run py-spy where nothing speaks against it; also return for how long the process was stopped."""
+        if isinstance(around.spy, Missing):
+            return Failure(ErrorKind.NO_SPY, around.spy.reason), 0.0
+        pid, depth = member.identity.pid, self._depth
+        stops = depth.block or depth.native
+        obstacle = find_obstacle(pid, around.of(member), self._proc, stops=stops)
+        if obstacle is not None:
+            return obstacle, 0.0
+        found: Sequence[StackCount] | Failure = Failure(ErrorKind.FAILED, "not tried")
+        for _ in range(0 if depth.native else _TRIES):
+            found = self._run(pid, (around.spy, *dump_arguments(pid, variables=depth.variables)))
+            if not isinstance(found, Failure) or not found.torn:
+                return found, 0.0
+        if not stops:
             return found, 0.0
+        command = dump_arguments(pid, nonblocking=False, native=depth.native, variables=depth.variables)
         with watch_pause(pid, self._proc) as pause:
-            found = self._run(pid, (spy, *dump_arguments(pid, nonblocking=False)))
+            found = self._run(pid, (around.spy, *command))
         return found, pause.paused_ms
 
-    def _run(self, pid: int, command: tuple[str, ...]) -> Sequence[StackCount] | _Failure:
+    def _run(self, pid: int, command: tuple[str, ...]) -> Sequence[StackCount] | Failure:
         child = SpyChild()
         with self._lock:
             self._children.add(child)
+        limit_s = NATIVE_CPU_S if self._depth.native else CPU_LIMIT_S
         try:
-            return self._settle(pid, child.run(command, DEADLINE_S))
+            outcome = child.run(command, self._deadline_s(), limit_s)
         except OSError as error:
-            return _Failure(ErrorKind.NO_SPY, f"py-spy cannot be started: {error.strerror or error}")
+            return Failure(ErrorKind.NO_SPY, f"py-spy cannot be started: {error.strerror or error}")
         finally:
             with self._lock:
                 self._children.discard(child)
                 self._spent_s += child.cost()[0]
-
-    def _settle(self, pid: int, outcome: Outcome) -> Sequence[StackCount] | _Failure:
-        if outcome.late:
-            return _Failure(ErrorKind.LATE, f"py-spy gave no answer within {DEADLINE_S:g} s")
-        if outcome.status == -signal.SIGXCPU:
-            return _Failure(ErrorKind.LATE, f"py-spy needs more than {CPU_LIMIT_S} s of CPU here")
-        if outcome.flooded:
-            return _Failure(ErrorKind.FAILED, "more stacks than tpmon reads")
-        if outcome.status:
-            return self._complain(pid, outcome)
+        failure = explain_outcome(pid, outcome, self._deadline_s(), self._proc, limit_s)
+        if failure is not None:
+            return failure
         sampled = parse_dump(outcome.output, pid)
         if not sampled.stacks:
-            return _Failure(ErrorKind.FAILED, "py-spy saw no Python thread", torn=True)
+            return Failure(ErrorKind.FAILED, "py-spy saw no Python thread", torn=True)
         return sampled.stacks
-
-    def _complain(self, pid: int, outcome: Outcome) -> _Failure:
-        refusal, text = parse_complaint(outcome.errors)
-        if refusal is Refusal.PERMISSION:
-            return _Failure(ErrorKind.DENIED, explain_refusal(read_standing(pid, self._proc)))
-        if refusal is Refusal.UNKNOWN_PYTHON:
-            return _Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}")
-        if refusal is Refusal.GONE:
-            return _Failure(ErrorKind.GONE, "it ended")
-        return _Failure(ErrorKind.FAILED, f"py-spy: {text}", torn=True)

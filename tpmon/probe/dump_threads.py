@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tpmon.model.dump import ThreadLook
+from tpmon.model.dump import ThreadLook, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.probe.dump_text import DumpedStack
+from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.procfs import parse_schedstat
 from tpmon.probe.procread import PROC, Stat, parse_stat, read_file, read_status
 from tpmon.probe.roles import thread_kind
-from tpmon.probe.wait_target import name_call, read_target
+from tpmon.probe.wait_call import name_call
+from tpmon.probe.wait_target import Waiter, read_target
 from tpmon.probe.waits import ON_CPU, Syscall, describe_wait, parse_syscall
 
 MOST_NATIVE = 64
@@ -35,22 +38,35 @@ class Threads:
 
 
 def read_threads(
-    pid: int, role: Role, stacks: Known[Sequence[StackCount]], proc: str = PROC, machine: str = _MACHINE
+    pid: int,
+    role: Role,
+    stacks: Known[Sequence[StackCount]],
+    *,
+    ends: OtherEnds | None = None,
+    proc: str = PROC,
+    machine: str = _MACHINE,
 ) -> Threads:
     """Read every thread of a process and give it its stack; where there are none, why.
+
+    ``ends`` answers who has the other end of what a thread waits on, for a whole round.
 
     Raises:
         OSError: when the process is gone.
     """
     tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
-    reader = _Reader(pid, role, proc, machine)
+    reader = _Reader(pid, role, ends or OtherEnds({}, proc), proc, machine)
     if isinstance(stacks, Missing):
         native, idle = reader.read_native(tid for tid in tids if tid != pid)
         return Threads((reader.read(pid, "MainThread", stacks), *native), idle)
     named = _rename(pid, stacks, tids, proc)
     here = set(tids)
     python = [
-        reader.read(tid, one.thread, one.frames) if tid in here else _unplaced(one) for tid, one in named
+        replace(
+            reader.read(tid, one.thread, one.frames) if tid in here else _unplaced(one),
+            locals=one.locals if isinstance(one, DumpedStack) else NOT_APPLICABLE,
+            holds_gil=one.holds_gil,
+        )
+        for tid, one in named
     ]
     known = {tid for tid, _ in named}
     native, idle = reader.read_native(tid for tid in tids if tid not in known)
@@ -107,6 +123,7 @@ class _Reader:
 
     pid: int
     role: Role
+    ends: OtherEnds
     proc: str
     machine: str
 
@@ -121,8 +138,10 @@ class _Reader:
         call = _read_call(folder)
         wchan = _read_wchan(folder)
         run_ns, delay_ns = _read_times(folder)
-        # What runs has left its call.
-        blocked = stat.state != "R"
+        waits_for = describe_wait(stat.state, wchan, call, self.role, self.machine)
+        waits_on: Applicable[WaitTarget] = NOT_APPLICABLE
+        if stat.state != "R":  # what runs has left its call
+            waits_on = read_target(Waiter(self.pid, tid, call, waits_for, self.machine, self.proc), self.ends)
         return ThreadLook(
             tid=tid,
             name=name or stat.name,
@@ -130,8 +149,8 @@ class _Reader:
             state=stat.state,
             wchan=wchan,
             call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
-            waits_for=describe_wait(stat.state, wchan, call, self.role, self.machine),
-            waits_on=read_target(self.pid, call, self.machine, self.proc) if blocked else NOT_APPLICABLE,
+            waits_for=waits_for,
+            waits_on=waits_on,
             run_ns=run_ns,
             delay_ns=delay_ns,
             frames=frames,

@@ -42,8 +42,12 @@ def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
     return None
 
 
-def find_obstacle(pid: int, others: Sequence[Spy], proc: str = PROC) -> Failure | None:
+def find_obstacle(
+    pid: int, others: Sequence[Spy], proc: str = PROC, *, stops: bool = False
+) -> Failure | None:
     """Say why py-spy must not be started at a process now; a py-spy that may stop it is waited for.
+
+    ``stops``: ours will stop it, so one that only reads is in the way as well.
 
     Raises:
         OSError: when the process is gone.
@@ -52,19 +56,21 @@ def find_obstacle(pid: int, others: Sequence[Spy], proc: str = PROC) -> Failure 
     if tracer:
         return Failure(ErrorKind.TRACED, f"pid {tracer} traces it (a debugger?): end that first")
     end_s = time.monotonic() + YIELD_S
-    while stopping := [one for one in others if not one.nonblocking and one.lives(proc)]:
+    while hindering := [one for one in others if (stops or not one.nonblocking) and one.lives(proc)]:
         if time.monotonic() >= end_s:
-            return Failure(ErrorKind.BUSY, f"another py-spy ({stopping[0].pid}) looks at it: try again")
+            return Failure(ErrorKind.BUSY, f"another py-spy ({hindering[0].pid}) looks at it: try again")
         time.sleep(_LOOK_AGAIN_S)
     return None
 
 
-def explain_outcome(pid: int, outcome: Outcome, deadline_s: float, proc: str = PROC) -> Failure | None:
+def explain_outcome(
+    pid: int, outcome: Outcome, deadline_s: float, proc: str = PROC, cpu_limit_s: int = CPU_LIMIT_S
+) -> Failure | None:
     """Say what went wrong in a run of py-spy, None where nothing did."""
     if outcome.late:
         return Failure(ErrorKind.LATE, f"py-spy gave no answer within {deadline_s:g} s")
     if outcome.status == -signal.SIGXCPU:
-        return Failure(ErrorKind.LATE, f"py-spy needs more than {CPU_LIMIT_S} s of CPU here")
+        return Failure(ErrorKind.LATE, f"py-spy needs more than {cpu_limit_s} s of CPU here")
     if outcome.flooded:
         return Failure(ErrorKind.FAILED, "more stacks than tpmon reads")
     if not outcome.status:

@@ -54,9 +54,19 @@ def find_spy() -> Known[str]:
     return found or Missing(_INSTALL)
 
 
-def dump_arguments(pid: int, *, nonblocking: bool = True) -> tuple[str, ...]:
-    """Return the arguments for one sample of every thread, as JSON."""
-    how = ("--nonblocking",) if nonblocking else ()
+def dump_arguments(
+    pid: int, *, nonblocking: bool = True, native: bool = False, variables: bool = False
+) -> tuple[str, ...]:
+    """Return the arguments for one sample of every thread, as JSON.
+
+    ``native`` adds the frames of C, which py-spy reads of a stopped process alone; ``variables`` adds theirs.
+    """
+    words = (
+        ("--nonblocking", nonblocking and not native),
+        ("--native", native),
+        ("--locals", variables),
+    )
+    how = (word for word, wanted in words if wanted)
     return ("dump", *how, "--full-filenames", "--json", "--pid", str(pid))
 
 
@@ -93,8 +103,10 @@ class SpyChild:
         self._stopped = False
         self._ended_cpu_s = 0.0
 
-    def run(self, command: tuple[str, ...], deadline_s: float) -> Outcome:
+    def run(self, command: tuple[str, ...], deadline_s: float, cpu_limit_s: int = CPU_LIMIT_S) -> Outcome:
         """Run a command to its end, at the latest ``deadline_s`` after its start.
+
+        After ``cpu_limit_s`` of CPU the kernel ends it.
 
         Raises:
             OSError: when it cannot be started.
@@ -119,7 +131,7 @@ class SpyChild:
                     _kill(process.pid)
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-                resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
+                resource.prlimit(process.pid, resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 1))
             output, errors, late, flooded = self._read(process, started_s + deadline_s)
             status, cpu_s = self._reap(process)
         finally:

@@ -1,4 +1,4 @@
-"""Parse what py-spy prints: raw folded stacks, JSON dumps and complaints. Pure.
+"""Parse what py-spy prints: raw folded stacks and complaints (``dump_text`` parses its JSON). Pure.
 
 The text comes from names of somebody else's program: nothing in it may raise, and everything is
 cleaned and capped before it leaves this module.
@@ -6,15 +6,17 @@ cleaned and capped before it leaves this module.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import TypeVar
 
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import clean_text
+
+T = TypeVar("T")
 
 MAX_STACKS = 200
 MAX_FRAMES = 80
@@ -26,7 +28,6 @@ _PATH_CHARS = 240
 _THREAD_CHARS = 64
 _MAX_PARTS = 8
 """Of one frame: a file name with more semicolons is no frame."""
-_MAX_TID = 2**64
 _MAX_LINE = 2**31
 _HEADER = re.compile(r"thread \((0x[0-9A-Fa-f]{1,16}|\d{1,20})\)(?:: (.*))?", re.DOTALL)
 _COUNT = re.compile(r" (\d{1,12})\Z")
@@ -122,8 +123,8 @@ def _begins_with_path(frame: StackFrame) -> bool:
     return frame.file.startswith(("/", "<", "…"))
 
 
-def cut_frames(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
-    """Drop the middle of a stack that is deeper than ``MAX_FRAMES``."""
+def cut_frames(frames: tuple[T, ...]) -> tuple[T, ...]:
+    """Drop the middle of a stack that is deeper than ``MAX_FRAMES``; frames, or what belongs to them."""
     if len(frames) <= MAX_FRAMES:
         return frames
     return frames[:OUTER_FRAMES] + frames[OUTER_FRAMES - MAX_FRAMES :]
@@ -150,54 +151,21 @@ def parse_raw(output: bytes, pid: int) -> Sampled:
         thread = clean_text((header[2] or "") + name, _THREAD_CHARS)
         counts[tid, thread, cut_frames(stack)] += int(number[1])
     stacks = [StackCount(tid, thread, stack, count) for (tid, thread, stack), count in counts.items()]
-    return _settle(stacks, pid, lost)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _number(value: Any, most: int) -> int:
-    return value if isinstance(value, int) and 0 <= value < most else 0
-
-
-def _parse_thread(thread: Any) -> StackCount | None:
-    if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
-        return None
-    frames = [
-        make_frame(_text(one.get("name")), _text(one.get("filename")), _number(one.get("line"), _MAX_LINE))
-        for one in thread["frames"]
-        if isinstance(one, dict)
-    ]
-    tid = _number(thread.get("os_thread_id"), _MAX_TID) or _number(thread.get("thread_id"), _MAX_TID)
-    name = clean_text(_text(thread.get("thread_name")), _THREAD_CHARS)
-    return StackCount(tid, name, cut_frames(tuple(reversed(frames))), 1)
-
-
-def parse_dump(output: bytes, pid: int) -> Sampled:
-    """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first."""
-    try:
-        threads = json.loads(output)
-    except (ValueError, RecursionError):
-        return Sampled(0, (), 1)
-    if not isinstance(threads, list):
-        return Sampled(0, (), 1)
-    parsed = [_parse_thread(one) for one in threads[:MAX_THREADS]]
-    return _settle([one for one in parsed if one is not None], pid, parsed.count(None))
+    return settle(stacks, pid, lost)
 
 
 def _is_main(stack: StackCount, pid: int, tids: set[int]) -> bool:
     return stack.tid == pid if pid in tids else stack.thread == "MainThread"
 
 
-def _settle(stacks: list[StackCount], pid: int, lost: int) -> Sampled:
+def settle(found: Sequence[StackCount], pid: int, lost: int) -> Sampled:
     """Give the main thread the number of its process and bound the number of stacks.
 
     py-spy knows the kernel's number of a thread from Python 3.11 on; in a container it is the
     number of the inside. Stacks beyond the bound stay counted, as one without frames a thread.
     """
-    tids = {one.tid for one in stacks}
-    stacks = [replace(one, tid=pid) if _is_main(one, pid, tids) else one for one in stacks]
+    tids = {one.tid for one in found}
+    stacks = [replace(one, tid=pid) if _is_main(one, pid, tids) else one for one in found]
     samples = sum(one.samples for one in stacks if one.tid == pid)
     stacks.sort(key=lambda one: (one.tid != pid, -one.samples))
     rest: Counter[tuple[int, str]] = Counter()

@@ -15,6 +15,7 @@ from datetime import datetime
 
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.stacks import StackSlice
+from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.procread import PROC, read_file, read_stat
 from tpmon.probe.stack_child import (
     CPU_LIMIT_S,
@@ -26,7 +27,7 @@ from tpmon.probe.stack_child import (
 )
 from tpmon.probe.stack_plan import RETRY_S, Kind, StackPlan, Subject, Turn
 from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
-from tpmon.probe.stack_text import Refusal, parse_complaint, parse_dump, parse_raw
+from tpmon.probe.stack_text import Refusal, parse_complaint, parse_raw
 
 OFF = Missing("stacks are off (--no-stacks)")
 GRACE_S = 10.0

@@ -1,0 +1,119 @@
+"""Parse ``py-spy dump --json``: one sample of every thread, with native frames and variables where asked for.
+
+Pure. All of it is text of somebody else's program: nothing in it may raise, and everything is cleaned and
+capped before it leaves this module.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tpmon.model.dump import FrameLocals, Local
+from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.model.units import clean_text
+from tpmon.probe.output import HIDDEN, redact_secrets
+from tpmon.probe.procread import SECRET_NAME
+from tpmon.probe.stack_text import MAX_THREADS, Sampled, cut_frames, make_frame, settle
+
+MOST_LOCALS = 40
+"""Of one frame."""
+VALUE_CHARS = 80
+NATIVE_CHARS = 80
+_NAME_CHARS = 64
+_THREAD_CHARS = 64
+_MAX_TID = 2**64
+_MAX_LINE = 2**31
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
+_UNNAMED = re.compile(r"0x[0-9a-f]+")
+_TEMPLATE = re.compile(r"<[^<>]*>")
+_MOST_NESTED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedStack(StackCount):
+    """Hold the stack of one thread; ``locals`` only where they were asked for."""
+
+    locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any, most: int) -> int:
+    return value if isinstance(value, int) and 0 <= value < most else 0
+
+
+def shorten_native(name: str) -> str:
+    """Shorten the name of a C++ function: no arguments, no template parameters; "?" for a bare address.
+
+    Addresses differ from process to process, and with them stacks that are the same.
+    """
+    if _UNNAMED.fullmatch(name):
+        return "?"
+    for _ in range(_MOST_NESTED):
+        name, count = _TEMPLATE.subn("", name)
+        if not count:
+            break
+    return clean_text(name.partition("(")[0].strip() or name, NATIVE_CHARS)
+
+
+def _parse_frame(frame: dict[str, Any]) -> StackFrame:
+    name, file, line = _text(frame.get("name")), _text(frame.get("filename")), frame.get("line")
+    # A frame of C has the library as its module, and a line only where debug information is there.
+    if _text(frame.get("module")):
+        name = shorten_native(name)
+    return make_frame(name, file, _number(line, _MAX_LINE))
+
+
+def _parse_locals(frame: dict[str, Any]) -> tuple[Local, ...]:
+    found = frame.get("locals")
+    if not isinstance(found, list):
+        return ()
+    rows = [one for one in found[:MOST_LOCALS] if isinstance(one, dict) and _text(one.get("name"))]
+    return tuple(_parse_local(_text(one["name"]), _text(one.get("repr"))) for one in rows)
+
+
+def _parse_local(name: str, value: str) -> Local:
+    """Clean one variable and hide what may be a secret, by its name and by how it looks."""
+    shown = HIDDEN if SECRET_NAME.search(name) and not _is_plain(value) else redact_secrets(value)
+    # Where an object lies differs from rank to rank and tells nobody anything.
+    return Local(clean_text(name, _NAME_CHARS), clean_text(_ADDRESS.sub("", shown), VALUE_CHARS))
+
+
+def _is_plain(value: str) -> bool:
+    """Tell whether a value is an object, None or a truth value, which no secret is."""
+    return value.startswith("<") or value in ("None", "True", "False")
+
+
+def _parse_thread(thread: Any) -> DumpedStack | None:
+    if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
+        return None
+    raw = [one for one in reversed(thread["frames"]) if isinstance(one, dict)]
+    frames = tuple(map(_parse_frame, raw))
+    tid = _number(thread.get("os_thread_id"), _MAX_TID) or _number(thread.get("thread_id"), _MAX_TID)
+    name = clean_text(_text(thread.get("thread_name")), _THREAD_CHARS)
+    found: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
+    if any(one.get("locals") is not None for one in raw):
+        kept = cut_frames(tuple(range(len(raw))))
+        every = ((place, _parse_locals(raw[index])) for place, index in enumerate(kept))
+        found = tuple(FrameLocals(place, variables) for place, variables in every if variables)
+    owns = thread.get("owns_gil")
+    holds: Applicable[bool] = owns if isinstance(owns, bool) else NOT_APPLICABLE
+    return DumpedStack(tid, name, cut_frames(frames), 1, holds, found)
+
+
+def parse_dump(output: bytes, pid: int) -> Sampled:
+    """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first."""
+    try:
+        threads = json.loads(output)
+    except (ValueError, RecursionError):
+        return Sampled(0, (), 1)
+    if not isinstance(threads, list):
+        return Sampled(0, (), 1)
+    parsed = [_parse_thread(one) for one in threads[:MAX_THREADS]]
+    return settle([one for one in parsed if one is not None], pid, parsed.count(None))
