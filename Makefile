@@ -5,6 +5,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 DEMO ?=
 VERDICTS ?=
+HANGS ?=
 SHARE ?=
 SWITCH ?=
 FRAMEWORKS ?=
@@ -17,7 +18,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm verdicts bench-share bench-switch test-gpu test-frameworks
+        bench-cost bench-stacks bench-harm verdicts hangs bench-share bench-switch test-gpu test-frameworks
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +95,9 @@ bench-harm: torch-for-tests ## whether a watched training loses steps (docs/over
 
 verdicts: torch-for-tests ## is the verdict right? each program 5 times idle, 5 times beside a busy core; VERDICTS="--help"
 	@$(BIN)/python -m tests.verdicts.matrix $(VERDICTS)
+
+hangs: torch-for-tests ## who hangs, where and why? each program 10 times; HANGS="--old 300", "--runs 2", "--help"
+	@$(BIN)/python -m tests.hangs.matrix $(HANGS)
 
 bench-share: torch-for-tests ## does the stated share of data wait hold the truth? SHARE="--help"
 	@$(BIN)/python -m tests.verdicts.share $(SHARE)

@@ -1,0 +1,100 @@
+"""What the harness takes for right, of verdicts written down by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hangs.judging import (
+    LOCAL_ACCUSED,
+    WRONG_KIND,
+    WRONG_LINE,
+    WRONG_PROCESS,
+    find_misses,
+    list_false_alarms,
+)
+from tests.hangs.programs import HANGS, PROGRAMS, Culprit
+from tests.programs.causes.running import Verdict
+from tests.programs.hangs.table import ALIVE_ROWS, ROWS, Row
+
+RANK = Culprit(
+    pid=412,
+    parent=400,
+    tid=412,
+    thread="MainThread",
+    rank=1,
+    worker=-1,
+    function="read_settings",
+    file="missing_rank.py",
+    lines=(27, 28),
+)
+WORKER = Culprit(
+    pid=512,
+    parent=412,
+    tid=512,
+    thread="MainThread",
+    rank=1,
+    worker=3,
+    function="stick",
+    file="blocked_fifo.py",
+    lines=(20,),
+)
+
+
+def row(name: str) -> Row:
+    return next(one for one in ROWS if one.name == name)
+
+
+def hung(cause: str, summary: str, **more: object) -> Verdict:
+    return Verdict("hung", cause, 20.0, {"kind": "hung", "cause": cause, "summary": summary, **more})
+
+
+def test_a_rank_is_named_by_its_number_or_its_pid_and_its_line_by_either_line():
+    for summary in ("rank 1 is in missing_rank.py:27", "process 412 is in read (missing_rank.py:28)"):
+        assert find_misses(row("missing_rank"), [RANK], hung("missing-rank", summary)) == ()
+
+
+@pytest.mark.parametrize(
+    ("cause", "summary", "misses"),
+    [
+        ("no-progress", "rank 1 is in missing_rank.py:27", (WRONG_KIND,)),
+        ("missing-rank", "rank 11 is in missing_rank.py:27", (WRONG_PROCESS,)),
+        ("missing-rank", "process 4120 is in missing_rank.py:27", (WRONG_PROCESS,)),
+        ("missing-rank", "rank 1 is in missing_rank.py:270", (WRONG_LINE,)),
+        ("missing-rank", "rank 1 is in other_missing_rank.py:27", (WRONG_LINE,)),
+        ("missing-rank", "rank 0 is in loop.py:8", (WRONG_PROCESS, WRONG_LINE)),
+    ],
+)
+def test_what_is_not_right_is_told(cause: str, summary: str, misses: tuple[str, ...]):
+    assert find_misses(row("missing_rank"), [RANK], hung(cause, summary)) == misses
+
+
+def test_the_evidence_names_as_well_as_the_summary():
+    evidence = [{"name": "rank 1", "text": "read_settings missing_rank.py:27"}]
+    assert find_misses(row("missing_rank"), [RANK], hung("missing-rank", "", evidence=evidence)) == ()
+
+
+def test_a_worker_is_not_named_by_its_rank_but_the_one_who_waits_for_it_is():
+    place = "rank 1 waits for a worker at blocked_fifo.py:20"
+    assert find_misses(row("blocked_fifo"), [WORKER], hung("blocked-io", place)) == (WRONG_PROCESS,)
+    assert find_misses(row("blocked_fifo"), [WORKER], hung("blocked-io", f"{place} (512)")) == ()
+    assert find_misses(row("lost_batch"), [WORKER], hung("lost-batch", "rank 1 waits")) == ()
+
+
+def test_a_rank_that_is_here_is_not_accused_of_a_hang_elsewhere():
+    said = hung("remote-rank", "all 2 ranks here wait; 2 ranks are elsewhere")
+    assert find_misses(row("remote_rank"), [RANK], said) == ()
+    accusing = hung("remote-rank", "all 2 ranks here wait", pid=412)
+    assert find_misses(row("remote_rank"), [RANK], accusing) == (LOCAL_ACCUSED,)
+
+
+def test_a_slow_program_that_is_called_hung_once_is_a_false_alarm():
+    said = [Verdict("compute-bound", "cpu", 1.0), hung("spin", "rank 0 spins"), Verdict("balanced", "", 3.0)]
+    assert list_false_alarms(said) == ("hung spin at 20 s: rank 0 spins",)
+
+
+def test_every_row_has_its_program_and_every_program_a_row():
+    rows = [(HANGS, one.name) for one in ROWS] + [(one.folder, one.name) for one in ALIVE_ROWS]
+    assert [name for folder, name in rows if not (PROGRAMS / folder / f"{name}.py").is_file()] == []
+    shared = {"__init__", "hang", "table"}
+    programs = {path.stem for path in (PROGRAMS / HANGS).glob("*.py")} - shared
+    assert programs == {name for folder, name in rows if folder == HANGS}
