@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ T = TypeVar("T")
 
 DEADLINE_S = 6.0
 """The child needs 0.2 s; opening a driver that was asleep takes seconds."""
+_NEVER_S = 3600.0
 EXPOSE_CARDS = "docker run --gpus all"
 _NO_LIBRARY, _NOT_LOADED, _MISMATCH = 12, 9, 18
 _PARAMETERS = "driver/nvidia/params"
@@ -47,7 +47,7 @@ NOT_ASKED = NvmlAnswer(Missing("not asked"), Missing("not asked"), ())
 def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) -> NvmlAnswer:
     """Start the NVML child, wait for its first word of every card, at most ``limit_s``, and end it."""
     lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
-    ended = threading.Event()
+    ended: list[str] = []
 
     def on_lines(raw: Sequence[bytes]) -> None:
         for one in raw:
@@ -56,13 +56,13 @@ def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) 
             except CodecError:
                 continue  # not of this version; the deadline tells
 
-    def on_end(_how: str, _attempt: int) -> float:
-        ended.set()
-        return 3600.0
+    def on_end(how: str, _attempt: int) -> float:
+        ended.append(how)
+        return _NEVER_S
 
     link = ChildLink(command or child_command(), Listener(lambda: None, on_lines, on_end))
     link.start()
-    driver: Known[DriverLine] = Missing("no answer in time")
+    driver: Known[DriverLine] = Missing("no answer in time: a driver that hangs, or a card that is lost")
     failure: Known[FailureLine] = Missing("none")
     cards: dict[int, CardLine] = {}
     end_s = time.monotonic() + limit_s
@@ -73,7 +73,7 @@ def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) 
             try:
                 line = lines.get(timeout=min(left_s, 0.1))
             except queue.Empty:
-                if ended.is_set() and lines.empty():
+                if ended and lines.empty():
                     break
                 continue
             driver = _take(line.driver, driver)
@@ -82,8 +82,8 @@ def ask_nvml(limit_s: float = DEADLINE_S, command: Sequence[str] | None = None) 
                 cards[line.card.index] = line.card
     finally:
         link.stop()
-    if ended.is_set() and not is_known(driver) and not is_known(failure):
-        driver = Missing("the child that asks NVML ended without a word")
+    if ended and not is_known(driver) and not is_known(failure):
+        driver = Missing(f"the process of tpmon that asks it ended without a word ({ended[0]})")
     return NvmlAnswer(driver, failure, tuple(cards[index] for index in sorted(cards)))
 
 
@@ -96,7 +96,7 @@ def judge_nvml(answer: NvmlAnswer, kernel_driver: bool) -> Check:
     if is_known(answer.failure):
         return _judge_failure(answer.failure, kernel_driver)
     if isinstance(answer.driver, Missing):
-        why = f"NVML: {answer.driver.reason}; a driver that hangs, or a card that is lost"
+        why = f"NVML: {answer.driver.reason}"
         return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
     version = answer.driver.driver_version
     words = f"driver {version}" if is_known(version) else "NVML answers"

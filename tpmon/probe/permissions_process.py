@@ -19,7 +19,7 @@ from tpmon.probe.job import Member
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_stat
-from tpmon.probe.stack_refusal import judge_refusal, read_standing
+from tpmon.probe.stack_refusal import ADD_CAPABILITY, judge_refusal, read_standing
 
 MOST_PROCESSES = 16
 _SHOWN = 3
@@ -135,7 +135,8 @@ def explain_read(uid: Known[int], own_uid: int, dumpable: Known[bool], pid: str)
         return f"the process belongs to uid {uid}, tpmon runs as {own_uid}", fix if own_uid else ""
     if is_known(dumpable) and not dumpable:
         return "the process protects itself (not dumpable)", fix
-    return "the process has more capabilities, or a sandbox forbids it", fix if own_uid else ""
+    why = "the process has more capabilities than tpmon, or a sandbox forbids it"
+    return why, fix if own_uid else ADD_CAPABILITY
 
 
 def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check:

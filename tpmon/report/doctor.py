@@ -68,14 +68,17 @@ def _write_job(job: JobCheckup, *, brief: bool) -> list[str]:
 
 def _write_checks(label: str, checks: Sequence[Check]) -> list[str]:
     lines: list[str] = []
+    told = ""
     for number, check in enumerate(checks):
         mark = "!" if is_obstacle(check) else " "
         head = f"{'' if number else label:<{LABEL_WIDTH}}{mark}{_WORDS[check.access]:<4}"
         first, *rest = _wrap(clean_text(check.why, 600))
         lines.append(f"{head}{check.name:<{_NAME_WIDTH}}{first}")
         lines += [f"{_INDENT}{line}" for line in rest]
-        if is_known(check.fix) and check.access is not Access.ALLOWED:
-            lines.append(f"{_INDENT}try: {check.fix}")
+        fix = check.fix if is_known(check.fix) and check.access is not Access.ALLOWED else ""
+        if fix and fix != told:
+            lines.append(f"{_INDENT}try: {fix}")
+        told = fix or told
     return lines
 
 
