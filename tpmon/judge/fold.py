@@ -10,7 +10,7 @@ from tpmon.judge.fold_looks import Sighting, join_looks, looks_of_dump, looks_of
 from tpmon.judge.fold_scene import Seen, order_threads, see_threads, set_scene
 from tpmon.judge.odd_one import find_odd
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpError, DumpRound, Motion, OddOne, StackGroup
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding
@@ -21,11 +21,12 @@ _ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Name the job that a dump is of."""
+    """Name the job that a dump is of; ``not_asked`` counts ranks of it here that nobody asked for."""
 
     pid: int
     script: str
     world_size: Applicable[int]
+    not_asked: Applicable[int] = NOT_APPLICABLE
 
 
 def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Finding] = NOT_JUDGED) -> Dump:
@@ -39,7 +40,7 @@ def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Find
     last = rounds[-1]
     looks = [look for one in rounds for look in looks_of_round(one)]
     sightings = join_looks(looks, (last.taken_ns / 1e9,))
-    folded = _fold(sightings, origin.world_size, last.errors)
+    folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0))
     return Dump(
         schema=DUMP_SCHEMA,
         host=last.host,
@@ -57,6 +58,7 @@ def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Find
         errors=last.errors,
         paused_ms=sum(one.paused_ms for one in rounds),
         spy_cpu_ms=sum(one.spy_cpu_ms for one in rounds),
+        not_asked=origin.not_asked,
     )
 
 
@@ -76,7 +78,8 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
     sizes = [dump.world_size for dump in ordered if is_known(dump.world_size)]
     world_size: Applicable[int] = max(sizes) if sizes else last.world_size
     errors = tuple(error for dump in newest.values() for error in dump.errors)
-    folded = _fold(sightings, world_size, errors)
+    left_out = [dump.not_asked for dump in newest.values() if is_known(dump.not_asked)]
+    folded = _fold(sightings, world_size, errors, sum(left_out))
     first = ordered[0]
     rounds: Counter[tuple[str, int]] = Counter()
     for dump in ordered:
@@ -98,6 +101,7 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
         errors=errors,
         paused_ms=sum(dump.paused_ms for dump in ordered),
         spy_cpu_ms=sum(dump.spy_cpu_ms for dump in ordered),
+        not_asked=sum(left_out) if left_out else NOT_APPLICABLE,
     )
 
 
@@ -108,9 +112,11 @@ class _Folded:
     summary: str
 
 
-def _fold(sightings: Iterable[Sighting], world_size: Applicable[int], errors: Sequence[DumpError]) -> _Folded:
+def _fold(
+    sightings: Iterable[Sighting], world_size: Applicable[int], errors: Sequence[DumpError], not_asked: int
+) -> _Folded:
     seen = see_threads(sightings)
-    answer = find_odd(set_scene(seen, world_size), errors)
+    answer = find_odd(set_scene(seen, world_size, not_asked), errors)
     odd = (answer.odd.host, answer.odd.pid) if is_known(answer.odd) else None
     return _Folded(group_threads(seen, odd), answer.odd, answer.summary)
 

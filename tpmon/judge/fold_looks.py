@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tpmon.judge.phase_stack import is_users
-from tpmon.model.dump import Dump, DumpRound, DumpThread, Motion
+from tpmon.model.dump import Dump, DumpRound, DumpThread, FrameLocals, Motion
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.stacks import StackFrame
 
@@ -72,6 +72,7 @@ def looks_of_round(one: DumpRound) -> list[Look]:
                 delay_s=map_known(_to_seconds, thread.delay_ns),
                 cpu_pct=_ONE_LOOK,
                 delay_pct=_ONE_LOOK,
+                locals=_keep_users(thread.frames, thread.locals),
                 holds_gil=thread.holds_gil,
             ),
             frames=thread.frames,
@@ -81,6 +82,15 @@ def looks_of_round(one: DumpRound) -> list[Look]:
         for process in one.processes
         for thread in process.threads
     ]
+
+
+def _keep_users(
+    frames: Applicable[tuple[StackFrame, ...]], found: Applicable[tuple[FrameLocals, ...]]
+) -> Applicable[tuple[FrameLocals, ...]]:
+    """Keep the variables of the user's own frames: those of libraries tell nobody anything."""
+    if not is_known(found) or not is_known(frames):
+        return found
+    return tuple(one for one in found if one.frame < len(frames) and is_users(frames[one.frame]))
 
 
 def looks_of_dump(dump: Dump) -> list[Look]:

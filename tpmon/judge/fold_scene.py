@@ -57,13 +57,15 @@ class Camp:
 class Scene:
     """Hold the ranks of a job by what they do, largest camp first, and the workers of each.
 
-    ``unread`` are main threads of ranks whose stack could not be read.
+    ``unread`` are main threads of ranks whose stack could not be read, ``not_asked`` counts ranks of
+    this machine that nobody asked for.
     """
 
     camps: tuple[Camp, ...]
     unread: tuple[DumpThread, ...]
     workers: tuple[Seen, ...]
     world_size: Applicable[int]
+    not_asked: int = 0
 
     @property
     def ranks(self) -> tuple[Seen, ...]:
@@ -77,8 +79,9 @@ class Scene:
 
     @property
     def remote(self) -> int:
-        """Count the ranks of the job that are not in the dump."""
-        return max(0, self.world_size - self.local) if is_known(self.world_size) else 0
+        """Count the ranks of the job that are on other machines."""
+        here = self.local + self.not_asked
+        return max(0, self.world_size - here) if is_known(self.world_size) else 0
 
     def workers_of(self, rank: Seen) -> tuple[Seen, ...]:
         """Return the main threads of a rank's loader workers."""
@@ -125,7 +128,7 @@ def _is_main_of(seen: Seen, role: Role) -> bool:
     return seen.thread.role is role and seen.thread.kind is ThreadKind.MAIN
 
 
-def set_scene(seen: Sequence[Seen], world_size: Applicable[int]) -> Scene:
+def set_scene(seen: Sequence[Seen], world_size: Applicable[int], not_asked: int = 0) -> Scene:
     """Divide the ranks into camps by the line of the user's code at which they do the same."""
     ranks = [one for one in seen if _is_main_of(one, Role.RANK)]
     read = [one for one in ranks if is_known(one.sighting.frames)]
@@ -142,4 +145,5 @@ def set_scene(seen: Sequence[Seen], world_size: Applicable[int]) -> Scene:
         unread=tuple(one.thread for one in ranks if not is_known(one.sighting.frames)),
         workers=tuple(one for one in seen if _is_main_of(one, Role.WORKER)),
         world_size=world_size,
+        not_asked=not_asked,
     )

@@ -14,6 +14,7 @@ from functools import lru_cache
 from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_stack import (
     is_library,
+    is_native,
     is_users,
     last_name,
     mark_frame,
@@ -26,6 +27,8 @@ from tpmon.model.dump import ShownFrame
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
+MOST_NATIVE = 8
+"""Frames of C that are shown at the inner end of a stack; there are some only where they were asked for."""
 _FORKED = "multiprocessing/process.py"
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
@@ -172,9 +175,13 @@ def _word_of_run(run: Sequence[StackFrame]) -> str:
 
 
 def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
-    """Keep the user's frames and put one word in the place of each run of library frames."""
+    """Keep the user's frames and put one word in the place of each run of library frames.
+
+    Frames of C stay at the inner end alone: there they say what the last line waits for.
+    """
     shown: list[ShownFrame] = []
     run: list[StackFrame] = []
+    native: list[StackFrame] = []
 
     def close_run(*, at_end: bool) -> None:
         if not run:
@@ -187,6 +194,10 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
         run.clear()
 
     for frame in own_frames(frames):
+        if is_native(frame.file):
+            native.append(frame)
+            continue
+        native.clear()
         if is_users(frame):
             close_run(at_end=False)
             shown.append(
@@ -195,7 +206,11 @@ def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
         else:
             run.append(frame)
     close_run(at_end=True)
-    return tuple(shown)
+    below = (
+        ShownFrame(f"{one.function} {name_line(one)}", is_users=False, frame=one)
+        for one in native[-MOST_NATIVE:]
+    )
+    return (*shown, *below)
 
 
 def _last_run(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
@@ -271,10 +286,13 @@ def _describe_other(frames: Sequence[StackFrame]) -> Doing:
 
 @lru_cache(maxsize=4096)
 def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> Doing:
-    """Say what a thread of a process of ``role`` does; ``frames`` outermost first."""
-    if not frames:
+    """Say what a thread of a process of ``role`` does; ``frames`` outermost first.
+
+    Frames of C tell nothing here: the words are the same with and without them.
+    """
+    own = [frame for frame in own_frames(frames) if not is_native(frame.file)]
+    if not own:
         return Doing("no Python frames", Wait.NOTHING, Phase.OTHER, ("", "", 0))
-    own = own_frames(frames)
     if kind is not ThreadKind.MAIN:
         return _describe_other(own)
     return _describe_worker(own) if role is Role.WORKER else _describe_main(own)

@@ -34,6 +34,8 @@ def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
     if not ranks:
         if scene.unread:
             return Answer(NOT_APPLICABLE, f"no rank could be read{_say_unread(scene, errors)}")
+        if scene.not_asked:
+            return Answer(NOT_APPLICABLE, _say_workers(scene))
         return Answer(NOT_APPLICABLE, "no rank was found")
     norm, odd = _divide(scene)
     unread = _say_unread(scene, errors)
@@ -52,6 +54,14 @@ def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
     said = f"{name_rank(first.thread, with_host=several)} {_say_place(first)}"
     summary = f"{head}{said}{f'; {held}' if held else ''}{more}{unread}{_say_looks(first)}"
     return Answer(_name(worker or first, others), summary)
+
+
+def _say_workers(scene: Scene) -> str:
+    """Say where workers are whose rank was not asked for."""
+    read = [seen for seen in scene.workers if is_known(seen.sighting.frames)]
+    said = [f"{name_process(seen.thread)} {_say_place(seen)}" for seen in read[:MOST_CAMPS]]
+    rest = len(read) - MOST_CAMPS
+    return ", ".join([*said, f"{rest} more workers"] if rest > 0 else said) or "no rank was asked for"
 
 
 def _divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
@@ -164,6 +174,7 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
         verb = "wait" if wait is Wait.RANKS else "are"
         place = _say_doing(first.doing.text, wait).replace("its wait", "their wait")
         who = f"all {count} ranks here" if scene.remote else f"all {count} ranks"
+        who = f"all {count} ranks asked for" if scene.not_asked else who
         who = f"{count} of {scene.local} ranks" if scene.unread else who
         said = f"{who} {verb} in {place}{_say_common(scene)}"
     worker, held = _find_worker(first, scene) if count == 1 else (None, "")
@@ -172,7 +183,7 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
     if scene.remote:
         noun = "rank is" if scene.remote == 1 else "ranks are"
         said += f"; {scene.remote} {noun} elsewhere: run tpmon dump there, and tpmon fold on the results"
-    elif wait is Wait.RANKS and not scene.unread and count > 1:
+    elif wait is Wait.RANKS and not scene.unread and not scene.not_asked and count > 1:
         said += "; none is outside of it: look at the network, or at ranks that ended"
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
     return Answer(odd, f"{said}{unread}{_say_looks(first)}")

@@ -23,6 +23,7 @@ from tpmon.model.units import clean_text
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
 )
+_NATIVE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|rs|S)$|^\[|/python[\d.]*$")
 _PACKAGES = (
     re.compile(r"/(?:site|dist)-packages/([^/]+)"),
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
@@ -51,8 +52,14 @@ class Reading:
 
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Say whether a file belongs to Python, to an installed package or to generated code."""
-    return _LIBRARY.search(file) is not None
+    """Say whether a file belongs to Python, to an installed package, to generated code or to C."""
+    return _LIBRARY.search(file) is not None or is_native(file)
+
+
+@lru_cache(maxsize=4096)
+def is_native(file: str) -> bool:
+    """Say whether a file is a library or a source file of C, as a stack with native frames has them."""
+    return _NATIVE.search(file) is not None
 
 
 def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
@@ -164,8 +171,9 @@ def plain_name(function: str) -> str:
 
 
 def name_line(frame: StackFrame) -> str:
-    """Write the file of a frame without its folder, and the line."""
-    return f"{_short(frame.file.rpartition('/')[2])}:{frame.line}"
+    """Write the file of a frame without its folder, and the line where it is known."""
+    name = _short(frame.file.rpartition("/")[2])
+    return f"{name}:{frame.line}" if frame.line else name
 
 
 def package_of(file: str) -> str:

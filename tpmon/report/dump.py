@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tpmon.model.dump import Dump, ShownFrame, StackGroup
-from tpmon.model.dump_words import name_processes, say_cpu, say_motion, say_wait
+from tpmon.model.dump_words import (
+    list_waits,
+    name_processes,
+    name_threads,
+    say_count,
+    say_cpu,
+    say_motion,
+    say_other,
+)
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.report.dump_locals import locals_of
 from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
 
 MOST_FRAMES = 24
@@ -41,10 +50,8 @@ def _is_of_several(dump: Dump) -> bool:
 def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
     """Write who, what they wait for and for how long, and their stack."""
     who = name_processes(group.threads, with_host=_is_of_several(dump))
-    count = f"{len(group.threads)}x " if len(group.threads) > 1 else ""
-    head = f"{count}{who}: {group.doing}"
-    waits = list(dict.fromkeys(say for thread in group.threads if (say := say_wait(thread))))
-    words = [f"state {group.state}", *waits[:2], say_motion(group.motion, group.since_s)]
+    head = f"{say_count(group)}{who}: {group.doing}"
+    words = [f"state {group.state}", *list_waits(group)[:2], say_motion(group.motion, group.since_s)]
     words += [say_cpu(group)]
     lines = [cut(head, WIDTH), cut(f"  {', '.join(word for word in words if word)}", WIDTH)]
     if isinstance(group.frames, Missing):
@@ -52,26 +59,16 @@ def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
     frames = shorten(group)
     if len(frames) > MOST_FRAMES:
         lines.append(f"    ... {len(frames) - MOST_FRAMES} more")
-    lines += [
-        cut(f"    {'' if frame.is_users else '- '}{frame.text}", WIDTH) for frame in frames[-MOST_FRAMES:]
-    ]
+    below = locals_of(group, frames)
+    for place, frame in list(enumerate(frames))[-MOST_FRAMES:]:
+        lines.append(cut(f"    {'' if frame.is_users else '- '}{frame.text}", WIDTH))
+        lines += [cut(f"        {line}", WIDTH) for line in below.get(place, ())]
     return lines
 
 
 def _say_other(group: StackGroup, dump: Dump) -> str:
     """Say in one line what threads beside the main ones do."""
-    names = dict.fromkeys(thread.name for thread in group.threads)
-    shown = ", ".join(list(names)[:2]) + (" ..." if len(names) > 2 else "")
-    who = name_processes(group.threads, with_host=_is_of_several(dump))
-    count = f"{len(group.threads)}x " if len(group.threads) > 1 else ""
-    what = group.doing if is_known(group.frames) else ""
-    waits = say_wait(group.threads[0]) if group.threads[0].state in "DTt" or is_known(group.frames) else ""
-    words = [
-        word
-        for word in (what, f"state {group.state}", waits, say_motion(group.motion, group.since_s))
-        if word
-    ]
-    return f"{count}{shown} of {who}: {', '.join(words)}"
+    return f"{name_threads(group, with_host=_is_of_several(dump))}: {say_other(group)}"
 
 
 def _write_end(dump: Dump) -> list[str]:
