@@ -64,6 +64,7 @@ def make_reading(
         taken=NOW,
         elapsed_s=10.0,
         asked=len(processes) + len(failed),
+        ended=0,
         processes=processes,
         errors=failed,
         spy_cpu_ms=80.0,

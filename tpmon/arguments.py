@@ -19,6 +19,7 @@ commands:
   diagnose PID   look for a while and print the verdict: what holds the run, what to do
   dump PID       where every rank, worker and thread is right now, folded; who is not where the others are
   fold FILE...   the dumps of several hosts in one picture
+  sample PID     the hot functions of a rank and its workers over some seconds
   doctor [PID]   what may be read of a job and what not, why, and the one command that changes it
   demo           start a small real training and watch it
 
@@ -175,6 +176,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for setting in settings.LOOK_SETTINGS:
         if setting.key != "interval":
             _add_setting(doctor, setting)
+    sample = _add_sample(commands)
     demo = commands.add_parser(
         "demo",
         usage="tpmon demo [options]",
@@ -194,9 +196,39 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for command in (attach, diagnose, demo):
         for setting in (settings.STACKS_SETTING, *settings.WATCH_SETTINGS):
             _add_setting(command, setting)
-    for command in (ps, attach, diagnose, dump, fold, doctor, demo):
+    for command in (ps, attach, diagnose, dump, fold, sample, doctor, demo):
         _add_common(command)
     return parser
+
+
+def _add_sample(commands: argparse._SubParsersAction[Parser]) -> Parser:
+    sample = commands.add_parser(
+        "sample",
+        usage="tpmon sample PID | --job [options]",
+        description=(
+            "Sample the Python stacks of a rank and its loader workers for some seconds: the functions\n"
+            "they are in (self: innermost; total: anywhere in the stack), shown meanwhile.\n"
+            "The price comes first, and nothing is stopped. Ctrl-C ends it early, and keeps what is there."
+        ),
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    own: dict[str, Any] = {"default": argparse.SUPPRESS}
+    sample.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    rank_help = "that rank and its workers (default: the rank that PID belongs to, else the lowest here)"
+    sample.add_argument("--rank", metavar="K", help=rank_help, **own)
+    sample.add_argument("--all", action="store_true", help="every rank, worker and helper of the job", **own)
+    sample.add_argument(
+        "--out", metavar="FILE", help="write --format to a new file and the table here", **own
+    )
+    for setting in (settings.JOB_SETTING, *settings.SAMPLE_SETTINGS):
+        _add_setting(sample, setting)
+    for setting in settings.LOOK_SETTINGS:
+        if setting.key != "interval":
+            _add_setting(sample, setting)
+    _add_setting(sample, settings.STACKS_SETTING)
+    return sample
 
 
 def _list_bottlenecks() -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpmon import __version__, config
 from tpmon.arguments import DEMO_FRAMES, parse_arguments
@@ -184,6 +184,16 @@ def _doctor(options: Options, asked: str | None) -> int:
     return run_doctor(pid, options, _stdout(options.ascii_only))
 
 
+def _sample(options: Options, given: Mapping[str, Any]) -> int:
+    """Sample a job for some seconds and print its hot functions."""
+    from tpmon.sample import Asked, pick_format, run_sample
+
+    asked = Asked(given.get("rank"), bool(given.get("all")), given.get("out"))
+    _check_asked(options, given.get("pid"), given.get("job", False))
+    pick_format(options, asked)
+    return run_sample(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))
+
+
 def _has_terminal() -> bool:
     from tpmon.ui.terminal import require_terminal
 
@@ -337,6 +347,8 @@ def _run(arguments: Sequence[str]) -> int:
         from tpmon.dump import run_fold
 
         return run_fold(given["files"], options, _stdout(options.ascii_only))
+    if command == "sample":
+        return _sample(options, given)
     if command == "doctor":
         return _doctor(options, given.get("pid"))
     if command == "demo":

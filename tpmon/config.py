@@ -253,6 +253,10 @@ class Options:
     dump_rounds: int
     dump_every_s: float
     dump_format: str
+    sample_seconds: float
+    sample_rate: int
+    sample_only: str
+    sample_format: str
     demo_ranks: int | None
     demo_workers: int | None
     demo_bottleneck: str
@@ -290,6 +294,10 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         dump_rounds=values["dump.rounds"],
         dump_every_s=values["dump.every"],
         dump_format=values["dump.format"],
+        sample_seconds=values["sample.seconds"],
+        sample_rate=values["sample.rate"],
+        sample_only=values["sample.only"],
+        sample_format=values["sample.format"],
         demo_ranks=values["demo.ranks"],
         demo_workers=values["demo.workers"],
         demo_bottleneck=values["demo.bottleneck"],

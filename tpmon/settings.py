@@ -150,6 +150,22 @@ DUMP_SETTINGS = (
 )
 """Stopping a process is no setting: nobody shall do it because of a file that was forgotten."""
 
+SAMPLE_SETTINGS = (
+    Setting("sample.seconds", Kind.NUMBER, 10.0, "how long to sample (default: 10)", "SECONDS", 1, 3600),
+    Setting("sample.rate", Kind.COUNT, 20, "samples in a second, up to 50 (default: 20)", "HZ", 1, 50),
+    Setting(
+        "sample.only",
+        Kind.NAME,
+        "all",
+        "count only samples in which a thread was running, or held the gil (default: all)",
+        "WHICH",
+    ),
+    Setting(
+        "sample.format", Kind.NAME, "text", "text, json, collapsed or speedscope (default: text)", "FORMAT"
+    ),
+)
+"""Whose stacks are sampled, and the file to write, are no settings: they belong to one call."""
+
 SETTINGS = (
     *OUTPUT_SETTINGS,
     STACKS_SETTING,
@@ -159,5 +175,6 @@ SETTINGS = (
     BELL_SETTING,
     *DIAGNOSE_SETTINGS,
     *DUMP_SETTINGS,
+    *SAMPLE_SETTINGS,
     *DEMO_SETTINGS,
 )

@@ -14,17 +14,17 @@ from tpmon.model.process import Role, ThreadKind
 from tpmon.model.sample import (
     SAMPLE_SCHEMA,
     Counted,
+    FoldedStack,
     HotFunction,
     HotGroup,
     HotSample,
     PhaseShare,
     SampledProcess,
     SampleReading,
-    pick_functions,
 )
 from tpmon.model.stacks import StackCount, StackFrame
 
-MOST_FUNCTIONS = 60
+MOST_FUNCTIONS = 100
 """Of one group; the others are counted. A training has some hundred."""
 NOT_KEPT = StackFrame("[stack not kept]", "", 0)
 """Stands for stacks beyond the number that is kept, so that the samples still add up."""
@@ -42,10 +42,12 @@ def hot_functions(reading: SampleReading, origin: Origin) -> HotSample:
         pid=origin.pid,
         script=origin.script,
         seconds=reading.elapsed_s,
+        asked_seconds=request.seconds,
         rate_hz=request.rate_hz,
         counted=request.counted,
         asked_processes=reading.asked,
         sampled_processes=len(reading.processes),
+        ended_processes=reading.ended,
         groups=tuple(_group_processes(reading.processes, request.counted)),
         lost_samples=sum(process.lost for process in reading.processes),
         behind_s=max((process.behind_s for process in reading.processes), default=0.0),
@@ -69,6 +71,25 @@ def _group_processes(processes: Sequence[SampledProcess], counted: Counted) -> I
 def is_main(process: SampledProcess, stack: StackCount) -> bool:
     """Tell whether a stack is of the main thread, which has the number of its process."""
     return stack.tid == process.pid
+
+
+def fold_stacks(reading: SampleReading) -> tuple[FoldedStack, ...]:
+    """Add up equal stacks of each part of the job, in an order that the processes' order does not change."""
+    counts: Counter[tuple[Role, bool, tuple[StackFrame, ...]]] = Counter()
+    for process in reading.processes:
+        for stack in process.stacks:
+            counts[process.role, is_main(process, stack), _shorten(stack.frames)] += stack.samples
+
+    def order(entry: tuple[tuple[Role, bool, tuple[StackFrame, ...]], int]) -> tuple[object, ...]:
+        (role, main, frames), samples = entry
+        names = [(frame.function, frame.file, frame.line) for frame in frames]
+        return not main, _ROLES.index(role), -samples, names
+
+    return tuple(FoldedStack(*key, samples) for key, samples in sorted(counts.items(), key=order))
+
+
+def _shorten(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
+    return tuple(own_frames(frames)) or (NOT_KEPT,)
 
 
 class _Counts:
@@ -127,7 +148,7 @@ def _add_up(role: Role, processes: Sequence[SampledProcess], counted: Counted, *
             _count_stack(counts, role, stack, main=main)
     looks = max(looks, counts.samples)
     functions = _list_functions(counts, looks)
-    shown = pick_functions(functions, MOST_FUNCTIONS)
+    shown = tuple(functions[:MOST_FUNCTIONS])
     return HotGroup(
         role=role,
         main=main,
@@ -145,7 +166,7 @@ def _add_up(role: Role, processes: Sequence[SampledProcess], counted: Counted, *
 
 
 def _count_stack(counts: _Counts, role: Role, stack: StackCount, *, main: bool) -> None:
-    frames = tuple(own_frames(stack.frames)) or (NOT_KEPT,)
+    frames = _shorten(stack.frames)
     kind = ThreadKind.MAIN if main else ThreadKind.OTHER
     waits = describe_stack(role, kind, stack.frames).wait is not Wait.NOTHING
     counts.add(frames, stack.samples, waits=waits)

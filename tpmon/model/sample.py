@@ -15,7 +15,7 @@ from enum import Enum
 from tpmon.model.dump import DumpError
 from tpmon.model.known import Applicable, Known
 from tpmon.model.process import Role
-from tpmon.model.stacks import StackCount
+from tpmon.model.stacks import StackCount, StackFrame
 
 SAMPLE_SCHEMA = "tpmon.sample/1"
 SECONDS = 10.0
@@ -80,13 +80,17 @@ class SampledProcess:
 
 @dataclass(frozen=True, slots=True)
 class SampleReading:
-    """Hold all that was sampled so far. ``asked`` processes were chosen; some may not have had a turn."""
+    """Hold all that was sampled so far.
+
+    ``asked`` processes were chosen, of which some may not have had a turn, and ``ended`` are gone.
+    """
 
     request: SampleRequest
     host: str
     taken: datetime
     elapsed_s: float
     asked: int
+    ended: int
     processes: tuple[SampledProcess, ...]
     errors: tuple[DumpError, ...]
     spy_cpu_ms: float
@@ -166,16 +170,28 @@ class HotSample:
     pid: int
     script: str
     seconds: float
+    asked_seconds: float
     rate_hz: int
     counted: Counted
     asked_processes: int
     sampled_processes: int
+    ended_processes: int
     groups: tuple[HotGroup, ...]
     lost_samples: int
     behind_s: float
     errors: tuple[DumpError, ...]
     paused_ms: float
     spy_cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedStack:
+    """Say how often threads of one part of the job were seen in one and the same stack, outermost first."""
+
+    role: Role
+    main: bool
+    frames: tuple[StackFrame, ...]
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,17 +230,13 @@ def say_price(price: SamplePrice) -> str:
 
 
 def pick_functions(functions: Sequence[HotFunction], most: int) -> tuple[HotFunction, ...]:
-    """Pick the ``most`` to show of ``functions``, which are ordered by self, and keep their order.
+    """Pick at most ``most`` to show of ``functions``, which are ordered by self, and keep their order.
 
-    Two thirds are the first ones; the others are the user's own with the largest totals, because those
-    that only call others would never be among the first.
+    Library functions that only call others say nothing. Two thirds are the first ones; the others are
+    the user's own with the largest totals, which would never be among the first.
     """
-    if len(functions) <= most:
-        return tuple(functions)
-    order = range(len(functions))
-    users = sorted(
-        (at for at in order if not functions[at].package), key=lambda at: -functions[at].total_samples
-    )
-    first = order[: most - most // 3]
-    chosen = set(list(dict.fromkeys((*first, *users, *order)))[:most])
+    order = [at for at, one in enumerate(functions) if one.self_samples or not one.package]
+    users = [at for at in order if not functions[at].package]
+    users.sort(key=lambda at: -functions[at].total_samples)
+    chosen = set(list(dict.fromkeys((*order[: most - most // 3], *users, *order)))[:most])
     return tuple(functions[at] for at in order if at in chosen)

@@ -13,11 +13,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import Identity, Role
 from tpmon.model.sample import (
     MOST_AT_ONCE,
     Counted,
@@ -46,29 +47,31 @@ ENDING_S = 0.3
 _TICK_S = 0.5
 """Between two calls of ``progress`` at most so much passes."""
 
+MEET_EVERY_S = 1.0
+MOST_PROCESSES = 4096
+
+FindMembers = Callable[[], Sequence[Member]]
 Progress = Callable[[SampleReading], None]
 _Answer = tuple[Tally, "Slice | Failure"]
 
 
+def fix_request(members: Sequence[Member], request: SampleRequest) -> SampleRequest:
+    """Name the process that a request without one means: the lowest rank here."""
+    ranks = [one for one in members if one.role is Role.RANK]
+    if request.everyone or request.pids or not ranks:
+        return request
+    lowest = min(ranks, key=lambda one: one.rank if is_known(one.rank) else math.inf)
+    return replace(request, pids=frozenset((lowest.identity.pid,)))
+
+
 def choose_members(members: Sequence[Member], request: SampleRequest) -> tuple[Member, ...]:
-    """Return the processes that a request means; a rank stands for its loader workers too."""
-    if request.everyone:
-        return tuple(members)
-    pids = request.pids
-    if not pids:
-        ranks = [one for one in members if one.role is Role.RANK]
-        lowest = min(
-            ranks,
-            key=lambda one: (not is_known(one.rank), one.rank if is_known(one.rank) else 0),
-            default=None,
-        )
-        pids = frozenset((lowest.identity.pid,)) if lowest is not None else pids
-    return tuple(
-        one
-        for one in members
-        if one.identity.pid in pids
-        or (one.role is Role.WORKER and is_known(one.rank_pid) and one.rank_pid in pids)
-    )
+    """Return the processes that a request names; a rank stands for its loader workers too."""
+    return tuple(one for one in members if request.everyone or _is_named(one, request.pids))
+
+
+def _is_named(member: Member, pids: frozenset[int]) -> bool:
+    serves = member.role is Role.WORKER and is_known(member.rank_pid) and member.rank_pid in pids
+    return serves or member.identity.pid in pids
 
 
 def sample_arguments(pid: int, rate_hz: int, seconds: int, counted: Counted) -> tuple[str, ...]:
@@ -84,18 +87,21 @@ class Sampler:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        find: FindMembers,
         request: SampleRequest,
         *,
         proc: str = PROC,
         spy: Callable[[], Known[str]] = find_spy,
     ) -> None:
-        """Sample ``members``, the first ones first; nothing runs until ``run``."""
-        self._tallies = tuple(Tally(member) for member in members)
+        """Sample what ``find`` tells, the first ones first; nothing runs until ``run``.
+
+        ``find`` is asked once a second in the thread that runs, for workers that are started anew.
+        """
+        self._find = find
+        self._tallies: dict[Identity, Tally] = {}
         self._request = request
         self._proc = proc
         self._find_spy = spy
-        self._slice_s = slice_seconds(len(members))
         self._host = os.uname().nodename
         self._lock = threading.Lock()
         self._children: set[SpyChild] = set()
@@ -128,18 +134,22 @@ class Sampler:
         ``progress`` gets what there is so far, twice a second.
         """
         self._began_s = time.monotonic()
+        self._meet()
         spy = self._find_spy()
         if isinstance(spy, Missing):
-            for tally in self._tallies:
+            for tally in self._tallies.values():
                 tally.failure = Failure(ErrorKind.NO_SPY, spy.reason)
             return self._read()
         spies = find_spies(self._proc)
         answers: queue.Queue[_Answer] = queue.Queue()
         end_s = self._began_s + self._request.seconds
         active: set[Tally] = set()
-        self._last_s = min(self._last_s, end_s + self._slice_s + GRACE_S)
-        told_s = self._began_s
+        self._last_s = min(self._last_s, end_s + slice_seconds(1) + GRACE_S)
+        told_s = met_s = self._began_s
         while not self._stopped:
+            if time.monotonic() - met_s >= MEET_EVERY_S:
+                met_s = time.monotonic()
+                self._meet()
             self._begin_slices(spy, spies, active, answers, end_s)
             if not active or time.monotonic() > self._last_s:
                 break
@@ -151,7 +161,14 @@ class Sampler:
         self._give_up(active)
         return self._read()
 
+    def _meet(self) -> None:
+        """Add the processes that are new."""
+        for member in self._find()[: MOST_PROCESSES - len(self._tallies)]:
+            if member.identity not in self._tallies:
+                self._tallies[member.identity] = Tally(member)
+
     def _read(self) -> SampleReading:
+        tallies = tuple(self._tallies.values())
         rate_hz = self._request.rate_hz
         with self._lock:
             spent_s = self._spent_s + sum(child.cost()[0] for child in self._children)
@@ -160,12 +177,13 @@ class Sampler:
             host=self._host,
             taken=datetime.now().astimezone(),
             elapsed_s=time.monotonic() - self._began_s,
-            asked=len(self._tallies),
-            processes=tuple(tally.total(rate_hz) for tally in self._tallies if tally.looks),
+            asked=len(tallies),
+            ended=sum(tally.has_ended for tally in tallies),
+            processes=tuple(tally.total(rate_hz) for tally in tallies if tally.looks),
             errors=tuple(
                 self._error(tally.member, tally.failure)
-                for tally in self._tallies
-                if tally.failure is not None
+                for tally in tallies
+                if tally.failure is not None and not (tally.has_ended and tally.looks)
             ),
             spy_cpu_ms=spent_s * 1000,
         )
@@ -192,11 +210,13 @@ class Sampler:
         left_s = end_s - time.monotonic()
         if self._finishing or left_s < LEAST_LEFT_S:
             return
-        waiting = [tally for tally in self._tallies if tally not in active and not tally.is_done]
+        living = [tally for tally in self._tallies.values() if tally.failure is None]
+        waiting = [tally for tally in living if tally not in active]
+        slice_s = slice_seconds(len(living))
         # sorted() is stable: of those that were sampled least, the first named comes first.
         for tally in sorted(waiting, key=lambda one: one.turns)[: MOST_AT_ONCE - len(active)]:
             # The first slice is short, so that something is there soon.
-            seconds = max(1, min(self._slice_s if tally.turns else 1, round(left_s)))
+            seconds = max(1, min(slice_s if tally.turns else 1, round(left_s)))
             tally.turns += 1
             active.add(tally)
             work = (tally, spy, spies.get(tally.member.identity.pid, ()), seconds, answers)

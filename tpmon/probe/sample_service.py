@@ -6,19 +6,18 @@ What was sampled grows in ``state``, so that a screen shows hot functions while 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
-from tpmon.probe.job import Member
-from tpmon.probe.sample import Sampler, choose_members
+from tpmon.probe.sample import FindMembers, Sampler, choose_members, fix_request
 
 ALREADY = "stacks are being sampled already"
 NOBODY = "no process to sample"
 OFF = "stacks are off (--no-stacks)"
 NOTHING_YET = Missing("nothing was sampled yet")
 
-MakeSampler = Callable[[Sequence[Member], SampleRequest], Sampler]
+MakeSampler = Callable[[FindMembers, SampleRequest], Sampler]
 
 
 class SampleService:
@@ -26,7 +25,7 @@ class SampleService:
 
     def __init__(
         self,
-        members: Callable[[], Sequence[Member]],
+        members: FindMembers,
         make: MakeSampler = Sampler,
         *,
         enabled: bool = True,
@@ -49,14 +48,15 @@ class SampleService:
 
     def ask(self, request: SampleRequest) -> None:
         """Start to sample, or say in ``state`` why not: one sampling at a time."""
-        members = choose_members(self._members(), request) if self._enabled else ()
+        members = self._members() if self._enabled else ()
+        fixed = fix_request(members, request)
         sampler: Sampler | None = None
         with self._lock:
             if is_known(self._state) and self._state.running:
                 now = self._state
                 self._state = SampleState(now.request, now.reading, running=True, refused=ALREADY)
-            elif members and not self._stopped:
-                sampler = self._sampler = self._make(members, request)
+            elif choose_members(members, fixed) and not self._stopped:
+                sampler = self._sampler = self._make(lambda: choose_members(self._members(), fixed), request)
                 self._state = SampleState(request, NOTHING_YET, running=True, refused="")
             else:
                 refused = NOBODY if self._enabled else OFF

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.sample import Counted, SampledProcess
 from tpmon.model.stacks import StackCount, StackFrame
@@ -69,9 +70,9 @@ class Tally:
         self._stacks: Counter[tuple[int, str, tuple[StackFrame, ...]]] = Counter()
 
     @property
-    def is_done(self) -> bool:
-        """Tell whether nothing more will come of this process."""
-        return self.failure is not None
+    def has_ended(self) -> bool:
+        """Tell whether the process is gone."""
+        return self.failure is not None and self.failure.kind is ErrorKind.GONE
 
     def add(self, one: Slice) -> None:
         """Add a slice."""

@@ -1,9 +1,10 @@
-"""Write a Dump in the formats of other tools: collapsed stacks for flame graphs, and speedscope's JSON."""
+"""Write stacks in the formats of other tools: collapsed stacks for flame graphs, and speedscope's JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tpmon.model.dump import Dump, StackGroup
 from tpmon.model.known import Missing, is_known
@@ -14,46 +15,74 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _NAME_CHARS = 400
 
 
-def _name_frame(frame: StackFrame) -> str:
-    return clean_text(f"{frame.function} ({frame.file}:{frame.line})", _NAME_CHARS)
+@dataclass(frozen=True, slots=True)
+class PartStack:
+    """Hold one stack as these formats want it; ``frames`` are name, file and line, outermost first."""
+
+    part: str
+    frames: tuple[tuple[str, str, int], ...]
+    weight: int
 
 
-def _frames_of(group: StackGroup) -> list[tuple[str, str, int]]:
-    """Return name, file and line of each frame, outermost first; one made up where there is none."""
+def name_frames(frames: Sequence[StackFrame]) -> tuple[tuple[str, str, int], ...]:
+    """Return cleaned name, file and line of each frame."""
+    return tuple(
+        (
+            clean_text(f"{frame.function} ({frame.file}:{frame.line})", _NAME_CHARS),
+            clean_text(frame.file, _NAME_CHARS),
+            frame.line,
+        )
+        for frame in frames
+    )
+
+
+def _stack_of(group: StackGroup) -> PartStack:
+    """Return the stack of a group, one frame made up where there is none; its weight is its threads."""
+    first = group.threads[0]
     frames = group.frames
     if is_known(frames) and frames:
-        return [(_name_frame(frame), clean_text(frame.file, _NAME_CHARS), frame.line) for frame in frames]
-    name = "[stack not read]" if isinstance(frames, Missing) else f"[native {group.threads[0].name}]"
-    return [(clean_text(name, _NAME_CHARS), "", 0)]
-
-
-def _name_part(group: StackGroup) -> str:
-    return f"{group.threads[0].role.value} {group.threads[0].kind.value}"
+        named = name_frames(frames)
+    else:
+        name = "[stack not read]" if isinstance(frames, Missing) else f"[native {first.name}]"
+        named = ((clean_text(name, _NAME_CHARS), "", 0),)
+    return PartStack(f"{first.role.value} {first.kind.value}", named, len(group.threads))
 
 
 def write_collapsed(dump: Dump) -> list[str]:
     """Write a line for each group: "part;outermost;...;innermost count", as flame graph tools read it."""
-    lines = []
-    for group in dump.groups:
-        names = [_name_part(group), *(name for name, _, _ in _frames_of(group))]
-        # A semicolon divides frames, so none may be left in a name.
-        lines.append(f"{';'.join(name.replace(';', ',') for name in names)} {len(group.threads)}")
-    return lines
+    return collapse_stacks(map(_stack_of, dump.groups))
 
 
 def write_speedscope(dump: Dump) -> str:
     """Write one JSON object for speedscope: a profile for each part of the job, weighted by threads."""
+    name = f"{dump.script} on {dump.host}, {dump.taken.isoformat(timespec='seconds')}"
+    return lay_speedscope(name, map(_stack_of, dump.groups))
+
+
+def collapse_stacks(stacks: Iterable[PartStack]) -> list[str]:
+    """Write a line for each stack."""
+    lines = []
+    for stack in stacks:
+        names = [stack.part, *(name for name, _, _ in stack.frames)]
+        # A semicolon divides frames, so none may be left in a name.
+        lines.append(f"{';'.join(name.replace(';', ',') for name in names)} {stack.weight}")
+    return lines
+
+
+def lay_speedscope(name: str, stacks: Iterable[PartStack], seconds_each: float = 0.0) -> str:
+    """Write one JSON object for speedscope with a profile for each part.
+
+    Where a weight stands for time, ``seconds_each`` is how much.
+    """
     numbers: dict[tuple[str, str, int], int] = {}
-    parts: dict[str, list[StackGroup]] = {}
-    for group in dump.groups:
-        parts.setdefault(_name_part(group), []).append(group)
-    profiles = [_profile(name, groups, numbers) for name, groups in parts.items()]
+    parts: dict[str, list[PartStack]] = {}
+    for stack in stacks:
+        parts.setdefault(stack.part, []).append(stack)
+    profiles = [_profile(part, those, numbers, seconds_each) for part, those in parts.items()]
     frames = [{"name": name, "file": file, "line": line} for name, file, line in numbers]
     document: Mapping[str, object] = {
         "$schema": _SCHEMA,
-        "name": clean_text(
-            f"{dump.script} on {dump.host}, {dump.taken.isoformat(timespec='seconds')}", _NAME_CHARS
-        ),
+        "name": clean_text(name, _NAME_CHARS),
         "exporter": "tpmon",
         "shared": {"frames": frames},
         "profiles": profiles,
@@ -62,14 +91,14 @@ def write_speedscope(dump: Dump) -> str:
 
 
 def _profile(
-    name: str, groups: Sequence[StackGroup], numbers: dict[tuple[str, str, int], int]
+    name: str, stacks: Sequence[PartStack], numbers: dict[tuple[str, str, int], int], seconds_each: float
 ) -> Mapping[str, object]:
-    samples = [[numbers.setdefault(frame, len(numbers)) for frame in _frames_of(group)] for group in groups]
-    weights = [len(group.threads) for group in groups]
+    samples = [[numbers.setdefault(frame, len(numbers)) for frame in stack.frames] for stack in stacks]
+    weights = [round(stack.weight * (seconds_each or 1), 6) for stack in stacks]
     return {
         "type": "sampled",
         "name": name,
-        "unit": "none",
+        "unit": "seconds" if seconds_each else "none",
         "startValue": 0,
         "endValue": sum(weights),
         "samples": samples,

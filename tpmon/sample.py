@@ -1,0 +1,256 @@
+"""The command ``sample``: say the price, sample for some seconds while hot functions are shown, write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from tpmon.config import Options
+from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
+from tpmon.judge.fold import Origin
+from tpmon.judge.hot import fold_stacks, hot_functions
+from tpmon.model.codec import encode
+from tpmon.model.dump import DumpError, ErrorKind
+from tpmon.model.dump_words import list_numbers
+from tpmon.model.known import is_known
+from tpmon.model.process import Role
+from tpmon.model.sample import (
+    Counted,
+    HotSample,
+    SampleReading,
+    SampleRequest,
+    SampleState,
+    price_sampling,
+    say_price,
+)
+from tpmon.probe.dump import dumpable
+from tpmon.probe.job import Job, Member
+from tpmon.probe.members import Membership
+from tpmon.probe.sample import choose_members, fix_request
+from tpmon.probe.sample_service import SampleService
+from tpmon.report.sample import write_sample
+from tpmon.report.sample_formats import write_collapsed_samples, write_speedscope_samples
+from tpmon.report.sample_live import Live
+from tpmon.report.write import Output, complain
+
+FORMATS = ("text", "json", "collapsed", "speedscope")
+_LOOK_EVERY_S = 0.1
+_PERMISSIONS = "docs/guide.md, Permissions"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Hold what one call asks for that is no setting."""
+
+    rank: str | None
+    everyone: bool
+    out: str | None
+
+
+def pick_format(options: Options, asked: Asked) -> str:
+    """Check what was asked for before anything is looked at, and return the form to write in.
+
+    Raises:
+        UsageError: for a form, a rank or a file that cannot be, and where stacks are switched off.
+    """
+    form = options.sample_format
+    if form not in FORMATS:
+        raise UsageError(f"--format: {form!r} is no format", f"one of: {', '.join(FORMATS)}")
+    if options.json and form not in ("text", "json"):
+        raise UsageError(f"--json and --format {form} exclude each other", "leave one of the two out")
+    if options.sample_only not in [one.value for one in Counted]:
+        names = ", ".join(one.value for one in Counted)
+        raise UsageError(f"--only: {options.sample_only!r} is nothing to count", f"one of: {names}")
+    if options.no_stacks:
+        raise UsageError(
+            "no-stacks is set, and sample looks at stacks", "tpmon sample --stacks, or leave no-stacks out"
+        )
+    if asked.rank is not None and asked.everyone:
+        raise UsageError("--rank and --all exclude each other", "leave one of the two out")
+    if asked.rank is not None and not asked.rank.isdecimal():
+        raise UsageError(f"--rank: a rank is a number, found {asked.rank!r}", "tpmon sample PID --rank 0")
+    if asked.out is not None and os.path.lexists(asked.out):
+        raise UsageError(f"--out: {asked.out} is there already", "name a file that is not there yet")
+    return "json" if options.json else form
+
+
+def choose_request(members: tuple[Member, ...], job: Job, options: Options, asked: Asked) -> SampleRequest:
+    """Turn what was asked for into processes: a rank with its workers, or all.
+
+    Without --rank it is the rank that the PID belongs to, else the lowest one here.
+
+    Raises:
+        UsageError: for a rank that is not on this machine.
+        NoTargetError: when there is nothing to sample.
+    """
+    ranks = [one for one in members if one.role is Role.RANK]
+    pids: frozenset[int] = frozenset()
+    if asked.rank is not None:
+        pids = frozenset(one.identity.pid for one in ranks if one.rank == int(asked.rank))
+        if not pids:
+            here = list_numbers([one.rank for one in ranks if is_known(one.rank)])
+            raise UsageError(
+                f"--rank: rank {asked.rank} is not on this machine", f"here: {here or 'no numbered rank'}"
+            )
+    elif not asked.everyone:
+        pids = frozenset(
+            one.rank_pid if is_known(one.rank_pid) else one.identity.pid
+            for one in members
+            if one.identity.pid == job.asked_pid and one.role in (Role.RANK, Role.WORKER)
+        )
+    request = fix_request(
+        members,
+        SampleRequest(
+            pids, asked.everyone, options.sample_seconds, options.sample_rate, Counted(options.sample_only)
+        ),
+    )
+    if not choose_members(members, request):
+        raise NoTargetError(
+            f"the job of pid {job.asked_pid} has no rank to sample",
+            "tpmon sample PID --all takes its other Python processes",
+        )
+    return request
+
+
+def run_sample(job: Job, options: Options, asked: Asked, output: Output) -> int:
+    """Sample a job, show hot functions meanwhile, write the result, and return the exit code.
+
+    Raises:
+        TpmonError: saying why where nothing could be sampled.
+    """
+    form = pick_format(options, asked)
+    membership = Membership(job)
+
+    def find() -> tuple[Member, ...]:
+        membership.refresh(time.monotonic_ns())
+        return dumpable(membership.job)
+
+    origin = Origin(job.root.pid, job.script, job.world_size)
+    service = SampleService(find)
+    try:
+        members = find()
+        request = choose_request(members, job, options, asked)
+        number = len(choose_members(members, request))
+        price = say_price(price_sampling(number, request.seconds, request.rate_hz))
+        complain(f"tpmon: {price} (Ctrl-C ends it early)")
+        live = Live(request.seconds, ascii_only=options.ascii_only)
+        with _interrupt_calls(service.finish) as poll:
+            service.ask(request)
+            reading = _watch(service, live, origin, poll)
+    finally:
+        service.stop()
+        membership.close()
+    hot = hot_functions(reading, origin)
+    _write(hot, reading, form, asked.out, output)
+    if not reading.processes and reading.errors:
+        raise explain_errors(reading.errors)
+    return ExitCode.OK
+
+
+def _watch(service: SampleService, live: Live, origin: Origin, poll: Callable[[], None]) -> SampleReading:
+    """Show what comes until the sampling is over, and return all of it."""
+    try:
+        while True:
+            poll()
+            state = service.state
+            if is_known(state) and not state.running:
+                return _take(state)
+            if is_known(state) and is_known(state.reading):
+                live.show(hot_functions(state.reading, origin))
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        live.close()
+
+
+def _take(state: SampleState) -> SampleReading:
+    if is_known(state.reading) and not state.refused:
+        return state.reading
+    raise RuntimeError(state.refused or "a sampling ended without a result")
+
+
+@contextmanager
+def _interrupt_calls(finish: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Let the first ^C end the sampling early; a second one, and every other signal, does what it did.
+
+    Gives a function that acts on a ^C; the handler itself only notes it, because it may come while
+    this thread holds a lock.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    noted = False
+
+    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal noted
+        noted = True
+        signal.signal(signal.SIGINT, before)
+
+    def poll() -> None:
+        nonlocal noted
+        if noted:
+            noted = False
+            finish()
+
+    if before is signal.SIG_IGN:
+        yield poll
+        return
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield poll
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write(hot: HotSample, reading: SampleReading, form: str, out: str | None, output: Output) -> None:
+    """Write the result in its form; with a file, everything else than text goes there, and text to output."""
+    if out is not None:
+        descriptor = _open_new(out)
+        try:
+            _write_form(hot, reading, form, Output(descriptor, ascii_only=False))
+        finally:
+            os.close(descriptor)
+        complain(f"tpmon: wrote {out}")
+        if form == "text":
+            return
+        form = "text"
+    _write_form(hot, reading, form, output)
+
+
+def _open_new(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"--out: {path}: {error.strerror or error}", "name a new file in a folder of yours"
+        ) from error
+
+
+def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Output) -> None:
+    if form == "json":
+        output.write_json(encode(hot))
+    elif form == "collapsed":
+        output.write_lines(*write_collapsed_samples(fold_stacks(reading)))
+    elif form == "speedscope":
+        output.write_json(write_speedscope_samples(hot, fold_stacks(reading)))
+    elif reading.processes:
+        output.write_lines(*write_sample(hot))
+
+
+def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
+    """Say why nothing could be sampled, with the exit code of the reason that a person can do most about."""
+    order = (ErrorKind.DENIED, ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON, ErrorKind.TRACED, ErrorKind.BUSY)
+    kinds = [error.kind for error in errors]
+    kind = next((one for one in order if one in kinds), kinds[0])
+    first = next(error for error in errors if error.kind is kind)
+    what = f"pid {first.pid} cannot be sampled: {first.reason}"
+    if kind is ErrorKind.DENIED:
+        reason, _, fix = first.reason.partition("; ")
+        return NotPermittedError(f"pid {first.pid} cannot be sampled: {reason}", fix or _PERMISSIONS)
+    if kind is ErrorKind.NO_SPY:
+        return UsageError(first.reason, "pip install py-spy")
+    if set(kinds) == {ErrorKind.GONE}:
+        return NoTargetError(what, "tpmon ps lists the training jobs")
+    return UsageError(what, "tpmon dump PID says more of each process")
