@@ -16,18 +16,26 @@ WRONG_LINE = "line"
 LOCAL_ACCUSED = "a rank that is here is accused"
 
 
-def read_text(document: dict[str, object]) -> str:
-    """Return everything that a Finding says in words."""
+def read_rows(document: dict[str, object]) -> list[str]:
+    """Return what a Finding shows as evidence, a text each; the first is about the one it accuses."""
     rows = document.get("evidence")
-    rows = rows if isinstance(rows, list) else []
-    words = [document.get("summary", "")]
-    words += [f"{row.get('name', '')}: {row.get('text', '')}" for row in rows if isinstance(row, dict)]
-    return "\n".join(map(str, words))
+    if not isinstance(rows, list):
+        return []
+    return [f"{row.get('name', '')}: {row.get('text', '')}" for row in rows if isinstance(row, dict)]
+
+
+def read_accusation(document: dict[str, object]) -> str:
+    """Return the words in which a Finding accuses: its summary and its first evidence."""
+    return "\n".join([str(document.get("summary", "")), *read_rows(document)[:1]])
 
 
 def names_process(document: dict[str, object], culprit: Culprit) -> bool:
-    """Tell whether a Finding names a process: by its PID, or as the rank that it is."""
-    return _names_pid(document, culprit.pid) or (culprit.worker < 0 and _names_rank(document, culprit))
+    """Tell whether a Finding names a process: by its PID, or as the rank that it is where no PID is said."""
+    accused = read_rows(document)[:1]
+    if _names_pid(document, culprit.pid):
+        return True
+    says_pid = any(re.search(r"\(\d+\)", row) for row in accused)
+    return culprit.worker < 0 and not says_pid and _names_rank(document, culprit)
 
 
 def names_waiter(document: dict[str, object], culprit: Culprit) -> bool:
@@ -36,16 +44,16 @@ def names_waiter(document: dict[str, object], culprit: Culprit) -> bool:
 
 
 def _names_pid(document: dict[str, object], pid: int) -> bool:
-    return re.search(rf"\b{pid}\b", read_text(document)) is not None
+    return re.search(rf"\b{pid}\b", read_accusation(document)) is not None
 
 
 def _names_rank(document: dict[str, object], culprit: Culprit) -> bool:
-    return re.search(rf"\brank {culprit.rank}\b", read_text(document)) is not None
+    return re.search(rf"\brank {culprit.rank}\b", read_accusation(document)) is not None
 
 
 def names_line(document: dict[str, object], culprit: Culprit) -> bool:
     """Tell whether a Finding names the line."""
-    text = read_text(document)
+    text = read_accusation(document)
     return any(re.search(rf"\b{re.escape(place)}\b", text) for place in culprit.places)
 
 
@@ -67,8 +75,9 @@ def find_misses(row: Row, culprits: Sequence[Culprit], verdict: Verdict) -> tupl
 
 
 def accuses_local(document: dict[str, object]) -> bool:
-    """Tell whether a Finding names a process although the cause is elsewhere."""
-    return "pid" in document or "rank" in document
+    """Tell whether a Finding says of one rank what it says of a culprit, although the cause is elsewhere."""
+    verbs = "is|has|holds|runs|computes|waits"
+    return re.search(rf"\brank \d+ ({verbs})\b", str(document.get("summary", ""))) is not None
 
 
 def list_false_alarms(verdicts: Iterable[Verdict]) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from tests.hangs.results import Result
 from tests.programs.causes.running import ROOT, TPMON, Running, Verdict, watch
 from tests.programs.hangs.table import AliveRow, Row
 
-FRESH_S = 45.0
 OLD_S = 15.0
 ALIVE_S = 75.0
+MORE_S = 20.0
+"""How much longer it is watched, to tell late from never."""
 STEADY = 4
 """Readings in a row that must be right."""
 LATE = "late"
@@ -21,7 +22,7 @@ WRONG_FOLD = "fold names another"
 
 
 def look(row: Row, seed: int, old_s: float, trees: Trees) -> Result:
-    """Attach until the verdict is right and stays so, or 45 s are over; of an old hang 15 s count."""
+    """Attach until the verdict is right and stays so, or the time is over; of an old hang 15 s count."""
     right: list[Verdict] = []
 
     def is_right(verdict: Verdict) -> bool:
@@ -31,11 +32,12 @@ def look(row: Row, seed: int, old_s: float, trees: Trees) -> Result:
             right.append(verdict)
         return len(right) >= STEADY
 
-    verdicts, _ = watch(trees.seen.pid, FRESH_S, is_right)
+    limit_s = OLD_S if old_s else row.fresh_s
+    verdicts, _ = watch(trees.seen.pid, limit_s + MORE_S, is_right)
     culprits = trees.read_culprits()
     misses = list(find_misses(row, culprits, verdicts[-1]))
     after_s = right[0].after_s if right else -1.0
-    if not misses and after_s > (OLD_S if old_s else FRESH_S):
+    if not misses and after_s > limit_s:
         misses.append(LATE)
     if trees.hidden is not None:
         misses += find_fold_misses(trees.seen, trees.hidden, culprits)
@@ -47,9 +49,9 @@ def look(row: Row, seed: int, old_s: float, trees: Trees) -> Result:
     return Result(row.name, seed, old_s, str(last), tuple(misses), round(after_s, 1), tuple(earlier), summary)
 
 
-def watch_alive(row: AliveRow, seed: int, trees: Trees) -> Result:
-    """Follow a slow program for 75 s, in which no reading may say that it hangs."""
-    verdicts, _ = watch(trees.seen.pid, ALIVE_S)
+def watch_alive(row: AliveRow, seed: int, trees: Trees, seconds: float = ALIVE_S) -> Result:
+    """Follow a slow program, of which no reading may say that it hangs."""
+    verdicts, _ = watch(trees.seen.pid, seconds)
     accused = tuple(dict.fromkeys(str(one) for one in verdicts if one.accuses))
     alarms = list_false_alarms(verdicts)[:1]
     last = verdicts[-1]

@@ -71,6 +71,9 @@ def test_what_is_not_right_is_told(cause: str, summary: str, misses: tuple[str, 
 def test_the_evidence_names_as_well_as_the_summary():
     evidence = [{"name": "rank 1", "text": "read_settings missing_rank.py:27"}]
     assert find_misses(row("missing_rank"), [RANK], hung("missing-rank", "", evidence=evidence)) == ()
+    other = [{"name": "rank 0 (411)", "text": "all_reduce missing_rank.py:27"}, *evidence]
+    said = hung("missing-rank", "rank 1 waits for rank 0", evidence=other)
+    assert find_misses(row("missing_rank"), [RANK], said) == (WRONG_PROCESS,)
 
 
 def test_a_worker_is_not_named_by_its_rank_but_the_one_who_waits_for_it_is():
@@ -83,7 +86,7 @@ def test_a_worker_is_not_named_by_its_rank_but_the_one_who_waits_for_it_is():
 def test_a_rank_that_is_here_is_not_accused_of_a_hang_elsewhere():
     said = hung("remote-rank", "all 2 ranks here wait; 2 ranks are elsewhere")
     assert find_misses(row("remote_rank"), [RANK], said) == ()
-    accusing = hung("remote-rank", "all 2 ranks here wait", pid=412)
+    accusing = hung("remote-rank", "rank 1 is in loop.py:8; 2 ranks are elsewhere")
     assert find_misses(row("remote_rank"), [RANK], accusing) == (LOCAL_ACCUSED,)
 
 

@@ -9,6 +9,13 @@ from enum import Enum
 from tests.programs.causes.table import Label
 from tpmon.model.verdict import Kind
 
+FRESH_S = 45.0
+"""How long after its hang, which tpmon sees begin, a program must be called hung."""
+SPIN_S = 160.0
+"""The same of a loop in Python, which may end: four times as long as what cannot end."""
+CALL_S = 330.0
+"""The same of a call that computes: five minutes, as for a checkpoint."""
+
 
 class Must(Enum):
     """Name what tpmon must say of a hang besides kind and cause."""
@@ -24,7 +31,8 @@ class Row:
 
     ``ranks`` are the fewest and the most that torchrun starts; one rank is started without it.
     ``trees`` above one are started as so many hosts of ``ranks`` each, the culprit in the one that
-    is not looked at. A program that ``burns`` a CPU is not left to hang beside others.
+    is not looked at. A program that ``burns`` a CPU is not left to hang beside others; it looks like one
+    that computes, so that what is said within ``fresh_s`` of its hang may only be that it is slow.
     """
 
     name: str
@@ -34,6 +42,7 @@ class Row:
     ranks: tuple[int, int] = (1, 1)
     trees: int = 1
     burns: bool = False
+    fresh_s: float = FRESH_S
 
     def accepts(self, kind: str, cause: str) -> bool:
         """Tell whether a verdict's kind and cause are right."""
@@ -41,7 +50,7 @@ class Row:
 
     def draw_ranks(self, seed: int) -> int:
         """Return how many ranks a run has."""
-        return random.Random(seed).randint(*self.ranks)
+        return random.Random(f"{self.name} {seed}").randint(*self.ranks)
 
 
 def _hung(cause: str) -> Label:
@@ -65,8 +74,8 @@ ROWS = (
     Row("blocked_socket", _hung("blocked-io")),
     Row("blocked_fuse", _hung("blocked-io")),
     Row("lost_batch", _hung("lost-batch"), must=ONLY_WAITER),
-    Row("spin", _hung("spin"), burns=True),
-    Row("regex", _hung("spin"), burns=True),
+    Row("spin", _hung("spin"), burns=True, fresh_s=SPIN_S),
+    Row("regex", _hung("spin"), burns=True, fresh_s=CALL_S),
     Row("stopped_rank", _hung("stopped"), must=ONLY_PROCESS, ranks=SOME_RANKS),
     Row("stopped_worker", _hung("stopped"), must=ONLY_PROCESS),
     Row("gil_held", _hung("lock")),
@@ -86,7 +95,7 @@ class AliveRow:
 
     def draw_ranks(self, seed: int) -> int:
         """Return how many ranks a run has."""
-        return random.Random(seed).randint(*self.ranks)
+        return random.Random(f"{self.name} {seed}").randint(*self.ranks)
 
 
 ALIVE_ROWS = (
