@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.hang_memory import Watch
 from tpmon.judge.hot import hot_functions
 from tpmon.judge.judgement import judge
 from tpmon.judge.stack_tree import show_stacks
@@ -114,8 +115,15 @@ class Session:
         interval_s: float,
         dump_sinks: Sequence[DumpSink] = (),
         sample_sinks: Sequence[SampleSink] = (),
+        *,
+        hang_after_s: float | None = None,
+        may_look: bool = False,
     ) -> None:
-        """Hold the parts; nothing runs yet."""
+        """Hold the parts; nothing runs yet.
+
+        With ``may_look`` the stacks of all processes are read, without a stop, when the job may hang:
+        after ``hang_after_s``, or after what the run's own rhythm says.
+        """
         self._source = source
         self._sinks = tuple(sinks)
         self._dump_sinks = tuple(dump_sinks)
@@ -124,7 +132,7 @@ class Session:
         self._sample_state: Applicable[SampleState] = NOT_APPLICABLE
         self._interval_s = interval_s
         self._window = Window()
-        self._standing = Standing()
+        self._standing = Standing(watch=Watch(asked_s=hang_after_s, may_ask=may_look))
         self._wake = threading.Event()
         self._stopped = threading.Event()
         source.dumps.on_change = self._wake.set
@@ -155,6 +163,8 @@ class Session:
                 self._window.append(last)
                 judged = judge(tuple(self._window), self._standing)
                 last, self._standing = judged.frame, judged.standing
+                if is_known(judged.look):
+                    self._source.dumps.ask(judged.look)
                 update = Update(last, self._window.pulses())
                 for sink in self._sinks:
                     sink(update)

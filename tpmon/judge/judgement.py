@@ -18,14 +18,17 @@ from tpmon.judge import (
     rules_python,
     rules_storage,
 )
+from tpmon.judge.hang_memory import observe
+from tpmon.judge.hang_watch import plan_look
 from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
 from tpmon.judge.standing import Key, Standing, follow, key_of, note_cleared, state
 from tpmon.judge.suspicion import Answer, Rule, Suspicion
 from tpmon.judge.verdict import find, find_nothing
+from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
-from tpmon.model.known import known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import RankRow
 from tpmon.model.verdict import EXIT_CODES, Finding, Kind
 from tpmon.model.verdict_words import join_cause
@@ -53,10 +56,14 @@ NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *not
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Hold the Frame with its verdict, notes, places of the ranks and event; and what to remember."""
+    """Hold the Frame with its verdict, notes, places of the ranks and event; and what to remember.
+
+    ``look`` are looks at the stacks of all processes that are worth reading now.
+    """
 
     frame: Frame
     standing: Standing
+    look: Applicable[DumpRequest] = NOT_APPLICABLE
 
 
 def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
@@ -137,11 +144,17 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     slices = [one for frame in frames for one in known_or(frame.stacks, ())]
     phases = read_phases(slices, frames[-1].taken_ns) if slices else {}
     frame = frames[-1]
+    standing = replace(standing, watch=observe(standing.watch, frame))
+    look: Applicable[DumpRequest] = NOT_APPLICABLE
     if standing.finding is not None and _stands(frame, standing):
         finding, decided, notes = standing.finding, standing, standing.notes
     else:
-        finding, decided, notes = judge_scene(see(frames, phases), standing)
+        scene = see(frames, phases, standing.watch)
+        finding, decided, notes = judge_scene(scene, standing)
         decided = replace(decided, finding=finding, notes=notes)
+        look = plan_look(standing.watch, scene)
+        if is_known(look):
+            decided = replace(decided, watch=replace(standing.watch, looked_ns=frame.taken_ns))
     judged = replace(
         frame,
         verdict=finding,
@@ -150,4 +163,4 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
         # Of one second the most important stands last: that the job ended, that a rank is gone.
         events=_tell(standing.stated, decided.stated, frame) + frame.events,
     )
-    return Judgement(judged, decided)
+    return Judgement(judged, decided, look)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.hang_memory import HANG_AFTER_S, MOST_AGE_S
+from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
@@ -31,8 +33,6 @@ from tpmon.model.verdict import Evidence, Kind
 
 STOPPED_S = 4.0
 """How long a process must be stopped: a debugger that only looks is gone sooner."""
-PATIENCE_S = 300.0
-"""How long a checkpoint, validation, load or compile may stand still before it is called hung."""
 SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
 LOST_READINGS = 3
@@ -40,20 +40,15 @@ LOST_READINGS = 3
 ODD_RATIO = 0.5
 """How much less than every other rank one must wait in collectives to be the one that is named."""
 
-_PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 _RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
 """Waits for files. A rank also waits for sockets when it waits for other ranks."""
-
-
-MOST_HELD_S = 366 * 86_400.0
-"""No job waits longer; what a reading says beyond it is no date."""
 
 
 def _held_ns(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
     """Return since when a wait has not changed."""
     if not is_known(unchanged_s):
         return NOT_APPLICABLE
-    return scene.frame.taken_ns - int(min(unchanged_s, MOST_HELD_S) * 1e9)
+    return scene.frame.taken_ns - int(min(unchanged_s, MOST_AGE_S) * 1e9)
 
 
 def _members(scene: Scene) -> Iterator[tuple[RankScene, ProcessSample, str]]:
@@ -149,16 +144,34 @@ def _io_of(process: ProcessSample) -> str:
     return words if any(word in words for word in _RANK_IO) else ""
 
 
-def _is_stuck(rank: RankScene) -> Known[bool]:
-    """Tell whether a rank's main thread waited for one batch for 25 s."""
+def _is_stuck(rank: RankScene, least_s: float) -> Known[bool]:
+    """Tell whether a rank's main thread waited for one batch for ``least_s``."""
     unchanged = rank.process.waits_unchanged_s
     if not is_known(unchanged):
         return unchanged
-    return waits_for_batch(rank) if unchanged >= STILL_S else False
+    return waits_for_batch(rank) if unchanged >= least_s else False
+
+
+def _defer(scene: Scene, what: str) -> Answer | None:
+    """Leave the word to the stacks of all processes, where they were read or are being read."""
+    found = judge_hang(scene)
+    if isinstance(found, Suspicion):
+        return Cleared(f"{what} (the stacks tell more)")
+    if scene.watch.picture is not None or is_looking(scene):
+        return Unsure(f"{what} (decided by the stacks of all processes)")
+    return None
+
+
+def _still_s(scene: Scene) -> float:
+    """Return how long nothing may move, less the first readings, which have no rates."""
+    return max(STILL_S, scene.watch.hang_after_s - (HANG_AFTER_S - STILL_S))
 
 
 def judge_blocked_io(scene: Scene) -> Answer:
-    """Suspect a read or write that has not returned for 25 s, in a rank or in a worker it waits for."""
+    """Suspect a read or write that has not returned for long, in a rank or in a worker it waits for."""
+    deferred = _defer(scene, "blocked reads")
+    if deferred is not None:
+        return deferred
     unread = ""
     for rank, process, name in _members(scene):
         words = _io_of(process)
@@ -168,11 +181,11 @@ def judge_blocked_io(scene: Scene) -> Answer:
         if not is_known(unchanged):
             unread = f"blocked reads ({name}: {unchanged.reason})"
             continue
-        stuck = True if process.role is Role.RANK else _is_stuck(rank)
+        stuck = True if process.role is Role.RANK else _is_stuck(rank, _still_s(scene))
         if not is_known(stuck):
             unread = f"blocked reads ({name}: {stuck.reason})"
             continue
-        if unchanged < STILL_S or not stuck:
+        if unchanged < _still_s(scene) or not stuck:
             continue
         patience = _patience(rank) if process.role is Role.RANK else ""
         if patience:
@@ -183,7 +196,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
             kind=Kind.HUNG,
             cause="blocked-io",
             weight=1.0,
-            margin=1 + unchanged / STILL_S,
+            margin=1 + unchanged / _still_s(scene),
             sources=frozenset(("kernel wait", "schedstat")),
             summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
             evidence=(
@@ -209,8 +222,7 @@ def _patience(rank: RankScene) -> str:
     waited = rank.process.waits_unchanged_s
     if not is_known(rank.phases) or (is_known(waited) and waited >= PATIENCE_S):
         return ""
-    newest = fresh_phase(rank.phases)
-    return f"{name_rank(rank)} is in {newest.value}" if newest in _PATIENT and newest is not None else ""
+    return find_excuse(rank)
 
 
 def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
@@ -241,9 +253,12 @@ def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
 
 
 def judge_dead_worker(scene: Scene) -> Answer:
-    """Suspect a worker that is gone while its rank has waited 25 s for a batch that it was to make."""
+    """Suspect a worker that is gone while its rank has waited long for a batch that it was to make."""
+    deferred = _defer(scene, "dead workers")
+    if deferred is not None:
+        return deferred
     for rank in scene.ranks:
-        stuck = _is_stuck(rank)
+        stuck = _is_stuck(rank, _still_s(scene))
         if not (is_known(stuck) and stuck):
             continue
         lost = _lost_workers(rank, scene)
@@ -316,10 +331,16 @@ def _explain(scene: Scene) -> str:
 
 
 def judge_no_progress(scene: Scene) -> Answer:
-    """Suspect a hang when for 25 s no main thread ran, no worker worked and no line was written."""
+    """Suspect a hang when for long no main thread ran, no worker worked and no line was written.
+
+    The word of the readings alone, where no stacks may be read.
+    """
     if not any(rank.process.state not in ("Z", "X") for rank in scene.ranks):
         return Cleared("no progress (no rank lives)")
-    still = find_standstill(scene)
+    deferred = _defer(scene, "no progress")
+    if deferred is not None:
+        return deferred
+    still = find_standstill(scene, _still_s(scene))
     if isinstance(still, str):
         return Cleared(f"no progress ({still})")
     if not is_known(still):
@@ -367,7 +388,7 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
         kind=Kind.HUNG,
         cause="no-progress",
         weight=0.5,
-        margin=still.seconds / STILL_S,
+        margin=still.seconds / _still_s(scene),
         sources=still.sources,
         summary=f"nothing has moved for {still.seconds:.0f} s; {name_rank(rank)} is in {where}{others}",
         evidence=evidence,
@@ -377,7 +398,17 @@ def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
     )
 
 
+def judge_stacks(scene: Scene) -> Answer:
+    """Suspect a hang whose cause the stacks of all processes show; a stop and a lost card say more."""
+    for rule in (judge_stopped, judge_gpu_lost):
+        answer = rule(scene)
+        if isinstance(answer, Suspicion):
+            return Cleared(f"hang ({answer.summary})")
+    return judge_hang(scene)
+
+
 RULES: tuple[Rule, ...] = (
+    judge_stacks,
     judge_stopped,
     judge_blocked_io,
     judge_dead_worker,

@@ -15,6 +15,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from tpmon.judge.data_wait import LEAST_READINGS, LEAST_SAMPLES, DataWait, combine_wait, measure_share
+from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.medians import NO_FRAMES, median_known, share_of
 from tpmon.judge.phases import RankPhases, Share
 from tpmon.judge.scene_gpu import CardScene, see_cards
@@ -129,6 +130,8 @@ class Scene:
     """The same cards over the span."""
     gpu_pct: Known[float]
     """Mean SM % of the job's cards, median over the span."""
+    watch: Watch = NO_WATCH
+    """What is remembered of how long nothing moved, and the newest picture of all stacks."""
 
     @property
     def now(self) -> datetime:
@@ -321,7 +324,11 @@ def known_cards(frame: Frame) -> tuple[GpuSample, ...]:
     return frame.gpus if is_known(frame.gpus) else ()
 
 
-def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxyType({})) -> Scene:
+def see(
+    frames: Sequence[Frame],
+    phases: Mapping[int, RankPhases] = MappingProxyType({}),
+    watch: Watch = NO_WATCH,
+) -> Scene:
     """Condense the Frames of a Window, oldest first; ``phases`` holds the stack shares by rank PID.
 
     Raises:
@@ -363,4 +370,5 @@ def see(frames: Sequence[Frame], phases: Mapping[int, RankPhases] = MappingProxy
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
         gpus=see_cards(recent, frames),
         gpu_pct=median_known(_gpu_mean(one) for one in recent),
+        watch=watch,
     )

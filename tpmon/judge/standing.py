@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.verdict import Finding, Kind
@@ -66,6 +67,8 @@ class Standing:
     finding: Finding | None = None
     """What was said last, and the notes beside it."""
     notes: tuple[str, ...] = ()
+    watch: Watch = NO_WATCH
+    """How long nothing has moved, and the looks at all stacks."""
 
 
 def key_of(suspicion: Suspicion) -> Key:

@@ -124,18 +124,18 @@ def _mover(frame: Frame) -> Known[str]:
     return ""
 
 
-def _moving_wait(scene: Scene) -> str:
+def _moving_wait(scene: Scene, least_s: float) -> str:
     """Name a rank or worker whose wait is younger than a hang, or a worker that is; "" when none is."""
     for rank in scene.ranks:
         unchanged = rank.process.waits_unchanged_s
-        if is_known(unchanged) and unchanged < STILL_S:
+        if is_known(unchanged) and unchanged < least_s:
             return f"{name_rank(rank)} moved {unchanged:.0f} s ago"
         for worker in rank.workers:
-            if worker.age_s < STILL_S:
+            if worker.age_s < least_s:
                 return f"a worker of {name_rank(rank)} is {worker.age_s:.0f} s old"
     for process in scene.frame.processes:
         unchanged = process.waits_unchanged_s
-        if process.role is Role.WORKER and is_known(unchanged) and unchanged < STILL_S:
+        if process.role is Role.WORKER and is_known(unchanged) and unchanged < least_s:
             return f"{process.label} ({process.pid}) moved {unchanged:.0f} s ago"
     return ""
 
@@ -155,19 +155,22 @@ def _gpus_move(scene: Scene) -> Known[str]:
     return ""
 
 
-def find_standstill(scene: Scene) -> Known[Standstill] | str:
-    """Return a standstill of at least 25 s, what moves ("" is never returned), or why it is not known."""
+def find_standstill(scene: Scene, least_s: float = STILL_S) -> Known[Standstill] | str:
+    """Return a standstill of at least ``least_s``, what moves (never ""), or why it is not known.
+
+    The history does not reach beyond a minute: longer than that the waits alone tell.
+    """
     waits = [rank.process.waits_unchanged_s for rank in scene.ranks]
     if not waits:
         return Missing("no rank was read")
     now = _mover(scene.frame)
     if now != "":
         return now
-    for moving in (_moving_wait(scene), _gpus_move(scene)):
+    for moving in (_moving_wait(scene, least_s), _gpus_move(scene)):
         if moving != "":
             return moving
     log_age_s = _log_age_s(scene)
-    if is_known(log_age_s) and log_age_s < STILL_S:
+    if is_known(log_age_s) and log_age_s < least_s:
         return f"the log was written {log_age_s:.0f} s ago"
     unread = next((wait for wait in waits if isinstance(wait, Missing)), None)
     if unread is not None:

@@ -1,0 +1,180 @@
+"""Find in a picture who keeps a job from going on, and why: one cause of the table, one culprit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_causes import (
+    Blame,
+    Patience,
+    blame_exit,
+    blame_gil,
+    blame_thread,
+    pick_blame,
+    say_place,
+)
+from tpmon.judge.hang_loader import blame_children, blame_loader
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_stances import Stance, find_stance
+from tpmon.judge.phase_kinds import Phase
+from tpmon.judge.scene import Scene
+from tpmon.judge.scene_gpu import cards_of, judge_hollow
+from tpmon.model.dump_words import list_numbers, name_rank, name_ranks
+from tpmon.model.known import is_known
+from tpmon.model.process import Role
+
+_PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+_CHILD_WORDS = ("queue.get", "pool result", "pipe read", "process join", "future.result", "subprocess")
+IDLE_CARD_PCT = 5.0
+"""Utilisation of a card below which it does nothing."""
+
+
+def find_blame(scene: Scene, picture: Picture) -> Blame | str:
+    """Return who keeps the job from going on, or what shows that nobody does."""
+    mains = picture.scene.ranks
+    stances = [(seen, find_stance(seen, picture)) for seen in mains]
+    for seen, stance in stances:
+        if stance is Stance.MOVES:
+            return f"{name_rank(seen.thread)} moves: {seen.doing.text}"
+        if stance is Stance.INPUT:
+            return f"{name_rank(seen.thread)} waits for input"
+    waiting = [seen for seen, stance in stances if stance is Stance.RANKS]
+    outside = [(seen, stance) for seen, stance in stances if stance is not Stance.RANKS]
+    if picture.scene.unread:
+        return f"{name_ranks(picture.scene.unread)} could not be read"
+    if not outside:
+        return _blame_nobody(waiting, scene, picture)
+    blames = [(seen, _blame_rank(seen, stance, scene, picture)) for seen, stance in outside]
+    untold = next((blame for _, blame in blames if isinstance(blame, str)), None)
+    if untold is not None:
+        return untold
+    told = [blame for _, blame in blames if isinstance(blame, Blame)]
+    # What one of them does on purpose, the others wait for.
+    patience = max((blame.patience for blame in told), key=list(Patience).index)
+    first = replace(pick_blame(told), patience=patience)
+    return _blame_missing(first, waiting, outside) if waiting else first
+
+
+def _blame_missing(blame: Blame, waiting: Sequence[Seen], outside: Sequence[tuple[Seen, Stance]]) -> Blame:
+    """Say of the one that the others wait for that it is not with them."""
+    count, local = len(waiting), len(waiting) + len(outside)
+    places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
+    head = f"{count} of {local} ranks {'waits' if count == 1 else 'wait'} in {places}"
+    culprit = blame.seen.thread
+    pids = (culprit.pid, culprit.rank_pid)  # a worker is blamed in the words of its rank
+    more = [seen.thread for seen, _ in outside if seen.thread.pid not in pids]
+    others = f"; {name_ranks(more)} not there either" if more else ""
+    cause = blame.cause if blame.cause in ("dead-worker", "lost-batch") else "missing-rank"
+    return replace(blame, cause=cause, text=f"{head}; {blame.text}{others}")
+
+
+def find_ended(scene: Scene) -> list[int]:
+    """Return the numbers of ranks that ran on this machine and are gone."""
+    living = [one for one in scene.frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
+    here = {one.rank for one in living if is_known(one.rank)}
+    local = [one.local_rank for one in living if is_known(one.local_rank)]
+    ended = set(scene.watch.numbers - here)
+    if len(local) == len(living) == len(here) and local:
+        # The ranks of one launcher are numbered without a gap, on the machine as in the job.
+        first = min(here) - min(local) if min(here) >= min(local) else 0
+        ended |= {first + number for number in range(max(local)) if number not in local} - here
+    return sorted(ended)
+
+
+def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame | str:
+    """Say who is missing where every rank that was read waits for others."""
+    first = waiting[0]
+    count = len(waiting)
+    places = dict.fromkeys(seen.doing.text for seen in waiting)
+    who = "the rank here waits" if count == 1 else f"all {count} ranks here wait"
+    where = " or ".join(places)
+    ended = find_ended(scene)
+    if ended:
+        names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
+        verb = "have ended" if len(ended) > 1 else "has ended"
+        left = who.replace(" here", f" that {'are' if count > 1 else 'is'} left")
+        text = f"{names} {verb}; {left} in {where}"
+        return Blame("missing-rank", first, text, needs=frozenset((Need.RANK_GONE,)), also=tuple(waiting))
+    remote = picture.scene.remote
+    if remote:
+        numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
+        size = picture.scene.world_size
+        known = is_known(size) and len(numbers) == count
+        names = list_numbers(set(range(size)) - set(numbers)) if known and is_known(size) else ""
+        elsewhere = f"rank{'s' if remote > 1 else ''} {names}" if names else f"{remote} ranks"
+        text = (
+            f"{who} in {where}; the one that is missing is elsewhere, of {elsewhere}: "
+            "run tpmon dump --job --json there, and tpmon fold on the results"
+        )
+        return Blame(
+            "remote-rank", first, text, needs=frozenset((Need.LOCAL_RANKS_WAIT,)), also=tuple(waiting)
+        )
+    if len(places) > 1:
+        camps = [
+            f"{name_ranks(seen.thread for seen in camp.ranks)} in {camp.doing.text}"
+            for camp in picture.scene.camps
+        ]
+        text = f"all {count} ranks wait for each other in different collectives: {', '.join(camps)}"
+        return Blame("missing-rank", picture.scene.camps[-1].ranks[0], text, also=tuple(waiting))
+    if count == 1:
+        return Blame(
+            "no-progress", first, f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
+        )
+    text = f"all {count} ranks wait in {where}, none is outside of it: the network, or the backend itself"
+    return Blame("no-progress", first, text, also=tuple(waiting))
+
+
+def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+    """Say what keeps one rank that does not wait for other ranks."""
+    patience = Patience.MEANT if seen.doing.phase in _PATIENT else Patience.SURE
+    blame = _blame_stance(seen, stance, scene, picture)
+    if isinstance(blame, Blame) and patience is Patience.MEANT:
+        return replace(blame, patience=patience)
+    return blame
+
+
+def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+    name = name_rank(seen.thread)
+    if stance in (Stance.STOPPED, Stance.UNREAD):
+        return f"{name} is stopped" if stance is Stance.STOPPED else f"{name}: not enough looks"
+    if stance is Stance.BATCH:
+        return blame_loader(seen, scene, picture)
+    if stance is Stance.GIL:
+        return blame_gil(seen, picture)
+    if stance is Stance.EXIT:
+        return blame_exit(seen, picture)
+    if any(word in seen.doing.text for word in _CHILD_WORDS):
+        child = blame_children(seen, scene, picture)
+        if child is not None:
+            return child
+    cards = cards_of(seen.thread.pid, scene.gpus)
+    if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and not picture.goes_round(seen))):
+        return _blame_card(seen, scene)
+    return blame_thread(seen, stance, name, picture)
+
+
+def _blame_card(seen: Seen, scene: Scene) -> Blame | str:
+    """Say that a rank waits for its card, where that one is known not to work."""
+    name = name_rank(seen.thread)
+    cards = cards_of(seen.thread.pid, scene.gpus)
+    working = None
+    for card in cards:
+        if not is_known(card.busy_pct):
+            return f"{name} waits for card {card.index} ({card.busy_pct.reason})"
+        hollow = judge_hollow(card)
+        if card.busy_pct >= IDLE_CARD_PCT and not (is_known(hollow) and hollow):
+            working = card
+    if working is not None:
+        return f"{name} waits for card {working.index}, which works"
+    card = cards[0]
+    state = (
+        "is idle"
+        if is_known(card.busy_pct) and card.busy_pct < IDLE_CARD_PCT
+        else "is busy and does next to nothing"
+    )
+    text = f"{name} waits for its card in {seen.doing.text}; card {card.index} {state}"
+    sources = frozenset(("NVML",))
+    return Blame("gpu-wait", seen, text, needs=frozenset((Need.GPU_WAIT,)), sources=sources)

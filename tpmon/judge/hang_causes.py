@@ -1,0 +1,171 @@
+"""Say what keeps one thread of a picture, with its culprit: a read, a lock, the interpreter, itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_words import Wait
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_stances import Stance, find_gil_holder, find_stance
+from tpmon.model.dump_words import name_process, name_rank, say_wait
+from tpmon.model.known import is_known
+from tpmon.model.process import Role, ThreadKind
+
+
+class Patience(Enum):
+    """Say how long what keeps a rank must last until it is a hang."""
+
+    SURE = "it does not end by itself"
+    ENDS = "it may end by itself"
+    WORKS = "it computes"
+    MEANT = "it is meant to take long"
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Hold a cause with its culprit, one sentence about it, and what was seen for it.
+
+    ``also`` are further threads to show: a lock's holder, the workers that a rank waits for.
+    """
+
+    cause: str
+    seen: Seen
+    text: str
+    patience: Patience = Patience.SURE
+    needs: frozenset[Need] = frozenset()
+    also: tuple[Seen, ...] = ()
+    sources: frozenset[str] = field(default_factory=frozenset)
+
+
+def say_place(seen: Seen) -> str:
+    """Say where a thread is and what it waits for: "is in decode data.py:88, blocked in a read of ..."."""
+    doing = seen.doing
+    if doing.wait is Wait.RANKS:
+        return f"waits in {doing.text}"
+    if doing.wait is Wait.BATCH:
+        return f"waits for a batch ({doing.text.removeprefix('data wait: ')})"
+    waits = say_wait(seen.thread)
+    verb = "" if doing.text.startswith(("waits ", "hands ")) else "is in "
+    return f"{verb}{doing.text}{f', {waits}' if waits else ''}"
+
+
+def name_thread(seen: Seen) -> str:
+    """Name a thread that is no main thread: "thread log-flusher (4711)"."""
+    tid = f" ({seen.thread.tid})" if is_known(seen.thread.tid) else ""
+    return f"thread {seen.thread.name}{tid}"
+
+
+def pick_blame(blames: Sequence[Blame]) -> Blame:
+    """Return the blame that is the surest, and that says the most."""
+    order = list(Patience)
+    return min(blames, key=lambda one: (order.index(one.patience), one.cause == "no-progress"))
+
+
+def blame_thread(seen: Seen, stance: Stance, name: str, picture: Picture) -> Blame | str:
+    """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's."""
+    text = f"{name} {say_place(seen)}"
+    if stance is Stance.IO:
+        return Blame("blocked-io", seen, text, needs=frozenset((Need.BLOCKED_READ,)))
+    if stance is Stance.LOCK:
+        holders = _find_holders(seen, picture)
+        return Blame(
+            "lock", seen, f"{text}{_say_holders(seen, holders)}", needs=_lock_needs(seen), also=holders
+        )
+    if stance is Stance.RUNS:
+        holds = picture.goes_round(seen)
+        text = (
+            f"{name} runs without end in {seen.doing.text}"
+            if holds
+            else f"{name} computes in {seen.doing.text}"
+        )
+        spins = frozenset((Need.SPINNING,))
+        return Blame("spin", seen, text, Patience.ENDS if holds else Patience.WORKS, needs=spins)
+    return Blame("no-progress", seen, text, Patience.ENDS)
+
+
+def _lock_needs(seen: Seen) -> frozenset[Need]:
+    workers = frozenset((Need.WORKERS_PRESENT,)) if seen.thread.role is Role.WORKER else frozenset[Need]()
+    return workers | {Need.LOCK_WAIT}
+
+
+def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
+    """Return the threads that may hold what ``seen`` waits for: the one that is known, else those at rest."""
+    others = [
+        one
+        for one in picture.threads_of(seen.thread.pid)
+        if one.thread.tid != seen.thread.tid and is_known(one.sighting.frames) and one.sighting.frames
+    ]
+    target = seen.thread.waits_on
+    if is_known(target) and is_known(target.others):
+        tids = {end.tid for end in target.others if is_known(end.tid)}
+        known = tuple(one for one in others if one.thread.tid in tids)
+        if known:
+            return known
+    return tuple(
+        one
+        for one in others
+        if one.doing.wait is not Wait.WORK
+        and one.thread.kind is ThreadKind.OTHER
+        and find_stance(one, picture) not in (Stance.MOVES, Stance.UNREAD)
+    )[:3]
+
+
+def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
+    target = seen.thread.waits_on
+    if is_known(target) and is_known(target.others) and target.others:
+        return "".join(f"; that thread {say_place(one)}" for one in holders)
+    if holders:
+        first = holders[0]
+        return f"; perhaps held by {name_thread(first)}, which {say_place(first)}"
+    return "; who holds it cannot be seen: no other thread is in the program"
+
+
+def blame_gil(seen: Seen, picture: Picture) -> Blame:
+    """Say who holds the interpreter's lock and does not run Python: a library that kept it."""
+    holder = find_gil_holder(seen, picture) or seen
+    name = name_rank(seen.thread) if seen.thread.role is Role.RANK else name_process(seen.thread)
+    needs = frozenset((Need.LOCK_WAIT,))
+    place = f"{holder.doing.text}, in C code that does not give it back"
+    if holder is seen:
+        return Blame("lock", seen, f"{name} holds the interpreter's lock (GIL) in {place}", needs=needs)
+    if not picture.rests(holder):
+        text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} runs in {place}"
+        return Blame("lock", holder, text, Patience.ENDS, needs=needs, also=(seen,))
+    text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} holds it in {place}"
+    return Blame("lock", holder, text, needs=needs, also=(seen,))
+
+
+def blame_exit(seen: Seen, picture: Picture) -> Blame | str:
+    """Say which thread keeps a program whose main thread has finished."""
+    name = name_rank(seen.thread)
+    left = [
+        one
+        for one in picture.threads_of(seen.thread.pid)
+        if one.thread.tid != seen.thread.tid
+        and one.thread.kind is ThreadKind.OTHER
+        and is_known(one.sighting.frames)
+        and one.sighting.frames
+    ]
+    if any(find_stance(one, picture) in (Stance.MOVES, Stance.RUNS) for one in left):
+        return f"{name} has finished, and a thread of it still works"
+    if not left:
+        return Blame(
+            "lock", seen, f"{name} has finished and waits for threads that were not seen", Patience.ENDS
+        )
+    target = seen.thread.waits_on
+    tids = (
+        {end.tid for end in target.others if is_known(end.tid)}
+        if is_known(target) and is_known(target.others)
+        else set()
+    )
+    users = sorted(left, key=lambda one: (one.thread.tid not in tids, one.doing.wait is Wait.WORK))
+    first = users[0]
+    text = (
+        f"{name} has finished, but {name_thread(first)} of it has not: it {say_place(first)}; "
+        "Python waits for it because it is no daemon thread"
+    )
+    return Blame("lock", first, text, needs=frozenset((Need.LOCK_WAIT,)), also=(seen, *users[1:3]))

@@ -1,0 +1,116 @@
+"""Say why a batch or a result does not come: a process died, one is held, or nobody has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_causes import Blame, Patience, blame_gil, blame_thread, pick_blame
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_stances import Stance, find_stance, is_idle
+from tpmon.judge.scene import Scene
+from tpmon.model.dump_words import name_process, name_rank
+from tpmon.model.known import is_known
+from tpmon.model.process import ProcessSample, Role, ThreadKind
+
+
+def _zombies(pid: int, scene: Scene) -> list[ProcessSample]:
+    """Return the processes that a rank started, that died, and that nobody has noticed."""
+    return [one for one in scene.frame.processes if one.state == "Z" and pid in (one.parent, _rank_pid(one))]
+
+
+def _rank_pid(process: ProcessSample) -> int:
+    """Return the PID of the rank that a process belongs to, -1 where there is none."""
+    return process.rank_pid if is_known(process.rank_pid) else -1
+
+
+def _blame_dead(seen: Seen, dead: Sequence[int], noun: str) -> Blame:
+    name = name_rank(seen.thread)
+    pids = ", ".join(map(str, sorted(dead)))
+    many = len(dead) > 1
+    text = (
+        f"{name} waits for {noun} of {'processes' if many else 'a process'} that "
+        f"{'are' if many else 'is'} dead ({pids}): {seen.doing.text}"
+    )
+    needs = frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT))
+    return Blame("dead-worker", seen, text, needs=needs, sources=frozenset(("processes",)))
+
+
+def _blame_workers(seen: Seen, workers: Sequence[Seen], picture: Picture) -> Blame | str | None:
+    """Say which of the processes that a rank waits for keeps it; None where all of them are idle."""
+    name = name_rank(seen.thread)
+    told: list[Blame] = []
+    for worker in workers:
+        if is_idle(worker, picture):
+            continue
+        stance = find_stance(worker, picture)
+        if stance is Stance.UNREAD:
+            return f"{name_process(worker.thread)} could not be read"
+        if stance in (Stance.MOVES, Stance.STOPPED):
+            return f"{name_process(worker.thread)} {'moves' if stance is Stance.MOVES else 'is stopped'}"
+        who = f"{name_process(worker.thread)} ({worker.thread.pid})"
+        blame = (
+            blame_gil(worker, picture) if stance is Stance.GIL else blame_thread(worker, stance, who, picture)
+        )
+        if isinstance(blame, Blame):
+            told.append(
+                replace(blame, text=f"{name} waits for a batch; {blame.text}", also=(*blame.also, seen))
+            )
+    if not told:
+        return None
+    return pick_blame(told)
+
+
+def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
+    """Say why a batch does not come: a dead worker, one that is held, or nobody has it."""
+    pid, name = seen.thread.pid, name_rank(seen.thread)
+    dead = [one.pid for one in _zombies(pid, scene)]
+    if dead:
+        return _blame_dead(seen, dead, "a batch")
+    workers = picture.scene.workers_of(seen)
+    if not workers:
+        return Blame(
+            "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.ENDS
+        )
+    blame = _blame_workers(seen, workers, picture)
+    if blame is not None:
+        return blame
+    ready = [one.ready_batches for one in scene.frame.loader if one.pid == pid]
+    if any(is_known(one) and one >= 1 for one in ready):
+        return f"{name}: a batch is ready in the loader's pipe"
+    count = len(workers)
+    idle = "its worker waits" if count == 1 else f"all its {count} workers wait"
+    text = f"{name} waits for a batch, {idle} for work, and nothing is in their queues: the batch was lost"
+    needs = frozenset((Need.WORKERS_PRESENT,))
+    return Blame(
+        "lost-batch", seen, text, needs=needs, also=tuple(workers[:4]), sources=frozenset(("pipes",))
+    )
+
+
+def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
+    """Say the same of processes that the program started itself; None where it started none."""
+    pid, name = seen.thread.pid, name_rank(seen.thread)
+    dead = [one.pid for one in _zombies(pid, scene)]
+    if dead:
+        return _blame_dead(seen, dead, "a result")
+    pids = {one.pid for one in scene.frame.processes if one.parent == pid and one.role is not Role.WORKER}
+    children = [
+        one
+        for one in picture.threads
+        if one.thread.kind is ThreadKind.MAIN
+        and one.thread.pid in pids
+        and is_known(one.sighting.frames)
+        and "tracker" not in one.doing.text
+    ]
+    if not children:
+        return None
+    blame = _blame_workers(seen, children, picture)
+    if blame is not None:
+        return blame
+    text = (
+        f"{name} waits for a result ({seen.doing.text}), and all {len(children)} processes that it started "
+        "wait for work: the result was lost, or the process that had it died"
+    )
+    return Blame("lost-batch", seen, text, also=tuple(children[:4]))

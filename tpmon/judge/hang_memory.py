@@ -1,0 +1,207 @@
+"""Remember, beyond the Window, how long each rank has stood where it is, and the last looks at a job. Pure.
+
+A rank stands still when what its main thread waits for did not change, or when every stack sample of
+it was the same; whatever CPU and GPU say, because a wait for other ranks or for the card may spin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tpmon.judge.hang_picture import Corner, Picture, choose_rounds, draw_picture, find_corner
+from tpmon.judge.phases import main_stacks
+from tpmon.model.dump import DumpRound
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
+from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.stacks import StackSlice
+
+HANG_AFTER_S = 30.0
+"""How long nothing may move where neither the user nor the run's own rhythm says."""
+RHYTHM_FACTOR = 2.0
+"""How many times the longest pause that the run came back from is a hang."""
+MOST_HANG_AFTER_S = 600.0
+LEAST_PAUSE_S = 2.0
+"""Shorter ones belong to the steps."""
+STACK_FRESH_S = 45.0
+"""How old the newest stack of a rank may be: many ranks are sampled in turn."""
+KEPT_ROUNDS = 6
+KEPT_S = 60.0
+"""Looks further apart are not compared."""
+MOVED_SINCE_S = 1.5
+"""A rank that moved so long after the first look of a picture is not where the picture shows it."""
+
+MOST_AGE_S = 366 * 86_400.0
+"""No job waits longer; what a reading says beyond it is no time."""
+
+
+def age_ns(seconds: float) -> int:
+    """Return an age in ns, within what can be true."""
+    return round(min(max(seconds, 0.0), MOST_AGE_S) * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Hold since when one rank stands where it is, CLOCK_MONOTONIC ns; 0: it moves, or it is not known.
+
+    ``stack_ns``: since when ``stack`` was the only one seen. ``corner_ns``: since when it was seen in
+    one function alone and in nothing that this calls but the standard library.
+    """
+
+    pid: int
+    start_ticks: int
+    wait_ns: int = 0
+    stack: Corner | None = None
+    stack_ns: int = 0
+    corner: Corner | None = None
+    corner_ns: int = 0
+    seen_ns: int = 0
+
+    def still_ns(self, now_ns: int) -> int:
+        """Return since when it stands still; now, when it moves."""
+        fresh = self.stack is not None and now_ns - self.seen_ns <= STACK_FRESH_S * 1e9
+        since = [one for one in (self.wait_ns, self.stack_ns if fresh else 0) if one]
+        return min(since, default=now_ns)
+
+    def cornered_ns(self, now_ns: int) -> int:
+        """Return the same for a rank that only goes round in one function of the program."""
+        fresh = self.corner is not None and now_ns - self.seen_ns <= STACK_FRESH_S * 1e9
+        return min(self.still_ns(now_ns), self.corner_ns) if fresh else self.still_ns(now_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Hold what the hang watch remembers. Times are CLOCK_MONOTONIC ns.
+
+    ``asked_s`` is the time that the user gave, None where the run's rhythm decides. ``still_ns`` says
+    since when no rank moved and no line was written, ``cornered_ns`` counts a rank that goes round in one
+    function as one that does not move. ``longest_s`` is the longest such time that came to an end.
+    """
+
+    asked_s: float | None = None
+    may_ask: bool = False
+    """Whether stacks of all processes may be read without being asked for."""
+    begun_ns: int = 0
+    ranks: tuple[RankMemory, ...] = ()
+    numbers: frozenset[int] = frozenset()
+    """Every rank that was ever seen here, by number."""
+    still_ns: int = 0
+    cornered_ns: int = 0
+    longest_s: float = 0.0
+    rounds: tuple[DumpRound, ...] = ()
+    picture: Picture | None = None
+    looked_ns: int = 0
+    """When it asked for looks last."""
+
+    @property
+    def hang_after_s(self) -> float:
+        """Return how long nothing may move, in a state that does not end by itself."""
+        if self.asked_s is not None:
+            return self.asked_s
+        return min(max(HANG_AFTER_S, RHYTHM_FACTOR * self.longest_s), MOST_HANG_AFTER_S)
+
+
+NO_WATCH = Watch()
+
+
+def _note_stacks(
+    one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended_ns: int, *, exact: bool
+) -> RankMemory:
+    """Note what one slice (or one look, ``exact``) saw of the main thread."""
+    only = stacks[0] if len(set(stacks)) == 1 else None
+    corner = find_corner(stacks)
+    stack_ns = one.stack_ns if only is not None and only == one.stack else begun_ns
+    corner_ns = one.corner_ns if corner is not None and corner == one.corner else begun_ns
+    if exact and one.stack is None and one.corner is None:
+        begun_ns = ended_ns
+    return replace(
+        one,
+        stack=only,
+        stack_ns=stack_ns if only is not None else 0,
+        corner=corner,
+        corner_ns=corner_ns if corner is not None else 0,
+        seen_ns=max(one.seen_ns, ended_ns),
+    )
+
+
+def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
+    for taken in slices:
+        stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
+        if stacks:
+            begun_ns = taken.ended_ns - round(taken.seconds * 1e9)
+            one = _note_stacks(one, stacks, begun_ns, taken.ended_ns, exact=False)
+    return one
+
+
+def _note_rounds(one: RankMemory, rounds: Iterable[DumpRound]) -> RankMemory:
+    for taken in rounds:
+        for process in taken.processes:
+            if (process.pid, process.start_ticks) != (one.pid, one.start_ticks):
+                continue
+            main = next((thread for thread in process.threads if thread.kind is ThreadKind.MAIN), None)
+            if main is not None and is_known(main.frames) and main.frames:
+                one = _note_stacks(one, (main.frames,), taken.taken_ns, taken.taken_ns, exact=True)
+    return one
+
+
+def _note_rank(
+    before: RankMemory | None, process: ProcessSample, frame: Frame, slices: Sequence[StackSlice]
+) -> RankMemory:
+    if before is None or before.start_ticks != process.start_ticks:
+        before = RankMemory(process.pid, process.start_ticks)
+    unchanged = process.waits_unchanged_s
+    rests = process.state != "R" and is_known(unchanged)
+    one = replace(before, wait_ns=frame.taken_ns - age_ns(known_or(unchanged, 0.0)) if rests else 0)
+    one = _note_slices(one, slices)
+    return _note_rounds(one, known_or(frame.rounds, ()))
+
+
+def log_age_s(frame: Frame) -> float | None:
+    """Return how long ago the job last wrote into its log, None where no log is a file."""
+    ages = [one.last_write_age_s for one in frame.output if is_known(one.last_write_age_s)]
+    return min(ages) if ages else None
+
+
+def observe(watch: Watch, frame: Frame) -> Watch:
+    """Take one Frame into the memory."""
+    now_ns = frame.taken_ns
+    slices = known_or(frame.stacks, ())
+    old = {one.pid: one for one in watch.ranks}
+    living = [one for one in frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
+    ranks = tuple(_note_rank(old.get(one.pid), one, frame, slices) for one in living)
+    still_ns = max((one.still_ns(now_ns) for one in ranks), default=now_ns)
+    cornered_ns = max((one.cornered_ns(now_ns) for one in ranks), default=now_ns)
+    written = log_age_s(frame)
+    if written is not None:
+        written_ns = now_ns - age_ns(written)
+        still_ns, cornered_ns = max(still_ns, written_ns), max(cornered_ns, written_ns)
+    numbers = watch.numbers | {one.rank for one in living if is_known(one.rank)}
+    same = watch.still_ns and old.keys() == {one.pid for one in ranks}
+    paused_s = (still_ns - watch.still_ns) / 1e9 if same else 0.0
+    watch = replace(
+        watch,
+        begun_ns=watch.begun_ns or now_ns,
+        ranks=ranks,
+        numbers=numbers,
+        still_ns=still_ns,
+        cornered_ns=cornered_ns,
+        longest_s=max(watch.longest_s, paused_s) if paused_s >= LEAST_PAUSE_S else watch.longest_s,
+    )
+    return _take_rounds(watch, frame)
+
+
+def _take_rounds(watch: Watch, frame: Frame) -> Watch:
+    """Take the looks of a Frame, draw a picture of the newest, and drop one that is not true any more."""
+    if frame.rounds is not NOT_APPLICABLE and is_known(frame.rounds):
+        kept = [
+            one for one in (*watch.rounds, *frame.rounds) if frame.taken_ns - one.taken_ns <= KEPT_S * 1e9
+        ]
+        kept = kept[-KEPT_ROUNDS:]
+        chosen = choose_rounds(kept)
+        picture = draw_picture(chosen, frame.target.world_size) if chosen else watch.picture
+        watch = replace(watch, rounds=tuple(kept), picture=picture)
+    picture = watch.picture
+    if picture is not None and watch.cornered_ns > picture.first_ns + MOVED_SINCE_S * 1e9:
+        return replace(watch, picture=None)
+    return watch

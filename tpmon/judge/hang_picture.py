@@ -1,0 +1,165 @@
+"""Draw one picture of a job from several looks: where every thread stands, and what it used. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tpmon.judge.fold_looks import RESTS_RATIO, join_looks, looks_of_round
+from tpmon.judge.fold_scene import Scene, Seen, see_threads, set_scene
+from tpmon.judge.phase_stack import is_library, is_users
+from tpmon.model.dump import DumpError, DumpRound, ThreadLook
+from tpmon.model.known import Applicable, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+
+LEAST_ROUNDS = 3
+LEAST_SPAN_S = 4.0
+"""Between the first and the last look of a picture."""
+
+Corner = tuple[StackFrame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """Hold what all looks together tell of one thread.
+
+    ``used_s`` is the CPU that it used from the first look to the last, ``gil_ratio`` the share of the
+    looks in which it held the interpreter's lock. ``goes_round``: it was in one function of the program
+    each time, whatever its line, and in nothing that this calls but the standard library.
+    """
+
+    used_s: float
+    gil_ratio: float
+    goes_round: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Hold where everybody is as the last looks together tell it.
+
+    ``traits`` are by process and thread, of those that were there in every look.
+    """
+
+    first_ns: int
+    last_ns: int
+    looks: int
+    scene: Scene
+    threads: tuple[Seen, ...]
+    traits: Mapping[tuple[int, int], Trait]
+    errors: tuple[DumpError, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Return the time from the first look to the last."""
+        return (self.last_ns - self.first_ns) / 1e9
+
+    def threads_of(self, pid: int) -> tuple[Seen, ...]:
+        """Return the threads of one process."""
+        return tuple(one for one in self.threads if one.thread.pid == pid)
+
+    def main_of(self, pid: int) -> Seen | None:
+        """Return the main thread of one process."""
+        return next((one for one in self.threads_of(pid) if one.thread.kind is ThreadKind.MAIN), None)
+
+    def trait_of(self, seen: Seen) -> Trait | None:
+        """Return what the looks together tell of a thread; None where it was not in all of them."""
+        tid = seen.thread.tid
+        return self.traits.get((seen.thread.pid, tid)) if is_known(tid) else None
+
+    def rests(self, seen: Seen) -> bool:
+        """Tell whether a thread hardly ran: a wait with a time-out wakes up, and goes on."""
+        trait = self.trait_of(seen)
+        if trait is None:
+            return seen.thread.state not in ("R", "?")
+        return trait.used_s <= RESTS_RATIO * self.seconds
+
+    def never_ran(self, seen: Seen) -> bool:
+        """Tell whether a thread did not get a CPU at all between the looks: its wait never ended."""
+        trait = self.trait_of(seen)
+        return trait is not None and trait.used_s == 0.0
+
+    def goes_round(self, seen: Seen) -> bool:
+        """Tell whether a thread runs in one function alone, and is no long call of a C library.
+
+        Those of torch and numpy let other threads have the interpreter meanwhile.
+        """
+        trait = self.trait_of(seen)
+        return trait is not None and trait.goes_round and trait.gil_ratio > 0 and not self.rests(seen)
+
+
+def find_corner(stacks: Iterable[Sequence[StackFrame]]) -> Corner | None:
+    """Return the one function of the user in which all stacks end, whatever its line; None for several.
+
+    Below it only the standard library may be: what calls torch or another library may be at work.
+    """
+    found: Corner | None = None
+    for frames in stacks:
+        inner = next((i for i in range(len(frames) - 1, -1, -1) if is_users(frames[i])), -1)
+        if inner < 0 or not all(map(_is_standard, frames[inner + 1 :])):
+            return None
+        corner = (*frames[:inner], replace(frames[inner], line=0))
+        if found is not None and corner != found:
+            return None
+        found = corner
+    return found
+
+
+def _is_standard(frame: StackFrame) -> bool:
+    return is_library(frame.file) and "-packages/" not in frame.file and "torch" not in frame.file
+
+
+def choose_rounds(rounds: Sequence[DumpRound]) -> tuple[DumpRound, ...]:
+    """Return the newest looks that are enough for a picture, oldest first; () where there are too few."""
+    for count in range(LEAST_ROUNDS, len(rounds) + 1):
+        chosen = tuple(rounds[-count:])
+        if chosen[-1].taken_ns - chosen[0].taken_ns >= LEAST_SPAN_S * 1e9:
+            return chosen
+    return ()
+
+
+def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Picture | None:
+    """Fold looks into a picture; None where no stack of a rank could be read."""
+    last = rounds[-1]
+    looks = [look for one in rounds for look in looks_of_round(one)]
+    threads = see_threads(join_looks(looks, (last.taken_ns / 1e9,)))
+    if not any(
+        one.thread.role is Role.RANK and one.thread.kind is ThreadKind.MAIN and is_known(one.sighting.frames)
+        for one in threads
+    ):
+        return None
+    return Picture(
+        first_ns=rounds[0].taken_ns,
+        last_ns=last.taken_ns,
+        looks=len(rounds),
+        scene=set_scene(threads, world_size),
+        threads=threads,
+        traits=_find_traits(rounds),
+        errors=last.errors,
+    )
+
+
+def _find_traits(rounds: Sequence[DumpRound]) -> dict[tuple[int, int], Trait]:
+    looks: dict[tuple[int, int], list[ThreadLook]] = {}
+    for one in rounds:
+        for process in one.processes:
+            for thread in process.threads:
+                if is_known(thread.tid):
+                    looks.setdefault((process.pid, thread.tid), []).append(thread)
+    return {
+        key: trait
+        for key, same in looks.items()
+        if len(same) == len(rounds) and (trait := _find_trait(same)) is not None
+    }
+
+
+def _find_trait(same: Sequence[ThreadLook]) -> Trait | None:
+    begun_ns, ended_ns = same[0].run_ns, same[-1].run_ns
+    if not is_known(begun_ns) or not is_known(ended_ns):
+        return None
+    stacks = [look.frames for look in same if is_known(look.frames)]
+    return Trait(
+        used_s=max(0, ended_ns - begun_ns) / 1e9,
+        gil_ratio=sum(look.holds_gil is True for look in same) / len(same),
+        goes_round=len(stacks) == len(same) and find_corner(stacks) is not None,
+    )

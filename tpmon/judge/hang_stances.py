@@ -1,0 +1,127 @@
+"""Say of one thread in a picture what keeps it: other ranks, a batch, a lock, a read, itself. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_words import Wait
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.phase_kinds import Phase
+from tpmon.model.dump import Motion, WaitKind
+from tpmon.model.known import is_known
+from tpmon.model.process import Role
+
+_EXIT = "threads to end"
+_LOCK = "lock or queue"
+_TIMED_LOCK = "lock with a time-out"
+_INPUT = "terminal input"
+_SLEEP = "sleep"
+_IO_KINDS = (WaitKind.FILE, WaitKind.PIPE, WaitKind.SOCKET, WaitKind.UNIX)
+_IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe", "FIFO", "connection")
+_CHILD = "child process"
+
+
+class Stance(Enum):
+    """Name what keeps a thread where it is."""
+
+    STOPPED = "a signal or a debugger"
+    MOVES = "nothing"
+    INPUT = "a person"
+    RANKS = "other ranks"
+    GIL = "the interpreter's lock"
+    BATCH = "a batch"
+    WORK = "work"
+    DEVICE = "the device"
+    EXIT = "threads of its own that do not end"
+    IO = "a read or write"
+    LOCK = "a lock"
+    CHILD = "another process"
+    TIMED = "a time-out"
+    RUNS = "itself"
+    UNREAD = "not known"
+
+
+def is_running(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a thread ran, or wanted to, all the time between the looks."""
+    return seen.thread.state == "R" and not picture.rests(seen)
+
+
+def find_gil_holder(seen: Seen, picture: Picture) -> Seen | None:
+    """Return the thread of the same process that held the interpreter's lock in every look."""
+    return next(
+        (
+            one
+            for one in picture.threads_of(seen.thread.pid)
+            if (trait := picture.trait_of(one)) is not None and trait.gil_ratio >= 1.0
+        ),
+        None,
+    )
+
+
+def _waits(seen: Seen, *words: str) -> bool:
+    waits = seen.thread.waits_for
+    return is_known(waits) and any(word in waits for word in words)
+
+
+def _reads_input(seen: Seen) -> bool:
+    target = seen.thread.waits_on
+    fd = is_known(target) and target.fd == 0
+    return fd or _waits(seen, _INPUT) or seen.doing.phase is Phase.INPUT
+
+
+def find_stance(seen: Seen, picture: Picture) -> Stance:
+    """Say what keeps a thread; ``picture`` tells whether it ran and who holds the interpreter's lock."""
+    if seen.is_stopped:
+        return Stance.STOPPED
+    if not is_known(seen.sighting.frames):
+        return Stance.UNREAD
+    if seen.motion in (Motion.MOVING, Motion.SLOW):
+        return Stance.RUNS if picture.goes_round(seen) else Stance.MOVES
+    if seen.motion is not Motion.FROZEN:
+        return Stance.UNREAD
+    if picture.rests(seen) and _reads_input(seen):
+        return Stance.INPUT
+    by_place = {
+        Wait.RANKS: Stance.RANKS,
+        Wait.BATCH: Stance.BATCH,
+        Wait.WORK: Stance.WORK,
+        Wait.DEVICE: Stance.DEVICE,
+    }
+    holder = find_gil_holder(seen, picture)
+    if holder is not None and picture.rests(seen):
+        waits_for_it = holder is not seen and _waits(seen, _TIMED_LOCK)
+        if waits_for_it or (holder is seen and seen.thread.state != "R"):
+            return Stance.GIL
+    if seen.doing.wait in by_place:
+        return by_place[seen.doing.wait]
+    if is_running(seen, picture):
+        return Stance.RUNS
+    return _find_rest(seen)
+
+
+def _find_rest(seen: Seen) -> Stance:
+    """Say what keeps a thread that rests at a place that does not tell."""
+    target = seen.thread.waits_on
+    if _EXIT in seen.doing.text:
+        return Stance.EXIT
+    if _waits(seen, _SLEEP):
+        return Stance.TIMED
+    if is_known(target) and target.kind in (WaitKind.LOCK, WaitKind.THREAD):
+        return Stance.LOCK
+    if _waits(seen, _CHILD):
+        return Stance.CHILD
+    if is_known(target) and target.kind in _IO_KINDS:
+        return Stance.LOCK if target.call in ("flock", "fcntl") else Stance.IO
+    if seen.thread.state == "D" or _waits(seen, *_IO_WORDS):
+        return Stance.IO
+    return Stance.LOCK if _waits(seen, _LOCK) else Stance.TIMED
+
+
+def is_idle(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a worker or a process of a pool has nothing to do."""
+    stance = find_stance(seen, picture)
+    if stance in (Stance.WORK, Stance.BATCH):
+        return True
+    asks = any(word in seen.doing.text for word in ("queue.get", "process pool", "idle executor"))
+    return seen.thread.role is not Role.RANK and asks and picture.rests(seen)

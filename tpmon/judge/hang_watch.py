@@ -1,0 +1,258 @@
+"""Decide when stacks of the whole job are worth reading, and whether they show a hang. Pure.
+
+A hang needs a picture: several looks in which nobody moved. How long nobody moved is what tpmon saw
+itself, or what the log and the job's connections tell of the time before, where tpmon came late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_blame import find_blame
+from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
+from tpmon.judge.hang_memory import Watch, age_ns, log_age_s
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.once import Once
+from tpmon.judge.phase_stack import is_users, name_line, plain_name
+from tpmon.judge.phases import Phase
+from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.stillness import fresh_phase, name_rank
+from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.dump_words import name_process, say_wait
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.units import format_clock, format_seconds
+from tpmon.model.verdict import Evidence, Kind
+
+OWN_S = 4.0
+"""How long tpmon itself must have seen nothing move, whatever older signs say."""
+SOON_S = 2.5
+"""The same before it reads the stacks of all processes because of older signs."""
+OUTSIDE_S = 120.0
+"""How old the last line of the log and the last data of the job's connections must be to count as signs."""
+PATIENCE_S = 300.0
+"""How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
+ENDS_FACTOR = 4.0
+"""How many times longer a wait with a time-out or a busy loop must last than one that cannot end."""
+LEAD_S = 10.0
+"""How long before the time is up the looks begin."""
+ROUNDS = 3
+EVERY_S = 2.5
+BUSY_ROUNDS = 6
+BUSY_EVERY_S = 1.0
+"""Looks at ranks that run: more of them tell a loop of Python from a call of a library."""
+AGAIN_S = 180.0
+"""How long after looks that showed no hang others may be read."""
+STALE_S = 600.0
+"""How old a picture of a job that still stands may become."""
+ANSWER_S = 25.0
+"""How long looks may take before those that were asked for are given up."""
+
+_PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Hold for how long nothing moved: as tpmon saw it, and as older signs tell (0: none tells)."""
+
+    own_s: float
+    cornered_s: float
+    outside_s: float
+    sign: str
+
+    @property
+    def seconds(self) -> float:
+        """Return the longest time that is known."""
+        return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
+
+
+def _connections_age_s(frame: Frame) -> float | None:
+    """Return how long ago any connection of the job sent or received data, None where there is none."""
+    sockets = frame.sockets
+    if not is_known(sockets) or sockets.connections == 0:
+        return None
+    ages = [one for one in (sockets.last_send_s, sockets.last_receive_s) if is_known(one)]
+    return min(ages) if ages else None
+
+
+def see_quiet(watch: Watch, frame: Frame) -> Quiet:
+    """Say for how long nothing has moved."""
+    own_s = (frame.taken_ns - watch.still_ns) / 1e9 if watch.still_ns else 0.0
+    cornered_s = (frame.taken_ns - watch.cornered_ns) / 1e9 if watch.cornered_ns else 0.0
+    written, talked = log_age_s(frame), _connections_age_s(frame)
+    outside_s, sign = 0.0, ""
+    if written is not None:
+        outside_s, sign = written, "last log write"
+    elif talked is not None:
+        outside_s, sign = talked, "last data on its connections"
+    if outside_s < OUTSIDE_S:
+        outside_s, sign = 0.0, ""
+    return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign)
+
+
+def need_s(watch: Watch, patience: Patience) -> float:
+    """Return how long nothing may move in a state of this kind."""
+    least = watch.hang_after_s
+    if patience is Patience.SURE:
+        return least
+    if patience is Patience.ENDS:
+        return least if watch.asked_s is not None else min(ENDS_FACTOR * least, max(PATIENCE_S, least))
+    if patience is Patience.WORKS and watch.asked_s is not None:
+        return max(least, PATIENCE_S)
+    return max(PATIENCE_S, least)
+
+
+def find_excuse(rank: RankScene) -> str:
+    """Return which slow thing a rank does on purpose, "" for none."""
+    newest = fresh_phase(rank.phases) if is_known(rank.phases) else None
+    return f"{name_rank(rank)} is in {newest.value}" if newest in _PATIENT and newest is not None else ""
+
+
+def plan_look(watch: Watch, scene: Scene) -> Applicable[DumpRequest]:
+    """Return the looks that are worth reading now, not applicable where none are."""
+    frame = scene.frame
+    if not watch.may_ask or not scene.ranks or frame.target.state is not TargetState.RUNNING:
+        return NOT_APPLICABLE
+    now_ns, picture = frame.taken_ns, watch.picture
+    waited_s = (now_ns - watch.looked_ns) / 1e9 if watch.looked_ns else STALE_S
+    answered = any(one.taken_ns > watch.looked_ns for one in watch.rounds)
+    least_s = STALE_S if picture is not None else AGAIN_S if answered else ANSWER_S
+    if waited_s < least_s or (picture is not None and now_ns - picture.last_ns < STALE_S * 1e9):
+        return NOT_APPLICABLE
+    quiet = see_quiet(watch, frame)
+    meant = any(find_excuse(rank) for rank in scene.ranks)
+    least = need_s(watch, Patience.MEANT if meant else Patience.SURE)
+    if quiet.own_s >= max(SOON_S, least - LEAD_S) or (quiet.own_s >= SOON_S and quiet.outside_s >= least):
+        return _ask(scene)
+    least = need_s(watch, Patience.MEANT if meant else Patience.ENDS)
+    late = quiet.cornered_s >= SOON_S and quiet.outside_s >= PATIENCE_S
+    if late or quiet.cornered_s >= max(SOON_S, least - LEAD_S):
+        return _ask(scene)
+    return NOT_APPLICABLE
+
+
+def _ask(scene: Scene) -> DumpRequest:
+    if any(rank.process.state == "R" for rank in scene.ranks):
+        return DumpRequest(Asker.WATCH, rounds=BUSY_ROUNDS, every_s=BUSY_EVERY_S)
+    return DumpRequest(Asker.WATCH, rounds=ROUNDS, every_s=EVERY_S)
+
+
+def is_looking(scene: Scene) -> bool:
+    """Tell whether looks were asked for and have not all come yet."""
+    watch, now_ns = scene.watch, scene.frame.taken_ns
+    asked = watch.looked_ns > 0 and now_ns - watch.looked_ns <= ANSWER_S * 1e9
+    return asked and watch.picture is None
+
+
+def _judge(scene: Scene) -> Answer:
+    watch, picture = scene.watch, scene.watch.picture
+    if picture is None:
+        return (
+            Cleared("hang (ranks move)") if not is_looking(scene) else Unsure("hang (stacks are being read)")
+        )
+    blame = find_blame(scene, picture)
+    if isinstance(blame, str):
+        return Cleared(f"hang ({blame})")
+    quiet = see_quiet(watch, scene.frame)
+    seconds = quiet.seconds
+    if blame.cause == "spin":
+        seconds = max(quiet.cornered_s, quiet.outside_s if quiet.cornered_s >= OWN_S else 0.0)
+        if blame.patience is Patience.WORKS:
+            seconds = quiet.own_s  # a run that writes seldom may be in any of its steps
+    need = need_s(watch, blame.patience)
+    if seconds < need:
+        return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
+    return _suspect(blame, quiet, scene, seconds, need)
+
+
+judge_hang = Once(_judge)
+"""Suspect a hang whose cause the stacks of all processes show."""
+
+
+def _say_age(quiet: Quiet, seconds: float, scene: Scene) -> str:
+    """Say for how long, and what tells it: "at least 26 min (last log write 02:41)"."""
+    watch = scene.watch
+    older = max(seconds, quiet.outside_s)
+    if quiet.sign and older > quiet.own_s:
+        written = max(
+            (one.last_write for one in scene.frame.output if is_known(one.last_write)), default=None
+        )
+        clock = f" {format_clock(written)}" if quiet.sign == "last log write" and written is not None else ""
+        return f"at least {format_seconds(older)} ({quiet.sign}{clock})"
+    seen_to_begin = watch.still_ns > watch.begun_ns + age_ns(OWN_S)
+    return f"{'for' if seen_to_begin else 'at least'} {format_seconds(seconds)}"
+
+
+def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: float) -> Suspicion:
+    seen = blame.seen
+    process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
+    sources = {"stacks", "schedstat", *blame.sources}
+    if quiet.sign:
+        sources.add("log" if quiet.sign == "last log write" else "connections")
+    return Suspicion(
+        kind=Kind.HUNG,
+        cause=blame.cause,
+        weight=1.0 if blame.cause != "no-progress" else 0.5,
+        margin=1.0 + seconds / need,
+        sources=frozenset(sources),
+        summary=f"{blame.text}, {_say_age(quiet, seconds, scene)}",
+        evidence=_list_evidence(blame, quiet, scene),
+        observed=blame.needs,
+        pid=seen.thread.pid,
+        rank=process.rank if process is not None else seen.thread.rank,
+        held_ns=scene.frame.taken_ns
+        - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
+    )
+
+
+def _list_evidence(blame: Blame, quiet: Quiet, scene: Scene) -> tuple[Evidence, ...]:
+    picture = scene.watch.picture
+    if picture is None:
+        return ()
+    age_s = (scene.frame.taken_ns - picture.last_ns) / 1e9
+    rows = [_show(blame.seen, picture, age_s), *(_show(one, picture, age_s) for one in blame.also[:3])]
+    rows.append(
+        Evidence(
+            "looks at all threads",
+            float(picture.looks),
+            "",
+            f"{picture.looks} in {picture.seconds:.0f} s: nobody moved",
+            "py-spy, without a stop",
+            age_s,
+        )
+    )
+    written = log_age_s(scene.frame)
+    if written is not None:
+        rows.append(reading("last log write", written, "s ago", "log file", 0.0))
+    talked = _connections_age_s(scene.frame)
+    if talked is not None:
+        rows.append(reading("last data on connections", talked, "s ago", "TCP_INFO", 0.0))
+    rows.append(
+        reading("nothing moved", quiet.cornered_s, "s", "schedstat and stacks", scene.frame.ages_s.cpu)
+    )
+    return tuple(rows)
+
+
+def _show(seen: Seen, picture: Picture, age_s: float) -> Evidence:
+    """Show one thread: who, its innermost lines of the program, what it waits for."""
+    main = seen.thread.tid == seen.thread.pid
+    tail = "" if main else f", {name_thread(seen)}"
+    frames = seen.sighting.frames
+    lines = (
+        [f"{plain_name(one.function)} {name_line(one)}" for one in reversed(frames) if is_users(one)][:3]
+        if is_known(frames)
+        else []
+    )
+    trait = picture.trait_of(seen)
+    used = f"{100 * trait.used_s / picture.seconds:.0f} % CPU" if trait is not None else ""
+    words = (" < ".join(lines) or say_place(seen), say_wait(seen.thread), used)
+    return Evidence(
+        name=f"{name_process(seen.thread)} ({seen.thread.pid}){tail}",
+        value=float(seen.thread.pid),
+        unit="",
+        text=", ".join(word for word in words if word),
+        source="py-spy and /proc",
+        age_s=age_s,
+    )
