@@ -267,7 +267,10 @@ def _open_session(job: Job, options: Options, *sinks: Callable[[Update], None]) 
 
     collect_rarely()
     collector = Collector(job, options.interval_s, stacks=not options.no_stacks)
-    return Session(collector, sinks, options.interval_s)
+    may_look = not (options.readonly or options.no_stacks)
+    return Session(
+        collector, sinks, options.interval_s, hang_after_s=options.hang_after_s, may_look=may_look
+    )
 
 
 def _run_session(job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
