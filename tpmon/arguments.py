@@ -20,6 +20,7 @@ commands:
   dump PID       where every rank, worker and thread is right now, folded; who is not where the others are
   fold FILE...   the dumps of several hosts in one picture
   sample PID     the hot functions of a rank and its workers over some seconds
+  bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
   doctor [PID]   what may be read of a job and what not, why, and the one command that changes it
   demo           start a small real training and watch it
 
@@ -177,6 +178,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         if setting.key != "interval":
             _add_setting(doctor, setting)
     sample = _add_sample(commands)
+    bundle = _add_bundle(commands)
     demo = commands.add_parser(
         "demo",
         usage="tpmon demo [options]",
@@ -196,7 +198,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for command in (attach, diagnose, demo):
         for setting in (settings.STACKS_SETTING, *settings.WATCH_SETTINGS):
             _add_setting(command, setting)
-    for command in (ps, attach, diagnose, dump, fold, sample, doctor, demo):
+    for command in (ps, attach, diagnose, dump, fold, sample, doctor, bundle, demo):
         _add_common(command)
     return parser
 
@@ -229,6 +231,31 @@ def _add_sample(commands: argparse._SubParsersAction[Parser]) -> Parser:
             _add_setting(sample, setting)
     _add_setting(sample, settings.STACKS_SETTING)
     return sample
+
+
+def _add_bundle(commands: argparse._SubParsersAction[Parser]) -> Parser:
+    bundle = commands.add_parser(
+        "bundle",
+        usage="tpmon bundle PID | --job [options]",
+        description=(
+            "Watch a job for some seconds and write what a ticket asks for into a private folder: Frames,\n"
+            "verdict, three looks at the stacks and their fold, what may be read, logs, versions.\n"
+            "Passwords, tokens and keys become ***. Nothing is stopped, and nothing is written over."
+        ),
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    own: dict[str, Any] = {"default": argparse.SUPPRESS}
+    bundle.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    bundle.add_argument(
+        "--out", metavar="DIR", help="a new folder (default: named after host, job, time)", **own
+    )
+    bundle.add_argument("--tar", metavar="FILE", help="one new tar file instead; .tar.gz is packed", **own)
+    shared = [setting for setting in settings.OUTPUT_SETTINGS if setting.key in ("ascii", "interval")]
+    for setting in (settings.JOB_SETTING, *settings.BUNDLE_SETTINGS, *shared, settings.STACKS_SETTING):
+        _add_setting(bundle, setting)
+    return bundle
 
 
 def _list_bottlenecks() -> str:

@@ -194,6 +194,14 @@ def _sample(options: Options, given: Mapping[str, Any]) -> int:
     return run_sample(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))
 
 
+def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tuple[str, str]) -> int:
+    """Watch for some seconds and write what a ticket asks for."""
+    from tpmon.bundle import run_bundle
+
+    _check_asked(options, asked, job_was_asked)
+    return run_bundle(_find_job(asked), options, place, _stdout(options.ascii_only))
+
+
 def _has_terminal() -> bool:
     from tpmon.ui.terminal import require_terminal
 
@@ -268,9 +276,7 @@ def _open_session(job: Job, options: Options, *sinks: Callable[[Update], None]) 
     collect_rarely()
     collector = Collector(job, options.interval_s, stacks=not options.no_stacks)
     may_look = not (options.readonly or options.no_stacks)
-    return Session(
-        collector, sinks, options.interval_s, hang_after_s=options.hang_after_s, may_look=may_look
-    )
+    return Session(collector, sinks, options.interval_s, hang_after_s=options.hang_after_s, may_look=may_look)
 
 
 def _run_session(job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
@@ -354,6 +360,9 @@ def _run(arguments: Sequence[str]) -> int:
         return _sample(options, given)
     if command == "doctor":
         return _doctor(options, given.get("pid"))
+    if command == "bundle":
+        place = (given.get("out", ""), given.get("tar", ""))
+        return _bundle(options, given.get("pid"), given.get("job", False), place)
     if command == "demo":
         return _demo(options)
     return _list_jobs(options)

@@ -257,6 +257,7 @@ class Options:
     sample_rate: int
     sample_only: str
     sample_format: str
+    bundle_seconds: float
     demo_ranks: int | None
     demo_workers: int | None
     demo_bottleneck: str
@@ -298,6 +299,7 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         sample_rate=values["sample.rate"],
         sample_only=values["sample.only"],
         sample_format=values["sample.format"],
+        bundle_seconds=values["bundle.seconds"],
         demo_ranks=values["demo.ranks"],
         demo_workers=values["demo.workers"],
         demo_bottleneck=values["demo.bottleneck"],

@@ -166,6 +166,11 @@ SAMPLE_SETTINGS = (
 )
 """Whose stacks are sampled, and the file to write, are no settings: they belong to one call."""
 
+BUNDLE_SETTINGS = (
+    Setting("bundle.seconds", Kind.NUMBER, 15.0, "how long to watch (default: 15)", "SECONDS", 2, 600),
+)
+"""Where the bundle goes is no setting: it belongs to one call."""
+
 SETTINGS = (
     *OUTPUT_SETTINGS,
     STACKS_SETTING,
@@ -176,5 +181,6 @@ SETTINGS = (
     *DIAGNOSE_SETTINGS,
     *DUMP_SETTINGS,
     *SAMPLE_SETTINGS,
+    *BUNDLE_SETTINGS,
     *DEMO_SETTINGS,
 )

@@ -20,8 +20,11 @@ from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
 
 TAIL_BYTES = 4096
+MORE_BYTES = 128 << 10
+"""For a bundle; the tail above is read every second."""
 LINES = 3
 LINE_LENGTH = 200
+MORE_LENGTH = 1000
 PATH_LENGTH = 300
 DESCRIPTORS = (1, 2)
 
@@ -84,8 +87,8 @@ def redact_secrets(text: str) -> str:
     return _ASSIGNED.sub(hide_value, text)
 
 
-def parse_tail(raw: bytes, cut: bool) -> tuple[str, ...]:
-    """Return the last lines of ``raw`` as a terminal would show them, cleaned and redacted.
+def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENGTH) -> tuple[str, ...]:
+    """Return the last ``most`` lines of ``raw`` as a terminal would show them, cleaned and redacted.
 
     A progress bar overwrites its line with carriage returns, so of each line only what follows
     the last one counts. ``cut`` says that ``raw`` begins in the middle of the file: its first,
@@ -103,8 +106,8 @@ def parse_tail(raw: bytes, cut: bool) -> tuple[str, ...]:
             # Half a word could be half a secret that no pattern knows.
             text = text.partition(" ")[2]
         if any(map(str.isalnum, text)):  # no rulers of ==== or ****
-            shown.append(clean_text(redact_secrets(text), LINE_LENGTH))
-        if len(shown) == LINES:
+            shown.append(clean_text(redact_secrets(text), length))
+        if len(shown) == most:
             break
     return tuple(reversed(shown))
 
@@ -125,7 +128,7 @@ def _open(path: str) -> int:
         return os.open(path, flags)
 
 
-def _read_tail(path: str) -> tuple[int, bytes]:
+def _read_tail(path: str, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
     """Return the size of a regular file and its last bytes.
 
     Raises:
@@ -136,9 +139,18 @@ def _read_tail(path: str) -> tuple[int, bytes]:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("no regular file any more")
-        return found.st_size, os.pread(fd, TAIL_BYTES, max(0, found.st_size - TAIL_BYTES))
+        return found.st_size, os.pread(fd, most_bytes, max(0, found.st_size - most_bytes))
     finally:
         os.close(fd)
+
+
+def read_more(sample: OutputSample, most: int, proc: str = "/proc") -> Known[tuple[str, ...]]:
+    """Return up to ``most`` last lines of a log that was found, cleaned and redacted."""
+    try:
+        size, raw = _read_tail(f"{proc}/{sample.pid}/fd/{sample.fd}", MORE_BYTES)
+    except OSError as error:
+        return Missing(error.strerror or str(error))
+    return parse_tail(raw, size > len(raw), most, MORE_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,172 @@
+"""Write the files of a bundle, private and never over anything that is there: a folder, or a tar file."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tpmon.errors import UsageError
+from tpmon.model.units import format_bytes
+from tpmon.report.table import lay_paragraph
+
+README = "README.txt"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PACKED = (".gz", ".tgz")
+
+
+class Sink(Protocol):
+    """Take the files of a bundle, one after the other."""
+
+    path: str
+
+    def add(self, name: str, data: bytes) -> None:
+        """Write one file, of mode 0600.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish; what was added stays.
+
+        Raises:
+            OSError: when the rest cannot be written.
+        """
+        ...
+
+
+class FolderSink:
+    """Write a bundle into a folder of its own, of mode 0700."""
+
+    def __init__(self, path: str) -> None:
+        """Make the folder.
+
+        Raises:
+            UsageError: when it is there already, or cannot be made.
+        """
+        self.path = path
+        try:
+            os.mkdir(path, 0o700)
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise _refuse(path, error, "--out") from error
+
+    def add(self, name: str, data: bytes) -> None:
+        """Write one new file."""
+        fd = os.open(name, _NEW, 0o600, dir_fd=self._folder)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Leave the folder."""
+        os.close(self._folder)
+
+
+class TarSink:
+    """Write a bundle into one new tar file of mode 0600, packed when its name ends with .gz or .tgz."""
+
+    def __init__(self, path: str) -> None:
+        """Make the file.
+
+        Raises:
+            UsageError: when it is there already, or cannot be made.
+        """
+        self.path = path
+        try:
+            fd = os.open(path, _NEW, 0o600)
+        except OSError as error:
+            raise _refuse(path, error, "--tar") from error
+        self._file = os.fdopen(fd, "wb")
+        mode: Literal["w:gz", "w"] = "w:gz" if path.endswith(_PACKED) else "w"
+        self._tar = tarfile.open(fileobj=self._file, mode=mode)  # noqa: SIM115  # until ``close``
+        self._folder = os.path.basename(path).split(".tar")[0].removesuffix(".tgz") or "bundle"
+        folder = self._head(self._folder)
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o700
+        self._tar.addfile(folder)
+
+    def _head(self, name: str) -> tarfile.TarInfo:
+        info = tarfile.TarInfo(name)
+        info.mtime = int(time.time())
+        info.mode = 0o600
+        return info
+
+    def add(self, name: str, data: bytes) -> None:
+        """Append one file."""
+        info = self._head(f"{self._folder}/{name}")
+        info.size = len(data)
+        self._tar.addfile(info, io.BytesIO(data))
+
+    def close(self) -> None:
+        """Write the end of the tar file."""
+        try:
+            self._tar.close()
+        finally:
+            self._file.close()
+
+
+def _refuse(path: str, error: OSError, flag: str) -> UsageError:
+    if isinstance(error, FileExistsError):
+        return UsageError(f"{path} is there already, and nothing is written over", f"another name for {flag}")
+    return UsageError(f"{path}: {error.strerror or error}", f"{flag} with a place that you may write to")
+
+
+@dataclass(slots=True)
+class Contents:
+    """Collect what is in a bundle and what is not: names with sizes, and names with reasons."""
+
+    files: list[tuple[str, int, str]] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all files."""
+        return sum(size for _, size, _ in self.files)
+
+
+def write_readme(head: Iterable[tuple[str, str]], contents: Contents) -> list[str]:
+    """Write what a bundle holds, what is not in it and why, and what was hidden in it."""
+    lines: list[str] = []
+    for label, text in head:
+        lines += lay_paragraph(label, text)
+    lines += ["", "files"]
+    lines += [f"  {name:<18} {format_bytes(size):>6}  {what}" for name, size, what in contents.files]
+    if contents.failures:
+        lines += ["", "not in it"]
+        for name, reason in contents.failures:
+            lines += lay_paragraph("", f"{name}: {reason}")
+    lines += [
+        "",
+        *lay_paragraph(
+            "hidden",
+            "passwords, tokens and keys in command lines, environment and logs are replaced by ***, as far"
+            " as their names or forms tell; of the environment only what changes training speed was read."
+            " Names of hosts, users, files and functions, and network addresses, are in it: read it before"
+            " you send it.",
+        ),
+    ]
+    return lines
+
+
+def say_result(path: str, contents: Contents) -> list[str]:
+    """Say in a line or two where a bundle is and what is not in it."""
+    count = f"{len(contents.files)} files, {format_bytes(contents.size_bytes)}"
+    lines = lay_paragraph("bundle", f"{path} ({count})")
+    if contents.failures:
+        names = ", ".join(name for name, _ in contents.failures)
+        lines += lay_paragraph("not in it", f"{names}; {README} says why")
+    return lines
+
+
+def to_text(lines: Sequence[str]) -> bytes:
+    """Encode lines as a text file."""
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
