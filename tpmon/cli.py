@@ -22,7 +22,7 @@ from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
 
 if TYPE_CHECKING:
     from tpmon.model.frame import Frame
-    from tpmon.model.results import Update
+    from tpmon.model.results import DumpUpdate, Update
     from tpmon.probe.job import Job
     from tpmon.session import Session
 
@@ -268,15 +268,26 @@ def _print_demo(job: Job, options: Options) -> None:
     _run_session(job, options, DEMO_FRAMES + 1, sink)
 
 
-def _open_session(job: Job, options: Options, *sinks: Callable[[Update], None]) -> Session:
+def _open_session(
+    job: Job,
+    options: Options,
+    *sinks: Callable[[Update], None],
+    dump_sinks: Sequence[Callable[[DumpUpdate], None]] = (),
+) -> Session:
     """Start the probes; nothing is collected yet."""
     from tpmon.probe.collect import Collector
     from tpmon.session import Session, collect_rarely
 
     collect_rarely()
     collector = Collector(job, options.interval_s, stacks=not options.no_stacks)
-    may_look = not (options.readonly or options.no_stacks)
-    return Session(collector, sinks, options.interval_s, hang_after_s=options.hang_after_s, may_look=may_look)
+    return Session(
+        collector,
+        sinks,
+        options.interval_s,
+        dump_sinks,
+        hang_after_s=options.hang_after_s,
+        may_look=not (options.readonly or options.no_stacks),
+    )
 
 
 def _run_session(job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
@@ -297,41 +308,12 @@ def _describe_job(job: Job) -> str:
 
 def _watch_on_screen(job: Job, options: Options) -> int:
     complain(f"tpmon: attaching to {_describe_job(job)}")
-    from tpmon.ui.app import Controls, ScreenOptions, run_screen
+    from tpmon.screen import watch_on_screen
 
-    failures: list[BaseException] = []
+    def open_session(sink: Callable[[Update], None], dump_sink: Callable[[DumpUpdate], None]) -> Session:
+        return _open_session(job, options, sink, dump_sinks=(dump_sink,))
 
-    def on_error(error: BaseException) -> None:
-        failures.append(error)
-        os.kill(os.getpid(), signal.SIGTERM)  # ends the screen in order; the failure is told below
-
-    session: Session | None = None
-
-    def start(sink: Callable[[Update], None]) -> None:
-        nonlocal session
-        session = _open_session(job, options, sink)
-        session.start(on_error)
-
-    def stop() -> None:
-        if session is not None:
-            session.stop()
-
-    def set_interval(seconds: float) -> None:
-        if session is not None:
-            session.set_interval(seconds)
-
-    result = run_screen(
-        ScreenOptions(options.interval_s, options.ascii_only, options.bell),
-        start,
-        Controls(set_interval, stop),
-    )
-    if failures:
-        raise failures[0]
-    if result.complaint:
-        complain(result.complaint)
-    if result.text:
-        _stdout(options.ascii_only).write_lines(result.text)
-    return result.exit_code
+    return watch_on_screen(options, open_session, _stdout(options.ascii_only))
 
 
 def _run(arguments: Sequence[str]) -> int:

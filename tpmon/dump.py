@@ -14,6 +14,7 @@ from tpmon.model.clean import clean_value
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
 from tpmon.model.known import is_known
+from tpmon.model.results import DumpUpdate
 from tpmon.probe.dump import Dumper, dumpable
 from tpmon.probe.job import Job
 from tpmon.report.dump import write_dump
@@ -124,6 +125,13 @@ def _write(dump: Dump, form: str, output: Output) -> None:
         output.write_lines(*write_collapsed(dump))
     else:
         output.write_lines(*write_dump(dump, _shorten))
+
+
+def write_dump_text(update: DumpUpdate) -> str:
+    """Write the dump of a screen as ``tpmon dump`` prints it."""
+    if not is_known(update.dump):
+        return f"no stacks: {update.dump.reason}"
+    return "\n".join(write_dump(update.dump, _shorten))
 
 
 def pick_exit_code(dump: Dump) -> int:

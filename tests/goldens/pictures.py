@@ -8,13 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from tests.frames import NOW_NS, make_view
+from tests.goldens import dump_views
 from tests.goldens.states import STATES, shape_history
 from tpmon.model.codec import decode, encode
+from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing
 from tpmon.ui.keys import keys_shown
 from tpmon.ui.panes import paint_screen
-from tpmon.ui.view import Line, Overlay, Pane, Size, SortBy, ViewState
+from tpmon.ui.view import (
+    OTHER_THREADS,
+    Line,
+    Overlay,
+    Pane,
+    Size,
+    SortBy,
+    StackRow,
+    StacksView,
+    ViewState,
+)
 
 HERE = Path(__file__).parent
 FRAMES = HERE / "frames"
@@ -44,6 +56,35 @@ def _write_size(size: Size) -> str:
     return f"{size.width}x{size.height}"
 
 
+def _list_stacks() -> Iterator[Picture]:
+    """Yield the stacks: of a hung node, while they are read, of jobs that cannot be read."""
+    over = {"overlay": Overlay.STACKS}
+    hung = dump_views.hung_three_looks()
+    for size in SIZES:
+        yield Picture(f"stacks.{_write_size(size)}", "hung", size, over | {"dump": hung})
+        yield Picture(
+            f"stacks-running.{_write_size(size)}", "hung", size, over | {"dump": dump_views.hung_running()}
+        )
+        yield Picture(
+            f"stacks-denied.{_write_size(size)}", "other-user", size, over | {"dump": dump_views.denied()}
+        )
+    all_ranks = dump_views.mark_of(hung, 8)
+    opened = StacksView(StackRow(all_ranks, 2), frozenset({all_ranks, OTHER_THREADS}))
+    yield _at_80("stacks-opened", "hung", **over, dump=hung, stacks=opened)
+    yield Picture("stacks.40x50.ascii", "hung", Size(40, 50), over | {"dump": hung, "ascii_only": True})
+    yield _at_80("stacks-once", "hung", **over, dump=dump_views.hung_once())
+    yield _at_80("stacks-waiting", "hung", **over, dump=dump_views.hung_waiting())
+    yield _at_80("stacks-torn", "two-ranks", **over, dump=dump_views.torn())
+    priced = StacksView(priced_ns=NOW_NS)
+    yield _at_80("stacks-price", "two-ranks", **over, dump=dump_views.torn(), stacks=priced)
+    yield _at_80("stacks-worker", "two-ranks", **over, dump=dump_views.one_worker())
+    yield _at_80("stacks-none", "two-ranks", **over)
+    yield _at_80("stacks-help", "hung", overlay=Overlay.HELP, behind=Overlay.STACKS, dump=hung)
+    watched = {"dump": dump_views.hung_three_looks(Asker.WATCH)}
+    for size in (Size(120, 40), Size(80, 24), Size(40, 50)):
+        yield Picture(f"stacks-hint.{_write_size(size)}", "hung", size, watched)
+
+
 def list_pictures() -> Iterator[Picture]:
     """Yield every situation at every size, some of them in ASCII too, then zooms and overlays."""
     for state in STATES:
@@ -71,6 +112,7 @@ def list_pictures() -> Iterator[Picture]:
     yield _at_80("paused", "two-ranks", paused_ns=NOW_NS + 10**8, now_ns=NOW_NS + 12 * 10**9)
     yield _at_80("late", "two-ranks", now_ns=NOW_NS + 41 * 10**9)
     yield _at_80("message", "two-ranks", message="facts copied to the terminal and tmux")
+    yield from _list_stacks()
     for size in (Size(80, 24), Size(40, 50), Size(20, 5)):
         yield Picture(f"{WAITING}.{_write_size(size)}", WAITING, size)
 
@@ -134,6 +176,17 @@ _SHOWN = (
     ),
     ("20x5", "hung.20x5", "The state, the verdict and since when."),
     ("The verdict in full", "verdict.80x24", "`v`: all evidence, what was ruled out, what is unknown."),
+    (
+        "The stacks",
+        "stacks.80x24",
+        "`d`: the odd one out in a sentence, then who stands where. Here after `m`, three looks.",
+    ),
+    (
+        "The stacks in a side pane",
+        "stacks.40x50",
+        "Enter opens a stack, `o` the line under the cursor in your editor, `y` copies all as text.",
+    ),
+    ("No permission", "stacks-denied.80x24", "What could not be read, why, and what to do."),
     ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes less room."),
     ("Still starting", "starting.80x24", "No steady steps yet."),
     (

@@ -27,9 +27,11 @@ from tests.frames import (
     make_rank,
     make_worker,
 )
+from tests.goldens.dump_views import hung_running, hung_three_looks
 from tpmon.errors import ExitCode, TpmonError
+from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Frame
-from tpmon.model.results import Update
+from tpmon.model.results import DumpUpdate, Update
 from tpmon.model.window import Window
 
 
@@ -137,6 +139,8 @@ def main() -> int:
     parser.add_argument("--stop-blocks", action="store_true", help="ending the session never returns")
     parser.add_argument("--ascii", action="store_true")
     parser.add_argument("--thread-file", default="", help="write the thread id of the session here")
+    parser.add_argument("--dump-runs", action="store_true", help="a dump that is asked for does not end")
+    parser.add_argument("--source", nargs=1, default=[], help="the odd rank is in line 3 of this file")
     options = parser.parse_args()
     if options.ignore_hang_up:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -149,11 +153,21 @@ def main() -> int:
         return error.exit_code
 
 
+def point_to(update: DumpUpdate, path: str) -> DumpUpdate:
+    """Move the innermost line of the first group to line 3 of a file that is there."""
+    first, *others = update.stacks
+    last = first.lines[-1]
+    moved = replace(last, frame=replace(last.frame, file=path, line=3))
+    return replace(update, stacks=(replace(first, lines=(*first.lines[:-1], moved)), *others))
+
+
 def draw(options: argparse.Namespace) -> int:
     """Run the screen with the real painters, or with one that fails when asked to."""
     from tpmon.ui import app, panes
+    from tpmon.ui.controls import Controls, ScreenOptions
 
     painted = 0
+    dumps: list[Callable[[DumpUpdate], None]] = []
 
     def paint(view, size, keys):
         nonlocal painted
@@ -175,7 +189,8 @@ def draw(options: argparse.Namespace) -> int:
     if options.crash_run:
         app.MonitorApp._shutdown = fail
 
-    def start(sink: Callable[[Update], None]) -> None:
+    def start(sink: Callable[[Update], None], dump_sink: Callable[[DumpUpdate], None]) -> None:
+        dumps.append(dump_sink)
         session = threading.Thread(target=play, args=(sink, options), daemon=True)
         session.start()
         if options.thread_file:
@@ -185,10 +200,17 @@ def draw(options: argparse.Namespace) -> int:
         if options.stop_blocks:
             os.read(os.pipe()[0], 1)
 
+    def ask_dump(_request: DumpRequest) -> None:
+        """Answer at once with three looks; with --dump-runs never come to an end."""
+        update = hung_running() if options.dump_runs else hung_three_looks()
+        for path in options.source:
+            update = point_to(update, path)
+        dumps[0](update)
+
     result = app.run_screen(
-        app.ScreenOptions(interval_s=1.0, ascii_only=options.ascii),
+        ScreenOptions(interval_s=1.0, ascii_only=options.ascii),
         start,
-        app.Controls(set_interval=lambda _seconds: None, stop=stop),
+        Controls(set_interval=lambda _seconds: None, stop=stop, ask_dump=ask_dump, write_dump=str),
         paint,
     )
     if result.text:

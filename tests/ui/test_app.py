@@ -20,16 +20,21 @@ from tests.frames import (
     make_target,
     make_worker,
 )
+from tests.goldens import dump_views
 from tpmon.errors import ExitCode
+from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import EventKind, Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.results import Update
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
-from tpmon.ui import panes
-from tpmon.ui.app import MESSAGE_SECONDS, Controls, MonitorApp, ScreenOptions
+from tpmon.ui import editor, panes
+from tpmon.ui.app import MESSAGE_SECONDS, MonitorApp
 from tpmon.ui.canvas import Canvas, ink_styles
+from tpmon.ui.controls import Controls, ScreenOptions
 from tpmon.ui.inbox import turns_bad
 from tpmon.ui.keys import KEYS
+from tpmon.ui.stack_rows import PRICE_SECONDS
 from tpmon.ui.view import Ink, Overlay, Pane, SortBy
 
 JOB = make_frame(
@@ -49,6 +54,8 @@ class Session:
     paint: Callable = panes.paint_screen
     now_ns: int = NOW_NS
     intervals: list[float] = field(default_factory=list)
+    asked: list[DumpRequest] = field(default_factory=list)
+    readonly: bool = False
     painted: int = 0
     app: MonitorApp = field(init=False)
     pilot: object = None
@@ -58,8 +65,14 @@ class Session:
             self.painted += 1
             return self.paint(view, size, keys)
 
-        controls = Controls(set_interval=self.intervals.append, stop=lambda: None)
-        self.app = MonitorApp(ScreenOptions(1.0, False), controls, paint, lambda: self.now_ns)
+        controls = Controls(
+            set_interval=self.intervals.append,
+            stop=lambda: None,
+            ask_dump=self.asked.append,
+            write_dump=lambda update: f"text of {len(update.state.rounds)} looks",
+        )
+        options = ScreenOptions(1.0, False, readonly=self.readonly)
+        self.app = MonitorApp(options, controls, paint, lambda: self.now_ns)
 
     @property
     def view(self):
@@ -79,6 +92,12 @@ class Session:
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
+        await self.pilot.pause()
+
+    async def send_dump(self, *updates: DumpUpdate) -> None:
+        """Send states of a dump, as the session does."""
+        for update in updates:
+            self.app.receive_dump(update)
         await self.pilot.pause()
 
     async def press(self, *keys: str) -> None:
@@ -412,6 +431,240 @@ async def _(s):
     assert (s.view.overlay, s.view.filter_text) == (Overlay.NONE, "")
 
 
+@key("dump")
+async def _(s):
+    await s.press("d")
+    assert s.asked == [DumpRequest(Asker.KEY)]
+    assert s.view.overlay is Overlay.STACKS
+    assert "asked 0.0 s ago" in s.text
+    await s.send_dump(dump_views.hung_waiting())
+    assert "reading 0 of 24" in s.text
+    await s.send_dump(dump_views.hung_running())
+    assert "reading 12 of 24" in s.text
+    assert "rank 11: save_shard" in s.text, "what has come is shown"
+    assert "ranks wait in" not in s.text, "no sentence on a part of the ranks"
+    await s.press("d")
+    assert "a dump is read already" in s.text
+    await s.send_dump(dump_views.hung_once())
+    assert "7 of 8 ranks wait in all_reduce" in s.text
+    await s.press("escape")
+    assert s.view.overlay is Overlay.NONE
+    await s.press("d")
+    assert len(s.asked) == 2, "a new look, for it is another time"
+
+
+@key("dump-row")
+async def _(s):
+    await s.press("j", "D")
+    assert s.asked == [DumpRequest(Asker.KEY, pids=frozenset({panes.rows_of(s.view)[0]}))]
+    await s.press("6", "1", "j", "D")
+    assert s.asked[1].pids == {4211, 4221, 4222, 4223}, "a rank with its workers"
+    assert s.view.overlay is Overlay.STACKS
+    await s.press("escape")
+    assert s.view.cursor_pid == 4211, "the cursor is where it was"
+
+
+@key("stacks")
+async def _(s):
+    await s.press("6")
+    assert "no stacks read yet: d reads" in s.text
+    assert s.asked == []
+    await s.press("6")
+    assert s.view.overlay is Overlay.NONE
+    await s.send_dump(dump_views.hung_once())
+    await s.press("6", "question_mark")
+    assert "three looks" in s.text or "3 looks" in s.text
+    await s.press("x")
+    assert s.view.overlay is Overlay.STACKS, "the help goes back to where it was opened"
+    await s.press("v", "escape", "escape")
+    assert s.view.overlay is Overlay.NONE
+
+
+@key("looks")
+async def _(s):
+    await s.press("1", "j", "D")
+    await s.send_dump(dump_views.one_worker())
+    await s.press("m")
+    assert (s.asked[1].rounds, s.asked[1].every_s) == (3, 5.0)
+    assert s.asked[1].pids == dump_views.one_worker().state.request.pids, "of what was shown"
+    await s.send_dump(dump_views.hung_three_looks())
+    assert "frozen for at least 10 s" in s.text
+
+
+@key("turn-stack")
+async def _(s):
+    await s.press("6", "enter")
+    await s.send_dump(dump_views.hung_once())
+    assert "<module> train.py:260" in s.text, "the odd one is open"
+    await s.press("enter")
+    assert "<module> train.py:260" not in s.text
+    await s.press("j", "enter", "j", "j")
+    assert "- all_reduce" in s.text
+    await s.send_dump(dump_views.hung_three_looks())
+    assert ">    main train.py:214  /srv/runs/vitl/train.py" in s.text, "cursor and open groups stay"
+
+
+@key("open-stack")
+async def _(s):
+    await s.press("6")
+    await s.send_dump(dump_views.hung_once())
+    await s.press("right")
+    assert ">    <module> train.py:260" in s.text, "it is open: into its stack"
+    await s.press("G", "right")
+    assert "QueueFeederThread of ranks 8-15" in s.text
+
+
+@key("close-stack")
+async def _(s):
+    await s.press("6")
+    await s.send_dump(dump_views.hung_once())
+    await s.press("j", "j", "left")
+    assert ">- rank 11" in s.text
+    await s.press("left")
+    assert ">+ rank 11" in s.text
+    await s.press("left")
+    assert ">+ rank 11" in s.text
+
+
+@key("edit")
+async def _(s):
+    await s.press("6")
+    await s.send_dump(dump_views.hung_once())
+    called = []
+
+    def plan(frame, environ):
+        called.append(frame)
+        return Missing("$EDITOR is not set")
+
+    before, editor.plan_edit = editor.plan_edit, plan
+    try:
+        await s.press("o")
+        await s.until(lambda: "$EDITOR is not set" in s.text)
+        await s.press("j", "j", "o")
+        await s.until(lambda: len(called) == 2)
+    finally:
+        editor.plan_edit = before
+    assert called[0] == StackFrame("save_shard", "/srv/runs/vitl/checkpoint.py", 212), "its innermost line"
+    assert called[1] == StackFrame("main", "/srv/runs/vitl/train.py", 214), "the line under the cursor"
+
+
+@key("copy-dump")
+async def _(s):
+    await s.press("6")
+    await s.send_dump(dump_views.hung_three_looks())
+    await s.press("y")
+    assert s.app.copied == "text of 3 looks"
+    await s.until(lambda: "copied the stacks" in s.text)
+
+
+@key("stop-and-read")
+async def _(s):
+    await s.press("6")
+    await s.send_dump(dump_views.hung_once())
+    await s.press("R", "R")
+    assert s.asked == [], "nothing failed: there is nothing to stop for"
+    await s.send_dump(dump_views.torn())
+    await s.press("R")
+    assert "R again reads 1 process with a stop" in s.text
+    assert s.asked == []
+    await s.press("j", "R")
+    assert s.asked == [], "another key took the price back"
+    s.now_ns += int((PRICE_SECONDS + 1) * 1e9)
+    await s.press("R")
+    assert s.asked == [], "the price has left the screen"
+    await s.press("R")
+    assert s.asked == [DumpRequest(Asker.KEY, block=True)]
+
+
+def test_with_readonly_no_key_stops_anything():
+    async def check(s):
+        await s.press("6")
+        await s.send_dump(dump_views.torn())
+        await s.press("R", "R")
+        assert s.asked == []
+        assert "with a stop" not in s.text
+        await s.press("d")
+        assert s.asked == [DumpRequest(Asker.KEY)], "a look stops nothing"
+
+    drive(check, readonly=True)
+
+
+def test_a_dump_of_the_hang_watch_is_a_hint_and_d_shows_it():
+    async def check(s):
+        await s.send_dump(dump_views.hung_three_looks(Asker.WATCH))
+        assert s.view.overlay is Overlay.NONE, "nothing jumps at a person who reads something else"
+        assert "d: stacks of 03:07:39, read by the hang watch: 7 of 8 ranks" in s.text
+        await s.press("d")
+        assert s.asked == []
+        assert "asked by the hang watch" in s.text
+        await s.press("escape")
+        assert "d: stacks of" not in s.text, "it was looked at"
+        await s.press("d")
+        assert s.asked == [DumpRequest(Asker.KEY)]
+
+    drive(check)
+
+
+def test_a_paused_picture_takes_a_dump_of_the_key_alone():
+    async def check(s):
+        await s.press("p")
+        await s.send_dump(dump_views.hung_three_looks(Asker.WATCH))
+        assert s.view.dump is NOT_APPLICABLE
+        await s.press("d")
+        assert len(s.asked) == 1
+        await s.send_dump(dump_views.hung_once())
+        assert "7 of 8 ranks wait" in s.text
+        assert "PAUSED" in s.text
+        await s.press("p", "q")
+        assert not s.app.is_running
+
+    drive(check)
+
+
+def test_q_ends_the_screen_at_once_while_a_dump_is_read():
+    async def check(s):
+        await s.press("d")
+        await s.send_dump(dump_views.hung_running())
+        await s.press("q")
+        assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
+
+    drive(check)
+
+
+def test_a_job_that_has_ended_is_not_asked_and_its_last_stacks_stay():
+    async def check(s):
+        await s.send_dump(dump_views.hung_once())
+        await s.send(replace(JOB, target=make_target(state=TargetState.ENDED, ended="exit 1")))
+        await s.press("d")
+        assert (s.asked, s.view.overlay) == ([], Overlay.NONE)
+        await s.press("6")
+        assert "7 of 8 ranks wait" in s.text
+
+    drive(check)
+
+
+def test_a_refused_dump_says_why():
+    async def check(s):
+        await s.press("d")
+        refused = dump_views.make_update(running=False, refused="no process to look at")
+        await s.send_dump(refused)
+        assert "! no process to look at" in s.text
+        assert is_known(s.view.dump)
+
+    drive(check)
+
+
+def test_a_burst_of_dump_states_is_painted_once():
+    async def check(s):
+        await s.press("6")
+        before = s.painted
+        await s.send_dump(*[dump_views.hung_running()] * 40, dump_views.hung_once())
+        assert "7 of 8 ranks wait" in s.text
+        assert s.painted - before <= 3
+
+    drive(check)
+
+
 def _paste(text: str):
     from textual.events import Paste
 
@@ -472,7 +725,7 @@ def test_the_end_of_the_target_leaves_the_last_frame_and_the_keys():
 def test_a_key_that_is_not_in_the_table_does_nothing():
     async def check(s):
         before = s.view
-        await s.press("ctrl+p", "ctrl+q", "d", "t", "b", "o", "6", "space", "alt+s", "f5")
+        await s.press("ctrl+p", "ctrl+q", "t", "b", "o", "m", "R", "7", "space", "alt+s", "f5")
         assert replace(s.view, now_ns=0) == replace(before, now_ns=0)
         assert s.app.is_running
         assert len(s.app.screen_stack) == 1

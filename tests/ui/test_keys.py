@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.frames import make_finding, make_frame, make_view
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.ui.actions import INTERVALS_S, Move
-from tpmon.ui.key_row import ByDigit, Effect, OpenRow
+from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
 from tpmon.ui.keys import KEYS, find_key, keys_markdown, keys_shown
 from tpmon.ui.panes import page_of, paint_screen
 from tpmon.ui.view import Overlay, Pane, Size, ViewState
@@ -44,6 +44,10 @@ def test_whatever_is_shown_does_something():
     for view in all_views():
         for key in KEYS:
             if not key.when.holds(view) or isinstance(key.deed, (Effect, Move, OpenRow)):
+                continue
+            if isinstance(key.deed, Ask):
+                after, request = key.deed.make(view, (4211,))
+                assert is_known(request) or after != view, (key.id, view)
                 continue
             if isinstance(key.deed, ByDigit):
                 assert all(key.deed.act(view, pane) != view for pane in Pane)

@@ -49,14 +49,17 @@ def action_focus(view: ViewState, step: int) -> ViewState:
 
 
 def action_overlay(view: ViewState, overlay: Overlay) -> ViewState:
-    """Open an overlay, or close it when it is open."""
-    return replace(view, overlay=Overlay.NONE if view.overlay is overlay else overlay, scroll=0)
+    """Open an overlay, or close it when it is open; the stacks are there again when it closes."""
+    if view.overlay is overlay:
+        return action_close(view)
+    behind = Overlay.STACKS if Overlay.STACKS in (view.overlay, view.behind) else Overlay.NONE
+    return replace(view, overlay=overlay, behind=Overlay.NONE if overlay is behind else behind, scroll=0)
 
 
 def action_close(view: ViewState) -> ViewState:
     """Close what lies over the panes; the filter line goes with its text."""
     text = "" if view.overlay is Overlay.FILTER else view.filter_text
-    return replace(view, overlay=Overlay.NONE, filter_text=text, scroll=0)
+    return replace(view, overlay=view.behind, behind=Overlay.NONE, filter_text=text, scroll=0)
 
 
 def action_row_overlay(view: ViewState, overlay: Overlay, rows: tuple[int, ...]) -> ViewState:
@@ -129,10 +132,10 @@ def action_move(
 ) -> ViewState:
     """Move the cursor through ``rows``, or scroll where there are none or an overlay lies on top."""
     if view.overlay is not Overlay.NONE or not rows:
-        return replace(view, scroll=_moved(view.scroll, move, page, scroll_limit))
+        return replace(view, scroll=moved(view.scroll, move, page, scroll_limit))
     if not is_known(view.cursor_pid) or view.cursor_pid not in rows:
         return replace(view, cursor_pid=rows[-1] if move is Move.LAST else rows[0])
-    return replace(view, cursor_pid=rows[_moved(rows.index(view.cursor_pid), move, page, len(rows) - 1)])
+    return replace(view, cursor_pid=rows[moved(rows.index(view.cursor_pid), move, page, len(rows) - 1)])
 
 
 def keep_cursor(view: ViewState, rows: tuple[int, ...], before: tuple[int, ...]) -> ViewState:
@@ -153,7 +156,8 @@ def _focused(view: ViewState, pane: Pane) -> ViewState:
     return replace(view, focus=pane, cursor_pid=NOT_APPLICABLE, scroll=0)
 
 
-def _moved(place: int, move: Move, page: int, last: int) -> int:
+def moved(place: int, move: Move, page: int, last: int) -> int:
+    """Return the place that a step from ``place`` leads to, 0 to ``last``."""
     target = {
         Move.UP: place - 1,
         Move.DOWN: place + 1,

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from textual import events
 from textual.app import App, ComposeResult
@@ -28,17 +28,21 @@ from textual.message import Message
 from textual.timer import Timer
 
 from tpmon.errors import ExitCode
+from tpmon.model.dump import Asker
 from tpmon.model.frame import Event
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results import Update
-from tpmon.ui import actions, clipboard, panes
+from tpmon.model.known import Known, is_known
+from tpmon.model.results import DumpUpdate, Update
+from tpmon.ui import actions, clipboard, editor, panes, stack_rows
+from tpmon.ui.ask_dump import forget_price
 from tpmon.ui.canvas import Canvas
+from tpmon.ui.controls import Controls, ScreenOptions, ScreenResult
 from tpmon.ui.driver import ScreenDriver
+from tpmon.ui.first_view import first_view
 from tpmon.ui.inbox import EVENT_LIMIT, Inbox, turns_bad
-from tpmon.ui.key_row import ByDigit, Effect, OpenRow
+from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
 from tpmon.ui.keys import find_key, keys_shown
-from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, report_crash, require_terminal
-from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, SortBy, ViewState
+from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, lend_terminal, report_crash, require_terminal
+from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, ViewState
 
 STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
@@ -54,33 +58,6 @@ _BEHIND_WRITES = 3
 Paint = Callable[[ViewState, Size, Sequence[KeyHelp]], Sequence[Line]]
 
 
-@dataclass(frozen=True, slots=True)
-class ScreenOptions:
-    """Hold what the command line decides about the screen."""
-
-    interval_s: float
-    ascii_only: bool
-    bell: bool = False
-    """Ring the terminal bell when the verdict turns bad."""
-
-
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """Hold what the screen may ask of the session; neither call may block."""
-
-    set_interval: Callable[[float], None]
-    stop: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ScreenResult:
-    """Hold how the screen ended: ``text`` belongs on stdout, ``complaint`` on stderr."""
-
-    exit_code: int
-    text: str
-    complaint: str
-
-
 class MonitorApp(App[None]):
     """Show one job until a key, a signal or a crash ends it."""
 
@@ -90,13 +67,21 @@ class MonitorApp(App[None]):
     class Arrived(Message):
         """Say that the inbox is no longer empty."""
 
-    class Copied(Message):
-        """Say in one line where a copy went."""
+    class Told(Message):
+        """Say one line that a thread has found: where a copy went."""
 
         def __init__(self, text: str) -> None:
             """Keep the line."""
             super().__init__()
             self.text = text
+
+    class Planned(Message):
+        """Say how to open a line in an editor, or why it cannot be opened."""
+
+        def __init__(self, call: Known[editor.EditorCall]) -> None:
+            """Keep the command."""
+            super().__init__()
+            self.call = call
 
     def __init__(
         self,
@@ -116,6 +101,7 @@ class MonitorApp(App[None]):
         self._listening = False
         self._timer: Timer | None = None
         self._newest: Update | None = None
+        self._dump: DumpUpdate | None = None
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._rows: tuple[int, ...] = ()
         self._message_ns = 0
@@ -123,30 +109,22 @@ class MonitorApp(App[None]):
         self.crash: Exception | None = None
         self.copied = ""
         self.guard: TerminalGuard | None = None
-        self.view = ViewState(
-            frame=Missing("waiting for the first reading"),
-            pulses=(),
-            events=(),
-            now_ns=clock(),
-            interval_s=options.interval_s,
-            paused_ns=NOT_APPLICABLE,
-            zoom=NOT_APPLICABLE,
-            focus=Pane.WORKERS,
-            cursor_pid=NOT_APPLICABLE,
-            scroll=0,
-            sort=SortBy.CPU,
-            sort_reversed=False,
-            filter_text="",
-            overlay=Overlay.NONE,
-            message="",
-            ascii_only=options.ascii_only,
-        )
+        self.view = first_view(options, clock())
 
     # Updates in
 
     def receive(self, update: Update) -> None:
         """Take an Update from any thread; never blocks and never raises."""
-        if self._inbox.put(update) and self._listening:
+        if self._inbox.put(update):
+            self._tell_arrival()
+
+    def receive_dump(self, update: DumpUpdate) -> None:
+        """Take what a dump has read from any thread; never blocks and never raises."""
+        if self._inbox.put_dump(update):
+            self._tell_arrival()
+
+    def _tell_arrival(self) -> None:
+        if self._listening:
             try:
                 self.post_message(self.Arrived())
             except RuntimeError:
@@ -168,6 +146,7 @@ class MonitorApp(App[None]):
             self._newest = update
             if self._rings and turns_bad(update, events_since):
                 self.bell()
+        self._dump = self._inbox.take_dump() or self._dump
         self._show(self.view, STALLED_SECONDS)
 
     # Lines out
@@ -184,6 +163,10 @@ class MonitorApp(App[None]):
             )
         else:
             view = replace(view, now_ns=now_ns)
+        dump = self._dump
+        if dump is not None and (not is_known(view.paused_ns) or dump.state.request.asker is Asker.KEY):
+            view = replace(view, dump=dump)
+        view = stack_rows.note_seen(view)
         rows = panes.rows_of(view)
         self.view = actions.keep_cursor(view, rows, self._rows)
         self._rows = rows
@@ -241,6 +224,8 @@ class MonitorApp(App[None]):
         """Do what the key ``name`` means now."""
         view = replace(self.view, message="", now_ns=self._clock())
         key = find_key(name, view)
+        if key is None or not isinstance(key.deed, Ask):
+            view = forget_price(view)
         if key is None:
             if view.overlay is Overlay.FILTER and len(name) == 1:
                 view = actions.action_filter_type(view, name)
@@ -250,9 +235,17 @@ class MonitorApp(App[None]):
             self._show(view)
             self._carry_out(key.deed)
             return
+        elif isinstance(key.deed, Ask):
+            view, request = key.deed.make(view, self._rows)
+            if is_known(request):
+                self._dump = None
+                self._controls.ask_dump(request)
         elif isinstance(key.deed, actions.Move):
             page, limit = panes.page_of(view, self._extent(), keys_shown(view))
-            view = actions.action_move(view, key.deed, self._rows, page, limit)
+            if view.overlay is Overlay.STACKS:
+                view = stack_rows.action_walk(view, key.deed, page)
+            else:
+                view = actions.action_move(view, key.deed, self._rows, page, limit)
         elif isinstance(key.deed, OpenRow):
             view = actions.action_row_overlay(view, key.deed.overlay, self._rows)
         elif isinstance(key.deed, ByDigit):
@@ -274,6 +267,10 @@ class MonitorApp(App[None]):
             self.action_suspend_process()
         elif effect is Effect.COPY_SCREEN:
             self._copy("the screen", self._canvas.text())
+        elif effect is Effect.COPY_DUMP and is_known(self.view.dump):
+            self._copy("the stacks", self._controls.write_dump(self.view.dump))
+        elif effect is Effect.EDIT:
+            self._plan_edit()
         elif is_known(self.view.frame):
             finding = self.view.frame.verdict
             if effect is Effect.COPY_TRY and is_known(finding) and is_known(finding.try_):
@@ -287,24 +284,50 @@ class MonitorApp(App[None]):
         if sequence and self._driver is not None:
             self._driver.write(sequence)
 
-        def tell() -> None:
-            line = clipboard.copied_message(what, sequence, clipboard.load_tmux_buffer(text))
-            with suppress(RuntimeError):  # the screen has ended meanwhile; the text is printed anyway
-                self.post_message(self.Copied(line))
+        def tell(line: str) -> None:
+            self.post_message(self.Told(line))
 
-        threading.Thread(target=tell, name="tpmon-copy", daemon=True).start()
+        clipboard.tell_tmux(what, text, sequence, tell)
 
-    def on_monitor_app_copied(self, message: Copied) -> None:
-        """Say where the copy went."""
+    def on_monitor_app_told(self, message: Told) -> None:
+        """Say what a thread has found."""
+        self._say(message.text)
+
+    def _say(self, text: str) -> None:
         self._message_ns = self._clock()
-        self._show(replace(self.view, message=message.text))
+        self._show(replace(self.view, message=text))
+
+    def _plan_edit(self) -> None:
+        """Look at the file in a thread: on a dead mount that never ends."""
+        shown = stack_rows.frame_under_cursor(self.view)
+        if not is_known(shown):
+            return
+        frame = shown.frame
+
+        def plan() -> None:
+            call = editor.plan_edit(frame, os.environ)
+            with suppress(RuntimeError):  # the screen has ended meanwhile
+                self.post_message(self.Planned(call))
+
+        threading.Thread(target=plan, name="tpmon-editor", daemon=True).start()
+
+    def on_monitor_app_planned(self, message: Planned) -> None:
+        """Give the terminal to the editor until it ends, or say why not."""
+        call = message.call
+        if not is_known(call):
+            self._say(call.reason)
+            return
+        with self.suspend(), lend_terminal():
+            failure = editor.run_editor(call.command)
+        self._redraw()
+        self._say(failure or f"was at {call.place}")
 
     # The end
 
     def leave(self, code: int) -> None:
         """End the screen with ``code``; safe in a signal handler, at any time."""
         if self.guard is not None:
-            if isinstance(self._driver, ScreenDriver) and self._driver.suspended:
+            if isinstance(self._driver, ScreenDriver) and self._driver.away:
                 self.guard.end_now(code, drawn=False)
             self.guard.leave_within(LEAVE_SECONDS, code)
         if self._loop is None:
@@ -328,14 +351,14 @@ class MonitorApp(App[None]):
 
 def run_screen(
     options: ScreenOptions,
-    start: Callable[[Callable[[Update], None]], None],
+    start: Callable[[Callable[[Update], None], Callable[[DumpUpdate], None]], None],
     controls: Controls,
     paint: Paint = panes.paint_screen,
 ) -> ScreenResult:
     """Draw the screen until it ends and say how it ended.
 
-    ``start`` is called once with the sink of Updates, which any thread may call. After an end
-    was asked for, the process is gone within about a second whatever the caller still does.
+    ``start`` is called once with the sinks of Updates and of dumps, which any thread may call. After
+    an end was asked for, the process is gone within about a second whatever the caller still does.
 
     Raises:
         NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
@@ -346,7 +369,7 @@ def run_screen(
     try:
         with TerminalGuard(app.leave, controls.stop) as app.guard:
             try:
-                start(app.receive)
+                start(app.receive, app.receive_dump)
                 app.run(mouse=False)
             except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
                 app.crash = app.crash or error

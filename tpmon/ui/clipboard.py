@@ -9,6 +9,9 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
@@ -55,6 +58,17 @@ def copied_message(what: str, sent: str, tmux: str) -> str:
     """Say in one line what was copied and where it went."""
     places = [place for place in ("terminal (OSC 52)" if sent else "", tmux) if place]
     return f"copied {what}: {', '.join((*places, 'printed on exit'))}"
+
+
+def tell_tmux(what: str, text: str, sequence: str, tell: Callable[[str], None]) -> None:
+    """Give ``text`` to tmux in a thread of its own and ``tell`` in one line where it went."""
+
+    def run() -> None:
+        line = copied_message(what, sequence, load_tmux_buffer(text))
+        with suppress(RuntimeError):  # the screen has ended meanwhile; the text is printed anyway
+            tell(line)
+
+    threading.Thread(target=run, name="tpmon-copy", daemon=True).start()
 
 
 def facts_text(frame: Frame) -> str:

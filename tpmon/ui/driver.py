@@ -96,6 +96,11 @@ class ScreenDriver(LinuxDriver):
         return self._must_signal_resume
 
     @property
+    def away(self) -> bool:
+        """Tell whether the shell or an editor has the terminal now."""
+        return self.suspended or not self._auto_restart
+
+    @property
     def takes_writes(self) -> bool:
         """Tell whether the screen is ours to write on."""
         return self._writer_thread is not None and not self.suspended

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import is_known
-from tpmon.model.results import Update
+from tpmon.model.results import DumpUpdate, Update
 from tpmon.model.verdict import EXIT_CODES
 
 EVENT_LIMIT = 500
@@ -24,13 +24,14 @@ def turns_bad(update: Update, events: Sequence[Event]) -> bool:
 class Inbox:
     """Take Updates in any thread and keep the newest of them with the events of all.
 
-    Bounded: however long the screen does not look, it holds one Update and 500 events.
+    Bounded: however long the screen does not look, it holds one Update, one dump and 500 events.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self._lock = threading.Lock()
         self._update: Update | None = None
+        self._dump: DumpUpdate | None = None
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
 
     def put(self, update: Update) -> bool:
@@ -47,4 +48,17 @@ class Inbox:
             taken = self._update, tuple(self._events)
             self._update = None
             self._events.clear()
+            return taken
+
+    def put_dump(self, update: DumpUpdate) -> bool:
+        """Keep the newest state of a dump and tell whether it is the first since ``take_dump``."""
+        with self._lock:
+            first = self._dump is None
+            self._dump = update
+            return first
+
+    def take_dump(self) -> DumpUpdate | None:
+        """Return the newest state of a dump since the last call, if there is one."""
+        with self._lock:
+            taken, self._dump = self._dump, None
             return taken

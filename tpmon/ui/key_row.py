@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
 from tpmon.ui.actions import Move
+from tpmon.ui.ask_dump import Asked
 from tpmon.ui.situations import Situation
 from tpmon.ui.view import Overlay, Pane, ViewState
 
@@ -21,6 +22,8 @@ class Effect(Enum):
     COPY_TRY = "copy try"
     COPY_FACTS = "copy facts"
     COPY_SCREEN = "copy screen"
+    COPY_DUMP = "copy dump"
+    EDIT = "edit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,15 @@ class ByDigit:
     act: Callable[[ViewState, Pane], ViewState]
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the session for a dump, or say why not; ``make`` also gets the rows under the cursor."""
+
+    make: Callable[[ViewState, Sequence[int]], Asked]
+
+
 Action = Callable[[ViewState], ViewState]
-Deed = Union[Action, ByDigit, Move, OpenRow, Effect]
+Deed = Union[Action, Ask, ByDigit, Move, OpenRow, Effect]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tpmon.ui import actions
 from tpmon.ui import situations as when
 from tpmon.ui.actions import INTERVALS_S, Move
 from tpmon.ui.key_row import Action, ByDigit, Effect, Key, OpenRow
+from tpmon.ui.keys_stacks import STACK_KEYS
 from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
 
 
@@ -204,6 +205,7 @@ KEYS: tuple[Key, ...] = (
         13,
         brief="its start environment",
     ),
+    *STACK_KEYS,
     _workers(
         "sort",
         "s",
@@ -320,7 +322,7 @@ def keys_shown(view: ViewState) -> tuple[KeyHelp, ...]:
 
     With the help open, also what works once it is closed: listed there, but not in the footer.
     """
-    below = replace(view, overlay=Overlay.NONE) if view.overlay is Overlay.HELP else view
+    below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
     shown = []
     for key in KEYS:
         now = key.when.holds(view)

@@ -66,13 +66,11 @@ def _lay(sections: dict[str, Entries], columns: int, width: int) -> list[Line]:
     blocks = [_paint_section(section, entries, column) for section, entries in sections.items()]
     if columns == 1:
         return [line for block in blocks for line in block]
-    piles: list[list[Line]] = [[] for _ in range(columns)]
     share = -(-sum(len(block) for block in blocks) // columns)
-    at = 0
-    for block in blocks:
-        if piles[at] and len(piles[at]) + len(block) // 2 > share and at < columns - 1:
-            at += 1
-        piles[at] += block
+    piles = _pile(blocks, share)
+    while len(piles) > columns:
+        share += 1
+        piles = _pile(blocks, share)
     lines = []
     for row in range(max(len(pile) for pile in piles)):
         cells: list[Span] = []
@@ -80,6 +78,16 @@ def _lay(sections: dict[str, Entries], columns: int, width: int) -> list[Line]:
             cells += pad_line(pile[row] if row < len(pile) else (), column)
         lines.append(fit_line(tuple(cells), width))
     return lines
+
+
+def _pile(blocks: Sequence[Sequence[Line]], height: int) -> list[list[Line]]:
+    """Put blocks below each other, in as many columns of at most ``height`` lines as it takes."""
+    piles: list[list[Line]] = [[]]
+    for block in blocks:
+        if piles[-1] and len(piles[-1]) + len(block) > height:
+            piles.append([])
+        piles[-1] += block
+    return piles
 
 
 def _paint_section(section: str, entries: Entries, width: int) -> list[Line]:

@@ -23,6 +23,7 @@ from tpmon.ui.paint_header import name_state, paint_facts, paint_footer, paint_h
 from tpmon.ui.paint_job import paint_cpu_in_full
 from tpmon.ui.paint_overlays import paint_details, paint_environment, paint_help
 from tpmon.ui.paint_ranks import count_ranks, order_ranks, paint_ranks
+from tpmon.ui.paint_stacks import paint_hint, paint_stacks, paint_stacks_tiny
 from tpmon.ui.paint_verdict import (
     paint_headline,
     paint_last_verdict,
@@ -118,6 +119,8 @@ def page_of(view: ViewState, size: Size, keys: Sequence[KeyHelp] = ()) -> tuple[
     """
     taken = 1 if _is_tiny(size) else len(_paint_top(view, size)) + 2
     height = max(1, size.height - taken)
+    if view.overlay is Overlay.STACKS:
+        return max(1, height // 2), 0
     text = _text_in_full(view, size, keys)
     if text is None:
         return max(1, height // 2), 0
@@ -130,6 +133,8 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     if view.message or view.overlay is Overlay.FILTER:
         state = Item(0, view.message or f"/{view.filter_text}_", Ink.STRONG)
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
+    if view.overlay is Overlay.STACKS:
+        return [first, *paint_stacks_tiny(view, Size(size.width, size.height - 1))]
     text = _text_in_full(view, size, keys)
     if text is not None:
         return [first, *_scrolled(view, text, size.height - 1)]
@@ -160,7 +165,7 @@ def _paint_top(view: ViewState, size: Size) -> list[Line]:
     frame = view.frame
     if is_known(frame) and not (is_known(frame.verdict) and size.height < LOW_HEIGHT):
         top += paint_notes(frame, size.width, 1 if size.height < 30 else 4)
-    return top
+    return top if view.overlay is Overlay.STACKS else [*top, *paint_hint(view, size.width)]
 
 
 def _paint_judged(view: ViewState, size: Size) -> list[Line]:
@@ -172,7 +177,7 @@ def _paint_judged(view: ViewState, size: Size) -> list[Line]:
     finding = frame.verdict
     if frame.target.state is TargetState.ENDED:
         return [*paint_facts(view, size.width, room), paint_last_verdict(frame, finding, size.width)]
-    if is_known(view.zoom) or view.overlay in _OVERLAYS:
+    if is_known(view.zoom) or view.overlay in _OVERLAYS or view.overlay is Overlay.STACKS:
         return paint_headline(frame, finding, size.width)[:2]
     return paint_verdict(view, frame, finding, size.width, _verdict_height(finding, size))
 
@@ -210,6 +215,8 @@ def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[
 
 def _paint_body(view: ViewState, body: Size, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     frame = view.frame
+    if view.overlay is Overlay.STACKS:
+        return paint_stacks(view, body)
     text = _text_in_full(view, size, keys)
     if text is not None:
         return _paint_scrolled(view, text, body)

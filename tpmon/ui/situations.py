@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tpmon.model.known import is_known
 from tpmon.ui.actions import INTERVALS_S, PANES_WITH_ROWS
+from tpmon.ui.ask_dump import has_ended, list_stoppable
+from tpmon.ui.stack_rows import frame_under_cursor, list_rows, shown_dump
 from tpmon.ui.view import Overlay, Pane, ViewState
 
 
@@ -49,6 +51,27 @@ def _can_try(view: ViewState) -> bool:
     return is_known(frame) and is_known(frame.verdict) and is_known(frame.verdict.try_)
 
 
+def _alive(view: ViewState) -> bool:
+    return is_known(view.frame) and not has_ended(view.frame)
+
+
+def _stacks(view: ViewState) -> bool:
+    return view.overlay is Overlay.STACKS
+
+
+def _dumped(view: ViewState) -> bool:
+    return _stacks(view) and is_known(shown_dump(view))
+
+
+def _framed(view: ViewState) -> bool:
+    return _stacks(view) and is_known(frame_under_cursor(view))
+
+
+def _to_copy(view: ViewState) -> bool:
+    """Tell whether the key of copying means the verdict: over the stacks it means them."""
+    return _no_typing(view) and not _dumped(view)
+
+
 EVER = Situation(lambda _view: True, "always")
 NOT_TYPING = Situation(_no_typing, "always")
 PANES = Situation(_panes, "with nothing over the panes")
@@ -61,11 +84,9 @@ TYPING = Situation(lambda view: not _no_typing(view), "while the filter is typed
 TYPED = Situation(lambda view: not _no_typing(view) and view.filter_text != "", "while the filter is typed")
 FILTERED = Situation(lambda view: _panes(view) and view.filter_text != "", "while a filter is set")
 READ = Situation(lambda view: _no_typing(view) and is_known(view.frame), "once there is a reading")
-TRIABLE = Situation(
-    lambda view: _no_typing(view) and _can_try(view), "while the verdict has something to try"
-)
+TRIABLE = Situation(lambda view: _to_copy(view) and _can_try(view), "while the verdict has something to try")
 NOT_TRIABLE = Situation(
-    lambda view: _no_typing(view) and is_known(view.frame) and not _can_try(view),
+    lambda view: _to_copy(view) and is_known(view.frame) and not _can_try(view),
     "while the verdict has nothing to try",
 )
 FASTER = Situation(
@@ -73,4 +94,15 @@ FASTER = Situation(
 )
 SLOWER = Situation(
     lambda view: _no_typing(view) and view.interval_s < INTERVALS_S[-1], f"below {INTERVALS_S[-1]:g} s"
+)
+STACKS = Situation(lambda view: _panes(view) or _stacks(view), "with nothing but them over the panes")
+ALIVE = Situation(lambda view: _no_typing(view) and _alive(view), "while the job is there")
+LIVE_ROWS = Situation(lambda view: _rows(view) and _alive(view), "in the ranks and workers panes")
+LIVE_STACKS = Situation(lambda view: _stacks(view) and _alive(view), "in the stacks")
+IN_GROUPS = Situation(lambda view: _stacks(view) and len(list_rows(view)) > 0, "in the stacks")
+DUMPED = Situation(_dumped, "in the stacks, once some are read")
+FRAMED = Situation(_framed, "on a stack with Python frames")
+STOPPABLE = Situation(
+    lambda view: _stacks(view) and _alive(view) and len(list_stoppable(view)) > 0,
+    "in the stacks, where py-spy could not read a process; never with --readonly",
 )

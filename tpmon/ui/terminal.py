@@ -14,8 +14,8 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, final
 
@@ -151,6 +151,20 @@ class TerminalGuard:
                 if seen & select.POLLNVAL:
                     return
                 self.end_now(ExitCode.HANG_UP)
+
+
+@contextmanager
+def lend_terminal() -> Iterator[None]:
+    """Leave ^C and its like to another program that has the terminal; our own handlers return afterwards.
+
+    Not ignored but handled: what is ignored here would be ignored in that program too.
+    """
+    kept = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def has_hung_up(descriptor: int) -> bool:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from tpmon.model.frame import Event, Frame
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.results import DumpUpdate
 from tpmon.model.window import Pulse
 
 
@@ -51,6 +52,8 @@ class Overlay(Enum):
     ENVIRONMENT = "environment"
     VERDICT = "verdict"
     """Everything that the verdict rests on."""
+    STACKS = "stacks"
+    """Where every thread of the job is, folded."""
     FILTER = "filter"
     """The filter line is being typed."""
 
@@ -90,6 +93,36 @@ class KeyHelp:
     """The help where there is little room; neighbours with the same words share a line."""
 
 
+WHOLE_GROUP = -1
+OTHER_THREADS = 0
+"""The mark of the row below which all threads beside the main ones are folded."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackRow:
+    """Name one row of the stacks: a group by its mark, or one line of its stack by its number."""
+
+    mark: int
+    line: int = WHOLE_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class StacksView:
+    """Hold what keys have done to the picture of stacks; times are CLOCK_MONOTONIC.
+
+    The group of the odd one is open until it is in ``closed``, the others are closed until they
+    are in ``opened``. ``asked_ns`` is set from the key until the session answers, ``priced_ns``
+    while the price of a stop is on the screen, and ``seen_ns`` says which dump was looked at.
+    """
+
+    cursor: Applicable[StackRow] = NOT_APPLICABLE
+    opened: frozenset[int] = frozenset()
+    closed: frozenset[int] = frozenset()
+    asked_ns: Applicable[int] = NOT_APPLICABLE
+    priced_ns: Applicable[int] = NOT_APPLICABLE
+    seen_ns: Applicable[int] = NOT_APPLICABLE
+
+
 @dataclass(frozen=True, slots=True)
 class ViewState:
     """Hold everything that the picture depends on.
@@ -117,3 +150,10 @@ class ViewState:
     message: str
     """One line of answer to the last key, such as where a copy went; "" for none."""
     ascii_only: bool
+    readonly: bool = False
+    """Offer nothing that stops a process of the job."""
+    behind: Overlay = Overlay.NONE
+    """What the help or the verdict lies over, to go back there."""
+    dump: Applicable[DumpUpdate] = NOT_APPLICABLE
+    """The newest dump of the job's stacks, also while it is read."""
+    stacks: StacksView = StacksView()

@@ -1,0 +1,171 @@
+"""Dumps as the screen gets them: of eight ranks with an odd one, while it is read, of a denied job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tests.dumps import (
+    NFS,
+    SITE,
+    WORKER_READS,
+    make_native,
+    make_rank,
+    make_round,
+    make_thread,
+    make_worker,
+)
+from tests.frames import NOW, NOW_NS
+from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.stack_tree import show_stacks
+from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.results import DumpUpdate
+from tpmon.model.stacks import StackFrame
+
+RANKS = range(8, 16)
+ODD = 11
+NODE = "gpu-rack2-node17.cluster.internal"
+YAMA = "kernel.yama.ptrace_scope is 1: only a parent may look"
+_LOOP = StackFrame("main", "/srv/runs/vitl/train.py", 214)
+_STEP = StackFrame("train_step", "/srv/runs/vitl/engine.py", 88)
+IN_ALL_REDUCE = (
+    StackFrame("<module>", "/srv/runs/vitl/train.py", 260),
+    _LOOP,
+    _STEP,
+    StackFrame("wrapper", f"{SITE}/torch/distributed/c10d_logger.py", 81),
+    StackFrame("all_reduce", f"{SITE}/torch/distributed/distributed_c10d.py", 2800),
+)
+IN_SAVE = (
+    StackFrame("<module>", "/srv/runs/vitl/train.py", 260),
+    _LOOP,
+    StackFrame("save_shard", "/srv/runs/vitl/checkpoint.py", 212),
+)
+FEEDER = (
+    StackFrame("_bootstrap", "/env/lib/python3.11/threading.py", 1002),
+    StackFrame("_feed", "/env/lib/python3.11/multiprocessing/queues.py", 231),
+)
+
+
+def make_update(*rounds: DumpRound, world_size: int = 64, **state: object) -> DumpUpdate:
+    """Build what the session hands to the screen for these looks, all of them read."""
+    request = DumpRequest(Asker.KEY, rounds=max(1, len(rounds)))
+    asked = len(rounds[-1].processes) + len(rounds[-1].errors) if rounds else 0
+    plain = DumpState(request, rounds, answered=asked, asked=asked, running=False, refused="")
+    state_now = replace(plain, **state)
+    if not rounds:
+        return DumpUpdate(state_now, Missing("nothing was read yet"))
+    size = NOT_APPLICABLE if state_now.request.pids else world_size
+    dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", size))
+    return DumpUpdate(state_now, dump, show_stacks(dump.groups))
+
+
+def look_at(processes: Sequence[ProcessLook], ago_s: float, errors: Sequence[DumpError] = ()) -> DumpRound:
+    """Build one look at processes of the hung node, ``ago_s`` before its picture."""
+    one = make_round(*processes, errors=errors, host=NODE)
+    return replace(
+        one,
+        taken=NOW - timedelta(seconds=ago_s),
+        taken_ns=NOW_NS - round(ago_s * 1e9),
+        spy_cpu_ms=27.0 * max(1, len(processes)),
+    )
+
+
+def hung_processes() -> list[ProcessLook]:
+    """Return seven ranks in an all_reduce, one that writes a shard, two workers each."""
+    watchdog = make_native(77, "pt_nccl_watchdg", wchan="hrtimer_nanosleep", waits_for="sleep")
+    feeder = make_thread(78, name="QueueFeederThread", kind=ThreadKind.OTHER, frames=FEEDER)
+    found = []
+    for rank in RANKS:
+        pid = 51_192 + rank
+        if rank == ODD:
+            disk = replace(NFS, call="write", name="/ckpt/step_91220/shard_11.pt", mount="/ckpt")
+            fields = {"frames": IN_SAVE, "state": "D", "waits_on": disk, "waits_for": "write"}
+        else:
+            fields = {"frames": IN_ALL_REDUCE, "state": "R", "waits_for": "running"}
+        one = make_rank(rank, watchdog, feeder, pid=pid, **fields)
+        found.append(replace(one, idle=14))
+    found += [
+        replace(make_worker(rank, n), pid=52_000 + 16 * (rank - 8) + n, rank_pid=51_192 + rank)
+        for rank in RANKS
+        for n in range(2)
+    ]
+    return found
+
+
+def spinning(processes: Sequence[ProcessLook], seconds: float) -> list[ProcessLook]:
+    """Let the threads that run use a CPU for ``seconds``."""
+    return [
+        replace(
+            process,
+            threads=tuple(
+                replace(one, run_ns=one.run_ns + round(seconds * 1e9)) if one.state == "R" else one
+                for one in process.threads
+            ),
+        )
+        for process in processes
+    ]
+
+
+def hung_once() -> DumpUpdate:
+    """One look at the hung node, twelve seconds ago."""
+    return make_update(look_at(hung_processes(), 12.0))
+
+
+def hung_three_looks(asker: Asker = Asker.KEY) -> DumpUpdate:
+    """Three looks at the hung node, the last two seconds ago."""
+    looks = [look_at(spinning(hung_processes(), 10.0 - ago), 2.0 + ago) for ago in (10.0, 5.0, 0.0)]
+    return make_update(*looks, request=DumpRequest(asker, rounds=3))
+
+
+def hung_running() -> DumpUpdate:
+    """Twelve of 24 processes of the first look are read."""
+    part = look_at(hung_processes()[:12], 0.2)
+    return make_update(part, answered=12, asked=24, running=True)
+
+
+def hung_waiting() -> DumpUpdate:
+    """A dump that was asked for and has nothing yet."""
+    return make_update(answered=0, asked=24, running=True)
+
+
+def denied() -> DumpUpdate:
+    """A job of somebody else: no stack can be read, /proc tells the threads' states."""
+    reason = f"not permitted: {YAMA}"
+    ranks = [
+        make_rank(rank, pid=4211 + rank, frames=Missing(reason), waits_for=Missing("no permission"))
+        for rank in (0, 1)
+    ]
+    errors = [
+        DumpError(NODE, 4211 + rank, Role.RANK, rank, NOT_APPLICABLE, ErrorKind.DENIED, reason)
+        for rank in (0, 1)
+    ]
+    return make_update(look_at(ranks, 1.0, errors), world_size=2)
+
+
+def torn() -> DumpUpdate:
+    """Two ranks, one of which changes its stacks faster than py-spy reads them."""
+    reason = "py-spy: failed to copy a frame: it ran on"
+    busy = make_rank(1, pid=4212, frames=Missing(reason), state="R", waits_for="running")
+    error = DumpError(NODE, 4212, Role.RANK, 1, NOT_APPLICABLE, ErrorKind.FAILED, reason)
+    ranks = [make_rank(0, pid=4211), busy]
+    return make_update(look_at(ranks, 1.0, [error]), world_size=2)
+
+
+def one_worker() -> DumpUpdate:
+    """A dump of one loader worker alone."""
+    worker = make_worker(0, 1, frames=WORKER_READS, state="D", waits_on=NFS)
+    request = DumpRequest(Asker.KEY, pids=frozenset({worker.pid}))
+    return make_update(look_at([worker], 1.0), request=request)
+
+
+def mark_of(update: DumpUpdate, rank: int) -> int:
+    """Return the mark of the group of a rank's main thread."""
+    assert is_known(update.dump)
+    for group, stack in zip(update.dump.groups, update.stacks, strict=True):
+        first = group.threads[0]
+        if first.role is Role.RANK and first.kind is ThreadKind.MAIN and first.rank == rank:
+            return stack.mark
+    raise AssertionError(f"no group of rank {rank}")

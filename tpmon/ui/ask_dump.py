@@ -1,0 +1,94 @@
+"""Ask for looks at the stacks of the job: what each key asks for, and what it says instead. Pure.
+
+Only the key of a stop stops anything, after its price stood on the screen. Nothing here waits: a
+request goes to the session, and what comes of it arrives as DumpUpdates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpState, ErrorKind
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.ui.stack_rows import has_unseen, is_priced, shown_dump
+from tpmon.ui.view import Overlay, ViewState
+
+LOOKS = 3
+LOOKS_EVERY_S = 5.0
+
+Asked = tuple[ViewState, Applicable[DumpRequest]]
+"""The picture that follows, and what to ask the session for, if anything."""
+
+
+def ask_job(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Show the stacks of the whole job: those of now, or what the hang watch found while nobody looked."""
+    running = is_known(view.dump) and view.dump.state.running
+    if view.overlay is not Overlay.STACKS and (running or has_unseen(view)):
+        return open_stacks(view), NOT_APPLICABLE
+    return _ask(view, DumpRequest(Asker.KEY))
+
+
+def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
+    """Show the stacks of the process under the cursor; those of a rank with its loader workers."""
+    pid = view.cursor_pid if is_known(view.cursor_pid) else rows[0] if rows else NOT_APPLICABLE
+    if not is_known(pid) or not is_known(view.frame):
+        return replace(view, message="no process in this pane"), NOT_APPLICABLE
+    family = [one.pid for one in view.frame.processes if pid in (one.pid, one.rank_pid)]
+    return _ask(view, DumpRequest(Asker.KEY, pids=frozenset([pid, *family])))
+
+
+def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Look three times at what is shown, to tell what moves from what is frozen."""
+    request = DumpRequest(Asker.KEY, rounds=LOOKS, every_s=LOOKS_EVERY_S, pids=_pids_shown(view))
+    return _ask(view, request)
+
+
+def ask_stop(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Say what a look with a stop costs; pressed again, pay it."""
+    if not is_priced(view):
+        return replace(view, stacks=replace(view.stacks, priced_ns=view.now_ns)), NOT_APPLICABLE
+    return _ask(view, DumpRequest(Asker.KEY, pids=_pids_shown(view), block=True))
+
+
+def open_stacks(view: ViewState) -> ViewState:
+    """Show the stacks over the panes."""
+    return replace(view, overlay=Overlay.STACKS, behind=Overlay.NONE, scroll=0)
+
+
+def forget_price(view: ViewState) -> ViewState:
+    """Take the price of a stop off the screen: another key was pressed."""
+    if not is_known(view.stacks.priced_ns):
+        return view
+    return replace(view, stacks=replace(view.stacks, priced_ns=NOT_APPLICABLE))
+
+
+def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:
+    """List the processes that a look with a stop may read: py-spy met them while their stacks changed."""
+    dump = shown_dump(view)
+    if not is_known(dump) or not is_known(view.dump) or view.dump.state.running or view.readonly:
+        return ()
+    if view.dump.state.request.block:
+        return ()
+    return tuple(error for error in dump.errors if error.kind is ErrorKind.FAILED)
+
+
+def _pids_shown(view: ViewState) -> frozenset[int]:
+    return view.dump.state.request.pids if is_known(view.dump) else frozenset()
+
+
+def _ask(view: ViewState, request: DumpRequest) -> Asked:
+    opened = open_stacks(forget_price(view))
+    if is_known(view.frame) and has_ended(view.frame):
+        return replace(opened, message="the job has ended: no stack is left to read"), NOT_APPLICABLE
+    state = view.dump.state if is_known(view.dump) else NOT_APPLICABLE
+    if isinstance(state, DumpState) and state.running:
+        return replace(opened, message="a dump is read already: wait for its end"), NOT_APPLICABLE
+    stacks = replace(opened.stacks, asked_ns=view.now_ns)
+    return replace(opened, stacks=stacks, dump=NOT_APPLICABLE), request
+
+
+def has_ended(frame: Frame) -> bool:
+    """Tell whether the job is over."""
+    return frame.target.state is TargetState.ENDED

@@ -1,0 +1,70 @@
+"""Open a line of the job's code in the editor of the person who looks. Knows nothing of textual.
+
+The path comes from another process, so it is checked before the screen is given away; the check may
+hang on a dead mount and belongs into a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.stacks import StackFrame
+from tpmon.model.units import clean_text
+
+VARIABLES = ("VISUAL", "EDITOR")
+_NOT_THEIRS = ("ESCDELAY", "TEXTUAL_ANIMATIONS", "TEXTUAL_DISABLE_KITTY_KEY", "TEXTUAL_SMOOTH_SCROLL")
+"""What the screen sets for itself: an editor on a slow line needs its own ESCDELAY."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditorCall:
+    """Hold the command that shows one line, and what to call that line."""
+
+    command: tuple[str, ...]
+    place: str
+
+
+def plan_edit(frame: StackFrame, environ: Mapping[str, str]) -> Known[EditorCall]:
+    """Return the command that opens the file of ``frame`` at its line, or why it cannot be opened."""
+    place = clean_text(f"{frame.file}:{frame.line}")
+    command = find_editor(environ)
+    if not is_known(command):
+        return Missing(f"{command.reason}; the line is {place}")
+    if not os.path.isabs(frame.file):
+        return Missing(f"{place} is no file: its code came from somewhere else")
+    try:
+        with open(frame.file, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        return Missing(f"cannot open {place} here: {error.strerror or error}")
+    return EditorCall((*command, f"+{max(1, frame.line)}", frame.file), place)
+
+
+def find_editor(environ: Mapping[str, str]) -> Known[tuple[str, ...]]:
+    """Return the command of $VISUAL, else of $EDITOR, without a shell."""
+    name = next((name for name in VARIABLES if environ.get(name, "").strip()), "")
+    if not name:
+        return Missing("$EDITOR is not set: try export EDITOR=vim before tpmon")
+    try:
+        command = tuple(shlex.split(environ[name]))
+    except ValueError as error:
+        return Missing(f"${name} cannot be read: {error}")
+    if not command or shutil.which(command[0]) is None:
+        return Missing(f"${name} names no program that is here: {clean_text(environ[name], 60)}")
+    return command
+
+
+def run_editor(command: Sequence[str]) -> str:
+    """Run an editor on the terminal until it ends; return what went wrong, "" for nothing."""
+    theirs = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
+    try:
+        status = subprocess.run(command, env=theirs, check=False).returncode
+    except OSError as error:
+        return f"{command[0]} cannot be started: {error.strerror or error}"
+    return f"{command[0]} ended with {status}" if status else ""
