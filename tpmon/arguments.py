@@ -127,19 +127,38 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         "dump",
         usage="tpmon dump PID | --job [options]",
         description=(
-            "Say where every rank, loader worker and thread of a job is right now: equal stacks folded, the\n"
-            "one that is not where the others are first. Nothing is stopped unless --block asks for it."
+            "Say where every rank, loader worker and thread of a job is right now: equal stacks folded,\n"
+            "the one that is not where the others are first. Nothing is stopped unless --block or --native\n"
+            "says so. What an option costs the job is said before it is done."
         ),
         epilog=EXIT_CODES,
         formatter_class=plain,
         allow_abbrev=False,
     )
     dump.add_argument("pid", metavar="PID", nargs="?", help="a process of the job; tpmon ps lists jobs")
+    own: dict[str, Any] = {"default": argparse.SUPPRESS}
+    several: dict[str, Any] = {"action": "append", **own}
+    dump.add_argument(
+        "--rank", metavar="K", help="only these ranks and their workers: 3, or 0,2, or 0-3", **several
+    )
+    dump.add_argument("--pid", dest="only_pid", metavar="P", help="only this process of the job", **several)
     dump.add_argument(
         "--block",
         action="store_true",
-        default=argparse.SUPPRESS,
         help="stop a process that cannot be read otherwise, for some milliseconds; the time is counted",
+        **own,
+    )
+    dump.add_argument(
+        "--native",
+        action="store_true",
+        help="with frames of C and C++; stops each process for 0.03 to 1 s; the time is counted",
+        **own,
+    )
+    dump.add_argument(
+        "--locals",
+        action="store_true",
+        help="with the variables of your own frames; nothing is stopped",
+        **own,
     )
     fold = commands.add_parser(
         "fold",
@@ -155,7 +174,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     fold.add_argument(
         "files", metavar="FILE", nargs="+", help="one dump a line, as JSON; - is standard input"
     )
-    for setting in (settings.JOB_SETTING, *settings.DUMP_SETTINGS):
+    for setting in (settings.JOB_SETTING, *settings.DUMP_SETTINGS, settings.READONLY_SETTING):
         _add_setting(dump, setting)
     _add_setting(fold, settings.DUMP_FORMAT_SETTING)
     for command in (dump, fold):

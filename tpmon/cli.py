@@ -163,15 +163,20 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     return pick_exit_code(last)
 
 
-def _dump(options: Options, asked: str | None, job_was_asked: bool, *, block: bool) -> int:
+def _dump(options: Options, given: Mapping[str, Any]) -> int:
     """Print where every thread of the job is."""
-    from tpmon.dump import BLOCK_PRICE, pick_format, run_dump
+    from tpmon.dump import Asked, check_asked, run_dump
 
-    _check_asked(options, asked, job_was_asked)
-    pick_format(options)
-    if block:
-        complain(f"tpmon: {BLOCK_PRICE}")
-    return run_dump(_find_job(asked), options, _stdout(options.ascii_only), block=block)
+    asked = Asked(
+        tuple(given.get("rank", ())),
+        tuple(given.get("only_pid", ())),
+        given.get("block", False),
+        given.get("native", False),
+        given.get("locals", False),
+    )
+    _check_asked(options, given.get("pid"), given.get("job", False))
+    check_asked(options, asked)
+    return run_dump(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))
 
 
 def _doctor(options: Options, asked: str | None) -> int:
@@ -333,7 +338,7 @@ def _run(arguments: Sequence[str]) -> int:
     if command == "diagnose":
         return _diagnose(options, given.get("pid"), given.get("job", False))
     if command == "dump":
-        return _dump(options, given.get("pid"), given.get("job", False), block=given.get("block", False))
+        return _dump(options, given)
     if command == "fold":
         from tpmon.dump import run_fold
 

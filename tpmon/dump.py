@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
@@ -13,19 +14,47 @@ from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.clean import clean_value
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
-from tpmon.model.known import is_known
+from tpmon.model.dump_words import list_numbers
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Role
 from tpmon.model.results import DumpUpdate
-from tpmon.probe.dump import Dumper, dumpable
-from tpmon.probe.job import Job
+from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper, dumpable
+from tpmon.probe.job import Job, Member
 from tpmon.report.dump import write_dump
 from tpmon.report.dump_formats import write_collapsed, write_speedscope
-from tpmon.report.write import Output
+from tpmon.report.write import Output, complain
 
 FORMATS = ("text", "json", "collapsed", "speedscope")
 MOST_BYTES = 256 << 20
 """Of all files together; the dump of a job of 72 processes has 0.2 MB."""
 BLOCK_PRICE = "--block: a process that cannot be read otherwise is stopped, mostly for less than 5 ms"
+NATIVE_PRICE = (
+    "--native: every process is stopped while its C stack is read: a loader worker for 0.03 to 0.1 s, a rank"
+    " for up to 1 s; py-spy takes 0.1 to 1 s of CPU and up to 0.6 GB of memory for each, two at a time"
+)
+LOCALS_PRICE = (
+    "--locals: nothing is stopped, py-spy needs twice the CPU; values are cut, and what looks like a secret"
+    " is hidden, but read the output before you pass it on"
+)
 _STDIN = "-"
+_RANK_DIGITS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Hold what one call asks for that is no setting: which processes, and how deep to look."""
+
+    ranks: tuple[str, ...] = ()
+    pids: tuple[str, ...] = ()
+    block: bool = False
+    native: bool = False
+    variables: bool = False
+
+    @property
+    def prices(self) -> tuple[str, ...]:
+        """Say what each part costs the job, before it is done."""
+        wanted = ((self.block, BLOCK_PRICE), (self.native, NATIVE_PRICE), (self.variables, LOCALS_PRICE))
+        return tuple(price for asked, price in wanted if asked)
 
 
 def pick_format(options: Options) -> str:
@@ -42,20 +71,103 @@ def pick_format(options: Options) -> str:
     return "json" if options.json else name
 
 
-def run_dump(job: Job, options: Options, output: Output, *, block: bool) -> int:
-    """Look at every process of a job as often as asked, write the fold, and return the exit code."""
+def check_asked(options: Options, asked: Asked) -> None:
+    """Refuse what cannot be done before anything is looked at.
+
+    Raises:
+        UsageError: for a form, a rank or a process that cannot be, and a stop where --readonly forbids it.
+    """
+    pick_format(options)
+    for flag, stops in (("--block", asked.block), ("--native", asked.native)):
+        if stops and options.readonly:
+            raise UsageError(
+                f"{flag} stops processes of the job, and --readonly forbids that", "leave one of the two out"
+            )
+    for word in asked.ranks:
+        _parse_numbers(word)
+    for word in asked.pids:
+        if not word.isdecimal():
+            raise UsageError(f"--pid: a PID is a number, found {word!r}", "tpmon dump PID --pid 4711")
+
+
+def _parse_numbers(word: str) -> frozenset[int]:
+    """Parse "3", "0,2" or "0-3,6".
+
+    Raises:
+        UsageError: for anything else.
+    """
+    found: set[int] = set()
+    for part in word.split(","):
+        first, dash, last = part.partition("-")
+        numbers = (first, last) if dash else (first,)
+        plain = all(one.isdecimal() and len(one) < _RANK_DIGITS for one in numbers)
+        if not plain or int(first) > int(numbers[-1]):
+            raise UsageError(f"--rank: {word!r} is no rank", "tpmon dump PID --rank 3, or 0,2, or 0-3")
+        found.update(range(int(first), int(numbers[-1]) + 1))
+    return frozenset(found)
+
+
+def choose_members(job: Job, asked: Asked) -> tuple[Member, ...]:
+    """Return the processes to look at: all worth it, or ranks with what they started, or single ones.
+
+    Raises:
+        UsageError: for a rank or a process that is not of this job on this machine.
+    """
+    every = dumpable(job)
+    if not asked.ranks and not asked.pids:
+        return every
+    wanted = frozenset(rank for word in asked.ranks for rank in _parse_numbers(word))
+    here = {one.rank for one in every if one.role is Role.RANK and is_known(one.rank)}
+    if absent := wanted - here:
+        noun = f"rank{'s' if len(absent) > 1 else ''} {list_numbers(absent)}"
+        verb = "are" if len(absent) > 1 else "is"
+        raise UsageError(
+            f"--rank: {noun} {verb} not on this machine", f"here: {list_numbers(here) or 'no numbered rank'}"
+        )
+    pids = frozenset(map(int, asked.pids))
+    members = {one.identity.pid: one for one in job.members}
+    for pid in sorted(pids):
+        if pid not in members:
+            raise UsageError(f"--pid: process {pid} is not of this job", f"tpmon dump {pid}, for its own job")
+        if not job.facts[pid].python:
+            raise UsageError(
+                f"--pid: process {pid} ({members[pid].label}) runs no Python", "name another one"
+            )
+    chosen = tuple(one for one in every if one.rank in wanted or one.identity.pid in pids)
+    # A launcher has no part in a hang, and is looked at only where it is named.
+    named = (one for one in job.members if one.identity.pid in pids and one not in chosen)
+    return (*chosen, *named)
+
+
+def run_dump(job: Job, options: Options, asked: Asked, output: Output) -> int:
+    """Look at a job as often as asked, write the fold, and return the exit code.
+
+    Raises:
+        UsageError: for a rank or a process that is not there.
+    """
     form = pick_format(options)
-    dumper = Dumper(dumpable(job), block=block)
+    members = choose_members(job, asked)
+    for price in asked.prices:
+        complain(f"tpmon: {price} ({len(members)} process{'es' if len(members) != 1 else ''})")
+    depth = Depth(asked.block, asked.native, asked.variables)
+    dumper = Dumper(members, depth, around=job.members)
     rounds: list[DumpRound] = []
     due_s = time.monotonic()
     for number in range(options.dump_rounds):
         if number:
             time.sleep(max(0.0, due_s - time.monotonic()))
         due_s = time.monotonic() + options.dump_every_s
-        rounds.append(dumper.read_round())
-    dump = fold_rounds(rounds, Origin(job.root.pid, job.script, job.world_size))
+        rounds.append(dumper.read_round(NATIVE_ROUND_S if asked.native else ROUND_S))
+    dump = fold_rounds(rounds, _name_origin(job, members))
     _write(dump, form, output)
     return pick_exit_code(dump)
+
+
+def _name_origin(job: Job, members: Sequence[Member]) -> Origin:
+    """Name the job, and count the ranks of it that were left out."""
+    left_out = sum(one.role is Role.RANK and one not in members for one in job.members)
+    whole = len(members) >= len(dumpable(job))
+    return Origin(job.root.pid, job.script, job.world_size, NOT_APPLICABLE if whole else left_out)
 
 
 def run_fold(paths: Sequence[str], options: Options, output: Output) -> int:

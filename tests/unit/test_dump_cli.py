@@ -17,6 +17,7 @@ from tpmon.model.codec import decode
 from tpmon.model.dump import Dump, Motion
 from tpmon.model.known import is_known
 from tpmon.probe.other_spies import find_spies
+from tpmon.probe.procread import read_stat
 
 __all__ = ["small_environment"]  # a fixture of every test here too
 
@@ -46,6 +47,12 @@ def job() -> Iterator[int]:
             "leave",
         ),
         (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
+        (["dump", "1", "--rank", "x"], {}, "--rank: 'x' is no rank", "tpmon dump PID --rank 3"),
+        (["dump", "1", "--rank", "3-1"], {}, "--rank: '3-1' is no rank", "tpmon dump PID --rank 3"),
+        (["dump", "1", "--rank", "0-99999999"], {}, "--rank: '0-99999999' is no rank", "tpmon dump"),
+        (["dump", "1", "--pid", "train"], {}, "--pid: a PID is a number", "tpmon dump PID --pid"),
+        (["dump", "1", "--block", "--readonly"], {}, "--block stops processes of the job", "leave one"),
+        (["dump", "1", "--native"], {"TPMON_READONLY": "1"}, "--native stops processes", "leave one"),
         (["fold"], {}, "the following arguments are required: FILE", "tpmon fold --help"),
         (["fold", "/no/such/file"], {}, "/no/such/file: No such file or directory", "tpmon dump PID --json"),
         (["fold", "-"], {}, "standard input: no dump in it", "tpmon dump PID --json"),
@@ -100,6 +107,36 @@ def test_several_looks_tell_that_it_rests_and_block_says_its_price(job: int):
     assert is_known(dump.groups[0].since_s)
     assert dump.groups[0].since_s >= 0.3  # two waits of 0.2 s, each from the end of a round
     assert dump.paused_ms == 0.0
+
+
+@pytest.mark.torch
+def test_a_part_of_a_job_that_is_not_there_is_said(job: int):
+    absent = call("dump", str(job), "--rank", "1,3-4")
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert absent.stderr == "tpmon: --rank: ranks 1,3-4 are not on this machine\nTry: here: 0\n"
+    stranger = call("dump", str(job), "--pid", str(os.getpid()))
+    assert stranger.returncode == 2
+    assert f"--pid: process {os.getpid()} is not of this job" in stranger.stderr
+
+
+@pytest.mark.torch
+def test_native_frames_and_variables_come_after_their_price(job: int):
+    done = call("dump", str(job), "--rank", "0", "--pid", str(job), "--native", "--locals", "--json")
+    assert done.returncode == 0, done.stderr
+    native, variables = done.stderr.splitlines()
+    assert native.startswith("tpmon: --native: every process is stopped while")
+    assert variables.startswith("tpmon: --locals: nothing is stopped")
+    assert native.endswith("(1 process)")
+    dump = decode(Dump, done.stdout)
+    assert dump.paused_ms > 0.0, "a stop is counted"
+    (main,) = [group for group in dump.groups if group.threads[0].tid == job]
+    assert is_known(main.frames)
+    assert any(".so" in frame.file for frame in main.frames)
+    assert is_known(main.threads[0].locals)
+    assert read_stat(job).state == "S"
+    text = call("dump", str(job), "--native").stdout
+    assert "stopped the job for" in text
+    assert "    - " in text
 
 
 @pytest.mark.torch

@@ -31,11 +31,14 @@ from tpmon.probe.procread import PROC
 from tpmon.probe.spy_failure import YIELD_S, Failure, explain_outcome, find_gone, find_obstacle
 from tpmon.probe.stack_child import CPU_LIMIT_S, SpyChild, dump_arguments, find_spy
 
-MOST_AT_ONCE = 4
+MOST_AT_ONCE = 8
+"""Beside a job that keeps every core busy, 72 processes take 5 s four at a time, 3 to 4 s eight at a time."""
 DEADLINE_S = 5.0
 """For one py-spy; it needs 10 to 40 ms of CPU, and many times that on a crowded machine."""
 ROUND_S = 30.0
 """For a whole round; a job of 72 processes takes 2 s on an idle machine."""
+NATIVE_ROUND_S = 300.0
+"""With native frames, which take 0.1 to 1 s of CPU a process."""
 GRACE_S = 1.0
 PROGRESS_S = 0.25
 """Between two pictures of a round that is still read."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import TypeVar
 
 from tpmon.model.stacks import StackCount, StackFrame
@@ -64,6 +65,7 @@ def _clean_path(path: str) -> str:
     return clean_text(path if len(path) <= _PATH_CHARS else "…" + path[1 - _PATH_CHARS :], _PATH_CHARS)
 
 
+@lru_cache(maxsize=4096)
 def make_frame(function: str, path: str, line: int) -> StackFrame:
     """Make a frame of cleaned and capped text."""
     return StackFrame(clean_text(function, _NAME_CHARS), _clean_path(path), min(max(line, 0), _MAX_LINE))
