@@ -211,7 +211,11 @@ def diagnose(pid: int, seconds: float) -> Verdict:
 def watch(
     pid: int, seconds: float, is_enough: Callable[[Verdict], bool] = lambda _verdict: False
 ) -> tuple[list[Verdict], set[str]]:
-    """Follow ``tpmon attach --json``: the verdict of every second, and the notes' first words."""
+    """Follow ``tpmon attach --json``: the verdict of every second, and the notes' first words.
+
+    Raises:
+        RuntimeError: when tpmon printed no reading at all.
+    """
     process = subprocess.Popen([*TPMON, "attach", str(pid), "--json"], stdout=subprocess.PIPE, cwd=ROOT)
     begun = 0.0  # the first reading is the moment of attaching
     verdicts: list[Verdict] = []
@@ -230,4 +234,6 @@ def watch(
         process.terminate()
         process.wait()
         process.stdout.close()
+    if not verdicts:
+        raise RuntimeError(f"tpmon attach {pid} --json printed nothing ({process.returncode})")
     return verdicts, notes
