@@ -103,7 +103,9 @@ class OwnLook:
         self.failed = ""
         collect_rarely()
         collector = Collector(job, options.interval_s, stacks=self._stacks)
-        self._session = Session(collector, (self._take,), options.interval_s, (self._keeper,))
+        self._session = Session(
+            collector, (self._take,), options.interval_s, (self._keeper,), hang_after_s=options.hang_after_s
+        )
 
     def start(self) -> None:
         """Start the session in a thread of its own."""

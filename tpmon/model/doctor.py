@@ -10,6 +10,10 @@ from enum import Enum
 from tpmon.model.known import Applicable
 
 DOCTOR_SCHEMA = "tpmon.doctor/1"
+SAYS_MORE = "tpmon doctor says more"
+"""What every refusal ends with."""
+OTHER_USERS = f"not permitted: another user's process; {SAYS_MORE}"
+"""Why a file of /proc is not read that the kernel shows to the process's own user alone."""
 
 
 class Access(str, Enum):

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from tpmon import __version__
+from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.units import clean_text
@@ -22,7 +23,6 @@ from tpmon.probe.job import Job, Member
 from tpmon.probe.kernel_log import pick_lines, read_log
 from tpmon.probe.output import OutputReader, read_more, redact_secrets
 from tpmon.probe.procread import PROC, read_file
-from tpmon.probe.stack_refusal import SAYS_MORE
 
 LOG_LINES = 400
 _COMMAND_CHARS = 2000

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import clean_text
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.procread import in_first_pid_namespace, read_file, read_status
 
 CAP_SYS_PTRACE = 19  # linux/capability.h
-SAYS_MORE = "tpmon doctor says more"
-"""What every refusal ends with."""
 ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"
 """Its seccomp profile then lets process_vm_readv and ptrace pass, too."""
 LIFT_YAMA = "sudo sysctl kernel.yama.ptrace_scope=0"

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from tpmon.errors import NoTargetError, NotPermittedError, TpmonError, UsageError
+from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.known import Missing
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, user_name
@@ -155,7 +156,7 @@ def _resolve(pid: int, proc: str) -> tuple[int, str]:
     if proc == PROC and _is_hidden(pid):
         raise NotPermittedError(
             f"process {pid} is hidden from this user (hidepid)",
-            f"sudo tpmon attach {pid}, or run as its user",
+            f"sudo tpmon attach {pid}, or run as its user; {SAYS_MORE}",
         )
     if proc == PROC and not in_first_pid_namespace():
         raise NoTargetError(
@@ -211,11 +212,11 @@ def _deny(fact: Facts, proc: str, readable: int = 0) -> NotPermittedError:
         user = user_name(uid)
         return NotPermittedError(
             f"process {pid} belongs to user {user}; this user may not read it",
-            f"sudo tpmon attach {pid}, or run tpmon as {user}",
+            f"sudo tpmon attach {pid}, or run tpmon as {user}; tpmon doctor {pid} says more",
         )
     return NotPermittedError(
         f"process {pid} runs as this user but may not be read: it is not dumpable, or has more capabilities",
-        f"sudo tpmon attach {pid}; in a container, start tpmon with --cap-add SYS_PTRACE",
+        f"tpmon doctor {pid} says what would permit it; mostly sudo tpmon attach {pid}",
     )
 
 
