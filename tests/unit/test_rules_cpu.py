@@ -68,6 +68,15 @@ def test_a_quota_is_the_cause_from_a_quarter_of_its_periods():
     assert (found.kind, found.cause, found.margin) == (Kind.CPU_THROTTLED, "quota", 2.0)
 
 
+def test_a_quota_that_is_used_up_needs_few_throttled_periods():
+    beside = {"throttled_ratio": 0.2, "budget_cores": 0.6, "host_cores": 2, "run_delay_ratio": 0.7}
+    found = judge_quota(see(window(used_cores=0.58, **beside)))
+    assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
+    assert isinstance(judge_quota(see(window(used_cores=0.5, **beside))), Cleared)
+    # All CPUs of the machine in use is no quota that is used up.
+    assert isinstance(judge_quota(see(window(used_cores=1.9, **(beside | {"budget_cores": 2.0})))), Cleared)
+
+
 def test_what_was_not_read_is_neither_guilt_nor_innocence():
     unread = Missing("no permission")
     assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)

@@ -242,11 +242,12 @@ def test_a_refused_worker_is_no_word_about_the_ranks() -> None:
 
 
 def test_the_worker_that_computes_most_is_worth_a_look() -> None:
-    lazy = make_worker(11, 0, cpu_pct=20.0)
+    lazy = make_worker(11, 0, runnable=0.2)
     assert find_working_worker([make_process(10), lazy]) == []
     busy = [
-        make_worker(12, 1, cpu_pct=70.0),
-        make_worker(13, 2, cpu_pct=90.0),
-        make_worker(14, 3, cpu_pct=Missing("no")),
+        make_worker(12, 1, runnable=0.7, cpu_pct=70.0),
+        make_worker(13, 2, runnable=0.9, cpu_pct=40.0),
+        make_worker(14, 3, runnable=Missing("no")),
     ]
+    # Beside a neighbour the one that wants a CPU most may get less of it.
     assert [one.identity.pid for one in find_working_worker([make_process(10), lazy, *busy])] == [13]

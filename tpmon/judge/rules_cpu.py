@@ -16,6 +16,11 @@ from tpmon.model.verdict import Evidence, Kind
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
+THROTTLED_SOME_RATIO = 0.1
+"""Share of periods that is enough where the quota is used up: beside a neighbour that takes CPUs from the
+job, a quota of 0.6 CPUs that was used to 97 % stopped it in 20 to 40 % of its periods only."""
+USED_UP_RATIO = 0.9
+"""Share of the quota that is used when it is used up; between two readings a period may be cut."""
 THROTTLED_DELAY_RATIO = 0.1
 """Waiting share that says the same from another side: throttled time counts as waiting for a CPU."""
 POOL_RATIO = 1.5
@@ -50,12 +55,20 @@ def _waiting(scene: Scene) -> Evidence:
     return reading("waiting for a CPU", waiting, "%", "schedstat", scene.frame.ages_s.threads)
 
 
+def _is_used_up(scene: Scene) -> bool:
+    """Tell whether the job uses all of its budget; it must be smaller than the CPUs of the machine."""
+    if not is_known(scene.used) or not is_known(scene.budget):
+        return False
+    return scene.budget < scene.frame.cpu.host_cores and scene.used >= USED_UP_RATIO * scene.budget
+
+
 def judge_quota(scene: Scene) -> Answer:
-    """Suspect the CPU quota when it stopped the job in a quarter of its periods."""
+    """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is used up."""
     ratio = scene.throttled_ratio
     if not is_known(ratio):
         return Unsure(f"CPU quota ({ratio.reason})")
-    if ratio < THROTTLED_RATIO:
+    least = THROTTLED_SOME_RATIO if _is_used_up(scene) else THROTTLED_RATIO
+    if ratio < least:
         return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled)")
     if _is_hidden(scene):
         return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled{HIDDEN}")
@@ -67,7 +80,7 @@ def judge_quota(scene: Scene) -> Answer:
         kind=Kind.CPU_THROTTLED,
         cause="quota",
         weight=ratio,
-        margin=ratio / THROTTLED_RATIO,
+        margin=ratio / least,
         sources=frozenset(sources),
         summary=f"the CPU quota stops the job in {format_pct(100 * ratio)} % of its periods",
         evidence=(

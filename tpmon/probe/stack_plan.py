@@ -33,7 +33,8 @@ minute, and eight of these cost what the budget gives in about 40 s."""
 WORKER_SECONDS = 3
 WORKER_EVERY = 4
 """The second slice of all and every fourth after it are of a worker: what it does changes seldom."""
-WORKING_PCT = 50.0
+WORKING_DEMAND = 0.5
+"""Of a worker that computes: beside a busy neighbour it runs less, but it wants to run as much."""
 START_MS = 20.0
 SAMPLE_MS = 0.2
 FRAME_MS = 0.018
@@ -65,11 +66,11 @@ class Subject:
 
 
 def find_working_worker(processes: Iterable[ProcessSample]) -> list[Subject]:
-    """Return the loader worker that computes most, none where none computes half of the time."""
-    best, most = None, WORKING_PCT
+    """Return the loader worker that wants a CPU most, none where none wants one half of the time."""
+    best, most = None, WORKING_DEMAND
     for one in processes:
-        if one.role is Role.WORKER and is_known(one.cpu_pct) and one.cpu_pct >= most:
-            best, most = one, one.cpu_pct
+        if one.role is Role.WORKER and is_known(one.runnable) and one.runnable >= most:
+            best, most = one, one.runnable
     return [] if best is None else [Subject(Identity(best.pid, best.start_ticks), best.rank, is_worker=True)]
 
 

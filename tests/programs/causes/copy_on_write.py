@@ -35,7 +35,7 @@ batch = program.draw.choice((8, 16))
 step_ms = program.draw.uniform(30, 60)
 workers = program.draw.choice((2, 3))
 count = 8_000_000
-# Each worker has seen all of the list after two minutes or so, however fast the steps are.
-stretch = max(1, round(count * step_ms / 1000 / batch / 150 * workers / workers))
+# Each worker has seen all of the list after a minute or so, beside a busy neighbour after two.
+stretch = max(1, round(count * step_ms / 1000 / batch / 60))
 data = Listed(count, stretch, program.fix)
 program.train(make_loader(data, batch, workers, shuffle=False), Network(step_ms, batch))

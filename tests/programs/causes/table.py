@@ -86,6 +86,7 @@ ROWS = (
     Row("gil", Label(Kind.PYTHON_BOUND, "gil"), remedy="processes instead of threads"),
     Row("single_thread", Label(Kind.PYTHON_BOUND, "single-thread"), remedy="a tensor operation"),
     Row("straggler", Label(Kind.COMMS_BOUND, "straggler"), ranks=2, remedy="equal work"),
+    Row("transfer", Label(Kind.COMMS_BOUND, "transfer"), ranks=2, remedy="an exchange every eighth step"),
     Row("rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads"),
     Row("worker_pool", Label(Kind.OVERSUBSCRIBED, "worker-pool"), remedy="one thread a worker"),
     Row("too_many_ranks", Label(Kind.OVERSUBSCRIBED, "too-many-ranks"), ranks=4, remedy="one thread a rank"),
