@@ -4,9 +4,9 @@ Run by torchrun with two to four processes.
 """
 
 import os
+import queue
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import torch
@@ -27,11 +27,11 @@ def read_settings() -> None:
     os.read(descriptor, 1)
 
 
-def wait_for_file() -> None:
-    """Look for a file that nobody makes."""
-    program.tell(2)
-    while not os.path.exists("/nonexistent/ready"):
-        time.sleep(1.0)
+def wait_for_work() -> None:
+    """Wait for work that nobody hands out."""
+    work: queue.Queue[int] = queue.Queue()
+    program.tell()
+    work.get()
 
 
 def lock_twice() -> None:
@@ -52,7 +52,7 @@ def reduce_loss(_images: Tensor, loss: Tensor) -> None:
 program = Hang(__doc__)
 dist.init_process_group("gloo")
 culprit = program.draw.randrange(dist.get_world_size())
-how = program.draw.choice((read_settings, wait_for_file, lock_twice))
+how = program.draw.choice((read_settings, wait_for_work, lock_twice))
 last = program.draw.randint(10, 30)
 batch = program.draw.choice((8, 16))
 network = Network(0, batch, depth=program.draw.randint(2, 8))

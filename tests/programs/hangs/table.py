@@ -11,8 +11,8 @@ from tpmon.model.verdict import Kind
 
 FRESH_S = 45.0
 """How long after its hang, which tpmon sees begin, a program must be called hung."""
-SPIN_S = 160.0
-"""The same of a loop in Python, which may end: four times as long as what cannot end."""
+POLL_S = SPIN_S = 160.0
+"""The same of a loop that sleeps or spins, which may end: four times as long as what cannot end."""
 CALL_S = 330.0
 """The same of a call that computes: five minutes, as for a checkpoint."""
 
@@ -67,6 +67,7 @@ ROWS = (
     Row("lock_held", _hung("lock")),
     Row("missing_rank", _hung("missing-rank"), ranks=SOME_RANKS),
     Row("missing_rank_ddp", _hung("missing-rank"), ranks=SOME_RANKS),
+    Row("polling_rank", _hung("missing-rank"), ranks=SOME_RANKS, fresh_s=POLL_S),
     Row("remote_rank", _hung("remote-rank"), must=(), ranks=(2, 2), trees=2),
     Row("dead_worker", _hung("dead-worker"), must=ONLY_PROCESS),
     Row("dead_pool_worker", _hung("dead-worker"), also=(_hung("lost-batch"),), must=ONLY_WAITER),
