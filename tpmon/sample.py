@@ -146,7 +146,7 @@ def run_sample(job: Job, options: Options, asked: Asked, output: Output) -> int:
         service.stop()
         membership.close()
     hot = hot_functions(reading, origin)
-    _write(hot, reading, form, asked.out, output)
+    write_result(hot, reading, form, asked.out, output)
     if not reading.processes and reading.errors:
         raise explain_errors(reading.errors)
     return ExitCode.OK
@@ -204,8 +204,8 @@ def _interrupt_calls(finish: Callable[[], None]) -> Iterator[Callable[[], None]]
         signal.signal(signal.SIGINT, before)
 
 
-def _write(hot: HotSample, reading: SampleReading, form: str, out: str | None, output: Output) -> None:
-    """Write the result in its form; with a file, everything else than text goes there, and text to output."""
+def write_result(hot: HotSample, reading: SampleReading, form: str, out: str | None, output: Output) -> None:
+    """Write the result in its form; with a file, it goes there and text to output."""
     if out is not None:
         descriptor = _open_new(out)
         try:

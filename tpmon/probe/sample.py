@@ -42,7 +42,7 @@ FINISH_S = 2.0
 LEAST_LEFT_S = 0.5
 """With less than this left no slice is begun: the shortest takes a second."""
 TRIES = 3
-"""A start can fail because the interpreter changed while it was looked for."""
+"""A start can fail because the interpreter changed while it was looked for, or the machine is crowded."""
 ENDING_S = 0.3
 _TICK_S = 0.5
 """Between two calls of ``progress`` at most so much passes."""
@@ -228,7 +228,7 @@ class Sampler:
             tally.add(answer)
             return
         tally.tries += 1
-        if not answer.torn or tally.tries >= TRIES:
+        if not (answer.torn or answer.kind is ErrorKind.LATE) or tally.tries >= TRIES:
             tally.failure = answer
 
     def _give_up(self, active: Iterable[Tally]) -> None:

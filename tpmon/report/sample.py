@@ -23,8 +23,8 @@ _LEAST_PCT = 1.0
 _LINE_CHARS = 400
 _HEADERS = ("self %", "total %", "waits %", "samples", "code", "function")
 _COUNTED = {
-    Counted.RUNNING: "; counted: samples in which the thread ran",
-    Counted.GIL: "; counted: samples in which the thread held the GIL",
+    Counted.RUNNING: "; counted: samples where it ran",
+    Counted.GIL: "; counted: samples where it held the GIL",
 }
 _YOURS = "yours"
 

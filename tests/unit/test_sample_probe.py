@@ -1,0 +1,352 @@
+"""Sample real small programs for a second or two, and with py-spys that fail in every way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.children import child
+from tests.unit.test_dump_probe import NAP, member, script, traced
+from tests.unit.test_stacks import may_sample, spies_of, wait_for
+from tpmon.judge.fold import Origin
+from tpmon.judge.hot import hot_functions
+from tpmon.model.dump import ErrorKind
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Role
+from tpmon.model.sample import Counted, SampledProcess, SampleReading, SampleRequest
+from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.probe import sample
+from tpmon.probe.job import Member
+from tpmon.probe.sample import Sampler, choose_members, fix_request, sample_arguments
+from tpmon.probe.sample_tally import MOST_STACKS, Slice, Tally, count_looks
+from tpmon.probe.sample_text import Remarks, parse_remarks
+from tpmon.probe.stack_child import find_spy
+from tpmon.probe.stack_text import Sampled
+
+BURN = """
+def spin(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+def much():
+    spin_a(0.035)
+def little():
+    spin_b(0.015)
+spin_a = lambda seconds: spin(seconds)
+spin_b = lambda seconds: spin(seconds)
+say("up")
+while True:
+    much()
+    little()
+"""
+ORIGIN = Origin(1, "train.py", 1)
+
+
+@pytest.fixture(scope="module")
+def sampling_works() -> None:
+    if reason := may_sample():
+        pytest.skip(reason)
+
+
+def run(*members: Member, seconds: float = 1.0, spy=find_spy, progress=None, **fields) -> SampleReading:
+    request = SampleRequest(seconds=seconds, **fields)
+    return Sampler(lambda: members, request, spy=spy).run(progress)
+
+
+def functions_of(process: SampledProcess) -> set[str]:
+    return {stack.frames[-1].function for stack in process.stacks}
+
+
+# whom
+
+
+def test_without_a_pid_the_lowest_rank_here_is_meant_and_its_workers_come_with_it():
+    me = member(os.getpid())
+    one, two = replace(me, rank=5), replace(me, rank=2, identity=replace(me.identity, pid=2))
+    mine = replace(me, role=Role.WORKER, rank=2, rank_pid=2, identity=replace(me.identity, pid=3))
+    other = replace(mine, rank=5, rank_pid=me.identity.pid, identity=replace(me.identity, pid=4))
+    helper = replace(me, role=Role.HELPER, rank_pid=2, identity=replace(me.identity, pid=5))
+    members = (one, two, mine, other, helper)
+    request = fix_request(members, SampleRequest())
+    assert request.pids == {2}
+    assert choose_members(members, request) == (two, mine)
+    assert choose_members(members, SampleRequest(pids=frozenset((4, 5)))) == (other, helper)
+    assert choose_members(members, SampleRequest(everyone=True)) == members
+    assert fix_request((helper,), SampleRequest()) == SampleRequest()
+    unnumbered = replace(me, rank=Missing("no place"))
+    assert fix_request((unnumbered, two), SampleRequest()).pids == {2}
+    assert fix_request((unnumbered,), SampleRequest()).pids == {os.getpid()}
+
+
+def test_no_form_of_sampling_ever_stops_the_target():
+    for counted in Counted:
+        arguments = sample_arguments(7, 50, 2, counted)
+        assert "--nonblocking" in arguments
+        assert ("--idle" in arguments) == (counted is not Counted.RUNNING)
+        assert ("--gil" in arguments) == (counted is Counted.GIL)
+        assert not {"--native", "--subprocesses", "--locals"}.intersection(arguments)
+
+
+# what py-spy says beside the stacks
+
+
+def test_lost_and_late_samples_are_found_in_what_py_spy_says():
+    said = (
+        b"py-spy> Sampling process 20 times a second for 4 seconds. Press Control-C to exit.\n\n"
+        b"py-spy> 1.05s behind in sampling, results may be inaccurate. Try reducing the sampling rate\n"
+        b"\x1b[1A\x1b[2K\rpy-spy> 2.45s behind in sampling, results may be inaccurate.\n"
+        b"thread (1): Samples: 1 Errors: 9;f (9.99s behind in sampling:1) 3\n"
+        b"py-spy> Wrote raw flamegraph data to '/dev/stdout'. Samples: 158 Errors: 7\n"
+    )
+    assert parse_remarks(said) == Remarks(7, 2.45)
+    assert parse_remarks(b"") == Remarks(0, 0.0)
+    assert parse_remarks(b"Samples: x Errors: y\n\xff\xfe") == Remarks(0, 0.0)
+
+
+def test_looks_are_those_that_gave_a_stack_and_those_that_did_not():
+    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), Counted.ALL, 39) == 19
+    assert count_looks(Sampled(17, (), 0), Remarks(2, 0), Counted.GIL, 39) == 39
+    assert count_looks(Sampled(40, (), 0), Remarks(2, 0), Counted.RUNNING, 39) == 42
+
+
+def test_stacks_beyond_the_most_stay_counted():
+    me = member(os.getpid())
+    tally = Tally(me)
+    stacks = tuple(
+        StackCount(me.identity.pid, "MainThread", (StackFrame("f", "/a.py", line),), 2)
+        for line in range(MOST_STACKS + 10)
+    )
+    seen = 2 * len(stacks)
+    nothing = Missing("no schedstat")
+    tally.add(Slice(Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, nothing, nothing))
+    tally.add(Slice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, nothing, nothing))
+    total = tally.total(20)
+    assert len(total.stacks) == MOST_STACKS + 1
+    assert sum(one.samples for one in total.stacks) == seen + 2
+    assert (total.looks, total.lost, total.behind_s) == (seen + 3, 1, 0.5)
+    assert total.cpu_s == total.delay_s == Missing("the main thread's CPU time could not be read")
+
+
+# real programs
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_the_share_of_a_known_function_is_found():
+    with child(BURN) as one:
+        reading = run(member(one.pid), seconds=6.0)
+    (process,) = reading.processes
+    assert (reading.errors, reading.ended, reading.asked) == ((), 0, 1)
+    assert process.looks > 40
+    assert process.lost < process.looks / 4
+    assert is_known(process.cpu_s)
+    assert process.cpu_s > 0
+    (group,) = hot_functions(reading, ORIGIN).groups
+    shares = {one.function: one.total_pct for one in group.functions}
+    # Some 110 looks know a share of 70 % to 9 points; five of a hundred runs may miss that.
+    assert shares["much"] == pytest.approx(70, abs=20)
+    assert shares["little"] == pytest.approx(30, abs=20)
+    assert shares["much"] + shares["little"] == pytest.approx(100, abs=3)
+    assert shares["<module>"] == pytest.approx(100, abs=3)
+    (spin,) = [one for one in group.functions if one.function == "spin"]
+    assert spin.self_pct > 80
+    assert reading.spy_cpu_ms > 0
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_running_and_gil_leave_out_a_thread_that_sleeps():
+    with child(NAP) as one:
+        for counted in (Counted.RUNNING, Counted.GIL):
+            (process,) = run(member(one.pid), counted=counted).processes
+            assert process.looks >= 10
+            assert sum(stack.samples for stack in process.stacks) <= process.looks / 4
+        (process,) = run(member(one.pid)).processes
+    assert functions_of(process) == {"nap"}
+    assert is_known(process.cpu_s)
+    assert process.cpu_s < process.watched_s / 2
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_results_come_while_it_goes_on_and_no_more_than_four_run_at_once(monkeypatch):
+    monkeypatch.setattr(sample, "_TICK_S", 0.05)
+    parts: list[SampleReading] = []
+    most = 0
+
+    def look(part: SampleReading) -> None:
+        nonlocal most
+        parts.append(part)
+        most = max(most, len(spies_of(os.getpid())))
+
+    with ExitStack() as children:
+        pids = [children.enter_context(child(NAP)).pid for _ in range(5)]
+        members = [member(pid, rank) for rank, pid in enumerate(pids)]
+        reading = run(*members, seconds=4.0, progress=look)
+    assert [process.rank for process in reading.processes] == [0, 1, 2, 3, 4]
+    assert 1 <= most <= 4
+    assert any(len(part.processes) > 0 for part in parts[:-1])
+    looks = [sum(process.looks for process in part.processes) for part in parts]
+    assert looks == sorted(looks)
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_a_worker_that_is_started_anew_is_met(monkeypatch):
+    monkeypatch.setattr(sample, "MEET_EVERY_S", 0.1)
+    with child(NAP) as one, child(NAP) as two:
+        members = [member(one.pid)]
+        sampler = Sampler(lambda: tuple(members), SampleRequest(seconds=3.0))
+        threading.Timer(0.5, lambda: members.append(member(two.pid, 1))).start()
+        reading = sampler.run()
+    assert [process.rank for process in reading.processes] == [0, 1]
+    assert reading.asked == 2
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling():
+    with child(NAP) as one:
+        timer = threading.Timer(2.0, one.process.kill)
+        timer.start()
+        begun = time.monotonic()
+        reading = run(member(one.pid), seconds=40.0)
+        assert time.monotonic() - begun < 30
+    assert (reading.ended, reading.errors) == (1, ())
+    assert functions_of(reading.processes[0]) == {"nap"}
+
+
+@contextmanager
+def sampling(sampler: Sampler) -> Iterator[list[SampleReading]]:
+    """Run a sampler in a thread that is over when the block is left."""
+    found: list[SampleReading] = []
+    thread = threading.Thread(target=lambda: found.append(sampler.run()), daemon=True)
+    thread.start()
+    yield found
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_finish_ends_early_and_keeps_what_there_is():
+    with child(NAP) as one:
+        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
+        with sampling(sampler) as found:
+            assert wait_for(lambda: bool(spies_of(os.getpid())))
+            time.sleep(0.7)
+            sampler.finish()
+        (process,) = found[0].processes
+        assert 0 < process.looks < 60
+        assert found[0].elapsed_s < 30
+        assert read_state(one.pid) == "S"
+    assert spies_of(os.getpid()) == []
+
+
+def read_state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_stop_kills_every_py_spy_and_leaves_nothing():
+    with child(NAP) as one, child(NAP) as two:
+        held = len(os.listdir("/proc/self/fd"))
+        sampler = Sampler(lambda: (member(one.pid), member(two.pid, 1)), SampleRequest(seconds=60.0))
+        with sampling(sampler) as found:
+            assert wait_for(lambda: len(spies_of(os.getpid())) == 2)
+            sampler.stop()
+        assert found[0].errors == ()
+        assert wait_for(lambda: spies_of(os.getpid()) == [])
+        assert wait_for(lambda: len(os.listdir("/proc/self/fd")) == held)
+
+
+# refusals
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_gone_zombie_and_traced_processes_are_said_and_the_others_are_sampled():
+    with child(NAP) as one, child(NAP) as two, child(NAP) as three:
+        gone, zombie, held = member(one.pid), member(two.pid, 1), member(three.pid, 2)
+        one.kill()
+        two.process.send_signal(signal.SIGKILL)
+        assert wait_for(lambda: read_state(two.pid) == "Z")
+        with traced(three.pid), child(NAP) as four:
+            reading = run(gone, zombie, held, member(four.pid, 3))
+    assert [process.rank for process in reading.processes] == [3]
+    assert reading.ended == 2
+    assert [(error.rank, error.kind) for error in reading.errors] == [
+        (0, ErrorKind.GONE),
+        (1, ErrorKind.GONE),
+        (2, ErrorKind.TRACED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("echo 'Error: Failed to merge' >&2; exit 1", ErrorKind.FAILED, "py-spy: Failed to merge"),
+        ("echo 'Error: No python version found' >&2; exit 1", ErrorKind.UNKNOWN_PYTHON, "does not know"),
+        ("echo 'thread garbage (;;)) 12 x'; echo 7", ErrorKind.FAILED, "py-spy saw no Python thread"),
+        ("head -c 5000 /dev/urandom", ErrorKind.FAILED, "py-spy saw no Python thread"),
+        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads"),
+        ("exec sleep 60", ErrorKind.LATE, "no answer within"),
+        ("kill -9 $$", ErrorKind.FAILED, "py-spy: no reason given"),
+    ],
+)
+@pytest.mark.usefixtures("sampling_works")
+def test_a_py_spy_that_fails_costs_its_process_alone(tmp_path, monkeypatch, text, kind, words):
+    others_work = kind is not ErrorKind.LATE  # with so short a grace the other may be late too
+    monkeypatch.setattr(sample, "GRACE_S", 20.0 if others_work else 1.0)
+    monkeypatch.setattr(sample, "TRIES", 2)
+
+    def look(part: SampleReading) -> None:
+        if part.errors and len(part.processes) == 1:
+            sampler.finish()
+
+    with child(NAP) as one, child(NAP) as two:
+        begin = 'n=$(cat "$0.n" 2>/dev/null); echo "$n." > "$0.n"'
+        works = 'exec $PYSPY "$@"'
+        fake = script(tmp_path, f'case "$*" in *"--pid {one.pid}") {begin}; {text};; *) {works};; esac')
+        members = (member(one.pid), member(two.pid, 1))[: 1 + others_work]
+        sampler = Sampler(lambda: members, SampleRequest(seconds=30.0), spy=lambda: fake)
+        reading = sampler.run(look)
+    (error,) = reading.errors
+    assert (error.pid, error.rank, error.kind) == (one.pid, 0, kind)
+    assert words in error.reason
+    assert [process.rank for process in reading.processes] == ([1] if others_work else [])
+    again = kind in (ErrorKind.LATE, ErrorKind.FAILED) and "more stacks" not in words
+    assert (tmp_path / "fake-spy.n").read_text().count(".") == (2 if again else 1)
+    assert wait_for(lambda: spies_of(os.getpid()) == [])
+
+
+def test_a_missing_py_spy_is_said_for_each_process():
+    with child(NAP) as one:
+        reading = run(member(one.pid), spy=lambda: Missing("py-spy is not installed"))
+        assert [(error.kind, error.reason) for error in reading.errors] == [
+            (ErrorKind.NO_SPY, "py-spy is not installed")
+        ]
+        absent = run(member(one.pid), spy=lambda: "/no/such/py-spy")
+        assert [error.kind for error in absent.errors] == [ErrorKind.NO_SPY]
+        assert absent.processes == ()
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_another_user_is_refused_with_the_reason(tmp_path):
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("only root can become another user")
+    become = "setpriv --reuid 65534 --regid 65534 --clear-groups"
+    spy = find_spy()
+    assert is_known(spy)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, child(NAP) as one:
+        os.chmod(folder, 0o755)
+        readable = shutil.copy(spy, folder)
+        fake = script(tmp_path, f'echo x >> "$0.n"; exec {become} {readable} "$@"')
+        reading = run(member(one.pid), seconds=5.0, spy=lambda: fake)
+    (error,) = reading.errors
+    assert error.kind is ErrorKind.DENIED
+    assert error.reason.startswith("not permitted")
+    assert (tmp_path / "fake-spy.n").read_text() == "x\n", "it is not tried again"

@@ -1,0 +1,153 @@
+"""Sample in the background with a sampler that answers when the test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.samples import make_reading, make_sampled
+from tests.unit.test_dump_service import member
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Role
+from tpmon.model.sample import SampleReading, SampleRequest, SampleState
+from tpmon.probe.job import Member
+from tpmon.probe.sample import FindMembers
+from tpmon.probe.sample_service import ALREADY, NOBODY, NOTHING_YET, OFF, SampleService
+
+PART = make_reading(make_sampled(0))
+WHOLE = make_reading(make_sampled(0), make_sampled(1))
+
+
+class SlowSampler:
+    """Show one part, then answer when ``go`` is set."""
+
+    def __init__(self, find: FindMembers, request: SampleRequest) -> None:
+        self.find, self.request = find, request
+        self.go = threading.Event()
+        self.ends: list[str] = []
+        self.fails = False
+
+    def run(self, progress: Callable[[SampleReading], None]) -> SampleReading:
+        progress(PART)
+        self.go.wait(10)
+        if self.fails:
+            raise ZeroDivisionError("a bug")
+        return WHOLE
+
+    def finish(self) -> None:
+        self.ends.append("finish")
+        self.go.set()
+
+    def stop(self) -> None:
+        self.ends.append("stop")
+        self.go.set()
+
+
+class Bench:
+    """Hold a service whose samplers are kept for the test."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.made: list[SlowSampler] = []
+        self.members: list[Member] = [member(11), replace(member(12), rank=1)]
+        self.changes = 0
+        self.service = SampleService(lambda: tuple(self.members), self.make, enabled=enabled)
+        self.service.on_change = self.count
+
+    def count(self) -> None:
+        self.changes += 1
+
+    def make(self, find: FindMembers, request: SampleRequest) -> SlowSampler:
+        self.made.append(SlowSampler(find, request))
+        return self.made[-1]
+
+    def wait(self, condition: Callable[[SampleState], bool]) -> SampleState:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            state = self.service.state
+            if is_known(state) and condition(state):
+                return state
+            time.sleep(0.002)
+        raise AssertionError(f"not reached: {self.service.state}")
+
+
+def test_a_sampling_grows_and_ends():
+    bench = Bench()
+    assert bench.service.state is NOT_APPLICABLE
+    request = SampleRequest(seconds=3)
+    bench.service.ask(request)
+    part = bench.wait(lambda state: is_known(state.reading))
+    assert part == SampleState(request, PART, running=True, refused="")
+    bench.made[0].go.set()
+    assert bench.wait(lambda state: not state.running) == SampleState(
+        request, WHOLE, running=False, refused=""
+    )
+    assert bench.changes == 3
+
+
+def test_the_lowest_rank_is_sampled_with_the_workers_that_it_has_at_the_time():
+    bench = Bench()
+    bench.service.ask(SampleRequest())
+    bench.wait(lambda state: state.running)
+    find = bench.made[0].find
+    assert [one.identity.pid for one in find()] == [11]
+    bench.members.append(replace(member(13), role=Role.WORKER, rank_pid=11))
+    bench.members.insert(0, replace(member(10), rank=0))
+    assert [one.identity.pid for one in find()] == [11, 13], "it stays with the rank that it began with"
+    bench.service.stop()
+
+
+def test_two_samplings_never_run_at_once():
+    bench = Bench()
+    first = SampleRequest(seconds=3)
+    bench.service.ask(first)
+    bench.wait(lambda state: is_known(state.reading))
+    bench.service.ask(SampleRequest(everyone=True))
+    state = bench.wait(lambda state: state.refused != "")
+    assert (state.refused, state.running, state.request, len(bench.made)) == (ALREADY, True, first, 1)
+    bench.made[0].go.set()
+    bench.wait(lambda state: not state.running)
+    bench.service.ask(SampleRequest(everyone=True))
+    bench.wait(lambda state: state.request.everyone and is_known(state.reading))
+    assert len(bench.made[1].find()) == 2
+    bench.service.stop()
+
+
+def test_nobody_there_and_stacks_switched_off_are_said():
+    bench = Bench()
+    bench.service.ask(SampleRequest(pids=frozenset((99,))))
+    state = bench.wait(lambda state: not state.running)
+    assert (state.refused, state.reading) == (NOBODY, NOTHING_YET)
+    off = Bench(enabled=False)
+    off.service.ask(SampleRequest())
+    assert off.wait(lambda state: not state.running).refused == OFF
+    assert (bench.made, off.made, off.changes) == ([], [], 1)
+
+
+def test_a_failure_is_said_keeps_what_there_was_and_the_next_one_works():
+    bench = Bench()
+    bench.service.ask(SampleRequest())
+    bench.wait(lambda state: is_known(state.reading))
+    bench.made[0].fails = True
+    bench.made[0].go.set()
+    state = bench.wait(lambda state: not state.running)
+    assert (state.refused, state.reading) == ("sampling failed: ZeroDivisionError: a bug", PART)
+    bench.service.ask(SampleRequest())
+    bench.made[1].go.set()
+    assert bench.wait(lambda state: not state.running and not state.refused).reading == WHOLE
+
+
+def test_finish_and_stop_reach_the_sampler_that_runs_and_stop_is_for_good():
+    bench = Bench()
+    bench.service.finish()
+    bench.service.ask(SampleRequest())
+    bench.service.finish()
+    bench.wait(lambda state: not state.running)
+    assert bench.made[0].ends == ["finish"]
+    bench.service.ask(SampleRequest())
+    bench.service.stop()
+    bench.wait(lambda state: not state.running)
+    assert bench.made[1].ends == ["stop"]
+    bench.service.ask(SampleRequest())
+    assert len(bench.made) == 2
