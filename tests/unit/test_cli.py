@@ -23,6 +23,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.results import JobList
 from tpmon.settings import (
     BELL_SETTING,
+    BUNDLE_SETTINGS,
     CHECK_SETTING,
     DEMO_SETTINGS,
     DIAGNOSE_SETTINGS,
@@ -31,6 +32,7 @@ from tpmon.settings import (
     JOB_SETTING,
     LOOK_SETTINGS,
     OUTPUT_SETTINGS,
+    READONLY_SETTING,
     STACKS_SETTING,
     WATCH_SETTINGS,
 )
@@ -39,6 +41,13 @@ SECONDS = 60.0
 """Longest wait for anything; nothing waits it out."""
 STACK_SETTINGS = [STACKS_SETTING, *WATCH_SETTINGS]
 TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
+OWN_FLAGS = {
+    "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe"},
+    "sample": {"--rank", "--all", "--out"},
+    "bundle": {"--out", "--tar"},
+}
+"""Flags that belong to one call and are no settings."""
+PLACE_SETTINGS = [setting for setting in OUTPUT_SETTINGS if setting.key in ("ascii", "interval")]
 TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
 
 
@@ -97,7 +106,16 @@ def test_help_names_each_command_and_each_exit_code():
     done = call("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    for command in ("ps ", "attach PID", "diagnose PID", "dump PID", "fold FILE", "demo "):
+    for command in (
+        "ps ",
+        "attach PID",
+        "diagnose PID",
+        "dump PID",
+        "fold FILE",
+        "doctor [PID]",
+        "bundle PID",
+        "demo ",
+    ):
         assert f"\n  {command}" in done.stdout
     for code in ExitCode:
         assert f" {code.value} " in done.stdout
@@ -109,8 +127,10 @@ def test_help_names_each_command_and_each_exit_code():
         ("ps", [s for s in OUTPUT_SETTINGS if s.key == "json"]),
         ("attach", [*OUTPUT_SETTINGS, *STACK_SETTINGS, JOB_SETTING, CHECK_SETTING, BELL_SETTING]),
         ("diagnose", [*LOOK_SETTINGS, *STACK_SETTINGS, JOB_SETTING, *DIAGNOSE_SETTINGS]),
-        ("dump", [*TEXT_SETTINGS, JOB_SETTING, *DUMP_SETTINGS]),
+        ("dump", [*TEXT_SETTINGS, JOB_SETTING, READONLY_SETTING, *DUMP_SETTINGS]),
         ("fold", [*TEXT_SETTINGS, DUMP_FORMAT_SETTING]),
+        ("doctor", [*TEXT_SETTINGS, STACKS_SETTING]),
+        ("bundle", [*PLACE_SETTINGS, JOB_SETTING, STACKS_SETTING, *BUNDLE_SETTINGS]),
         ("demo", [*OUTPUT_SETTINGS, *STACK_SETTINGS, *DEMO_SETTINGS]),
     ],
 )
@@ -121,7 +141,7 @@ def test_help_of_a_command_names_its_flags_and_no_other(command: str, settings: 
     positive = {flag for flag in flags if not flag.startswith("--no-") or flag == "--no-workers"}
     named = {setting.flag.replace("--no-stacks", "--stacks") for setting in settings}
     assert ("--no-stacks" in flags) == ("--stacks" in flags)
-    assert positive == named | {"--help", "--print-config"} | ({"--block"} if command == "dump" else set())
+    assert positive == named | {"--help", "--print-config"} | OWN_FLAGS.get(command, set())
 
 
 def test_help_of_demo_names_each_bottleneck():

@@ -1,0 +1,253 @@
+"""``tpmon doctor`` as a person calls it: text, JSON, exit codes, refusals, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from tests.children import child
+from tests.unit.test_cli import SECONDS, call, small_environment
+from tests.unit.test_stacks import may_sample, wait_for
+from tpmon.model.codec import decode, encode
+from tpmon.model.doctor import (
+    DOCTOR_SCHEMA,
+    Access,
+    Check,
+    Checkup,
+    JobCheckup,
+    is_obstacle,
+    list_obstacles,
+)
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.probe.other_spies import find_spies
+from tpmon.report.doctor import ALL_WELL, write_checkup
+
+__all__ = ["small_environment"]  # a fixture of every test here too
+
+NOBODY = 65534
+NAP = "say('up')\ntime.sleep(50)\n"
+LIFT = "sudo sysctl kernel.yama.ptrace_scope=0"
+
+STAT = Check("stat", Access.ALLOWED, True, "state, CPU time and threads", NOT_APPLICABLE)
+STACKS = Check("stacks", Access.DENIED, True, "not permitted: ptrace_scope 1", LIFT)
+MEMORY = Check("memory", Access.DENIED, True, "not permitted: ptrace_scope 1", LIFT)
+CARDS = Check("cards", Access.ABSENT, False, "the job holds no NVIDIA card open", NOT_APPLICABLE)
+SPY = Check("py-spy", Access.ALLOWED, True, "py-spy 0.4.1 at /bin/py-spy", NOT_APPLICABLE)
+PERF = Check("perf", Access.DENIED, False, "kernel.perf_event_paranoid is 4", "sudo sysctl x=2")
+
+
+def make_checkup(*jobs: JobCheckup, machine: tuple[Check, ...] = (SPY, PERF)) -> Checkup:
+    now = datetime(2026, 3, 14, 3, 7, tzinfo=timezone.utc)
+    return Checkup(DOCTOR_SCHEMA, now, "node-07", "grace", machine, jobs)
+
+
+def make_job(*checks: Check, pid: int = 4211, remark: str = "") -> JobCheckup:
+    return JobCheckup(pid, "train.py", "grace", (pid, pid + 1), remark, checks)
+
+
+# text
+
+
+def test_what_is_needed_and_forbidden_comes_first_with_its_command_once():
+    lines = write_checkup(make_checkup(make_job(STAT, MEMORY, STACKS, CARDS)))
+    assert lines[0] == "doctor   not allowed or not there: memory, stacks (grace on node-07)"
+    assert lines[1] == f"try      {LIFT}"
+    text = "\n".join(lines)
+    assert text.count(f"try: {LIFT}") == 1
+    assert "job      4211 train.py of grace, 2 processes tried" in text
+    assert re.search(r"^ +yes stat +state", text, re.MULTILINE)
+    assert re.search(r"^ +!NO +stacks +not permitted", text, re.MULTILINE)
+    assert re.search(r"^machine +yes py-spy", text, re.MULTILINE)
+    # perf is forbidden, but nothing needs it.
+    assert re.search(r"^ +NO +perf", text, re.MULTILINE)
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_when_all_is_well_it_says_so_and_tries_nothing():
+    lines = write_checkup(make_checkup(make_job(STAT, remark="4211 is a thread of process 4210")))
+    assert lines[0] == f"doctor   {ALL_WELL} (grace on node-07)"
+    assert lines[1] == ""
+    assert "         4211 is a thread of process 4210" in lines
+
+
+def test_what_is_needed_and_not_known_is_said():
+    unknown = Check("stacks", Access.UNKNOWN, True, "not tried: --no-stacks", NOT_APPLICABLE)
+    assert write_checkup(make_checkup(make_job(unknown)))[0].startswith(
+        "doctor   nothing is forbidden, but not known: stacks"
+    )
+
+
+def test_several_jobs_show_only_what_is_not_allowed():
+    text = "\n".join(write_checkup(make_checkup(make_job(STAT, CARDS), make_job(STACKS, pid=5000))))
+    assert "may be read: stat\n" in text
+    assert "yes stat" not in text
+    assert "5000 train.py" in text
+
+
+def test_no_job_is_said():
+    assert any(line.startswith("jobs     none of this user's") for line in write_checkup(make_checkup()))
+
+
+def test_control_characters_of_a_reason_do_not_reach_the_terminal():
+    evil = Check("stacks", Access.DENIED, True, "why \x1b[2J", NOT_APPLICABLE)
+    assert "\x1b" not in "\n".join(write_checkup(make_checkup(make_job(evil))))
+
+
+def test_obstacles_are_what_is_needed_and_each_is_told_once():
+    checkup = make_checkup(make_job(MEMORY, STACKS), make_job(STACKS, pid=5000))
+    assert list_obstacles(checkup) == (MEMORY, STACKS)
+    assert not is_obstacle(PERF)
+    assert decode(Checkup, encode(checkup)) == checkup
+
+
+# the command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [
+        (["doctor", "train.py"], 2, "a PID is a number"),
+        (["doctor", "1", "2"], 2, "unrecognized arguments: 2"),
+        (["doctor", "--job"], 2, "unrecognized arguments: --job"),
+    ],
+)
+def test_wrong_calls_are_refused(arguments, code, what):
+    done = call(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"tpmon: {what}")
+
+
+def test_a_process_that_is_not_there_is_3():
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    assert call("doctor", str(gone.pid)).returncode == 3
+
+
+def doctor(pid: int, *arguments: str, before: tuple[str, ...] = (), **options) -> tuple[int, Checkup]:
+    """Call doctor as JSON, behind a command that takes rights away."""
+    command = [*before, sys.executable, "-B", "-m", "tpmon", "doctor", str(pid), "--json", *arguments]
+    done = subprocess.run(
+        command,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=Path(__file__).parents[2],
+        **options,
+    )
+    assert done.stderr == ""
+    return done.returncode, decode(Checkup, done.stdout)
+
+
+def checks_of(checkup: Checkup) -> dict[str, Check]:
+    (job,) = checkup.jobs
+    return {check.name: check for check in (*checkup.machine, *job.checks)}
+
+
+def test_of_an_own_process_everything_is_allowed_and_it_notices_nothing():
+    if reason := may_sample():
+        pytest.skip(reason)
+    with child(NAP) as one:
+        code, checkup = doctor(one.pid)
+        checks = checks_of(checkup)
+        assert code == 0
+        assert checkup.schema == DOCTOR_SCHEMA
+        assert checkup.jobs[0].pids == (one.pid,)
+        assert checkup.jobs[0].remark.endswith("is Python without torch (yet)")
+        for name in ("stat", "io", "smaps_rollup", "environ", "fd", "syscall", "memory", "stacks", "py-spy"):
+            assert checks[name].access is Access.ALLOWED, name
+        names = {"yama", "capability", "container", "hidepid", "seccomp", "lsm", "perf", "kernel-log", "nvml"}
+        assert names | {"counters", "clipboard", "cgroup", "cards", "ras", "place"} <= set(checks)
+        assert one.process.poll() is None
+        assert wait_for(lambda: one.pid not in find_spies())
+
+
+def test_without_stacks_nothing_touches_its_memory():
+    with child(NAP) as one:
+        code, checkup = doctor(one.pid, "--no-stacks")
+    checks = checks_of(checkup)
+    assert code == 0
+    for name in ("memory", "stacks"):
+        assert (checks[name].access, checks[name].why) == (Access.UNKNOWN, "not tried: --no-stacks")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+def test_another_users_process_is_4_with_what_permits_it():
+    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
+    with child(NAP) as one:
+        probe = subprocess.run([*become, sys.executable, "-c", ""], check=False, capture_output=True)
+        if probe.returncode:
+            pytest.skip("another user may not start this Python")
+        environment = {**os.environ, "HOME": "/"}
+        code, checkup = doctor(one.pid, before=become, env=environment)
+        checks = checks_of(checkup)
+    assert code == 4
+    assert checkup.user == "nobody" or checkup.user.isdigit()
+    assert checks["stat"].access is Access.ALLOWED
+    assert checks["cgroup"].access is not Access.DENIED
+    for name in ("io", "smaps_rollup", "environ", "fd", "wchan", "syscall", "memory"):
+        assert checks[name].access is Access.DENIED, name
+        assert checks[name].fix == f"sudo tpmon attach {one.pid}"
+        assert "uid 0" in checks[name].why
+    assert "stacks" in {check.name for check in list_obstacles(checkup)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to drop")
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+def test_root_without_the_capability_is_told_which_flag_its_container_needs():
+    drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
+    with child(NAP) as one:
+        code, checkup = doctor(one.pid, before=drop)
+        checks = checks_of(checkup)
+    assert code == 4
+    for name in ("capability", "syscall", "memory", "stacks"):
+        assert checks[name].access is Access.DENIED, name
+        assert checks[name].fix == "docker run --cap-add SYS_PTRACE"
+    assert checks["stat"].access is Access.ALLOWED
+    assert checks["stacks"].why.endswith("tpmon doctor says more")
+
+
+@pytest.mark.parametrize(
+    ("text", "access", "words"),
+    [
+        (None, Access.ABSENT, "py-spy is not installed beside tpmon or on PATH"),
+        ("echo 'Error: no luck' >&2; exit 1", Access.DENIED, "does not work: Error: no luck"),
+        ("echo garbage", Access.DENIED, "does not work: garbage"),
+        ("exec sleep 60", Access.UNKNOWN, "no answer within 5 s"),
+    ],
+)
+def test_a_py_spy_that_is_missing_or_broken_costs_its_own_lines(tmp_path, text, access, words):
+    """The Python that runs tpmon is told to lie elsewhere, beside another py-spy."""
+    if text is not None:
+        (tmp_path / "py-spy").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "py-spy").chmod(0o755)
+    code = f"import sys; sys.executable = {str(tmp_path / 'python')!r}; from tpmon.cli import main; main()"
+    with child(NAP) as one:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "doctor", str(one.pid), "--json"],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PATH": "/usr/bin:/bin"},
+        )
+        checks = checks_of(decode(Checkup, done.stdout))
+        assert wait_for(lambda: one.pid not in find_spies())
+    spy = checks["py-spy"]
+    assert spy.access is access
+    assert words in spy.why
+    assert is_known(spy.fix)
+    assert checks["stacks"].access is not Access.ALLOWED
+    for name in ("stat", "io", "environ", "fd", "syscall", "memory"):
+        assert checks[name].access is Access.ALLOWED, name
