@@ -173,6 +173,7 @@ def _dump(options: Options, given: Mapping[str, Any]) -> int:
         given.get("block", False),
         given.get("native", False),
         given.get("locals", False),
+        given.get("fr_pipe", False),
     )
     _check_asked(options, given.get("pid"), given.get("job", False))
     check_asked(options, asked)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
+from tpmon.judge.collectives import add_collectives, fold_collectives
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.clean import clean_value
@@ -18,6 +19,7 @@ from tpmon.model.dump_words import list_numbers
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
 from tpmon.model.results import DumpUpdate
+from tpmon.probe.collectives import PIPE_PRICE, read_collectives
 from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper, dumpable
 from tpmon.probe.job import Job, Member
 from tpmon.report.dump import write_dump
@@ -49,11 +51,17 @@ class Asked:
     block: bool = False
     native: bool = False
     variables: bool = False
+    fr_pipe: bool = False
 
     @property
     def prices(self) -> tuple[str, ...]:
         """Say what each part costs the job, before it is done."""
-        wanted = ((self.block, BLOCK_PRICE), (self.native, NATIVE_PRICE), (self.variables, LOCALS_PRICE))
+        wanted = (
+            (self.block, BLOCK_PRICE),
+            (self.native, NATIVE_PRICE),
+            (self.variables, LOCALS_PRICE),
+            (self.fr_pipe, PIPE_PRICE),
+        )
         return tuple(price for asked, price in wanted if asked)
 
 
@@ -83,6 +91,10 @@ def check_asked(options: Options, asked: Asked) -> None:
             raise UsageError(
                 f"{flag} stops processes of the job, and --readonly forbids that", "leave one of the two out"
             )
+    if asked.fr_pipe and options.readonly:
+        raise UsageError(
+            "--fr-pipe has the job write files, and --readonly forbids that", "leave one of the two out"
+        )
     for word in asked.ranks:
         _parse_numbers(word)
     for word in asked.pids:
@@ -159,6 +171,7 @@ def run_dump(job: Job, options: Options, asked: Asked, output: Output) -> int:
         due_s = time.monotonic() + options.dump_every_s
         rounds.append(dumper.read_round(NATIVE_ROUND_S if asked.native else ROUND_S))
     dump = fold_rounds(rounds, _name_origin(job, members))
+    dump = add_collectives(dump, read_collectives(job, ask_pipes=asked.fr_pipe))
     _write(dump, form, output)
     return pick_exit_code(dump)
 
@@ -177,7 +190,8 @@ def run_fold(paths: Sequence[str], options: Options, output: Output) -> int:
         UsageError: for a file that cannot be read or holds something else.
     """
     form = pick_format(options)
-    dump = fold_dumps(list(read_dumps(paths)))
+    dumps = list(read_dumps(paths))
+    dump = fold_collectives(fold_dumps(dumps), dumps)
     _write(dump, form, output)
     return pick_exit_code(dump)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from tpmon.model.collectives import Collectives
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
@@ -287,6 +288,7 @@ class Dump:
 
     ``host`` names every host that is in it. ``world_size`` is what the job says of itself.
     ``not_asked`` counts ranks here that nobody asked for; it does not apply to a dump of the whole job.
+    ``collectives`` is what the job itself recorded of them.
     """
 
     schema: str
@@ -306,3 +308,4 @@ class Dump:
     paused_ms: float
     spy_cpu_ms: float
     not_asked: Applicable[int] = NOT_APPLICABLE
+    collectives: Applicable[Collectives] = NOT_APPLICABLE

@@ -17,6 +17,7 @@ from tpmon.model.dump_words import (
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.report.collectives import write_collectives
 from tpmon.report.dump_locals import locals_of
 from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
 
@@ -32,6 +33,8 @@ Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
 def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
     lines = lay_paragraph("dump", dump.summary)
+    if is_known(dump.collectives):
+        lines += write_collectives(dump.collectives)
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
     for group in main:
         lines += ["", *_write_group(group, shorten, dump)]

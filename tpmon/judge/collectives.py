@@ -1,0 +1,237 @@
+"""Tell from the records of all ranks which collective does not end, who waits in it and who never came. Pure.
+
+A process group numbers its collectives, and ends them in order. The first number that not every rank
+has done is where it stands; a rank that has not called it holds those that have. Ranks that wait in one
+group are missing in the next, so the cause is the rank that is missing somewhere and waits nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tpmon.judge.collectives_match import find_differences
+from tpmon.judge.collectives_stacks import Standing, find_standings, find_waits, say_assumed_abort
+from tpmon.judge.collectives_words import sum_up, write_summary
+from tpmon.model.collectives import (
+    CallDifference,
+    CollectiveCall,
+    CollectiveCause,
+    CollectiveFinding,
+    Collectives,
+    CollectivesReading,
+    GroupRecord,
+    RankRecord,
+)
+from tpmon.model.dump import Dump
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+
+DEFAULT_TIMEOUTS_S = {"nccl": 600.0, "gloo": 1800.0}
+"""How long a backend waits when the job does not say (torch/distributed/constants.py)."""
+_WORLD = "default_pg"
+_CAUSES = tuple(CollectiveCause)
+
+
+def judge_collectives(
+    readings: Sequence[CollectivesReading],
+    world_size: Applicable[int],
+    standings: Mapping[int, Standing],
+) -> Collectives:
+    """Judge all records of a job, of one or several hosts; ``standings`` say where ranks are by stack."""
+    records = pick_records(record for reading in readings for record in reading.records)
+    findings = order_findings(find_open(records, world_size))
+    told = tuple(replace(one, summary=write_summary(one, standings)) for one in findings)
+    ras = tuple(report for reading in readings for report in reading.ras)
+    notes = tuple(note for reading in readings for note in reading.notes)
+    return Collectives(sum_up(told, records, ras, notes), told, ras, notes, records)
+
+
+def add_collectives(dump: Dump, reading: CollectivesReading) -> Dump:
+    """Return a Dump with what the job recorded; as it is where nothing was found and nobody waits."""
+    return _join(dump, (reading,))
+
+
+def fold_collectives(folded: Dump, dumps: Sequence[Dump]) -> Dump:
+    """Return the fold of several Dumps with the records of all of them, judged together."""
+    newest = {(one.host, one.pid): one for one in sorted(dumps, key=lambda one: one.taken)}
+    held = (one.collectives for one in newest.values())
+    return _join(
+        folded, [CollectivesReading(one.records, one.ras, one.notes) for one in held if is_known(one)]
+    )
+
+
+def _join(dump: Dump, readings: Sequence[CollectivesReading]) -> Dump:
+    waits = find_waits(dump.groups)
+    if not any(one.records or one.ras or (one.notes and waits) for one in readings):
+        return dump
+    judged = judge_collectives(readings, dump.world_size, find_standings(dump.groups))
+    if not judged.findings and (assumed := say_assumed_abort(waits, DEFAULT_TIMEOUTS_S)):
+        judged = replace(judged, summary=f"{judged.summary}; {assumed}")
+    return replace(dump, collectives=judged)
+
+
+def pick_records(records: Iterable[RankRecord]) -> tuple[RankRecord, ...]:
+    """Return the newest record of each rank, by rank."""
+    newest: dict[int, RankRecord] = {}
+    for one in records:
+        if is_known(one.rank) and (one.rank not in newest or newest[one.rank].taken < one.taken):
+            newest[one.rank] = one
+    return tuple(newest[rank] for rank in sorted(newest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Hold what one rank recorded of one group, and when."""
+
+    group: GroupRecord
+    taken: datetime
+
+
+def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tuple[CollectiveFinding, ...]:
+    """Find in each process group the first collective that is called and not done by all."""
+    groups: dict[tuple[str, str, tuple[int, ...]], dict[int, _Seat]] = {}
+    for record in records:
+        for group in record.groups:
+            if is_known(record.rank):
+                key = (group.name, group.description, known_or(group.ranks, ()))
+                seats = groups.setdefault(key, {})
+                seats[record.rank] = _Seat(group, record.taken)
+    recorded = {record.rank for record in records if is_known(record.rank)}
+    found = (_judge_group(seats, recorded, world_size) for seats in groups.values())
+    return tuple(one for one in found if one is not None)
+
+
+def _list_members(seats: Mapping[int, _Seat], world_size: Applicable[int]) -> set[int]:
+    """Return the members as far as they are known: gloo tells only those that called something."""
+    members = set(seats)
+    for seat in seats.values():
+        if is_known(seat.group.ranks):
+            members |= set(seat.group.ranks)
+        elif seat.group.description == _WORLD and is_known(world_size):
+            members |= set(range(world_size))
+    return members
+
+
+def _judge_group(
+    seats: Mapping[int, _Seat], recorded: set[int], world_size: Applicable[int]
+) -> CollectiveFinding | None:
+    members = _list_members(seats, world_size)
+    # A member with a record but no seat has never called anything of this group.
+    done = {rank: seats[rank].group.last_done if rank in seats else 0 for rank in members & recorded}
+    called = {rank: seats[rank].group.last_called if rank in seats else 0 for rank in members & recorded}
+    number = min(done.values()) + 1
+    waiting = sorted(rank for rank in done if done[rank] < number <= called[rank])
+    if not waiting:
+        # Ranks that are done may be ahead of one that never came: nobody waits for it here yet.
+        return None
+    missing = sorted(rank for rank in done if called[rank] < number)
+    unread = sorted(members - recorded)
+    unfit, differences = _find_mismatch(seats, number)
+    calls = [call for rank in waiting if (call := _find_call(seats[rank].group, number)) is not None]
+    first = seats[waiting[0]].group
+    taken = max(seats[rank].taken for rank in waiting)
+    waited_s = max(0.0, (taken - max(call.created for call in calls)).total_seconds()) if calls else 0.0
+    abort_s, assumed = _find_abort(seats, waiting, number)
+    return CollectiveFinding(
+        group=first.description or first.name,
+        backend=first.backend,
+        cause=_name_cause(differences, missing, unread),
+        sequence=unfit,
+        name=calls[0].name if calls else "",
+        waiting=tuple(waiting),
+        missing=tuple(missing),
+        unread=tuple(unread),
+        differences=differences,
+        waited_s=waited_s,
+        abort_s=abort_s,
+        abort_assumed=assumed,
+        summary="",
+    )
+
+
+def _name_cause(
+    differences: Sequence[CallDifference], missing: Sequence[int], unread: Sequence[int]
+) -> CollectiveCause:
+    if differences:
+        return CollectiveCause.MISMATCH
+    if missing:
+        return CollectiveCause.MISSING_RANK
+    return CollectiveCause.REMOTE_RANK if unread else CollectiveCause.TRANSFER
+
+
+def _find_call(group: GroupRecord, number: int) -> CollectiveCall | None:
+    return next((call for call in group.calls if call.sequence == number and not call.is_transfer), None)
+
+
+def _find_mismatch(seats: Mapping[int, _Seat], number: int) -> tuple[int, tuple[CallDifference, ...]]:
+    """Find the first number up to the open one at which calls do not fit; the open one and () for none.
+
+    Before the open one only where the group's members are known: without them two groups of one name
+    cannot be told apart.
+    """
+    first = 0 if all(is_known(seat.group.ranks) for seat in seats.values()) else number
+    by_number: dict[int, dict[int, CollectiveCall]] = {}
+    for rank, seat in seats.items():
+        for call in seat.group.calls:
+            if not call.is_transfer and first <= call.sequence <= number:
+                by_number.setdefault(call.sequence, {})[rank] = call
+    for one in sorted(by_number):
+        if differences := find_differences(by_number[one]):
+            return one, differences
+    return number, ()
+
+
+def _find_abort(
+    seats: Mapping[int, _Seat], waiting: Sequence[int], number: int
+) -> tuple[Applicable[float], bool]:
+    """Say in how many seconds the first of the waiting ranks gives up, and whether that is assumed."""
+    ends: list[tuple[float, bool]] = []
+    for rank in waiting:
+        group = seats[rank].group
+        call = _find_call(group, number)
+        if call is None:
+            continue
+        waited_s = (seats[rank].taken - call.created).total_seconds()
+        default_s = DEFAULT_TIMEOUTS_S.get(group.backend)
+        if is_known(call.timeout_s):
+            ends.append((max(0.0, call.timeout_s - waited_s), False))
+        elif default_s is not None:
+            ends.append((max(0.0, default_s - waited_s), True))
+    return min(ends) if ends else (NOT_APPLICABLE, False)
+
+
+def order_findings(findings: Sequence[CollectiveFinding]) -> tuple[CollectiveFinding, ...]:
+    """Put the cause first: a mismatch, then what misses a rank that waits nowhere, then the longest wait."""
+    waiting = {rank for one in findings for rank in one.waiting}
+
+    def crossed(one: CollectiveFinding) -> bool:
+        held = one.cause is CollectiveCause.MISSING_RANK and set(one.missing) <= waiting
+        return held and _is_in_cycle(one, findings)
+
+    named = [replace(one, cause=CollectiveCause.CROSSED) if crossed(one) else one for one in findings]
+
+    def order(one: CollectiveFinding) -> tuple[bool, bool, int, float, str]:
+        free = set(one.missing) - waiting
+        return (
+            one.cause is not CollectiveCause.MISMATCH,
+            not free,
+            _CAUSES.index(one.cause),
+            -one.waited_s,
+            one.group,
+        )
+
+    return tuple(sorted(named, key=order))
+
+
+def _is_in_cycle(one: CollectiveFinding, findings: Sequence[CollectiveFinding]) -> bool:
+    """Tell whether those that are missing here wait, over other groups, for those that wait here."""
+    reached: set[int] = set()
+    todo = list(one.missing)
+    while todo:
+        rank = todo.pop()
+        if rank in reached:
+            continue
+        reached.add(rank)
+        todo += [rank_ for other in findings if rank in other.waiting for rank_ in other.missing]
+    return bool(reached & set(one.waiting))

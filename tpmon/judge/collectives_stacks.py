@@ -1,0 +1,83 @@
+"""Take from the stacks of a dump what the records of collectives are joined with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tpmon.judge.fold_scene import IN_COLLECTIVE
+from tpmon.judge.fold_words import Wait, describe_stack
+from tpmon.model.dump import DumpThread, StackGroup
+from tpmon.model.dump_words import say_wait
+from tpmon.model.known import Known, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.units import format_seconds
+
+BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
+_THREADS = (("pt_nccl", "nccl"), ("pt_gloo", "gloo"))
+"""How torch names the threads of a backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Say where the main thread of a rank is by its stack, and what it waits for; "" for not known."""
+
+    doing: str
+    waits: str
+
+
+def find_standings(groups: Sequence[StackGroup]) -> dict[int, Standing]:
+    """Return where each rank of a dump is."""
+    return {
+        thread.rank: Standing(group.doing if is_known(group.frames) else "", say_wait(thread))
+        for group in groups
+        for thread in group.threads
+        if thread.role is Role.RANK and thread.kind is ThreadKind.MAIN and is_known(thread.rank)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Hold for how long ranks stand in collectives by their stacks, and the backend by its threads."""
+
+    backend: str
+    since_s: Known[float]
+
+
+def find_waits(groups: Sequence[StackGroup]) -> tuple[Waits, ...]:
+    """Return the waits of ranks for other ranks, () where none waits."""
+    names = [thread.name for group in groups for thread in group.threads if thread.kind is ThreadKind.COMM]
+    backend = next((name for start, name in _THREADS if any(one.startswith(start) for one in names)), "")
+    return tuple(Waits(backend, group.since_s) for group, _ in _ranks_of(groups) if _waits_for_ranks(group))
+
+
+def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpThread]]:
+    for group in groups:
+        for thread in group.threads:
+            if thread.role is Role.RANK and thread.kind is ThreadKind.MAIN:
+                yield group, thread
+
+
+def _waits_for_ranks(group: StackGroup) -> bool:
+    if not is_known(group.frames):
+        return False
+    if group.doing.startswith(IN_COLLECTIVE):
+        return True
+    first = group.threads[0]
+    return describe_stack(first.role, first.kind, group.frames).wait is Wait.RANKS
+
+
+def say_assumed_abort(waits: Sequence[Waits], defaults_s: Mapping[str, float]) -> str:
+    """Say when the backend gives up if the job left its timeout as it is; "" where nothing tells."""
+    known = [one.since_s for one in waits if is_known(one.since_s)]
+    if not known or waits[0].backend not in defaults_s:
+        return ""
+    default_s = defaults_s[waits[0].backend]
+    left_s = default_s - max(known)
+    name = BACKENDS[waits[0].backend]
+    if left_s <= 0:
+        return (
+            f"{name} would have given up by default after {format_seconds(default_s)}: its timeout is longer"
+        )
+    verb = "aborts this job" if waits[0].backend == "nccl" else "gives up"
+    return f"{name} {verb} in at most about {format_seconds(left_s)} (assumed: its default timeout)"

@@ -1,0 +1,108 @@
+"""Ask the debug server that a rank itself started for its record of collectives, over the loopback.
+
+torch.distributed.debug and elastic's control plane start a small HTTP server in a C++ thread of each
+rank; ``fr_trace_json`` writes the FlightRecorder down without the GIL, in a few milliseconds. Only a
+socket that is told for certain is spoken to: other servers of a rank (gloo, the store) listen too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpmon.model.known import Known, Missing
+from tpmon.probe.listeners import Listener, read_listeners
+from tpmon.probe.procread import PROC, read_thread_names
+from tpmon.probe.talk import LOOPBACK, Talk
+
+THREAD_NAME = "pt_workerserver"
+"""Threads of the server (torch/csrc/distributed/c10d/control_plane/WorkerServer.cpp)."""
+SERVER_BACKLOG = 5
+"""What its HTTP library asks for; gloo and the store ask for hundreds."""
+SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+ANSWER_S = 3.0
+MOST_BYTES = 64 << 20
+NO_SERVER = Missing("no debug server in it (torch.distributed.debug.start_debug_server)")
+_REQUEST = b"\r\n".join(
+    (
+        b"POST /handler/fr_trace_json HTTP/1.1",
+        b"Host: localhost",
+        b"Content-Length: 0",
+        b"Connection: close",
+        b"",
+        b"",
+    )
+)
+_LENGTH_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Say where the server of one rank is reached: a port of the loopback, or the path of a socket."""
+
+    port: int
+    path: str = ""
+
+
+def pick_door(listeners: Sequence[Listener]) -> Known[Door]:
+    """Tell which of a process's sockets is that of its debug server."""
+    fitting = [one for one in listeners if one.is_everywhere and one.backlog == SERVER_BACKLOG]
+    if len(fitting) == 1:
+        return Door(fitting[0].port)
+    several = f"{len(fitting)} of its sockets could be its debug server's: none is asked"
+    return Missing(several if fitting else "its debug server listens on no address of this host")
+
+
+def find_door(
+    pid: int, environment: dict[str, str], everything: tuple[Listener, ...], proc: str = PROC
+) -> Known[Door]:
+    """Find the debug server of one rank, or say why it has none that could be asked."""
+    if THREAD_NAME not in read_thread_names(pid, proc):
+        return NO_SERVER
+    path = environment.get(SOCKET_VARIABLE, "")
+    if path:
+        seen = f"{proc}/{pid}/root{path}"
+        try:
+            if stat.S_ISSOCK(os.stat(seen).st_mode):
+                return Door(0, seen)
+        except OSError as error:
+            return Missing(f"{path}: {error.strerror}")
+    listeners = read_listeners(pid, everything, proc)
+    return listeners if isinstance(listeners, Missing) else pick_door(listeners)
+
+
+def ask_server(door: Door, seconds: float = ANSWER_S) -> bytes:
+    """Return the record as JSON.
+
+    Raises:
+        OSError: when it cannot be reached, does not answer in time, refuses, or says too much.
+    """
+    family = socket.AF_UNIX if door.path else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
+        talk = Talk(link, seconds)
+        talk.connect(door.path or (LOOPBACK, door.port))
+        talk.send(_REQUEST)
+        return parse_answer(talk.read_all(MOST_BYTES))
+
+
+def parse_answer(data: bytes) -> bytes:
+    """Return the body of an HTTP answer that was read to its end.
+
+    Raises:
+        OSError: when it is none, is cut, or is a refusal.
+    """
+    head, gap, body = data.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    words = lines[0].split()
+    if not gap or len(words) < 2 or not words[0].startswith(b"HTTP/"):
+        raise OSError("its debug server speaks no HTTP")
+    if words[1] != b"200":
+        raise OSError(f"its debug server answered {words[1][:3].decode('ascii', 'replace')}")
+    fields = dict(line.lower().split(b":", 1) for line in lines[1:] if b":" in line)
+    length = fields.get(b"content-length", b"").strip()
+    if not length.isdigit() or len(length) > _LENGTH_DIGITS or int(length) != len(body):
+        raise OSError("the answer of its debug server is cut")
+    return body

@@ -1,0 +1,222 @@
+"""Turn a dump of torch's FlightRecorder, as pickle or as JSON, into the typed record of one rank. Pure.
+
+The dumps differ by version: sizes and names are the same since 2.5; gloo (2.9) tells "retired" where
+NCCL tells a state, and names no members. Whatever does not fit is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from tpmon.model.collectives import CallState, CollectiveCall, GroupRecord, RankRecord, RecordSource
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.stacks import StackFrame
+from tpmon.model.units import clean_text
+from tpmon.model.unpickle import load_plain
+from tpmon.model.unpickle_shape import Limits
+
+MOST_ENTRIES = 20_000
+MOST_GROUPS = 256
+CALLS_BEFORE, CALLS_AFTER = 8, 56
+"""Calls of a group that are kept around the first that is not done."""
+_LIMITS = Limits(file_bytes=64 << 20, values=4_000_000)
+_MOST_SIZES, _MOST_DIMENSIONS, _MOST_RANKS = 16, 16, 16_384
+_NO_RANKS = Missing("the record does not name its members")
+_NO_TIMEOUT = Missing("the record tells no timeout")
+_PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen ")
+
+
+class RecordError(ValueError):
+    """Say why a dump is not understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Say whose record it is and when it was written."""
+
+    host: str
+    pid: int
+    rank: Applicable[int]
+    source: RecordSource
+    taken: datetime
+
+
+def parse_pickle(data: bytes, origin: Origin) -> RankRecord:
+    """Parse a dump as the FlightRecorder writes it into a file.
+
+    Raises:
+        PlainError: when it is no pickle of plain containers.
+        RecordError: when it is no dump of a FlightRecorder.
+    """
+    return parse_record(load_plain(data, _LIMITS), origin)
+
+
+def parse_json(data: bytes, origin: Origin) -> RankRecord:
+    """Parse a dump as the debug server answers.
+
+    Raises:
+        RecordError: when it is no JSON, or no dump of a FlightRecorder.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no JSON: {error}") from error
+    return parse_record(value, origin)
+
+
+def parse_record(value: object, origin: Origin) -> RankRecord:
+    """Parse a dump that was loaded already.
+
+    Raises:
+        RecordError: when it is no dump of a FlightRecorder.
+    """
+    dump = _mapping(value)
+    if "version" not in dump or not ("entries" in dump or "pg_status" in dump):
+        raise RecordError("it has no version or no entries: no dump of a FlightRecorder")
+    entries = _sequence(dump.get("entries", ()))[-MOST_ENTRIES:]
+    members = _read_members(_mapping(dump.get("pg_config")))
+    status = _mapping(dump.get("pg_status"))
+    calls: dict[tuple[str, str], list[_Entry]] = {}
+    for raw in entries:
+        entry = _read_entry(_mapping(raw))
+        if entry is not None and (entry.group in calls or len(calls) < MOST_GROUPS):
+            calls.setdefault(entry.group, []).append(entry)
+    groups = tuple(
+        _make_group(group, those, members.get(group[0], _NO_RANKS), status) for group, those in calls.items()
+    )
+    return RankRecord(origin.host, origin.pid, origin.rank, origin.source, origin.taken, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Hold one entry with what is not shown of it."""
+
+    group: tuple[str, str]
+    number: str
+    backend: str
+    is_done: bool
+    call: CollectiveCall
+
+
+def _read_entry(raw: Mapping[object, object]) -> _Entry | None:
+    group = _sequence(raw.get("process_group"))
+    name = _text(raw.get("profiling_name"))
+    created_ns = _integer(raw.get("time_created_ns"))
+    is_transfer = raw.get("is_p2p") is True
+    sequence = _integer(raw.get("p2p_seq_id" if is_transfer else "collective_seq_id"))
+    if len(group) != 2 or not name or sequence is None or created_ns is None:
+        return None
+    try:
+        created = datetime.fromtimestamp(created_ns / 1e9, tz=timezone.utc).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+    backend, _, operation = name.rpartition(":")
+    timeout_ms = _integer(raw.get("timeout_ms"))
+    done = raw.get("retired") is True or raw.get("state") == CallState.COMPLETED.value
+    started = raw.get("state") == CallState.STARTED.value
+    call = CollectiveCall(
+        sequence=sequence,
+        name=operation,
+        is_transfer=is_transfer,
+        state=CallState.COMPLETED if done else CallState.STARTED if started else CallState.SCHEDULED,
+        input_sizes=_read_sizes(raw.get("input_sizes")),
+        output_sizes=_read_sizes(raw.get("output_sizes")),
+        input_types=_read_types(raw.get("input_dtypes")),
+        output_types=_read_types(raw.get("output_dtypes")),
+        created=created,
+        timeout_s=timeout_ms / 1e3 if timeout_ms is not None and timeout_ms > 0 else _NO_TIMEOUT,
+        line=_find_line(_sequence(raw.get("frames"))),
+    )
+    return _Entry((_text(group[0]), _text(group[1])), _text(raw.get("pg_id")), backend, done, call)
+
+
+def _make_group(
+    group: tuple[str, str],
+    entries: Sequence[_Entry],
+    ranks: Known[tuple[int, ...]],
+    status: Mapping[object, object],
+) -> GroupRecord:
+    collectives = sorted(
+        (one for one in entries if not one.call.is_transfer), key=lambda one: one.call.sequence
+    )
+    unfinished = [one.call.sequence for one in collectives if not one.is_done]
+    told = _mapping(status.get(entries[-1].number))
+    if collectives:
+        last_called = collectives[-1].call.sequence
+        last_done = min(unfinished) - 1 if unfinished else last_called
+    else:
+        last_called = max(0, _integer(told.get("last_enqueued_collective")) or 0)
+        last_done = max(0, _integer(told.get("last_completed_collective")) or 0)
+    waits = [one.call for one in entries if one.call.is_transfer and not one.is_done]
+    kept = [
+        one.call
+        for one in collectives
+        if last_done - CALLS_BEFORE < one.call.sequence <= last_done + CALLS_AFTER
+    ]
+    return GroupRecord(
+        name=group[0],
+        description=group[1],
+        backend=entries[-1].backend,
+        ranks=ranks,
+        last_called=last_called,
+        last_done=last_done,
+        calls=(*kept, *waits[:CALLS_AFTER]),
+    )
+
+
+def _read_members(config: Mapping[object, object]) -> dict[str, Known[tuple[int, ...]]]:
+    """Read the ranks of each group, which stand there as text: "[0, 1, 2]"."""
+    members: dict[str, Known[tuple[int, ...]]] = {}
+    for name, raw in config.items():
+        words = _text(_mapping(raw).get("ranks"), _MOST_RANKS * 8).strip("[] ").split(",")
+        ranks = [int(word) for word in words if word.strip().isdecimal() and len(word) < 12]
+        if ranks:
+            members[_text(name)] = tuple(ranks)
+    return members
+
+
+def _read_sizes(raw: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(size for one in _sequence(sizes)[:_MOST_DIMENSIONS] if (size := _integer(one)) is not None)
+        for sizes in _sequence(raw)[:_MOST_SIZES]
+    )
+
+
+def _read_types(raw: object) -> tuple[str, ...]:
+    return tuple(_text(one, 40) for one in _sequence(raw)[:_MOST_SIZES])
+
+
+def _find_line(frames: Sequence[object]) -> Applicable[StackFrame]:
+    """Return the innermost frame outside of installed packages; frames come innermost first."""
+    for raw in frames:
+        frame = _mapping(raw)
+        file, line = _text(frame.get("filename"), 400), _integer(frame.get("line"))
+        if file and line is not None and not any(part in file for part in _PACKAGES):
+            return StackFrame(_text(frame.get("name")), file, line)
+    return NOT_APPLICABLE
+
+
+def _mapping(value: object) -> Mapping[object, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _integer(value: object) -> int | None:
+    """Return a number; the JSON of torch writes some as text."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return int(value) if value.lstrip("-").isdecimal() and len(value) < 20 else None
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
+
+
+def _text(value: object, limit: int = 120) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return clean_text(value, limit) if isinstance(value, str) else ""
