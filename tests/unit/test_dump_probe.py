@@ -7,9 +7,7 @@ import os
 import shutil
 import signal
 import stat
-import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ import pytest
 
 from tests.children import child
 from tests.unit.test_stacks import may_sample, spies_of, wait_for
-from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook, WaitKind
+from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe import dump, spy_failure
@@ -30,13 +28,9 @@ from tpmon.probe.dump import Dumper
 from tpmon.probe.dump_pause import is_held, watch_pause
 from tpmon.probe.dump_threads import read_threads
 from tpmon.probe.job import Member
-from tpmon.probe.other_ends import parse_address, parse_tcp, parse_unix
 from tpmon.probe.other_spies import find_spies, parse_subject
 from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import find_spy
-from tpmon.probe.wait_call import find_descriptors, name_call, parse_epoll
-from tpmon.probe.wait_mount import parse_mount, parse_mount_id, parse_mount_of
-from tpmon.probe.waits import Syscall
 
 NAP = """
 def nap():
@@ -118,65 +112,6 @@ def test_a_round_joins_the_stacks_of_each_process_with_its_threads():
             assert functions(other)[-1] == "nap"
             if X86:
                 assert main.call == "clock_nanosleep"
-
-
-SOCKET_CODE = """
-import socket
-s = socket.create_server(("127.0.0.1", 0))
-c = socket.create_connection(s.getsockname())
-a, _ = s.accept()
-open(sys.argv[1], "w").write(str(s.getsockname()[1]))
-def block():
-    c.recv(1)
-"""
-READS = {
-    "pipe": ("a, b = os.pipe()\ndef block():\n os.read(a, 1)", WaitKind.PIPE, "pipe:["),
-    "fifo": (
-        "os.mkfifo(sys.argv[1])\nf = os.open(sys.argv[1], os.O_RDWR)\ndef block():\n os.read(f, 1)",
-        WaitKind.FILE,
-        "/",
-    ),
-    "open": ("os.mkfifo(sys.argv[1])\ndef block():\n open(sys.argv[1], 'rb')", WaitKind.FILE, "/"),
-    "input": ("def block():\n input()", WaitKind.PIPE, "pipe:["),
-    "lock": ("lock = threading.Lock()\nlock.acquire()\ndef block():\n lock.acquire()", None, ""),
-    "poll": (
-        "import select\na, b = os.pipe()\np = select.poll()\np.register(a, select.POLLIN)\ndef block():\n p.poll()",
-        WaitKind.PIPE,
-        "pipe:[",
-    ),
-    "socket": (
-        SOCKET_CODE,
-        WaitKind.SOCKET,
-        "socket:[",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", READS)
-def test_what_a_blocked_call_waits_on_is_named(name, tmp_path):
-    code, kind, begin = READS[name]
-    path = tmp_path / "thing"
-    with child(f"{code}\nsay('up')\nblock()\n", str(path)) as one:
-        assert wait_for(lambda: read_stat(one.pid).state == "S")
-        time.sleep(0.05)
-        (process,) = read_one(one.pid).processes
-        main = main_of(process)
-        assert functions(main)[-1] == "block"
-        target = main.waits_on
-        if kind is None:
-            assert target is NOT_APPLICABLE
-            assert main.waits_for == "lock or queue (futex)"
-            return
-        assert is_known(target), target
-        assert target.kind is kind
-        assert target.name.startswith(begin)
-        if name in ("fifo", "open"):
-            assert target.name == str(path)
-            assert is_known(target.mount)
-            assert is_known(target.file_system)
-            assert str(path).startswith(target.mount)
-        if name == "socket":
-            assert target.peer == f"127.0.0.1:{path.read_text()}"
 
 
 def test_idle_native_threads_are_counted_and_those_that_run_are_listed():
@@ -317,11 +252,11 @@ def test_a_missing_py_spy_is_said_for_each_process():
 def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
     with child(NAP) as one:
         fake = script(tmp_path, "exec sleep 60")
-        members = [member(one.pid, rank) for rank in range(6)]
+        members = [member(one.pid, rank) for rank in range(dump.MOST_AT_ONCE + 2)]
         begun = time.monotonic()
         look = Dumper(members, spy=lambda: fake).read_round(limit_s=0.5)
         assert time.monotonic() - begun < 30
-        assert [error.kind for error in look.errors] == [ErrorKind.LATE] * 6
+        assert [error.kind for error in look.errors] == [ErrorKind.LATE] * len(members)
         assert sum("not reached" in error.reason for error in look.errors) == 2
     assert wait_for(lambda: spies_of(os.getpid()) == [])
 
@@ -426,71 +361,3 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
                 assert str(other.pid) in refused.errors[0].reason
             finally:
                 other.kill()
-
-
-# parsing
-
-
-def test_mounts_are_found_by_number_and_their_names_unescaped():
-    mounts = (
-        b"21 1 0:19 / /proc rw - proc proc rw\n"
-        b"36 35 98:0 /x /mnt/my\\040data rw,noatime master:1 shared:2 - nfs4 server:/x rw\n"
-        b"37 35 0:5 / /cut rw\n"
-    )
-    assert parse_mount(mounts, 36) == ("/mnt/my data", "nfs4")
-    assert parse_mount(mounts, 21) == ("/proc", "proc")
-    assert parse_mount(mounts, 37) is None
-    assert parse_mount(mounts, 3) is None
-    assert parse_mount_of(mounts, "/mnt/my data/a/b") == ("/mnt/my data", "nfs4")
-    assert parse_mount_of(mounts, "/mnt/my data") == ("/mnt/my data", "nfs4")
-    assert parse_mount_of(mounts, "/mnt/my database") is None
-    assert parse_mount_of(b"1 0 0:1 / / rw - ext4 d rw\n" + mounts, "/mnt/x") == ("/", "ext4")
-    assert parse_mount_id(b"pos:\t0\nflags:\t02\nmnt_id:\t36\n") == 36
-    assert parse_mount_id(b"pos:\t0\n") is None
-
-
-def test_connections_are_read_from_the_kernels_table():
-    if sys.byteorder != "little":
-        pytest.skip("the samples are of a little-endian machine")
-    head = (
-        b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-    )
-    row = b"   0: 0100007F:C350 0200000A:01BB 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 x\n"
-    listens = b"   1: 00000000:0016 00000000:0000 0A 0:0 0:0 0 0 0 12 1\n"
-    one, two = parse_tcp(head + row + b"   2: cut\n" + listens)
-    assert (one.inode, one.listens, two.inode, two.listens) == (4711, False, 12, True)
-    assert parse_address(one.remote) == "10.0.0.2:443"
-    assert parse_address(b"0000000000000000FFFF00000200000A:01BB") == "10.0.0.2:443"
-    assert parse_address(b"B80D0120000000000000000001000000:0050") == "[2001:db8::1]:80"
-
-
-def test_the_kernels_answer_about_a_unix_socket_is_read_and_bounded():
-    def answer(body: bytes, kind: int = 20) -> bytes:
-        return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
-
-    message = bytes(16)
-    peer = struct.pack("=HHI", 8, 2, 77)
-    assert parse_unix(answer(message + struct.pack("=HH", 8, 0) + b"/a/b" + peer)) == ("/a/b", 77)
-    assert parse_unix(answer(message + struct.pack("=HH", 6, 0) + b"\0x\0\0" + peer)) == ("@x", 77)
-    assert parse_unix(answer(message + struct.pack("=HH", 0, 0))) == ("", 0)
-    with pytest.raises(OSError, match="No such file"):
-        parse_unix(answer(struct.pack("=i", -2), kind=2))
-    with pytest.raises(ValueError, match="cut"):
-        parse_unix(b"")
-
-
-def test_watched_descriptors_of_an_epoll_are_read():
-    text = b"pos:\t0\nflags:\t02\ntfd:        5 events:       19 data: 5\ntfd:       11 events:  1\n"
-    assert parse_epoll(text) == (5, 11)
-    assert parse_epoll(b"") == ()
-
-
-def test_calls_have_names_and_only_some_a_descriptor():
-    assert name_call(0, "x86_64") == "read"
-    assert name_call(63, "aarch64") == "read"
-    assert name_call(-1, "x86_64") == ""
-    assert name_call(9999, "x86_64") == "9999"
-    assert find_descriptors(Syscall(0, (7, 1, 2), 0), "x86_64", 1) == (7,)
-    assert find_descriptors(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
-    assert find_descriptors(Syscall(-1, (), 0), "x86_64", 1) is None
-    assert isinstance(find_descriptors(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)

@@ -154,7 +154,7 @@ def _target_of_several(waiter: Waiter, ends: OtherEnds, fds: tuple[int, ...]) ->
             met += [end for end in others if end not in met and end.pid != waiter.pid]
         else:
             complete = complete and others is NOT_APPLICABLE
-    named = [f"{count} {_NOUNS[kind][count > 1]}" for kind, count in kinds.items() if kind in _NOUNS]
+    named = [f"{kinds[kind]} {nouns[kinds[kind] > 1]}" for kind, nouns in _NOUNS.items() if kinds[kind]]
     rest = len(fds) - sum(count for kind, count in kinds.items() if kind in _NOUNS)
     more = "at least " if len(fds) >= MOST_WATCHED else ""
     others_word = f"{more}{rest} {'other descriptor' if rest == 1 else 'other descriptors'}"
