@@ -196,6 +196,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for setting in settings.LOOK_SETTINGS:
         if setting.key != "interval":
             _add_setting(doctor, setting)
+    _add_setting(doctor, settings.STACKS_SETTING)
     sample = _add_sample(commands)
     bundle = _add_bundle(commands)
     demo = commands.add_parser(
