@@ -225,10 +225,10 @@ class Session:
         if not rounds:
             self._send_dump(DumpUpdate(state, NOTHING_READ))
             return
-        target = self._window.last().target
-        # Of some processes alone nobody can say how many ranks are elsewhere.
-        world_size = NOT_APPLICABLE if state.request.pids else target.world_size
-        dump = fold_rounds(rounds, Origin(target.pid, target.script, world_size))
+        frame, pids = self._window.last(), state.request.pids
+        target = frame.target
+        not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
+        dump = fold_rounds(rounds, Origin(target.pid, target.script, target.world_size, not_asked))
         self._send_dump(DumpUpdate(state, dump, show_stacks(dump.groups)))
 
     def _hand_out_sample(self) -> None:

@@ -57,8 +57,8 @@ def make_update(*rounds: DumpRound, world_size: int = 64, **state: object) -> Du
     state_now = replace(plain, **state)
     if not rounds:
         return DumpUpdate(state_now, Missing("nothing was read yet"))
-    size = NOT_APPLICABLE if state_now.request.pids else world_size
-    dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", size))
+    not_asked = len(RANKS) if state_now.request.pids else NOT_APPLICABLE
+    dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", world_size, not_asked))
     return DumpUpdate(state_now, dump, show_stacks(dump.groups))
 
 

@@ -130,9 +130,10 @@ def test_processes_that_failed_are_named_by_their_part():
     assert name_failed(workers[:1]) == "worker 4000"
 
 
-def test_one_worker_alone_has_no_sentence_on_ranks():
+def test_one_worker_alone_is_the_sentence():
     said = text_of(stacks_view(dump_views.one_worker()))
     assert "no rank" not in said
+    assert " worker 1 of rank 0 is in decode data.py:88, blocked in a read of /data/7.bin" in said
     assert "asked by key, some processes" in said
     assert "worker 1 of rank 0: decode data.py:88" in said
 

@@ -340,14 +340,13 @@ def test_the_stacks_of_a_dump_are_collapsed_and_keep_their_marks_while_it_grows(
     assert first in second
 
 
-def test_a_dump_of_some_processes_says_nothing_of_ranks_elsewhere():
+def test_a_dump_of_some_processes_knows_that_the_other_ranks_here_were_not_asked():
     source, grown = Source(), []
-    one = make_round(make_rank(0))
-    for pids in (frozenset(), frozenset({4000})):
+    one = make_round(make_rank(0, pid=4211))
+    for pids in (frozenset(), frozenset({4211}), frozenset({4300})):
         source.dumps.tell(dump_state(rounds=(one,), request=DumpRequest(Asker.KEY, pids=pids)))
         Session(source, (), 0.005, (grown.append,)).run(frames=1)
-    assert "elsewhere" in grown[0].dump.summary
-    assert "elsewhere" not in grown[1].dump.summary
+    assert [update.dump.not_asked for update in grown] == [NOT_APPLICABLE, 0, 1]
 
 
 def test_samples_that_grow_reach_their_sinks_as_hot_functions_between_two_readings():

@@ -16,7 +16,6 @@ from tpmon.model.dump_words import (
     say_other,
 )
 from tpmon.model.known import is_known
-from tpmon.model.process import Role
 from tpmon.model.results import DumpUpdate
 from tpmon.model.units import clean_text, format_clock, format_seconds
 from tpmon.ui.ask_dump import list_stoppable
@@ -135,14 +134,11 @@ def _wrapped(text: str, ink: Ink, width: int, most: int) -> list[Line]:
 
 
 def _summary_of(view: ViewState) -> str:
-    """Return the sentence of the dump: none while its first look is read, or without a rank in it."""
+    """Return the sentence of the dump: none while its first look is read."""
     if not is_known(view.dump) or not is_known(view.dump.dump):
         return ""
     state, dump = view.dump.state, view.dump.dump
     if state.running and len(state.rounds) == 1 and state.answered < state.asked:
-        return ""
-    has_rank = any(one.threads[0].role is Role.RANK for one in dump.groups)
-    if state.request.pids and not has_rank:
         return ""
     hint = " (seen once: m tells whether it moves)"
     summary = dump.summary.replace(ONCE_HINT, hint if not state.running else "")
