@@ -20,7 +20,8 @@ class Patience(Enum):
     """Say how long what keeps a rank must last until it is a hang."""
 
     SURE = "it does not end by itself"
-    ENDS = "it may end by itself"
+    NAPS = "it may end by itself"
+    LOOPS = "it goes round in one place"
     WORKS = "it computes"
     MEANT = "it is meant to take long"
 
@@ -48,7 +49,7 @@ def say_place(seen: Seen) -> str:
         return f"waits in {doing.text}"
     if doing.wait is Wait.BATCH:
         return f"waits for a batch ({doing.text.removeprefix('data wait: ')})"
-    waits = say_wait(seen.thread)
+    waits = say_wait(seen.thread).replace("waits for: lock or queue (futex)", "waiting for a lock or a queue")
     verb = "" if doing.text.startswith(("waits ", "hands ")) else "is in "
     return f"{verb}{doing.text}{f', {waits}' if waits else ''}"
 
@@ -83,8 +84,8 @@ def blame_thread(seen: Seen, stance: Stance, name: str, picture: Picture) -> Bla
             else f"{name} computes in {seen.doing.text}"
         )
         spins = frozenset((Need.SPINNING,))
-        return Blame("spin", seen, text, Patience.ENDS if holds else Patience.WORKS, needs=spins)
-    return Blame("no-progress", seen, text, Patience.ENDS)
+        return Blame("spin", seen, text, Patience.LOOPS if holds else Patience.WORKS, needs=spins)
+    return Blame("no-progress", seen, text, Patience.NAPS)
 
 
 def _lock_needs(seen: Seen) -> frozenset[Need]:
@@ -134,7 +135,7 @@ def blame_gil(seen: Seen, picture: Picture) -> Blame:
         return Blame("lock", seen, f"{name} holds the interpreter's lock (GIL) in {place}", needs=needs)
     if not picture.rests(holder):
         text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} runs in {place}"
-        return Blame("lock", holder, text, Patience.ENDS, needs=needs, also=(seen,))
+        return Blame("lock", holder, text, Patience.LOOPS, needs=needs, also=(seen,))
     text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} holds it in {place}"
     return Blame("lock", holder, text, needs=needs, also=(seen,))
 
@@ -154,7 +155,7 @@ def blame_exit(seen: Seen, picture: Picture) -> Blame | str:
         return f"{name} has finished, and a thread of it still works"
     if not left:
         return Blame(
-            "lock", seen, f"{name} has finished and waits for threads that were not seen", Patience.ENDS
+            "lock", seen, f"{name} has finished and waits for threads that were not seen", Patience.NAPS
         )
     target = seen.thread.waits_on
     tids = (

@@ -72,7 +72,7 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     workers = picture.scene.workers_of(seen)
     if not workers:
         return Blame(
-            "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.ENDS
+            "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.NAPS
         )
     blame = _blame_workers(seen, workers, picture)
     if blame is not None:

@@ -22,6 +22,10 @@ _IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe
 _CHILD = "child process"
 
 
+TICKS_RATIO = 0.1
+"""Share of the time on a CPU up to which a thread only asks again for the interpreter's lock."""
+
+
 class Stance(Enum):
     """Name what keeps a thread where it is."""
 
@@ -59,6 +63,21 @@ def find_gil_holder(seen: Seen, picture: Picture) -> Seen | None:
     )
 
 
+def waits_for_gil(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a thread cannot go on because the interpreter's lock is held in C code, by it or another.
+
+    Who waits for that lock wakes up 200 times a second, which is no movement.
+    """
+    holder = find_gil_holder(seen, picture)
+    if holder is None or holder.motion is not Motion.FROZEN or seen.motion is Motion.MOVING:
+        return False
+    if holder is seen:
+        return seen.thread.state != "R" and picture.rests(seen)
+    trait = picture.trait_of(seen)
+    ticks = trait is None or trait.used_s <= TICKS_RATIO * picture.seconds
+    return ticks and (_waits(seen, _TIMED_LOCK) or seen.thread.state == "R")
+
+
 def _waits(seen: Seen, *words: str) -> bool:
     waits = seen.thread.waits_for
     return is_known(waits) and any(word in waits for word in words)
@@ -76,6 +95,8 @@ def find_stance(seen: Seen, picture: Picture) -> Stance:
         return Stance.STOPPED
     if not is_known(seen.sighting.frames):
         return Stance.UNREAD
+    if waits_for_gil(seen, picture):
+        return Stance.GIL
     if seen.motion in (Motion.MOVING, Motion.SLOW):
         return Stance.RUNS if picture.goes_round(seen) else Stance.MOVES
     if seen.motion is not Motion.FROZEN:
@@ -88,11 +109,6 @@ def find_stance(seen: Seen, picture: Picture) -> Stance:
         Wait.WORK: Stance.WORK,
         Wait.DEVICE: Stance.DEVICE,
     }
-    holder = find_gil_holder(seen, picture)
-    if holder is not None and picture.rests(seen):
-        waits_for_it = holder is not seen and _waits(seen, _TIMED_LOCK)
-        if waits_for_it or (holder is seen and seen.thread.state != "R"):
-            return Stance.GIL
     if seen.doing.wait in by_place:
         return by_place[seen.doing.wait]
     if is_running(seen, picture):

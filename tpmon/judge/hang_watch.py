@@ -34,8 +34,10 @@ OUTSIDE_S = 120.0
 """How old the last line of the log and the last data of the job's connections must be to count as signs."""
 PATIENCE_S = 300.0
 """How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
-ENDS_FACTOR = 4.0
-"""How many times longer a wait with a time-out or a busy loop must last than one that cannot end."""
+NAPS_FACTOR = 2.5
+"""How many times longer a wait with a time-out must last than one that cannot end."""
+LOOPS_FACTOR = 4.0
+"""The same for a loop that goes round in one place."""
 LEAD_S = 10.0
 """How long before the time is up the looks begin."""
 ROUNDS = 3
@@ -97,10 +99,9 @@ def need_s(watch: Watch, patience: Patience) -> float:
     least = watch.hang_after_s
     if patience is Patience.SURE:
         return least
-    if patience is Patience.ENDS:
-        return least if watch.asked_s is not None else min(ENDS_FACTOR * least, max(PATIENCE_S, least))
-    if patience is Patience.WORKS and watch.asked_s is not None:
-        return max(least, PATIENCE_S)
+    factors = {Patience.NAPS: NAPS_FACTOR, Patience.LOOPS: LOOPS_FACTOR}
+    if patience in factors:
+        return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
     return max(PATIENCE_S, least)
 
 
@@ -126,7 +127,7 @@ def plan_look(watch: Watch, scene: Scene) -> Applicable[DumpRequest]:
     least = need_s(watch, Patience.MEANT if meant else Patience.SURE)
     if quiet.own_s >= max(SOON_S, least - LEAD_S) or (quiet.own_s >= SOON_S and quiet.outside_s >= least):
         return _ask(scene)
-    least = need_s(watch, Patience.MEANT if meant else Patience.ENDS)
+    least = need_s(watch, Patience.MEANT if meant else Patience.LOOPS)
     late = quiet.cornered_s >= SOON_S and quiet.outside_s >= PATIENCE_S
     if late or quiet.cornered_s >= max(SOON_S, least - LEAD_S):
         return _ask(scene)
@@ -165,6 +166,15 @@ def _judge(scene: Scene) -> Answer:
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
     return _suspect(blame, quiet, scene, seconds, need)
+
+
+def _say_no_picture(scene: Scene) -> Answer:
+    if is_looking(scene):
+        return Unsure("hang (the stacks of all processes are being read)")
+    own_s = see_quiet(scene.watch, scene.frame).own_s
+    if own_s < OWN_S:
+        return Cleared("hang (the ranks move)")
+    return Unsure(f"hang (nothing has moved for {own_s:.0f} s)")
 
 
 judge_hang = Once(_judge)
