@@ -1,7 +1,7 @@
 """Tell from the records of all ranks which collective does not end, who waits in it and who never came. Pure.
 
-A process group numbers its collectives, and ends them in order. The first number that not every rank
-has done is where it stands; a rank that has not called it holds those that have. Ranks that wait in one
+A process group numbers its collectives, and each rank ends them in order. The first that a rank has
+called and not done is where the group stands; a rank that has not called it holds those that have. Ranks that wait in one
 group are missing in the next, so the cause is the rank that is missing somewhere and waits nowhere.
 """
 
@@ -120,19 +120,19 @@ def _judge_group(
     # A member with a record but no seat has never called anything of this group.
     done = {rank: seats[rank].group.last_done if rank in seats else 0 for rank in members & recorded}
     called = {rank: seats[rank].group.last_called if rank in seats else 0 for rank in members & recorded}
-    number = min(done.values()) + 1
-    waiting = sorted(rank for rank in done if done[rank] < number <= called[rank])
+    waiting = sorted(rank for rank in done if called[rank] > done[rank])
     if not waiting:
-        # Ranks that are done may be ahead of one that never came: nobody waits for it here yet.
         return None
+    number = min(done[rank] for rank in waiting) + 1
+    first_there = [rank for rank in waiting if done[rank] < number]
     missing = sorted(rank for rank in done if called[rank] < number)
     unread = sorted(members - recorded)
     unfit, differences = _find_mismatch(seats, number)
-    calls = [call for rank in waiting if (call := _find_call(seats[rank].group, number)) is not None]
+    calls = [call for rank in first_there if (call := _find_call(seats[rank].group, number)) is not None]
     first = seats[waiting[0]].group
-    taken = max(seats[rank].taken for rank in waiting)
+    taken = max(seats[rank].taken for rank in first_there)
     waited_s = max(0.0, (taken - max(call.created for call in calls)).total_seconds()) if calls else 0.0
-    abort_s, assumed = _find_abort(seats, waiting, number)
+    abort_s, assumed = _find_abort(seats, first_there, number)
     return CollectiveFinding(
         group=first.description or first.name,
         backend=first.backend,

@@ -80,10 +80,20 @@ def ask_server(door: Door, seconds: float = ANSWER_S) -> bytes:
     Raises:
         OSError: when it cannot be reached, does not answer in time, refuses, or says too much.
     """
-    family = socket.AF_UNIX if door.path else socket.AF_INET
+    if not door.path:
+        return _ask((LOOPBACK, door.port), socket.AF_INET, seconds)
+    # The name of a socket may have 107 bytes, and the way through /proc makes it longer.
+    fd = os.open(door.path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return _ask(f"/proc/self/fd/{fd}", socket.AF_UNIX, seconds)
+    finally:
+        os.close(fd)
+
+
+def _ask(address: str | tuple[str, int], family: socket.AddressFamily, seconds: float) -> bytes:
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
         talk = Talk(link, seconds)
-        talk.connect(door.path or (LOOPBACK, door.port))
+        talk.connect(address)
         talk.send(_REQUEST)
         return parse_answer(talk.read_all(MOST_BYTES))
 

@@ -1,0 +1,91 @@
+"""Build what ranks recorded of their collectives: dumps as torch writes them, and typed records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from tests.frames import NOW
+from tpmon.model.collectives import (
+    CallState,
+    CollectiveCall,
+    GroupRecord,
+    RankRecord,
+    RecordSource,
+)
+from tpmon.model.known import NOT_APPLICABLE
+
+HOST = "node-01"
+
+
+def make_entry(
+    number: int, name: str = "gloo:all_reduce", group: tuple[str, str] = ("0", "default_pg"), **fields: Any
+) -> dict[str, Any]:
+    """Build one entry of a FlightRecorder, called now and not done."""
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": list(group),
+        "thread_name": "python3",
+        "thread_id": "140",
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": name,
+        "time_created_ns": round(NOW.timestamp() * 1e9),
+        "input_sizes": [[4, 4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4, 4]],
+        "output_dtypes": ["Float"],
+        "state": "scheduled",
+        "retired": False,
+        "timeout_ms": 900_000,
+        "is_p2p": False,
+        "frames": [],
+    } | fields
+
+
+def make_raw(entries: Iterable[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
+    """Build a whole dump of gloo."""
+    return {
+        "version": "2.10",
+        "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}},
+        "pg_status": {},
+        "entries": list(entries),
+    } | fields
+
+
+def make_call(sequence: int, name: str = "all_reduce", ago_s: float = 60.0, **fields: Any) -> CollectiveCall:
+    """Build one call of ``ago_s`` seconds ago."""
+    plain = CollectiveCall(
+        sequence=sequence,
+        name=name,
+        is_transfer=False,
+        state=CallState.SCHEDULED,
+        input_sizes=((4, 4),),
+        output_sizes=((4, 4),),
+        input_types=("Float",),
+        output_types=("Float",),
+        created=NOW - timedelta(seconds=ago_s),
+        timeout_s=600.0,
+        line=NOT_APPLICABLE,
+    )
+    return replace(plain, **fields)
+
+
+def make_group(
+    done: int, called: int, calls: Sequence[CollectiveCall] | None = None, **fields: Any
+) -> GroupRecord:
+    """Build what a rank recorded of the whole job's group; all calls are all_reduce unless given."""
+    if calls is None:
+        calls = [make_call(number) for number in range(max(1, done - 2), called + 1)]
+    plain = GroupRecord("0", "default_pg", "nccl", (0, 1, 2, 3), called, done, tuple(calls))
+    return replace(plain, **fields)
+
+
+def make_record(rank: int, *groups: GroupRecord, **fields: Any) -> RankRecord:
+    """Build the record of one rank."""
+    plain = RankRecord(HOST, 4000 + 10 * rank, rank, RecordSource.SERVER, NOW, groups)
+    return replace(plain, **fields)

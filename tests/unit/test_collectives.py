@@ -1,0 +1,360 @@
+"""The records of all ranks tell which collective does not end, who waits, who never came, and until when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.collectives import HOST, make_call, make_group, make_record
+from tests.dumps import DECODE, NFS, make_native, make_rank, make_round
+from tests.frames import NOW
+from tpmon.judge.collectives import (
+    add_collectives,
+    find_open,
+    fold_collectives,
+    judge_collectives,
+    order_findings,
+)
+from tpmon.judge.collectives_match import find_differences
+from tpmon.judge.collectives_stacks import Standing
+from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
+from tpmon.model.codec import decode, encode
+from tpmon.model.collectives import (
+    CallState,
+    CollectiveCause,
+    Collectives,
+    CollectivesReading,
+    RasRank,
+    RasReport,
+    RecordSource,
+    SourceNote,
+)
+from tpmon.model.dump import Dump
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.report.dump import write_dump
+
+NO_SERVER = SourceNote(HOST, RecordSource.SERVER, "no debug server in it")
+UNKNOWN = Missing("the record does not name its members")
+
+
+def reading(*records, ras=(), notes=()) -> CollectivesReading:
+    return CollectivesReading(tuple(records), tuple(ras), tuple(notes))
+
+
+def judge(*records, world_size=4, standings=None) -> Collectives:
+    return judge_collectives([reading(*records)], world_size, standings or {})
+
+
+def one_missing() -> list:
+    waiting = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
+    return [*waiting, make_record(3, make_group(17, 17))]
+
+
+def test_a_rank_that_has_not_called_is_missing():
+    standing = {3: Standing("decode data.py:88", "blocked in a read of /data/7.bin on NFS (/data)")}
+    judged = judge(*one_missing(), standings=standing)
+    (found,) = judged.findings
+    assert found.cause is CollectiveCause.MISSING_RANK
+    assert (found.group, found.name, found.sequence) == ("default_pg", "all_reduce", 18)
+    assert (found.waiting, found.missing, found.unread) == ((0, 1, 2), (3,), ())
+    assert (found.waited_s, found.abort_s, found.abort_assumed) == (60.0, 540.0, False)
+    assert judged.summary == (
+        "all_reduce number 18 of default_pg: 3 of 4 ranks wait in it for 1m00s; rank 3 has not called it: "
+        "decode data.py:88, blocked in a read of /data/7.bin on NFS (/data); NCCL aborts this job in about 9m00s"
+    )
+
+
+def test_ranks_that_are_ahead_do_not_hide_the_one_that_never_came():
+    records = [make_record(rank, make_group(17, 40 + rank)) for rank in (0, 1, 2)]
+    (found,) = judge(*records, make_record(3, make_group(15, 15))).findings
+    assert (found.sequence, found.waiting, found.missing) == (18, (0, 1, 2), (3,))
+
+
+def test_a_rank_that_is_further_waits_too_though_in_a_later_call():
+    records = [make_record(0, make_group(17, 19)), make_record(1, make_group(16, 18))]
+    (found,) = judge(*records, make_record(2, make_group(16, 16)), world_size=3).findings
+    assert (found.sequence, found.waiting, found.missing, found.unread) == (17, (0, 1), (2,), (3,))
+
+
+def test_a_rank_that_never_called_anything_is_missing_from_the_first():
+    records = [make_record(rank, make_group(0, 1)) for rank in (0, 1, 2)]
+    (found,) = judge(*records, make_record(3)).findings
+    assert (found.sequence, found.missing) == (1, (3,))
+
+
+def test_ranks_without_a_record_are_elsewhere_and_not_accused():
+    records = [make_record(rank, make_group(17, 18)) for rank in (0, 1)]
+    (found,) = judge(*records).findings
+    assert found.cause is CollectiveCause.REMOTE_RANK
+    assert (found.missing, found.unread) == ((), (2, 3))
+    assert "ranks 2-3 have no record here" in found.summary
+
+
+def test_gloo_names_no_members_and_the_world_is_taken_from_the_job():
+    group = make_group(17, 18, backend="gloo", ranks=UNKNOWN)
+    (found,) = judge(make_record(0, group), world_size=2).findings
+    assert (found.waiting, found.unread) == ((0,), (1,))
+    assert "gloo gives up in about" in found.summary
+    other = replace(group, name="7", description="pair")
+    (found,) = judge(make_record(0, other), world_size=2).findings
+    assert (found.cause, found.unread) == (CollectiveCause.TRANSFER, ())
+
+
+def test_calls_that_do_not_fit_come_before_all_else():
+    records = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
+    odd = make_group(17, 18, [make_call(18, "broadcast")])
+    (found,) = judge(*records, make_record(3, odd)).findings
+    assert found.cause is CollectiveCause.MISMATCH
+    assert [(one.ranks, one.words) for one in found.differences] == [
+        ((0, 1, 2), "all_reduce"),
+        ((3,), "broadcast"),
+    ]
+    assert found.summary.startswith(
+        "all_reduce number 18 of default_pg does not fit: ranks 0-2 called all_reduce, rank 3 called broadcast"
+    )
+
+
+def test_the_first_call_that_does_not_fit_is_named_where_the_members_are_known():
+    def calls(second: str, third: str):
+        return [make_call(17, second), make_call(18, third)]
+
+    records = [
+        make_record(0, make_group(17, 18, calls("all_reduce", "broadcast"))),
+        make_record(1, make_group(17, 18, calls("broadcast", "all_reduce"))),
+    ]
+    assert judge(*records).findings[0].sequence == 17
+    unknown = [
+        replace(one, groups=tuple(replace(group, ranks=UNKNOWN) for group in one.groups)) for one in records
+    ]
+    assert judge(*unknown).findings[0].sequence == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("all_reduce", {"input_sizes": ((4, 5),)}, "all_reduce of 20 elements"),
+        ("all_reduce", {"input_types": ("Half",)}, "all_reduce of Half"),
+        ("_all_gather_base", {"input_sizes": ((2,), (3,))}, "_all_gather_base of 5 elements"),
+    ],
+)
+def test_sizes_and_types_that_must_be_equal_are_compared(name, fields, words):
+    calls = {rank: make_call(1, name) for rank in (0, 1, 2)} | {3: make_call(1, name, **fields)}
+    assert find_differences(calls)[1].words == words
+    assert find_differences(calls)[1].ranks == (3,)
+
+
+@pytest.mark.parametrize("name", ["all_to_all", "all_gather", "gather", "scatter", "reduce_scatter", "split"])
+def test_sizes_that_may_differ_are_no_mismatch(name):
+    assert find_differences({0: make_call(1, name), 1: make_call(1, name, input_sizes=((9,),))}) == ()
+
+
+def test_another_shape_of_as_many_elements_fits():
+    assert find_differences({0: make_call(1), 1: make_call(1, input_sizes=((16,),))}) == ()
+    assert find_differences({0: make_call(1), 1: make_call(1, input_sizes=())}) == ()
+
+
+def test_when_all_have_called_the_same_nobody_is_accused():
+    (found,) = judge(*(make_record(rank, make_group(17, 18)) for rank in range(4))).findings
+    assert (found.cause, found.missing) == (CollectiveCause.TRANSFER, ())
+    assert "look at the network and the cards" in found.summary
+
+
+def test_a_job_in_which_all_is_done_waits_for_nothing():
+    judged = judge(*(make_record(rank, make_group(18, 18)) for rank in range(4)))
+    assert judged.findings == ()
+    assert judged.summary.startswith("every collective that was called is done")
+
+
+def test_a_wait_of_this_moment_is_said_without_its_length_and_its_end():
+    def just_now(done: int, called: int):
+        return make_group(done, called, [make_call(18, ago_s=0.01)])
+
+    judged = judge(make_record(0, just_now(17, 18)), make_record(1, just_now(17, 17)), world_size=2)
+    assert " for " not in judged.summary
+    assert "abort" not in judged.summary
+
+
+def test_a_timeout_that_is_not_told_is_assumed_and_said_to_be():
+    group = make_group(17, 18, [make_call(18, timeout_s=Missing("not told"))])
+    (found,) = judge(make_record(0, group)).findings
+    assert (found.abort_s, found.abort_assumed) == (540.0, True)
+    assert "(assumed: its default timeout)" in found.summary
+    (found,) = judge(make_record(0, replace(group, backend="ucc"))).findings
+    assert found.abort_s is NOT_APPLICABLE
+
+
+def test_a_timeout_that_has_passed_ends_any_moment():
+    group = make_group(17, 18, [make_call(18, ago_s=700.0)])
+    assert "any moment" in judge(make_record(0, group)).findings[0].summary
+
+
+def pair(name: str, ranks: tuple[int, ...], done: int, called: int):
+    calls = [make_call(number) for number in range(done, called + 1)]
+    return make_group(done, called, calls, name=name, description=name, ranks=ranks)
+
+
+def test_the_rank_that_waits_nowhere_is_the_cause():
+    """Rank 3 is away; rank 2 waits for it in tp, and so is missing in dp, where rank 0 waits."""
+    records = [
+        make_record(0, pair("dp", (0, 2), 8, 9), pair("tp0", (0, 1), 5, 5)),
+        make_record(1, pair("tp0", (0, 1), 5, 5)),
+        make_record(2, pair("dp", (0, 2), 8, 8), pair("tp1", (2, 3), 5, 6)),
+        make_record(3, pair("tp1", (2, 3), 5, 5)),
+    ]
+    first, second = judge(*records).findings
+    assert (first.group, first.missing, first.cause) == ("tp1", (3,), CollectiveCause.MISSING_RANK)
+    assert (second.group, second.missing) == ("dp", (2,))
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_told():
+    records = [
+        make_record(0, pair("a", (0, 1), 3, 4), pair("b", (0, 1), 3, 3)),
+        make_record(1, pair("a", (0, 1), 3, 3), pair("b", (0, 1), 3, 4)),
+    ]
+    found = judge(*records).findings
+    assert [one.cause for one in found] == [CollectiveCause.CROSSED] * 2
+    assert "in turn waits in another group" in found[0].summary
+
+
+def test_only_the_newest_record_of_a_rank_counts():
+    old = make_record(3, make_group(2, 3), taken=NOW - timedelta(hours=1), source=RecordSource.FILE)
+    (found,) = judge(old, *one_missing()).findings
+    assert found.sequence == 18
+
+
+@given(st.permutations(range(4)), st.randoms(use_true_random=False))
+def test_the_order_of_records_and_groups_changes_nothing(order, chance: random.Random):
+    groups = {
+        rank: [make_group(17, 18 if rank < 3 else 17), pair("tp", (0, 1, 2, 3), 4, 4 + (rank == 1))]
+        for rank in range(4)
+    }
+    plain = judge(*(make_record(rank, *groups[rank]) for rank in range(4)))
+    mixed = judge(*(make_record(rank, *chance.sample(groups[rank], 2)) for rank in order))
+    assert mixed.findings == plain.findings
+    assert mixed.summary == plain.summary
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40), st.booleans()), min_size=1, max_size=8))
+def test_every_rank_of_a_group_is_in_one_camp_at_most(ranks):
+    records = [
+        make_record(number, *([make_group(done, done + ahead, ranks=tuple(range(8)))] if recorded else []))
+        for number, (done, ahead, recorded) in enumerate(ranks)
+    ]
+    for one in find_open(records, 8):
+        everybody = [*one.waiting, *one.missing, *one.unread]
+        assert len(set(everybody)) == len(everybody)
+        assert one.waiting
+        assert one.waited_s >= 0
+
+
+def test_no_finding_is_lost_by_ordering():
+    findings = judge(*one_missing()).findings
+    assert order_findings(findings) == findings
+    assert order_findings(()) == ()
+
+
+BEHIND = RasRank("00a1b2c3d4e5f607", 3, "behind", "AllReduce", 4710, 4711, 4242, "10.0.0.1")
+REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
+
+
+def test_ncclls_report_is_said_beside_the_records_and_alone():
+    alone = judge_collectives([reading(ras=[REPORT])], 4, {})
+    assert alone.summary == (
+        "NCCL RAS: rank 3 of communicator e5f607 (process 4242 on 10.0.0.1) launched 4710 of 4711 AllReduce"
+    )
+    both = judge_collectives([reading(*one_missing(), ras=[REPORT])], 4, {})
+    assert both.summary.endswith(alone.summary)
+    fine = replace(REPORT, ranks=(), errors=())
+    assert "names no rank" in judge_collectives([reading(ras=[fine])], 4, {}).summary
+    dead = replace(REPORT, dead=2, silent=1, ranks=(replace(BEHIND, problem="status ABORT"),) * 5)
+    said = judge_collectives([reading(ras=[dead])], 4, {}).summary
+    assert "2 processes are dead, 1 process gave no answer" in said
+    assert "status ABORT" in said
+    assert said.endswith("2 more")
+
+
+def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
+    native = make_native(77, "pt_nccl_watchdg")
+    looks = [
+        make_round(
+            *(
+                make_rank(
+                    rank,
+                    native,
+                    **({"frames": DECODE, "state": "D", "waits_on": NFS} if rank == 3 else {}),
+                )
+                for rank in ranks
+            ),
+            at_s=at_s,
+            host=host,
+        )
+        for at_s in (0.0, 60.0)
+    ]
+    return fold_rounds(looks, Origin(4000, "train.py", 4))
+
+
+def test_a_dump_carries_what_was_recorded_and_survives_its_json():
+    dump = add_collectives(hung_dump(), reading(*one_missing(), notes=[NO_SERVER]))
+    assert is_known(dump.collectives)
+    assert (
+        "rank 3 has not called it: decode data.py:88 (data wait), blocked in a read"
+        in dump.collectives.summary
+    )
+    assert decode(Dump, encode(dump)) == dump
+    text = "\n".join(write_dump(dump, lambda _: ()))
+    assert "calls    all_reduce number 18 of default_pg" in text
+    assert (
+        "  default_pg: ranks 0-2 done up to 17 all_reduce (4x4 Float), in 18 all_reduce (4x4 Float)" in text
+    )
+    assert "  default_pg: rank 3 done up to 17 all_reduce (4x4 Float), called no more" in text
+    assert "from debug server of torch (4 ranks, 03:07:41)" in text
+
+
+def test_a_dump_of_an_older_tpmon_is_read():
+    line = encode(hung_dump())
+    assert '"collectives"' not in line
+    assert decode(Dump, line).collectives is NOT_APPLICABLE
+
+
+def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
+    dump = add_collectives(hung_dump(), reading(notes=[NO_SERVER]))
+    assert is_known(dump.collectives)
+    assert dump.collectives.summary == (
+        "no record of its collectives; NCCL aborts this job in at most about 9m00s"
+        " (assumed: its default timeout)"
+    )
+    text = "\n".join(write_dump(dump, lambda _: ()))
+    assert "debug server of torch: no debug server in it" in text
+
+
+def test_a_job_that_waits_for_no_rank_is_told_nothing_of_records_that_are_not_there():
+    looks = make_round(*(make_rank(rank, frames=DECODE) for rank in range(2)))
+    dump = fold_rounds([looks], Origin(4000, "train.py", 2))
+    assert add_collectives(dump, reading(notes=[NO_SERVER])).collectives is NOT_APPLICABLE
+    assert add_collectives(dump, reading()).collectives is NOT_APPLICABLE
+
+
+def test_records_of_two_hosts_are_judged_together():
+    """Neither host alone can accuse a rank; both together do."""
+    first = add_collectives(hung_dump((0, 1)), reading(*one_missing()[:2]))
+    second = hung_dump((2, 3), "node-02")
+    second = add_collectives(second, reading(*(replace(one, host="node-02") for one in one_missing()[2:])))
+    assert is_known(first.collectives)
+    assert first.collectives.findings[0].cause is CollectiveCause.REMOTE_RANK
+    folded = fold_collectives(fold_dumps([first, second]), [first, second])
+    assert is_known(folded.collectives)
+    (found,) = folded.collectives.findings
+    assert (found.cause, found.missing) == (CollectiveCause.MISSING_RANK, (3,))
+    assert len(folded.collectives.records) == 4
+
+
+def test_a_call_that_runs_ahead_is_shown_with_how_many_more():
+    group = make_group(17, 21, [make_call(18, state=CallState.STARTED, input_sizes=((), (2, 3), (4,)))])
+    dump = add_collectives(hung_dump(), reading(make_record(0, group)))
+    text = "\n".join(write_dump(dump, lambda _: ()))
+    assert "done up to 17, in 18 all_reduce (1+2x3+... Float), 3 calls ahead" in text
