@@ -160,7 +160,7 @@ def _watch(service: SampleService, live: Live, origin: Origin, poll: Callable[[]
             state = service.state
             if is_known(state) and not state.running:
                 return _take(state)
-            if is_known(state) and is_known(state.reading):
+            if live.is_due and is_known(state) and is_known(state.reading):
                 live.show(hot_functions(state.reading, origin))
             time.sleep(_LOOK_EVERY_S)
     finally:

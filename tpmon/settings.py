@@ -152,7 +152,7 @@ DUMP_SETTINGS = (
 
 SAMPLE_SETTINGS = (
     Setting("sample.seconds", Kind.NUMBER, 10.0, "how long to sample (default: 10)", "SECONDS", 1, 3600),
-    Setting("sample.rate", Kind.COUNT, 20, "samples in a second, up to 50 (default: 20)", "HZ", 1, 50),
+    Setting("sample.rate", Kind.COUNT, 20, "samples in a second, 5 to 50 (default: 20)", "HZ", 5, 50),
     Setting(
         "sample.only",
         Kind.NAME,

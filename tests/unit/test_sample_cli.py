@@ -44,7 +44,7 @@ def job() -> Iterator[int]:
         (["sample", "1", "--job"], {}, "PID and --job exclude each other", "leave one"),
         (["sample", "train.py"], {}, "a PID is a number", "tpmon ps"),
         (["sample", "1", "--seconds", "0"], {}, "--seconds: expected a number from 1 to 3600", "tpmon"),
-        (["sample", "1", "--rate", "51"], {}, "--rate: expected a whole number from 1 to 50", "tpmon"),
+        (["sample", "1", "--rate", "51"], {}, "--rate: expected a whole number from 5 to 50", "tpmon"),
         (["sample", "1", "--no-stacks"], {}, "no-stacks is set, and sample", "tpmon sample --stacks"),
         (["sample", "1"], {"TPMON_NO_STACKS": "1"}, "no-stacks is set, and sample", "tpmon sample --stacks"),
         (["sample", "1", "--stacks"], {"TPMON_NO_STACKS": "1"}, "process 1", ""),

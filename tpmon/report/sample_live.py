@@ -33,10 +33,13 @@ class Live:
         self._drawn = 0
         self._due_s = time.monotonic() + self._every_s
 
+    @property
+    def is_due(self) -> bool:
+        """Tell whether it is time to draw again."""
+        return time.monotonic() >= self._due_s
+
     def show(self, hot: HotSample) -> None:
-        """Draw, when it is time again."""
-        if time.monotonic() < self._due_s:
-            return
+        """Draw what there is."""
         self._due_s = time.monotonic() + self._every_s
         if not self._redraw:
             self._write(f"tpmon: {write_progress(hot)}")
