@@ -265,6 +265,8 @@ def write_once(frame: Frame) -> list[str]:
         f" target paused {cost.target_paused_ms:.0f} ms"
     )
     lines += lay_paragraph("cost", own)
+    if isinstance(frame.stacks, Missing):
+        reading.miss("Python stacks", Missing(frame.stacks.reason.removeprefix("stacks: ")))
     missed = reading.missed()
     if missed:
         lines += lay_paragraph("not read", missed)

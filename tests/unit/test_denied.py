@@ -1,0 +1,257 @@
+"""Where looking is refused, the pane says what, why and what to do, and everything else goes on.
+
+A real process with torch, watched by a real session; py-spy is replaced by a program that prints what a
+refused, broken, silent or raving one prints.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_cli import SECONDS, small_environment, start_training
+from tests.unit.test_stacks import may_sample, spies_of, wait_for
+from tpmon.model.codec import decode
+from tpmon.model.dump import Asker, DumpRequest, ErrorKind
+from tpmon.model.frame import Frame
+from tpmon.model.known import Missing, is_known
+from tpmon.model.results import DumpUpdate, Update
+from tpmon.probe import dump, spy_failure, stack_child, stacks
+from tpmon.probe.collect import Collector
+from tpmon.probe.stack_refusal import Standing, read_standing
+from tpmon.probe.target import find_job
+from tpmon.report.once import write_once
+from tpmon.session import Session
+
+__all__ = ["small_environment"]  # a fixture of every test here too
+
+pytestmark = pytest.mark.torch
+
+REFUSAL = """\
+Permission Denied: Try running again with elevated permissions by going 'sudo env "PATH=$PATH" !!'
+Error: Permission denied (os error 13)
+Reason: Permission denied (os error 13)
+"""
+YAMA = "not permitted: ptrace_scope 1; sudo sysctl kernel.yama.ptrace_scope=0; tpmon doctor says more"
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def job_pid() -> Iterator[int]:
+    """Give the PID of a process with torch that waits, as long as the tests of this file."""
+    if reason := may_sample():
+        pytest.skip(reason)
+    with start_training() as training:
+        yield training.pid
+        training.kill()
+
+
+Install = Callable[[str | None], None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
+    """Put another program, or none, where tpmon looks for py-spy; ptrace_scope is 1 for whom it refuses."""
+    (tmp_path / "python").symlink_to(sys.executable)
+    for module in (stacks, spy_failure):
+        monkeypatch.setattr(module, "read_standing", under_yama)
+
+    def put(text: str | None) -> None:
+        if text is not None:
+            (tmp_path / "py-spy").write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / "py-spy").chmod(0o755)
+        monkeypatch.setattr(stack_child.sys, "executable", str(tmp_path / "python"))
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    return put
+
+
+def under_yama(pid: int, proc: str = "/proc") -> Standing:
+    """Stand as a sibling of the process under kernel.yama.ptrace_scope=1, without any capability."""
+    found = read_standing(pid, proc)
+    return replace(
+        found,
+        ptrace_scope=1,
+        own_uid=1000,
+        uid=1000,
+        may_ptrace=False,
+        dumpable=True,
+        in_container=False,
+        more_capabilities=False,
+        confined="",
+    )
+
+
+class Watched:
+    """Run a session and keep what it says."""
+
+    def __init__(self, pid: int) -> None:
+        self.frames: list[Frame] = []
+        self.dumps: list[DumpUpdate] = []
+        self.errors: list[BaseException] = []
+        self._lock = threading.Lock()
+        collector = Collector(find_job(pid), 0.5)
+        self.session = Session(collector, (self._take,), 0.5, (self.dumps.append,))
+        self.session.start(self.errors.append)
+
+    def _take(self, update: Update) -> None:
+        with self._lock:
+            self.frames.append(update.frame)
+
+    def last(self) -> Frame:
+        with self._lock:
+            return self.frames[-1]
+
+    def count(self) -> int:
+        with self._lock:
+            return len(self.frames)
+
+    def says_of_stacks(self, words: str) -> bool:
+        if not self.count():
+            return False
+        frame = self.last()
+        reason = frame.stacks.reason if isinstance(frame.stacks, Missing) else ""
+        return words in reason or words in frame.sources.stacks
+
+    def ended_dump(self) -> DumpUpdate | None:
+        return next((one for one in self.dumps if not one.state.running), None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What stands for py-spy, what is said of it, and of what kind that is."""
+
+    text: str | None
+    words: str
+    kind: ErrorKind
+
+
+CASES = {
+    "refused": Case(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, ErrorKind.DENIED),
+    "missing": Case(
+        None, "py-spy is not installed beside tpmon or on PATH: pip install py-spy", ErrorKind.NO_SPY
+    ),
+    "failing": Case("echo 'Error: Failed to merge' >&2; exit 1", "py-spy: Failed to merge", ErrorKind.FAILED),
+    "raving": Case(
+        "echo garbage; head -c 3000 /dev/urandom", "py-spy saw no Python thread", ErrorKind.FAILED
+    ),
+    "silent": Case("exec sleep 60", "no answer", ErrorKind.LATE),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_pane_says_why_and_the_rest_lives(
+    job_pid: int, install: Install, monkeypatch: pytest.MonkeyPatch, case: Case
+):
+    install(case.text)
+    monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
+    watched = Watched(job_pid)
+    try:
+        assert wait_for(lambda: watched.says_of_stacks(case.words), SECONDS)
+        seen = watched.count()
+        assert wait_for(lambda: watched.count() >= seen + 3, SECONDS)
+        watched.session.ask_dump(DumpRequest(Asker.KEY))
+        assert wait_for(lambda: watched.ended_dump() is not None, SECONDS)
+    finally:
+        watched.session.stop()
+    assert watched.errors == []
+    frame = watched.last()
+    # The verdict names what it could not see; rows, CPU and memory are there as ever.
+    assert is_known(frame.verdict)
+    (row,) = frame.processes
+    assert row.pid == job_pid
+    assert is_known(row.cpu_pct)
+    assert is_known(row.waits_for)
+    assert is_known(frame.cpu.used_cores)
+    assert is_known(frame.memory.rss_bytes)
+    update = watched.ended_dump()
+    assert update is not None
+    assert is_known(update.dump)
+    (error,) = update.dump.errors
+    assert error.kind is case.kind
+    assert "\x1b" not in error.reason
+    assert [thread.pid for group in update.dump.groups for thread in group.threads] == [job_pid]
+    assert wait_for(lambda: spies_of(os.getpid()) == [], SECONDS)
+
+
+def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job_pid: int, install: Install):
+    install(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1")
+    watched = Watched(job_pid)
+    try:
+        assert wait_for(lambda: watched.says_of_stacks(YAMA), SECONDS)
+    finally:
+        watched.session.stop()
+    said = " ".join(" ".join(write_once(watched.last())).split())
+    assert "ptrace_scope 1" in said
+    assert "tpmon doctor" in said
+
+
+def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*before, sys.executable, "-B", "-m", "tpmon", *arguments],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "HOME": "/"},
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to drop")
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+def test_root_without_the_capability_sees_all_but_stacks(job_pid: int):
+    drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
+    words = "root without CAP_SYS_PTRACE; docker run --cap-add SYS_PTRACE; tpmon doctor says more"
+    done = call_behind(drop, "dump", str(job_pid))
+    assert done.returncode == 4, done.stderr
+    assert words in " ".join(done.stdout.split())
+    with subprocess.Popen(
+        [*drop, sys.executable, "-B", "-m", "tpmon", "attach", str(job_pid), "--json", "-i", "0.5"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as attached:
+        assert attached.stdout is not None
+        end = time.monotonic() + SECONDS
+        found = None
+        for line in attached.stdout:
+            frame = decode(Frame, line)
+            if isinstance(frame.stacks, Missing) and words in frame.stacks.reason:
+                found = frame
+                break
+            assert time.monotonic() < end
+        attached.terminate()
+        attached.stdout.close()
+        assert attached.wait(SECONDS) == 143
+    assert found is not None
+    assert is_known(found.processes[0].rss_bytes)
+    assert is_known(found.verdict)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+@pytest.mark.parametrize("command", ["attach", "dump", "diagnose", "bundle"])
+def test_another_user_is_told_who_may_and_who_knows_more(job_pid: int, command: str):
+    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
+    if subprocess.run([*become, sys.executable, "-c", ""], check=False, capture_output=True).returncode:
+        pytest.skip("another user may not start this Python")
+    text = ("--once",) if command == "attach" else ()
+    done = call_behind(become, command, str(job_pid), *text)
+    assert (done.returncode, done.stdout) == (4, "")
+    first, second = done.stderr.splitlines()
+    assert first == f"tpmon: process {job_pid} belongs to user root; this user may not read it"
+    assert (
+        second == f"Try: sudo tpmon attach {job_pid}, or run tpmon as root; tpmon doctor {job_pid} says more"
+    )
