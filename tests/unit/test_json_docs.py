@@ -14,10 +14,12 @@ import pytest
 
 from tests.frames import make_frame
 from tpmon.model.codec import encode
+from tpmon.model.doctor import Checkup
 from tpmon.model.dump import Dump
 from tpmon.model.frame import Frame
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.results import JobList
+from tpmon.model.sample import HotSample
 
 TEXT = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
 
@@ -48,7 +50,7 @@ def _reachable(root: type) -> dict[str, type]:
     return found
 
 
-KINDS = _reachable(Frame) | _reachable(JobList) | _reachable(Dump)
+KINDS = _reachable(Frame) | _reachable(JobList) | _reachable(Dump) | _reachable(HotSample) | _reachable(Checkup)
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^##|\Z)", TEXT))
 WORDS = dict(re.findall(r"(?m)^\| `([A-Z]\w+)` \| (`.*`) \|$", TEXT))
 

@@ -129,7 +129,7 @@ def test_what_could_not_be_read_is_left_out_and_a_process_without_a_rank_has_a_n
     plain = make_sampled(0, cpu_s=unread, delay_s=unread, watched_s=0.0)
     plain = replace(plain, rank=Missing("no place"))
     said = text(make_reading(plain))
-    assert "\n1 process: 20 looks (+- 22 points)\n" in said
+    assert "\n1 rank: 20 looks (+- 22 points)\n" in said
 
 
 def test_names_of_others_cannot_reach_the_terminal_and_long_ones_are_cut():

@@ -33,7 +33,7 @@ def name_group(group: HotGroup) -> str:
     """Name a part of the job: "rank 0", "other threads of ranks 0-3", "2 loader workers of rank 0"."""
     ranks = f"rank{'s' if len(group.ranks) > 1 else ''} {list_numbers(group.ranks)}" if group.ranks else ""
     if group.role is Role.RANK:
-        name = ranks or _count(group.processes, "process", "es")
+        name = ranks or _count(group.processes, "rank")
     else:
         noun = "loader worker" if group.role is Role.WORKER else group.role.value
         name = _count(group.processes, noun) + (f" of {ranks}" if ranks else "")
