@@ -96,6 +96,8 @@ def test_a_session_imports_no_driver_library() -> None:
         ["demo", "--help"],
         ["dump", "--help"],
         ["fold", "--help"],
+        ["doctor", "--help"],
+        ["bundle", "--help"],
         ["--print-config"],
         ["ps", "--json"],
     ],
@@ -137,6 +139,12 @@ def test_a_dump_and_its_fold_import_neither_screen_nor_driver(tmp_path: Path) ->
     path.write_text(output)
     folded, names = run_fresh(CALL.format(arguments=["fold", str(path)]))
     assert folded.startswith("dump ")
+    assert not names & NEVER_IN_TEXT
+
+
+def test_the_doctor_imports_neither_screen_nor_driver() -> None:
+    output, names = run_fresh(CALL.format(arguments=["doctor", "--json", "--no-stacks"]))
+    assert json.loads(output)["schema"] == "tpmon.doctor/1"
     assert not names & NEVER_IN_TEXT
 
 
