@@ -30,6 +30,8 @@ _MAX_LINE = 2**31
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 _UNNAMED = re.compile(r"0x[0-9a-f]+")
 _TEMPLATE = re.compile(r"<[^<>]*>")
+_NUMBER = re.compile(r"-?[0-9][0-9._]*(?:e[-+]?[0-9]+)?")
+_ALWAYS = re.compile("PASS|SECRET|CREDENTIAL", re.IGNORECASE)
 _MOST_NESTED = 12
 
 
@@ -80,14 +82,17 @@ def _parse_locals(frame: dict[str, Any]) -> tuple[Local, ...]:
 
 def _parse_local(name: str, value: str) -> Local:
     """Clean one variable and hide what may be a secret, by its name and by how it looks."""
-    shown = HIDDEN if SECRET_NAME.search(name) and not _is_plain(value) else redact_secrets(value)
+    hidden = SECRET_NAME.search(name) and not _is_plain(name, value)
+    shown = HIDDEN if hidden else redact_secrets(value)
     # Where an object lies differs from rank to rank and tells nobody anything.
     return Local(clean_text(name, _NAME_CHARS), clean_text(_ADDRESS.sub("", shown), VALUE_CHARS))
 
 
-def _is_plain(value: str) -> bool:
-    """Tell whether a value is an object, None or a truth value, which no secret is."""
-    return value.startswith("<") or value in ("None", "True", "False")
+def _is_plain(name: str, value: str) -> bool:
+    """Tell whether a value is no secret: an object, None, a truth value, or a number such as max_tokens."""
+    if value.startswith("<") or value in ("None", "True", "False"):
+        return True
+    return _NUMBER.fullmatch(value) is not None and _ALWAYS.search(name) is None
 
 
 def _parse_thread(thread: Any) -> DumpedStack | None:

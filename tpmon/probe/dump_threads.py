@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.procfs import parse_schedstat
 from tpmon.probe.procread import PROC, Stat, parse_stat, read_file, read_status
 from tpmon.probe.roles import thread_kind
-from tpmon.probe.wait_call import name_call
+from tpmon.probe.wait_call import name_call, read_memory
 from tpmon.probe.wait_target import Waiter, read_target
 from tpmon.probe.waits import ON_CPU, Syscall, describe_wait, parse_syscall
 
@@ -23,6 +24,9 @@ MOST_NATIVE = 64
 """Native threads of one process that are listed; the rest is counted."""
 MOST_THREADS = 4096
 _MACHINE = os.uname().machine
+_TID_AT = {"x86_64": 720, "aarch64": 208}
+"""Where glibc keeps the kernel's number of a thread, behind the address that pthread_self() returns."""
+_LOWEST_ADDRESS = 1 << 32
 _LISTED = frozenset((ThreadKind.MAIN, ThreadKind.PIN, ThreadKind.AUTOGRAD, ThreadKind.COMM))
 _NOT_TOLD = Missing("before Python 3.11 the kernel's number of a thread is not told")
 _ENDED = Missing("the thread ended while it was read")
@@ -58,8 +62,8 @@ def read_threads(
     if isinstance(stacks, Missing):
         native, idle = reader.read_native(tid for tid in tids if tid != pid)
         return Threads((reader.read(pid, "MainThread", stacks), *native), idle)
-    named = _rename(pid, stacks, tids, proc)
     here = set(tids)
+    named = _rename(pid, stacks, here, proc, machine)
     python = [
         replace(
             reader.read(tid, one.thread, one.frames) if tid in here else _unplaced(one),
@@ -74,14 +78,36 @@ def read_threads(
 
 
 def _rename(
-    pid: int, stacks: Sequence[StackCount], tids: Sequence[int], proc: str
+    pid: int, stacks: Sequence[StackCount], here: set[int], proc: str, machine: str
 ) -> list[tuple[int, StackCount]]:
-    """Give each stack our number of its thread; py-spy tells that of the target's PID namespace."""
-    here = set(tids)
-    outer: dict[int, int] = {}
-    if any(stack.tid not in here for stack in stacks):
-        outer = _read_inner_numbers(pid, tids, proc)
+    """Give each stack our number of its thread.
+
+    py-spy tells that of the target's PID namespace, and before Python 3.11 an address alone.
+    """
+    said = {stack.tid for stack in stacks}
+    unknown = said - here
+    outer: dict[int, int] = _read_inner_numbers(pid, here, proc) if unknown else {}
+    for tid in unknown - outer.keys():
+        number = _read_number(pid, tid, here, proc, machine)
+        # One thread is never two: a number that is taken is somebody else's.
+        if number is not None and number not in said and number not in outer.values():
+            outer[tid] = number
     return [(stack.tid if stack.tid in here else outer.get(stack.tid, stack.tid), stack) for stack in stacks]
+
+
+def _read_number(pid: int, pthread: int, here: set[int], proc: str, machine: str) -> int | None:
+    """Read the kernel's number of a thread out of what glibc keeps of it (struct pthread, field tid).
+
+    It counts only where it is the number of a living thread of that process: other C libraries differ.
+    """
+    at = _TID_AT.get(machine)
+    if at is None or pthread < _LOWEST_ADDRESS:
+        return None
+    data = read_memory(pid, pthread + at, 4, proc)
+    if isinstance(data, Missing) or len(data) < 4:
+        return None
+    number = int.from_bytes(data, sys.byteorder)
+    return number if number in here else None
 
 
 def _read_inner_numbers(pid: int, tids: Iterable[int], proc: str) -> dict[int, int]:

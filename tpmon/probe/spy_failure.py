@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tpmon.model.dump import ErrorKind
 from tpmon.model.process import Identity
+from tpmon.probe.deleted_python import explain_deleted
 from tpmon.probe.other_spies import Spy
 from tpmon.probe.procread import PROC, read_file, read_stat
 from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome
@@ -18,6 +19,7 @@ from tpmon.probe.stack_text import Refusal, parse_complaint
 YIELD_S = 2.0
 """How long a py-spy of somebody else that may stop the process is waited for."""
 _LOOK_AGAIN_S = 0.1
+_NO_FILE = "No such file or directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +84,6 @@ def explain_outcome(
         return Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}")
     if refusal is Refusal.GONE:
         return Failure(ErrorKind.GONE, "it ended")
+    if _NO_FILE in text and (deleted := explain_deleted(pid, proc)):
+        return Failure(ErrorKind.UNKNOWN_PYTHON, deleted)
     return Failure(ErrorKind.FAILED, f"py-spy: {text}", torn=True)
