@@ -42,6 +42,7 @@ from tpmon.judge.rules_progress import (
 )
 from tpmon.judge.scene import see
 from tpmon.judge.standing import Standing
+from tpmon.judge.stillness import fresh_phase
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.frame import TargetState
 from tpmon.model.gpu import GpuState
@@ -522,3 +523,9 @@ def test_any_finite_window_gets_an_answer(drawn, seconds, phase, age_s, sampled)
                 assert seconds >= 25
         else:
             assert answer.text
+
+
+def test_a_function_that_bears_the_word_of_a_phase_is_no_such_phase():
+    asking = make_phases({Phase.OTHER: 1.0}, where="load train.py:7")
+    assert fresh_phase(asking) is None
+    assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD

@@ -53,12 +53,15 @@ def say_elsewhere(ranks: int) -> str:
 
 
 def fresh_phase(phases: RankPhases) -> Phase | None:
-    """Return the phase of a rank's newest stacks; None where they are old, or in no phase with a word."""
+    """Return the phase of a rank's newest stacks; None where they are old, or in no phase with a word.
+
+    A place in no phase begins with the name of a function, which may be the word of a phase: "load".
+    """
     if phases.newest_age_s > FRESH_S:
         return None
     first = phases.where.split(":")[0]
     words = (first, first.rsplit(" ", 1)[0])
-    return next((phase for phase in Phase if phase.value in words), None)
+    return next((phase for phase in Phase if phase.value in words and phases.ratio(phase) > 0), None)
 
 
 def stack_moves(rank: RankScene) -> Known[bool]:
