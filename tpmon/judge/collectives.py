@@ -1,8 +1,9 @@
 """Tell from the records of all ranks which collective does not end, who waits in it and who never came. Pure.
 
 A process group numbers its collectives, and each rank ends them in order. The first that a rank has
-called and not done is where the group stands; a rank that has not called it holds those that have. Ranks that wait in one
-group are missing in the next, so the cause is the rank that is missing somewhere and waits nowhere.
+called and not done is where the group stands; a rank that has not called it holds those that have.
+Ranks that wait in one group are missing in the next, so the cause is the rank that is missing somewhere
+and waits nowhere.
 """
 
 from __future__ import annotations
