@@ -160,6 +160,12 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         help="with the variables of your own frames; nothing is stopped",
         **own,
     )
+    dump.add_argument(
+        "--fr-pipe",
+        action="store_true",
+        help="have NCCL write its record of collectives down now (TORCH_NCCL_DEBUG_INFO_PIPE_FILE)",
+        **own,
+    )
     fold = commands.add_parser(
         "fold",
         usage="tpmon fold FILE... | - [options]",
