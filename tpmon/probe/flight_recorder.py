@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from tpmon.model.collectives import CallState, CollectiveCall, GroupRecord, RankRecord, RecordSource
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 from tpmon.model.unpickle import load_plain
@@ -22,6 +22,9 @@ MOST_ENTRIES = 20_000
 MOST_GROUPS = 256
 CALLS_BEFORE, CALLS_AFTER = 8, 56
 """Calls of a group that are kept around the first that is not done."""
+MOST_CALLS = CALLS_BEFORE + CALLS_AFTER
+_LAST_NS = 1 << 62
+"""Of the year 2116: later is no time at which a call was made."""
 _LIMITS = Limits(file_bytes=64 << 20, values=4_000_000)
 _MOST_SIZES, _MOST_DIMENSIONS, _MOST_RANKS = 16, 16, 16_384
 _NO_RANKS = Missing("the record does not name its members")
@@ -79,97 +82,95 @@ def parse_record(value: object, origin: Origin) -> RankRecord:
     entries = _sequence(dump.get("entries", ()))[-MOST_ENTRIES:]
     members = _read_members(_mapping(dump.get("pg_config")))
     status = _mapping(dump.get("pg_status"))
-    calls: dict[tuple[str, str], list[_Entry]] = {}
+    groups: dict[tuple[str, str], list[_Entry]] = {}
     for raw in entries:
-        entry = _read_entry(_mapping(raw))
-        if entry is not None and (entry.group in calls or len(calls) < MOST_GROUPS):
-            calls.setdefault(entry.group, []).append(entry)
-    groups = tuple(
-        _make_group(group, those, members.get(group[0], _NO_RANKS), status) for group, those in calls.items()
-    )
-    return RankRecord(origin.host, origin.pid, origin.rank, origin.source, origin.taken, groups)
+        entry = _read_entry(raw)
+        if entry is not None and (entry.group in groups or len(groups) < MOST_GROUPS):
+            groups.setdefault(entry.group, []).append(entry)
+    made = (_make_group(those, members, status) for those in groups.values())
+    return RankRecord(origin.host, origin.pid, origin.rank, origin.source, origin.taken, tuple(made))
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Hold one entry with what is not shown of it."""
+    """Hold what decides whether an entry is shown: most are done long ago, and only counted."""
 
     group: tuple[str, str]
-    number: str
-    backend: str
+    sequence: int
+    is_transfer: bool
     is_done: bool
-    call: CollectiveCall
+    raw: Mapping[object, object]
 
 
-def _read_entry(raw: Mapping[object, object]) -> _Entry | None:
+def _read_entry(value: object) -> _Entry | None:
+    raw = _mapping(value)
     group = _sequence(raw.get("process_group"))
-    name = _text(raw.get("profiling_name"))
-    created_ns = _integer(raw.get("time_created_ns"))
     is_transfer = raw.get("is_p2p") is True
     sequence = _integer(raw.get("p2p_seq_id" if is_transfer else "collective_seq_id"))
-    if len(group) != 2 or not name or sequence is None or created_ns is None:
+    if len(group) != 2 or sequence is None or _read_created(raw) is None:
         return None
-    try:
-        created = datetime.fromtimestamp(created_ns / 1e9, tz=timezone.utc).astimezone()
-    except (ValueError, OverflowError, OSError):
-        return None
-    backend, _, operation = name.rpartition(":")
-    timeout_ms = _integer(raw.get("timeout_ms"))
+    # gloo leaves the state as it was, and retires a call when it is done.
     done = raw.get("retired") is True or raw.get("state") == CallState.COMPLETED.value
+    name, description = group
+    return _Entry((_text(name), _text(description)), sequence, is_transfer, done, raw)
+
+
+def _read_created(raw: Mapping[object, object]) -> float | None:
+    """Return when a call was made in seconds since 1970; None for what is no time of this age."""
+    created_ns = _integer(raw.get("time_created_ns"))
+    return created_ns / 1e9 if created_ns is not None and 0 < created_ns < _LAST_NS else None
+
+
+def _make_group(
+    entries: Sequence[_Entry], members: Mapping[str, tuple[int, ...]], status: Mapping[object, object]
+) -> GroupRecord:
+    collectives = sorted((one for one in entries if not one.is_transfer), key=lambda one: one.sequence)
+    unfinished = [one.sequence for one in collectives if not one.is_done]
+    newest = entries[-1]
+    if collectives:
+        last_called = collectives[-1].sequence
+        last_done = unfinished[0] - 1 if unfinished else last_called
+    else:
+        told = _mapping(status.get(_text(newest.raw.get("pg_id"))))
+        last_called = max(0, _integer(told.get("last_enqueued_collective")) or 0)
+        last_done = min(last_called, max(0, _integer(told.get("last_completed_collective")) or 0))
+    shown = [one for one in collectives if last_done - CALLS_BEFORE < one.sequence <= last_done + CALLS_AFTER]
+    waits = [one for one in entries if one.is_transfer and not one.is_done]
+    name, description = newest.group
+    return GroupRecord(
+        name=name,
+        description=description,
+        backend=_text(newest.raw.get("profiling_name")).partition(":")[0],
+        ranks=members.get(name, _NO_RANKS),
+        last_called=last_called,
+        last_done=last_done,
+        calls=tuple(map(_make_call, (*shown[-MOST_CALLS:], *waits[:CALLS_AFTER]))),
+    )
+
+
+def _make_call(entry: _Entry) -> CollectiveCall:
+    raw = entry.raw
     started = raw.get("state") == CallState.STARTED.value
-    call = CollectiveCall(
-        sequence=sequence,
-        name=operation,
-        is_transfer=is_transfer,
-        state=CallState.COMPLETED if done else CallState.STARTED if started else CallState.SCHEDULED,
+    timeout_ms = _integer(raw.get("timeout_ms"))
+    created_s = _read_created(raw) or 0.0
+    return CollectiveCall(
+        sequence=entry.sequence,
+        name=_text(raw.get("profiling_name")).rpartition(":")[2],
+        is_transfer=entry.is_transfer,
+        state=CallState.COMPLETED if entry.is_done else CallState.STARTED if started else CallState.SCHEDULED,
         input_sizes=_read_sizes(raw.get("input_sizes")),
         output_sizes=_read_sizes(raw.get("output_sizes")),
         input_types=_read_types(raw.get("input_dtypes")),
         output_types=_read_types(raw.get("output_dtypes")),
-        created=created,
+        created=datetime.fromtimestamp(created_s, tz=timezone.utc).astimezone(),
         timeout_s=timeout_ms / 1e3 if timeout_ms is not None and timeout_ms > 0 else _NO_TIMEOUT,
         line=_find_line(_sequence(raw.get("frames"))),
     )
-    return _Entry((_text(group[0]), _text(group[1])), _text(raw.get("pg_id")), backend, done, call)
 
 
-def _make_group(
-    group: tuple[str, str],
-    entries: Sequence[_Entry],
-    ranks: Known[tuple[int, ...]],
-    status: Mapping[object, object],
-) -> GroupRecord:
-    collectives = sorted(
-        (one for one in entries if not one.call.is_transfer), key=lambda one: one.call.sequence
-    )
-    unfinished = [one.call.sequence for one in collectives if not one.is_done]
-    told = _mapping(status.get(entries[-1].number))
-    if collectives:
-        last_called = collectives[-1].call.sequence
-        last_done = min(unfinished) - 1 if unfinished else last_called
-    else:
-        last_called = max(0, _integer(told.get("last_enqueued_collective")) or 0)
-        last_done = max(0, _integer(told.get("last_completed_collective")) or 0)
-    waits = [one.call for one in entries if one.call.is_transfer and not one.is_done]
-    kept = [
-        one.call
-        for one in collectives
-        if last_done - CALLS_BEFORE < one.call.sequence <= last_done + CALLS_AFTER
-    ]
-    return GroupRecord(
-        name=group[0],
-        description=group[1],
-        backend=entries[-1].backend,
-        ranks=ranks,
-        last_called=last_called,
-        last_done=last_done,
-        calls=(*kept, *waits[:CALLS_AFTER]),
-    )
-
-
-def _read_members(config: Mapping[object, object]) -> dict[str, Known[tuple[int, ...]]]:
+def _read_members(config: Mapping[object, object]) -> dict[str, tuple[int, ...]]:
     """Read the ranks of each group, which stand there as text: "[0, 1, 2]"."""
-    members: dict[str, Known[tuple[int, ...]]] = {}
+    members: dict[str, tuple[int, ...]] = {}
     for name, raw in config.items():
         words = _text(_mapping(raw).get("ranks"), _MOST_RANKS * 8).strip("[] ").split(",")
         ranks = [int(word) for word in words if word.strip().isdecimal() and len(word) < 12]
