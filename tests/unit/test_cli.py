@@ -33,6 +33,7 @@ from tpmon.settings import (
     LOOK_SETTINGS,
     OUTPUT_SETTINGS,
     READONLY_SETTING,
+    SAMPLE_SETTINGS,
     STACKS_SETTING,
     WATCH_SETTINGS,
 )
@@ -42,8 +43,8 @@ SECONDS = 60.0
 STACK_SETTINGS = [STACKS_SETTING, *WATCH_SETTINGS]
 TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
 OWN_FLAGS = {
-    "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe"},
     "sample": {"--rank", "--all", "--out"},
+    "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe"},
     "bundle": {"--out", "--tar"},
 }
 """Flags that belong to one call and are no settings."""
@@ -112,6 +113,7 @@ def test_help_names_each_command_and_each_exit_code():
         "diagnose PID",
         "dump PID",
         "fold FILE",
+        "sample PID",
         "doctor [PID]",
         "bundle PID",
         "demo ",
@@ -129,6 +131,7 @@ def test_help_names_each_command_and_each_exit_code():
         ("diagnose", [*LOOK_SETTINGS, *STACK_SETTINGS, JOB_SETTING, *DIAGNOSE_SETTINGS]),
         ("dump", [*TEXT_SETTINGS, JOB_SETTING, READONLY_SETTING, *DUMP_SETTINGS]),
         ("fold", [*TEXT_SETTINGS, DUMP_FORMAT_SETTING]),
+        ("sample", [*TEXT_SETTINGS, JOB_SETTING, STACKS_SETTING, *SAMPLE_SETTINGS]),
         ("doctor", [*TEXT_SETTINGS, STACKS_SETTING]),
         ("bundle", [*PLACE_SETTINGS, JOB_SETTING, STACKS_SETTING, *BUNDLE_SETTINGS]),
         ("demo", [*OUTPUT_SETTINGS, *STACK_SETTINGS, *DEMO_SETTINGS]),

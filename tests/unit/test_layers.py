@@ -124,7 +124,7 @@ def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver() -> Non
 
 
 @pytest.mark.torch
-def test_a_dump_and_its_fold_import_neither_screen_nor_driver(tmp_path: Path) -> None:
+def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(tmp_path: Path) -> None:
     training = "import torch; print('ready', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", training], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -132,7 +132,11 @@ def test_a_dump_and_its_fold_import_neither_screen_nor_driver(tmp_path: Path) ->
         assert job.stdout is not None
         assert job.stdout.readline() == "ready\n"
         output, names = run_fresh(CALL.format(arguments=["dump", str(job.pid), "--json"]))
+        arguments = ["sample", str(job.pid), "--seconds", "1", "--json"]
+        sampled, others = run_fresh(CALL.format(arguments=arguments))
         job.kill()
+    assert json.loads(sampled)["pid"] == job.pid
+    assert not others & NEVER_IN_TEXT
     assert json.loads(output)["pid"] == job.pid
     assert not names & NEVER_IN_TEXT
     path = tmp_path / "dump.json"
