@@ -49,7 +49,9 @@ def say_place(seen: Seen) -> str:
         return f"waits in {doing.text}"
     if doing.wait is Wait.BATCH:
         return f"waits for a batch ({doing.text.removeprefix('data wait: ')})"
-    waits = say_wait(seen.thread).replace("waits for: lock or queue (futex)", "waiting for a lock or a queue")
+    waits = say_wait(seen.thread).replace("waits for: lock or queue (futex)", "waiting for a lock")
+    if doing.wait is Wait.QUEUE:
+        waits = waits.removesuffix("waiting for a lock")
     verb = "" if doing.text.startswith(("waits ", "hands ")) else "is in "
     return f"{verb}{doing.text}{f', {waits}' if waits else ''}"
 
@@ -117,12 +119,14 @@ def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
 
 def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
     target = seen.thread.waits_on
+    if seen.doing.wait is Wait.QUEUE:
+        return ""  # what comes through a queue nobody holds
     if is_known(target) and is_known(target.others) and target.others:
         return "".join(f"; that thread {say_place(one)}" for one in holders)
     if holders:
         first = holders[0]
         return f"; perhaps held by {name_thread(first)}, which {say_place(first)}"
-    return "; who holds it cannot be seen: no other thread is in the program"
+    return "; who holds it cannot be seen: no other thread stands in the program"
 
 
 def blame_gil(seen: Seen, picture: Picture) -> Blame:

@@ -11,24 +11,15 @@ from tpmon.judge.hang_causes import Blame, Patience, blame_gil, blame_thread, pi
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance, is_idle
 from tpmon.judge.scene import Scene
+from tpmon.model.dump import DeadChild
 from tpmon.model.dump_words import name_process, name_rank
 from tpmon.model.known import is_known
-from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.process import Role, ThreadKind
 
 
-def _zombies(pid: int, scene: Scene) -> list[ProcessSample]:
-    """Return the processes that a rank started, that died, and that nobody has noticed."""
-    return [one for one in scene.frame.processes if one.state == "Z" and pid in (one.parent, _rank_pid(one))]
-
-
-def _rank_pid(process: ProcessSample) -> int:
-    """Return the PID of the rank that a process belongs to, -1 where there is none."""
-    return process.rank_pid if is_known(process.rank_pid) else -1
-
-
-def _blame_dead(seen: Seen, dead: Sequence[int], noun: str) -> Blame:
+def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str) -> Blame:
     name = name_rank(seen.thread)
-    pids = ", ".join(map(str, sorted(dead)))
+    pids = ", ".join(f"{one.pid}: {one.how}" for one in dead)
     many = len(dead) > 1
     text = (
         f"{name} waits for {noun} of {'processes' if many else 'a process'} that "
@@ -66,7 +57,7 @@ def _blame_workers(seen: Seen, workers: Sequence[Seen], picture: Picture) -> Bla
 def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     """Say why a batch does not come: a dead worker, one that is held, or nobody has it."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
-    dead = [one.pid for one in _zombies(pid, scene)]
+    dead = [one for one in picture.dead if one.parent == pid]
     if dead:
         return _blame_dead(seen, dead, "a batch")
     workers = picture.scene.workers_of(seen)
@@ -92,7 +83,7 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
 def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
     """Say the same of processes that the program started itself; None where it started none."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
-    dead = [one.pid for one in _zombies(pid, scene)]
+    dead = [one for one in picture.dead if one.parent == pid]
     if dead:
         return _blame_dead(seen, dead, "a result")
     pids = {one.pid for one in scene.frame.processes if one.parent == pid and one.role is not Role.WORKER}
@@ -109,8 +100,10 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
     blame = _blame_workers(seen, children, picture)
     if blame is not None:
         return blame
+    count = len(children)
+    who = "the process that it started waits" if count == 1 else f"all {count} processes that it started wait"
     text = (
-        f"{name} waits for a result ({seen.doing.text}), and all {len(children)} processes that it started "
-        "wait for work: the result was lost, or the process that had it died"
+        f"{name} waits for a result ({seen.doing.text}), and {who} for work: the result was lost, or "
+        "the process that had it died"
     )
     return Blame("lost-batch", seen, text, also=tuple(children[:4]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tpmon.judge.fold_looks import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.fold_scene import Scene, Seen, see_threads, set_scene
 from tpmon.judge.phase_stack import is_library, is_users
-from tpmon.model.dump import DumpError, DumpRound, ThreadLook
+from tpmon.model.dump import DeadChild, DumpError, DumpRound, ThreadLook
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
@@ -48,6 +48,7 @@ class Picture:
     threads: tuple[Seen, ...]
     traits: Mapping[tuple[int, int], Trait]
     errors: tuple[DumpError, ...]
+    dead: tuple[DeadChild, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -136,6 +137,7 @@ def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Pi
         threads=threads,
         traits=_find_traits(rounds),
         errors=last.errors,
+        dead=last.dead,
     )
 
 

@@ -228,7 +228,7 @@ def _list_evidence(blame: Blame, quiet: Quiet, scene: Scene) -> tuple[Evidence, 
             "looks at all threads",
             float(picture.looks),
             "",
-            f"{picture.looks} in {picture.seconds:.0f} s: nobody moved",
+            f"{picture.looks} in {picture.seconds:.0f} s, none of which found anybody further on",
             "py-spy, without a stop",
             age_s,
         )

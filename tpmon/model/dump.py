@@ -147,6 +147,17 @@ class DumpError:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadChild:
+    """Name a process that a process of the job started, that died, and whose end nobody asked about."""
+
+    pid: int
+    parent: int
+    name: str
+    how: str
+    """"SIGKILL", "exit 1"."""
+
+
+@dataclass(frozen=True, slots=True)
 class DumpRound:
     """Hold one look at all processes of a job. ``paused_ms`` is how long we stopped any of them."""
 
@@ -157,6 +168,8 @@ class DumpRound:
     errors: tuple[DumpError, ...]
     paused_ms: float
     spy_cpu_ms: float
+    dead: tuple[DeadChild, ...] = ()
+    """Of those that ended well nothing is said: many programs ask late."""
 
 
 class Asker(str, Enum):

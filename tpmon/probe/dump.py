@@ -12,11 +12,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tpmon.model.dump import DumpError, DumpRound, ErrorKind, ProcessLook
+from tpmon.model.dump import DeadChild, DumpError, DumpRound, ErrorKind, ProcessLook
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount
@@ -24,10 +24,11 @@ from tpmon.probe.background import read_within
 from tpmon.probe.dump_pause import watch_pause
 from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.dump_threads import read_threads
+from tpmon.probe.ending import describe_end
 from tpmon.probe.job import Job, Member
 from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.other_spies import Spy, find_spies
-from tpmon.probe.procread import PROC
+from tpmon.probe.procread import PROC, read_table
 from tpmon.probe.spy_failure import YIELD_S, Failure, explain_outcome, find_gone, find_obstacle
 from tpmon.probe.stack_child import CPU_LIMIT_S, SpyChild, dump_arguments, find_spy
 
@@ -50,6 +51,15 @@ NATIVE_CPU_S = 15
 _PROC_S = 0.5
 _TRIES = 3
 """A process that runs changes its stack while it is read without a stop: the next try mostly works."""
+
+
+def find_dead(parents: Container[int], proc: str = PROC) -> tuple[DeadChild, ...]:
+    """List the children of ``parents`` that ended badly and are still there because nobody asked."""
+    return tuple(
+        DeadChild(stat.pid, stat.parent, stat.name, describe_end(stat.wait_status))
+        for stat in read_table(proc).values()
+        if stat.state == "Z" and stat.parent in parents and stat.wait_status
+    )
 
 
 def dumpable(job: Job) -> tuple[Member, ...]:
@@ -141,6 +151,7 @@ class Dumper:
         self._lock = threading.Lock()
         self._children: set[SpyChild] = set()
         self._spent_s = 0.0
+        self._dead: tuple[DeadChild, ...] = ()
         self._stopped = False
 
     def stop(self) -> None:
@@ -156,6 +167,7 @@ class Dumper:
         ``progress`` gets what has come so far, and of how many processes, a few times a second.
         """
         before_s = self._spent()
+        self._dead = find_dead({member.identity.pid for member in self._members}, self._proc)
         spy = self._find_spy()
         around = _Around(spy, find_spies(self._proc), OtherEnds(self._names, self._proc))
         answers: queue.Queue[tuple[Member, _Answer]] = queue.Queue()
@@ -203,6 +215,7 @@ class Dumper:
             ),
             paused_ms=sum(answer.paused_ms for _, answer in ordered),
             spy_cpu_ms=(self._spent() - before_s) * 1000,
+            dead=self._dead,
         )
 
     def _error(self, member: Member, failure: Failure) -> DumpError:
