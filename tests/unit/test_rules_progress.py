@@ -191,6 +191,14 @@ def test_a_prompt_is_told_by_stack_or_kernel():
     reading = make_frame(processes=(quiet_rank(waits_for="terminal input"),))
     assert judge_waiting_for_input(scene_of(reading)).sources == {"wait"}
     assert said(judge_waiting_for_input(scene_of(reading, [asking]))) == (Kind.IDLE, "waiting-for-input")
+    piped = make_frame(processes=(quiet_rank(waits_for="standard input (pipe)"),))
+    place = make_phases({Phase.OTHER: 1.0}, where="ask train.py:7")
+    assert judge_waiting_for_input(scene_of(reading, [asking])).summary == (
+        "rank 0 waits for input on a terminal, in train.py:7"
+    )
+    assert judge_waiting_for_input(scene_of(piped, [place])).summary == (
+        "rank 0 waits for input on standard input, a pipe, in ask train.py:7"
+    )
     blink = make_frame(processes=(quiet_rank(waits_for="terminal input", waits_unchanged_s=0.5),))
     assert type(judge_waiting_for_input(scene_of(blink))) is Cleared
     unread = make_frame(processes=(quiet_rank(waits_for=UNREAD),))
@@ -464,6 +472,8 @@ def test_a_pause_may_stand_still_for_minutes(phase):
 
 
 def test_a_person_is_waited_for_without_a_hang():
+    piped = quiet_frame(quiet_rank(waits_for="standard input (pipe)"))
+    assert type(judge_no_progress(scene_of(piped, seconds=40))) is Unsure
     reading = quiet_frame(quiet_rank(waits_for="terminal input"))
     assert type(judge_no_progress(scene_of(reading, seconds=40))) is Unsure
 

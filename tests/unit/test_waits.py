@@ -22,6 +22,7 @@ POLL_LOADER = b"7 0x7f1f9c0a2f10 0x1 0x1388 0x0 0x0 0x7f1f9c0a2f10 0x7ffd7f1c4a5
 POLL_OTHER = b"7 0x7f1f9c0a2f10 0x2 0x3e8 0x0 0x0 0x7f1f9c0a2f10 0x7ffd7f1c4a50 0x7f1fa6d0c4cd\n"
 POLL_FOR_EVER = b"7 0x7f1f9c0a2f10 0x1 0xffffffff 0x0 0x0 0x0 0x7ffd7f1c4a50 0x7f1fa6d0c4cd\n"
 READ = b"0 0x5 0x7ffd7f1c4b80 0x4 0x0 0x0 0x0 0x7ffd7f1c4a50 0x7f1fa6d0c4cd\n"
+READ_INPUT = b"0 0x0 0x7ffd7f1c4b80 0x2000 0x0 0x0 0x0 0x7ffd7f1c4a50 0x7f1fa6d0c4cd\n"
 OUTSIDE = b"-1 0x7ffd7f1c4a50 0x7f1fa6c91117\n"
 NO_CALL = Missing("permission denied")
 
@@ -67,6 +68,9 @@ CASES = [
     ("S", "ep_poll", READ, Role.LAUNCHER, "epoll"),
     ("S", "do_select", READ, Role.RANK, "select"),
     ("S", "n_tty_read", READ, Role.RANK, "terminal input"),
+    ("S", "anon_pipe_read", READ_INPUT, Role.RANK, "standard input (pipe)"),
+    ("S", "anon_pipe_read", READ_INPUT, Role.HELPER, "pipe read"),
+    ("S", "anon_pipe_read", None, Role.RANK, "pipe read"),
     ("T", "do_signal_stop", READ, Role.RANK, "stopped by a signal"),
     ("t", "ptrace_stop", READ, Role.RANK, "stopped by a debugger"),
     ("Z", "0", b"0 0 0\n", Role.WORKER, "zombie: ended, not reaped by its parent"),

@@ -16,6 +16,7 @@ from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
 from tpmon.judge.stillness import (
+    INPUT_WAITS,
     QUIET_WORKER_DEMAND,
     STILL_S,
     Standstill,
@@ -309,7 +310,7 @@ def judge_gpu_lost(scene: Scene) -> Answer:
 def _excuse(scene: Scene) -> str:
     """Return what a quiet rank does on purpose, "" for nothing: it may take minutes."""
     for rank in scene.ranks:
-        if is_known(rank.process.waits_for) and rank.process.waits_for == "terminal input":
+        if is_known(rank.process.waits_for) and rank.process.waits_for in INPUT_WAITS:
             return f"{name_rank(rank)} waits for input"
         if not is_known(rank.phases):
             continue

@@ -6,7 +6,7 @@ from tpmon.judge import rules_hang
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phases import Phase
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.stillness import fresh_phase, name_rank, waits_for_batch
+from tpmon.judge.stillness import FRESH_S, INPUT_WAITS, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.facts import NO_RANK_LEFT
 from tpmon.model.frame import TargetState
@@ -29,7 +29,6 @@ REBIRTH_S = 20.0
 once it has met the other machines."""
 INPUT_S = 3.0
 """How long a terminal must be waited for; keys come faster."""
-TERMINAL_WAIT = "terminal input"
 
 _STARTS = {Phase.IMPORT: "import", Phase.LOAD: "load", Phase.COMPILE: "compile"}
 _START_NEEDS = {
@@ -243,13 +242,28 @@ def _waits_for_terminal(rank: RankScene) -> frozenset[str]:
     if is_known(phases) and fresh_phase(phases) is Phase.INPUT and phases.ratio(Phase.INPUT) >= PAUSE_RATIO:
         sources.add("stacks")
     unchanged = process.waits_unchanged_s
-    if process.waits_for == TERMINAL_WAIT and is_known(unchanged) and unchanged >= INPUT_S:
+    if (
+        is_known(process.waits_for)
+        and process.waits_for in INPUT_WAITS
+        and is_known(unchanged)
+        and unchanged >= INPUT_S
+    ):
         sources.add("wait")
     return frozenset(sources)
 
 
+def _say_input(rank: RankScene) -> str:
+    """Say where the input would come from, and which line asked for it."""
+    words = rank.process.waits_for
+    where = "on standard input, a pipe" if words == INPUT_WAITS[1] else "on a terminal"
+    phases = rank.phases
+    if not is_known(phases) or phases.newest_age_s > FRESH_S or not phases.where:
+        return where
+    return f"{where}, in {phases.where.removeprefix(f'{Phase.INPUT.value} ')}"
+
+
 def judge_waiting_for_input(scene: Scene) -> Answer:
-    """Suspect that a rank reads from a terminal: a prompt or a debugger."""
+    """Suspect that a rank reads from a terminal, a prompt or a debugger, or from a pipe that it was given."""
     for rank in scene.ranks:
         sources = _waits_for_terminal(rank)
         if not sources:
@@ -261,7 +275,7 @@ def judge_waiting_for_input(scene: Scene) -> Answer:
             weight=1.0,
             margin=2.0,
             sources=sources,
-            summary=f"{name_rank(rank)} waits for input on a terminal",
+            summary=f"{name_rank(rank)} waits for input {_say_input(rank)}",
             evidence=(reading("wait unchanged", waited, "s", "kernel wait", scene.frame.ages_s.cpu),),
             observed=frozenset((Need.INPUT_WAIT,)),
             pid=rank.process.pid,

@@ -18,6 +18,7 @@ LOADER_POLL_MS = 5000
 """MP_STATUS_CHECK_INTERVAL of torch.utils.data: both ends of a loader queue poll this long."""
 _LOADER_WAITS = {Role.RANK: "a batch (loader queue)", Role.WORKER: "work from its rank (loader queue)"}
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
+_READ_NUMBERS = {"x86_64": 0, "aarch64": 63}
 _POLL_NUMBERS = {"x86_64": 7, "aarch64": 73}
 
 
@@ -98,6 +99,10 @@ def _is_call(call: Known[Syscall], numbers: dict[str, int], machine: str) -> boo
     return is_known(call) and call.number == numbers.get(machine)
 
 
+def _reads_stdin(call: Known[Syscall], machine: str) -> bool:
+    return _is_call(call, _READ_NUMBERS, machine) and is_known(call) and call.arguments[:1] == (0,)
+
+
 def _describe_futex(call: Known[Syscall]) -> str:
     if not is_known(call) or len(call.arguments) < 4:
         return "lock or queue (futex)"
@@ -139,6 +144,8 @@ def describe_wait(
         return _describe_futex(call)
     for prefix, words in _BY_PREFIX:
         if wchan.startswith(prefix):
+            if words == "pipe read" and role is Role.RANK and _reads_stdin(call, machine):
+                return "standard input (pipe)"
             return _describe_poll(call, role, machine) if words == "poll" else words
     if _is_call(call, _FUTEX_NUMBERS, machine):
         return _describe_futex(call)
