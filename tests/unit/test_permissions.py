@@ -58,6 +58,7 @@ from tpmon.probe.permissions_rules import (
 from tpmon.probe.permissions_tools import check_spy, judge_clipboard, judge_log, judge_spy, read_privileges
 from tpmon.probe.stack_child import Outcome
 from tpmon.probe.stack_refusal import (
+    Standing,
     parse_capabilities,
     parse_field,
     parse_profile,
@@ -116,6 +117,7 @@ def test_what_yama_allows(scope, who, access, why, fix):
     [
         (own(), ALLOWED, "your own jobs do not need it", ""),
         (own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
+        (own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
         (own(0, 21), DENIED, "root, but without", "docker run --cap-add SYS_PTRACE"),
     ],
 )
@@ -280,18 +282,22 @@ def test_it_is_said_of_which_processes_a_file_may_not_be_read():
     assert check.fix == "sudo tpmon attach 11"
 
 
+STANDING = Standing(0, 1000, 1000, may_ptrace=False, dumpable=True)
+
+
 @pytest.mark.parametrize(
-    ("uid", "own_uid", "dumpable", "why", "fix"),
+    ("standing", "why", "fix"),
     [
-        (1001, 1000, True, "belongs to uid 1001, tpmon runs as 1000", "sudo tpmon attach 7"),
-        (1000, 1000, False, "not dumpable", "sudo tpmon attach 7"),
-        (1000, 1000, True, "more capabilities than tpmon", "sudo tpmon attach 7"),
-        (0, 0, Missing("root"), "more capabilities than tpmon", "docker run --cap-add SYS_PTRACE"),
-        (1001, 0, True, "belongs to uid 1001", ""),
+        (replace(STANDING, uid=1001), "belongs to uid 1001, tpmon runs as 1000", "sudo tpmon attach 7"),
+        (replace(STANDING, dumpable=False), "not dumpable", "sudo tpmon attach 7"),
+        (STANDING, "more capabilities than tpmon", "sudo tpmon attach 7"),
+        (replace(STANDING, own_uid=0), "root without CAP_SYS_PTRACE", "docker run --cap-add SYS_PTRACE"),
+        (replace(STANDING, own_uid=0, may_ptrace=True), "a sandbox forbids it", ""),
+        (replace(STANDING, own_uid=0, may_ptrace=True, all_users=False), "run tpmon outside of it", ""),
     ],
 )
-def test_why_a_file_may_not_be_read(uid, own_uid, dumpable, why, fix):
-    said = explain_read(uid, own_uid, dumpable, "7")
+def test_why_a_file_may_not_be_read(standing, why, fix):
+    said = explain_read(standing, "7")
     assert why in said[0]
     assert said[1] == fix
 

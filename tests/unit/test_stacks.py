@@ -283,6 +283,10 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
             "sudo setsebool deny_ptrace off",
         ),
         (Standing(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE; tpmon doctor"),
+        (
+            Standing(0, 0, 0, True, all_users=False),
+            "outside of tpmon's user namespace: run tpmon outside of it;",
+        ),
         (Standing(0, 1000, Missing("hidden"), False), "a sandbox forbids it, or the process protects itself"),
     ],
 )

@@ -19,7 +19,13 @@ from tpmon.probe.job import Member
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_stat
-from tpmon.probe.stack_refusal import ADD_CAPABILITY, judge_refusal, read_standing
+from tpmon.probe.stack_refusal import (
+    ADD_CAPABILITY,
+    OUTSIDE_USERS,
+    Standing,
+    judge_refusal,
+    read_standing,
+)
 
 MOST_PROCESSES = 16
 _SHOWN = 3
@@ -128,15 +134,18 @@ def _name_refused(refused: Sequence[Trial], tried: int) -> str:
     return f" of {len(refused)} of {tried} processes ({names}{more})"
 
 
-def explain_read(uid: Known[int], own_uid: int, dumpable: Known[bool], pid: str) -> tuple[str, str]:
+def explain_read(standing: Standing, pid: str) -> tuple[str, str]:
     """Say why a file that asks for the same user is refused, and what would change it; pure."""
-    fix = f"sudo tpmon attach {pid}"
-    if is_known(uid) and uid != own_uid:
-        return f"the process belongs to uid {uid}, tpmon runs as {own_uid}", fix if own_uid else ""
-    if is_known(dumpable) and not dumpable:
-        return "the process protects itself (not dumpable)", fix
-    why = "the process has more capabilities than tpmon, or a sandbox forbids it"
-    return why, fix if own_uid else ADD_CAPABILITY
+    as_root = f"sudo tpmon attach {pid}"
+    if standing.may_ptrace:
+        return ("a sandbox forbids it" if standing.all_users else OUTSIDE_USERS), ""
+    if standing.own_uid == 0:
+        return "root without CAP_SYS_PTRACE, and the process has more capabilities", ADD_CAPABILITY
+    if is_known(standing.uid) and standing.uid != standing.own_uid:
+        return f"the process belongs to uid {standing.uid}, tpmon runs as {standing.own_uid}", as_root
+    if is_known(standing.dumpable) and not standing.dumpable:
+        return "the process protects itself (not dumpable)", as_root
+    return "the process has more capabilities than tpmon, or a sandbox forbids it", as_root
 
 
 def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check:
@@ -147,7 +156,7 @@ def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check
         if source.attach:
             refused = judge_refusal(standing, str(pid))
             return refused.why, refused.fix
-        return explain_read(standing.uid, standing.own_uid, standing.dumpable, str(pid))
+        return explain_read(standing, str(pid))
 
     return judge_source(source, [try_source(source, pid, proc) for pid in pids], why_not)
 

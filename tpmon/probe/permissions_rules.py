@@ -21,6 +21,7 @@ from tpmon.probe.stack_refusal import (
     in_container,
     parse_capability,
     parse_field,
+    read_all_users,
     read_profile,
     read_ptrace_scope,
 )
@@ -28,7 +29,6 @@ from tpmon.probe.stack_refusal import (
 CAP_SYS_ADMIN, CAP_SYSLOG, CAP_PERFMON = 21, 34, 38  # linux/capability.h
 HOST_PIDS = "docker run --pid=host"
 _HIDING = {"1": 1, "noaccess": 1, "2": 2, "invisible": 2, "4": 4, "ptraceable": 4}
-_ALL_USERS = "0 0 4294967295"
 
 
 def make_check(
@@ -53,7 +53,7 @@ class Own:
     """CAP_SYS_PTRACE is effective."""
     contained: bool
     all_users: bool
-    """tpmon is in the first user namespace, or in one that has every user."""
+    """tpmon is in no user namespace of its own."""
     status: bytes
 
 
@@ -64,15 +64,11 @@ def read_own(proc: str = PROC) -> Own:
         OSError: when /proc cannot be read.
     """
     status = read_file(f"{proc}/self/status", 65536)
-    try:
-        users = read_file(f"{proc}/self/uid_map", 4096).decode()
-    except OSError:
-        users = _ALL_USERS  # a kernel without user namespaces
     return Own(
         uid=os.geteuid(),
         capable=parse_capability(status, CAP_SYS_PTRACE),
         contained=in_container(proc),
-        all_users=" ".join(users.split()) == _ALL_USERS,
+        all_users=read_all_users(proc),
         status=status,
     )
 
@@ -101,7 +97,8 @@ def judge_yama(scope: Known[int], own: Own) -> Check:
 def judge_capability(own: Own) -> Check:
     """Say whether tpmon has CAP_SYS_PTRACE, which only other users' jobs and strict machines ask for."""
     if own.capable:
-        return make_check("capability", Access.ALLOWED, "tpmon has CAP_SYS_PTRACE")
+        where = "" if own.all_users else ", inside its own user namespace"
+        return make_check("capability", Access.ALLOWED, f"tpmon has CAP_SYS_PTRACE{where}")
     if own.uid == 0:
         why = "root, but without CAP_SYS_PTRACE (a container's default)"
         return make_check("capability", Access.DENIED, why, ADD_CAPABILITY)

@@ -18,8 +18,10 @@ from tpmon.probe.procread import in_first_pid_namespace, read_file, read_status
 CAP_SYS_PTRACE = 19  # linux/capability.h
 ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"
 """Its seccomp profile then lets process_vm_readv and ptrace pass, too."""
+OUTSIDE_USERS = "it is outside of tpmon's user namespace: run tpmon outside of it"
 LIFT_YAMA = "sudo sysctl kernel.yama.ptrace_scope=0"
 UNCONFINED = "docker run --security-opt apparmor=unconfined"
+_ALL_USERS = "0 0 4294967295"
 _MARKS = ("/.dockerenv", "/run/.containerenv")
 """Files that Docker and Podman lay into their containers."""
 _NOT_READ = Missing("not read")
@@ -43,6 +45,8 @@ class Standing:
     confined: str = ""
     more_capabilities: bool = False
     """The process has capabilities that tpmon has not."""
+    all_users: bool = True
+    """tpmon is in no user namespace of its own, where its capabilities would end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,14 @@ def in_container(proc: str = "/proc") -> bool:
     return any(map(os.path.exists, _MARKS))
 
 
+def read_all_users(proc: str = "/proc") -> bool:
+    """Tell whether tpmon is in the first user namespace, or in one that has every user of it."""
+    try:
+        return " ".join(read_file(f"{proc}/self/uid_map", 4096).decode().split()) == _ALL_USERS
+    except OSError:
+        return True  # a kernel without user namespaces
+
+
 def read_standing(pid: int, proc: str = "/proc") -> Standing:
     """Read what decides whether tpmon may look into ``pid``."""
     try:
@@ -142,6 +154,7 @@ def read_standing(pid: int, proc: str = "/proc") -> Standing:
         in_container=in_container(proc),
         confined=read_profile(proc),
         more_capabilities=bool(wanted & ~held),
+        all_users=read_all_users(proc),
     )
 
 
@@ -155,9 +168,11 @@ def judge_refusal(standing: Standing, pid: str = "PID") -> Refused:
     if not standing.call_works:
         return Refused("a filter of system calls (seccomp) or a sandbox forbids it", ADD_CAPABILITY)
     if standing.may_ptrace:
+        if not standing.all_users:
+            return Refused(OUTSIDE_USERS, "")
         if standing.confined:
             return _blame_profile(standing.confined)
-        why = "a sandbox or a user namespace forbids it although tpmon has CAP_SYS_PTRACE"
+        why = "a sandbox forbids it although tpmon has CAP_SYS_PTRACE"
         return Refused(why, as_root if standing.own_uid else "")
     if standing.own_uid == 0:
         return Refused("root without CAP_SYS_PTRACE", ADD_CAPABILITY)
