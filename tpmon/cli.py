@@ -22,9 +22,10 @@ from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
 
 if TYPE_CHECKING:
     from tpmon.model.frame import Frame
-    from tpmon.model.results import DumpUpdate, Update
+    from tpmon.model.results import Update
     from tpmon.probe.job import Job
     from tpmon.session import Session
+    from tpmon.ui.controls import Result
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -278,7 +279,7 @@ def _open_session(
     job: Job,
     options: Options,
     *sinks: Callable[[Update], None],
-    dump_sinks: Sequence[Callable[[DumpUpdate], None]] = (),
+    results: Sequence[Callable[[Result], None]] = (),
 ) -> Session:
     """Start the probes; nothing is collected yet."""
     from tpmon.probe.collect import Collector
@@ -290,7 +291,8 @@ def _open_session(
         collector,
         sinks,
         options.interval_s,
-        dump_sinks,
+        results,
+        results,
         hang_after_s=options.hang_after_s,
         may_look=not (options.readonly or options.no_stacks),
     )
@@ -316,8 +318,8 @@ def _watch_on_screen(job: Job, options: Options) -> int:
     complain(f"tpmon: attaching to {_describe_job(job)}")
     from tpmon.screen import watch_on_screen
 
-    def open_session(sink: Callable[[Update], None], dump_sink: Callable[[DumpUpdate], None]) -> Session:
-        return _open_session(job, options, sink, dump_sinks=(dump_sink,))
+    def open_session(sink: Callable[[Update], None], results: Callable[[Result], None]) -> Session:
+        return _open_session(job, options, sink, results=(results,))
 
     return watch_on_screen(options, open_session, _stdout(options.ascii_only))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.frames import NOW_NS, make_view
-from tests.goldens import dump_views
+from tests.goldens import dump_views, sample_views
 from tests.goldens.states import STATES, shape_history
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
@@ -85,6 +85,18 @@ def _list_stacks() -> Iterator[Picture]:
         yield Picture(f"stacks-hint.{_write_size(size)}", "hung", size, watched)
 
 
+def _list_samples() -> Iterator[Picture]:
+    """Yield the hot functions: their price, while they come, at the end, and why there are none."""
+    over = {"overlay": Overlay.SAMPLE}
+    ended = sample_views.ended()
+    for size in SIZES:
+        yield Picture(f"sample.{_write_size(size)}", "two-ranks", size, over | {"sample": ended})
+    yield _at_80("sample-price", "two-ranks", **over)
+    yield _at_80("sample-running", "two-ranks", **over, sample=sample_views.running())
+    yield _at_80("sample-denied", "two-ranks", **over, sample=sample_views.denied())
+    yield _at_80("sample-refused", "two-ranks", **over, sample=sample_views.refused())
+
+
 def list_pictures() -> Iterator[Picture]:
     """Yield every situation at every size, some of them in ASCII too, then zooms and overlays."""
     for state in STATES:
@@ -113,6 +125,7 @@ def list_pictures() -> Iterator[Picture]:
     yield _at_80("late", "two-ranks", now_ns=NOW_NS + 41 * 10**9)
     yield _at_80("message", "two-ranks", message="facts copied to the terminal and tmux")
     yield from _list_stacks()
+    yield from _list_samples()
     for size in (Size(80, 24), Size(40, 50), Size(20, 5)):
         yield Picture(f"{WAITING}.{_write_size(size)}", WAITING, size)
 
@@ -185,6 +198,11 @@ _SHOWN = (
         "The stacks in a side pane",
         "stacks.40x50",
         "Enter opens a stack, `o` the line under the cursor in your editor, `y` copies all as text.",
+    ),
+    (
+        "The hot functions",
+        "sample.80x24",
+        "`f` says what sampling costs, `f` again starts it; the functions come while it goes on.",
     ),
     ("No permission", "stacks-denied.80x24", "What could not be read, why, and what to do."),
     ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes less room."),

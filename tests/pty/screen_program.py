@@ -29,7 +29,6 @@ from tests.frames import (
 )
 from tests.goldens.dump_views import hung_running, hung_three_looks
 from tpmon.errors import ExitCode, TpmonError
-from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Frame
 from tpmon.model.results import DumpUpdate, Update
 from tpmon.model.window import Window
@@ -164,10 +163,10 @@ def point_to(update: DumpUpdate, path: str) -> DumpUpdate:
 def draw(options: argparse.Namespace) -> int:
     """Run the screen with the real painters, or with one that fails when asked to."""
     from tpmon.ui import app, panes
-    from tpmon.ui.controls import Controls, ScreenOptions
+    from tpmon.ui.controls import Controls, Order, Result, ScreenOptions
 
     painted = 0
-    dumps: list[Callable[[DumpUpdate], None]] = []
+    dumps: list[Callable[[Result], None]] = []
 
     def paint(view, size, keys):
         nonlocal painted
@@ -189,7 +188,7 @@ def draw(options: argparse.Namespace) -> int:
     if options.crash_run:
         app.MonitorApp._shutdown = fail
 
-    def start(sink: Callable[[Update], None], dump_sink: Callable[[DumpUpdate], None]) -> None:
+    def start(sink: Callable[[Update], None], dump_sink: Callable[[Result], None]) -> None:
         dumps.append(dump_sink)
         session = threading.Thread(target=play, args=(sink, options), daemon=True)
         session.start()
@@ -200,7 +199,7 @@ def draw(options: argparse.Namespace) -> int:
         if options.stop_blocks:
             os.read(os.pipe()[0], 1)
 
-    def ask_dump(_request: DumpRequest) -> None:
+    def ask(_order: Order) -> None:
         """Answer at once with three looks; with --dump-runs never come to an end."""
         update = hung_running() if options.dump_runs else hung_three_looks()
         for path in options.source:
@@ -210,7 +209,7 @@ def draw(options: argparse.Namespace) -> int:
     result = app.run_screen(
         ScreenOptions(interval_s=1.0, ascii_only=options.ascii),
         start,
-        Controls(set_interval=lambda _seconds: None, stop=stop, ask_dump=ask_dump, write_dump=str),
+        Controls(set_interval=lambda _seconds: None, stop=stop, ask=ask, write=str),
         paint,
     )
     if result.text:

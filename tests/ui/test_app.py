@@ -20,18 +20,19 @@ from tests.frames import (
     make_target,
     make_worker,
 )
-from tests.goldens import dump_views
+from tests.goldens import dump_views, sample_views
 from tpmon.errors import ExitCode
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.results import Update
+from tpmon.model.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 from tpmon.ui import editor, panes
 from tpmon.ui.app import MESSAGE_SECONDS, MonitorApp
 from tpmon.ui.canvas import Canvas, ink_styles
-from tpmon.ui.controls import Controls, ScreenOptions
+from tpmon.ui.controls import Controls, Finish, Order, Result, ScreenOptions
 from tpmon.ui.inbox import turns_bad
 from tpmon.ui.keys import KEYS
 from tpmon.ui.stack_rows import PRICE_SECONDS
@@ -54,7 +55,7 @@ class Session:
     paint: Callable = panes.paint_screen
     now_ns: int = NOW_NS
     intervals: list[float] = field(default_factory=list)
-    asked: list[DumpRequest] = field(default_factory=list)
+    asked: list[Order] = field(default_factory=list)
     readonly: bool = False
     painted: int = 0
     app: MonitorApp = field(init=False)
@@ -68,8 +69,8 @@ class Session:
         controls = Controls(
             set_interval=self.intervals.append,
             stop=lambda: None,
-            ask_dump=self.asked.append,
-            write_dump=lambda update: f"text of {len(update.state.rounds)} looks",
+            ask=self.asked.append,
+            write=lambda result: f"text of {type(result).__name__}",
         )
         options = ScreenOptions(1.0, False, readonly=self.readonly)
         self.app = MonitorApp(options, controls, paint, lambda: self.now_ns)
@@ -94,10 +95,10 @@ class Session:
         thread.join()
         await self.pilot.pause()
 
-    async def send_dump(self, *updates: DumpUpdate) -> None:
-        """Send states of a dump, as the session does."""
+    async def send_result(self, *updates: Result) -> None:
+        """Send what was read so far, as the session does."""
         for update in updates:
-            self.app.receive_dump(update)
+            self.app.receive_result(update)
         await self.pilot.pause()
 
     async def press(self, *keys: str) -> None:
@@ -437,15 +438,15 @@ async def _(s):
     assert s.asked == [DumpRequest(Asker.KEY)]
     assert s.view.overlay is Overlay.STACKS
     assert "asked 0.0 s ago" in s.text
-    await s.send_dump(dump_views.hung_waiting())
+    await s.send_result(dump_views.hung_waiting())
     assert "reading 0 of 24" in s.text
-    await s.send_dump(dump_views.hung_running())
+    await s.send_result(dump_views.hung_running())
     assert "reading 12 of 24" in s.text
     assert "rank 11: save_shard" in s.text, "what has come is shown"
     assert "ranks wait in" not in s.text, "no sentence on a part of the ranks"
     await s.press("d")
     assert "a dump is read already" in s.text
-    await s.send_dump(dump_views.hung_once())
+    await s.send_result(dump_views.hung_once())
     assert "7 of 8 ranks wait in all_reduce" in s.text
     await s.press("escape")
     assert s.view.overlay is Overlay.NONE
@@ -471,7 +472,7 @@ async def _(s):
     assert s.asked == []
     await s.press("6")
     assert s.view.overlay is Overlay.NONE
-    await s.send_dump(dump_views.hung_once())
+    await s.send_result(dump_views.hung_once())
     await s.press("6", "question_mark")
     assert "three looks" in s.text or "3 looks" in s.text
     await s.press("x")
@@ -480,34 +481,95 @@ async def _(s):
     assert s.view.overlay is Overlay.NONE
 
 
+@key("sample")
+async def _(s):
+    await s.press("f")
+    assert s.view.overlay is Overlay.SAMPLE
+    assert "f samples 4 processes at 20 Hz for 10 s: about" in s.text
+    assert "the job is never stopped (rank 0 with its workers" in s.text
+    assert s.asked == [], "the price comes first"
+    await s.press("escape", "3", "j", "f")
+    assert s.view.to_sample == SampleRequest(pids=frozenset({s.view.cursor_pid})), "the row of the cursor"
+    assert f"(process {s.view.cursor_pid}" in s.text
+
+
+@key("sample-start")
+async def _(s):
+    await s.press("f", "f")
+    assert s.asked == [SampleRequest(pids=frozenset({4211}))]
+    await s.send_result(sample_views.running())
+    assert "sampling: 4 of 10 s" in s.text
+    assert "decode data.py:88" in s.text
+    await s.press("escape", "f")
+    assert len(s.asked) == 1, "back to what runs"
+
+
+@key("sample-end")
+async def _(s):
+    await s.press("7")
+    await s.send_result(sample_views.running())
+    await s.press("f")
+    assert s.asked == [Finish.SAMPLING]
+    await s.send_result(sample_views.ended())
+    assert "5 of 605 looks gave no stack" in s.text
+    await s.press("f")
+    assert s.asked[1] == SampleRequest(pids=frozenset({4211})), "a new one, its price is on the screen"
+
+
+@key("sample-all")
+async def _(s):
+    await s.press("F")
+    assert "(the whole job" in s.text
+    await s.press("f")
+    assert s.asked == [SampleRequest(everyone=True)]
+    await s.send_result(sample_views.running())
+    await s.press("F", "escape", "F")
+    assert (len(s.asked), s.view.overlay) == (1, Overlay.NONE), "one at a time"
+
+
+@key("hot")
+async def _(s):
+    await s.send_result(sample_views.ended())
+    await s.press("7")
+    assert "7 hot functions" in s.text
+    await s.press("y")
+    assert s.app.copied == "text of SampleUpdate"
+    await s.press("6")
+    assert s.view.overlay is Overlay.STACKS
+    await s.press("7", "question_mark", "x")
+    assert s.view.overlay is Overlay.SAMPLE
+    await s.press("7")
+    assert s.view.overlay is Overlay.NONE
+
+
 @key("looks")
 async def _(s):
     await s.press("1", "j", "D")
-    await s.send_dump(dump_views.one_worker())
+    await s.send_result(dump_views.one_worker())
     await s.press("m")
     assert (s.asked[1].rounds, s.asked[1].every_s) == (3, 5.0)
     assert s.asked[1].pids == dump_views.one_worker().state.request.pids, "of what was shown"
-    await s.send_dump(dump_views.hung_three_looks())
+    await s.send_result(dump_views.hung_three_looks())
     assert "frozen for at least 10 s" in s.text
 
 
 @key("turn-stack")
 async def _(s):
     await s.press("6", "enter")
-    await s.send_dump(dump_views.hung_once())
+    await s.send_result(dump_views.hung_once())
     assert "<module> train.py:260" in s.text, "the odd one is open"
     await s.press("enter")
     assert "<module> train.py:260" not in s.text
     await s.press("j", "enter", "j", "j")
     assert "- all_reduce" in s.text
-    await s.send_dump(dump_views.hung_three_looks())
+    await s.send_result(dump_views.hung_three_looks())
     assert ">    main train.py:214  /srv/runs/vitl/train.py" in s.text, "cursor and open groups stay"
 
 
 @key("open-stack")
 async def _(s):
     await s.press("6")
-    await s.send_dump(dump_views.hung_once())
+    await s.send_result(dump_views.hung_once())
     await s.press("right")
     assert ">    <module> train.py:260" in s.text, "it is open: into its stack"
     await s.press("G", "right")
@@ -517,7 +579,7 @@ async def _(s):
 @key("close-stack")
 async def _(s):
     await s.press("6")
-    await s.send_dump(dump_views.hung_once())
+    await s.send_result(dump_views.hung_once())
     await s.press("j", "j", "left")
     assert ">- rank 11" in s.text
     await s.press("left")
@@ -529,7 +591,7 @@ async def _(s):
 @key("edit")
 async def _(s):
     await s.press("6")
-    await s.send_dump(dump_views.hung_once())
+    await s.send_result(dump_views.hung_once())
     called = []
 
     def plan(frame, environ):
@@ -551,19 +613,19 @@ async def _(s):
 @key("copy-dump")
 async def _(s):
     await s.press("6")
-    await s.send_dump(dump_views.hung_three_looks())
+    await s.send_result(dump_views.hung_three_looks())
     await s.press("y")
-    assert s.app.copied == "text of 3 looks"
-    await s.until(lambda: "copied the stacks" in s.text)
+    assert s.app.copied == "text of DumpUpdate"
+    await s.until(lambda: "copied all of it" in s.text)
 
 
 @key("stop-and-read")
 async def _(s):
     await s.press("6")
-    await s.send_dump(dump_views.hung_once())
+    await s.send_result(dump_views.hung_once())
     await s.press("R", "R")
     assert s.asked == [], "nothing failed: there is nothing to stop for"
-    await s.send_dump(dump_views.torn())
+    await s.send_result(dump_views.torn())
     await s.press("R")
     assert "R again reads 1 process with a stop" in s.text
     assert s.asked == []
@@ -579,7 +641,7 @@ async def _(s):
 def test_with_readonly_no_key_stops_anything():
     async def check(s):
         await s.press("6")
-        await s.send_dump(dump_views.torn())
+        await s.send_result(dump_views.torn())
         await s.press("R", "R")
         assert s.asked == []
         assert "with a stop" not in s.text
@@ -591,7 +653,7 @@ def test_with_readonly_no_key_stops_anything():
 
 def test_a_dump_of_the_hang_watch_is_a_hint_and_d_shows_it():
     async def check(s):
-        await s.send_dump(dump_views.hung_three_looks(Asker.WATCH))
+        await s.send_result(dump_views.hung_three_looks(Asker.WATCH))
         assert s.view.overlay is Overlay.NONE, "nothing jumps at a person who reads something else"
         assert "d: stacks of 03:07:39, read by the hang watch: 7 of 8 ranks" in s.text
         await s.press("d")
@@ -608,11 +670,11 @@ def test_a_dump_of_the_hang_watch_is_a_hint_and_d_shows_it():
 def test_a_paused_picture_takes_a_dump_of_the_key_alone():
     async def check(s):
         await s.press("p")
-        await s.send_dump(dump_views.hung_three_looks(Asker.WATCH))
+        await s.send_result(dump_views.hung_three_looks(Asker.WATCH))
         assert s.view.dump is NOT_APPLICABLE
         await s.press("d")
         assert len(s.asked) == 1
-        await s.send_dump(dump_views.hung_once())
+        await s.send_result(dump_views.hung_once())
         assert "7 of 8 ranks wait" in s.text
         assert "PAUSED" in s.text
         await s.press("p", "q")
@@ -624,7 +686,7 @@ def test_a_paused_picture_takes_a_dump_of_the_key_alone():
 def test_q_ends_the_screen_at_once_while_a_dump_is_read():
     async def check(s):
         await s.press("d")
-        await s.send_dump(dump_views.hung_running())
+        await s.send_result(dump_views.hung_running())
         await s.press("q")
         assert (s.app.return_code, s.app.is_running) == (ExitCode.OK, False)
 
@@ -633,7 +695,7 @@ def test_q_ends_the_screen_at_once_while_a_dump_is_read():
 
 def test_a_job_that_has_ended_is_not_asked_and_its_last_stacks_stay():
     async def check(s):
-        await s.send_dump(dump_views.hung_once())
+        await s.send_result(dump_views.hung_once())
         await s.send(replace(JOB, target=make_target(state=TargetState.ENDED, ended="exit 1")))
         await s.press("d")
         assert (s.asked, s.view.overlay) == ([], Overlay.NONE)
@@ -647,7 +709,7 @@ def test_a_refused_dump_says_why():
     async def check(s):
         await s.press("d")
         refused = dump_views.make_update(running=False, refused="no process to look at")
-        await s.send_dump(refused)
+        await s.send_result(refused)
         assert "! no process to look at" in s.text
         assert is_known(s.view.dump)
 
@@ -658,7 +720,7 @@ def test_a_burst_of_dump_states_is_painted_once():
     async def check(s):
         await s.press("6")
         before = s.painted
-        await s.send_dump(*[dump_views.hung_running()] * 40, dump_views.hung_once())
+        await s.send_result(*[dump_views.hung_running()] * 40, dump_views.hung_once())
         assert "7 of 8 ranks wait" in s.text
         assert s.painted - before <= 3
 
@@ -725,7 +787,7 @@ def test_the_end_of_the_target_leaves_the_last_frame_and_the_keys():
 def test_a_key_that_is_not_in_the_table_does_nothing():
     async def check(s):
         before = s.view
-        await s.press("ctrl+p", "ctrl+q", "t", "b", "o", "m", "R", "7", "space", "alt+s", "f5")
+        await s.press("ctrl+p", "ctrl+q", "t", "b", "o", "m", "R", "8", "space", "alt+s", "f5")
         assert replace(s.view, now_ns=0) == replace(before, now_ns=0)
         assert s.app.is_running
         assert len(s.app.screen_stack) == 1

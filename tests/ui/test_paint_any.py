@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests import frames
+from tests.goldens import dump_views, sample_views
+from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance, ThrottleShare
 from tpmon.model.host import NetworkSample, Pool, ShmSample
@@ -21,7 +23,7 @@ from tpmon.model.verdict import Confidence, Evidence, Kind, SinceIs
 from tpmon.ui.evidence import SERIES
 from tpmon.ui.keys import keys_shown
 from tpmon.ui.panes import page_of, paint_screen, rows_of
-from tpmon.ui.view import Overlay, Pane, Size, SortBy
+from tpmon.ui.view import OTHER_THREADS, Overlay, Pane, Size, SortBy, StackRow, StacksView
 
 TEXTS = st.one_of(
     st.sampled_from(
@@ -30,6 +32,18 @@ TEXTS = st.one_of(
     st.text(max_size=40),
 ).map(clean_text)
 REASONS = st.builds(Missing, TEXTS)
+DUMPS = (
+    NOT_APPLICABLE,
+    dump_views.hung_once(),
+    dump_views.hung_three_looks(Asker.WATCH),
+    dump_views.hung_running(),
+    dump_views.hung_waiting(),
+    dump_views.denied(),
+    dump_views.torn(),
+    dump_views.one_worker(),
+    dump_views.make_update(refused="no process to look at"),
+)
+SAMPLES = (sample_views.running(), sample_views.ended(), sample_views.denied(), sample_views.refused())
 NUMBERS = st.floats(0, 1e15) | st.sampled_from([0.0, 0.5, 99.96, 1e4])
 COUNTS = st.integers(0, 1 << 50)
 
@@ -184,6 +198,20 @@ def any_frame(draw):
 
 
 @st.composite
+def any_stacks(draw):
+    """A dump in any state, with any of its groups open and the cursor anywhere, also where it was once."""
+    dump = draw(st.sampled_from(DUMPS))
+    marks = [OTHER_THREADS, 77, *(one.mark for one in (dump.stacks if dump is not NOT_APPLICABLE else ()))]
+    some = st.frozensets(st.sampled_from(marks))
+    times = st.just(NOT_APPLICABLE) | st.just(frames.NOW_NS)
+    cursor = st.just(NOT_APPLICABLE) | st.builds(StackRow, st.sampled_from(marks), st.integers(-1, 9))
+    return {
+        "dump": dump,
+        "stacks": draw(st.builds(StacksView, cursor, some, some, times, times, times)),
+    }
+
+
+@st.composite
 def any_view(draw):
     frame = draw(st.one_of(REASONS, any_frame(), any_frame(), any_frame()))
     pids = [0] + ([p.pid for p in frame.processes] if isinstance(frame, Frame) else [])
@@ -205,6 +233,10 @@ def any_view(draw):
         overlay=draw(st.sampled_from(Overlay)),
         message=draw(TEXTS),
         ascii_only=draw(st.booleans()),
+        readonly=draw(st.booleans()),
+        behind=draw(st.sampled_from([Overlay.NONE, Overlay.STACKS, Overlay.SAMPLE])),
+        sample=draw(optional | st.sampled_from(SAMPLES)),
+        **draw(any_stacks()),
     )
 
 

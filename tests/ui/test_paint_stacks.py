@@ -72,9 +72,9 @@ def test_a_stop_is_told_with_its_milliseconds():
         (ErrorKind.DENIED, "tpmon doctor 4001 says what to allow"),
         (ErrorKind.NO_SPY, "tpmon doctor 4001 says what to allow or to install"),
         (ErrorKind.UNKNOWN_PYTHON, "tpmon doctor 4001"),
-        (ErrorKind.BUSY, "Try: d again"),
-        (ErrorKind.LATE, "Try: d again"),
-        (ErrorKind.TRACED, "Try: d again"),
+        (ErrorKind.BUSY, "Try: again"),
+        (ErrorKind.LATE, "Try: again"),
+        (ErrorKind.TRACED, "Try: again"),
         (ErrorKind.FAILED, "R reads it with a short stop, and says its price first"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_process_that_ended_has_nothing_to_try():
 def test_readonly_offers_another_look_but_no_stop():
     look = make_round(make_rank(0), errors=[error(ErrorKind.FAILED)])
     view = stacks_view(dump_views.make_update(look, world_size=2), readonly=True)
-    assert "Try: d again" in text_of(view)
+    assert "Try: again" in text_of(view)
     assert "R reads" not in text_of(view)
     assert "R" not in {key.keys[0] for key in keys_shown(view)}
 

@@ -15,6 +15,8 @@ from tpmon.ui.view import Overlay, Pane, SortBy, ViewState
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 PANES_WITH_ROWS = (Pane.RANKS, Pane.WORKERS)
 FILTER_LIMIT = 40
+OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE)
+"""Overlays that help and verdict lie over and go back to."""
 
 
 class Move(Enum):
@@ -49,11 +51,12 @@ def action_focus(view: ViewState, step: int) -> ViewState:
 
 
 def action_overlay(view: ViewState, overlay: Overlay) -> ViewState:
-    """Open an overlay, or close it when it is open; the stacks are there again when it closes."""
+    """Open an overlay, or close it when it is open; what help and verdict lay over is there again."""
     if view.overlay is overlay:
         return action_close(view)
-    behind = Overlay.STACKS if Overlay.STACKS in (view.overlay, view.behind) else Overlay.NONE
-    return replace(view, overlay=overlay, behind=Overlay.NONE if overlay is behind else behind, scroll=0)
+    below = view.behind if view.overlay not in OVERVIEWS else view.overlay
+    behind = below if below in OVERVIEWS and overlay not in OVERVIEWS else Overlay.NONE
+    return replace(view, overlay=overlay, behind=behind, scroll=0)
 
 
 def action_close(view: ViewState) -> ViewState:

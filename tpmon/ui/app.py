@@ -28,14 +28,15 @@ from textual.message import Message
 from textual.timer import Timer
 
 from tpmon.errors import ExitCode
-from tpmon.model.dump import Asker
+from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
-from tpmon.model.known import Known, is_known
-from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.known import Known, Missing, NotApplicable, is_known
+from tpmon.model.results import DumpUpdate, SampleUpdate, Update
+from tpmon.model.sample import SampleRequest
 from tpmon.ui import actions, clipboard, editor, panes, stack_rows
 from tpmon.ui.ask_dump import forget_price
 from tpmon.ui.canvas import Canvas
-from tpmon.ui.controls import Controls, ScreenOptions, ScreenResult
+from tpmon.ui.controls import Controls, Result, ScreenOptions, ScreenResult
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.first_view import first_view
 from tpmon.ui.inbox import EVENT_LIMIT, Inbox, turns_bad
@@ -102,6 +103,7 @@ class MonitorApp(App[None]):
         self._timer: Timer | None = None
         self._newest: Update | None = None
         self._dump: DumpUpdate | None = None
+        self._sample: SampleUpdate | None = None
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._rows: tuple[int, ...] = ()
         self._message_ns = 0
@@ -118,9 +120,9 @@ class MonitorApp(App[None]):
         if self._inbox.put(update):
             self._tell_arrival()
 
-    def receive_dump(self, update: DumpUpdate) -> None:
-        """Take what a dump has read from any thread; never blocks and never raises."""
-        if self._inbox.put_dump(update):
+    def receive_result(self, result: Result) -> None:
+        """Take what a dump or a sampling has read from any thread; never blocks and never raises."""
+        if self._inbox.put_result(result):
             self._tell_arrival()
 
     def _tell_arrival(self) -> None:
@@ -146,7 +148,8 @@ class MonitorApp(App[None]):
             self._newest = update
             if self._rings and turns_bad(update, events_since):
                 self.bell()
-        self._dump = self._inbox.take_dump() or self._dump
+        dump, sample = self._inbox.take_results()
+        self._dump, self._sample = dump or self._dump, sample or self._sample
         self._show(self.view, STALLED_SECONDS)
 
     # Lines out
@@ -166,6 +169,8 @@ class MonitorApp(App[None]):
         dump = self._dump
         if dump is not None and (not is_known(view.paused_ns) or dump.state.request.asker is Asker.KEY):
             view = replace(view, dump=dump)
+        if self._sample is not None:
+            view = replace(view, sample=self._sample)
         view = stack_rows.note_seen(view)
         rows = panes.rows_of(view)
         self.view = actions.keep_cursor(view, rows, self._rows)
@@ -236,10 +241,11 @@ class MonitorApp(App[None]):
             self._carry_out(key.deed)
             return
         elif isinstance(key.deed, Ask):
-            view, request = key.deed.make(view, self._rows)
-            if is_known(request):
-                self._dump = None
-                self._controls.ask_dump(request)
+            view, order = key.deed.make(view, self._rows)
+            if not isinstance(order, (Missing, NotApplicable)):
+                self._dump = None if isinstance(order, DumpRequest) else self._dump
+                self._sample = None if isinstance(order, SampleRequest) else self._sample
+                self._controls.ask(order)
         elif isinstance(key.deed, actions.Move):
             page, limit = panes.page_of(view, self._extent(), keys_shown(view))
             if view.overlay is Overlay.STACKS:
@@ -267,8 +273,10 @@ class MonitorApp(App[None]):
             self.action_suspend_process()
         elif effect is Effect.COPY_SCREEN:
             self._copy("the screen", self._canvas.text())
-        elif effect is Effect.COPY_DUMP and is_known(self.view.dump):
-            self._copy("the stacks", self._controls.write_dump(self.view.dump))
+        elif effect is Effect.COPY_RESULT:
+            result = self.view.sample if self.view.overlay is Overlay.SAMPLE else self.view.dump
+            if not isinstance(result, (Missing, NotApplicable)):
+                self._copy("all of it", self._controls.write(result))
         elif effect is Effect.EDIT:
             self._plan_edit()
         elif is_known(self.view.frame):
@@ -351,13 +359,13 @@ class MonitorApp(App[None]):
 
 def run_screen(
     options: ScreenOptions,
-    start: Callable[[Callable[[Update], None], Callable[[DumpUpdate], None]], None],
+    start: Callable[[Callable[[Update], None], Callable[[Result], None]], None],
     controls: Controls,
     paint: Paint = panes.paint_screen,
 ) -> ScreenResult:
     """Draw the screen until it ends and say how it ended.
 
-    ``start`` is called once with the sinks of Updates and of dumps, which any thread may call. After
+    ``start`` is called once with the sinks of Updates and of results, which any thread may call. After
     an end was asked for, the process is gone within about a second whatever the caller still does.
 
     Raises:
@@ -369,7 +377,7 @@ def run_screen(
     try:
         with TerminalGuard(app.leave, controls.stop) as app.guard:
             try:
-                start(app.receive, app.receive_dump)
+                start(app.receive, app.receive_result)
                 app.run(mouse=False)
             except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
                 app.crash = app.crash or error

@@ -11,15 +11,13 @@ from dataclasses import replace
 
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpState, ErrorKind
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.ui.controls import Asked
 from tpmon.ui.stack_rows import has_unseen, is_priced, shown_dump
 from tpmon.ui.view import Overlay, ViewState
 
 LOOKS = 3
 LOOKS_EVERY_S = 5.0
-
-Asked = tuple[ViewState, Applicable[DumpRequest]]
-"""The picture that follows, and what to ask the session for, if anything."""
 
 
 def ask_job(view: ViewState, _rows: Sequence[int]) -> Asked:

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from typing import Union
 
 from tpmon.model.dump import DumpRequest
-from tpmon.model.results import DumpUpdate
+from tpmon.model.known import Applicable
+from tpmon.model.results import DumpUpdate, SampleUpdate
+from tpmon.model.sample import SampleRequest
+from tpmon.ui.view import ViewState
+
+
+class Finish(Enum):
+    """Name what the screen may ask to end early; what it has is kept."""
+
+    SAMPLING = "sampling"
+
+
+Order = Union[DumpRequest, SampleRequest, Finish]
+"""What a key may ask of the session."""
+Result = Union[DumpUpdate, SampleUpdate]
+"""What comes of an order, also while it grows."""
+Asked = tuple[ViewState, Applicable[Order]]
+"""The picture that follows a key, and what to ask the session for, if anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +46,9 @@ class Controls:
 
     set_interval: Callable[[float], None]
     stop: Callable[[], None]
-    ask_dump: Callable[[DumpRequest], None]
-    write_dump: Callable[[DumpUpdate], str]
-    """Write a dump as text, to be pasted into a ticket."""
+    ask: Callable[[Order], None]
+    write: Callable[[Result], str]
+    """Write a result as text, to be pasted into a ticket."""
 
 
 @dataclass(frozen=True, slots=True)

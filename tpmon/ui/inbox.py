@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import is_known
-from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.verdict import EXIT_CODES
+from tpmon.ui.controls import Result
 
 EVENT_LIMIT = 500
 
@@ -24,7 +25,7 @@ def turns_bad(update: Update, events: Sequence[Event]) -> bool:
 class Inbox:
     """Take Updates in any thread and keep the newest of them with the events of all.
 
-    Bounded: however long the screen does not look, it holds one Update, one dump and 500 events.
+    Bounded: however long the screen does not look, it holds one Update, one dump, one sample and 500 events.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._update: Update | None = None
         self._dump: DumpUpdate | None = None
+        self._sample: SampleUpdate | None = None
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
 
     def put(self, update: Update) -> bool:
@@ -50,15 +52,19 @@ class Inbox:
             self._events.clear()
             return taken
 
-    def put_dump(self, update: DumpUpdate) -> bool:
-        """Keep the newest state of a dump and tell whether it is the first since ``take_dump``."""
+    def put_result(self, result: Result) -> bool:
+        """Keep the newest dump or sample and tell whether it is the first since ``take_results``."""
         with self._lock:
-            first = self._dump is None
-            self._dump = update
+            first = self._dump is None and self._sample is None
+            if isinstance(result, DumpUpdate):
+                self._dump = result
+            else:
+                self._sample = result
             return first
 
-    def take_dump(self) -> DumpUpdate | None:
-        """Return the newest state of a dump since the last call, if there is one."""
+    def take_results(self) -> tuple[DumpUpdate | None, SampleUpdate | None]:
+        """Return the newest dump and the newest sample since the last call, where there are any."""
         with self._lock:
-            taken, self._dump = self._dump, None
+            taken = self._dump, self._sample
+            self._dump = self._sample = None
             return taken

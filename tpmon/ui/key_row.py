@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Union
 
 from tpmon.ui.actions import Move
-from tpmon.ui.ask_dump import Asked
+from tpmon.ui.controls import Asked
 from tpmon.ui.situations import Situation
 from tpmon.ui.view import Overlay, Pane, ViewState
 
@@ -22,7 +22,7 @@ class Effect(Enum):
     COPY_TRY = "copy try"
     COPY_FACTS = "copy facts"
     COPY_SCREEN = "copy screen"
-    COPY_DUMP = "copy dump"
+    COPY_RESULT = "copy result"
     EDIT = "edit"
 
 
@@ -42,7 +42,7 @@ class ByDigit:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the session for a dump, or say why not; ``make`` also gets the rows under the cursor."""
+    """Ask something of the session, or say why not; ``make`` also gets the rows under the cursor."""
 
     make: Callable[[ViewState, Sequence[int]], Asked]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tpmon.ui import actions, ask_dump, stack_rows
+from tpmon.ui import actions, ask_dump, ask_sample, stack_rows
 from tpmon.ui import situations as when
 from tpmon.ui.key_row import Ask, Effect, Key
 from tpmon.ui.view import Overlay
@@ -36,14 +36,70 @@ STACK_KEYS: tuple[Key, ...] = (
         brief="stacks: all, of this row",
     ),
     Key(
+        "sample",
+        ("f",),
+        ("f",),
+        _SECTION,
+        "what hot functions of the rank under the cursor and its workers would cost, else of the lowest rank",
+        Ask(ask_sample.open_price),
+        when.UNSAMPLED,
+        "hot functions",
+        5,
+        brief="hot functions: a rank, all",
+    ),
+    Key(
+        "sample-all",
+        ("F",),
+        ("F",),
+        _SECTION,
+        "what hot functions of the whole job would cost",
+        Ask(ask_sample.price_whole_job),
+        when.UNSAMPLING,
+        brief="hot functions: a rank, all",
+    ),
+    Key(
+        "sample-start",
+        ("f",),
+        ("f",),
+        _SECTION,
+        "start to sample: the functions come while it goes on",
+        Ask(ask_sample.start_sample),
+        when.PRICED,
+        "start",
+        1,
+        brief="start to sample",
+    ),
+    Key(
+        "sample-end",
+        ("f",),
+        ("f",),
+        _SECTION,
+        "end the sampling early and keep what it has",
+        Ask(ask_sample.end_sample),
+        when.SAMPLING,
+        "end",
+        1,
+        brief="end it early, keep it",
+    ),
+    Key(
         "stacks",
         ("6",),
         ("6",),
         _SECTION,
         "the stacks read last, again to return",
         partial(actions.action_overlay, overlay=Overlay.STACKS),
-        when.STACKS,
-        brief="the stacks read last",
+        when.OVERVIEWS,
+        brief="what was read last",
+    ),
+    Key(
+        "hot",
+        ("7",),
+        ("7",),
+        _SECTION,
+        "the hot functions sampled last, again to return",
+        partial(actions.action_overlay, overlay=Overlay.SAMPLE),
+        when.OVERVIEWS,
+        brief="what was read last",
     ),
     Key(
         "looks",
@@ -106,12 +162,12 @@ STACK_KEYS: tuple[Key, ...] = (
         ("y",),
         ("y",),
         _SECTION,
-        "copy all stacks as text",
-        Effect.COPY_DUMP,
+        "copy all stacks, or all hot functions, as text",
+        Effect.COPY_RESULT,
         when.DUMPED,
         "copy",
         4,
-        brief="copy all stacks as text",
+        brief="copy all of it as text",
     ),
     Key(
         "stop-and-read",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.model.dump import Dump, DumpError, ErrorKind
+from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.dump_words import list_numbers
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.model.units import clean_text
-from tpmon.ui.ask_dump import list_stoppable
 from tpmon.ui.cells import cut, wrap_all
-from tpmon.ui.view import Ink, Line, ViewState
+from tpmon.ui.view import Ink, Line
 
 _TEXT_CHARS = 400
 _LEAST_LINES = 3
@@ -19,21 +18,24 @@ _LEAST_LINES = 3
 _TRY_AGAIN = (ErrorKind.BUSY, ErrorKind.LATE, ErrorKind.TRACED, ErrorKind.FAILED)
 
 
-def paint_errors(view: ViewState, dump: Dump, width: int, most: int) -> list[Line]:
-    """Paint one entry for each reason, in at most ``most`` lines and at least one."""
+def paint_errors(errors: Sequence[DumpError], width: int, most: int, *, can_stop: bool) -> list[Line]:
+    """Paint one entry for each reason, in at most ``most`` lines and at least one.
+
+    ``can_stop`` tells whether the key of a look with a stop works now.
+    """
     of_reason: dict[tuple[ErrorKind, str], list[DumpError]] = {}
-    for error in dump.errors:
+    for error in errors:
         of_reason.setdefault((error.kind, error.reason), []).append(error)
     texts: list[str] = []
     shown = 0
     for (kind, reason), those in of_reason.items():
-        entry = _write_entry(those, reason, suggest(view, kind, those), max(1, width - 4))
+        entry = _write_entry(those, reason, suggest(kind, those, can_stop=can_stop), max(1, width - 4))
         if texts and len(texts) + len(entry) > most:
             break
         texts += entry[: max(most, _LEAST_LINES)]
         shown += len(those)
-    if shown < len(dump.errors):
-        texts.append(f" ! {len(dump.errors) - shown} more not read; y copies why")
+    if shown < len(errors):
+        texts.append(f" ! {len(errors) - shown} more not read; y copies why")
     return [((cut(text, width), Ink.WARN),) for text in texts]
 
 
@@ -58,10 +60,10 @@ def name_failed(errors: Sequence[DumpError]) -> str:
     return " and ".join(words)
 
 
-def suggest(view: ViewState, kind: ErrorKind, errors: Sequence[DumpError]) -> str:
+def suggest(kind: ErrorKind, errors: Sequence[DumpError], *, can_stop: bool) -> str:
     """Say what a person can do where stacks could not be read, "" where there is nothing to do."""
     if kind in (ErrorKind.DENIED, ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON):
         return f"tpmon doctor {errors[0].pid} says what to allow or to install"
-    if kind is ErrorKind.FAILED and list_stoppable(view):
-        return "d again; R reads it with a short stop, and says its price first"
-    return "d again" if kind in _TRY_AGAIN else ""
+    if kind is ErrorKind.FAILED and can_stop:
+        return "again; R reads it with a short stop, and says its price first"
+    return "again" if kind in _TRY_AGAIN else ""

@@ -23,6 +23,7 @@ from tpmon.ui.paint_header import name_state, paint_facts, paint_footer, paint_h
 from tpmon.ui.paint_job import paint_cpu_in_full
 from tpmon.ui.paint_overlays import paint_details, paint_environment, paint_help
 from tpmon.ui.paint_ranks import count_ranks, order_ranks, paint_ranks
+from tpmon.ui.paint_sample import paint_sample
 from tpmon.ui.paint_stacks import paint_hint, paint_stacks, paint_stacks_tiny
 from tpmon.ui.paint_verdict import (
     paint_headline,
@@ -58,6 +59,7 @@ _IN_FULL = {
 _OVERLAYS = {
     Overlay.VERDICT: paint_verdict_in_full,
     Overlay.DETAILS: paint_details,
+    Overlay.SAMPLE: paint_sample,
     Overlay.ENVIRONMENT: paint_environment,
 }
 _TITLES = {
@@ -69,6 +71,7 @@ _OVERLAY_TITLES = {
     Overlay.VERDICT: "verdict in full",
     Overlay.HELP: "help",
     Overlay.DETAILS: "details",
+    Overlay.SAMPLE: "7 hot functions",
     Overlay.ENVIRONMENT: "environment",
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tpmon.model.known import is_known
 from tpmon.ui.actions import INTERVALS_S, PANES_WITH_ROWS
 from tpmon.ui.ask_dump import has_ended, list_stoppable
+from tpmon.ui.ask_sample import is_running
 from tpmon.ui.stack_rows import frame_under_cursor, list_rows, shown_dump
 from tpmon.ui.view import Overlay, Pane, ViewState
 
@@ -60,7 +61,9 @@ def _stacks(view: ViewState) -> bool:
 
 
 def _dumped(view: ViewState) -> bool:
-    return _stacks(view) and is_known(shown_dump(view))
+    """Tell whether something that was read for a key is on the screen."""
+    sampled = view.overlay is Overlay.SAMPLE and is_known(view.sample) and is_known(view.sample.hot)
+    return sampled or (_stacks(view) and is_known(shown_dump(view)))
 
 
 def _framed(view: ViewState) -> bool:
@@ -95,13 +98,27 @@ FASTER = Situation(
 SLOWER = Situation(
     lambda view: _no_typing(view) and view.interval_s < INTERVALS_S[-1], f"below {INTERVALS_S[-1]:g} s"
 )
-STACKS = Situation(lambda view: _panes(view) or _stacks(view), "with nothing but them over the panes")
+OVERVIEWS = Situation(
+    lambda view: _panes(view) or view.overlay in (Overlay.STACKS, Overlay.SAMPLE),
+    "in the panes, the stacks and the hot functions",
+)
 ALIVE = Situation(lambda view: _no_typing(view) and _alive(view), "while the job is there")
 LIVE_ROWS = Situation(lambda view: _rows(view) and _alive(view), "in the ranks and workers panes")
 LIVE_STACKS = Situation(lambda view: _stacks(view) and _alive(view), "in the stacks")
 IN_GROUPS = Situation(lambda view: _stacks(view) and len(list_rows(view)) > 0, "in the stacks")
-DUMPED = Situation(_dumped, "in the stacks, once some are read")
+DUMPED = Situation(_dumped, "in the stacks and the hot functions, once some are read")
 FRAMED = Situation(_framed, "on a stack with Python frames")
+UNSAMPLED = Situation(
+    lambda view: ALIVE.holds(view) and view.overlay is not Overlay.SAMPLE, "outside of the hot functions"
+)
+UNSAMPLING = Situation(lambda view: ALIVE.holds(view) and not is_running(view), "while nothing is sampled")
+PRICED = Situation(
+    lambda view: view.overlay is Overlay.SAMPLE and _alive(view) and not is_running(view),
+    "in the hot functions, once their price was read",
+)
+SAMPLING = Situation(
+    lambda view: view.overlay is Overlay.SAMPLE and is_running(view), "in the hot functions, while they come"
+)
 STOPPABLE = Situation(
     lambda view: _stacks(view) and _alive(view) and len(list_stoppable(view)) > 0,
     "in the stacks, where py-spy could not read a process; never with --readonly",

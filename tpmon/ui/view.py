@@ -11,7 +11,8 @@ from enum import Enum, IntEnum
 
 from tpmon.model.frame import Event, Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
-from tpmon.model.results import DumpUpdate
+from tpmon.model.results import DumpUpdate, SampleUpdate
+from tpmon.model.sample import SampleRequest
 from tpmon.model.window import Pulse
 
 
@@ -54,6 +55,8 @@ class Overlay(Enum):
     """Everything that the verdict rests on."""
     STACKS = "stacks"
     """Where every thread of the job is, folded."""
+    SAMPLE = "sample"
+    """The hot functions of some seconds."""
     FILTER = "filter"
     """The filter line is being typed."""
 
@@ -157,3 +160,7 @@ class ViewState:
     dump: Applicable[DumpUpdate] = NOT_APPLICABLE
     """The newest dump of the job's stacks, also while it is read."""
     stacks: StacksView = StacksView()
+    sample: Applicable[SampleUpdate] = NOT_APPLICABLE
+    """The newest samples of the job's stacks, also while they come."""
+    to_sample: Applicable[SampleRequest] = NOT_APPLICABLE
+    """What the key of sampling asks for next: its price is on the screen."""

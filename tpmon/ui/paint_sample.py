@@ -1,0 +1,122 @@
+"""Paint hot functions: what it costs or how far it is, then each part of the job with its functions."""
+
+from __future__ import annotations
+
+from tpmon.model.known import is_known
+from tpmon.model.sample import HotFunction, HotGroup, HotSample, pick_functions
+from tpmon.model.sample_words import (
+    count_without_turn,
+    name_function,
+    say_cost,
+    say_ended,
+    say_group,
+    say_lost,
+    say_phases,
+    say_what,
+)
+from tpmon.model.units import clean_text, format_seconds
+from tpmon.ui.ask_sample import is_running, say_next_price
+from tpmon.ui.cells import wrap_all
+from tpmon.ui.paint_dump_errors import paint_errors
+from tpmon.ui.table import Column, Table
+from tpmon.ui.view import Ink, Line, ViewState
+
+MOST_FUNCTIONS = 12
+MOST_OTHERS = 4
+"""Functions of threads that are no main thread, which mostly wait."""
+WAITING_PCT = 95.0
+"""Other threads that wait so much of the time are one line."""
+_ERROR_LINES = 6
+_TEXT_CHARS = 400
+
+
+def paint_sample(view: ViewState, width: int) -> list[Line]:
+    """Paint all lines of the hot functions; the screen shows the part that fits."""
+    update = view.sample
+    if not is_known(update):
+        return _paint_price(view, Ink.WARN, width)
+    lines: list[Line] = []
+    if update.state.refused:
+        lines += _wrapped(f"! {update.state.refused}", Ink.WARN, width)
+    if is_running(view):
+        done = update.hot.seconds if is_known(update.hot) else 0.0
+        lines += _wrapped(f"sampling: {done:.0f} of {update.state.request.seconds:g} s", Ink.WARN, width)
+    hot = update.hot
+    if is_known(hot):
+        lines += _paint_told(view, hot, width)
+    elif not update.state.refused:
+        lines += _wrapped("the first samples come within two seconds", Ink.DIM, width)
+    if not is_running(view):
+        lines += _paint_price(view, Ink.DIM, width)
+    if is_known(hot):
+        for group in hot.groups:
+            lines += [(), *_paint_group(group, width)]
+        lines += [(), *_wrapped(say_cost(hot), Ink.DIM, width)]
+    return lines
+
+
+def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
+    """Paint whom it is of, and what is not in it."""
+    lines = _wrapped(f"{say_what(hot)}{_say_age(view, hot)}", Ink.STRONG, width)
+    if hot.lost_samples or hot.behind_s:
+        lines += _wrapped(f"! lost: {say_lost(hot)}", Ink.WARN, width)
+    lines += paint_errors(hot.errors, width, _ERROR_LINES, can_stop=False)
+    waiting = count_without_turn(hot)
+    if waiting:
+        lines += _wrapped(f"no turn for {waiting} more yet", Ink.WARN, width)
+    return [*lines, *_wrapped(say_ended(hot), Ink.WARN, width)] if hot.ended_processes else lines
+
+
+def _paint_price(view: ViewState, ink: Ink, width: int) -> list[Line]:
+    return _wrapped(say_next_price(view), ink, width)
+
+
+def _say_age(view: ViewState, hot: HotSample) -> str:
+    if is_running(view) or not is_known(view.frame):
+        return ""
+    now_ns = view.paused_ns if is_known(view.paused_ns) else view.now_ns
+    age_s = (view.frame.taken - hot.taken).total_seconds() + (now_ns - view.frame.taken_ns) / 1e9
+    return f", {format_seconds(max(0.0, age_s))} ago"
+
+
+def _wrapped(text: str, ink: Ink, width: int) -> list[Line]:
+    return [((f" {line}", ink),) for line in wrap_all(clean_text(text, _TEXT_CHARS), max(1, width - 2))]
+
+
+def _paint_group(group: HotGroup, width: int) -> list[Line]:
+    """Paint who it is and how it did, then its functions, the user's own standing out."""
+    if not group.main and group.waiting_pct >= WAITING_PCT:
+        said = f"{say_group(group)}, {group.waiting_pct:.0f} % in frames that wait"
+        return _wrapped(said, Ink.DIM, width)
+    lines = _wrapped(say_group(group), Ink.TITLE, width)
+    phases = say_phases(group)
+    if phases:
+        lines += [
+            ((f"  {text[0][0].strip()}", Ink.PLAIN),) for text in _wrapped(phases, Ink.PLAIN, width - 2)
+        ]
+    shown = pick_functions(group.functions, MOST_FUNCTIONS if group.main else MOST_OTHERS)
+    if not shown:
+        return lines
+    table = Table(_list_columns(), width)
+    lines.append(table.paint_head())
+    lines += [table.paint_row(one, Ink.DIM if one.package else Ink.STRONG) for one in shown]
+    hidden = len(group.functions) + group.more_functions - len(shown)
+    return [*lines, ((f"   {hidden} more (tpmon sample --json has them)", Ink.DIM),)] if hidden else lines
+
+
+def _list_columns() -> list[Column[HotFunction]]:
+    return [
+        Column("self %", 6, 1, lambda one: f"{one.self_pct:.1f}"),
+        Column("total %", 7, 2, lambda one: f"{one.total_pct:.1f}"),
+        Column("waits %", 7, 5, lambda one: f"{one.waiting_pct:.1f}"),
+        Column("samples", 7, 6, lambda one: str(one.total_samples)),
+        Column("code", 10, 4, lambda one: clean_text(one.package or "yours"), right=False),
+        Column(
+            "function",
+            16,
+            0,
+            lambda one: clean_text(name_function(one), _TEXT_CHARS),
+            right=False,
+            grows=True,
+        ),
+    ]
