@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from tests.frames import NOW, NOW_NS
-from tpmon.model.dump import DumpError, DumpRound, ProcessLook, ThreadLook, WaitKind, WaitTarget
-from tpmon.model.known import NOT_APPLICABLE
+from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ThreadLook, WaitKind, WaitTarget
+from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
@@ -134,3 +135,25 @@ def make_round(
         paused_ms=0.0,
         spy_cpu_ms=10.0,
     )
+
+
+def fold(*processes: ProcessLook, world: int | None = None, **more: Any) -> Dump:
+    """Fold one look; ``world`` is as many ranks as there are unless it says otherwise."""
+    ranks = sum(one.role is Role.RANK for one in processes)
+    return fold_rounds([make_round(*processes, **more)], Origin(1, "train.py", world or ranks))
+
+
+def rounds(*looks: list[ProcessLook], every_s: float = 5.0, world: int = 4) -> Dump:
+    """Fold several looks at a job, ``every_s`` seconds apart."""
+    made = [make_round(*processes, at_s=number * every_s) for number, processes in enumerate(looks)]
+    return fold_rounds(made, Origin(1, "train.py", world))
+
+
+def odd_pid(dump: Dump) -> int:
+    """Return the PID of the odd one out, 0 where none is named."""
+    return dump.odd_one_out.pid if is_known(dump.odd_one_out) else 0
+
+
+def inner(line: int) -> tuple[StackFrame, ...]:
+    """Build a stack whose last line is a library's: the user's own line stays while that moves."""
+    return (*IN_LOCK, StackFrame("inside", f"{SITE}/numpy/core.py", line))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections import Counter
-from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.dumps import (
     ALL_REDUCE,
@@ -19,45 +14,30 @@ from tests.dumps import (
     HOST,
     IN_LOCK,
     LIB,
-    MAIN,
     NEXT_BATCH,
     NFS,
-    SITE,
-    TRAIN,
     WORKER_READS,
     WORKER_WAITS,
+    fold,
+    inner,
     make_native,
     make_rank,
     make_round,
     make_thread,
     make_worker,
+    odd_pid,
+    rounds,
 )
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.judge.fold_words import collapse_frames, describe_stack
-from tpmon.judge.stack_tree import build_tree, leaves
 from tpmon.model.codec import decode, encode
-from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook, WaitKind, WaitTarget
-from tpmon.model.dump_words import list_numbers, say_target
+from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
 ONCE = " (seen once: --rounds 3 tells whether it moves)"
 RUNNING = {"state": "R", "waits_for": "running", "wchan": Missing("running"), "call": Missing("running")}
-
-
-def fold(*processes: ProcessLook, world: int | None = None, **more) -> Dump:
-    ranks = sum(one.role is Role.RANK for one in processes)
-    return fold_rounds([make_round(*processes, **more)], Origin(1, "train.py", world or ranks))
-
-
-def rounds(*looks: list[ProcessLook], every_s: float = 5.0, world: int = 4) -> Dump:
-    made = [make_round(*processes, at_s=number * every_s) for number, processes in enumerate(looks)]
-    return fold_rounds(made, Origin(1, "train.py", world))
-
-
-def odd_pid(dump: Dump) -> int:
-    return dump.odd_one_out.pid if is_known(dump.odd_one_out) else 0
 
 
 # the odd one out
@@ -202,10 +182,6 @@ def test_no_rank_at_all_is_said():
 
 
 # over time
-
-
-def inner(line: int) -> tuple[StackFrame, ...]:
-    return (*IN_LOCK, StackFrame("inside", f"{SITE}/numpy/core.py", line))
 
 
 @pytest.mark.parametrize(
@@ -353,218 +329,3 @@ def test_nothing_to_fold_is_refused():
         fold_dumps([])
     with pytest.raises(ValueError, match="needs a round"):
         fold_rounds([], Origin(1, "", 1))
-
-
-# words
-
-
-WORDS = [
-    (Role.WORKER, ThreadKind.MAIN, WORKER_WAITS, "waits for work (queue.get)"),
-    (Role.WORKER, ThreadKind.MAIN, WORKER_READS, "decode data.py:88"),
-    (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171)),
-        "queue.get in train train.py:40",
-    ),
-    (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (MAIN, TRAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 9)),
-        "checkpoint train.py:40",
-    ),
-    (
-        Role.RANK,
-        ThreadKind.OTHER,
-        (
-            StackFrame("_bootstrap", f"{LIB}/threading.py", 1002),
-            StackFrame("run", f"{SITE}/tqdm/_monitor.py", 60),
-            StackFrame("wait", f"{LIB}/threading.py", 629),
-        ),
-        "tqdm: condition or event",
-    ),
-    (
-        Role.WORKER,
-        ThreadKind.OTHER,
-        (
-            StackFrame("_bootstrap", f"{LIB}/threading.py", 1002),
-            StackFrame("_feed", f"{LIB}/multiprocessing/queues.py", 231),
-            StackFrame("wait", f"{LIB}/threading.py", 327),
-        ),
-        "queue feeder",
-    ),
-    (Role.LAUNCHER, ThreadKind.MAIN, (), "no Python frames"),
-    (
-        Role.RANK,
-        ThreadKind.MAIN,
-        (StackFrame("_shutdown", f"{LIB}/threading.py", 1590),),
-        "waits for threads to end (interpreter exit)",
-    ),
-]
-
-
-@pytest.mark.parametrize(("role", "kind", "frames", "words"), WORDS)
-def test_what_a_thread_does_is_said_in_words(role, kind, frames, words):
-    assert describe_stack(role, kind, frames).text == words
-
-
-def test_library_frames_become_a_word_and_the_users_stay():
-    assert [one.text for one in collapse_frames(ALL_REDUCE)] == [
-        "<module> train.py:90",
-        "train train.py:40",
-        "all_reduce",
-    ]
-    assert [(one.text, one.is_users) for one in collapse_frames(DECODE)][2:] == [
-        ("fetch", False),
-        ("__getitem__ data.py:60", True),
-        ("decode data.py:88", True),
-    ]
-    assert [one.text for one in collapse_frames(BACKWARD)][-1] == "backward"
-    module = StackFrame("Module._call_impl", f"{SITE}/torch/nn/modules/module.py", 1500)
-    nested = (
-        MAIN,
-        module,
-        StackFrame("forward", "/run/model.py", 5),
-        module,
-        StackFrame("forward", "/run/model.py", 9),
-    )
-    assert [one.text for one in collapse_frames(nested)] == [
-        "<module> train.py:90",
-        "forward model.py:5",
-        "forward model.py:9",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        (NFS, "blocked in a read of /data/7.bin on NFS (/data)"),
-        (
-            WaitTarget("read", 5, WaitKind.PIPE, "pipe:[77]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE),
-            "blocked in a read on a pipe (fd 5)",
-        ),
-        (
-            WaitTarget(
-                "recvfrom", 9, WaitKind.SOCKET, "socket:[8]", NOT_APPLICABLE, NOT_APPLICABLE, "10.0.0.2:443"
-            ),
-            "blocked in recvfrom on a socket to 10.0.0.2:443 (fd 9)",
-        ),
-        (
-            WaitTarget("fsync", 3, WaitKind.FILE, "/ckpt/1.pt", Missing("?"), Missing("?"), NOT_APPLICABLE),
-            "blocked in a write of /ckpt/1.pt",
-        ),
-    ],
-)
-def test_what_a_blocked_call_waits_on_is_said(target, words):
-    assert say_target(target) == words
-
-
-@pytest.mark.parametrize(("numbers", "words"), [([], ""), ([3], "3"), ([0, 1, 2, 4, 5, 7, 2], "0-2,4-5,7")])
-def test_ranks_are_ranges(numbers, words):
-    assert list_numbers(numbers) == words
-
-
-# properties
-
-STACKS = [ALL_REDUCE, BROADCAST, BACKWARD, DECODE, NEXT_BATCH, IN_LOCK, inner(1), inner(2), ()]
-STATES = ["R", "S", "D", "T"]
-
-
-@st.composite
-def jobs(draw) -> list[list[ProcessLook]]:
-    """Draw the looks at up to six ranks with workers and other threads."""
-    count = draw(st.integers(1, 6))
-    looks = []
-    for _ in range(draw(st.integers(1, 3))):
-        processes: list[ProcessLook] = []
-        for rank in range(count):
-            others = [
-                make_thread(
-                    9000 + 10 * rank,
-                    name="Thread-1",
-                    kind=ThreadKind.OTHER,
-                    frames=draw(st.sampled_from(STACKS)),
-                ),
-                make_native(9001 + 10 * rank, "pt_gloo_runloop"),
-            ]
-            frames = draw(st.sampled_from([*STACKS, Missing("denied")]))
-            state = draw(st.sampled_from(STATES))
-            processes.append(make_rank(rank, *others[: draw(st.integers(0, 2))], frames=frames, state=state))
-            for worker in range(draw(st.integers(0, 2))):
-                stack = draw(st.sampled_from([WORKER_WAITS, WORKER_READS]))
-                processes.append(make_worker(rank, worker, frames=stack))
-        looks.append(processes)
-    return looks
-
-
-@settings(max_examples=150, deadline=None)
-@given(jobs(), st.randoms(use_true_random=False))
-def test_permuting_processes_and_threads_changes_nothing(job: list[list[ProcessLook]], chance: random.Random):
-    before = rounds(*job)
-    mixed = []
-    for processes in job:
-        turned = [
-            replace(one, threads=tuple(chance.sample(one.threads, len(one.threads)))) for one in processes
-        ]
-        mixed.append(chance.sample(turned, len(turned)))
-    assert rounds(*mixed) == before
-
-
-@settings(max_examples=150, deadline=None)
-@given(jobs())
-def test_every_thread_is_in_exactly_one_group_and_one_leaf(job: list[list[ProcessLook]]):
-    dump = rounds(*job)
-    expected = sorted((process.pid, thread.tid) for process in job[-1] for thread in process.threads)
-    grouped = [(thread.pid, thread.tid) for group in dump.groups for thread in group.threads]
-    assert sorted(grouped) == expected
-    for whole in (False, True):
-        tree = build_tree(dump.groups, whole=whole)
-        assert sorted((thread.pid, thread.tid) for thread in leaves(tree)) == expected
-    assert sum(branch.threads for branch in tree.branches) + sum(
-        len(one.threads) for one in tree.loose
-    ) == len(expected)
-
-
-@settings(max_examples=100, deadline=None)
-@given(jobs())
-def test_a_dump_survives_its_json_and_folds_to_itself(job: list[list[ProcessLook]]):
-    dump = rounds(*job)
-    again = decode(Dump, encode(dump))
-    assert encode(again) == encode(dump)
-    folded = fold_dumps([again])
-    assert folded.summary == dump.summary
-    assert [group.doing for group in folded.groups] == [group.doing for group in dump.groups]
-    assert (is_known(folded.odd_one_out), odd_pid(folded)) == (is_known(dump.odd_one_out), odd_pid(dump))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from([ALL_REDUCE, BROADCAST, DECODE, IN_LOCK]), st.integers(2, 16), st.integers(2, 32))
-def test_ranks_that_are_all_alike_are_never_accused(frames, count, world):
-    dump = fold(*(make_rank(rank, frames=frames) for rank in range(count)), world=max(world, count))
-    assert odd_pid(dump) == 0
-
-
-def test_512_ranks_fold_within_the_budget():
-    deep = tuple(StackFrame(f"call_{n}", f"/run/deep_{n}.py", n) for n in range(30))
-    processes = [
-        make_rank(
-            rank,
-            *(
-                make_thread(
-                    90_000 + 10 * rank + n, name=f"Thread-{n}", kind=ThreadKind.OTHER, frames=(MAIN, *deep)
-                )
-                for n in range(3)
-            ),
-            frames=(*deep, *(IN_LOCK if rank == 300 else ALL_REDUCE)),
-        )
-        for rank in range(512)
-    ]
-    one = make_round(*processes)
-    dump = fold_rounds([one], Origin(1, "train.py", 512))
-    assert odd_pid(dump) == 4000 + 3000
-    took = []
-    for _ in range(3):
-        begun = time.process_time()
-        fold_rounds([one], Origin(1, "train.py", 512))
-        took.append(time.process_time() - begun)
-    assert min(took) < 0.150

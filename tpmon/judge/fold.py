@@ -30,13 +30,14 @@ class Origin:
 
 
 def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Finding] = NOT_JUDGED) -> Dump:
-    """Fold the rounds of one host, oldest first.
+    """Fold the rounds of one host, in whatever order they come.
 
     Raises:
         ValueError: when there is no round.
     """
     if not rounds:
         raise ValueError("a fold needs a round")
+    rounds = sorted(rounds, key=lambda one: one.taken_ns)
     last = rounds[-1]
     looks = [look for one in rounds for look in looks_of_round(one)]
     sightings = join_looks(looks, (last.taken_ns / 1e9,))
@@ -126,7 +127,7 @@ _Key = tuple[Role, ThreadKind, Motion, object]
 
 def _key(seen: Seen) -> _Key:
     thread, frames = seen.thread, seen.sighting.frames
-    what: object = frames
+    what: object = seen.stack
     if not is_known(frames):
         # Native threads of one pool differ by a number at the end of their names alone.
         what = (thread.name.rstrip("0123456789"), thread.state, frames is NOT_APPLICABLE)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tpmon.judge.phase_stack import is_users
 from tpmon.model.dump import Dump, DumpRound, DumpThread, FrameLocals, Motion
-from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.stacks import StackFrame
 
 RESTS_RATIO = 0.01
@@ -153,9 +153,11 @@ def _compare(same: Sequence[Look]) -> Motion:
         return Motion.FROZEN if len(set(counts)) == 1 else Motion.MOVING
     if len(same) < 2:
         return same[-1].motion
-    if len(set(known)) == 1 and all(look.motion is not Motion.SLOW for look in same):
+    first = known[0]
+    if all(one == first for one in known) and all(look.motion is not Motion.SLOW for look in same):
         return Motion.SLOW if _ran(same) else Motion.FROZEN
-    return Motion.SLOW if len({tuple(_users_part(one)) for one in known}) == 1 else Motion.MOVING
+    own = _users_part(first)
+    return Motion.SLOW if all(_users_part(one) == own for one in known) else Motion.MOVING
 
 
 def _ran(same: Sequence[Look]) -> bool:
@@ -191,13 +193,20 @@ def _join(same: Sequence[Look]) -> Sighting:
     elif motion is not Motion.ONCE:
         since_s = _PARTLY_MOVED if motion is Motion.SLOW else MOVED
     thread = last.thread
-    if len(same) > 1 and last.at_s > same[-2].at_s:
-        before, seconds = same[-2].thread, last.at_s - same[-2].at_s
+    if len(same) == 1:
+        return Sighting(thread, last.frames, motion, since_s)
+    holds = (
+        all(look.thread.holds_gil is True for look in same) if is_known(thread.holds_gil) else NOT_APPLICABLE
+    )
+    seconds = last.at_s - same[-2].at_s
+    if seconds > 0:
+        before = same[-2].thread
         thread = replace(
             thread,
             cpu_pct=map_known(lambda used: 100 * used / seconds, _used(before.cpu_s, thread.cpu_s)),
             delay_pct=map_known(lambda used: 100 * used / seconds, _used(before.delay_s, thread.delay_s)),
+            holds_gil=holds,
         )
-    if is_known(thread.holds_gil):
-        thread = replace(thread, holds_gil=all(look.thread.holds_gil is True for look in same))
+    elif holds != thread.holds_gil:
+        thread = replace(thread, holds_gil=holds)
     return Sighting(thread, last.frames, motion, since_s)

@@ -12,6 +12,7 @@ from tpmon.judge.phase_kinds import Phase
 from tpmon.model.dump import DumpThread, Motion
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
 
 _LOCK = "lock or queue (futex)"
 IN_COLLECTIVE = "a collective of backward"
@@ -19,10 +20,11 @@ IN_COLLECTIVE = "a collective of backward"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hold one thread with what it does in words."""
+    """Hold one thread with what it does in words; ``stack`` is the same number for equal stacks."""
 
     sighting: Sighting
     doing: Doing
+    stack: int = -1
 
     @property
     def thread(self) -> DumpThread:
@@ -102,15 +104,28 @@ def see_threads(sightings: Iterable[Sighting]) -> tuple[Seen, ...]:
     those = sorted(sightings, key=lambda one: order_threads(one.thread))
     talking = {(one.thread.host, one.thread.pid) for one in those if one.thread.kind is ThreadKind.COMM}
     ranks = {(one.thread.host, one.thread.pid) for one in those if one.thread.role is Role.RANK}
-    return tuple(_see(one, talking if len(ranks) > 1 else talking & ranks) for one in those)
+    where = talking if len(ranks) > 1 else talking & ranks
+    # Hashing a stack is what costs most: once for each thread, and never again.
+    numbers: dict[tuple[StackFrame, ...], int] = {}
+    told: dict[tuple[int, Role, ThreadKind], Doing] = {}
+    return tuple(_see(one, where, numbers, told) for one in those)
 
 
-def _see(sighting: Sighting, talking: set[tuple[str, int]]) -> Seen:
+def _see(
+    sighting: Sighting,
+    talking: set[tuple[str, int]],
+    numbers: dict[tuple[StackFrame, ...], int],
+    told: dict[tuple[int, Role, ThreadKind], Doing],
+) -> Seen:
     thread, frames = sighting.thread, sighting.frames
     if not is_known(frames):
         words = f"native thread {thread.name}" if thread.kind is not ThreadKind.MAIN else "stack not read"
         return Seen(sighting, Doing(words, Wait.NOTHING, Phase.OTHER, (words, "", 0)))
-    doing = describe_stack(thread.role, thread.kind, frames)
+    stack = numbers.setdefault(frames, len(numbers))
+    key = (stack, thread.role, thread.kind)
+    doing = told.get(key)
+    if doing is None:
+        doing = told[key] = describe_stack(thread.role, thread.kind, frames)
     if (
         doing.phase is Phase.BACKWARD
         and thread.kind is ThreadKind.MAIN
@@ -121,7 +136,7 @@ def _see(sighting: Sighting, talking: set[tuple[str, int]]) -> Seen:
         where = doing.text.removeprefix(Phase.BACKWARD.value).strip()
         text = f"{IN_COLLECTIVE} {where}".strip()
         doing = replace(doing, text=text, wait=Wait.RANKS, place=("collective", *doing.place[1:]))
-    return Seen(sighting, doing)
+    return Seen(sighting, doing, stack)
 
 
 def _is_main_of(seen: Seen, role: Role) -> bool:
