@@ -163,12 +163,12 @@ def plan_job(
 
     def memory() -> Check:
         if not stacks:
-            return make_check("memory", Access.UNKNOWN, _NO_STACKS, needed=True)
+            return make_check("memory", Access.UNKNOWN, _NO_STACKS)
         return check_memory(pids, proc)
 
     return (
         *plans,
-        Plan("memory", memory, needed=True),
+        Plan("memory", memory),
         Plan("stacks", stacks_of, SPY_S, needed=True),
         Plan("cgroup", partial(check_groups, pids, proc)),
         Plan("cards", lambda: check_cards(pids, nvml.get(), proc), NVML_S),

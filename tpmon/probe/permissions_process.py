@@ -162,8 +162,8 @@ def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check
 
 
 def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
-    """Try process_vm_readv on every process, which stacks without a stop are read by."""
-    source = Source("memory", "stacks without a stop", True, True, _read_some)
+    """Try process_vm_readv on every process. Where a filter forbids it alone, py-spy has /proc/PID/mem."""
+    source = Source("memory", "its memory, which stacks are read from", False, True, _read_some)
     trials = []
     for pid in pids:
         answer = try_memory(pid)
