@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.collectives import add_collectives, fold_collectives
+from tpmon.judge.collectives_stacks import may_wait
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.clean import clean_value
@@ -171,7 +172,8 @@ def run_dump(job: Job, options: Options, asked: Asked, output: Output) -> int:
         due_s = time.monotonic() + options.dump_every_s
         rounds.append(dumper.read_round(NATIVE_ROUND_S if asked.native else ROUND_S))
     dump = fold_rounds(rounds, _name_origin(job, members))
-    dump = add_collectives(dump, read_collectives(job, ask_pipes=asked.fr_pipe))
+    reading = read_collectives(job, someone_waits=may_wait(dump.groups), ask_pipes=asked.fr_pipe)
+    dump = add_collectives(dump, reading)
     _write(dump, form, output)
     return pick_exit_code(dump)
 

@@ -139,7 +139,7 @@ def test_a_job_that_offers_nothing_is_told_what_it_could(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with hung(tmp_path) as program:
         assert wait_until(lambda: is_known(dump(program.pid).collectives), PATIENCE_S)
-        reading = read_collectives(find_job(program.pid))
+        reading = read_collectives(find_job(program.pid), someone_waits=True)
         assert reading.records == ()
         reasons = {note.source: note.reason for note in reading.notes}
         assert reasons[RecordSource.SERVER].startswith("no debug server in it")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.collectives import HOST, make_call, make_group, make_record
-from tests.dumps import DECODE, NFS, make_native, make_rank, make_round
+from tests.dumps import DECODE, NFS, SITE, make_native, make_rank, make_round
 from tests.frames import NOW
 from tpmon.judge.collectives import (
     add_collectives,
@@ -21,7 +21,7 @@ from tpmon.judge.collectives import (
     order_findings,
 )
 from tpmon.judge.collectives_match import find_differences
-from tpmon.judge.collectives_stacks import Standing
+from tpmon.judge.collectives_stacks import Standing, may_wait
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.collectives import (
@@ -36,8 +36,10 @@ from tpmon.model.collectives import (
 )
 from tpmon.model.dump import Dump
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.stacks import StackFrame
 from tpmon.report.dump import write_dump
 
+ORIGIN = Origin(4000, "train.py", 4)
 NO_SERVER = SourceNote(HOST, RecordSource.SERVER, "no debug server in it")
 UNKNOWN = Missing("the record does not name its members")
 
@@ -258,6 +260,35 @@ def test_no_finding_is_lost_by_ordering():
     assert order_findings(()) == ()
 
 
+def test_records_of_somebody_else_may_hold_any_time_and_any_size():
+    bad = make_record(0, make_group(17, 18, [make_call(18, timeout_s=float("inf"))]))
+    naive = make_record(1, make_group(17, 18), taken=NOW.replace(tzinfo=None))
+    assert judge(bad, naive).records == ()
+    huge = make_group(17, 18, ranks=UNKNOWN)
+    (found,) = judge(make_record(0, huge), world_size=10**15).findings
+    assert len(found.unread) == 65_535
+
+
+def test_the_rank_that_is_away_is_found_among_512():
+    """512 ranks in 64 groups of 8 and 8 groups of 64: whoever waits for rank 3 is missed by others."""
+    records = []
+    for rank in range(512):
+        row, column = rank // 8, rank % 8
+        row_ranks = tuple(range(8 * row, 8 * row + 8))
+        column_ranks = tuple(range(column, 512, 8))
+        in_row = row == 0 and rank != 3
+        records.append(
+            make_record(
+                rank,
+                pair(f"tp{row}", row_ranks, 5, 5 + in_row),
+                pair(f"dp{column}", column_ranks, 8, 8 + (row > 0)),
+            )
+        )
+    found = judge(*records, world_size=512).findings
+    assert found[0].missing == (3,)
+    assert {one.cause for one in found} == {CollectiveCause.MISSING_RANK}
+
+
 BEHIND = RasRank("00a1b2c3d4e5f607", 3, "behind", "AllReduce", 4710, 4711, 4242, "10.0.0.1")
 REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
 
@@ -330,6 +361,16 @@ def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
     )
     text = "\n".join(write_dump(dump, lambda _: ()))
     assert "debug server of torch: no debug server in it" in text
+
+
+def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_run():
+    running = fold_rounds([make_round(*(make_rank(one, frames=DECODE) for one in range(2)))], ORIGIN)
+    assert not may_wait(running.groups)
+    waiting = fold_rounds([make_round(make_rank(0, frames=DECODE), make_rank(1))], ORIGIN)
+    assert may_wait(waiting.groups)
+    synchronize = (*DECODE[:2], StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900))
+    assert may_wait(fold_rounds([make_round(make_rank(0, frames=synchronize))], ORIGIN).groups)
+    assert may_wait(fold_rounds([make_round(make_rank(0, frames=Missing("denied")))], ORIGIN).groups)
 
 
 def test_a_job_that_waits_for_no_rank_is_told_nothing_of_records_that_are_not_there():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -11,8 +12,19 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.collectives import NOW, make_entry, make_raw
+from tpmon.model.collectives import RecordSource
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.debug_server import NO_SERVER, Door, ask_server, find_door, parse_answer, pick_door
+from tpmon.probe.debug_server import (
+    NO_SERVER,
+    Door,
+    ask_records,
+    ask_server,
+    find_door,
+    parse_answer,
+    pick_door,
+)
+from tpmon.probe.flight_recorder import Origin
 from tpmon.probe.listeners import Listener, parse_listeners, read_all_listeners, read_listeners
 from tpmon.probe.talk import LOOPBACK
 
@@ -58,7 +70,7 @@ def test_a_socket_in_the_file_system_is_found_by_the_environment(tmp_path):
         assert is_known(door)
         thread = threading.Thread(target=answer_once, args=(listening, answer(b"{}")), daemon=True)
         thread.start()
-        assert ask_server(door, 20.0) == b"{}"
+        assert ask_server(door, seconds=20.0) == b"{}"
         thread.join(10)
 
 
@@ -82,17 +94,51 @@ def serve(data: bytes, hold: threading.Event | None = None) -> Iterator[Door]:
         thread.join(25)
 
 
+def answer_by_path(listening: socket.socket, answers: dict[bytes, bytes], asked: list[bytes]) -> None:
+    for _ in answers:
+        link, _ = listening.accept()
+        with link:
+            path = link.recv(4096).split()[1]
+            asked.append(path)
+            link.sendall(answers.get(path, answer(status=b"404 Not Found")))
+
+
+def dumped(*entries) -> bytes:
+    return answer(json.dumps(make_raw(entries)).encode())
+
+
+def test_the_recorder_of_nccl_is_asked_where_it_may_be_and_both_are_one_record():
+    own = dumped(make_entry(4, group=("1", "cpu")), make_entry(2))
+    nccl = dumped(make_entry(9, "nccl:all_reduce"))
+    origin = Origin("node-01", 7, 0, RecordSource.SERVER, NOW)
+    answers = {b"/handler/fr_trace_json": own, b"/handler/dump_nccl_trace_json": nccl}
+    asked: list[bytes] = []
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        thread = threading.Thread(target=answer_by_path, args=(listening, answers, asked), daemon=True)
+        thread.start()
+        record = ask_records(Door(listening.getsockname()[1]), origin, with_nccl=True, seconds=20.0)
+        thread.join(10)
+    assert asked == list(answers)
+    assert {(one.description, one.backend, one.last_called) for one in record.groups} == {
+        ("cpu", "gloo", 4),
+        ("default_pg", "nccl", 9),
+    }
+    with serve(own) as door:
+        alone = ask_records(door, origin, with_nccl=False, seconds=20.0)
+    assert [one.last_called for one in alone.groups] == [4, 2]
+
+
 def test_the_answer_is_read_whole():
     body = b"[" + b"1," * 300_000 + b"1]"
     with serve(answer(body)) as door:
-        assert ask_server(door, 20.0) == body
+        assert ask_server(door, seconds=20.0) == body
 
 
 def test_a_server_that_does_not_end_costs_the_deadline():
     hold = threading.Event()
     with serve(answer(b"{}", length=100), hold) as door:
         with pytest.raises(TimeoutError):
-            ask_server(door, 0.5)
+            ask_server(door, seconds=0.5)
         hold.set()
 
 

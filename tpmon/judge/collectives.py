@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import isfinite
 
 from tpmon.judge.collectives_match import find_differences
 from tpmon.judge.collectives_stacks import Standing, find_standings, find_waits, say_assumed_abort
@@ -30,6 +31,8 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 
 DEFAULT_TIMEOUTS_S = {"nccl": 600.0, "gloo": 1800.0}
 """How long a backend waits when the job does not say (torch/distributed/constants.py)."""
+MOST_RANKS = 65_536
+"""Of a job that says itself how many it has."""
 _WORLD = "default_pg"
 _CAUSES = tuple(CollectiveCause)
 
@@ -73,12 +76,21 @@ def _join(dump: Dump, readings: Sequence[CollectivesReading]) -> Dump:
 
 
 def pick_records(records: Iterable[RankRecord]) -> tuple[RankRecord, ...]:
-    """Return the newest record of each rank, by rank."""
+    """Return the newest record of each rank, by rank; without what no clock can have said."""
     newest: dict[int, RankRecord] = {}
-    for one in records:
+    for one in filter(_has_times, records):
         if is_known(one.rank) and (one.rank not in newest or newest[one.rank].taken < one.taken):
             newest[one.rank] = one
     return tuple(newest[rank] for rank in sorted(newest))
+
+
+def _has_times(record: RankRecord) -> bool:
+    """Tell whether times can be subtracted: a file of somebody else may hold anything."""
+    calls = [call for group in record.groups for call in group.calls]
+    times = [record.taken, *(call.created for call in calls)]
+    return all(time.tzinfo is not None for time in times) and all(
+        isfinite(known_or(call.timeout_s, 0.0)) for call in calls
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,7 @@ def _list_members(seats: Mapping[int, _Seat], world_size: Applicable[int]) -> se
         if is_known(seat.group.ranks):
             members |= set(seat.group.ranks)
         elif seat.group.description == _WORLD and is_known(world_size):
-            members |= set(range(world_size))
+            members |= set(range(min(world_size, MOST_RANKS)))
     return members
 
 
@@ -204,19 +216,18 @@ def _find_abort(
 
 def order_findings(findings: Sequence[CollectiveFinding]) -> tuple[CollectiveFinding, ...]:
     """Put the cause first: a mismatch, then what misses a rank that waits nowhere, then the longest wait."""
-    waiting = {rank for one in findings for rank in one.waiting}
-
-    def crossed(one: CollectiveFinding) -> bool:
-        held = one.cause is CollectiveCause.MISSING_RANK and set(one.missing) <= waiting
-        return held and _is_in_cycle(one, findings)
-
-    named = [replace(one, cause=CollectiveCause.CROSSED) if crossed(one) else one for one in findings]
+    holders: dict[int, set[int]] = {}
+    for one in findings:
+        for rank in one.waiting:
+            holders.setdefault(rank, set()).update(one.missing)
+    named = [
+        replace(one, cause=CollectiveCause.CROSSED) if _is_in_cycle(one, holders) else one for one in findings
+    ]
 
     def order(one: CollectiveFinding) -> tuple[bool, bool, int, float, str]:
-        free = set(one.missing) - waiting
         return (
             one.cause is not CollectiveCause.MISMATCH,
-            not free,
+            all(rank in holders for rank in one.missing),
             _CAUSES.index(one.cause),
             -one.waited_s,
             one.group,
@@ -225,14 +236,15 @@ def order_findings(findings: Sequence[CollectiveFinding]) -> tuple[CollectiveFin
     return tuple(sorted(named, key=order))
 
 
-def _is_in_cycle(one: CollectiveFinding, findings: Sequence[CollectiveFinding]) -> bool:
-    """Tell whether those that are missing here wait, over other groups, for those that wait here."""
+def _is_in_cycle(one: CollectiveFinding, holders: Mapping[int, set[int]]) -> bool:
+    """Tell whether those that are missing here all wait, over other groups, for those that wait here."""
+    if one.cause is not CollectiveCause.MISSING_RANK or not all(rank in holders for rank in one.missing):
+        return False
     reached: set[int] = set()
     todo = list(one.missing)
     while todo:
         rank = todo.pop()
-        if rank in reached:
-            continue
-        reached.add(rank)
-        todo += [rank_ for other in findings if rank in other.waiting for rank_ in other.missing]
-    return bool(reached & set(one.waiting))
+        if rank not in reached:
+            reached.add(rank)
+            todo += holders.get(rank, ())
+    return not reached.isdisjoint(one.waiting)

@@ -9,7 +9,7 @@ from tpmon.judge.fold_scene import IN_COLLECTIVE
 from tpmon.judge.fold_words import Wait, describe_stack
 from tpmon.model.dump import DumpThread, StackGroup
 from tpmon.model.dump_words import say_wait
-from tpmon.model.known import Known, is_known
+from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_seconds
 
@@ -51,6 +51,19 @@ def find_waits(groups: Sequence[StackGroup]) -> tuple[Waits, ...]:
     return tuple(Waits(backend, group.since_s) for group, _ in _ranks_of(groups) if _waits_for_ranks(group))
 
 
+def may_wait(groups: Sequence[StackGroup]) -> bool:
+    """Tell whether any rank waits for other ranks or for its device, or could not be read."""
+    return any(
+        not is_known(group.frames) or _waits_for_ranks(group) or _wait_of(group) is Wait.DEVICE
+        for group, _ in _ranks_of(groups)
+    )
+
+
+def _wait_of(group: StackGroup) -> Wait:
+    first = group.threads[0]
+    return describe_stack(first.role, first.kind, known_or(group.frames, ())).wait
+
+
 def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpThread]]:
     for group in groups:
         for thread in group.threads:
@@ -61,10 +74,7 @@ def _ranks_of(groups: Sequence[StackGroup]) -> Iterator[tuple[StackGroup, DumpTh
 def _waits_for_ranks(group: StackGroup) -> bool:
     if not is_known(group.frames):
         return False
-    if group.doing.startswith(IN_COLLECTIVE):
-        return True
-    first = group.threads[0]
-    return describe_stack(first.role, first.kind, group.frames).wait is Wait.RANKS
+    return group.doing.startswith(IN_COLLECTIVE) or _wait_of(group) is Wait.RANKS
 
 
 def say_assumed_abort(waits: Sequence[Waits], defaults_s: Mapping[str, float]) -> str:

@@ -30,8 +30,8 @@ from tpmon.model.process import Role
 from tpmon.model.units import clean_text
 from tpmon.model.unpickle_shape import PlainError
 from tpmon.probe.background import read_within
-from tpmon.probe.debug_server import ask_server, find_door
-from tpmon.probe.flight_recorder import Origin, RecordError, parse_json, parse_pickle
+from tpmon.probe.debug_server import ask_records, find_door
+from tpmon.probe.flight_recorder import Origin, RecordError, parse_pickle
 from tpmon.probe.flight_recorder_files import (
     WRITTEN_S,
     ask_pipe,
@@ -72,10 +72,14 @@ class _Rank:
     environment: Known[dict[str, str]]
 
 
-def read_collectives(job: Job, *, ask_pipes: bool = False, proc: str = PROC) -> CollectivesReading:
+def read_collectives(
+    job: Job, *, someone_waits: bool, ask_pipes: bool = False, proc: str = PROC
+) -> CollectivesReading:
     """Read the records of every rank of this host, and NCCL's RAS report.
 
-    ``ask_pipes`` writes into the pipes of the ranks first: only on a person's request.
+    NCCL's recorder is asked only when ``someone_waits``: its answer queries CUDA events, which a rank that
+    captures a CUDA graph at this moment would not survive. ``ask_pipes`` writes into the pipes of the
+    ranks first: only on a person's request.
     """
     host = os.uname().nodename
     ranks = _find_ranks(job, proc)
@@ -83,7 +87,11 @@ def read_collectives(job: Job, *, ask_pipes: bool = False, proc: str = PROC) -> 
         listening: Known[tuple[Listener, ...]] = read_all_listeners()
     except (OSError, ValueError) as error:
         listening = Missing(f"the kernel does not tell who listens: {error}")
-    servers = _each(ranks, partial(_read_server, host=host, listening=listening, proc=proc), SERVERS_S)
+    servers = _each(
+        ranks,
+        partial(_read_server, host=host, listening=listening, ask_nccl=someone_waits, proc=proc),
+        SERVERS_S,
+    )
     rest = [one for one in ranks if not is_known(servers[one.number])]
     files = _each(
         rest, partial(_read_file, host=host, ask=ask_pipes, proc=proc), FILES_S + WRITTEN_S * ask_pipes
@@ -156,15 +164,16 @@ def _environment(one: _Rank) -> dict[str, str]:
     return one.environment
 
 
-def _read_server(one: _Rank, *, host: str, listening: Known[tuple[Listener, ...]], proc: str) -> RankRecord:
+def _read_server(
+    one: _Rank, *, host: str, listening: Known[tuple[Listener, ...]], ask_nccl: bool, proc: str
+) -> RankRecord:
     pid = one.member.identity.pid
     everything = listening if is_known(listening) else ()
     door = find_door(pid, _environment(one), everything, proc)
     if isinstance(door, Missing):
         raise OSError(door.reason)
-    data = ask_server(door)
-    taken = datetime.now().astimezone()
-    return parse_json(data, Origin(host, pid, one.number, RecordSource.SERVER, taken))
+    origin = Origin(host, pid, one.number, RecordSource.SERVER, datetime.now().astimezone())
+    return ask_records(door, origin, with_nccl=ask_nccl and NCCL_THREAD in read_thread_names(pid, proc))
 
 
 def _read_file(one: _Rank, *, host: str, ask: bool, proc: str) -> RankRecord:

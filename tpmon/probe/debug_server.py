@@ -1,8 +1,8 @@
 """Ask the debug server that a rank itself started for its record of collectives, over the loopback.
 
-torch.distributed.debug and elastic's control plane start a small HTTP server in a C++ thread of each
-rank; ``fr_trace_json`` writes the FlightRecorder down without the GIL, in a few milliseconds. Only a
-socket that is told for certain is spoken to: other servers of a rank (gloo, the store) listen too.
+torch.distributed.debug and elastic's control plane start a small HTTP server in C++ threads of each
+rank, which write the FlightRecorder down without the GIL, in a few milliseconds. Only a socket that is
+told for certain is spoken to: other servers of a rank (gloo, the store) listen too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tpmon.model.collectives import GroupRecord, RankRecord
 from tpmon.model.known import Known, Missing
+from tpmon.probe.flight_recorder import Origin, parse_json
 from tpmon.probe.listeners import Listener, read_listeners
 from tpmon.probe.procread import PROC, read_thread_names
 from tpmon.probe.talk import LOOPBACK, Talk
@@ -26,16 +28,8 @@ SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 ANSWER_S = 3.0
 MOST_BYTES = 64 << 20
 NO_SERVER = Missing("no debug server in it (torch.distributed.debug.start_debug_server)")
-_REQUEST = b"\r\n".join(
-    (
-        b"POST /handler/fr_trace_json HTTP/1.1",
-        b"Host: localhost",
-        b"Content-Length: 0",
-        b"Connection: close",
-        b"",
-        b"",
-    )
-)
+_RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")
+"""Handlers of the server: the recorder of gloo and others, and that of NCCL, which has one of its own."""
 _LENGTH_DIGITS = 12
 
 
@@ -74,27 +68,59 @@ def find_door(
     return listeners if isinstance(listeners, Missing) else pick_door(listeners)
 
 
-def ask_server(door: Door, seconds: float = ANSWER_S) -> bytes:
-    """Return the record as JSON.
+def ask_records(door: Door, origin: Origin, *, with_nccl: bool, seconds: float = ANSWER_S) -> RankRecord:
+    """Ask a rank for its record, and for that of NCCL where it may be asked; the groups of both in one.
+
+    Raises:
+        OSError: when the first cannot be had.
+        RecordError: when it is none.
+    """
+    record = parse_json(ask_server(door, _RECORDERS[0], seconds), origin)
+    if not with_nccl:
+        return record
+    try:
+        other = parse_json(ask_server(door, _RECORDERS[1], seconds), origin)
+    except OSError:
+        if record.groups:
+            return record  # one of both is better than none
+        raise
+    newest: dict[tuple[str, str], GroupRecord] = {}
+    for group in (*record.groups, *other.groups):
+        key = (group.name, group.description)
+        if key not in newest or newest[key].last_called < group.last_called:
+            newest[key] = group
+    return replace(record, groups=tuple(newest.values()))
+
+
+def ask_server(door: Door, handler: str = _RECORDERS[0], seconds: float = ANSWER_S) -> bytes:
+    """Return what one handler of the server answers.
 
     Raises:
         OSError: when it cannot be reached, does not answer in time, refuses, or says too much.
     """
     if not door.path:
-        return _ask((LOOPBACK, door.port), socket.AF_INET, seconds)
+        return _ask((LOOPBACK, door.port), socket.AF_INET, handler, seconds)
     # The name of a socket may have 107 bytes, and the way through /proc makes it longer.
     fd = os.open(door.path, os.O_PATH | os.O_CLOEXEC)
     try:
-        return _ask(f"/proc/self/fd/{fd}", socket.AF_UNIX, seconds)
+        return _ask(f"/proc/self/fd/{fd}", socket.AF_UNIX, handler, seconds)
     finally:
         os.close(fd)
 
 
-def _ask(address: str | tuple[str, int], family: socket.AddressFamily, seconds: float) -> bytes:
+def _ask(address: str | tuple[str, int], family: socket.AddressFamily, handler: str, seconds: float) -> bytes:
+    head = (
+        f"POST /handler/{handler} HTTP/1.1",
+        "Host: localhost",
+        "Content-Length: 0",
+        "Connection: close",
+        "",
+        "",
+    )
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
         talk = Talk(link, seconds)
         talk.connect(address)
-        talk.send(_REQUEST)
+        talk.send("\r\n".join(head).encode())
         return parse_answer(talk.read_all(MOST_BYTES))
 
 
