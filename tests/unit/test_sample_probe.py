@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from tests.children import child
+from tests.unit.test_dump_odd_targets import NEWEST, find_python, running
 from tests.unit.test_dump_probe import NAP, member, script, traced
 from tests.unit.test_stacks import may_sample, spies_of, wait_for
 from tpmon.judge.fold import Origin
@@ -24,7 +25,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.sample import Counted, SampledProcess, SampleReading, SampleRequest
 from tpmon.model.stacks import StackCount, StackFrame
-from tpmon.probe import sample
+from tpmon.probe import sample, spy_failure
 from tpmon.probe.job import Member
 from tpmon.probe.sample import Sampler, choose_members, fix_request, sample_arguments
 from tpmon.probe.sample_tally import MOST_STACKS, Slice, Tally, count_looks
@@ -161,6 +162,37 @@ def test_the_share_of_a_known_function_is_found():
     assert reading.spy_cpu_ms > 0
 
 
+SPIN = """
+import threading, time
+def nap():
+    time.sleep(60)
+def spin(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+print("up", flush=True)
+threading.Thread(target=nap, name="na;me \x1b[2J \xe9", daemon=True).start()
+end = time.time() + 60
+while time.time() < end:
+    spin(0.04)
+"""
+
+
+@pytest.mark.parametrize("minor", range(10, NEWEST + 1))
+@pytest.mark.usefixtures("sampling_works")
+def test_main_and_other_threads_of_each_python_are_told_apart(minor: int):
+    with running([find_python(minor), "-c", SPIN]) as pid:
+        reading = run(member(pid), seconds=2.0)
+        (process,) = run(member(pid), counted=Counted.GIL).processes
+    assert reading.errors == ()
+    main, other = hot_functions(reading, ORIGIN).groups
+    assert main.looks >= 10
+    assert {one.function for one in main.functions} == {"<module>", "spin"}
+    assert other.functions[0].function == "nap"
+    assert functions_of(process) <= {"spin", "<module>"}, "one that sleeps does not hold the GIL"
+    assert sum(stack.samples for stack in process.stacks) >= process.looks / 2
+
+
 @pytest.mark.usefixtures("sampling_works")
 def test_running_and_gil_leave_out_a_thread_that_sleeps():
     with child(NAP) as one:
@@ -268,7 +300,8 @@ def test_stop_kills_every_py_spy_and_leaves_nothing():
 
 
 @pytest.mark.usefixtures("sampling_works")
-def test_gone_zombie_and_traced_processes_are_said_and_the_others_are_sampled():
+def test_gone_zombie_and_traced_processes_are_said_and_the_others_are_sampled(monkeypatch):
+    monkeypatch.setattr(sample, "HELD_S", 0.05)
     with child(NAP) as one, child(NAP) as two, child(NAP) as three:
         gone, zombie, held = member(one.pid), member(two.pid, 1), member(three.pid, 2)
         one.kill()
@@ -283,6 +316,25 @@ def test_gone_zombie_and_traced_processes_are_said_and_the_others_are_sampled():
         (1, ErrorKind.GONE),
         (2, ErrorKind.TRACED),
     ]
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
+    looked = 0
+    read = spy_failure.read_file
+
+    def held_once(path: str, limit: int = 65536) -> bytes:
+        nonlocal looked
+        looked += 1
+        return b"TracerPid:\t7\n" if looked == 1 else read(path, limit)
+
+    monkeypatch.setattr(sample, "HELD_S", 0.05)
+    monkeypatch.setattr(spy_failure, "read_file", held_once)
+    with child(NAP) as one:
+        reading = run(member(one.pid))
+    assert looked >= 2
+    assert reading.errors == ()
+    assert functions_of(reading.processes[0]) == {"nap"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from tpmon.judge.fold import Origin
 from tpmon.judge.fold_words import Wait, describe_stack, own_frames
 from tpmon.judge.phase_kinds import Phase
-from tpmon.judge.phase_stack import classify, is_users, package_of
+from tpmon.judge.phase_stack import is_users, package_of
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.sample import (
@@ -93,46 +93,83 @@ def _shorten(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
 
 
 class _Counts:
-    """Count the samples of the functions of one group."""
+    """Count the samples of the functions of one group; functions and their lines are numbered.
+
+    A job of 72 processes has some hundred thousand frames each second, so each costs two look-ups.
+    """
 
     def __init__(self) -> None:
-        self.own: Counter[tuple[str, str]] = Counter()
-        self.total: Counter[tuple[str, str]] = Counter()
-        self.waiting: Counter[tuple[str, str]] = Counter()
-        self.lines: dict[tuple[str, str], Counter[tuple[bool, int]]] = {}
-        self.packages: dict[tuple[str, str], str] = {}
+        self.functions: list[StackFrame] = []
+        """Each function, by the first frame that was met of it."""
+        self.own: list[int] = []
+        self.total: list[int] = []
+        self.waiting: list[int] = []
         self.phases: Counter[Phase] = Counter()
         self.samples = 0
         self.waits = 0
+        self._functions: dict[tuple[str, str], int] = {}
+        self._places: dict[StackFrame, int] = {}
+        self._lines: list[int] = []
+        self._owners: list[int] = []
+        """The function of each place."""
+        self._seen: list[int] = []
+        self._innermost: list[int] = []
 
     def add(self, frames: Sequence[StackFrame], samples: int, *, waits: bool) -> None:
         """Count one stack, outermost frame first."""
         self.samples += samples
         self.waits += samples if waits else 0
-        met: set[tuple[str, str]] = set()
-        for depth, frame in enumerate(reversed(frames)):
-            key = (frame.function, frame.file)
-            if not depth:
-                self.own[key] += samples
-            if key in met:
+        places = [self._number(frame) for frame in frames]
+        owners, seen, total, waiting = self._owners, self._seen, self.total, self.waiting
+        self._innermost[places[-1]] += samples
+        self.own[owners[places[-1]]] += samples
+        met: set[int] = set()
+        for place in reversed(places):
+            owner = owners[place]
+            if owner in met:
                 continue  # a function that calls itself is in this stack once
-            met.add(key)
-            self.total[key] += samples
-            self.waiting[key] += samples if waits else 0
-            self.lines.setdefault(key, Counter())[not depth, frame.line] += samples
-            if key not in self.packages:
-                self.packages[key] = _name_package(frame)
+            met.add(owner)
+            seen[place] += samples
+            total[owner] += samples
+            if waits:
+                waiting[owner] += samples
+
+    def find_lines(self) -> list[int]:
+        """Return for each function the line seen most often; where it was innermost, of those samples."""
+        best: list[tuple[int, int, int]] = [(0, 0, 0)] * len(self.functions)
+        for place, owner in enumerate(self._owners):
+            found = (self._innermost[place], self._seen[place], -self._lines[place])
+            best[owner] = max(best[owner], found) if best[owner][1] else found
+        return [-line for _, _, line in best]
+
+    def _number(self, frame: StackFrame) -> int:
+        place = self._places.get(frame)
+        if place is None:
+            place = self._places[frame] = len(self._owners)
+            key = (frame.function, frame.file)
+            owner = self._functions.setdefault(key, len(self.functions))
+            if owner == len(self.functions):
+                self.functions.append(frame)
+                for numbers in (self.own, self.total, self.waiting):
+                    numbers.append(0)
+            self._owners.append(owner)
+            self._lines.append(frame.line)
+            self._seen.append(0)
+            self._innermost.append(0)
+        return place
 
 
 def _name_package(frame: StackFrame) -> str:
     """Name the package of library code, "" for the user's own."""
-    if frame is not NOT_KEPT and is_users(frame):
+    if frame != NOT_KEPT and is_users(frame):
         return ""
     return package_of(frame.file) or _UNNAMED
 
 
 def _add_up(role: Role, processes: Sequence[SampledProcess], counted: Counted, *, main: bool) -> HotGroup:
     counts = _Counts()
+    # Processes of one role are mostly in the same stacks, and what a stack does is costly to tell.
+    merged: Counter[tuple[StackFrame, ...]] = Counter()
     looks = sampled = 0
     for process in processes:
         stacks = [stack for stack in process.stacks if is_main(process, stack) is main]
@@ -145,7 +182,9 @@ def _add_up(role: Role, processes: Sequence[SampledProcess], counted: Counted, *
             looks += seen * len({stack.tid for stack in stacks})
         sampled += bool(stacks) or main
         for stack in stacks:
-            _count_stack(counts, role, stack, main=main)
+            merged[stack.frames] += stack.samples
+    for frames, samples in merged.items():
+        _count_stack(counts, role, frames, samples, main=main)
     looks = max(looks, counts.samples)
     functions = _list_functions(counts, looks)
     shown = tuple(functions[:MOST_FUNCTIONS])
@@ -165,39 +204,34 @@ def _add_up(role: Role, processes: Sequence[SampledProcess], counted: Counted, *
     )
 
 
-def _count_stack(counts: _Counts, role: Role, stack: StackCount, *, main: bool) -> None:
-    frames = _shorten(stack.frames)
-    kind = ThreadKind.MAIN if main else ThreadKind.OTHER
-    waits = describe_stack(role, kind, stack.frames).wait is not Wait.NOTHING
-    counts.add(frames, stack.samples, waits=waits)
+def _count_stack(
+    counts: _Counts, role: Role, frames: tuple[StackFrame, ...], samples: int, *, main: bool
+) -> None:
+    doing = describe_stack(role, ThreadKind.MAIN if main else ThreadKind.OTHER, frames)
+    counts.add(_shorten(frames), samples, waits=doing.wait is not Wait.NOTHING)
     if main and role is Role.RANK:
-        counts.phases[classify(frames)[0]] += stack.samples
+        counts.phases[doing.phase] += samples
 
 
 def _list_functions(counts: _Counts, looks: int) -> list[HotFunction]:
     found = [
         HotFunction(
-            function=key[0],
-            file=key[1],
-            line=_find_line(counts.lines[key]),
-            package=counts.packages[key],
-            self_samples=counts.own[key],
+            function=frame.function,
+            file=frame.file,
+            line=line,
+            package=_name_package(frame),
+            self_samples=own,
             total_samples=total,
-            waiting_samples=counts.waiting[key],
-            self_pct=_pct(counts.own[key], looks),
+            waiting_samples=waiting,
+            self_pct=_pct(own, looks),
             total_pct=_pct(total, looks),
-            waiting_pct=_pct(counts.waiting[key], looks),
+            waiting_pct=_pct(waiting, looks),
         )
-        for key, total in counts.total.items()
+        for frame, line, own, total, waiting in zip(
+            counts.functions, counts.find_lines(), counts.own, counts.total, counts.waiting, strict=True
+        )
     ]
     return sorted(found, key=lambda one: (-one.self_samples, -one.total_samples, one.function, one.file))
-
-
-def _find_line(lines: Counter[tuple[bool, int]]) -> int:
-    """Return the line seen most often; where the function was innermost, of those samples."""
-    innermost = {line: samples for (is_leaf, line), samples in lines.items() if is_leaf}
-    chosen = innermost or {line: samples for (_, line), samples in lines.items()}
-    return min(chosen, key=lambda line: (-chosen[line], line))
 
 
 def _list_phases(counts: _Counts, looks: int) -> tuple[PhaseShare, ...]:

@@ -44,8 +44,12 @@ LEAST_LEFT_S = 0.5
 TRIES = 3
 """A start can fail because the interpreter changed while it was looked for, or the machine is crowded."""
 ENDING_S = 0.3
-_TICK_S = 0.5
-"""Between two calls of ``progress`` at most so much passes."""
+HELD_S = 1.0
+"""Before a process that somebody traces is tried again: a dump with a stop holds it for an instant."""
+_PASSING = (ErrorKind.LATE, ErrorKind.TRACED, ErrorKind.BUSY)
+_LOOK_S = 0.25
+_TICK_S = 1.0
+"""Between two calls of ``progress``, which adds up all that there is."""
 
 MEET_EVERY_S = 1.0
 MOST_PROCESSES = 4096
@@ -131,7 +135,7 @@ class Sampler:
     def run(self, progress: Progress | None = None) -> SampleReading:
         """Sample until the time is over, nobody is left, or ``finish``; bounded by a grace beyond that.
 
-        ``progress`` gets what there is so far, twice a second.
+        ``progress`` gets what there is so far, once a second.
         """
         self._began_s = time.monotonic()
         self._meet()
@@ -154,7 +158,7 @@ class Sampler:
             if not active or time.monotonic() > self._last_s:
                 break
             with contextlib.suppress(queue.Empty):  # then it is time to look at the clock
-                self._settle(*answers.get(timeout=_TICK_S / 2), active)
+                self._settle(*answers.get(timeout=_LOOK_S), active)
             if progress is not None and time.monotonic() - told_s >= _TICK_S:
                 told_s = time.monotonic()
                 progress(self._read())
@@ -228,7 +232,7 @@ class Sampler:
             tally.add(answer)
             return
         tally.tries += 1
-        if not (answer.torn or answer.kind is ErrorKind.LATE) or tally.tries >= TRIES:
+        if not (answer.torn or answer.kind in _PASSING) or tally.tries >= TRIES:
             tally.failure = answer
 
     def _give_up(self, active: Iterable[Tally]) -> None:
@@ -249,6 +253,8 @@ class Sampler:
             answer = Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
             answer = Failure(ErrorKind.FAILED, f"{type(error).__name__}: {error}")
+        if isinstance(answer, Failure) and answer.kind in (ErrorKind.TRACED, ErrorKind.BUSY):
+            time.sleep(HELD_S)
         answers.put((tally, answer))
 
     def _sample(self, member: Member, spy: str, others: Sequence[Spy], seconds: int) -> Slice | Failure:
