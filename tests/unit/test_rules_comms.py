@@ -13,6 +13,7 @@ from tests.judging import hold, make_looks, make_phases, scene_of
 from tpmon.judge import rules_comms
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_comms import judge_comms_unknown, judge_straggler, judge_transfer
+from tpmon.judge.rules_healthy import judge_cpu_compute
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import ThrottleShare
@@ -140,6 +141,28 @@ def test_all_waiting_with_busy_threads_is_transfer():
 def test_ranks_that_share_crowded_cpus_wait_for_each_other_without_a_transfer():
     scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6, cpu=make_cpu(run_delay_ratio=0.6))
     assert type(judge_transfer(scene)) is Unsure
+    assert type(judge_comms_unknown(scene)) is Unsure
+
+
+def test_ranks_that_wait_for_each_other_are_not_held_by_computing():
+    loads = [replace(one, runnable=1.0) for one in make_ranks(2)]
+    busy = {
+        "processes": loads,
+        "cpu": make_cpu(budget_cores=2.0, oversubscription=0.5),
+    }
+    assert type(judge_cpu_compute(by_looks(1, 1, **busy))) is Suspicion
+    answer = judge_cpu_compute(by_looks(5, 5, **busy))
+    assert type(answer) is Cleared
+    assert "every rank waits for the others 50 %" in answer.text
+
+
+def test_bytes_that_moved_are_a_transfer_on_crowded_cpus_too():
+    lo = NetworkSample("lo", "loopback", True, 300e6, 300e6, 0.0, 0.0)
+    crowded = make_cpu(run_delay_ratio=0.6)
+    scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6, cpu=crowded, network=(lo,))
+    answer = judge_transfer(scene)
+    assert said(answer) == (Kind.COMMS_BOUND, "transfer")
+    assert answer.sources == {"stacks", "schedstat", "interface counters"}
     assert type(judge_comms_unknown(scene)) is Unsure
 
 

@@ -41,6 +41,8 @@ BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back."""
 RESTING_RATIO = 0.1
 """Share of looks that find a main thread running below which its wait says more than its stack."""
+NIC_SOURCE = "interface counters"
+CROWDED = "the ranks wait for CPUs, and so for each other"
 STRAGGLER_SPAN_S = 20.0
 """How long a card must be slow: twice the span of the other rules."""
 
@@ -243,7 +245,7 @@ def _find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
     known = [one for one in links if is_known(one)]
     rows: tuple[tuple[str, Known[float], float, str, str, Known[float]], ...] = (
         ("communication threads", _comm_demand(scene), COMM_DEMAND, "threads", "schedstat", age.threads),
-        ("network", _nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", "interface counters", age.io),
+        ("network", _nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, age.io),
         ("links", min(known) if known else Missing("-"), LINK_BYTES_S, "bytes/s", "NVLink counters", age.gpu),
     )
     margin = 0.0
@@ -274,8 +276,6 @@ def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
     least = waits[0].ratio
     if least < ALL_WAIT_RATIO:
         return Cleared(f"{cause} (a rank waits only {format_pct(100 * least)} %)")
-    if _is_crowded(scene):
-        return Unsure(f"{cause} (the ranks wait for CPUs, and so for each other)")
     if _find_late_rank(waits, scene) is not None:
         return Cleared(f"{cause} ({name_rank(waits[0].rank)} is late)")
     return waits, least
@@ -305,6 +305,9 @@ def judge_transfer(scene: Scene) -> Answer:
         return found
     waits, least = found
     margin, sources, evidence = _find_traffic(scene)
+    # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
+    if _is_crowded(scene) and NIC_SOURCE not in sources:
+        return Unsure(f"transfer between ranks ({CROWDED})")
     if margin < 1:
         return Cleared("transfer between ranks (little moves)")
     text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{_say_traffic(scene)}"
@@ -323,6 +326,8 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     if not isinstance(found, tuple):
         return found
     waits, least = found
+    if _is_crowded(scene):
+        return Unsure(f"waits between ranks ({CROWDED})")
     if _find_traffic(scene)[0] >= 1:
         return Cleared("waits between ranks (they transfer)")
     world = scene.frame.target.world_size

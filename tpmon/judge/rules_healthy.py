@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from tpmon.judge.phase_kinds import ELSEWHERE, TRAINING
 from tpmon.judge.phases import Phase
+from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_cards import answer_without_cards
+from tpmon.judge.rules_comms import ALL_WAIT_RATIO
 from tpmon.judge.rules_cpu import POOL_RATIO
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
@@ -76,6 +78,10 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         return Cleared(f"CPU compute (pools want {scene.pool_ratio:.1f} times the CPUs)")
     if is_known(computing) and computing < COMPUTING_RATIO:
         return Cleared(f"CPU compute (in the model {format_pct(100 * computing)} % of the time)")
+    waits = find_waits(scene)
+    if is_known(waits) and len(waits) > 1 and waits[0].ratio >= ALL_WAIT_RATIO:
+        # Their stacks are in the model all the same: DDP exchanges gradients within backward.
+        return Cleared(f"CPU compute (every rank waits for the others {format_pct(100 * waits[0].ratio)} %)")
     age = scene.frame.ages_s
     evidence: tuple[Evidence, ...] = (
         reading("demand of the ranks", demand, "threads", "schedstat", age.threads),
