@@ -20,7 +20,7 @@ from tpmon.model.unpickle_shape import Limits
 
 MOST_ENTRIES = 20_000
 MOST_GROUPS = 256
-CALLS_BEFORE, CALLS_AFTER = 8, 56
+CALLS_BEFORE, CALLS_AFTER = 4, 28
 """Calls of a group that are kept around the first that is not done."""
 MOST_CALLS = CALLS_BEFORE + CALLS_AFTER
 _LAST_NS = 1 << 62
