@@ -19,9 +19,12 @@ from tests.unit.test_cli import SECONDS, call, small_environment, start, start_t
 from tests.unit.test_stacks import may_sample, wait_for
 from tpmon.model.codec import decode
 from tpmon.model.known import is_known
-from tpmon.model.sample import Counted, HotSample
+from tpmon.model.sample import Counted, HotSample, SampleRequest
+from tpmon.probe.collect import Collector
 from tpmon.probe.other_spies import find_spies
+from tpmon.probe.sample_service import OFF
 from tpmon.probe.stack_child import find_spy
+from tpmon.probe.target import find_job
 from tpmon.sample import FORMATS
 
 __all__ = ["small_environment"]  # a fixture of every test here too
@@ -189,3 +192,29 @@ def test_denied_is_4_with_the_reason_and_the_fix(job: int, tmp_path: Path):
     assert price.startswith("tpmon: samples 1 process")
     assert what.startswith(f"tpmon: pid {job} cannot be sampled: not permitted")
     assert hint.startswith("Try: ")
+
+
+@pytest.mark.torch
+def test_a_collector_samples_its_job_on_demand_and_not_where_stacks_are_off(job: int):
+    found = find_job(job)
+    collector = Collector(found, stacks=True)
+    try:
+        collector.samples.ask(SampleRequest(seconds=1.0))
+        assert wait_for(lambda: is_over(collector), SECONDS)
+        state = collector.samples.state
+    finally:
+        collector.close()
+    assert is_known(state)
+    assert is_known(state.reading)
+    assert [one.pid for one in state.reading.processes] == [job]
+    off = Collector(found, stacks=False)
+    off.samples.ask(SampleRequest())
+    state = off.samples.state
+    off.close()
+    assert is_known(state)
+    assert (state.running, state.refused) == (False, OFF)
+
+
+def is_over(collector: Collector) -> bool:
+    state = collector.samples.state
+    return is_known(state) and not state.running

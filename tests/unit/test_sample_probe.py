@@ -31,6 +31,7 @@ from tpmon.probe.sample import Sampler, choose_members, fix_request, sample_argu
 from tpmon.probe.sample_tally import MOST_STACKS, Slice, Tally, count_looks
 from tpmon.probe.sample_text import Remarks, parse_remarks
 from tpmon.probe.stack_child import find_spy
+from tpmon.probe.stack_refusal import parse_tracer
 from tpmon.probe.stack_text import Sampled
 
 BURN = """
@@ -276,6 +277,22 @@ def test_finish_ends_early_and_keeps_what_there_is():
         assert found[0].elapsed_s < 30
         assert read_state(one.pid) == "S"
     assert spies_of(os.getpid()) == []
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_the_target_is_never_stopped_nor_traced():
+    with child(BURN) as one:
+        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=2.0, rate_hz=50))
+        states, tracers = set(), set()
+        with sampling(sampler) as found:
+            while not found:
+                states.add(read_state(one.pid))
+                with open(f"/proc/{one.pid}/status", "rb") as file:
+                    tracers.add(parse_tracer(file.read()))
+                time.sleep(0.001)
+    assert found[0].processes[0].looks >= 20
+    assert states <= set("RSD")
+    assert tracers == {0}
 
 
 def read_state(pid: int) -> str:
