@@ -12,7 +12,7 @@ from tpmon.model.known import Applicable
 DOCTOR_SCHEMA = "tpmon.doctor/1"
 SAYS_MORE = "tpmon doctor says more"
 """What every refusal ends with."""
-OTHER_USERS = f"not permitted: another user's process; {SAYS_MORE}"
+NOT_THIS_USER = f"not permitted to this user; {SAYS_MORE}"
 """Why a file of /proc is not read that the kernel shows to the process's own user alone."""
 
 
@@ -87,3 +87,9 @@ def list_obstacles(checkup: Checkup) -> tuple[Check, ...]:
         if is_obstacle(check):
             found.setdefault((check.name, check.why), check)
     return tuple(found.values())
+
+
+def say_refusal(error: OSError) -> str:
+    """Say in lower case why something was not read; who was not permitted is sent to the doctor."""
+    words = (error.strerror or "refused").lower()
+    return f"{words}; {SAYS_MORE}" if isinstance(error, PermissionError) else words

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from tpmon.model.doctor import OTHER_USERS
+from tpmon.model.doctor import NOT_THIS_USER
 from tpmon.model.host import ShmSample
 from tpmon.model.known import Known, Missing
 from tpmon.probe.procfs import ProcFile
@@ -138,7 +138,7 @@ def read_shm(pid: int, proc: str = "/proc") -> Known[ShmSample]:
             return Missing(f"{SHM} is a link, which would lead to this machine's own")
         room = os.statvfs(root + SHM)
     except PermissionError:
-        return Missing(OTHER_USERS)
+        return Missing(NOT_THIS_USER)
     except FileNotFoundError:
         gone = not os.path.exists(f"{proc}/{pid}")
         return Missing("the process is gone" if gone else f"the target has no {SHM}")

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.host import LoaderSample, WorkerQueue
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.probe.background import Background
@@ -207,7 +208,7 @@ class LoaderProbe:
         except OSError as error:
             refused = _Loader()
             refused.workers = rank.workers
-            refused.data = Missing((error.strerror or "refused").lower())
+            refused.data = Missing(say_refusal(error))
             refused.index = (refused.data,) * len(rank.workers)
             return (refused,)
         held: list[Known[dict[int, PipeEnds]]] = []
@@ -218,7 +219,7 @@ class LoaderProbe:
             except (FileNotFoundError, ProcessLookupError):
                 held.append({})
             except OSError as error:
-                held.append(Missing((error.strerror or "refused").lower()))
+                held.append(Missing(say_refusal(error)))
         mapped = map_queues(held_by_rank, held, [known.get(worker, -1) for worker in rank.workers])
         return _group(rank.workers, mapped, before)
 

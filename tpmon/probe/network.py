@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from tpmon.model.doctor import OTHER_USERS
+from tpmon.model.doctor import NOT_THIS_USER
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import clean_text
@@ -69,7 +69,7 @@ def same_network_namespace(pid: int, proc: str = "/proc") -> Known[bool]:
     try:
         return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
     except PermissionError:
-        return Missing(OTHER_USERS)
+        return Missing(NOT_THIS_USER)
     except FileNotFoundError:
         return Missing("the process is gone")
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpmon.model.doctor import OTHER_USERS
+from tpmon.model.doctor import NOT_THIS_USER
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
@@ -220,7 +220,7 @@ class OutputReader:
         """
         files, refused = _find_files(pids, self._proc)
         if refused and not files:
-            why = Missing(OTHER_USERS)
+            why = Missing(NOT_THIS_USER)
             return (OutputSample(*refused, "not known", why, why, why, ()),)
         self._files = files or [_read_again(file) for file in self._files]
         return tuple(file.sample for file in self._files)

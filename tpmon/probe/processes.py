@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import clean_text
@@ -159,7 +160,7 @@ class _Optional:
             self._file = None
 
     def _refuse(self, error: OSError) -> None:
-        self._refused = Missing((error.strerror or "refused").lower())
+        self._refused = Missing(say_refusal(error))
 
 
 def _parse_wait(

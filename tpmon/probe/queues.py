@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.known import Known, Missing, is_known
 
 MAX_DESCRIPTORS_READ = 4096
@@ -176,7 +177,7 @@ def read_pending(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
         finally:
             os.close(look)
     except OSError as error:
-        return Missing(f"pipe: {(error.strerror or 'refused').lower()}")
+        return Missing(f"pipe: {say_refusal(error)}")
 
 
 def read_message_bytes(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
@@ -192,7 +193,7 @@ def read_message_bytes(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[i
         finally:
             os.close(look)
     except OSError as error:
-        return Missing(f"pipe: {(error.strerror or 'refused').lower()}")
+        return Missing(f"pipe: {say_refusal(error)}")
     return struct.unpack("!i", header)[0] + 4 if len(header) == 4 else Missing("the pipe is empty")
 
 

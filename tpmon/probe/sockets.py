@@ -13,7 +13,7 @@ import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpmon.model.doctor import OTHER_USERS
+from tpmon.model.doctor import NOT_THIS_USER
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.network import LOOPBACK, same_network_namespace
@@ -184,7 +184,7 @@ def read_descriptors(pids: Sequence[int], proc: str = "/proc", sys: str = "/sys"
             continue
     if read:
         return JobDescriptors(frozenset(inodes), frozenset(devices))
-    return Missing(OTHER_USERS if refused else "the process is gone")
+    return Missing(NOT_THIS_USER if refused else "the process is gone")
 
 
 def _link(path: str) -> str:
