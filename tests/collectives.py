@@ -87,5 +87,5 @@ def make_group(
 
 def make_record(rank: int, *groups: GroupRecord, **fields: Any) -> RankRecord:
     """Build the record of one rank."""
-    plain = RankRecord(HOST, 4000 + 10 * rank, rank, RecordSource.SERVER, NOW, groups)
+    plain = RankRecord(HOST, 4000 + 10 * rank, rank, RecordSource.SERVER, NOW, True, groups)
     return replace(plain, **fields)

@@ -89,12 +89,35 @@ def test_a_rank_that_never_called_anything_is_missing_from_the_first():
     assert (found.sequence, found.missing) == (1, (3,))
 
 
+def test_a_rank_whose_oldest_calls_were_overwritten_is_not_accused():
+    records = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
+    busy = make_record(3, pair("tp", (3,), 900, 900), from_start=False)
+    (found,) = judge(*records, busy).findings
+    assert (found.missing, found.unread) == ((), (3,))
+
+
+def test_sends_and_receives_that_are_not_done_are_said_without_an_accusation():
+    waits = [
+        make_call(number, f"recv 1<-{number}", 100.0 * number, is_transfer=True) for number in range(1, 6)
+    ]
+    judged = judge(make_record(1, make_group(3, 3, waits)))
+    assert judged.findings == ()
+    assert judged.summary == (
+        "rank 1 waits in recv 1<-5 of default_pg for 8m20s, rank 1 waits in recv 1<-4 of default_pg for 6m40s, "
+        "rank 1 waits in recv 1<-3 of default_pg for 5m00s, 2 more wait"
+    )
+
+
+def test_records_with_nothing_in_them_are_said_to_be_empty():
+    assert "TORCH_FR_BUFFER_SIZE" in judge(make_record(0), make_record(1)).summary
+
+
 def test_ranks_without_a_record_are_elsewhere_and_not_accused():
     records = [make_record(rank, make_group(17, 18)) for rank in (0, 1)]
     (found,) = judge(*records).findings
     assert found.cause is CollectiveCause.REMOTE_RANK
     assert (found.missing, found.unread) == ((), (2, 3))
-    assert "ranks 2-3 have no record here" in found.summary
+    assert "ranks 2-3 have no record of it here" in found.summary
 
 
 def test_gloo_names_no_members_and_the_world_is_taken_from_the_job():
@@ -178,6 +201,7 @@ def test_a_wait_of_this_moment_is_said_without_its_length_and_its_end():
 
     judged = judge(make_record(0, just_now(17, 18)), make_record(1, just_now(17, 17)), world_size=2)
     assert " for " not in judged.summary
+    assert judged.summary.endswith("called just now, as in every step")
     assert "abort" not in judged.summary
 
 

@@ -46,7 +46,9 @@ def test_only_the_socket_of_the_server_is_picked():
     assert pick_door([GLOO, STORE, SERVER]) == Door(52007)
     for others in ([], [GLOO, STORE], [GLOO, Listener(14, 1, LOOPBACK, 5)]):
         assert isinstance(pick_door(others), Missing)
-    two = pick_door([SERVER, Listener(15, 2, "0.0.0.0", 5)])
+    assert pick_door([Listener(15, 2, "0.0.0.0", 5), SERVER]) == Door(52007), "a metrics server in Python"
+    assert pick_door([Listener(15, 2, "0.0.0.0", 5)]) == Door(2)
+    two = pick_door([SERVER, Listener(15, 2, "::", 5)])
     assert isinstance(two, Missing)
     assert "none is asked" in two.reason
 

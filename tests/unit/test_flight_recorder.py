@@ -100,6 +100,13 @@ def test_only_calls_around_the_open_one_are_kept():
     assert [call.sequence for call in group.calls] == list(range(497, 529))
 
 
+def test_a_record_that_was_overwritten_is_told_from_a_whole_one():
+    assert parse_record(make_raw([make_entry(1, record_id=0)]), ORIGIN).from_start
+    assert parse_record(make_raw([]), ORIGIN).from_start
+    assert not parse_record(make_raw([make_entry(1, record_id=9)]), ORIGIN).from_start
+    assert not parse_record(make_raw([make_entry(1, record_id=None)]), ORIGIN).from_start
+
+
 def test_without_calls_of_a_group_its_status_tells():
     raw = make_raw(
         [make_entry(3, "gloo:send 0->1", is_p2p=True, p2p_seq_id=3)],

@@ -110,8 +110,8 @@ def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tup
                 key = (group.name, group.description, known_or(group.ranks, ()))
                 seats = groups.setdefault(key, {})
                 seats[record.rank] = _Seat(group, record.taken)
-    recorded = {record.rank for record in records if is_known(record.rank)}
-    found = (_judge_group(seats, recorded, world_size) for seats in groups.values())
+    whole = {record.rank for record in records if is_known(record.rank) and record.from_start}
+    found = (_judge_group(seats, whole | set(seats), world_size) for seats in groups.values())
     return tuple(one for one in found if one is not None)
 
 
@@ -130,7 +130,7 @@ def _judge_group(
     seats: Mapping[int, _Seat], recorded: set[int], world_size: Applicable[int]
 ) -> CollectiveFinding | None:
     members = _list_members(seats, world_size)
-    # A member with a record but no seat has never called anything of this group.
+    # A member without a seat has never called anything of this group if its record is whole.
     done = {rank: seats[rank].group.last_done if rank in seats else 0 for rank in members & recorded}
     called = {rank: seats[rank].group.last_called if rank in seats else 0 for rank in members & recorded}
     waiting = sorted(rank for rank in done if called[rank] > done[rank])

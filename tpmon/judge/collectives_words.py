@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tpmon.judge.collectives_match import name_numbers, say_differences
 from tpmon.judge.collectives_stacks import BACKENDS, Standing
 from tpmon.model.collectives import (
+    CallState,
     CollectiveCause,
     CollectiveFinding,
     RankRecord,
@@ -21,6 +22,7 @@ JUST_NOW_S = 2.0
 """A wait shorter than this is what every step has."""
 _MOST_PLACES = 2
 _MOST_RAS = 3
+_MOST_TRANSFERS = 3
 
 
 def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing]) -> str:
@@ -37,9 +39,11 @@ def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing]) -> 
         parts.append(_say_missing(one, standings))
     if one.unread:
         verb = "has" if len(one.unread) == 1 else "have"
-        parts.append(f"{name_numbers(one.unread)} {verb} no record here")
+        parts.append(f"{name_numbers(one.unread)} {verb} no record of it here")
     if one.cause is CollectiveCause.TRANSFER:
         parts.append("no rank is missing and the calls fit: look at the network and the cards")
+    if one.waited_s < JUST_NOW_S:
+        parts.append("called just now, as in every step")
     return "; ".join((*parts, *_say_abort(one)))
 
 
@@ -87,11 +91,37 @@ def sum_up(
         return f"{findings[0].summary}{f'; {named}' if named else ''}"
     if named:
         return named
+    if transfers := say_transfers(records):
+        return transfers
+    if records and not any(record.groups for record in records):
+        return "the records are empty: nothing was called yet, or TORCH_FR_BUFFER_SIZE is 0"
     if records:
         return "every collective that was called is done: no rank waits in one that the records know"
     if ras:
         return "NCCL RAS names no rank that is behind, silent or dead"
     return "no record of its collectives" if notes else ""
+
+
+def say_transfers(records: Sequence[RankRecord]) -> str:
+    """Say which sends and receives are not done, the longest first; "" for none."""
+    open_ = sorted(
+        (
+            (record.taken - call.created).total_seconds(),
+            record.rank,
+            call.name,
+            group.description or group.name,
+        )
+        for record in records
+        for group in record.groups
+        for call in group.calls
+        if call.is_transfer and call.state is not CallState.COMPLETED and is_known(record.rank)
+    )[::-1]
+    shown = [
+        f"rank {rank} waits in {name} of {group} for {format_seconds(max(0.0, waited_s))}"
+        for waited_s, rank, name, group in open_[:_MOST_TRANSFERS]
+    ]
+    more = len(open_) - len(shown)
+    return ", ".join((*shown, f"{more} more wait") if more else shown)
 
 
 def say_report(report: RasReport) -> str:

@@ -71,13 +71,17 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """Hold what one rank recorded, and when it was written down."""
+    """Hold what one rank recorded, and when it was written down.
+
+    ``from_start``: it reaches back to the rank's first call; else the oldest calls were overwritten.
+    """
 
     host: str
     pid: int
     rank: Applicable[int]
     source: RecordSource
     taken: datetime
+    from_start: bool
     groups: tuple[GroupRecord, ...]
 
 

@@ -31,6 +31,7 @@ NO_SERVER = Missing("no debug server in it (torch.distributed.debug.start_debug_
 _RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")
 """Handlers of the server: the recorder of gloo and others, and that of NCCL, which has one of its own."""
 _LENGTH_DIGITS = 12
+_ANY_IPV6 = "::"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,14 @@ class Door:
 def pick_door(listeners: Sequence[Listener]) -> Known[Door]:
     """Tell which of a process's sockets is that of its debug server."""
     fitting = [one for one in listeners if one.is_everywhere and one.backlog == SERVER_BACKLOG]
+    if len(fitting) > 1:
+        # Servers written in Python listen with the same backlog, mostly on IPv4 alone.
+        fitting = [one for one in fitting if one.address == _ANY_IPV6]
     if len(fitting) == 1:
         return Door(fitting[0].port)
-    several = f"{len(fitting)} of its sockets could be its debug server's: none is asked"
-    return Missing(several if fitting else "its debug server listens on no address of this host")
+    if any(one.is_everywhere for one in listeners):
+        return Missing("which of its sockets is its debug server's cannot be told: none is asked")
+    return Missing("its debug server listens on no address of this host")
 
 
 def find_door(

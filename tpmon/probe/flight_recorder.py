@@ -88,7 +88,17 @@ def parse_record(value: object, origin: Origin) -> RankRecord:
         if entry is not None and (entry.group in groups or len(groups) < MOST_GROUPS):
             groups.setdefault(entry.group, []).append(entry)
     made = (_make_group(those, members, status) for those in groups.values())
-    return RankRecord(origin.host, origin.pid, origin.rank, origin.source, origin.taken, tuple(made))
+    # The numbers of entries begin at 0, and the buffer overwrites the oldest.
+    numbers = (_integer(_mapping(raw).get("record_id")) for raw in entries[:1])
+    return RankRecord(
+        host=origin.host,
+        pid=origin.pid,
+        rank=origin.rank,
+        source=origin.source,
+        taken=origin.taken,
+        from_start=all(number == 0 for number in numbers),
+        groups=tuple(made),
+    )
 
 
 @dataclass(frozen=True, slots=True)
