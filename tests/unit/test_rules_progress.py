@@ -197,7 +197,7 @@ def test_a_prompt_is_told_by_stack_or_kernel():
         "rank 0 waits for input on a terminal, in train.py:7"
     )
     assert judge_waiting_for_input(scene_of(piped, [place])).summary == (
-        "rank 0 waits for input on standard input, a pipe, in ask train.py:7"
+        "rank 0 waits for input on standard input (pipe), in ask train.py:7"
     )
     blink = make_frame(processes=(quiet_rank(waits_for="terminal input", waits_unchanged_s=0.5),))
     assert type(judge_waiting_for_input(scene_of(blink))) is Cleared

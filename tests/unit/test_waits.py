@@ -69,6 +69,8 @@ CASES = [
     ("S", "do_select", READ, Role.RANK, "select"),
     ("S", "n_tty_read", READ, Role.RANK, "terminal input"),
     ("S", "anon_pipe_read", READ_INPUT, Role.RANK, "standard input (pipe)"),
+    ("S", "wait_woken", READ_INPUT, Role.RANK, "terminal input"),
+    ("S", "unix_stream_read_generic", READ_INPUT, Role.RANK, "standard input (socket)"),
     ("S", "anon_pipe_read", READ_INPUT, Role.HELPER, "pipe read"),
     ("S", "anon_pipe_read", None, Role.RANK, "pipe read"),
     ("T", "do_signal_stop", READ, Role.RANK, "stopped by a signal"),

@@ -6,7 +6,7 @@ from tpmon.judge import rules_hang
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phases import Phase
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.stillness import FRESH_S, INPUT_WAITS, fresh_phase, name_rank, waits_for_batch
+from tpmon.judge.stillness import FRESH_S, INPUT_WAITS, TERMINAL_WAIT, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.facts import NO_RANK_LEFT
 from tpmon.model.frame import TargetState
@@ -255,7 +255,8 @@ def _waits_for_terminal(rank: RankScene) -> frozenset[str]:
 def _say_input(rank: RankScene) -> str:
     """Say where the input would come from, and which line asked for it."""
     words = rank.process.waits_for
-    where = "on standard input, a pipe" if words == INPUT_WAITS[1] else "on a terminal"
+    told = is_known(words) and words in INPUT_WAITS and words != TERMINAL_WAIT
+    where = f"on {words}" if told else "on a terminal"
     phases = rank.phases
     if not is_known(phases) or phases.newest_age_s > FRESH_S or not phases.where:
         return where

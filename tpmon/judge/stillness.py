@@ -38,7 +38,8 @@ LEAST_STACK_SPAN_S = 10.0
 FRESH_S = 15.0
 """Age up to which the newest slice of a rank tells what it does now; ranks are sampled in turn."""
 
-INPUT_WAITS = ("terminal input", "standard input (pipe)")
+TERMINAL_WAIT = "terminal input"
+INPUT_WAITS = (TERMINAL_WAIT, "standard input (pipe)", "standard input (socket)")
 """Waits of a main thread, in words, that a person or whoever feeds the program ends."""
 
 MAIN = (ThreadKind.MAIN,)

@@ -95,6 +95,14 @@ _BY_PREFIX = (
 )
 
 
+_INPUTS = {
+    "pipe read": "standard input (pipe)",
+    "unix socket": "standard input (socket)",
+    "socket or tty": "terminal input",
+}
+"""Waits that a read of descriptor 0 makes one for input; nobody gives a training a TCP socket for it."""
+
+
 def _is_call(call: Known[Syscall], numbers: dict[str, int], machine: str) -> bool:
     return is_known(call) and call.number == numbers.get(machine)
 
@@ -144,8 +152,8 @@ def describe_wait(
         return _describe_futex(call)
     for prefix, words in _BY_PREFIX:
         if wchan.startswith(prefix):
-            if words == "pipe read" and role is Role.RANK and _reads_stdin(call, machine):
-                return "standard input (pipe)"
+            if words in _INPUTS and role is Role.RANK and _reads_stdin(call, machine):
+                return _INPUTS[words]
             return _describe_poll(call, role, machine) if words == "poll" else words
     if _is_call(call, _FUTEX_NUMBERS, machine):
         return _describe_futex(call)
