@@ -16,7 +16,7 @@ from tpmon.judge.hang_causes import (
     pick_blame,
     say_place,
 )
-from tpmon.judge.hang_loader import blame_children, blame_loader
+from tpmon.judge.hang_loader import blame_children, blame_loader, blame_other_end
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
@@ -150,6 +150,10 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
         child = blame_children(seen, scene, picture)
         if child is not None:
             return child
+    if stance is Stance.IO:
+        other = blame_other_end(seen, picture)
+        if other is not None:
+            return other
     cards = cards_of(seen.thread.pid, scene.gpus)
     if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and not picture.goes_round(seen))):
         return _blame_card(seen, scene)

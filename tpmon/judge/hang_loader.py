@@ -29,7 +29,9 @@ def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str) -> Blame:
     return Blame("dead-worker", seen, text, needs=needs, sources=frozenset(("processes",)))
 
 
-def _blame_workers(seen: Seen, workers: Sequence[Seen], picture: Picture) -> Blame | str | None:
+def _blame_workers(
+    seen: Seen, workers: Sequence[Seen], picture: Picture, what: str = "a batch"
+) -> Blame | str | None:
     """Say which of the processes that a rank waits for keeps it; None where all of them are idle."""
     name = name_rank(seen.thread)
     told: list[Blame] = []
@@ -47,7 +49,7 @@ def _blame_workers(seen: Seen, workers: Sequence[Seen], picture: Picture) -> Bla
         )
         if isinstance(blame, Blame):
             told.append(
-                replace(blame, text=f"{name} waits for a batch; {blame.text}", also=(*blame.also, seen))
+                replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen))
             )
     if not told:
         return None
@@ -97,7 +99,7 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
     ]
     if not children:
         return None
-    blame = _blame_workers(seen, children, picture)
+    blame = _blame_workers(seen, children, picture, "a result")
     if blame is not None:
         return blame
     count = len(children)
@@ -107,3 +109,13 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
         "the process that had it died"
     )
     return Blame("lost-batch", seen, text, also=tuple(children[:4]))
+
+
+def blame_other_end(seen: Seen, picture: Picture) -> Blame | str | None:
+    """Say what keeps the process that has the other end of what a rank waits on; None where none is known."""
+    target = seen.thread.waits_on
+    if not is_known(target) or not is_known(target.others):
+        return None
+    pids = {end.pid for end in target.others} - {seen.thread.pid}
+    mains = [one for pid in sorted(pids) if (one := picture.main_of(pid)) is not None]
+    return _blame_workers(seen, mains, picture, "an answer") if mains else None
