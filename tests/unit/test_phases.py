@@ -278,7 +278,7 @@ def test_the_innermost_meaningful_frame_wins(names: str, phase: Phase, part: Dat
         ("module main next next_data fetch decode", "data wait: decode in data.py:6"),
         ("module main next next_data get_data try_get", "data wait: queue train.py:2"),
         ("module main backward engine c10d all_reduce", "all_reduce (backward) train.py:2"),
-        ("module main call ddp ddp_sync", "_sync_buffers (ddp forward) train.py:2"),
+        ("module main call ddp ddp_sync", "broadcast of buffers (ddp forward) train.py:2"),
         ("module main c10d barrier", "barrier train.py:2"),
         ("module main synchronize", "sync: synchronize train.py:2"),
         ("module main wandb", "logging: wandb train.py:2"),

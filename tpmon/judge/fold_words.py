@@ -6,18 +6,20 @@ of threads that are no main thread of a rank: loader workers, pin threads, feede
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
+from tpmon.judge.fold_inside import read_inside
 from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_stack import (
+    Reading,
     is_library,
     is_native,
     is_users,
     last_name,
-    mark_frame,
     name_line,
     package_of,
     plain_name,
@@ -105,7 +107,7 @@ _PHASE_WORDS = {
     Phase.LOAD: "load",
     Phase.COMPILE: "compile",
     Phase.IMPORT: "import",
-    Phase.LOGGING: "logging",
+    Phase.VALIDATION: "validation",
     Phase.INPUT: "waits for input",
 }
 _DATA_WORDS = {
@@ -143,27 +145,12 @@ def _is_boilerplate(frame: StackFrame) -> bool:
     return any(frame.file == path or frame.file.endswith(f"/{path}") for path in _BOILERPLATE)
 
 
-@lru_cache(maxsize=8192)
-def _mark_word(function: str, file: str) -> tuple[int, str]:
-    """Return a word for a frame that the phase tables know, and how much it tells: 2 a name, 1 a phase."""
-    mark = mark_frame(function, file)
-    if mark is None or mark.phase is None:
-        return 0, ""
-    if mark.named and "<" not in function and last_name(function) not in ("wrapper", "inner", "__call__"):
-        return 2, last_name(function)
-    if mark.part is not None:
-        return 1, _DATA_WORDS[mark.part]
-    return (1, _PHASE_WORDS[mark.phase]) if mark.phase in _PHASE_WORDS else (0, "")
-
-
 def _word_of_run(run: Sequence[StackFrame]) -> str:
     """Say what a person called when they entered these library frames, outermost first."""
-    marked = [_mark_word(frame.function, frame.file) for frame in run]
-    for level in (2, 1):
-        word = next((word for one, word in marked if one == level), "")
-        if word:
-            return word
-    word = next((word for frame in run if (word := _call_word(frame.function, frame.file))), "")
+    reading = read_stack(run)
+    word = _word_of_phase(run, reading) or next(
+        (word for frame in run if (word := _call_word(frame.function, frame.file))), ""
+    )
     if word:
         return word
     first = next((frame for frame in run if not _is_boilerplate(frame)), None)
@@ -172,6 +159,22 @@ def _word_of_run(run: Sequence[StackFrame]) -> str:
     package = package_of(first.file)
     name = plain_name(first.function)
     return f"{package}: {name}" if package else f"{name} {name_line(first)}"
+
+
+def _word_of_phase(run: Sequence[StackFrame], reading: Reading) -> str:
+    """Say in which phase library frames are, in the word of the call that is known best; "" for none."""
+    inside = read_inside(run, reading)
+    if inside is not None:
+        return inside.word
+    phase = reading.phase
+    detail = reading.where.partition(": ")[2]
+    if phase is Phase.DATA_WAIT and reading.part is not None:
+        return _DATA_WORDS[reading.part]
+    if phase in (Phase.SYNC, Phase.OPTIMIZER) and detail:
+        return detail
+    if phase in (Phase.COMMS, Phase.LOGGING, Phase.SYNC):
+        return reading.where
+    return _PHASE_WORDS.get(phase, "")
 
 
 def collapse_frames(frames: Sequence[StackFrame]) -> tuple[ShownFrame, ...]:
@@ -244,6 +247,11 @@ def _describe_worker(frames: Sequence[StackFrame]) -> Doing:
 
 def _describe_main(frames: Sequence[StackFrame]) -> Doing:
     reading = read_stack(frames)
+    inside = read_inside(frames, reading)
+    if inside is not None:
+        at_queue = inside.phase is Phase.DATA_WAIT and inside.part in (DataPart.QUEUE, None)
+        wait = Wait.BATCH if at_queue else _WAIT_OF_PHASE.get(inside.phase, Wait.NOTHING)
+        return Doing(inside.text, wait, reading.phase, inside.place)
     if reading.phase is Phase.DATA_WAIT:
         if reading.part in (DataPart.QUEUE, None):
             return Doing(reading.where, Wait.BATCH, reading.phase, reading.place)
@@ -288,11 +296,36 @@ def _describe_other(frames: Sequence[StackFrame]) -> Doing:
 def describe_stack(role: Role, kind: ThreadKind, frames: tuple[StackFrame, ...]) -> Doing:
     """Say what a thread of a process of ``role`` does; ``frames`` outermost first.
 
-    Frames of C tell nothing here: the words are the same with and without them.
+    Frames of C count only where those of Python say nothing of a wait.
     """
     own = [frame for frame in own_frames(frames) if not is_native(frame.file)]
     if not own:
         return Doing("no Python frames", Wait.NOTHING, Phase.OTHER, ("", "", 0))
     if kind is not ThreadKind.MAIN:
         return _describe_other(own)
-    return _describe_worker(own) if role is Role.WORKER else _describe_main(own)
+    if role is Role.WORKER:
+        return _describe_worker(own)
+    return _name_native(_describe_main(own), frames)
+
+
+_NATIVE_WAITS = (
+    (re.compile(r"c10d::(?:\w+::)*Work\w*::(?:wait|synchronize)|ncclWork\w*::"), Wait.RANKS, "a collective"),
+    (re.compile(r"c10d::Reducer::finalize_backward"), Wait.RANKS, "a collective"),
+    (
+        re.compile(r"cu(?:da)?(?:Stream|Device|Event|Ctx)Synchronize|_local_scalar_dense"),
+        Wait.DEVICE,
+        "the device",
+    ),
+)
+"""Waits that have no frame of Python: ``work.wait()`` and ``.item()`` show their line alone."""
+
+
+def _name_native(doing: Doing, frames: Sequence[StackFrame]) -> Doing:
+    """Say what frames of C tell of a wait that those of Python leave open."""
+    if doing.wait is not Wait.NOTHING or doing.phase not in (Phase.OTHER, Phase.BACKWARD, Phase.FORWARD):
+        return doing
+    names = [frame.function for frame in frames if is_native(frame.file)]
+    for pattern, wait, words in _NATIVE_WAITS:
+        if any(pattern.search(name) for name in names):
+            return replace(doing, text=f"{words} in {doing.text}", wait=wait)
+    return doing

@@ -31,8 +31,36 @@ _PACKAGES = (
 _COLLATES = replace(COLLATE, weak=True)
 _USER_MARKS = frozenset(mark for mark, _ in USER_NAMES)
 _WRAPPERS = frozenset(
-    ("wrapper", "inner", "inner_func", "_no_grad_wrapper", "decorate_context", "_wrapped", "_fn", "__call__")
+    (
+        "wrapper",
+        "inner",
+        "inner_func",
+        "log_wrapper",
+        "_no_grad_wrapper",
+        "decorate_context",
+        "_wrapped",
+        "_fn",
+        "__call__",
+    )
 )
+_ALIASES = {
+    "__exit__": "join",
+    "_sync_buffers": "broadcast of buffers",
+    "_check_and_sync_module_buffers": "broadcast of buffers",
+    "_sync_module_states": "broadcast of parameters",
+    "_sync_params_and_buffers": "broadcast of parameters",
+    "_verify_param_shape_across_processes": "comparison of parameters",
+    "_rebuild_buckets": "rebuild of buckets",
+    "foreach_all_gather": "all_gather",
+    "foreach_all_gather_copy_out": "all_gather",
+    "foreach_reduce": "reduce_scatter",
+    "_batch_p2p": "pipeline send and receive",
+    "_wait_batch_p2p": "pipeline send and receive",
+    "__avg_scatter_grads": "reduce_scatter of gradients",
+    "__avg_scatter_contiguous_grads": "reduce_scatter of gradients",
+    "__reduce_and_partition_ipg_grads": "reduce_scatter of gradients",
+}
+"""What functions do that nobody calls by hand, in the words of a person."""
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
@@ -195,7 +223,13 @@ def _operation(frames: Sequence[StackFrame], region: _Region) -> str:
     names = [name for name in names if name not in _WRAPPERS and "<" not in name]
     if region.outer in (Phase.FORWARD, Phase.BACKWARD):
         names = [name for name in reversed(names) if not name.startswith("_")] or names
-    return _short(names[0]) if names else plain_name(frames[region.begin].function)
+    if names:
+        return _ALIASES.get(names[0]) or _short(names[0])
+    # A generator or a lambda has no name of its own: its caller has.
+    begin = frames[: region.begin + 1]
+    return plain_name(
+        next((one.function for one in reversed(begin) if "<" not in one.function), begin[-1].function)
+    )
 
 
 def _around(region: _Region) -> str:
