@@ -207,7 +207,12 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.NOT_ENOUGH_EVIDENCE, NOT_APPLICABLE): (),
     (Kind.HUNG, "missing-rank"): ("dump-stacks", "restart-from-checkpoint"),
     (Kind.HUNG, "remote-rank"): ("look-on-other-hosts", "dump-stacks"),
-    (Kind.HUNG, "lock"): ("dump-stacks", "no-fork-after-threads", "time-limit-for-batches"),
+    (Kind.HUNG, "lock"): (
+        "one-order-of-locks",
+        "dump-stacks",
+        "no-fork-after-threads",
+        "time-limit-for-batches",
+    ),
     (Kind.HUNG, "dead-worker"): ("find-dead-worker", "bigger-shm", "time-limit-for-batches"),
     (Kind.HUNG, "lost-batch"): ("bigger-shm", "shorter-queue", "time-limit-for-batches", "dump-stacks"),
     (Kind.HUNG, "blocked-io"): ("check-mount", "dump-stacks"),

@@ -192,57 +192,63 @@ EXPLANATIONS = (
     Explanation(
         Kind.HUNG,
         "missing-rank",
-        "All ranks but one wait in a collective; that one is gone or elsewhere in the program.",
-        "Stacks of all local ranks.",
-        "a straggler, which arrives in the end.",
+        "The ranks wait in a collective for one that is elsewhere in the program, or that has ended.",
+        "Three looks at the stacks of all ranks, 5 s apart in all, in which nobody moved; a rank of this "
+        "machine is not in the collective.",
+        "a straggler, which moves and arrives in the end.",
     ),
     Explanation(
         Kind.HUNG,
         "remote-rank",
         "All ranks of this machine wait, and the job has ranks on others.",
-        "Stacks of all local ranks, and a world size that is larger.",
+        "The same looks, every rank here in a collective, and a world size that is larger. No rank of this "
+        "machine is accused.",
         "a missing rank of this machine.",
     ),
     Explanation(
         Kind.HUNG,
         "lock",
-        "A thread waits for a lock that nobody releases.",
-        "A futex without a time-out, no switch of threads.",
+        "A thread waits for a lock that nobody releases, for the interpreter's lock (GIL) that a library "
+        "keeps, or at its end for a thread that does not end.",
+        "The same stack in every look and no CPU used; who holds the lock where it can be seen, else which "
+        "other thread stands in the program. The holder of the GIL is read with the stacks.",
         "an idle thread pool, which waits the same way while others work.",
     ),
     Explanation(
         Kind.HUNG,
         "dead-worker",
-        "A loader worker died and the rank waits for its batch.",
-        "A worker that ended while its rank waits.",
+        "A worker, or a process that the program started, died and its batch or result is waited for.",
+        "A worker that ended while its rank waits; a child that nobody asked about, with how it ended.",
         "workers that end with their epoch.",
     ),
     Explanation(
         Kind.HUNG,
         "lost-batch",
-        "Rank and workers wait for each other: a batch was dropped, most often for want of /dev/shm.",
-        "Everybody waits at a loader queue, nothing is in it.",
+        "Rank and workers wait for each other: a batch or a result was dropped, often for want of /dev/shm.",
+        "Everybody waits at a queue in every look, nothing is in it.",
         "a slow store, where a worker waits for a read.",
     ),
     Explanation(
         Kind.HUNG,
         "blocked-io",
         "A process waits for a read or write that does not come back.",
-        "Uninterruptible sleep in a file system, for long.",
+        "One call in every look, with its file, mount, pipe or peer, and no CPU used meanwhile.",
         "slow storage, where reads do come back.",
     ),
     Explanation(
         Kind.HUNG,
         "gpu-wait",
-        "The main thread waits for the GPU and neither side moves.",
-        "A stack in a synchronise that does not move.",
-        "a long kernel.",
+        "The main thread waits for the GPU and neither side gets on.",
+        "A stack that does not move, and a card that is idle, or busy 100 % with next to no work by SM "
+        "activity or power.",
+        "a long kernel, where the card does work.",
     ),
     Explanation(
         Kind.HUNG,
         "spin",
         "A thread computes at 100 % at the same place.",
-        "A stack that does not move although its thread runs.",
+        "One function of the program in every look and sample, holding the interpreter's lock, for two "
+        "minutes; without that lock it is a long call of a library, which has five.",
         "a long computation in one call.",
     ),
     Explanation(
@@ -263,7 +269,8 @@ EXPLANATIONS = (
         Kind.HUNG,
         "no-progress",
         "Nothing of the job moves: no CPU, no switch of threads, no line, no batch.",
-        "Main threads at rest for half a minute, quiet workers, an old log.",
+        "Main threads at rest for half a minute, quiet workers, an old log, where no stacks may be read or "
+        "they show no cause.",
         "a long wait on purpose, such as a barrier with a late machine.",
     ),
 )

@@ -15,7 +15,7 @@ from tpmon.model.process import Role
 _EXIT = "threads to end"
 _LOCK = "lock or queue"
 _TIMED_LOCK = "lock with a time-out"
-_INPUT = "terminal input"
+_INPUT = ("terminal input", "standard input")
 _SLEEP = "sleep"
 _IO_KINDS = (WaitKind.FILE, WaitKind.PIPE, WaitKind.SOCKET, WaitKind.UNIX)
 _IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe", "FIFO", "connection")
@@ -86,7 +86,7 @@ def _waits(seen: Seen, *words: str) -> bool:
 def _reads_input(seen: Seen) -> bool:
     target = seen.thread.waits_on
     fd = is_known(target) and target.fd == 0
-    return fd or _waits(seen, _INPUT) or seen.doing.phase is Phase.INPUT
+    return fd or _waits(seen, *_INPUT) or seen.doing.phase is Phase.INPUT
 
 
 def find_stance(seen: Seen, picture: Picture) -> Stance:

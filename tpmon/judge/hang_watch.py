@@ -70,7 +70,7 @@ class Quiet:
         return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
 
 
-def _connections_age_s(frame: Frame) -> float | None:
+def connections_age_s(frame: Frame) -> float | None:
     """Return how long ago any connection of the job sent or received data, None where there is none."""
     sockets = frame.sockets
     if not is_known(sockets) or sockets.connections == 0:
@@ -83,7 +83,7 @@ def see_quiet(watch: Watch, frame: Frame) -> Quiet:
     """Say for how long nothing has moved."""
     own_s = (frame.taken_ns - watch.still_ns) / 1e9 if watch.still_ns else 0.0
     cornered_s = (frame.taken_ns - watch.cornered_ns) / 1e9 if watch.cornered_ns else 0.0
-    written, talked = log_age_s(frame), _connections_age_s(frame)
+    written, talked = log_age_s(frame), connections_age_s(frame)
     outside_s, sign = 0.0, ""
     if written is not None:
         outside_s, sign = written, "last log write"
@@ -236,7 +236,7 @@ def _list_evidence(blame: Blame, quiet: Quiet, scene: Scene) -> tuple[Evidence, 
     written = log_age_s(scene.frame)
     if written is not None:
         rows.append(reading("last log write", written, "s ago", "log file", 0.0))
-    talked = _connections_age_s(scene.frame)
+    talked = connections_age_s(scene.frame)
     if talked is not None:
         rows.append(reading("last data on connections", talked, "s ago", "TCP_INFO", 0.0))
     rows.append(

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen
 from tpmon.judge.advice_facts import write_gain
+from tpmon.judge.hang_watch import connections_age_s
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
 from tpmon.judge.standing import Standing, Track
@@ -47,10 +48,16 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     return _LEVELS[level]
 
 
-def _last_write(scene: Scene) -> datetime | None:
-    """Return when the job last wrote into its log, None where no log is a file."""
+def _last_sign(scene: Scene) -> tuple[datetime, str] | None:
+    """Return the last sign of life from before tpmon came: the log, else the job's connections."""
     times = [one.last_write for one in scene.frame.output if is_known(one.last_write)]
-    return max(times) if times else None
+    if times:
+        return max(times), f"last log write {format_clock(max(times))}"
+    talked = connections_age_s(scene.frame)
+    if talked is None:
+        return None
+    time = scene.now - timedelta(seconds=talked)
+    return time, f"last data on its connections {format_clock(time)}"
 
 
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
@@ -72,9 +79,9 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - first_ns) / 1e9))
     if seen_to_begin:
         return first, SinceIs.ONSET, "history"
-    written = _last_write(scene)
-    if suspicion.kind is Kind.HUNG and written is not None and written < first:
-        return written, SinceIs.LOWER_BOUND, f"last log write {format_clock(written)}"
+    sign = _last_sign(scene) if suspicion.kind is Kind.HUNG else None
+    if sign is not None and sign[0] < first:
+        return sign[0], SinceIs.LOWER_BOUND, sign[1]
     return first, SinceIs.LOWER_BOUND, "first reading"
 
 
