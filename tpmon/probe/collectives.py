@@ -83,6 +83,8 @@ def read_collectives(
     """
     host = os.uname().nodename
     ranks = _find_ranks(job, proc)
+    if not ranks:
+        return CollectivesReading((), (), ())
     try:
         listening: Known[tuple[Listener, ...]] = read_all_listeners()
     except (OSError, ValueError) as error:
