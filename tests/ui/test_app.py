@@ -442,7 +442,7 @@ async def _(s):
     assert "reading 0 of 24" in s.text
     await s.send_result(dump_views.hung_running())
     assert "reading 12 of 24" in s.text
-    assert "rank 11: save_shard" in s.text, "what has come is shown"
+    assert "+ rank 11: save_shard" in s.text, "what has come is shown"
     assert "ranks wait in" not in s.text, "no sentence on a part of the ranks"
     await s.press("d")
     assert "a dump is read already" in s.text

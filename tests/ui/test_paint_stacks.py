@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import HOST, IN_LOCK, make_native, make_rank, make_round, make_thread
+from tests.dumps import HOST, IN_LOCK, NFS, make_native, make_rank, make_round, make_thread
 from tests.frames import NOW_NS, make_frame, make_target, make_view
 from tests.goldens import dump_views
 from tpmon.model.dump import Asker, DumpError, DumpRequest, ErrorKind
@@ -145,6 +145,21 @@ def test_other_threads_are_one_row_until_it_is_opened():
     assert "pt_nccl_watchdg" not in closed
     opened = stacks_view(update, stacks=StacksView(opened=frozenset({OTHER_THREADS})))
     assert "8x pt_nccl_watchdg of ranks 8-15" in text_of(opened)
+
+
+def test_nobody_is_accused_before_all_are_read():
+    part = stacks_view(dump_views.hung_running())
+    assert Ink.BAD not in {ink for line in paint_screen(part, Size(120, 40))[3:] for _, ink in line}
+    assert "save_shard checkpoint.py:212" in text_of(part), "it is there, but not as the odd one"
+    assert "main train.py:214" not in text_of(part)
+    assert "main train.py:214" in text_of(replace(part, dump=dump_views.hung_once()))
+
+
+def test_many_waits_of_one_group_are_counted():
+    waits = [make_rank(n, state="D", waits_on=replace(NFS, name=f"/data/{min(n, 6)}")) for n in range(9)]
+    said = text_of(stacks_view(dump_views.make_update(make_round(*waits), world_size=9)), 200, 50)
+    assert "blocked in a read of /data/6 on NFS (/data), blocked in a read of /data/0" in said
+    assert "5 more waits" in said
 
 
 def test_user_code_stands_out_and_a_blocked_thread_warns():

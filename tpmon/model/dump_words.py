@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tpmon.model.dump import DumpThread, Motion, OtherEnd, StackGroup, WaitKind, WaitTarget
@@ -194,6 +195,9 @@ def say_other(group: StackGroup) -> str:
     return ", ".join(word for word in words if word)
 
 
-def list_waits(group: StackGroup) -> list[str]:
-    """List what the threads of a group wait for, each wait once."""
-    return list(dict.fromkeys(say for thread in group.threads if (say := say_wait(thread))))
+def list_waits(group: StackGroup, most: int = 2) -> list[str]:
+    """List what the threads of a group wait for, the common ones first, and how many more waits there are."""
+    waits = Counter(say for thread in group.threads if (say := say_wait(thread)))
+    words = [said for said, _ in waits.most_common(most)]
+    more = len(waits) - len(words)
+    return [*words, f"{more} more wait{'s' if more > 1 else ''}"] if more else words

@@ -54,7 +54,7 @@ def _write_group(group: StackGroup, shorten: Shorten, dump: Dump) -> list[str]:
     """Write who, what they wait for and for how long, and their stack."""
     who = name_processes(group.threads, with_host=_is_of_several(dump))
     head = f"{say_count(group)}{who}: {group.doing}"
-    words = [f"state {group.state}", *list_waits(group)[:2], say_motion(group.motion, group.since_s)]
+    words = [f"state {group.state}", *list_waits(group), say_motion(group.motion, group.since_s)]
     words += [say_cpu(group)]
     lines = [cut(head, WIDTH), cut(f"  {', '.join(word for word in words if word)}", WIDTH)]
     if isinstance(group.frames, Missing):

@@ -22,7 +22,16 @@ from tpmon.ui.ask_dump import list_stoppable
 from tpmon.ui.cells import cut, cut_front, fit_line, pad, width_of, wrap, wrap_all
 from tpmon.ui.ink import DOT
 from tpmon.ui.paint_dump_errors import paint_errors
-from tpmon.ui.stack_rows import Member, cursor_of, has_unseen, is_priced, list_members, list_rows, rows_of
+from tpmon.ui.stack_rows import (
+    Member,
+    cursor_of,
+    has_unseen,
+    is_partial,
+    is_priced,
+    list_members,
+    list_rows,
+    rows_of,
+)
 from tpmon.ui.table import Item, paint_rule
 from tpmon.ui.view import OTHER_THREADS, Ink, Line, Size, StackRow, ViewState
 
@@ -138,7 +147,7 @@ def _summary_of(view: ViewState) -> str:
     if not is_known(view.dump) or not is_known(view.dump.dump):
         return ""
     state, dump = view.dump.state, view.dump.dump
-    if state.running and len(state.rounds) == 1 and state.answered < state.asked:
+    if is_partial(state):
         return ""
     hint = " (seen once: m tells whether it moves)"
     summary = dump.summary.replace(ONCE_HINT, hint if not state.running else "")
@@ -236,7 +245,7 @@ def _paint_state(group: StackGroup, width: int, *, main: bool) -> list[Line]:
     """Paint state, wait, motion and CPU of a group below its name."""
     if main:
         once = Motion.ONCE.value if group.motion is Motion.ONCE else ""
-        words = [f"state {group.state}", *list_waits(group)[:2], say_motion(group.motion, group.since_s)]
+        words = [f"state {group.state}", *list_waits(group), say_motion(group.motion, group.since_s)]
         words += [say_cpu(group), once]
         said = ", ".join(word for word in words if word)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tpmon.model.dump import Asker, Dump, ShownFrame, StackGroup
+from tpmon.model.dump import Asker, Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results import GroupStack
@@ -34,12 +34,17 @@ def shown_dump(view: ViewState) -> Applicable[Dump]:
     return view.dump.dump if is_known(view.dump) else NOT_APPLICABLE
 
 
+def is_partial(state: DumpState) -> bool:
+    """Tell whether not all processes of the first look are read: who is odd is not known yet."""
+    return state.running and len(state.rounds) == 1 and state.answered < state.asked
+
+
 def list_members(view: ViewState, *, main: bool) -> list[Member]:
     """List the groups of main threads, or those of all other threads, in the order shown."""
     if not is_known(view.dump) or not is_known(view.dump.dump):
         return []
     dump, stacks = view.dump.dump, view.stacks
-    odd = dump.odd_one_out
+    odd = NOT_APPLICABLE if is_partial(view.dump.state) else dump.odd_one_out
     found = []
     for group, stack in zip(dump.groups, view.dump.stacks, strict=True):
         is_main = group.threads[0].kind is ThreadKind.MAIN
