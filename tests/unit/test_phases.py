@@ -41,6 +41,11 @@ FRAMES = {
     "loader_init": ("_MultiProcessingDataLoaderIter.__init__", SITE + "torch/utils/data/dataloader.py"),
     "shutdown": ("_shutdown_workers", SITE + "torch/utils/data/dataloader.py"),
     "stateful": ("_next_data", SITE + "torchdata/stateful_dataloader/stateful_dataloader.py"),
+    "fetch_iter": ("_IterableDatasetFetcher.fetch", SITE + "torch/utils/data/_utils/fetch.py"),
+    "fetch_old": ("fetch", SITE + "torch/utils/data/_utils/fetch.py"),
+    "pad": ("pad_and_stack", "/home/usr/train/data.py"),
+    "timed": ("timed.<locals>.wrapper", "/home/usr/train/tools.py"),
+    "item": ("Images.__getitem__", "/home/usr/train/data.py"),
     "fetch": ("_MapDatasetFetcher.fetch", SITE + "torch/utils/data/_utils/fetch.py"),
     "listcomp": ("_MapDatasetFetcher.fetch.<locals>.<listcomp>", SITE + "torch/utils/data/_utils/fetch.py"),
     "default_collate": ("default_collate", SITE + "torch/utils/data/_utils/collate.py"),
@@ -145,7 +150,10 @@ TABLE = [
     ("module main next next_data get_data try_get queue_get", Phase.DATA_WAIT, DataPart.QUEUE),
     ("module main next next_data get_data try_get queue_get rebuild", Phase.DATA_WAIT, DataPart.COPY),
     ("module main next next_data fetch listcomp decode", Phase.DATA_WAIT, DataPart.FETCH),
-    ("module main next next_data fetch decode", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch_iter decode", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch_old decode", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch timed item decode", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch_iter user_collate", Phase.DATA_WAIT, DataPart.COLLATE),
     ("module main next next_data fetch default_collate", Phase.DATA_WAIT, DataPart.COLLATE),
     ("module main next next_data fetch user_collate", Phase.DATA_WAIT, DataPart.COLLATE),
     ("module main next next_data fetch collator", Phase.DATA_WAIT, DataPart.COLLATE),
@@ -153,7 +161,7 @@ TABLE = [
     ("module main next next_data next_index sampler", Phase.DATA_WAIT, DataPart.SAMPLER),
     ("module main loader_init", Phase.DATA_WAIT, DataPart.START),
     ("module main next next_data shutdown", Phase.DATA_WAIT, DataPart.START),
-    ("module main stateful fetch decode", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main stateful fetch item decode", Phase.DATA_WAIT, DataPart.FETCH),
     ("module main get_batch", Phase.DATA_WAIT, DataPart.FETCH),
     ("module main call net call linear", Phase.FORWARD, None),
     ("module main functional", Phase.FORWARD, None),
@@ -172,11 +180,11 @@ TABLE = [
     ("module main", Phase.OTHER, None),
     ("module main call sgd_module call net", Phase.FORWARD, None),
     # A data set may do anything: it stays the wait for data, but for waiting on other ranks.
-    ("module main next next_data fetch decode load", Phase.DATA_WAIT, DataPart.FETCH),
-    ("module main next next_data fetch decode call linear", Phase.DATA_WAIT, DataPart.FETCH),
-    ("module main next next_data fetch decode save", Phase.DATA_WAIT, DataPart.FETCH),
-    ("module main next next_data fetch decode logging", Phase.DATA_WAIT, DataPart.FETCH),
-    ("module main next next_data fetch decode c10d barrier", Phase.COMMS, None),
+    ("module main next next_data fetch item decode load", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch item decode call linear", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch item decode save", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch item decode logging", Phase.DATA_WAIT, DataPart.FETCH),
+    ("module main next next_data fetch item decode c10d barrier", Phase.COMMS, None),
     # Ranks
     ("module main c10d all_reduce", Phase.COMMS, None),
     ("module main backward engine c10d all_reduce", Phase.COMMS, None),
@@ -231,7 +239,7 @@ TABLE = [
     ("module main backward engine unpack call net", Phase.BACKWARD, None),
     # Prompts; a debugger or a notebook around the program is none.
     ("module main cmdloop", Phase.INPUT, None),
-    ("module main next next_data fetch decode cmdloop", Phase.INPUT, None),
+    ("module main next next_data fetch item decode cmdloop", Phase.INPUT, None),
     ("pdb_main bdb_run module main call net", Phase.FORWARD, None),
     ("ipython_run module main backward engine", Phase.BACKWARD, None),
     ("prompt", Phase.INPUT, None),
@@ -244,7 +252,7 @@ TABLE = [
     ("main pl_run pl_eval pl_fetch next next_data get_data", Phase.VALIDATION, None),
     ("main pl_run pl_eval pl_save save", Phase.CHECKPOINT, None),
     # Hugging Face
-    ("main hf_inner hf_batches acc_iter next next_data fetch decode", Phase.DATA_WAIT, DataPart.FETCH),
+    ("main hf_inner hf_batches acc_iter next next_data fetch item decode", Phase.DATA_WAIT, DataPart.FETCH),
     ("main hf_inner hf_batches acc_iter c10d all_reduce", Phase.COMMS, None),
     ("main hf_inner hf_step hf_prepare", Phase.DATA_WAIT, DataPart.COPY),
     ("main hf_inner hf_step call linear", Phase.FORWARD, None),
@@ -266,6 +274,14 @@ TABLE = [
 ]
 
 
+@pytest.mark.parametrize("below", ["", " decode"])
+def test_what_a_map_style_fetcher_calls_beside_items_is_the_collate_function(below: str) -> None:
+    names = f"module main next next_data fetch pad{below}"
+    assert classify(stack(names)) == (Phase.DATA_WAIT, DataPart.COLLATE)
+    # Python 3.10 does not say which fetcher it is, and a generator may have any name.
+    assert classify(stack(names.replace("fetch", "fetch_old"))) == (Phase.DATA_WAIT, DataPart.FETCH)
+
+
 @pytest.mark.parametrize(("names", "phase", "part"), TABLE, ids=[row[0].replace(" ", ">") for row in TABLE])
 def test_the_innermost_meaningful_frame_wins(names: str, phase: Phase, part: DataPart | None) -> None:
     assert classify(stack(names)) == (phase, part)
@@ -275,7 +291,7 @@ def test_the_innermost_meaningful_frame_wins(names: str, phase: Phase, part: Dat
     ("names", "words"),
     [
         ("module main call net call linear", "forward net.py:4"),
-        ("module main next next_data fetch decode", "data wait: decode in data.py:6"),
+        ("module main next next_data fetch item decode", "data wait: decode in data.py:7"),
         ("module main next next_data get_data try_get", "data wait: queue train.py:2"),
         ("module main backward engine c10d all_reduce", "all_reduce (backward) train.py:2"),
         ("module main call ddp ddp_sync", "broadcast of buffers (ddp forward) train.py:2"),
@@ -339,7 +355,7 @@ def test_needs_tell_what_a_stack_proves() -> None:
     assert Need.RECOMPUTE_IN_STACK in read_stack(stack("module main backward engine unpack call net")).needs
     assert Need.ALLOCATOR_IN_STACK in read_stack(stack("module main empty_cache")).needs
     assert Need.COLLATE_IN_STACK in read_stack(stack("module main next next_data fetch user_collate")).needs
-    logging_in_data = read_stack(stack("module main next next_data fetch decode logging")).needs
+    logging_in_data = read_stack(stack("module main next next_data fetch item decode logging")).needs
     assert Need.LOGGING_IN_STACK not in logging_in_data
     at_import = read_stack(stack("module import torch_module convert")).needs
     assert at_import == {Need.IMPORT_IN_STACK}

@@ -15,6 +15,7 @@ from tpmon.model.verdict import TABLE, Kind
 
 SECOND = 1_000_000_000
 DATA: Key = (Kind.DATA_BOUND, "cpu-transform")
+COLLATE: Key = (Kind.DATA_BOUND, "collate")
 POOL: Key = (Kind.OVERSUBSCRIBED, "rank-pool")
 COMPUTE: Key = (Kind.COMPUTE_BOUND, "cpu")
 PYTHON: Key = (Kind.PYTHON_BOUND, "single-thread")
@@ -103,6 +104,21 @@ def test_two_causes_of_nearly_the_same_weight_do_not_take_turns() -> None:
     stated, _ = run(seconds)
     named = [one for one in stated if one is not None]
     assert len(set(named)) == 1
+
+
+def test_another_cause_of_the_same_kind_takes_over_as_soon_as_the_stated_one_is_gone() -> None:
+    stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(COLLATE)]] * 10)
+    assert stated[10:].index(COLLATE) == RISE_S
+    stated, _ = run([[suspect(DATA)]] * 10 + [[suspect(PYTHON)]] * 10)
+    assert RISE_S < stated[10:].index(PYTHON) <= FALL_S, "another kind waits until it has fallen"
+
+
+@pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
+def test_a_cause_at_its_threshold_beside_another_of_its_kind_does_not_flicker(weight: float) -> None:
+    draw = random.Random(13)
+    other = suspect(COLLATE, weight)
+    stated, _ = run([[suspect(DATA), other] if draw.random() < 0.5 else [other] for _ in range(300)])
+    assert sum(a != b for a, b in itertools.pairwise(stated)) <= 4
 
 
 def test_a_reading_at_its_threshold_does_not_flicker_for_five_minutes() -> None:

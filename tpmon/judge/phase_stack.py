@@ -133,9 +133,16 @@ def mark_frame(function: str, file: str) -> Mark | None:
 
 
 @lru_cache(maxsize=8192)
-def _is_collate(name: str) -> bool:
-    """Say whether what ``fetch`` called is the collate function: it is no item access and no generator."""
-    return name in ("__call__", "<lambda>") or ("collate" in name.lower() and name not in _ITEMS)
+def _is_collate(fetch: str, name: str, below: str) -> bool:
+    """Say whether ``name``, which ``fetch`` called, is the collate function; ``below`` is what that calls.
+
+    A map-style dataset is asked for its items and for nothing else, so all other calls are the collate
+    function, whatever its name; a decorator around the item access is none. An iterable dataset may be a
+    generator of any name. Before Python 3.11 a stack does not tell the two fetchers apart.
+    """
+    if name in _ITEMS or below in ("__getitem__", "__getitems__"):
+        return False
+    return fetch.startswith("_Map") or name in ("__call__", "<lambda>") or "collate" in name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +165,10 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
     importing = False
     for index, frame in enumerate(frames):
         mark = mark_frame(frame.function, frame.file)
-        if fetching and _is_collate(last_name(frame.function)):
-            mark = _COLLATES
+        if fetching:
+            below = last_name(frames[index + 1].function) if index + 1 < len(frames) else ""
+            if _is_collate(frames[index - 1].function, last_name(frame.function), below):
+                mark = _COLLATES
         fetching = mark is FETCH and last_name(frame.function) == "fetch" and frame.file.endswith(_FETCH_FILE)
         if importing and not is_library(frame.file):
             importing = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from tpmon.judge.standing import Key, Track, key_of
+from tpmon.judge.standing import INCUMBENT, Key, Track, key_of
 from tpmon.model.known import NotApplicable
 from tpmon.model.verdict import EXIT_CODES, Kind
 
@@ -52,6 +52,9 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
 )
 """Which causes are only the shadow of another one."""
 
+GIVES_WAY = 0.5
+"""Score of the stated cause, gone for 3 s then, at which another of its kind takes its place at once: the
+same wait, known better."""
 _FIRST = 1000.0
 _BEFORE_SPEED = 100.0
 _HEALTHY = 0.001
@@ -87,9 +90,19 @@ def weigh(track: Track) -> float:
     return weight
 
 
+def _gives_way(stated: Track, risen: Iterable[Track]) -> bool:
+    """Tell whether the stated cause is going and another of its kind, of about its weight, is there."""
+    kind, least = stated.suspicion.kind, stated.suspicion.weight / INCUMBENT
+    others = (one.suspicion for one in risen)
+    return stated.score <= GIVES_WAY and any(one.kind is kind and one.weight >= least for one in others)
+
+
 def rank(tracks: Iterable[Track], stated: Key | None) -> tuple[Track, ...]:
     """Return the causes that may be stated, heaviest first: risen fully, or stated and not fallen yet."""
-    may = [track for track in tracks if track.score >= 1 or key_of(track.suspicion) == stated]
+    tracks = tuple(tracks)
+    risen = [track for track in tracks if track.score >= 1]
+    held = [track for track in tracks if track.score < 1 and key_of(track.suspicion) == stated]
+    may = risen + [track for track in held if not _gives_way(track, risen)]
     explained = find_explained(key_of(track.suspicion) for track in may)
     free = [track for track in may if key_of(track.suspicion) not in explained]
     return tuple(sorted(free, key=lambda track: -weigh(track)))

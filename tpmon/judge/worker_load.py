@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tpmon.judge.once import Once
+from tpmon.judge.phase_kinds import DataPart
+from tpmon.judge.phase_stack import classify
 from tpmon.judge.phases import main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved
@@ -55,7 +57,8 @@ def mean_wait(workers: Sequence[WorkerScene], words: Sequence[str]) -> float:
 
 
 COLLATE_SHARE = 0.5
-LEAST_STACKS = 20
+LEAST_STACKS = 10
+"""One slice of a worker on a crowded machine: 3 s at 5 Hz."""
 
 
 def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
@@ -68,7 +71,7 @@ def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
                 if any(at.function == "get" and at.file.endswith("queues.py") for at in stack.frames):
                     continue
                 working += stack.samples
-                if any("collate" in at.function or at.file.endswith("collate.py") for at in stack.frames):
+                if classify(stack.frames)[1] is DataPart.COLLATE:
                     collating += stack.samples
     if working < LEAST_STACKS:
         return Missing("the workers' stacks were not sampled")

@@ -130,7 +130,8 @@ class SpyChild:
                 if self._stopped:
                     _kill(process.pid)
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, process.pid, own + NICENESS)
                 resource.prlimit(process.pid, resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 1))
             output, errors, late, flooded = self._read(process, started_s + deadline_s)
             status, cpu_s = self._reap(process)

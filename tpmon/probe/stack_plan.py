@@ -21,7 +21,7 @@ CREDIT_MS = 120.0
 MET_MS = 15.0
 """Credit that a rank brings when it is met, for its dump; a dump costs 9 to 14 ms."""
 MOST_MET = 16
-FIRST_SECONDS = 3
+FIRST_SECONDS = 2
 FIRST_RATE_HZ = 20
 RATES_HZ = (17, 13, 11, 7, 5, 3)
 """Primes: no step time is a multiple of all of them, and py-spy draws its sampling times at random."""
