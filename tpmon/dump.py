@@ -36,7 +36,7 @@ NATIVE_PRICE = (
     " for up to 1 s; py-spy takes 0.1 to 1 s of CPU and up to 0.6 GB of memory for each, two at a time"
 )
 LOCALS_PRICE = (
-    "--locals: nothing is stopped, py-spy needs twice the CPU; values are cut, and what looks like a secret"
+    "--locals: nothing is stopped, py-spy needs up to twice the CPU; values are cut, what looks like a secret"
     " is hidden, but read the output before you pass it on"
 )
 _STDIN = "-"
