@@ -146,9 +146,11 @@ def run_sample(job: Job, options: Options, asked: Asked, output: Output) -> int:
         service.stop()
         membership.close()
     hot = hot_functions(reading, origin)
-    write_result(hot, reading, form, asked.out, output)
     if not reading.processes and reading.errors:
+        if form == "json":
+            output.write_json(encode(hot))
         raise explain_errors(reading.errors)
+    write_result(hot, reading, form, asked.out, output)
     return ExitCode.OK
 
 
@@ -235,7 +237,7 @@ def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Outpu
         output.write_lines(*write_collapsed_samples(fold_stacks(reading)))
     elif form == "speedscope":
         output.write_json(write_speedscope_samples(hot, fold_stacks(reading)))
-    elif reading.processes:
+    else:
         output.write_lines(*write_sample(hot))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -35,20 +36,26 @@ from tpmon.probe.stack_refusal import parse_tracer
 from tpmon.probe.stack_text import Sampled
 
 BURN = """
+import struct
 def spin(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 def much():
-    spin_a(0.035)
+    spin(0.035)
 def little():
-    spin_b(0.015)
-spin_a = lambda seconds: spin(seconds)
-spin_b = lambda seconds: spin(seconds)
+    spin(0.015)
+truth = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+spent = [0.0, 0.0]
+before = time.perf_counter()
 say("up")
 while True:
-    much()
-    little()
+    for which, step in enumerate((much, little)):
+        step()
+        now = time.perf_counter()
+        spent[which] += now - before
+        before = now
+    os.pwrite(truth, struct.pack("dd", *spent), 0)
 """
 ORIGIN = Origin(1, "train.py", 1)
 
@@ -142,9 +149,16 @@ def test_stacks_beyond_the_most_stay_counted():
 
 
 @pytest.mark.usefixtures("sampling_works")
-def test_the_share_of_a_known_function_is_found():
-    with child(BURN) as one:
+def test_the_share_of_a_known_function_is_found(tmp_path):
+    truth = tmp_path / "truth"
+    with child(BURN, str(truth)) as one:
+        assert wait_for(lambda: truth.stat().st_size == 16)
+        before = struct.unpack("dd", truth.read_bytes())
         reading = run(member(one.pid), seconds=6.0)
+        after = struct.unpack("dd", truth.read_bytes())
+    # On a crowded machine a step that lost its CPU takes longer than it says.
+    much_s, little_s = (late - early for late, early in zip(after, before, strict=True))
+    share = 100 * much_s / (much_s + little_s)
     (process,) = reading.processes
     assert (reading.errors, reading.ended, reading.asked) == ((), 0, 1)
     assert process.looks > 40
@@ -153,9 +167,8 @@ def test_the_share_of_a_known_function_is_found():
     assert process.cpu_s > 0
     (group,) = hot_functions(reading, ORIGIN).groups
     shares = {one.function: one.total_pct for one in group.functions}
-    # Some 110 looks know a share of 70 % to 9 points; five of a hundred runs may miss that.
-    assert shares["much"] == pytest.approx(70, abs=20)
-    assert shares["little"] == pytest.approx(30, abs=20)
+    # Some 110 looks know it to 9 points, 95 times in 100; looks beside each other are not independent.
+    assert shares["much"] == pytest.approx(share, abs=20)
     assert shares["much"] + shares["little"] == pytest.approx(100, abs=3)
     assert shares["<module>"] == pytest.approx(100, abs=3)
     (spin,) = [one for one in group.functions if one.function == "spin"]
@@ -188,7 +201,7 @@ def test_main_and_other_threads_of_each_python_are_told_apart(minor: int):
     assert reading.errors == ()
     main, other = hot_functions(reading, ORIGIN).groups
     assert main.looks >= 10
-    assert {one.function for one in main.functions} == {"<module>", "spin"}
+    assert {one.function for one in main.functions} >= {"<module>", "spin"}
     assert other.functions[0].function == "nap"
     assert functions_of(process) <= {"spin", "<module>"}, "one that sleeps does not hold the GIL"
     assert sum(stack.samples for stack in process.stacks) >= process.looks / 2
@@ -280,8 +293,8 @@ def test_finish_ends_early_and_keeps_what_there_is():
 
 
 @pytest.mark.usefixtures("sampling_works")
-def test_the_target_is_never_stopped_nor_traced():
-    with child(BURN) as one:
+def test_the_target_is_never_stopped_nor_traced(tmp_path):
+    with child(BURN, str(tmp_path / "truth")) as one:
         sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=2.0, rate_hz=50))
         states, tracers = set(), set()
         with sampling(sampler) as found:
@@ -298,6 +311,30 @@ def test_the_target_is_never_stopped_nor_traced():
 def read_state(pid: int) -> str:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_finish_at_once_is_no_error_of_py_spy():
+    with child(NAP) as one:
+        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
+        with sampling(sampler) as found:
+            assert wait_for(lambda: bool(spies_of(os.getpid())))
+            sampler.finish()
+        assert found[0].errors == ()
+        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
+        sampler.finish()
+        assert sampler.run().processes == ()
+    assert wait_for(lambda: spies_of(os.getpid()) == [])
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_a_bug_on_the_way_leaves_no_py_spy():
+    def fail(_part: SampleReading) -> None:
+        raise ZeroDivisionError
+
+    with child(NAP) as one, pytest.raises(ZeroDivisionError):
+        run(member(one.pid), seconds=60.0, progress=fail)
+    assert wait_for(lambda: spies_of(os.getpid()) == [])
 
 
 @pytest.mark.usefixtures("sampling_works")

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -144,6 +144,15 @@ class Sampler:
             for tally in self._tallies.values():
                 tally.failure = Failure(ErrorKind.NO_SPY, spy.reason)
             return self._read()
+        try:
+            self._take_turns(spy, progress)
+        finally:
+            with self._lock:
+                for child in self._children:
+                    child.stop()
+        return self._read()
+
+    def _take_turns(self, spy: str, progress: Progress | None) -> None:
         spies = find_spies(self._proc)
         answers: queue.Queue[_Answer] = queue.Queue()
         end_s = self._began_s + self._request.seconds
@@ -162,8 +171,9 @@ class Sampler:
             if progress is not None and time.monotonic() - told_s >= _TICK_S:
                 told_s = time.monotonic()
                 progress(self._read())
-        self._give_up(active)
-        return self._read()
+        if not self._finishing:
+            for tally in active:
+                tally.failure = Failure(ErrorKind.LATE, "py-spy gave no answer in time")
 
     def _meet(self) -> None:
         """Add the processes that are new."""
@@ -231,17 +241,11 @@ class Sampler:
         if isinstance(answer, Slice):
             tally.add(answer)
             return
+        if self._finishing and answer.kind is not ErrorKind.GONE:
+            return  # py-spy was asked to end before it could begin
         tally.tries += 1
         if not (answer.torn or answer.kind in _PASSING) or tally.tries >= TRIES:
             tally.failure = answer
-
-    def _give_up(self, active: Iterable[Tally]) -> None:
-        with self._lock:
-            for child in self._children:
-                child.stop()
-        if not self._stopped:
-            for tally in active:
-                tally.failure = Failure(ErrorKind.LATE, "py-spy gave no answer in time")
 
     def _work(
         self, tally: Tally, spy: str, others: Sequence[Spy], seconds: int, answers: queue.Queue[_Answer]
@@ -262,6 +266,8 @@ class Sampler:
         failure = find_gone(member.identity, self._proc) or find_obstacle(pid, others, self._proc)
         if failure is not None:
             return failure
+        if self._finishing:
+            return Failure(ErrorKind.LATE, "it was to begin at the end")
         request = self._request
         before = read_main_thread(pid, self._proc)
         began_s = time.monotonic()
