@@ -18,6 +18,8 @@ from torch._C import _distributed_c10d as c10d
 
 DONE = 3
 TIMEOUT = timedelta(minutes=15)
+WRITE_AFTER_S = 3.0
+"""Long after the last call was made, also on a crowded machine."""
 
 
 def write_record() -> None:
@@ -37,12 +39,14 @@ def watch_pipe() -> None:
             write_record()
 
 
-def hang(ready: str, fault: str, culprit: int) -> None:
+def hang(ready: str, way: str, fault: str, culprit: int) -> None:
     """Reduce some tensors, then hang: ``culprit`` stays away, or calls another collective."""
     rank = dist.get_rank()
     for _ in range(DONE):
         dist.all_reduce(torch.ones(4, 4))
     Path(ready, str(os.getpid())).touch()
+    if way == "file":
+        threading.Timer(WRITE_AFTER_S, write_record).start()
     if rank == culprit and fault == "missing":
         threading.Event().wait()
     if rank == culprit:
@@ -63,6 +67,4 @@ if __name__ == "__main__":
         server = c10d._WorkerServer("::", 0)
     if options.way == "pipe":
         threading.Thread(target=watch_pipe, daemon=True).start()
-    if options.way == "file":
-        threading.Timer(1.0, write_record).start()
-    hang(options.ready, options.fault, options.culprit)
+    hang(options.ready, options.way, options.fault, options.culprit)

@@ -45,13 +45,13 @@ def hung(tmp_path: Path, *arguments: str, ranks: int = 2) -> Iterator[Program]:
 
 
 def recorded(program: Program, *arguments: str) -> Collectives:
-    """Dump until all that was called before the hang is in the record."""
+    """Dump until the records of all ranks are there, with all that was called before the hang."""
     found: list[Dump] = []
 
     def is_open() -> bool:
         found.append(dump(program.pid, *arguments))
         view = found[-1].collectives
-        return is_known(view) and bool(view.findings)
+        return is_known(view) and bool(view.findings) and len(view.records) == len(program.trainers)
 
     assert wait_until(is_open, PATIENCE_S), found[-1].collectives
     view = found[-1].collectives
