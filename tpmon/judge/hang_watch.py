@@ -12,7 +12,7 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_blame import find_blame
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang_memory import Watch, age_ns, log_age_s
-from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
 from tpmon.judge.once import Once
 from tpmon.judge.phase_stack import is_users, name_line, plain_name
 from tpmon.judge.phases import Phase
@@ -144,7 +144,8 @@ def is_looking(scene: Scene) -> bool:
     """Tell whether looks were asked for and have not all come yet."""
     watch, now_ns = scene.watch, scene.frame.taken_ns
     asked = watch.looked_ns > 0 and now_ns - watch.looked_ns <= ANSWER_S * 1e9
-    return asked and watch.picture is None
+    come = sum(one.taken_ns > watch.looked_ns for one in watch.rounds)
+    return asked and watch.picture is None and come < LEAST_ROUNDS
 
 
 def _judge(scene: Scene) -> Answer:
@@ -159,13 +160,23 @@ def _judge(scene: Scene) -> Answer:
     quiet = see_quiet(watch, scene.frame)
     seconds = quiet.seconds
     if blame.cause == "spin":
-        seconds = max(quiet.cornered_s, quiet.outside_s if quiet.cornered_s >= OWN_S else 0.0)
-        if blame.patience is Patience.WORKS:
-            seconds = quiet.own_s  # a run that writes seldom may be in any of its steps
+        seconds = _running_s(quiet, blame.patience)
     need = need_s(watch, blame.patience)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
     return _suspect(blame, quiet, scene, seconds, need)
+
+
+def _running_s(quiet: Quiet, patience: Patience) -> float:
+    """Return for how long a thread that computes has not got on.
+
+    A run that writes seldom may be in any of its steps, so older signs count for little here: they must
+    be very old, and for a call of a library they are none.
+    """
+    if patience is Patience.WORKS:
+        return quiet.own_s
+    older = quiet.cornered_s >= OWN_S and quiet.outside_s >= PATIENCE_S
+    return max(quiet.cornered_s, quiet.outside_s if older else 0.0)
 
 
 def _say_no_picture(scene: Scene) -> Answer:

@@ -1,0 +1,143 @@
+"""Build Windows of a job that may hang: Frames a second apart, and the looks at its stacks in the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from tests.dumps import make_round
+from tests.frames import NOW, NOW_NS, make_frame, make_output, make_process, make_target
+from tests.judging import SECOND
+from tpmon.judge.hang_memory import Watch
+from tpmon.judge.judgement import Judgement, judge
+from tpmon.judge.standing import Standing
+from tpmon.model.dump import DeadChild, ProcessLook, ThreadLook
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
+from tpmon.model.verdict import Finding
+
+LOOKS_AT_S = (0.0, 3.0, 6.0)
+"""When the looks end, seconds after the first."""
+
+
+def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
+    """Let the threads that run, state R, use a CPU for ``seconds`` more."""
+
+    def run(thread: ThreadLook) -> ThreadLook:
+        if thread.state != "R" or not is_known(thread.run_ns):
+            return thread
+        return replace(thread, run_ns=thread.run_ns + round(seconds * 1e9))
+
+    return replace(look, threads=tuple(map(run, look.threads)))
+
+
+def sample_of(look: ProcessLook, unchanged_s: float) -> ProcessSample:
+    """Make the reading of a process that is at rest, or runs, as its main thread in a look does."""
+    main = look.threads[0]
+    runs = main.state == "R"
+    demand = 1.0 if runs else 0.0
+    return make_process(
+        look.pid,
+        start_ticks=look.start_ticks,
+        started=NOW - timedelta(hours=1),
+        role=look.role,
+        rank=look.rank,
+        local_rank=look.rank if look.role is Role.RANK else NOT_APPLICABLE,
+        worker=look.worker,
+        rank_pid=look.rank_pid,
+        parent=look.rank_pid if is_known(look.rank_pid) else 1,
+        state=main.state,
+        cpu_pct=100 * demand,
+        runnable=demand,
+        waiting=0.0,
+        busy_threads=int(runs),
+        thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),),
+        waits_for="running" if runs else main.waits_for,
+        waits_unchanged_s=0.0 if runs else unchanged_s,
+        asked_read_bytes_s=0.0,
+        minor_faults_s=0.0,
+    )
+
+
+def stand(
+    *looks: ProcessLook,
+    seconds: int = 40,
+    log_age_s: float | None = 45.0,
+    world_size: Applicable[int] = NOT_APPLICABLE,
+    moved: Sequence[ProcessLook] = (),
+    dead: tuple[DeadChild, ...] = (),
+    **fields: Any,
+) -> list[Frame]:
+    """Build ``seconds`` in which ``looks`` stood, with three looks at them in the last ten.
+
+    ``moved``: what the last look sees instead.
+    """
+    frames = []
+    for second in range(seconds + 1):
+        left = seconds - second
+        frames.append(
+            make_frame(
+                taken=NOW - timedelta(seconds=left),
+                taken_ns=NOW_NS - left * SECOND,
+                target=make_target(world_size=world_size, local_ranks=len(looks)),
+                processes=tuple(sample_of(one, float(second)) for one in looks),
+                ranks=(),
+                loader=(),
+                output=()
+                if log_age_s is None
+                else (
+                    make_output(
+                        last_write=NOW - timedelta(seconds=log_age_s),
+                        last_write_age_s=max(0.0, log_age_s - left),
+                    ),
+                ),
+                **fields,
+            )
+        )
+    for number, at_s in enumerate(LOOKS_AT_S):
+        here = moved if moved and number == len(LOOKS_AT_S) - 1 else [add_run(one, at_s) for one in looks]
+        taken_s = at_s - LOOKS_AT_S[-1] - 1.0
+        look = replace(make_round(*here, at_s=taken_s), dead=dead)
+        at = round(seconds + taken_s)
+        frames[at] = replace(frames[at], rounds=(look,))
+    return frames
+
+
+def run(frames: Sequence[Frame], **watch: Any) -> list[Judgement]:
+    """Judge Frames as they come, as the session does."""
+    standing = Standing(watch=Watch(may_ask=True, **watch))
+    judged = []
+    for count in range(1, len(frames) + 1):
+        one = judge(frames[max(0, count - 60) : count], standing)
+        standing = one.standing
+        judged.append(one)
+    return judged
+
+
+def conclude(frames: Sequence[Frame], **watch: Any) -> Finding:
+    """Return the last verdict."""
+    finding = run(frames, **watch)[-1].frame.verdict
+    assert is_known(finding)
+    return finding
+
+
+def sample(
+    frames: Sequence[Frame], pid: int, *stacks: tuple[StackFrame, ...], every: int = 10
+) -> list[Frame]:
+    """Put slices of stack samples into Frames: every ten seconds one that saw ``stacks``."""
+    return [
+        replace(frame, stacks=(make_slice(frame, pid, stacks, float(every)),) if number % every == 3 else ())
+        for number, frame in enumerate(frames)
+    ]
+
+
+def make_slice(
+    frame: Frame, pid: int, stacks: Sequence[tuple[StackFrame, ...]], seconds: float
+) -> StackSlice:
+    """Build a slice of a main thread's samples that ended with a Frame."""
+    counts = tuple(StackCount(pid, "MainThread", frames, 20) for frames in stacks)
+    return StackSlice(pid, 0, frame.taken, frame.taken_ns, seconds, 13.0, 20 * len(stacks), counts)

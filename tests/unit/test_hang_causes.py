@@ -1,0 +1,309 @@
+"""Who keeps a job from going on, on made-up looks at it: each cause, and each job that is only slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.dumps import (
+    BACKWARD,
+    BROADCAST,
+    DECODE,
+    IN_LOCK,
+    LIB,
+    MAIN,
+    NEXT_BATCH,
+    NFS,
+    SITE,
+    TRAIN,
+    WORKER_READS,
+    make_native,
+    make_rank,
+    make_thread,
+    make_worker,
+)
+from tests.frames import make_gpu, make_loader
+from tests.hanging import conclude, run, sample, stand
+from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Kind, SinceIs
+
+READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
+BATCH = {"frames": NEXT_BATCH, "waits_for": "a batch (loader queue)"}
+FLUSH = (MAIN, StackFrame("flush", "/run/logs.py", 19))
+EXIT = (StackFrame("_shutdown", f"{LIB}/threading.py", 1590),)
+LOOP = (MAIN, StackFrame("wait_for_flag", "/run/train.py", 50))
+RESULT = (MAIN, TRAIN, StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103))
+LSTM = (*LOOP, StackFrame("forward", f"{SITE}/torch/nn/modules/rnn.py", 917))
+SAVE = (MAIN, TRAIN, StackFrame("save", f"{SITE}/torch/serialization.py", 700))
+ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
+NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
+RUNS = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
+
+
+def thread(tid, frames, **fields):
+    """Make a Python thread of a rank that is not its main one."""
+    return make_thread(
+        tid, **({"name": f"thread-{tid}", "kind": ThreadKind.OTHER, "frames": frames} | fields)
+    )
+
+
+def said(frames, **watch):
+    finding = conclude(frames, **watch)
+    return finding.kind, finding.cause
+
+
+def hung(cause):
+    return Kind.HUNG, cause
+
+
+def test_the_rank_that_is_not_in_the_collective_is_named_with_its_line_and_what_it_waits_for():
+    others = [make_rank(rank) for rank in (0, 1, 2)]
+    finding = conclude(stand(*others, make_rank(3, frames=DECODE, **READS), log_age_s=1560.0))
+    assert (finding.kind, finding.cause) == hung("missing-rank")
+    assert finding.summary.startswith(
+        "3 of 4 ranks wait in all_reduce train.py:40; rank 3 is in decode data.py:88 (data wait), "
+        "blocked in a read of /data/7.bin on NFS (/data)"
+    )
+    assert "at least 26m" in finding.summary
+    assert "last log write" in finding.summary
+    assert finding.since_is is SinceIs.LOWER_BOUND
+    assert any("(4030)" in row.name and "decode data.py:88" in row.text for row in finding.evidence)
+
+
+def test_no_rank_here_is_accused_where_all_wait_and_others_run_elsewhere():
+    finding = conclude(stand(make_rank(0), make_rank(1), world_size=4))
+    assert (finding.kind, finding.cause) == hung("remote-rank")
+    assert "of ranks 2-3" in finding.summary
+    assert "tpmon dump --job --json there" in finding.summary
+    assert "tpmon fold" in finding.try_
+
+
+def test_a_rank_that_ended_here_is_missing():
+    frames = stand(make_rank(0), make_rank(1), world_size=3)
+    gone = stand(make_rank(0), make_rank(1), make_rank(2), world_size=3)[0]
+    frames[0] = replace(gone, taken=frames[0].taken, taken_ns=frames[0].taken_ns)
+    finding = conclude(frames)
+    assert (finding.kind, finding.cause) == hung("missing-rank")
+    assert "rank 2 has ended" in finding.summary
+
+
+def test_a_gap_in_the_local_ranks_is_one_that_ended_before_tpmon_came():
+    finding = conclude(stand(make_rank(0), make_rank(2), world_size=3))
+    assert (finding.kind, finding.cause) == hung("missing-rank")
+    assert "rank 1 has ended" in finding.summary
+
+
+def test_ranks_in_different_collectives_wait_for_each_other():
+    finding = conclude(stand(make_rank(0), make_rank(1, frames=BROADCAST), world_size=2))
+    assert (finding.kind, finding.cause) == hung("missing-rank")
+    assert "different collectives: rank 0 in all_reduce train.py:40, rank 1 in broadcast" in finding.summary
+
+
+def test_all_ranks_in_one_collective_with_none_outside_is_no_progress():
+    finding = conclude(stand(make_rank(0), make_rank(1), world_size=2))
+    assert (finding.kind, finding.cause) == hung("no-progress")
+    assert "none is outside of it" in finding.summary
+
+
+def test_a_wait_for_gradients_in_c_is_a_wait_for_ranks():
+    gloo = make_native(9001, "pt_gloo_runloop")
+    ranks = [make_rank(rank, replace(gloo, tid=9000 + rank), frames=BACKWARD) for rank in (0, 1)]
+    assert said(stand(*ranks, world_size=4)) == hung("remote-rank")
+
+
+def test_the_holder_of_a_lock_is_named_where_it_is_known():
+    target = WaitTarget(
+        "futex", NOT_APPLICABLE, WaitKind.LOCK, "thread-7 (7)", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE,
+        others=(OtherEnd(4000, 7, "thread-7"),),
+    )  # fmt: skip
+    flusher, other = thread(7, FLUSH, waits_for="sleep"), thread(8, FLUSH)
+    finding = conclude(stand(make_rank(0, other, flusher, frames=IN_LOCK, waits_on=target)))
+    assert (finding.kind, finding.cause) == hung("lock")
+    assert "waits for a lock that thread-7 (7) holds; that thread is in flush logs.py:19" in finding.summary
+
+
+def test_another_thread_that_stands_may_hold_the_lock():
+    finding = conclude(stand(make_rank(0, thread(7, FLUSH), frames=IN_LOCK)))
+    assert (finding.kind, finding.cause) == hung("lock")
+    assert (
+        "waiting for a lock; perhaps held by thread thread-7 (7), which is in flush logs.py:19"
+        in finding.summary
+    )
+    alone = conclude(stand(make_rank(0, frames=IN_LOCK)))
+    assert "who holds it cannot be seen" in alone.summary
+
+
+def test_a_library_that_keeps_the_interpreter_is_a_lock_and_its_thread_the_holder():
+    waits = {"waits_for": "lock with a time-out (futex)", "holds_gil": False}
+    decoder = thread(7, FLUSH, waits_for="sleep", holds_gil=True)
+    finding = conclude(stand(make_rank(0, decoder, frames=IN_LOCK, **waits)))
+    assert (finding.kind, finding.cause) == hung("lock")
+    assert (
+        "rank 0 waits for the interpreter's lock (GIL): thread thread-7 (7) holds it in flush"
+        in finding.summary
+    )
+    alone = conclude(stand(make_rank(0, frames=IN_LOCK, waits_for="sleep", holds_gil=True)))
+    assert "rank 0 holds the interpreter's lock (GIL)" in alone.summary
+
+
+def test_a_program_that_has_finished_waits_for_a_thread_that_does_not_end():
+    writer = thread(7, FLUSH)
+    finding = conclude(stand(make_rank(0, writer, frames=EXIT)))
+    assert (finding.kind, finding.cause) == hung("lock")
+    assert (
+        "rank 0 has finished, but thread thread-7 (7) of it has not: it is in flush logs.py:19"
+        in finding.summary
+    )
+
+
+def test_a_thread_that_still_works_after_the_end_is_no_hang():
+    writer = thread(7, FLUSH, **RUNS)
+    moved = make_rank(0, thread(7, (*FLUSH, StackFrame("write", "/run/logs.py", 30)), **RUNS), frames=EXIT)
+    assert said(stand(make_rank(0, writer, frames=EXIT), moved=(moved,)))[0] is not Kind.HUNG
+
+
+def test_a_worker_that_reads_for_ever_is_named_and_not_its_rank():
+    finding = conclude(
+        stand(make_rank(0, **BATCH), make_worker(0, 0), make_worker(0, 1, frames=WORKER_READS, **READS))
+    )
+    assert (finding.kind, finding.cause) == hung("blocked-io")
+    assert "rank 0 waits for a batch; worker 1 of rank 0 (4002) is in decode data.py:88" in finding.summary
+
+
+def test_a_worker_in_a_lock_that_it_inherited():
+    stuck = make_worker(0, 0, frames=(*WORKER_READS[:-1], StackFrame("log", "/run/data.py", 12)))
+    assert said(stand(make_rank(0, **BATCH), stuck)) == hung("lock")
+
+
+def test_a_batch_is_lost_when_everybody_waits_for_work():
+    job = (make_rank(0, **BATCH), make_worker(0, 0), make_worker(0, 1))
+    finding = conclude(stand(*job))
+    assert (finding.kind, finding.cause) == hung("lost-batch")
+    assert "all its 2 workers wait for work" in finding.summary
+
+
+def test_a_batch_that_is_ready_is_not_lost():
+    job = (make_rank(0, **BATCH), make_worker(0, 0))
+    frames = [replace(one, loader=(make_loader(4000, 1, ready_batches=2.0),)) for one in stand(*job)]
+    assert said(frames)[0] is not Kind.HUNG
+
+
+def test_a_child_that_was_killed_is_the_reason_that_no_result_comes():
+    dead = (DeadChild(4444, 4000, "python", "SIGKILL"),)
+    finding = conclude(stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=dead))
+    assert (finding.kind, finding.cause) == hung("dead-worker")
+    assert "a process that is dead (4444: SIGKILL)" in finding.summary
+    of_another = (replace(dead[0], parent=1),)
+    assert said(stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=of_another)) != hung(
+        "dead-worker"
+    )
+
+
+def test_a_rank_blocked_in_a_file_of_a_dead_server():
+    assert said(stand(make_rank(0, frames=DECODE, **READS))) == hung("blocked-io")
+
+
+def test_a_read_leads_to_the_process_at_its_other_end():
+    target = WaitTarget(
+        "read", 9, WaitKind.UNIX, "socket:[1]", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE,
+        others=(OtherEnd(4001, NOT_APPLICABLE, "worker 0 of rank 0"),),
+    )  # fmt: skip
+    worker = make_worker(0, 0, frames=WORKER_READS, **READS)
+    finding = conclude(stand(make_rank(0, frames=IN_LOCK, waits_for="unix socket", waits_on=target), worker))
+    assert (finding.kind, finding.cause) == hung("blocked-io")
+    assert "worker 0 of rank 0 (4001) is in decode data.py:88" in finding.summary
+
+
+def card(busy_pct, **fields):
+    return {"gpus": (make_gpu(pids=(4000,), sm_pct=busy_pct, **fields),)}
+
+
+def test_a_card_that_is_busy_and_does_nothing_is_no_excuse_for_a_wait():
+    waits = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
+    hollow = card(100.0, sm_active_pct=1.0, power_w=90.0)
+    finding = conclude(sample(stand(waits, **hollow), 4000, ITEM))
+    assert (finding.kind, finding.cause) == hung("gpu-wait")
+    assert "card 0 is busy and does next to nothing" in finding.summary
+    assert said(sample(stand(waits, **card(0.0)), 4000, ITEM)) == hung("gpu-wait")
+
+
+def test_a_rank_that_waits_for_a_card_at_work_is_not_hung():
+    waits = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
+    frames = sample(stand(waits, seconds=400, log_age_s=4000.0, **card(99.0)), 4000, ITEM)
+    assert said(frames)[0] is not Kind.HUNG
+
+
+def busy(seconds, log_age_s, frames=LOOP, **fields):
+    """Build a rank that runs in one place, and is known to by its stack samples."""
+    look = make_rank(0, frames=frames, **{"holds_gil": True, **RUNS, **fields})
+    return sample(stand(look, seconds=seconds, log_age_s=log_age_s), 4000, frames)
+
+
+@pytest.mark.parametrize(("log_age_s", "expected"), [(400.0, True), (60.0, False), (200.0, False)])
+def test_a_loop_without_end_is_a_hang_after_minutes(log_age_s, expected):
+    verdict = said(busy(30, log_age_s))
+    assert (verdict == hung("spin")) is expected
+
+
+def test_a_loop_without_end_that_tpmon_saw_itself():
+    assert said(busy(130, None)) == hung("spin")
+    assert said(busy(100, None))[0] is not Kind.HUNG
+
+
+def test_a_long_call_of_a_library_that_lets_others_run_has_five_minutes():
+    assert said(busy(130, 4000.0, holds_gil=False))[0] is not Kind.HUNG
+    assert said(busy(130, 4000.0, frames=LSTM, holds_gil=False))[0] is not Kind.HUNG
+    assert said(busy(310, None, frames=LSTM, holds_gil=False)) == hung("spin")
+
+
+def test_a_rank_that_moves_excuses_those_that_wait_for_it():
+    slow = make_rank(1, frames=DECODE, **RUNS)
+    moved = make_rank(1, frames=(*DECODE[:-1], StackFrame("resize", "/run/data.py", 120)), **RUNS)
+    frames = stand(make_rank(0), slow, moved=(make_rank(0), moved), seconds=120, log_age_s=400.0)
+    assert said(frames)[0] is not Kind.HUNG
+
+
+@pytest.mark.parametrize("log_age_s", [45.0, 200.0])
+def test_a_checkpoint_may_stand_for_five_minutes(log_age_s):
+    saves = make_rank(0, frames=SAVE, waits_for="pipe write (full)")
+    assert said(stand(saves, log_age_s=log_age_s))[0] is not Kind.HUNG
+    assert said(stand(make_rank(1), saves, log_age_s=log_age_s))[0] is not Kind.HUNG
+    assert said(stand(make_rank(1), saves, log_age_s=400.0))[0] is Kind.HUNG
+
+
+def test_a_nap_of_a_minute_is_no_hang_but_one_that_does_not_end_is():
+    naps = make_rank(0, frames=NAP, waits_for="sleep")
+    assert said(stand(naps, seconds=60, log_age_s=65.0))[0] is not Kind.HUNG
+    assert said(stand(make_rank(1), naps, seconds=60, log_age_s=65.0))[0] is not Kind.HUNG
+    assert said(stand(naps, seconds=80, log_age_s=85.0)) == hung("no-progress")
+
+
+def test_who_waits_for_a_person_is_idle():
+    prompt = make_rank(0, frames=ITEM, waits_for="terminal input")
+    assert said(stand(prompt)) == (Kind.IDLE, "waiting-for-input")
+
+
+def test_a_stop_says_more_than_the_stacks():
+    frames = stand(make_rank(0), make_rank(1, frames=IN_LOCK, state="T", waits_for="stopped by a signal"))
+    assert said(frames) == hung("stopped")
+
+
+def test_stacks_that_cannot_be_read_leave_the_word_to_the_readings():
+    denied = Missing("permission denied")
+    assert said(stand(make_rank(0, frames=denied))) == hung("no-progress")
+
+
+def test_a_look_at_a_worker_that_failed_accuses_nobody_by_stacks():
+    job = (make_rank(0, **BATCH), make_worker(0, 0, frames=Missing("late")), make_worker(0, 1))
+    finding = conclude(stand(*job))
+    assert (finding.kind, finding.cause) != hung("lost-batch")
+
+
+def test_before_the_time_is_up_nothing_is_said():
+    last = run(stand(make_rank(0), make_rank(1, frames=IN_LOCK), seconds=26, log_age_s=27.0))[-1]
+    assert last.frame.verdict.kind is not Kind.HUNG
+    assert any("of the 30 s that it takes" in text for text in last.frame.verdict.unknown)
