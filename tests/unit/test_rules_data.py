@@ -83,8 +83,8 @@ def test_a_queue_without_loader_workers_is_not_called_a_lack_of_workers():
     assert causes(loads_itself(0.6, {DataPart.QUEUE: 0.6})) == set()
 
 
-def with_worker_stacks(function, samples):
-    """See two workers that compute, whose stacks were sampled in one second."""
+def with_worker_stacks(function, samples, worker=COMPUTES):
+    """See two workers, whose stacks were sampled in one second."""
     place = StackFrame(function, "/site/torch/utils/data/_utils/collate.py", 120)
     idle = StackFrame("get", "/lib/multiprocessing/queues.py", 103)
     root = StackFrame("_worker_loop", "/site/torch/utils/data/_utils/worker.py", 320)
@@ -94,7 +94,7 @@ def with_worker_stacks(function, samples):
         StackCount(1, "MainThread", (root, other), 40 - samples),
         StackCount(1, "MainThread", (root, idle), 50),
     )
-    seconds = [make_second(0.7, [COMPUTES] * 2, cpu={"budget_cores": 2.0})] * 12
+    seconds = [make_second(0.7, [worker] * 2, cpu={"budget_cores": 2.0})] * 12
     frames = line_up(seconds)
     taken = StackSlice(5000, 0, frames[-1].taken, frames[-1].taken_ns, 1.0, 90.0, 90, stacks)
     return see([*frames[:-1], replace(frames[-1], stacks=(taken,))])
@@ -105,6 +105,8 @@ def test_collating_in_the_workers_is_told_by_their_stacks():
     assert causes(with_worker_stacks("default_collate", 10)) == {"cpu-transform"}
     unsampled = starve(0.7, [COMPUTES] * 2, cpu={"budget_cores": 2.0})
     assert isinstance(judge_collate(unsampled), Unsure)
+    idle = with_worker_stacks("default_collate", 30, IDLES)
+    assert "they wait for work" in judge_collate(idle).text
 
 
 def test_a_drain_is_seen_where_batches_are_ready_and_the_main_thread_copies():

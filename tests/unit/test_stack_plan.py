@@ -158,13 +158,14 @@ def test_a_rank_that_only_starts_up_is_tried_again_sooner():
     plan.watch(subjects(1))
     turn = plan.next(0)
     assert isinstance(turn, Turn)
-    plan.refuse(turn, 3.0, "unknown Python", 0, final=False)
-    assert plan.all_refused()
-    assert plan.next(0) == pytest.approx(10)
-    again = plan.next(10 * SECOND)
-    assert isinstance(again, Turn)
-    plan.refuse(again, 3.0, "unknown Python", 10 * SECOND, final=False)
-    assert plan.next(10 * SECOND) == pytest.approx(60)
+    now_s = 0.0
+    for wait_s in (1.0, 3.0, 10.0, 60.0):
+        plan.refuse(turn, 3.0, "unknown Python", round(now_s * SECOND), final=False)
+        assert plan.all_refused()
+        assert plan.next(round(now_s * SECOND)) == pytest.approx(wait_s)
+        now_s += wait_s
+        turn = plan.next(round(now_s * SECOND))
+        assert isinstance(turn, Turn)
 
 
 def test_a_held_rank_waits_a_moment_and_is_taken_up_again():

@@ -27,7 +27,7 @@ from tpmon.judge.starvation import (
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
-from tpmon.judge.worker_load import COLLATE_SHARE, find_collate_share, look_at_workers
+from tpmon.judge.worker_load import COLLATE_SHARE, Load, find_collate_share, look_at_workers, name_load
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 
@@ -124,6 +124,8 @@ def judge_collate(scene: Scene) -> Answer:
             evidence=(reading("in collate", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),),
             observed=frozenset((Need.COLLATE_IN_STACK,)),
         )
+    if name_load(found) is Load.IDLE:
+        return Cleared("collating in the workers (they wait for work)")
     share = find_collate_share(found, scene)
     if not is_known(share):
         return Unsure(f"collating in the workers ({share.reason})")

@@ -42,8 +42,8 @@ FRAME_MS = 0.018
 18 us a frame, of all threads together: 0.8 ms with one thread 40 deep, 5.7 ms with ten more 30 deep."""
 SMOOTHING = 0.4
 RETRY_S = 60.0
-FIRST_RETRY_S = 10.0
-"""A process that starts up is not readable at once."""
+RETRIES_S = (1.0, 3.0, 10.0)
+"""A stack that changes while it is read fails now and then; one of a process that starts up for a while."""
 HELD_S = 5.0
 """Whether another tracer is gone is asked again so soon; asking costs nothing."""
 _LONGEST_WAIT_S = 60.0
@@ -178,13 +178,13 @@ class StackPlan:
             one.measured = True
 
     def refuse(self, turn: Turn, cpu_ms: float, reason: str, now_ns: int, *, final: bool) -> None:
-        """Charge a run that failed; tried again after 10 s, from the second time or if ``final`` after 60."""
+        """Charge a run that failed; tried again after 1, 3 and 10 s, later or if ``final`` after 60 s."""
         one = self._charge(turn, cpu_ms, now_ns)
         if one is None:
             return
         one.reason = reason
+        wait_s = RETRY_S if final or one.refusals >= len(RETRIES_S) else RETRIES_S[one.refusals]
         one.refusals += 1
-        wait_s = RETRY_S if final or one.refusals > 1 else FIRST_RETRY_S
         one.refused_until_ns = now_ns + round(wait_s * 1e9)
 
     def postpone(self, turn: Turn, reason: str, now_ns: int) -> None:
