@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe import dump, spy_failure
-from tpmon.probe.dump import Dumper
+from tpmon.probe.dump import Depth, Dumper
 from tpmon.probe.dump_pause import is_held, watch_pause
 from tpmon.probe.dump_threads import read_threads
 from tpmon.probe.job import Member
@@ -287,6 +288,25 @@ def test_a_held_process_is_timed():
         assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
     assert is_held(b"7 (a) b) t 1 2")
     assert not is_held(b"7 (t t) S 1 2")
+
+
+def test_a_dump_that_is_ended_while_it_holds_a_process_lets_it_go():
+    code = "for _ in range(40):\n threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    with child(f"{code}say('up')\ntime.sleep(60)\n") as one:
+        held = 0
+        for _ in range(3):
+            dumper = Dumper([member(one.pid)], Depth(native=True))
+            looking = threading.Thread(target=dumper.read_round)
+            looking.start()
+            end_s = time.monotonic() + 10
+            while read_stat(one.pid).state != "t" and looking.is_alive() and time.monotonic() < end_s:
+                time.sleep(0.0005)
+            held += read_stat(one.pid).state == "t"
+            dumper.stop()
+            looking.join()
+            assert wait_for(lambda: read_stat(one.pid).state == "S")
+            assert wait_for(lambda: b"TracerPid:\t0\n" in Path(f"/proc/{one.pid}/status").read_bytes())
+        assert held, "nothing was ever held"
 
 
 HOLDER = """

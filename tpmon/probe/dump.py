@@ -30,7 +30,7 @@ from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.other_spies import Spy, find_spies
 from tpmon.probe.procread import PROC, read_table
 from tpmon.probe.spy_failure import YIELD_S, Failure, explain_outcome, find_gone, find_obstacle
-from tpmon.probe.stack_child import CPU_LIMIT_S, SpyChild, dump_arguments, find_spy
+from tpmon.probe.stack_child import CPU_LIMIT_S, NICENESS, SpyChild, dump_arguments, find_spy
 
 MOST_AT_ONCE = 8
 """Beside a job that keeps every core busy, 72 processes take 5 s four at a time, 3 to 4 s eight at a time."""
@@ -305,16 +305,18 @@ class Dumper:
             return found, 0.0
         command = dump_arguments(pid, nonblocking=False, native=depth.native, variables=depth.variables)
         with watch_pause(pid, self._proc) as pause:
-            found = self._run(pid, (around.spy, *command))
+            found = self._run(pid, (around.spy, *command), niceness=0)
         return found, pause.paused_ms
 
-    def _run(self, pid: int, command: tuple[str, ...]) -> Sequence[StackCount] | Failure:
+    def _run(
+        self, pid: int, command: tuple[str, ...], niceness: int = NICENESS
+    ) -> Sequence[StackCount] | Failure:
         child = SpyChild()
         with self._lock:
             self._children.add(child)
         limit_s = NATIVE_CPU_S if self._depth.native else CPU_LIMIT_S
         try:
-            outcome = child.run(command, self._deadline_s(), limit_s)
+            outcome = child.run(command, self._deadline_s(), limit_s, niceness)
         except OSError as error:
             return Failure(ErrorKind.NO_SPY, f"py-spy cannot be started: {error.strerror or error}")
         finally:

@@ -103,10 +103,17 @@ class SpyChild:
         self._stopped = False
         self._ended_cpu_s = 0.0
 
-    def run(self, command: tuple[str, ...], deadline_s: float, cpu_limit_s: int = CPU_LIMIT_S) -> Outcome:
+    def run(
+        self,
+        command: tuple[str, ...],
+        deadline_s: float,
+        cpu_limit_s: int = CPU_LIMIT_S,
+        niceness: int = NICENESS,
+    ) -> Outcome:
         """Run a command to its end, at the latest ``deadline_s`` after its start.
 
-        After ``cpu_limit_s`` of CPU the kernel ends it.
+        After ``cpu_limit_s`` of CPU the kernel ends it. One that stops its target is given niceness 0: the
+        longer it waits for a CPU, the longer the target stands still.
 
         Raises:
             OSError: when it cannot be started.
@@ -131,7 +138,7 @@ class SpyChild:
                     _kill(process.pid)
             with contextlib.suppress(OSError):
                 own = os.getpriority(os.PRIO_PROCESS, 0)
-                os.setpriority(os.PRIO_PROCESS, process.pid, own + NICENESS)
+                os.setpriority(os.PRIO_PROCESS, process.pid, own + niceness)
                 resource.prlimit(process.pid, resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 1))
             output, errors, late, flooded = self._read(process, started_s + deadline_s)
             status, cpu_s = self._reap(process)
