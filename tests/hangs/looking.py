@@ -6,7 +6,7 @@ import json
 import subprocess
 
 from tests.hangs.judging import find_misses, list_false_alarms
-from tests.hangs.programs import Culprit, Trees
+from tests.hangs.programs import HANGS, Culprit, Trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import ROOT, TPMON, Running, Verdict, watch
 from tests.programs.hangs.table import AliveRow, Row
@@ -18,6 +18,7 @@ MORE_S = 20.0
 STEADY = 4
 """Readings in a row that must be right."""
 LATE = "late"
+ENDED = "the program ended"
 WRONG_FOLD = "fold names another"
 
 
@@ -54,6 +55,8 @@ def watch_alive(row: AliveRow, seed: int, trees: Trees, seconds: float = ALIVE_S
     verdicts, _ = watch(trees.seen.pid, seconds)
     accused = tuple(dict.fromkeys(str(one) for one in verdicts if one.accuses))
     alarms = list_false_alarms(verdicts)[:1]
+    if not trees.seen.is_running() and row.folder == HANGS:
+        alarms += (f"{ENDED}: {trees.seen.log.read_text()[-200:]}",)
     last = verdicts[-1]
     summary = str(last.document.get("summary", ""))
     return Result(row.name, seed, 0.0, str(last), alarms, -1.0, accused, summary)

@@ -74,6 +74,10 @@ class Running:
         """Tell whether the program shows its cause."""
         return self.read_truth().is_ready
 
+    def is_running(self) -> bool:
+        """Tell whether its first process lives."""
+        return self.process.poll() is None
+
     def wait_until_ready(self) -> None:
         """Wait until the program shows its cause.
 
