@@ -50,7 +50,9 @@ def _reachable(root: type) -> dict[str, type]:
     return found
 
 
-KINDS = _reachable(Frame) | _reachable(JobList) | _reachable(Dump) | _reachable(HotSample) | _reachable(Checkup)
+KINDS = (
+    _reachable(Frame) | _reachable(JobList) | _reachable(Dump) | _reachable(HotSample) | _reachable(Checkup)
+)
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^##|\Z)", TEXT))
 WORDS = dict(re.findall(r"(?m)^\| `([A-Z]\w+)` \| (`.*`) \|$", TEXT))
 
