@@ -109,7 +109,7 @@ def stand(
 
 def run(frames: Sequence[Frame], **watch: Any) -> list[Judgement]:
     """Judge Frames as they come, as the session does."""
-    standing = Standing(watch=Watch(may_ask=True, **watch))
+    standing = Standing(watch=Watch(**{"may_ask": True, **watch}))
     judged = []
     for count in range(1, len(frames) + 1):
         one = judge(frames[max(0, count - 60) : count], standing)

@@ -407,11 +407,11 @@ def test_ticking_threads_and_rare_wake_ups_are_no_movement_on_a_crowded_machine(
 
 
 def test_the_rank_that_is_not_in_the_collective_is_named():
-    ranks = (quiet_rank(), quiet_rank(pid=4212, rank=1, waits_for="sleep"))
+    ranks = (quiet_rank(), quiet_rank(pid=4212, rank=1, waits_for="signal"))
     looks = (make_looks(4211, lock=10), make_looks(4212, other=10))
     answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=looks), seconds=40))
     assert answer.rank == 1
-    assert "rank 1 is in sleep" in answer.summary
+    assert "rank 1 is in signal" in answer.summary
     alike = (make_looks(4211, lock=10), make_looks(4212, lock=10))
     answer = judge_no_progress(scene_of(quiet_frame(*ranks, main_threads=alike), seconds=40))
     assert answer.rank == 0

@@ -11,6 +11,8 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_gil_holder, find_stance
+from tpmon.judge.phase_kinds import Phase
+from tpmon.model.dump import Motion
 from tpmon.model.dump_words import name_process, name_rank, say_wait
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
@@ -79,15 +81,26 @@ def blame_thread(seen: Seen, stance: Stance, name: str, picture: Picture) -> Bla
             "lock", seen, f"{text}{_say_holders(seen, holders)}", needs=_lock_needs(seen), also=holders
         )
     if stance is Stance.RUNS:
-        holds = picture.goes_round(seen)
-        text = (
-            f"{name} runs without end in {seen.doing.text}"
-            if holds
-            else f"{name} computes in {seen.doing.text}"
-        )
-        spins = frozenset((Need.SPINNING,))
-        return Blame("spin", seen, text, Patience.LOOPS if holds else Patience.WORKS, needs=spins)
+        endless = _is_endless(seen, picture)
+        verb = "runs without end" if endless else "computes"
+        patience = Patience.LOOPS if endless else Patience.WORKS
+        text = f"{name} {verb} in {seen.doing.text}"
+        return Blame("spin", seen, text, patience, needs=frozenset((Need.SPINNING,)))
     return Blame("no-progress", seen, text, Patience.NAPS)
+
+
+def _is_endless(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a thread that runs is more likely in a loop without end than at work.
+
+    At work are those that load data, in a worker or in the main thread, unless one call keeps the
+    interpreter in every look.
+    """
+    trait = picture.trait_of(seen)
+    if trait is None or not picture.goes_round(seen):
+        return False
+    if seen.motion is Motion.FROZEN and trait.gil_ratio >= 1.0:
+        return True
+    return seen.thread.role is Role.RANK and seen.doing.phase is not Phase.DATA_WAIT
 
 
 def _lock_needs(seen: Seen) -> frozenset[Need]:

@@ -57,16 +57,22 @@ class RankMemory:
     corner: Corner | None = None
     corner_ns: int = 0
     seen_ns: int = 0
+    ticks: bool = True
+    """Whether it runs, or asks for a lock again and again: its waits do not tell."""
 
     def still_ns(self, now_ns: int) -> int:
         """Return since when it stands still; now, when it moves."""
-        fresh = self.stack is not None and now_ns - self.seen_ns <= STACK_FRESH_S * 1e9
+        fresh = self.stack is not None and self._is_told_by_stacks(now_ns)
         since = [one for one in (self.wait_ns, self.stack_ns if fresh else 0) if one]
         return min(since, default=now_ns)
 
+    def _is_told_by_stacks(self, now_ns: int) -> bool:
+        """Tell whether the newest stack is of now: not where the thread has begun another wait since."""
+        return now_ns - self.seen_ns <= STACK_FRESH_S * 1e9 and (self.ticks or self.wait_ns <= self.seen_ns)
+
     def cornered_ns(self, now_ns: int) -> int:
         """Return the same for a rank that only goes round in one function of the program."""
-        fresh = self.corner is not None and now_ns - self.seen_ns <= STACK_FRESH_S * 1e9
+        fresh = self.corner is not None and self._is_told_by_stacks(now_ns)
         return min(self.still_ns(now_ns), self.corner_ns) if fresh else self.still_ns(now_ns)
 
 
@@ -152,7 +158,12 @@ def _note_rank(
         before = RankMemory(process.pid, process.start_ticks)
     unchanged = process.waits_unchanged_s
     rests = process.state != "R" and is_known(unchanged)
-    one = replace(before, wait_ns=frame.taken_ns - age_ns(known_or(unchanged, 0.0)) if rests else 0)
+    words = process.waits_for
+    one = replace(
+        before,
+        wait_ns=frame.taken_ns - age_ns(known_or(unchanged, 0.0)) if rests else 0,
+        ticks=not rests or (is_known(words) and words.startswith("lock with a time-out")),
+    )
     one = _note_slices(one, slices)
     return _note_rounds(one, known_or(frame.rounds, ()))
 

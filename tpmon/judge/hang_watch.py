@@ -28,6 +28,8 @@ from tpmon.model.verdict import Evidence, Kind
 
 OWN_S = 4.0
 """How long tpmon itself must have seen nothing move, whatever older signs say."""
+LOOP_OWN_S = 8.0
+"""The same for a thread that computes."""
 SOON_S = 2.5
 """The same before it reads the stacks of all processes because of older signs."""
 OUTSIDE_S = 120.0
@@ -145,7 +147,8 @@ def is_looking(scene: Scene) -> bool:
     watch, now_ns = scene.watch, scene.frame.taken_ns
     asked = watch.looked_ns > 0 and now_ns - watch.looked_ns <= ANSWER_S * 1e9
     come = sum(one.taken_ns > watch.looked_ns for one in watch.rounds)
-    return asked and watch.picture is None and come < LEAST_ROUNDS
+    overdue = see_quiet(watch, scene.frame).own_s >= watch.hang_after_s + ANSWER_S
+    return asked and watch.picture is None and come < LEAST_ROUNDS and not overdue
 
 
 def _judge(scene: Scene) -> Answer:
@@ -175,7 +178,7 @@ def _running_s(quiet: Quiet, patience: Patience) -> float:
     """
     if patience is Patience.WORKS:
         return quiet.own_s
-    older = quiet.cornered_s >= OWN_S and quiet.outside_s >= PATIENCE_S
+    older = quiet.cornered_s >= LOOP_OWN_S and quiet.outside_s >= PATIENCE_S
     return max(quiet.cornered_s, quiet.outside_s if older else 0.0)
 
 

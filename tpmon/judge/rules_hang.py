@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.hang_causes import Patience
 from tpmon.judge.hang_memory import HANG_AFTER_S, MOST_AGE_S
-from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
+from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang, need_s
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
@@ -312,6 +313,11 @@ def _excuse(scene: Scene) -> str:
     for rank in scene.ranks:
         if is_known(rank.process.waits_for) and rank.process.waits_for in INPUT_WAITS:
             return f"{name_rank(rank)} waits for input"
+        waited = rank.process.waits_unchanged_s
+        if rank.process.waits_for == "sleep" and is_known(waited):
+            need = need_s(scene.watch, Patience.NAPS)
+            if waited < need:
+                return f"{name_rank(rank)} sleeps, for {waited:.0f} s of the {need:.0f} s that it takes"
         if not is_known(rank.phases):
             continue
         if fresh_phase(rank.phases) is Phase.INPUT:
