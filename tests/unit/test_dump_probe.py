@@ -299,9 +299,11 @@ def test_a_dump_that_is_ended_while_it_holds_a_process_lets_it_go():
             looking = threading.Thread(target=dumper.read_round)
             looking.start()
             end_s = time.monotonic() + 10
-            while read_stat(one.pid).state != "t" and looking.is_alive() and time.monotonic() < end_s:
+            while looking.is_alive() and time.monotonic() < end_s:
+                if read_stat(one.pid).state == "t":
+                    held += 1
+                    break
                 time.sleep(0.0005)
-            held += read_stat(one.pid).state == "t"
             dumper.stop()
             looking.join()
             assert wait_for(lambda: read_stat(one.pid).state == "S")

@@ -57,6 +57,7 @@ def shorten_native(name: str) -> str:
     """
     if _UNNAMED.fullmatch(name):
         return "?"
+    name = name.replace("(anonymous namespace)::", "")
     for _ in range(_MOST_NESTED):
         name, count = _TEMPLATE.subn("", name)
         if not count:
