@@ -58,9 +58,8 @@ def tell(path: Path, result: Result) -> None:
     if result.skipped:
         word = f"skipped: {result.skipped}"
     else:
-        word = (
-            f"right after {result.after_s:.0f} s" if result.right else f"WRONG ({', '.join(result.misses)})"
-        )
+        when = f"right after {result.after_s:.0f} s" if result.after_s >= 0 else "not called hung"
+        word = when if result.right else f"WRONG ({', '.join(result.misses)})"
     print(f"{result.name} seed {result.seed} {age}: {word}: {result.said}: {result.summary}", flush=True)
 
 
