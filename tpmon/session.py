@@ -15,11 +15,12 @@ from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.hang_memory import Watch
 from tpmon.judge.hot import hot_functions
 from tpmon.judge.judgement import judge
-from tpmon.judge.stack_tree import show_stacks
+from tpmon.judge.stack_tree import build_tree, show_stacks
 from tpmon.judge.standing import Standing
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, map_known
+from tpmon.model.process import ThreadKind
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.model.window import Window
@@ -229,7 +230,8 @@ class Session:
         target = frame.target
         not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
         dump = fold_rounds(rounds, Origin(target.pid, target.script, target.world_size, not_asked))
-        self._send_dump(DumpUpdate(state, dump, show_stacks(dump.groups)))
+        main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
+        self._send_dump(DumpUpdate(state, dump, show_stacks(dump.groups), build_tree(main)))
 
     def _hand_out_sample(self) -> None:
         """Add up what was sampled, when that is more than last time, and hand it to the sample sinks."""

@@ -18,7 +18,7 @@ from tests.dumps import (
 )
 from tests.frames import NOW, NOW_NS
 from tpmon.judge.fold import Origin, fold_rounds
-from tpmon.judge.stack_tree import show_stacks
+from tpmon.judge.stack_tree import build_tree, show_stacks
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -59,7 +59,8 @@ def make_update(*rounds: DumpRound, world_size: int = 64, **state: object) -> Du
         return DumpUpdate(state_now, Missing("nothing was read yet"))
     not_asked = len(RANKS) if state_now.request.pids else NOT_APPLICABLE
     dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", world_size, not_asked))
-    return DumpUpdate(state_now, dump, show_stacks(dump.groups))
+    main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
+    return DumpUpdate(state_now, dump, show_stacks(dump.groups), build_tree(main))
 
 
 def look_at(processes: Sequence[ProcessLook], ago_s: float, errors: Sequence[DumpError] = ()) -> DumpRound:

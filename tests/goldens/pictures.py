@@ -72,6 +72,10 @@ def _list_stacks() -> Iterator[Picture]:
     opened = StacksView(StackRow(all_ranks, 2), frozenset({all_ranks, OTHER_THREADS}))
     yield _at_80("stacks-opened", "hung", **over, dump=hung, stacks=opened)
     yield Picture("stacks.40x50.ascii", "hung", Size(40, 50), over | {"dump": hung, "ascii_only": True})
+    yield _at_80("stacks-tree", "hung", **over, dump=hung, stacks=StacksView(as_tree=True))
+    yield Picture(
+        "stacks-tree.40x50", "hung", Size(40, 50), over | {"dump": hung, "stacks": StacksView(as_tree=True)}
+    )
     yield _at_80("stacks-once", "hung", **over, dump=dump_views.hung_once())
     yield _at_80("stacks-waiting", "hung", **over, dump=dump_views.hung_waiting())
     yield _at_80("stacks-torn", "two-ranks", **over, dump=dump_views.torn())

@@ -588,6 +588,33 @@ async def _(s):
     assert ">+ rank 11" in s.text
 
 
+@key("tree")
+async def _(s):
+    await s.press("6")
+    await s.send_result(dump_views.hung_three_looks())
+    await s.press("T")
+    assert ">  8x <module> train.py:260" in s.text
+    assert "     7x train_step engine.py:88" in s.text
+    assert "= rank 11: state D, frozen for at least 10 s" in s.text
+    await s.press("j", "enter")
+    assert ">+ 8x main train.py:214" in s.text
+    assert "engine.py:88" not in s.text.split("train.py:214")[1]
+    await s.press("right", "T")
+    assert ">- rank 11: save_shard" in s.text
+
+
+@key("whole")
+async def _(s):
+    await s.press("6")
+    await s.send_result(dump_views.hung_once())
+    await s.press("j", "j", "j", "j", "enter", "w")
+    assert "     - wrapper c10d_logger.py:81" in s.text
+    assert "     - all_reduce distributed_c10d.py:2800" in s.text
+    assert "     train_step engine.py:88" in s.text
+    await s.press("w")
+    assert "wrapper c10d_logger.py" not in s.text
+
+
 @key("edit")
 async def _(s):
     await s.press("6")

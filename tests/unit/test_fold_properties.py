@@ -28,7 +28,7 @@ from tests.dumps import (
     rounds,
 )
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
-from tpmon.judge.stack_tree import build_tree, leaves
+from tpmon.judge.stack_tree import TOP, build_tree, leaves
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, ProcessLook
 from tpmon.model.known import Missing, is_known, known_or
@@ -89,12 +89,14 @@ def test_every_thread_is_in_exactly_one_group_and_one_leaf(job: list[list[Proces
     expected = sorted((process.pid, thread.tid) for process in job[-1] for thread in process.threads)
     grouped = [(thread.pid, thread.tid) for group in dump.groups for thread in group.threads]
     assert sorted(grouped) == expected
-    for whole in (False, True):
-        tree = build_tree(dump.groups, whole=whole)
-        assert sorted((thread.pid, thread.tid) for thread in leaves(tree)) == expected
-    assert sum(branch.threads for branch in tree.branches) + sum(
-        len(one.threads) for one in tree.loose
-    ) == len(expected)
+    tree = build_tree(dump.groups)
+    assert sorted((thread.pid, thread.tid) for thread in leaves(tree)) == expected
+    assert sum(line.threads for line in tree if line.parent == TOP) == len(expected)
+    threads = {line.mark: line.threads for line in tree}
+    assert len(threads) == len(tree), "every line has a mark of its own"
+    for line in tree:
+        passing = sum(below.threads for below in tree if below.parent == line.mark)
+        assert passing + sum(len(group.threads) for group in line.ends) == line.threads
 
 
 @settings(max_examples=100, deadline=None)

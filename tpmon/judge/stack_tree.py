@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.dump import DumpThread, ShownFrame, StackGroup
-from tpmon.model.known import is_known
-from tpmon.model.results import GroupStack
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Role
+from tpmon.model.results import GroupStack, TreeLine
 
+TOP = 0
+"""The mark above the outermost lines of a tree."""
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Hold one line of the tree: how many threads pass it, the groups that end in it, what is below."""
-
-    shown: ShownFrame
-    threads: int
-    ends: tuple[StackGroup, ...]
-    below: tuple[Branch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StackTree:
-    """Hold the merged stacks; ``loose`` are groups without frames: native threads, stacks not read."""
-
-    branches: tuple[Branch, ...]
-    loose: tuple[StackGroup, ...]
-
-
-_Rest = tuple[StackGroup, tuple[ShownFrame, ...]]
+_Stack = tuple[StackGroup, tuple[ShownFrame, ...]]
 
 
 def show_stacks(groups: Sequence[StackGroup]) -> tuple[GroupStack, ...]:
@@ -47,53 +31,49 @@ def show_stacks(groups: Sequence[StackGroup]) -> tuple[GroupStack, ...]:
     return tuple(shown)
 
 
-def build_tree(groups: Sequence[StackGroup], *, whole: bool = False) -> StackTree:
-    """Merge the stacks of ``groups``, outermost frame first; with ``whole`` library frames stay."""
-    rest: list[_Rest] = []
-    loose: list[StackGroup] = []
-    for group in groups:
-        frames = group.frames
-        shown: tuple[ShownFrame, ...] = ()
-        if is_known(frames):
-            shown = (
-                tuple(
-                    ShownFrame(f"{one.function} {one.file}:{one.line}", is_users=True, frame=one)
-                    for one in frames
-                )
-                if whole
-                else collapse_frames(frames)
-            )
-        if shown:
-            rest.append((group, shown))
-        else:
-            loose.append(group)
-    return StackTree(_branch(rest, 0), tuple(loose))
+def build_tree(groups: Sequence[StackGroup]) -> tuple[TreeLine, ...]:
+    """Merge the stacks of ``groups`` where they begin alike; lines in the order of a tree that is open.
 
-
-def _branch(rest: Sequence[_Rest], depth: int) -> tuple[Branch, ...]:
-    by_text: dict[tuple[str, bool], list[_Rest]] = {}
-    for group, shown in rest:
-        head = shown[depth]
-        by_text.setdefault((head.text, head.is_users), []).append((group, shown))
-    branches = [
-        Branch(
-            shown=those[0][1][depth],
-            threads=sum(len(group.threads) for group, _ in those),
-            ends=tuple(group for group, shown in those if len(shown) == depth + 1),
-            below=_branch([one for one in those if len(one[1]) > depth + 1], depth + 1),
-        )
-        for those in by_text.values()
-    ]
-    return tuple(sorted(branches, key=lambda one: (-one.threads, one.shown.text)))
-
-
-def leaves(tree: StackTree) -> Iterator[DumpThread]:
-    """Yield every thread of a tree, from where its stack ends."""
-    todo = list(tree.branches)
+    Groups without frames (native threads, stacks not read) are lines of their own at the end. A
+    stack may be as deep as its program recurses, so nothing here does.
+    """
+    stacks = [(group, collapse_frames(group.frames) if is_known(group.frames) else ()) for group in groups]
+    lines: list[TreeLine] = []
+    todo = [(TOP, 0, 0, branch) for branch in reversed(_part([one for one in stacks if one[1]], 0))]
     while todo:
-        branch = todo.pop()
-        todo += branch.below
-        for group in branch.ends:
+        parent, at, depth, those = todo.pop()
+        head = those[0][1][at]
+        mark = hash((parent, head.text, head.is_users))
+        ends = tuple(group for group, shown in those if len(shown) == at + 1)
+        threads = sum(len(group.threads) for group, _ in those)
+        lines.append(TreeLine(mark, parent, depth, head, threads, ends))
+        below = _part([one for one in those if len(one[1]) > at + 1], at + 1)
+        inner = depth + (1 if len(below) + bool(ends) > 1 else 0)
+        todo += [(mark, at + 1, inner, branch) for branch in reversed(below)]
+    loose = [group for group, shown in stacks if not shown]
+    return (*lines, *(_loose_line(group, number) for number, group in enumerate(loose)))
+
+
+def _loose_line(group: StackGroup, number: int) -> TreeLine:
+    return TreeLine(hash(("loose", number)), TOP, 0, NOT_APPLICABLE, len(group.threads), (group,))
+
+
+def _part(stacks: Sequence[_Stack], at: int) -> list[list[_Stack]]:
+    """Divide stacks by their line ``at``: ranks before others, those that most threads pass first."""
+    by_text: dict[tuple[str, bool], list[_Stack]] = {}
+    for group, shown in stacks:
+        by_text.setdefault((shown[at].text, shown[at].is_users), []).append((group, shown))
+
+    def order(part: tuple[tuple[str, bool], list[_Stack]]) -> tuple[bool, int, tuple[str, bool]]:
+        text, those = part
+        has_rank = any(group.threads[0].role is Role.RANK for group, _ in those)
+        return not has_rank, -sum(len(group.threads) for group, _ in those), text
+
+    return [those for _, those in sorted(by_text.items(), key=order)]
+
+
+def leaves(tree: Sequence[TreeLine]) -> Iterator[DumpThread]:
+    """Yield every thread of a tree, from where its stack ends."""
+    for line in tree:
+        for group in line.ends:
             yield from group.threads
-    for group in tree.loose:
-        yield from group.threads

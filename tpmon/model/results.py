@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpmon.model.dump import Dump, DumpState, ShownFrame
+from tpmon.model.dump import Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.frame import Frame
-from tpmon.model.known import Known
+from tpmon.model.known import Applicable, Known
 from tpmon.model.sample import HotSample, SampleState
 from tpmon.model.window import Pulse
 
@@ -31,16 +31,34 @@ class GroupStack:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeLine:
+    """Hold one line of stacks that are merged where they begin alike.
+
+    ``parent`` is the mark of the line that called it, ``depth`` counts the places above at which
+    stacks part, ``threads`` pass this line and those of ``ends`` go no further. ``shown`` does not
+    apply to threads without frames.
+    """
+
+    mark: int
+    parent: int
+    depth: int
+    shown: Applicable[ShownFrame]
+    threads: int
+    ends: tuple[StackGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DumpUpdate:
     """Hand a dump to a sink as it grows: how far it is, and the fold of what has come so far.
 
-    ``stacks`` belong to the groups of ``dump``, one each; the fold leaves out a look that is only
-    partly read, unless it is the first.
+    ``stacks`` belong to the groups of ``dump``, one each; ``tree`` merges those of main threads. The
+    fold leaves out a look that is only partly read, unless it is the first.
     """
 
     state: DumpState
     dump: Known[Dump]
     stacks: tuple[GroupStack, ...] = ()
+    tree: tuple[TreeLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

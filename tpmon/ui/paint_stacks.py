@@ -19,7 +19,7 @@ from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate
 from tpmon.model.units import clean_text, format_clock, format_seconds
 from tpmon.ui.ask_dump import list_stoppable
-from tpmon.ui.cells import cut, cut_front, fit_line, pad, width_of, wrap, wrap_all
+from tpmon.ui.cells import cut, fit_line, wrap, wrap_all
 from tpmon.ui.ink import DOT
 from tpmon.ui.paint_dump_errors import paint_errors
 from tpmon.ui.stack_rows import (
@@ -32,6 +32,7 @@ from tpmon.ui.stack_rows import (
     list_rows,
     rows_of,
 )
+from tpmon.ui.stack_tree_lines import Block, paint_branches, paint_line, paint_user_line
 from tpmon.ui.table import Item, paint_rule
 from tpmon.ui.view import OTHER_THREADS, Ink, Line, Size, StackRow, ViewState
 
@@ -42,9 +43,6 @@ _HEAD_LINES = 2
 _STATE_LINES = 3
 _AIRY_HEIGHT = 25
 """From this height on a line is left empty above the groups."""
-
-Block = tuple[StackRow, list[Line]]
-"""A row and its lines; those after the first cannot hold the cursor."""
 
 
 def paint_stacks(view: ViewState, size: Size) -> list[Line]:
@@ -177,6 +175,9 @@ def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
 
 def _paint_rows(view: ViewState, width: int) -> Iterator[Block]:
     cursor = cursor_of(view, list_rows(view))
+    if view.stacks.as_tree:
+        yield from paint_branches(view, cursor, width)
+        return
     for member in list_members(view, main=True):
         yield from _paint_member(member, cursor, width)
     others = list_members(view, main=False)
@@ -184,7 +185,7 @@ def _paint_rows(view: ViewState, width: int) -> Iterator[Block]:
         row = StackRow(OTHER_THREADS)
         is_open = OTHER_THREADS in view.stacks.opened
         head = f" {_sign(is_open=is_open)} {_say_others(view, others)}"
-        yield row, [_paint_line(head, row == cursor, width, Ink.PLAIN)]
+        yield row, [paint_line(head, row == cursor, width, Ink.PLAIN)]
         if is_open:
             for member in others:
                 yield from _paint_member(member, cursor, width, main=False)
@@ -201,12 +202,6 @@ def _say_others(view: ViewState, others: Sequence[Member]) -> str:
     return f"other threads: {count} in {len(others)} group{'s' if len(others) > 1 else ''}{more}"
 
 
-def _paint_line(text: str, cursor: bool, width: int, ink: Ink) -> Line:
-    if not cursor:
-        return fit_line(((text, ink),), width)
-    return ((pad(f">{text[1:]}", width), Ink.CURSOR),)
-
-
 def _paint_member(member: Member, cursor: object, width: int, *, main: bool = True) -> Iterator[Block]:
     """Paint who stands together and what they do, then their stack while the group is open."""
     group = member.group
@@ -220,25 +215,16 @@ def _paint_member(member: Member, cursor: object, width: int, *, main: bool = Tr
     ink = Ink.BAD if member.is_odd else Ink.PLAIN
     row = next(rows)
     sign = _sign(is_open=member.is_open, has_stack=bool(member.stack.lines))
-    lines = [_paint_line(f" {sign} {texts[0]}", row == cursor, width, ink)]
+    lines = [paint_line(f" {sign} {texts[0]}", row == cursor, width, ink)]
     lines += [fit_line(((f"   {text}", ink),), width) for text in texts[1:]]
     lines += _paint_state(group, width, main=main)
     yield row, lines
     for row, shown in zip(rows, member.stack.lines, strict=False):
         text = clean_text(shown.text, _TEXT_CHARS)
         if shown.is_users:
-            yield row, [_paint_user_line(text, shown.frame.file, row == cursor, width)]
+            yield row, [paint_user_line(f"     {text}", shown.frame.file, row == cursor, width)]
         else:
-            yield row, [_paint_line(f"     - {text}", row == cursor, width, Ink.DIM)]
-
-
-def _paint_user_line(text: str, path: str, cursor: bool, width: int) -> Line:
-    line = f"     {text}"
-    if cursor:
-        # Two lines of one name are told apart by their folder, and the editor opens this path.
-        room = width - width_of(line) - 2
-        line += f"  {cut_front(clean_text(path, _TEXT_CHARS), room)}" if room > 10 else ""
-    return _paint_line(line, cursor, width, Ink.STRONG)
+            yield row, [paint_line(f"     - {text}", row == cursor, width, Ink.DIM)]
 
 
 def _paint_state(group: StackGroup, width: int, *, main: bool) -> list[Line]:

@@ -106,6 +106,9 @@ ALIVE = Situation(lambda view: _no_typing(view) and _alive(view), "while the job
 LIVE_ROWS = Situation(lambda view: _rows(view) and _alive(view), "in the ranks and workers panes")
 LIVE_STACKS = Situation(lambda view: _stacks(view) and _alive(view), "in the stacks")
 IN_GROUPS = Situation(lambda view: _stacks(view) and len(list_rows(view)) > 0, "in the stacks")
+DUMPED_STACKS = Situation(
+    lambda view: _stacks(view) and is_known(shown_dump(view)), "in the stacks, once some are read"
+)
 DUMPED = Situation(_dumped, "in the stacks and the hot functions, once some are read")
 FRAMED = Situation(_framed, "on a stack with Python frames")
 UNSAMPLED = Situation(

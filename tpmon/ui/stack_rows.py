@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tpmon.model.dump import Asker, Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ThreadKind
-from tpmon.model.results import GroupStack
+from tpmon.model.results import GroupStack, TreeLine
 from tpmon.ui.actions import Move, moved
 from tpmon.ui.view import OTHER_THREADS, WHOLE_GROUP, Overlay, StackRow, StacksView, ViewState
 
@@ -52,12 +52,39 @@ def list_members(view: ViewState, *, main: bool) -> list[Member]:
             continue
         is_odd = is_main and is_known(odd) and any(one.pid == odd.pid for one in group.threads)
         is_open = stack.mark in stacks.opened or (is_odd and stack.mark not in stacks.closed)
-        found.append(Member(group, stack, is_open, is_odd))
+        found.append(Member(group, _in_full(group, stack) if stacks.whole else stack, is_open, is_odd))
+    return found
+
+
+def _in_full(group: StackGroup, stack: GroupStack) -> GroupStack:
+    """Return every frame of a group; those that the collapsed stack has as the user's stand out."""
+    users = {line.frame for line in stack.lines if line.is_users}
+    frames = group.frames if is_known(group.frames) else ()
+    lines = tuple(
+        ShownFrame(f"{one.function} {one.file.rpartition('/')[2]}:{one.line}", one in users, one)
+        for one in frames
+    )
+    return GroupStack(stack.mark, lines)
+
+
+def list_branches(view: ViewState) -> list[TreeLine]:
+    """List the lines of the merged stacks that are not below a closed one."""
+    found: list[TreeLine] = []
+    hidden: set[int] = set()
+    for line in view.dump.tree if is_known(view.dump) else ():
+        if line.parent in hidden:
+            hidden.add(line.mark)
+            continue
+        found.append(line)
+        if line.mark in view.stacks.closed:
+            hidden.add(line.mark)
     return found
 
 
 def list_rows(view: ViewState) -> tuple[StackRow, ...]:
     """List the rows that the cursor walks, in the order shown."""
+    if view.stacks.as_tree:
+        return tuple(StackRow(line.mark) for line in list_branches(view))
     rows: list[StackRow] = []
     for member in list_members(view, main=True):
         rows += rows_of(member)
@@ -122,7 +149,19 @@ def action_fold(view: ViewState, *, opens: bool | None = None) -> ViewState:
     return _with(view, replace(stacks, opened=opened, closed=closed, cursor=StackRow(mark)))
 
 
+def action_tree(view: ViewState) -> ViewState:
+    """Merge the stacks into a tree, or show group below group again."""
+    return _with(view, replace(view.stacks, as_tree=not view.stacks.as_tree, cursor=NOT_APPLICABLE))
+
+
+def action_whole(view: ViewState) -> ViewState:
+    """Show the frames of libraries too, or one word for each run of them again."""
+    return _with(view, replace(view.stacks, whole=not view.stacks.whole, as_tree=False))
+
+
 def _is_open(view: ViewState, mark: int) -> bool:
+    if view.stacks.as_tree:
+        return mark not in view.stacks.closed
     if mark == OTHER_THREADS:
         return mark in view.stacks.opened
     members = [*list_members(view, main=True), *list_members(view, main=False)]
@@ -137,6 +176,9 @@ def frame_under_cursor(view: ViewState) -> Applicable[ShownFrame]:
     cursor = cursor_of(view, list_rows(view))
     if not is_known(cursor):
         return NOT_APPLICABLE
+    if view.stacks.as_tree:
+        branch = next(line for line in list_branches(view) if line.mark == cursor.mark)
+        return branch.shown
     members = [*list_members(view, main=True), *list_members(view, main=False)]
     lines = next((one.stack.lines for one in members if one.stack.mark == cursor.mark), ())
     if not lines:

@@ -124,6 +124,10 @@ class StacksView:
     asked_ns: Applicable[int] = NOT_APPLICABLE
     priced_ns: Applicable[int] = NOT_APPLICABLE
     seen_ns: Applicable[int] = NOT_APPLICABLE
+    as_tree: bool = False
+    """Merge the stacks of main threads where they begin alike, instead of group below group."""
+    whole: bool = False
+    """Show every frame of a group, also those of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
