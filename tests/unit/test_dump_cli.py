@@ -120,7 +120,7 @@ def test_a_part_of_a_job_that_is_not_there_is_said(job: int):
 
 
 @pytest.mark.torch
-def test_native_frames_and_variables_come_after_their_price(job: int):
+def test_native_frames_and_variables_come_after_their_price(job: int, tmp_path):
     done = call("dump", str(job), "--rank", "0", "--pid", str(job), "--native", "--locals", "--json")
     assert done.returncode == 0, done.stderr
     native, variables = done.stderr.splitlines()
@@ -134,7 +134,9 @@ def test_native_frames_and_variables_come_after_their_price(job: int):
     assert any(".so" in frame.file for frame in main.frames)
     assert is_known(main.threads[0].locals)
     assert read_stat(job).state == "S"
-    text = call("dump", str(job), "--native").stdout
+    path = tmp_path / "native.json"
+    path.write_text(done.stdout)
+    text = call("fold", str(path)).stdout
     assert "stopped the job for" in text
     assert "    - " in text
 
