@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.dumps import WORKER_READS
-from tests.frames import NOW_NS, make_frame, make_process, make_rank, make_view, make_worker
+from tests.frames import NOW_NS, make_frame, make_process, make_rank, make_target, make_view, make_worker
 from tests.goldens import sample_views
 from tests.samples import count, make_reading, make_sampled
+from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
@@ -70,6 +71,14 @@ def test_while_it_runs_the_price_is_gone_and_the_key_is_not_offered_elsewhere():
     assert "f samples" not in said
     assert "f end" in said
     assert "F" not in {key.keys[0] for key in keys_shown(sample_view(sample_views.running()))}
+
+
+def test_a_job_that_ends_ends_its_sampling():
+    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 1"))
+    said = text_of(replace(sample_view(sample_views.running()), frame=ended))
+    assert "sampling:" not in said
+    assert "f end" not in said
+    assert "f samples" not in said
 
 
 def test_lost_samples_and_lateness_warn_and_a_whole_sample_does_not():

@@ -50,6 +50,14 @@ def test_three_looks_say_how_far_they_are():
     assert "seen once: m tells" not in said
 
 
+def test_a_job_that_ends_while_it_is_read_is_said():
+    view = stacks_view(dump_views.hung_running())
+    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 1"))
+    said = text_of(replace(view, frame=ended))
+    assert "the job ended after 12 of 24" in said
+    assert "reading" not in said
+
+
 def test_its_age_grows_and_stands_while_paused():
     update = dump_views.hung_once()
     assert "12 s ago" in text_of(stacks_view(update, now_ns=NOW_NS))

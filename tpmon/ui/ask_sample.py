@@ -12,6 +12,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role
 from tpmon.model.sample import SampleRequest, price_sampling, say_price
+from tpmon.ui.ask_dump import has_ended
 from tpmon.ui.controls import Asked, Finish
 from tpmon.ui.view import Overlay, ViewState
 
@@ -44,8 +45,9 @@ def open_sample(view: ViewState) -> ViewState:
 
 
 def is_running(view: ViewState) -> bool:
-    """Tell whether stacks are being sampled."""
-    return is_known(view.sample) and view.sample.state.running
+    """Tell whether stacks are being sampled; the end of the job ends that too."""
+    ended = is_known(view.frame) and has_ended(view.frame)
+    return is_known(view.sample) and view.sample.state.running and not ended
 
 
 def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
@@ -71,7 +73,7 @@ def request_of(view: ViewState) -> SampleRequest:
 
 def say_next_price(view: ViewState) -> str:
     """Say whom the next press of the key samples, and what that costs."""
-    if not is_known(view.frame):
+    if not is_known(view.frame) or has_ended(view.frame):
         return ""
     request = request_of(view)
     sampled = [

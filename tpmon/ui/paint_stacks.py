@@ -18,7 +18,7 @@ from tpmon.model.dump_words import (
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate
 from tpmon.model.units import clean_text, format_clock, format_seconds
-from tpmon.ui.ask_dump import list_stoppable
+from tpmon.ui.ask_dump import has_ended, list_stoppable
 from tpmon.ui.cells import cut, fit_line, wrap, wrap_all
 from tpmon.ui.ink import DOT
 from tpmon.ui.paint_dump_errors import paint_errors
@@ -85,6 +85,8 @@ def _progress_of(view: ViewState) -> str:
     state = view.dump.state
     if not state.running:
         return ""
+    if is_known(view.frame) and has_ended(view.frame):
+        return f"the job ended after {state.answered} of {state.asked}"
     looks = state.request.rounds
     done = len(state.rounds) - (1 if 0 < state.answered < state.asked else 0)
     if looks > 1 and done and state.answered == state.asked:
