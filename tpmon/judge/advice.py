@@ -163,6 +163,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "unlimit-all-gathers",
         "check-network-path",
         "bf16-gradients",
+        "exchange-less-often",
         "ddp-buckets",
         "find-unused-off",
         "gradient-as-bucket-view",

@@ -87,12 +87,27 @@ REMEDIES = (
         title="send gradients as bf16",
         applies="The network is the limit and gradients go over it in fp32.",
         not_when="Gradients are bf16 already, or there are so many ranks that bf16 sums lose small ones.",
-        needs=(Need.DDP_IN_STACK, Need.TRANSFER_SEEN),
+        needs=(Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT),
         paste="from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
         ceiling="up to 2x of the exposed reduction; {gain} at best",
         risk=Risk.NUMERICS,
         proof="Bytes sent per step halve; the loss curve stays.",
+    ),
+    Remedy(
+        id="exchange-less-often",
+        title="exchange gradients in every 8th step only: accumulate under model.no_sync()",
+        applies="Gradients take longer to send than to compute, and the link is as fast as it can be.",
+        not_when="The batch of all ranks together must not grow: it becomes 8 times as large. Raise the "
+        "learning rate with it, and compare at equal samples.",
+        needs=(Need.DDP_IN_STACK, Need.TRANSFER_SEEN),
+        paste="with contextlib.nullcontext() if step % 8 == 7 else model.no_sync():\n"
+        "    (model(x).loss / 8).backward()\n"
+        "if step % 8 == 7:\n"
+        "    optimizer.step(); optimizer.zero_grad()",
+        ceiling="7/8 of the time in exchanges; {gain} at best",
+        risk=Risk.EXPERIMENT,
+        proof="Bytes sent per sample fall to an eighth; samples/s rise.",
     ),
     Remedy(
         id="fsdp-prefetch",
@@ -139,7 +154,7 @@ REMEDIES = (
         title="see which way NCCL goes: InfiniBand, NVLink, or TCP by mistake",
         applies="The ranks transfer all the time and the rate is far below what the links can.",
         not_when="The links are full. Leave NCCL_DEBUG off afterwards.",
-        needs=(Need.TRANSFER_SEEN,),
+        needs=(Need.TRANSFER_SEEN, Need.GPU_PRESENT),
         paste="NCCL_DEBUG=INFO torchrun ... 2>&1 | grep -E 'NET/|via|P2P'  # then nvidia-smi topo -m",
         language=Language.SHELL,
         ceiling="bandwidth of the right link over that of the wrong one; {gain} at best",
