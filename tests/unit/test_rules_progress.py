@@ -30,7 +30,6 @@ from tpmon.judge.rules_hang import (
     judge_blocked_io,
     judge_dead_worker,
     judge_gpu_lost,
-    judge_no_progress,
     judge_stopped,
 )
 from tpmon.judge.rules_progress import (
@@ -40,6 +39,7 @@ from tpmon.judge.rules_progress import (
     judge_validation,
     judge_waiting_for_input,
 )
+from tpmon.judge.rules_still import judge_no_progress
 from tpmon.judge.scene import see
 from tpmon.judge.standing import Standing
 from tpmon.judge.stillness import fresh_phase

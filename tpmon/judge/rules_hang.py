@@ -1,8 +1,7 @@
-"""Jobs that stand still: stopped, blocked in a read, a worker or a card lost, or nothing moves at all.
+"""Jobs that stand still: what the stacks of all processes show, and what the readings alone can tell.
 
-``hung`` is said of processes that are stopped at once and of everything else only after 25 s in
-which no main thread ran, no worker worked, and no line was written. Which rank or lock is to
-blame needs stacks of all ranks; here is what the readings alone can tell.
+``hung`` is said of processes that are stopped at once. Where the stacks were read they decide; where
+not, a read that does not return and a worker that is gone are named after 25 s.
 """
 
 from __future__ import annotations
@@ -10,21 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.hang_causes import Patience
 from tpmon.judge.hang_memory import HANG_AFTER_S, MOST_AGE_S
-from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang, need_s
-from tpmon.judge.phases import Phase
-from tpmon.judge.rank_waits import find_waits
+from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
 from tpmon.judge.stillness import (
-    INPUT_WAITS,
     QUIET_WORKER_DEMAND,
     STILL_S,
-    Standstill,
-    find_standstill,
-    fresh_phase,
     name_rank,
-    say_elsewhere,
     waits_for_batch,
     waits_for_workers,
 )
@@ -39,14 +30,12 @@ SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
 LOST_READINGS = 3
 """Readings in a row that found a card lost."""
-ODD_RATIO = 0.5
-"""How much less than every other rank one must wait in collectives to be the one that is named."""
 
 _RANK_IO = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal")
 """Waits for files. A rank also waits for sockets when it waits for other ranks."""
 
 
-def _held_ns(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
+def held_ns_of(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
     """Return since when a wait has not changed."""
     if not is_known(unchanged_s):
         return NOT_APPLICABLE
@@ -131,7 +120,7 @@ def judge_stopped(scene: Scene) -> Answer:
             observed=frozenset((Need.STOPPED,)),
             pid=process.pid,
             rank=rank.process.rank,
-            held_ns=_held_ns(scene, seconds),
+            held_ns=held_ns_of(scene, seconds),
         )
     return Unsure(unread) if unread else Cleared(passed)
 
@@ -154,7 +143,7 @@ def _is_stuck(rank: RankScene, least_s: float) -> Known[bool]:
     return waits_for_batch(rank) if unchanged >= least_s else False
 
 
-def _defer(scene: Scene, what: str) -> Answer | None:
+def defer_to_stacks(scene: Scene, what: str) -> Answer | None:
     """Leave the word to the stacks of all processes, where they were read or are being read."""
     found = judge_hang(scene)
     if isinstance(found, Suspicion):
@@ -164,14 +153,14 @@ def _defer(scene: Scene, what: str) -> Answer | None:
     return None
 
 
-def _still_s(scene: Scene) -> float:
+def still_s_of(scene: Scene) -> float:
     """Return how long nothing may move, less the first readings, which have no rates."""
     return max(STILL_S, scene.watch.hang_after_s - (HANG_AFTER_S - STILL_S))
 
 
 def judge_blocked_io(scene: Scene) -> Answer:
     """Suspect a read or write that has not returned for long, in a rank or in a worker it waits for."""
-    deferred = _defer(scene, "blocked reads")
+    deferred = defer_to_stacks(scene, "blocked reads")
     if deferred is not None:
         return deferred
     unread = ""
@@ -183,13 +172,13 @@ def judge_blocked_io(scene: Scene) -> Answer:
         if not is_known(unchanged):
             unread = f"blocked reads ({name}: {unchanged.reason})"
             continue
-        stuck = True if process.role is Role.RANK else _is_stuck(rank, _still_s(scene))
+        stuck = True if process.role is Role.RANK else _is_stuck(rank, still_s_of(scene))
         if not is_known(stuck):
             unread = f"blocked reads ({name}: {stuck.reason})"
             continue
-        if unchanged < _still_s(scene) or not stuck:
+        if unchanged < still_s_of(scene) or not stuck:
             continue
-        patience = _patience(rank) if process.role is Role.RANK else ""
+        patience = say_patience(rank) if process.role is Role.RANK else ""
         if patience:
             unread = f"blocked reads ({patience})"
             continue
@@ -198,7 +187,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
             kind=Kind.HUNG,
             cause="blocked-io",
             weight=1.0,
-            margin=1 + unchanged / _still_s(scene),
+            margin=1 + unchanged / still_s_of(scene),
             sources=frozenset(("kernel wait", "schedstat")),
             summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
             evidence=(
@@ -214,12 +203,12 @@ def judge_blocked_io(scene: Scene) -> Answer:
             observed=frozenset((Need.BLOCKED_READ,)),
             pid=process.pid,
             rank=rank.process.rank,
-            held_ns=_held_ns(scene, unchanged),
+            held_ns=held_ns_of(scene, unchanged),
         )
     return Unsure(unread) if unread else Cleared("blocked reads (none)")
 
 
-def _patience(rank: RankScene) -> str:
+def say_patience(rank: RankScene) -> str:
     """Return which slow thing a rank does on purpose, "" for none or when it takes far too long."""
     waited = rank.process.waits_unchanged_s
     if not is_known(rank.phases) or (is_known(waited) and waited >= PATIENCE_S):
@@ -256,11 +245,11 @@ def _lost_workers(rank: RankScene, scene: Scene) -> list[int]:
 
 def judge_dead_worker(scene: Scene) -> Answer:
     """Suspect a worker that is gone while its rank has waited long for a batch that it was to make."""
-    deferred = _defer(scene, "dead workers")
+    deferred = defer_to_stacks(scene, "dead workers")
     if deferred is not None:
         return deferred
     for rank in scene.ranks:
-        stuck = _is_stuck(rank, _still_s(scene))
+        stuck = _is_stuck(rank, still_s_of(scene))
         if not (is_known(stuck) and stuck):
             continue
         lost = _lost_workers(rank, scene)
@@ -282,7 +271,7 @@ def judge_dead_worker(scene: Scene) -> Answer:
             observed=frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT)),
             pid=rank.process.pid,
             rank=rank.process.rank,
-            held_ns=_held_ns(scene, waited),
+            held_ns=held_ns_of(scene, waited),
         )
     return Cleared("dead workers (none)")
 
@@ -308,103 +297,6 @@ def judge_gpu_lost(scene: Scene) -> Answer:
     )
 
 
-def _excuse(scene: Scene) -> str:
-    """Return what a quiet rank does on purpose, "" for nothing: it may take minutes."""
-    for rank in scene.ranks:
-        if is_known(rank.process.waits_for) and rank.process.waits_for in INPUT_WAITS:
-            return f"{name_rank(rank)} waits for input"
-        waited = rank.process.waits_unchanged_s
-        if rank.process.waits_for == "sleep" and is_known(waited):
-            need = need_s(scene.watch, Patience.NAPS)
-            if waited < need:
-                return f"{name_rank(rank)} sleeps, for {waited:.0f} s of the {need:.0f} s that it takes"
-        if not is_known(rank.phases):
-            continue
-        if fresh_phase(rank.phases) is Phase.INPUT:
-            return f"{name_rank(rank)} waits for input"
-        patience = _patience(rank)
-        if patience:
-            return patience
-    return ""
-
-
-def _explain(scene: Scene) -> str:
-    """Name the cause that says more than "nothing moves", "" for none."""
-    for rule in (judge_stopped, judge_blocked_io, judge_dead_worker, judge_gpu_lost):
-        answer = rule(scene)
-        if isinstance(answer, Suspicion):
-            return answer.summary
-    return ""
-
-
-def judge_no_progress(scene: Scene) -> Answer:
-    """Suspect a hang when for long no main thread ran, no worker worked and no line was written.
-
-    The word of the readings alone, where no stacks may be read.
-    """
-    if not any(rank.process.state not in ("Z", "X") for rank in scene.ranks):
-        return Cleared("no progress (no rank lives)")
-    deferred = _defer(scene, "no progress")
-    if deferred is not None:
-        return deferred
-    still = find_standstill(scene, _still_s(scene))
-    if isinstance(still, str):
-        return Cleared(f"no progress ({still})")
-    if not is_known(still):
-        return Unsure(f"no progress ({still.reason})")
-    explained = _explain(scene)
-    if explained:
-        return Cleared(f"no progress ({explained})")
-    excuse = _excuse(scene)
-    if excuse:
-        return Unsure(f"no progress ({excuse})")
-    return _suspect_standstill(scene, still)
-
-
-def _odd_one(scene: Scene) -> RankScene:
-    """Return the rank that is not in the collective with the others, else the first."""
-    waits = find_waits(scene)
-    if is_known(waits) and len(waits) > 1 and waits[1].ratio - waits[0].ratio >= ODD_RATIO:
-        return waits[0].rank
-    return scene.ranks[0]
-
-
-def _suspect_standstill(scene: Scene, still: Standstill) -> Suspicion:
-    rank = _odd_one(scene)
-    waited = rank.process.waits_unchanged_s
-    words = rank.process.waits_for if is_known(rank.process.waits_for) else "unknown"
-    where = rank.phases.where if is_known(rank.phases) and rank.phases.where else words
-    world = scene.frame.target.world_size
-    elsewhere = world - len(scene.ranks) if is_known(world) else 0
-    others = f"; {say_elsewhere(elsewhere)}" if elsewhere > 0 else ""
-    age = scene.frame.ages_s
-    evidence: tuple[Evidence, ...] = (
-        Evidence(
-            "main threads",
-            still.seconds,
-            "s",
-            f"none ran for {still.seconds:.0f} s",
-            "schedstat",
-            age.threads,
-        ),
-        reading(f"{name_rank(rank)} waits: {words}", waited, "s", "kernel wait", age.cpu),
-    )
-    if is_known(still.log_age_s):
-        evidence += (reading("last log write", still.log_age_s, "s ago", "log file", 0.0),)
-    return Suspicion(
-        kind=Kind.HUNG,
-        cause="no-progress",
-        weight=0.5,
-        margin=still.seconds / _still_s(scene),
-        sources=still.sources,
-        summary=f"nothing has moved for {still.seconds:.0f} s; {name_rank(rank)} is in {where}{others}",
-        evidence=evidence,
-        pid=rank.process.pid,
-        rank=rank.process.rank,
-        held_ns=_held_ns(scene, still.seconds),
-    )
-
-
 def judge_stacks(scene: Scene) -> Answer:
     """Suspect a hang whose cause the stacks of all processes show; a stop and a lost card say more."""
     for rule in (judge_stopped, judge_gpu_lost):
@@ -420,5 +312,4 @@ RULES: tuple[Rule, ...] = (
     judge_blocked_io,
     judge_dead_worker,
     judge_gpu_lost,
-    judge_no_progress,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tpmon.judge import rules_hang
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phases import Phase
+from tpmon.judge.rules_still import judge_no_progress
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.stillness import FRESH_S, INPUT_WAITS, TERMINAL_WAIT, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
@@ -295,4 +296,5 @@ RULES: tuple[Rule, ...] = (
     judge_finished,
     judge_waiting_for_input,
     *rules_hang.RULES,
+    judge_no_progress,
 )
