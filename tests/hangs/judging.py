@@ -29,6 +29,15 @@ def read_accusation(document: dict[str, object]) -> str:
     return "\n".join([str(document.get("summary", "")), *read_rows(document)[:1]])
 
 
+def read_left_out(document: dict[str, object]) -> tuple[str, ...]:
+    """Return what a Finding says of hangs that it does not state: why not, or what is not known."""
+    told: list[str] = []
+    for key in ("unknown", "ruled_out"):
+        texts = document.get(key)
+        told += [str(text) for text in texts if "hang" in str(text)] if isinstance(texts, list) else []
+    return tuple(told)
+
+
 def names_process(document: dict[str, object], culprit: Culprit) -> bool:
     """Tell whether a Finding names a process: by its PID, or as the rank that it is where no PID is said."""
     accused = read_rows(document)[:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from tests.hangs.judging import find_misses, list_false_alarms
+from tests.hangs.judging import find_misses, list_false_alarms, read_left_out
 from tests.hangs.programs import HANGS, Culprit, Trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import ROOT, TPMON, Running, Verdict, watch
@@ -46,8 +46,17 @@ def look(row: Row, seed: int, old_s: float, trees: Trees) -> Result:
         str(one) for one in verdicts if one.accuses and not row.accepts(one.kind, one.cause)
     )
     last = verdicts[-1]
-    summary = str(last.document.get("summary", ""))
-    return Result(row.name, seed, old_s, str(last), tuple(misses), round(after_s, 1), tuple(earlier), summary)
+    return Result(
+        row.name,
+        seed,
+        old_s,
+        str(last),
+        tuple(misses),
+        round(after_s, 1),
+        tuple(earlier),
+        str(last.document.get("summary", "")),
+        left_out=read_left_out(last.document) if misses else (),
+    )
 
 
 def watch_alive(row: AliveRow, seed: int, trees: Trees, seconds: float = ALIVE_S) -> Result:

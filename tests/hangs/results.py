@@ -18,7 +18,8 @@ class Result:
 
     ``old_s`` is how long it hung before tpmon started. ``after_s`` counts from the first reading; -1
     where it was not right. ``earlier`` are other verdicts that accused before. ``skipped`` is the
-    reason why the hang could not be made here.
+    reason why the hang could not be made here. ``left_out`` is what the last verdict said of hangs that
+    it did not state.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Result:
     earlier: tuple[str, ...]
     summary: str
     skipped: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def right(self) -> bool:
@@ -45,7 +47,8 @@ def read(path: Path) -> list[Result]:
     for line in path.read_text().splitlines():
         fields = json.loads(line)
         del fields["type"]
-        fields["misses"], fields["earlier"] = tuple(fields["misses"]), tuple(fields["earlier"])
+        lists = ("misses", "earlier", "left_out")
+        fields |= {name: tuple(fields.get(name, ())) for name in lists}
         results.append(Result(**fields))
     return results
 
