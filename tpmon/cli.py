@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from tpmon.model.frame import Frame
     from tpmon.model.results import Update
     from tpmon.probe.job import Job
-    from tpmon.session import Session
-    from tpmon.ui.controls import Result
+    from tpmon.session import DumpSink, SampleSink, Session, Sink
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -279,7 +278,8 @@ def _open_session(
     job: Job,
     options: Options,
     *sinks: Callable[[Update], None],
-    results: Sequence[Callable[[Result], None]] = (),
+    dump_sinks: Sequence[DumpSink] = (),
+    sample_sinks: Sequence[SampleSink] = (),
 ) -> Session:
     """Start the probes; nothing is collected yet."""
     from tpmon.probe.collect import Collector
@@ -291,8 +291,8 @@ def _open_session(
         collector,
         sinks,
         options.interval_s,
-        results,
-        results,
+        dump_sinks,
+        sample_sinks,
         hang_after_s=options.hang_after_s,
         may_look=not (options.readonly or options.no_stacks),
     )
@@ -318,10 +318,10 @@ def _watch_on_screen(job: Job, options: Options) -> int:
     complain(f"tpmon: attaching to {_describe_job(job)}")
     from tpmon.screen import watch_on_screen
 
-    def open_session(sink: Callable[[Update], None], results: Callable[[Result], None]) -> Session:
-        return _open_session(job, options, sink, results=(results,))
+    def open_session(sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
+        return _open_session(job, options, sink, dump_sinks=(dump_sink,), sample_sinks=(sample_sink,))
 
-    return watch_on_screen(options, open_session, _stdout(options.ascii_only))
+    return watch_on_screen(job, options, open_session, _stdout(options.ascii_only))
 
 
 def _run(arguments: Sequence[str]) -> int:

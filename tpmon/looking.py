@@ -147,9 +147,12 @@ class OwnLook:
 class SharedLook:
     """Use the Frames and the dumps of a session that runs already, as the screen does."""
 
-    def __init__(self, frames: Callable[[], Sequence[Frame]], keeper: RoundKeeper, ask: Ask) -> None:
+    def __init__(
+        self, frames: Callable[[], Sequence[Frame]], keeper: RoundKeeper, ask: Ask, *, stacks: bool = True
+    ) -> None:
         """``keeper`` is a dump sink of that session, ``ask`` its ``ask_dump``."""
         self._frames = frames
+        self._stacks = stacks
         self._keeper = keeper
         self._ask = ask
 
@@ -158,7 +161,8 @@ class SharedLook:
 
     def wait(self) -> None:
         """Wait for the looks."""
-        self._keeper.read(self._ask, time.monotonic() + ROUNDS * ROUND_LIMIT_S)
+        if self._stacks:
+            self._keeper.read(self._ask, time.monotonic() + ROUNDS * ROUND_LIMIT_S)
 
     def stop(self) -> None:
         """Do nothing: others look at it."""
@@ -169,4 +173,4 @@ class SharedLook:
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks so far."""
-        return self._keeper.rounds()
+        return self._keeper.rounds() if self._stacks else Missing(_NO_STACKS)

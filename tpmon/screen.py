@@ -7,66 +7,113 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
+from tpmon.bundle import open_sink, start_bundle
 from tpmon.config import Options
 from tpmon.dump import write_dump_text
+from tpmon.looking import RoundKeeper, SharedLook
 from tpmon.model.dump import DumpRequest
 from tpmon.model.known import is_known
-from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
+from tpmon.probe.job import Job
+from tpmon.probe.target import find_job
 from tpmon.report.sample import write_sample
 from tpmon.report.write import Output, complain
-from tpmon.session import Session
+from tpmon.session import DumpSink, SampleSink, Session, Sink
 from tpmon.ui.app import run_screen
-from tpmon.ui.controls import Controls, Order, Result, ScreenOptions
+from tpmon.ui.ask_dump import LOOKS_EVERY_S
+from tpmon.ui.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions
+
+BUNDLING = "a bundle is being written already"
 
 
 class OpenSession(Protocol):
     """Start the probes of the job that is watched; nothing is collected yet."""
 
-    def __call__(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> Session:
+    def __call__(self, sink: Sink, dump_sink: DumpSink, sample_sink: SampleSink) -> Session:
         """Return a session that hands Updates, dumps and samples to these sinks."""
         ...
 
 
-def watch_on_screen(options: Options, open_session: OpenSession, output: Output) -> int:
-    """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
-    failures: list[BaseException] = []
-    session: Session | None = None
+class Wiring:
+    """Join one session to one screen."""
 
-    def on_error(error: BaseException) -> None:
-        failures.append(error)
+    def __init__(self, job: Job, options: Options, open_session: OpenSession) -> None:
+        """Open nothing until ``start``."""
+        self._job = job
+        self._options = options
+        self._open_session = open_session
+        self._session: Session | None = None
+        self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        self._results: Callable[[Result], None] = lambda _result: None
+        self._bundles = False
+        self.failures: list[BaseException] = []
+
+    def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
+        """Open the session and let it run."""
+        self._results = results
+        self._session = self._open_session(sink, self._take_dump, results)
+        self._session.start(self._fail)
+
+    def _take_dump(self, update: DumpUpdate) -> None:
+        self._keeper(update)
+        self._results(update)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failures.append(error)
         os.kill(os.getpid(), signal.SIGTERM)  # ends the screen in order; the failure is told below
 
-    def start(sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
-        nonlocal session
-        session = open_session(sink, results)
-        session.start(on_error)
+    def stop(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._session.stop()
 
-    def stop() -> None:
-        if session is not None:
-            session.stop()
+    def set_interval(self, seconds: float) -> None:
+        """Read at another interval."""
+        if self._session is not None:
+            self._session.set_interval(seconds)
 
-    def set_interval(seconds: float) -> None:
-        if session is not None:
-            session.set_interval(seconds)
-
-    def ask(order: Order) -> None:
+    def ask(self, order: Order) -> None:
+        """Hand an order to whom it is for; never waits."""
+        session = self._session
         if session is None:
             return
         if isinstance(order, DumpRequest):
             session.ask_dump(order)
         elif isinstance(order, SampleRequest):
             session.ask_sample(order)
-        else:
+        elif order is Errand.END_SAMPLING:
             session.finish_sample()
+        else:
+            self._bundle(session)
 
+    def _bundle(self, session: Session) -> None:
+        """Write a bundle beside the running session, into a new folder where tpmon was started."""
+        if self._bundles:
+            self._results(Notice(BUNDLING))
+            return
+        self._bundles = True
+        self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        stacks = not self._options.no_stacks
+        look = SharedLook(session.frames, self._keeper, session.ask_dump, stacks=stacks)
+        pid = self._job.root.pid
+        start_bundle(lambda: find_job(pid), open_sink, look, self._tell_bundle)
+
+    def _tell_bundle(self, line: str) -> None:
+        self._bundles = False
+        self._results(Notice(line))
+
+
+def watch_on_screen(job: Job, options: Options, open_session: OpenSession, output: Output) -> int:
+    """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
+    wiring = Wiring(job, options, open_session)
     result = run_screen(
         ScreenOptions(options.interval_s, options.ascii_only, options.bell, options.readonly),
-        start,
-        Controls(set_interval, stop, ask, write_result),
+        wiring.start,
+        Controls(wiring.set_interval, wiring.stop, wiring.ask, write_reading),
     )
-    if failures:
-        raise failures[0]
+    if wiring.failures:
+        raise wiring.failures[0]
     if result.complaint:
         complain(result.complaint)
     if result.text:
@@ -74,8 +121,13 @@ def watch_on_screen(options: Options, open_session: OpenSession, output: Output)
     return result.exit_code
 
 
-def write_result(result: Result) -> str:
+def write_reading(reading: Reading) -> str:
     """Write a dump or hot functions as ``tpmon dump`` and ``tpmon sample`` print them."""
-    if isinstance(result, DumpUpdate):
-        return write_dump_text(result)
-    return "\n".join(write_sample(result.hot)) if is_known(result.hot) else result.hot.reason
+    if isinstance(reading, DumpUpdate):
+        return write_dump_text(reading)
+    return write_hot(reading)
+
+
+def write_hot(update: SampleUpdate) -> str:
+    """Write hot functions, or why there are none."""
+    return "\n".join(write_sample(update.hot)) if is_known(update.hot) else update.hot.reason

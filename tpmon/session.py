@@ -133,6 +133,7 @@ class Session:
         self._sample_state: Applicable[SampleState] = NOT_APPLICABLE
         self._interval_s = interval_s
         self._window = Window()
+        self._frames: tuple[Frame, ...] = ()
         self._standing = Standing(watch=Watch(asked_s=hang_after_s, may_ask=may_look))
         self._wake = threading.Event()
         self._stopped = threading.Event()
@@ -162,8 +163,10 @@ class Session:
             while not self._stopped.is_set():
                 last = self._source.collect()
                 self._window.append(last)
-                judged = judge(tuple(self._window), self._standing)
+                seen = tuple(self._window)
+                judged = judge(seen, self._standing)
                 last, self._standing = judged.frame, judged.standing
+                self._frames = (*seen[:-1], last)
                 if is_known(judged.look):
                     self._source.dumps.ask(judged.look)
                 update = Update(last, self._window.pulses())
@@ -196,6 +199,10 @@ class Session:
     def finish_sample(self) -> None:
         """End the sampling that runs, and keep what it has."""
         self._source.samples.finish()
+
+    def frames(self) -> tuple[Frame, ...]:
+        """Return the Frames of the last minute, oldest first, the newest judged; in any thread."""
+        return self._frames
 
     def stop(self) -> None:
         """End the loop after the reading it is in; never waits for it."""

@@ -31,8 +31,9 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 from tpmon.ui import editor, panes
 from tpmon.ui.app import MESSAGE_SECONDS, MonitorApp
+from tpmon.ui.ask_bundle import OFFER_SECONDS
 from tpmon.ui.canvas import Canvas, ink_styles
-from tpmon.ui.controls import Controls, Finish, Order, Result, ScreenOptions
+from tpmon.ui.controls import Controls, Errand, Notice, Order, Result, ScreenOptions
 from tpmon.ui.inbox import turns_bad
 from tpmon.ui.keys import KEYS
 from tpmon.ui.stack_rows import PRICE_SECONDS
@@ -509,7 +510,7 @@ async def _(s):
     await s.press("7")
     await s.send_result(sample_views.running())
     await s.press("f")
-    assert s.asked == [Finish.SAMPLING]
+    assert s.asked == [Errand.END_SAMPLING]
     await s.send_result(sample_views.ended())
     assert "5 of 605 looks gave no stack" in s.text
     await s.press("f")
@@ -540,6 +541,23 @@ async def _(s):
     assert s.view.overlay is Overlay.SAMPLE
     await s.press("7")
     assert s.view.overlay is Overlay.NONE
+
+
+@key("bundle")
+async def _(s):
+    await s.press("b")
+    assert "b again writes a bundle here: 3 looks in 15 s, no stop" in s.text
+    await s.press("j", "b")
+    assert s.asked == [], "another key took the offer back"
+    s.now_ns += int((OFFER_SECONDS + 1) * 1e9)
+    await s.press("b")
+    assert s.asked == [], "the offer has left the screen"
+    await s.press("b")
+    assert s.asked == [Errand.WRITE_BUNDLE]
+    await s.send_result(Notice("bundle out (9 files, 80K)"))
+    await s.until(lambda: "bundle out (9 files" in s.text)
+    await s.press("q")
+    assert s.app.text_left == "bundle out (9 files, 80K)"
 
 
 @key("looks")

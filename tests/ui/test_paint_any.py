@@ -236,6 +236,7 @@ def any_view(draw):
         readonly=draw(st.booleans()),
         behind=draw(st.sampled_from([Overlay.NONE, Overlay.STACKS, Overlay.SAMPLE])),
         sample=draw(optional | st.sampled_from(SAMPLES)),
+        offered_ns=draw(optional | st.just(frames.NOW_NS)),
         **draw(any_stacks()),
     )
 

@@ -30,18 +30,19 @@ from textual.timer import Timer
 from tpmon.errors import ExitCode
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
-from tpmon.model.known import Known, Missing, NotApplicable, is_known
+from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.ui import actions, clipboard, editor, panes, stack_rows
 from tpmon.ui.ask_dump import forget_price
 from tpmon.ui.canvas import Canvas
-from tpmon.ui.controls import Controls, Result, ScreenOptions, ScreenResult
+from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions, ScreenResult
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.first_view import first_view
 from tpmon.ui.inbox import EVENT_LIMIT, Inbox, turns_bad
 from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
 from tpmon.ui.keys import find_key, keys_shown
+from tpmon.ui.messages import Planned, Told
 from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, lend_terminal, report_crash, require_terminal
 from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, ViewState
 
@@ -55,6 +56,7 @@ _SETTLE_SECONDS = 0.05
 """Textual joins resizes within 1/120 s."""
 _BEHIND_SECONDS = 0.2
 _BEHIND_WRITES = 3
+_MOST_NOTICES = 20
 
 Paint = Callable[[ViewState, Size, Sequence[KeyHelp]], Sequence[Line]]
 
@@ -67,22 +69,6 @@ class MonitorApp(App[None]):
 
     class Arrived(Message):
         """Say that the inbox is no longer empty."""
-
-    class Told(Message):
-        """Say one line that a thread has found: where a copy went."""
-
-        def __init__(self, text: str) -> None:
-            """Keep the line."""
-            super().__init__()
-            self.text = text
-
-    class Planned(Message):
-        """Say how to open a line in an editor, or why it cannot be opened."""
-
-        def __init__(self, call: Known[editor.EditorCall]) -> None:
-            """Keep the command."""
-            super().__init__()
-            self.call = call
 
     def __init__(
         self,
@@ -110,6 +96,7 @@ class MonitorApp(App[None]):
         self._resized: tuple[object, int] = (None, 0)
         self.crash: Exception | None = None
         self.copied = ""
+        self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)
         self.guard: TerminalGuard | None = None
         self.view = first_view(options, clock())
 
@@ -121,8 +108,12 @@ class MonitorApp(App[None]):
             self._tell_arrival()
 
     def receive_result(self, result: Result) -> None:
-        """Take what a dump or a sampling has read from any thread; never blocks and never raises."""
-        if self._inbox.put_result(result):
+        """Take what came of an order from any thread; never blocks and never raises."""
+        if isinstance(result, Notice):
+            self.notices.append(result.text)
+            with suppress(RuntimeError):  # the screen has ended; the line is printed
+                self.post_message(Told(result.text))
+        elif self._inbox.put_reading(result):
             self._tell_arrival()
 
     def _tell_arrival(self) -> None:
@@ -148,7 +139,7 @@ class MonitorApp(App[None]):
             self._newest = update
             if self._rings and turns_bad(update, events_since):
                 self.bell()
-        dump, sample = self._inbox.take_results()
+        dump, sample = self._inbox.take_readings()
         self._dump, self._sample = dump or self._dump, sample or self._sample
         self._show(self.view, STALLED_SECONDS)
 
@@ -293,11 +284,11 @@ class MonitorApp(App[None]):
             self._driver.write(sequence)
 
         def tell(line: str) -> None:
-            self.post_message(self.Told(line))
+            self.post_message(Told(line))
 
         clipboard.tell_tmux(what, text, sequence, tell)
 
-    def on_monitor_app_told(self, message: Told) -> None:
+    def on_told(self, message: Told) -> None:
         """Say what a thread has found."""
         self._say(message.text)
 
@@ -315,11 +306,11 @@ class MonitorApp(App[None]):
         def plan() -> None:
             call = editor.plan_edit(frame, os.environ)
             with suppress(RuntimeError):  # the screen has ended meanwhile
-                self.post_message(self.Planned(call))
+                self.post_message(Planned(call))
 
         threading.Thread(target=plan, name="tpmon-editor", daemon=True).start()
 
-    def on_monitor_app_planned(self, message: Planned) -> None:
+    def on_planned(self, message: Planned) -> None:
         """Give the terminal to the editor until it ends, or say why not."""
         call = message.call
         if not is_known(call):
@@ -329,6 +320,11 @@ class MonitorApp(App[None]):
             failure = editor.run_editor(call.command)
         self._redraw()
         self._say(failure or f"was at {call.place}")
+
+    @property
+    def text_left(self) -> str:
+        """Return what stays when the screen is gone: the last copy, and what became of errands."""
+        return "\n".join(filter(None, (self.copied, *self.notices)))
 
     # The end
 
@@ -386,6 +382,6 @@ def run_screen(
     finally:
         controls.stop()
     if app.crash is not None:
-        return ScreenResult(ExitCode.BUG, app.copied, report_crash(app.crash))
+        return ScreenResult(ExitCode.BUG, app.text_left, report_crash(app.crash))
     code = app.return_code
-    return ScreenResult(ExitCode.BUG if code is None else code, app.copied, "")
+    return ScreenResult(ExitCode.BUG if code is None else code, app.text_left, "")

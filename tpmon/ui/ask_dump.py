@@ -56,10 +56,11 @@ def open_stacks(view: ViewState) -> ViewState:
 
 
 def forget_price(view: ViewState) -> ViewState:
-    """Take the price of a stop off the screen: another key was pressed."""
-    if not is_known(view.stacks.priced_ns):
+    """Take prices and offers off the screen: another key was pressed."""
+    if not is_known(view.stacks.priced_ns) and not is_known(view.offered_ns):
         return view
-    return replace(view, stacks=replace(view.stacks, priced_ns=NOT_APPLICABLE))
+    stacks = replace(view.stacks, priced_ns=NOT_APPLICABLE)
+    return replace(view, stacks=stacks, offered_ns=NOT_APPLICABLE)
 
 
 def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:

@@ -13,7 +13,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role
 from tpmon.model.sample import SampleRequest, price_sampling, say_price
 from tpmon.ui.ask_dump import has_ended
-from tpmon.ui.controls import Asked, Finish
+from tpmon.ui.controls import Asked, Errand
 from tpmon.ui.view import Overlay, ViewState
 
 
@@ -36,7 +36,7 @@ def start_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
 
 def end_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
     """End the sampling early."""
-    return replace(view, message="ends, and keeps what it has"), Finish.SAMPLING
+    return replace(view, message="ends, and keeps what it has"), Errand.END_SAMPLING
 
 
 def open_sample(view: ViewState) -> ViewState:

@@ -14,16 +14,26 @@ from tpmon.model.sample import SampleRequest
 from tpmon.ui.view import ViewState
 
 
-class Finish(Enum):
-    """Name what the screen may ask to end early; what it has is kept."""
+class Errand(Enum):
+    """Name what the screen may ask for without saying more."""
 
-    SAMPLING = "sampling"
+    END_SAMPLING = "end the sampling early, and keep what it has"
+    WRITE_BUNDLE = "write a bundle for a ticket"
 
 
-Order = Union[DumpRequest, SampleRequest, Finish]
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Say in one line what became of an errand; it is printed again when the screen ends."""
+
+    text: str
+
+
+Order = Union[DumpRequest, SampleRequest, Errand]
 """What a key may ask of the session."""
-Result = Union[DumpUpdate, SampleUpdate]
-"""What comes of an order, also while it grows."""
+Reading = Union[DumpUpdate, SampleUpdate]
+"""What is read for an order, also while it grows."""
+Result = Union[Reading, Notice]
+"""What comes of an order."""
 Asked = tuple[ViewState, Applicable[Order]]
 """The picture that follows a key, and what to ask the session for, if anything."""
 
@@ -47,8 +57,8 @@ class Controls:
     set_interval: Callable[[float], None]
     stop: Callable[[], None]
     ask: Callable[[Order], None]
-    write: Callable[[Result], str]
-    """Write a result as text, to be pasted into a ticket."""
+    write: Callable[[Reading], str]
+    """Write what was read as text, to be pasted into a ticket."""
 
 
 @dataclass(frozen=True, slots=True)

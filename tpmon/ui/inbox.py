@@ -10,7 +10,7 @@ from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.verdict import EXIT_CODES
-from tpmon.ui.controls import Result
+from tpmon.ui.controls import Reading
 
 EVENT_LIMIT = 500
 
@@ -52,8 +52,8 @@ class Inbox:
             self._events.clear()
             return taken
 
-    def put_result(self, result: Result) -> bool:
-        """Keep the newest dump or sample and tell whether it is the first since ``take_results``."""
+    def put_reading(self, result: Reading) -> bool:
+        """Keep the newest dump or sample and tell whether it is the first since ``take_readings``."""
         with self._lock:
             first = self._dump is None and self._sample is None
             if isinstance(result, DumpUpdate):
@@ -62,7 +62,7 @@ class Inbox:
                 self._sample = result
             return first
 
-    def take_results(self) -> tuple[DumpUpdate | None, SampleUpdate | None]:
+    def take_readings(self) -> tuple[DumpUpdate | None, SampleUpdate | None]:
         """Return the newest dump and the newest sample since the last call, where there are any."""
         with self._lock:
             taken = self._dump, self._sample

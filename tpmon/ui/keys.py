@@ -14,7 +14,7 @@ from tpmon.ui import actions
 from tpmon.ui import situations as when
 from tpmon.ui.actions import INTERVALS_S, Move
 from tpmon.ui.key_row import Action, ByDigit, Effect, Key, OpenRow
-from tpmon.ui.keys_stacks import STACK_KEYS
+from tpmon.ui.keys_stacks import BUNDLE_KEYS, STACK_KEYS
 from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
 
 
@@ -306,6 +306,7 @@ KEYS: tuple[Key, ...] = (
         when.NOT_TYPING,
         brief="copy the whole screen",
     ),
+    *BUNDLE_KEYS,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tpmon.ui import actions, ask_dump, ask_sample, stack_rows
+from tpmon.ui import actions, ask_bundle, ask_dump, ask_sample, stack_rows
 from tpmon.ui import situations as when
 from tpmon.ui.key_row import Ask, Effect, Key
 from tpmon.ui.view import Overlay
@@ -204,5 +204,18 @@ STACK_KEYS: tuple[Key, ...] = (
         "retry",
         1,
         brief="retry with a stop; asks first",
+    ),
+)
+
+BUNDLE_KEYS: tuple[Key, ...] = (
+    Key(
+        "bundle",
+        ("b",),
+        ("b",),
+        "Copying",
+        "write a bundle for a ticket (three looks, verdict, readings, logs); says so first, b again does it",
+        Ask(ask_bundle.ask_bundle),
+        when.ALIVE,
+        brief="a bundle for a ticket",
     ),
 )

@@ -164,6 +164,8 @@ class ViewState:
     dump: Applicable[DumpUpdate] = NOT_APPLICABLE
     """The newest dump of the job's stacks, also while it is read."""
     stacks: StacksView = StacksView()
+    offered_ns: Applicable[int] = NOT_APPLICABLE
+    """When the key of the bundle said what it does: its next press does it."""
     sample: Applicable[SampleUpdate] = NOT_APPLICABLE
     """The newest samples of the job's stacks, also while they come."""
     to_sample: Applicable[SampleRequest] = NOT_APPLICABLE

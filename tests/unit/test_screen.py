@@ -1,0 +1,100 @@
+"""The wiring of the screen: orders reach the session, what comes reaches the screen, one bundle at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.frames import make_frame
+from tests.goldens import dump_views, sample_views
+from tpmon import screen
+from tpmon.config import resolve, settle
+from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.known import is_known
+from tpmon.model.results import Update
+from tpmon.model.sample import SampleRequest
+from tpmon.screen import BUNDLING, Wiring, write_reading
+from tpmon.ui.controls import Errand, Notice
+
+
+class Session:
+    """Note what is asked of it."""
+
+    def __init__(self, *sinks) -> None:
+        self.sinks = sinks
+        self.calls: list[tuple[str, object]] = []
+
+    def frames(self):
+        return (make_frame(),)
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+@pytest.fixture
+def wired():
+    """Return a wiring that has started, its session and what its screen got."""
+    opened, updates, results = [], [], []
+
+    def open_session(*sinks):
+        opened.append(Session(*sinks))
+        return opened[0]
+
+    job = SimpleNamespace(root=SimpleNamespace(pid=4200))
+    wiring = Wiring(job, settle(resolve({}, {}, "", {})), open_session)
+    wiring.ask(DumpRequest(Asker.KEY))
+    wiring.stop()
+    wiring.set_interval(2.0)
+    assert opened == [], "nothing is opened before the start"
+    wiring.start(updates.append, results.append)
+    opened[0].calls.clear()
+    return SimpleNamespace(wiring=wiring, session=opened[0], updates=updates, results=results)
+
+
+def test_orders_reach_the_session(wired):
+    dump, sample = DumpRequest(Asker.KEY), SampleRequest()
+    for order in (dump, sample, Errand.END_SAMPLING):
+        wired.wiring.ask(order)
+    wired.wiring.set_interval(2.0)
+    wired.wiring.stop()
+    assert wired.session.calls == [
+        ("ask_dump", dump),
+        ("ask_sample", sample),
+        ("finish_sample",),
+        ("set_interval", 2.0),
+        ("stop",),
+    ]
+
+
+def test_what_the_session_reads_reaches_the_screen(wired):
+    update, dump, sample = Update(make_frame(), ()), dump_views.hung_once(), sample_views.ended()
+    for sink, result in zip(wired.session.sinks, (update, dump, sample), strict=True):
+        sink(result)
+    assert (wired.updates, wired.results) == ([update], [dump, sample])
+
+
+def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monkeypatch):
+    started = []
+    monkeypatch.setattr(screen, "start_bundle", lambda *given: started.append(given))
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert (len(started), wired.results) == (1, [Notice(BUNDLING)])
+    _, _, look, told = started[0]
+    assert len(look.frames()) == 1
+    assert not is_known(look.rounds())
+    request = look._keeper._request
+    three = dump_views.hung_three_looks()
+    wired.session.sinks[1](dump_views.make_update(*three.state.rounds, request=request))
+    assert look.rounds() == three.state.rounds
+    told("bundle out (9 files, 80K)")
+    assert wired.results[-1] == Notice("bundle out (9 files, 80K)")
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert len(started) == 2
+
+
+def test_a_copy_is_what_the_commands_print():
+    assert write_reading(dump_views.hung_once()).startswith("dump     7 of 8 ranks wait")
+    assert write_reading(dump_views.hung_waiting()) == "no stacks: nothing was read yet"
+    assert write_reading(sample_views.ended()).startswith("sample   3 processes of train.py")
+    assert write_reading(sample_views.refused()) == "nothing was sampled yet"

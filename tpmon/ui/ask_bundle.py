@@ -1,0 +1,25 @@
+"""Ask for a bundle: what it does first, then the bundle. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.ui.ask_dump import LOOKS, LOOKS_EVERY_S
+from tpmon.ui.controls import Asked, Errand
+from tpmon.ui.view import ViewState
+
+OFFER_SECONDS = 6.0
+"""As long as the offer stands in the last line."""
+
+
+def ask_bundle(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Say what a bundle is; pressed again, have it written."""
+    offered_ns = view.offered_ns
+    if is_known(offered_ns) and view.now_ns - offered_ns < OFFER_SECONDS * 1e9:
+        asked = replace(view, offered_ns=NOT_APPLICABLE, message="writes a bundle, some seconds ...")
+        return asked, Errand.WRITE_BUNDLE
+    seconds = LOOKS * LOOKS_EVERY_S
+    offer = f"b again writes a bundle here: {LOOKS} looks in {seconds:g} s, no stop, files for a ticket"
+    return replace(view, offered_ns=view.now_ns, message=offer), NOT_APPLICABLE

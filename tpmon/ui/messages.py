@@ -1,0 +1,26 @@
+"""What threads of the screen send to its loop."""
+
+from __future__ import annotations
+
+from textual.message import Message
+
+from tpmon.model.known import Known
+from tpmon.ui.editor import EditorCall
+
+
+class Told(Message):
+    """Say one line that a thread has found: where a copy or a bundle went."""
+
+    def __init__(self, text: str) -> None:
+        """Keep the line."""
+        super().__init__()
+        self.text = text
+
+
+class Planned(Message):
+    """Say how to open a line in an editor, or why it cannot be opened."""
+
+    def __init__(self, call: Known[EditorCall]) -> None:
+        """Keep the command."""
+        super().__init__()
+        self.call = call
