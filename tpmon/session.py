@@ -167,8 +167,7 @@ class Session:
                 judged = judge(seen, self._standing)
                 last, self._standing = judged.frame, judged.standing
                 self._frames = (*seen[:-1], last)
-                if is_known(judged.look):
-                    self._source.dumps.ask(judged.look)
+                self._look(judged.look)
                 update = Update(last, self._window.pulses())
                 for sink in self._sinks:
                     sink(update)
@@ -181,6 +180,12 @@ class Session:
         finally:
             self._source.close()
         return last
+
+    def _look(self, request: Applicable[DumpRequest]) -> None:
+        """Start the looks that the judge asks for; those that somebody reads at a key do as well."""
+        state = self._source.dumps.state
+        if is_known(request) and not (is_known(state) and state.running):
+            self._source.dumps.ask(request)
 
     def set_interval(self, seconds: float) -> None:
         """Change the interval at once, also in the middle of a wait."""

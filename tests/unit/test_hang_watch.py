@@ -216,7 +216,7 @@ THREADS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(THREADS, min_size=1, max_size=3),
     st.lists(THREADS, max_size=2),

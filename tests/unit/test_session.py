@@ -409,6 +409,13 @@ def test_a_session_that_shall_only_look_asks_for_nothing():
     assert source.dumps.asked == []
 
 
+def test_looks_that_somebody_reads_already_are_not_asked_for_again():
+    source = Still()
+    source.dumps.tell(dump_state())
+    Session(source, (), 0.001, may_look=True).run(frames=31)
+    assert source.dumps.asked == []
+
+
 def test_the_time_of_the_user_reaches_the_watch():
     source = Still()
     Session(source, (), 0.001, may_look=True, hang_after_s=300.0).run(frames=31)

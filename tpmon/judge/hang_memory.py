@@ -111,16 +111,12 @@ class Watch:
 NO_WATCH = Watch()
 
 
-def _note_stacks(
-    one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended_ns: int, *, exact: bool
-) -> RankMemory:
-    """Note what one slice (or one look, ``exact``) saw of the main thread."""
+def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended_ns: int) -> RankMemory:
+    """Note what one slice, or one look, saw of the main thread."""
     only = stacks[0] if len(set(stacks)) == 1 else None
     corner = find_corner(stacks)
     stack_ns = one.stack_ns if only is not None and only == one.stack else begun_ns
     corner_ns = one.corner_ns if corner is not None and corner == one.corner else begun_ns
-    if exact and one.stack is None and one.corner is None:
-        begun_ns = ended_ns
     return replace(
         one,
         stack=only,
@@ -136,7 +132,7 @@ def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
         stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
         if stacks:
             begun_ns = taken.ended_ns - round(taken.seconds * 1e9)
-            one = _note_stacks(one, stacks, begun_ns, taken.ended_ns, exact=False)
+            one = _note_stacks(one, stacks, begun_ns, taken.ended_ns)
     return one
 
 
@@ -147,7 +143,7 @@ def _note_rounds(one: RankMemory, rounds: Iterable[DumpRound]) -> RankMemory:
                 continue
             main = next((thread for thread in process.threads if thread.kind is ThreadKind.MAIN), None)
             if main is not None and is_known(main.frames) and main.frames:
-                one = _note_stacks(one, (main.frames,), taken.taken_ns, taken.taken_ns, exact=True)
+                one = _note_stacks(one, (main.frames,), taken.taken_ns, taken.taken_ns)
     return one
 
 
