@@ -119,12 +119,12 @@ def test_only_the_processes_that_were_asked_for_are_looked_at():
 
 def test_several_looks_keep_their_distance():
     bench = Bench()
+    began = time.monotonic()
     bench.service.ask(DumpRequest(Asker.WATCH, rounds=2, every_s=0.2))
     bench.wait(lambda state: state.answered == 1)
-    began = time.monotonic()
     bench.made[0].go.set()
     bench.wait(lambda state: not state.running)
-    assert time.monotonic() - began >= 0.15
+    assert time.monotonic() - began >= 0.2
     taken = bench.service.take()
     assert is_known(taken)
     assert len(taken) == 2
