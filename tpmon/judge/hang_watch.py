@@ -32,7 +32,7 @@ LOOP_OWN_S = 8.0
 """The same for a thread that computes."""
 SOON_S = 2.5
 """The same before it reads the stacks of all processes because of older signs."""
-OUTSIDE_S = 120.0
+OUTSIDE_S = 240.0
 """How old the last line of the log and the last data of the job's connections must be to count as signs."""
 PATIENCE_S = 300.0
 """How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
