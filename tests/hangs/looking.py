@@ -10,6 +10,7 @@ from tests.hangs.programs import HANGS, Culprit, Trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import ROOT, TPMON, Running, Verdict, watch
 from tests.programs.hangs.table import AliveRow, Row
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 
 OLD_S = 15.0
 ALIVE_S = 75.0
@@ -22,8 +23,13 @@ ENDED = "the program ended"
 WRONG_FOLD = "fold names another"
 
 
-def look(row: Row, seed: int, old_s: float, trees: Trees) -> Result:
-    """Attach until the verdict is right and stays so, or the time is over; of an old hang 15 s count."""
+def look(
+    row: Row, seed: int, old_s: float, trees: Trees, limit_s: Applicable[float] = NOT_APPLICABLE
+) -> Result:
+    """Attach until the verdict is right and stays so, or the time is over; of an old hang 15 s count.
+
+    ``limit_s`` takes the place of these times.
+    """
     right: list[Verdict] = []
 
     def is_right(verdict: Verdict) -> bool:
@@ -33,7 +39,8 @@ def look(row: Row, seed: int, old_s: float, trees: Trees) -> Result:
             right.append(verdict)
         return len(right) >= STEADY
 
-    limit_s = OLD_S if old_s else row.fresh_s
+    if not is_known(limit_s):
+        limit_s = OLD_S if old_s else row.fresh_s
     verdicts, _ = watch(trees.seen.pid, limit_s + MORE_S, is_right)
     culprits = trees.read_culprits()
     misses = list(find_misses(row, culprits, verdicts[-1]))
