@@ -26,7 +26,7 @@ from tests.dumps import (
 from tests.frames import make_gpu, make_loader
 from tests.hanging import conclude, run, sample, stand
 from tpmon.model.dump import DeadChild, OtherEnd, WaitKind, WaitTarget
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind, SinceIs
@@ -252,6 +252,20 @@ def test_a_loop_without_end_is_a_hang_after_minutes(log_age_s, expected):
 def test_a_loop_without_end_that_tpmon_saw_itself():
     assert said(busy(130, None)) == hung("spin")
     assert said(busy(100, None))[0] is not Kind.HUNG
+
+
+def test_a_loop_without_end_that_gets_no_cpu_does_not_rest():
+    starved = []
+    for frame in busy(130, None):
+        rounds = frame.rounds
+        if is_known(rounds):
+            looks = [
+                replace(one, threads=tuple(replace(t, run_ns=10**9) for t in one.threads))
+                for one in rounds[0].processes
+            ]
+            rounds = (replace(rounds[0], processes=tuple(looks)),)
+        starved.append(replace(frame, rounds=rounds))
+    assert said(starved) == hung("spin")
 
 
 def test_a_long_call_of_a_library_that_lets_others_run_has_five_minutes():

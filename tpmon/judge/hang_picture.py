@@ -24,12 +24,14 @@ Corner = tuple[StackFrame, ...]
 class Trait:
     """Hold what all looks together tell of one thread.
 
-    ``used_s`` is the CPU that it used from the first look to the last, ``gil_ratio`` the share of the
+    ``used_s`` is the CPU that it used from the first look to the last; ``ready``: each look found it
+    runnable, so that where it used none it got none: others had the CPUs. ``gil_ratio`` is the share of the
     looks in which it held the interpreter's lock. ``goes_round``: it was in one function of the program
     each time, whatever its line, and in nothing that this calls but the standard library.
     """
 
     used_s: float
+    ready: bool
     gil_ratio: float
     goes_round: bool
 
@@ -73,7 +75,7 @@ class Picture:
         trait = self.trait_of(seen)
         if trait is None:
             return seen.thread.state not in ("R", "?")
-        return trait.used_s <= RESTS_RATIO * self.seconds
+        return trait.used_s <= RESTS_RATIO * self.seconds and not trait.ready
 
     def never_ran(self, seen: Seen) -> bool:
         """Tell whether a thread did not get a CPU at all between the looks: its wait never ended."""
@@ -162,6 +164,7 @@ def _find_trait(same: Sequence[ThreadLook]) -> Trait | None:
     stacks = [look.frames for look in same if is_known(look.frames)]
     return Trait(
         used_s=max(0, ended_ns - begun_ns) / 1e9,
+        ready=all(look.state == "R" for look in same),
         gil_ratio=sum(look.holds_gil is True for look in same) / len(same),
         goes_round=len(stacks) == len(same) and find_corner(stacks) is not None,
     )
