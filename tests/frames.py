@@ -378,6 +378,7 @@ def make_frame(**fields: Any) -> Frame:
         gpus=NO_DRIVER,
         stacks=NO_STACKS,
         rounds=NOT_APPLICABLE,
+        collectives=NOT_APPLICABLE,
         main_threads=NO_STACKS,
         verdict=Missing("not judged"),
         notes=(),

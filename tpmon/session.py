@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.dump_update import add_records, fold_state
+from tpmon.judge.fold import Origin
 from tpmon.judge.hang_memory import Watch
 from tpmon.judge.hot import hot_functions
 from tpmon.judge.judgement import judge
-from tpmon.judge.stack_tree import build_tree, show_stacks
 from tpmon.judge.standing import Standing
-from tpmon.model.dump import DumpRequest, DumpRound, DumpState
+from tpmon.model.collectives import DumpRecords
+from tpmon.model.dump import DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, map_known
-from tpmon.model.process import ThreadKind
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.model.window import Window
@@ -31,7 +31,6 @@ GARBAGE_THRESHOLD = 50_000
 Sink = Callable[[Update], None]
 DumpSink = Callable[[DumpUpdate], None]
 SampleSink = Callable[[SampleUpdate], None]
-NOTHING_READ = Missing("nothing was read yet")
 
 
 def collect_rarely() -> None:
@@ -57,6 +56,22 @@ class DumpSource(Protocol):
 
     def ask(self, request: DumpRequest) -> None:
         """Start to look at the stacks of the job."""
+        ...
+
+
+class RecordsSource(Protocol):
+    """Read what the job recorded of its collectives, one reading at a time, in a thread of its own."""
+
+    on_change: Callable[[], None]
+    """Called, in another thread, when a reading ended."""
+
+    @property
+    def newest(self) -> Applicable[DumpRecords]:
+        """Return the last reading that ended."""
+        ...
+
+    def ask(self, dump_ns: int) -> None:
+        """Start to read for a dump; nothing while another reading runs."""
         ...
 
 
@@ -86,6 +101,11 @@ class FrameSource(Protocol):
     @property
     def dumps(self) -> DumpSource:
         """Return what reads stacks on demand."""
+        ...
+
+    @property
+    def records(self) -> RecordsSource:
+        """Return what reads the job's own records on demand."""
         ...
 
     @property
@@ -129,6 +149,8 @@ class Session:
         self._sinks = tuple(sinks)
         self._dump_sinks = tuple(dump_sinks)
         self._dump_state: Applicable[DumpState] = NOT_APPLICABLE
+        self._bare: DumpUpdate | None = None
+        """The newest dump, while the records of its collectives are missing."""
         self._sample_sinks = tuple(sample_sinks)
         self._sample_state: Applicable[SampleState] = NOT_APPLICABLE
         self._interval_s = interval_s
@@ -138,6 +160,7 @@ class Session:
         self._wake = threading.Event()
         self._stopped = threading.Event()
         source.dumps.on_change = self._wake.set
+        source.records.on_change = self._wake.set
         source.samples.on_change = self._wake.set
 
     def start(self, on_error: Callable[[BaseException], None]) -> None:
@@ -229,21 +252,25 @@ class Session:
     def _hand_out_dump(self) -> None:
         """Fold what a dump has read, when that is more than last time, and hand it to the dump sinks."""
         state = self._source.dumps.state
-        if state is self._dump_state or not is_known(state):
-            return
-        self._dump_state = state
-        if not self._dump_sinks:
-            return
-        rounds = whole_rounds(state)
-        if not rounds:
-            self._send_dump(DumpUpdate(state, NOTHING_READ))
-            return
-        frame, pids = self._window.last(), state.request.pids
-        target = frame.target
-        not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
-        dump = fold_rounds(rounds, Origin(target.pid, target.script, target.world_size, not_asked))
-        main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
-        self._send_dump(DumpUpdate(state, dump, show_stacks(dump.groups), build_tree(main)))
+        if state is not self._dump_state and is_known(state):
+            self._dump_state = state
+            # Where nobody looks on, the end alone counts: the hang watch hears of the job's own records.
+            if self._dump_sinks or not state.running:
+                update = fold_state(state, self._window.last())
+                self._bare = update if update.awaits_records else None
+                self._send_dump(update)
+        if self._bare is not None:
+            self._add_records(self._bare)
+
+    def _add_records(self, bare: DumpUpdate) -> None:
+        """Have the records of a finished dump read, and hand it out again once they are there."""
+        dump_ns = bare.state.rounds[-1].taken_ns
+        records = self._source.records.newest
+        if is_known(records) and records.dump_ns == dump_ns:
+            self._bare = None
+            self._send_dump(add_records(bare, records.reading))
+        else:
+            self._source.records.ask(dump_ns)
 
     def _hand_out_sample(self) -> None:
         """Add up what was sampled, when that is more than last time, and hand it to the sample sinks."""
@@ -262,9 +289,3 @@ class Session:
     def _send_dump(self, update: DumpUpdate) -> None:
         for sink in self._dump_sinks:
             sink(update)
-
-
-def whole_rounds(state: DumpState) -> tuple[DumpRound, ...]:
-    """Return the looks to fold: those read as a whole, or a part of the first when there is no more."""
-    is_part = state.running and 0 < state.answered < state.asked
-    return state.rounds[:-1] if is_part and len(state.rounds) > 1 else state.rounds

@@ -10,19 +10,22 @@ from dataclasses import replace
 
 import pytest
 
+from tests.collectives import make_group, make_record
 from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.frames import make_cpu, make_frame, make_target
 from tests.hanging import stand
 from tests.samples import make_reading, make_sampled
 from tpmon import cli
 from tpmon.config import resolve, settle
-from tpmon.model.dump import Asker, DumpRequest, DumpState
+from tpmon.judge.dump_update import whole_rounds
+from tpmon.model.collectives import CollectivesReading, DumpRecords, RankRecord
+from tpmon.model.dump import Asker, DumpRequest, DumpState, ProcessLook
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.probe.sample_service import NOTHING_YET
-from tpmon.session import Session, whole_rounds
+from tpmon.session import Session
 
 
 class Dumps:
@@ -38,6 +41,22 @@ class Dumps:
 
     def tell(self, state: DumpState) -> None:
         self.state = state
+        self.on_change()
+
+
+class Records:
+    """Answer with the records that a test gives."""
+
+    def __init__(self) -> None:
+        self.on_change = lambda: None
+        self.newest: Applicable[DumpRecords] = NOT_APPLICABLE
+        self.asked: list[int] = []
+
+    def ask(self, dump_ns: int) -> None:
+        self.asked.append(dump_ns)
+
+    def tell(self, dump_ns: int, *records: RankRecord) -> None:
+        self.newest = DumpRecords(dump_ns, CollectivesReading(records, (), ()))
         self.on_change()
 
 
@@ -68,6 +87,7 @@ class Source:
         self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1
     ) -> None:
         self.dumps = Dumps()
+        self.records = Records()
         self.samples = Samples()
         self.times: list[float] = []
         self.intervals: list[float] = []
@@ -350,6 +370,76 @@ def test_a_dump_of_some_processes_knows_that_the_other_ranks_here_were_not_asked
         source.dumps.tell(dump_state(rounds=(one,), request=DumpRequest(Asker.KEY, pids=pids)))
         Session(source, (), 0.005, (grown.append,)).run(frames=1)
     assert [update.dump.not_asked for update in grown] == [NOT_APPLICABLE, 0, 1]
+
+
+def finished(*looks: ProcessLook, at_s: float = 0.0) -> DumpState:
+    """Return the state of a dump whose only look is done."""
+    return dump_state(rounds=(make_round(*looks, at_s=at_s),), answered=len(looks), running=False)
+
+
+def test_a_finished_dump_in_which_ranks_wait_comes_again_with_the_records_of_the_job():
+    source, sink = Source(), Sink()
+    grown: list[DumpUpdate] = []
+    session = Session(source, (sink,), 30.0, (grown.append,))
+    session.start(lambda _: None)
+    state = finished(make_rank(0), make_rank(1, frames=IN_LOCK))
+    try:
+        assert sink.wait_for(1)
+        source.dumps.tell(replace(state, running=True))
+        assert wait_until(lambda: len(grown) == 1)
+        source.dumps.tell(state)
+        assert wait_until(lambda: source.records.asked)
+        assert wait_until(lambda: len(grown) == 2)
+        dump_ns = state.rounds[-1].taken_ns
+        source.records.tell(dump_ns, make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3)))
+        assert wait_until(lambda: len(grown) == 3)
+    finally:
+        session.stop()
+    assert source.records.asked == [dump_ns], "once, and not while the dump was read"
+    assert [update.awaits_records for update in grown] == [False, True, False]
+    assert [is_known(update.dump.collectives) for update in grown] == [False, False, True]
+    assert grown[2] == replace(grown[1], dump=grown[2].dump, awaits_records=False)
+    (found,) = grown[2].dump.collectives.findings
+    assert (found.waiting, found.missing) == ((0,), (1,))
+    assert "hold train.py:12" in found.summary, "where the stack of the missing rank is"
+
+
+def test_records_that_were_read_for_another_dump_are_not_put_into_this_one():
+    source, grown = Source(), []
+    session = Session(source, (), 0.005, (grown.append,))
+    first, second = finished(make_rank(0), make_rank(1)), finished(make_rank(0), make_rank(1), at_s=9.0)
+    source.dumps.tell(first)
+    session.run(frames=1)
+    source.dumps.tell(second)
+    source.records.tell(first.rounds[0].taken_ns, make_record(0, make_group(3, 4)))
+    session.run(frames=1)
+    assert source.records.asked == [first.rounds[0].taken_ns, second.rounds[0].taken_ns]
+    assert [update.awaits_records for update in grown] == [True, True]
+    source.records.tell(second.rounds[0].taken_ns, make_record(0, make_group(3, 4)))
+    session.run(frames=1)
+    assert is_known(grown[-1].dump.collectives)
+    assert grown[-1].state is second
+
+
+def test_a_dump_in_which_nobody_waits_for_others_asks_the_job_for_nothing():
+    source, grown = Source(), []
+    source.dumps.tell(finished(make_rank(0, frames=IN_LOCK), make_rank(1, frames=IN_LOCK)))
+    Session(source, (), 0.005, (grown.append,)).run(frames=2)
+    assert (source.records.asked, len(grown)) == ([], 1)
+
+
+def test_an_ended_job_is_asked_for_nothing():
+    source, grown = Source(ends_at=0), []
+    source.dumps.tell(finished(make_rank(0), make_rank(1)))
+    Session(source, (), 0.005, (grown.append,)).run()
+    assert (source.records.asked, [update.awaits_records for update in grown]) == ([], [False])
+
+
+def test_the_hang_watch_gets_the_records_of_its_looks_also_where_nobody_shows_dumps():
+    source = Source()
+    source.dumps.tell(finished(make_rank(0), make_rank(1, frames=IN_LOCK)))
+    Session(source, (), 0.005).run(frames=2)
+    assert set(source.records.asked) == {source.dumps.state.rounds[-1].taken_ns}
 
 
 def test_samples_that_grow_reach_their_sinks_as_hot_functions_between_two_readings():

@@ -136,6 +136,14 @@ class CollectivesReading:
     notes: tuple[SourceNote, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DumpRecords:
+    """Hold what was read for the dump whose last look ended at ``dump_ns``, CLOCK_MONOTONIC."""
+
+    dump_ns: int
+    reading: CollectivesReading
+
+
 class CollectiveCause(str, Enum):
     """Name why a collective does not end."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import DumpRound
 from tpmon.model.gpu import Driver, GpuSample
 from tpmon.model.host import (
@@ -153,6 +154,8 @@ class Frame:
     """Slices of stack samples that ended since the last Frame."""
     rounds: Applicable[tuple[DumpRound, ...]]
     """Looks of a dump that ended since the last Frame."""
+    collectives: Applicable[CollectivesReading]
+    """What the job recorded of its collectives, where it was read since the last Frame."""
     main_threads: Known[tuple[MainThreadSample, ...]]
     """How the ranks' main threads spent the interval, by frequent looks at state and system call."""
     verdict: Known[Finding]

@@ -41,6 +41,7 @@ from tpmon.probe.assemble import (
 from tpmon.probe.background import Background, read_within
 from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
 from tpmon.probe.changes import Changes
+from tpmon.probe.collectives_service import CollectivesService
 from tpmon.probe.dump import dumpable
 from tpmon.probe.dump_service import DumpService
 from tpmon.probe.events import EventTeller, describe_attach
@@ -96,6 +97,7 @@ class Collector:
         self._main_threads = MainThreadProbe()
         self._stacks = StackSampler(enabled=stacks)
         self.dumps = DumpService(lambda: dumpable(self._membership.job))
+        self.records = CollectivesService(lambda: self._membership.job)
         self.samples = SampleService(lambda: dumpable(self._membership.job), enabled=stacks)
         self._pss = PssRation()
         self._growth = Growth()
@@ -142,7 +144,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop every probe; never waits for one that is stuck."""
-        for source in (*self._sources, self.dumps, self.samples):
+        for source in (*self._sources, self.dumps, self.records, self.samples):
             source.stop()
         self._gpu.stop()
         self._population.close()
@@ -233,6 +235,7 @@ class Collector:
             gpus=gpu.gpus,
             stacks=slices,
             rounds=self.dumps.take(),
+            collectives=self.records.take(),
             main_threads=looks,
             verdict=_NOT_JUDGED,
             notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
@@ -375,6 +378,7 @@ class Collector:
             output=tuple(age_output(one, taken) for one in known_or(outputs, self._last.output)),
             stacks=self._stacks.take(),
             rounds=self.dumps.take(),
+            collectives=self.records.take(),
             main_threads=self._main_threads.take(),
             events=events,
         )

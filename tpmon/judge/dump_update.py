@@ -1,0 +1,46 @@
+"""Make of a dump that grows what its sinks get: the fold of what has come, then the records. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tpmon.judge.collectives import add_collectives
+from tpmon.judge.collectives_stacks import may_wait
+from tpmon.judge.fold import Origin, fold_rounds
+from tpmon.judge.stack_tree import build_tree, show_stacks
+from tpmon.model.collectives import CollectivesReading
+from tpmon.model.dump import DumpRound, DumpState
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.results import DumpUpdate
+
+NOTHING_READ = Missing("nothing was read yet")
+
+
+def whole_rounds(state: DumpState) -> tuple[DumpRound, ...]:
+    """Return the looks to fold: those read as a whole, or a part of the first when there is no more."""
+    is_part = state.running and 0 < state.answered < state.asked
+    return state.rounds[:-1] if is_part and len(state.rounds) > 1 else state.rounds
+
+
+def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
+    """Fold what a dump has read; ``frame`` tells of which job.
+
+    Once its last look is done and somebody may wait for others, the job's records are worth reading.
+    """
+    rounds = whole_rounds(state)
+    if not rounds:
+        return DumpUpdate(state, NOTHING_READ)
+    target, pids = frame.target, state.request.pids
+    not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
+    dump = fold_rounds(rounds, Origin(target.pid, target.script, target.world_size, not_asked))
+    main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
+    awaits = not state.running and target.state is not TargetState.ENDED and may_wait(dump.groups)
+    return DumpUpdate(state, dump, show_stacks(dump.groups), build_tree(main), awaits_records=awaits)
+
+
+def add_records(update: DumpUpdate, reading: CollectivesReading) -> DumpUpdate:
+    """Return a finished dump with what the job recorded of its collectives."""
+    dump = add_collectives(update.dump, reading) if is_known(update.dump) else update.dump
+    return replace(update, dump=dump, awaits_records=False)
