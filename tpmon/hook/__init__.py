@@ -1,0 +1,87 @@
+"""tpmon's hook: exact steps of this training for tpmon outside. ``import tpmon.hook`` is all it needs.
+
+Before or after torch, once; it patches four places of torch, and writes counters and times to two
+memfds that vanish with the process. Nothing of it raises into the loop or prints (docs/hook.md).
+
+    import tpmon.hook
+
+    tpmon.hook.step()                    a step ends here: for loops that it cannot see
+    with tpmon.hook.mark("checkpoint"):  time a part, and name it in profiles
+    tpmon.hook.ThroughputMeter()         samples a second and latencies, after a warm-up cut
+    tpmon.hook.allow_stacks()            let tpmon read stacks without root under Yama
+    tpmon.hook.uninstall()               take all of it back; install() puts it there again
+    tpmon.hook.problem()                 what went wrong, "" when nothing did
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tpmon.hook.marks import mark
+    from tpmon.hook.ptracer import allow_stacks
+    from tpmon.hook.throughput import Throughput, ThroughputMeter
+
+__all__ = [
+    "Throughput",
+    "ThroughputMeter",
+    "allow_stacks",
+    "install",
+    "mark",
+    "problem",
+    "step",
+    "uninstall",
+]
+
+_LAZY = {
+    "mark": "marks",
+    "allow_stacks": "ptracer",
+    "Throughput": "throughput",
+    "ThroughputMeter": "throughput",
+}
+
+
+def install() -> None:
+    """Install the hook; nothing to do when it is. Importing this package did it."""
+    from tpmon.hook.installation import HOOK  # noqa: PLC0415
+
+    HOOK.install()
+
+
+def uninstall() -> None:
+    """Take back every patch and give back the pages; training goes on as if it had never been there."""
+    from tpmon.hook.installation import HOOK  # noqa: PLC0415
+
+    HOOK.uninstall()
+
+
+def step(samples: int = 0, *, train: bool = True) -> None:
+    """Say that a step ends here. From the first call on, nothing else ends a step.
+
+    Args:
+        samples: how many samples it had; 0 leaves what the DataLoader's batch size says.
+        train: False for a step of an evaluation.
+    """
+    from tpmon.hook.installation import HOOK  # noqa: PLC0415
+
+    HOOK.steps.step_called(samples, train)
+
+
+def problem() -> str:
+    """Return what went wrong in the hook, "" when nothing did."""
+    from tpmon.hook.installation import HOOK  # noqa: PLC0415
+
+    return HOOK.problem or HOOK.steps.problem
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+if "tpmon.probe" not in sys.modules:  # tpmon itself reads hook.wire, and is no training
+    install()

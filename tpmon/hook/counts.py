@@ -1,0 +1,177 @@
+"""Hold what the hook counts in this process, and write it to the bus (``wire`` says what each word is).
+
+``*_open`` counts since the last step, ``base_*`` is where the last batch began: an evaluation step
+takes what came after.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+
+from tpmon.hook import wire
+
+TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
+if TYPE_CHECKING:
+    from tpmon.hook.pages import Pages
+
+NOBODY = 0
+OFF = -1
+
+_TAKE_OVER = 8
+"""Updates of another thread, and none of the training thread, that make it the training thread."""
+
+
+class Counts:
+    """Hold counters and times; ``owner`` is the training thread, ``problem`` what went wrong."""
+
+    __slots__ = (
+        "answered",
+        "backward_ns",
+        "backwards",
+        "backwards_open",
+        "backwards_since_update",
+        "base_backward",
+        "base_data",
+        "base_forward",
+        "base_other",
+        "batch_size",
+        "batches",
+        "batches_open",
+        "data_ns",
+        "depth",
+        "elsewhere",
+        "eval_data_ns",
+        "eval_forward_ns",
+        "eval_other_ns",
+        "eval_samples",
+        "eval_steps",
+        "evals_open",
+        "forward_ns",
+        "in_data",
+        "kind",
+        "last_ns",
+        "live",
+        "loader_seen",
+        "lookahead",
+        "optimizer_calls",
+        "optimizer_ns",
+        "other_base",
+        "other_ns",
+        "other_thread",
+        "other_updates",
+        "owner",
+        "page",
+        "pages",
+        "patches",
+        "problem",
+        "published_ns",
+        "records",
+        "requests",
+        "rule",
+        "samples",
+        "samples_open",
+        "skipped",
+        "steps",
+        "unused_open",
+        "update_in_backward",
+        "updates",
+        "updates_at_batch",
+        "updates_open",
+        "votes",
+    )
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.patches = 0
+        self.pages: Pages | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew without pages, as in a forked child."""
+        self.drop_pages()
+        self.problem = ""
+        self.owner = NOBODY
+        self.other_thread = self.other_base = self.other_updates = 0
+        self.in_data = self.update_in_backward = self.loader_seen = False
+        self.depth = self.kind = self.last_ns = self.published_ns = self.records = self.answered = 0
+        self.rule = wire.RULE_NONE
+        self.votes = 0
+        self.steps = self.eval_steps = self.batches = self.backwards = 0
+        self.optimizer_calls = self.updates = self.skipped = self.elsewhere = 0
+        self.samples = self.eval_samples = self.batch_size = 0
+        self.batches_open = self.backwards_open = self.updates_open = self.samples_open = 0
+        self.unused_open = self.evals_open = self.lookahead = 0
+        self.backwards_since_update = self.updates_at_batch = 0
+        self.data_ns = self.forward_ns = self.backward_ns = self.optimizer_ns = self.other_ns = 0
+        self.eval_data_ns = self.eval_forward_ns = self.eval_other_ns = 0
+        self.base_data = self.base_forward = self.base_backward = self.base_other = 0
+
+    def drop_pages(self) -> None:
+        """Give back the pages: this process has none, or no more."""
+        pages, self.pages = self.pages, None
+        self.live = self.page = self.requests = memoryview(b"")
+        if pages is not None:
+            pages.close()
+
+    def stop(self) -> None:
+        """Count nothing until ``forget``."""
+        self.owner = OFF
+
+    def takes_over(self, thread: int) -> bool:
+        """Tell whether the training goes on in this thread: a second run of a launcher, a notebook."""
+        if self.other_thread != thread or self.other_base != self.optimizer_calls:
+            self.other_thread, self.other_base, self.other_updates = thread, self.optimizer_calls, 0
+        self.other_updates += 1
+        return self.other_updates >= _TAKE_OVER
+
+    def become(self, thread: int) -> None:
+        """Count this thread from here on."""
+        self.owner = thread
+        self.depth = self.kind = 0
+        self.in_data = self.loader_seen = self.update_in_backward = False
+        self.batches_open = self.backwards_open = self.updates_open = 0
+        self.unused_open = self.evals_open = self.samples_open = 0
+        self.last_ns = monotonic_ns()
+
+    def publish(self, now: int) -> None:
+        """Write a record, then that it is there."""
+        number = self.records
+        wire.RECORD.pack_into(
+            self.page,
+            wire.RING_OFFSET + number % wire.RING_RECORDS * wire.RECORD_BYTES,
+            number,
+            now,
+            self.rule,
+            self.steps,
+            self.eval_steps,
+            self.batches,
+            self.backwards,
+            self.optimizer_calls,
+            self.updates,
+            self.skipped,
+            self.samples,
+            self.eval_samples,
+            self.data_ns,
+            self.forward_ns,
+            self.backward_ns,
+            self.optimizer_ns,
+            self.other_ns,
+            self.eval_data_ns,
+            self.eval_forward_ns,
+            self.eval_other_ns,
+            self.elsewhere,
+            self.batch_size,
+            0,
+            number,
+        )
+        self.published_ns = now
+        self.records = number + 1
+        self.live[wire.LIVE_RECORDS] = number + 1
+
+    def answer(self) -> None:
+        """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""
+        request, kind = self.requests[0], self.requests[1]
+        self.answered = request
+        if self.pages is not None:
+            self.pages.answers[1] = wire.ANSWER_DONE if kind == wire.REQUEST_PING else wire.ANSWER_UNKNOWN
+            self.pages.answers[0] = request

@@ -1,0 +1,93 @@
+"""Hold the one hook of this process: install it, take it back, begin anew in a forked child."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tpmon.hook import wire
+from tpmon.hook.arrival import Arrival
+from tpmon.hook.patches import PLACES, Patches
+from tpmon.hook.ptracer import allow_again
+from tpmon.hook.steps import Steps
+
+
+class Installation:
+    """Hold steps, patches and the finder; ``installed`` says whether it is wanted."""
+
+    __slots__ = ("_arrival", "_forks_watched", "installed", "patches", "problem", "steps")
+
+    def __init__(self) -> None:
+        """Install nothing yet."""
+        self.steps = Steps(self._take_back)
+        self.patches = Patches(self.steps)
+        self._arrival = Arrival(("torch", *PLACES), self._torch_came)
+        self.installed = False
+        self.problem = ""
+        self._forks_watched = False
+
+    def install(self) -> None:
+        """Patch the torch that is there, and wait for what is not; never raises."""
+        try:
+            if self.installed:
+                return
+            self.installed = True
+            self.problem = ""
+            self.steps.forget()
+            if not self._forks_watched:
+                os.register_at_fork(after_in_child=self._forked)
+                self._forks_watched = True
+            self._torch_came()
+        except Exception as error:
+            self._give_up(error)
+
+    def uninstall(self) -> None:
+        """Take back every patch, say so on the bus and give back its pages; never raises."""
+        try:
+            self.installed = False
+            self._take_back()
+            if self.steps.pages is not None:
+                self.steps.pages.set_status(wire.STATE_UNINSTALLED, 0, "")
+            self.steps.forget()
+            self.steps.stop()
+        except Exception as error:
+            self._give_up(error)
+
+    def _torch_came(self) -> None:
+        try:
+            if not self.installed:
+                return
+            torch = sys.modules.get("torch")
+            if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):
+                self._arrival.begin()
+                if torch is None:
+                    return
+            self.patches.apply()
+            if self.patches.missing():
+                self._arrival.begin()
+            else:
+                self._arrival.end()
+        except Exception as error:
+            self._give_up(error)
+
+    def _take_back(self) -> None:
+        self._arrival.end()
+        self.patches.take_back()
+
+    def _forked(self) -> None:
+        """Begin anew in a forked child: a DataLoader worker counts nothing, a forked rank its own steps."""
+        try:
+            if self.installed and not self.steps.problem:
+                self.steps.forget()
+            else:
+                self.steps.drop_pages()
+            allow_again()
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.problem = f"{type(error).__name__}: {error}"
+        self.steps.turn_off(self.problem)
+
+
+HOOK = Installation()

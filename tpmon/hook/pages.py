@@ -1,0 +1,190 @@
+"""Own the two memfds of the bus (``wire``): made at the first event, gone with the process or the hook.
+
+Whoever holds the telemetry page of this process writes it through ``live`` and ``ring``; a forked
+child drops its copies at once, so that it never writes its parent's page.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+import time
+
+from tpmon.hook import wire
+
+_ADD_SEALS = 1033
+_SEAL_SEAL = 0x1
+_SEAL_SHRINK = 0x2
+_SEAL_GROW = 0x4
+_SEAL_FUTURE_WRITE = 0x10
+"""Linux 5.1; only mappings made before can write."""
+
+_CLOEXEC = 0x1
+_ALLOW_SEALING = 0x2
+_NOEXEC_SEAL = 0x8
+"""Linux 6.3; where vm.memfd_noexec is 2 there is no memfd without it."""
+
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_POPULATE = 0x8000
+_HIGH_DESCRIPTOR = 2000
+"""Loops that close all low descriptors miss ours."""
+
+
+class Pages:
+    """Hold the mapped pages of this process; ``live`` and ``requests`` are u64 words, ``ring`` is bytes."""
+
+    __slots__ = ("_descriptors", "_maps", "answers", "inodes", "live", "page", "requests")
+
+    def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
+        """Make both pages; ``ranks`` are rank, world size and local rank, -1 for unknown.
+
+        Raises:
+            OSError: when the kernel refuses, with no descriptor left open.
+        """
+        self._descriptors: list[int] = []
+        self._maps: list[mmap.mmap] = []
+        try:
+            page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
+            mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
+            self.inodes = [os.fstat(descriptor).st_ino for descriptor in self._descriptors]
+            flags = wire.FLAG_WRITE_SEALED if self._seal() else 0
+        except BaseException:
+            self._close()
+            raise
+        self.page = memoryview(page)
+        box = memoryview(mailbox)
+        self.live = self.page[wire.LIVE_OFFSET : wire.LIVE_OFFSET + wire.LIVE_WORDS * 8].cast("Q")
+        self.answers = self.page[wire.ANSWER_OFFSET : wire.ANSWER_OFFSET + 16].cast("Q")
+        self.requests = box[wire.REQUEST_OFFSET : wire.REQUEST_OFFSET + wire.REQUEST_WORDS * 8].cast("Q")
+        pid = os.getpid()
+        box[:16] = wire.pack_mailbox(pid)
+        self.set_status(wire.STATE_RUNNING, 0, "")
+        header = wire.pack_header(
+            wire.Header(
+                pid,
+                _read_start_ticks(),
+                time.monotonic_ns(),
+                flags,
+                *ranks,
+                hook_version=hook_version,
+                torch_version=torch_version,
+                python_version=".".join(map(str, sys.version_info[:3])),
+            )
+        )
+        self.page[8 : len(header)] = header[8:]
+        self.page[:8] = header[:8]
+
+    def set_status(self, state: int, patches: int, error: str) -> None:
+        """Write what the hook says of itself, the state last."""
+        status = wire.pack_status(state, patches, error)
+        at = wire.STATUS_OFFSET
+        self.page[at + 8 : at + len(status)] = status[8:]
+        self.page[at : at + 8] = status[:8]
+
+    def close(self) -> None:
+        """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""
+        ours = all(map(_is_inode, self._descriptors, self.inodes))
+        # Views are released so that the maps can be closed; whoever still holds one gets ValueError.
+        for view in (self.live, self.answers, self.requests, self.page):
+            view.release()
+        if ours:
+            self._close()
+        else:
+            _ABANDONED.extend(self._maps)
+
+    def _make(self, name: str, size: int) -> mmap.mmap:
+        low = _create(name)
+        try:
+            # Allocated now, so that no later write of the loop can fail for want of memory.
+            os.posix_fallocate(low, 0, size)
+            os.fchmod(low, 0o600)
+            high = _raise_descriptor(low)
+        except OSError:
+            os.close(low)
+            raise
+        self._descriptors.append(high)
+        flags = mmap.MAP_SHARED | _POPULATE
+        if sys.version_info >= (3, 13):  # where a map need not keep a second descriptor
+            mapped = mmap.mmap(high, size, flags, trackfd=False)
+        else:
+            mapped = mmap.mmap(high, size, flags)
+        self._maps.append(mapped)
+        return mapped
+
+    def _seal(self) -> bool:
+        """Fix both sizes, so that no reader can truncate a page; tell whether writing is sealed too."""
+        telemetry, mailbox = self._descriptors
+        sizes = _SEAL_SHRINK | _SEAL_GROW
+        fcntl.fcntl(mailbox, _ADD_SEALS, sizes | _SEAL_SEAL)
+        try:
+            fcntl.fcntl(telemetry, _ADD_SEALS, sizes | _SEAL_FUTURE_WRITE | _SEAL_SEAL)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fcntl.fcntl(telemetry, _ADD_SEALS, sizes | _SEAL_SEAL)
+            return False
+        return True
+
+    def _close(self) -> None:
+        for mapped in self._maps:
+            mapped.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._maps = []
+        self._descriptors = []
+
+
+_ABANDONED: list[mmap.mmap] = []
+"""Maps whose own descriptor number may belong to somebody else by now; never closed."""
+
+
+def _create(name: str) -> int:
+    """Make a memfd; Pythons that were built on an old system have no os.memfd_create."""
+    for flags in (_CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL, _CLOEXEC | _ALLOW_SEALING):
+        try:
+            return os.memfd_create(name, flags) if hasattr(os, "memfd_create") else _call_kernel(name, flags)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def _call_kernel(name: str, flags: int) -> int:
+    import ctypes  # noqa: PLC0415 torch imported it already; a program without torch comes never here
+
+    number = _MEMFD_CREATE.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    made = ctypes.CDLL(None, use_errno=True).syscall(number, name.encode(), flags)
+    if made < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(made)
+
+
+def _raise_descriptor(low: int) -> int:
+    """Move a descriptor where close-all loops seldom come; it stays where there is no room above."""
+    try:
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
+    except OSError:
+        return low
+    os.close(low)
+    return high
+
+
+def _is_inode(descriptor: int, inode: int) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == inode
+    except OSError:
+        return False
+
+
+def _read_start_ticks() -> int:
+    descriptor = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    return int(data[data.rindex(b")") + 2 :].split()[19])

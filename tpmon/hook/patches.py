@@ -1,0 +1,193 @@
+"""Put the hook's functions where torch passes by, and take them back.
+
+Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
+the entry of the autograd engine, ``GradScaler.update``. Class and module attributes are replaced,
+never mutated collections that torch may be walking through, and given back only where they are
+still ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import OrderedDict
+
+from tpmon.hook import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from tpmon.hook.steps import Steps
+
+OPTIMIZER = "torch.optim.optimizer"
+LOADER = "torch.utils.data.dataloader"
+ENGINE = "torch.autograd.graph"
+SCALER = "torch.amp.grad_scaler"
+PLACES = (OPTIMIZER, LOADER, ENGINE, SCALER)
+_HOOKS = "_global_optimizer_post_hooks"
+_KEY = -7_061_646
+"""Ours in torch's dictionary of hooks; torch counts up from 0."""
+
+
+class Patches:
+    """Hold what was replaced: place, name, what was there, what is there now."""
+
+    __slots__ = ("_done", "_handle", "_replaced", "_steps")
+
+    def __init__(self, steps: Steps) -> None:
+        """Replace nothing yet."""
+        self._steps = steps
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._handle: Any = None
+        self._done: set[str] = set()
+
+    def apply(self) -> None:
+        """Patch each place whose module is imported and that is not patched yet."""
+        for name, patch in (
+            (OPTIMIZER, self._patch_optimizers),
+            (LOADER, self._patch_loaders),
+            (ENGINE, self._patch_engine),
+            (SCALER, self._patch_scaler),
+        ):
+            module = sys.modules.get(name)
+            if module is not None and name not in self._done:
+                bit = patch(module)
+                if bit:
+                    self._done.add(name)
+                    self._steps.patches |= bit
+        if self._steps.pages is not None:
+            self._steps.pages.set_status(wire.STATE_RUNNING, self._steps.patches, "")
+
+    def missing(self) -> list[str]:
+        """List the places that are not patched."""
+        return [name for name in PLACES if name not in self._done]
+
+    def take_back(self) -> None:
+        """Put back what was there, where what is there now is still ours."""
+        for place, name, before, ours in reversed(self._replaced):
+            if name == _HOOKS:
+                _remove_hook(place, ours)
+            elif place.__dict__.get(name) is ours:
+                setattr(place, name, before)
+        self._replaced = []
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        self._done = set()
+        self._steps.patches = 0
+
+    def _replace(self, place: Any, name: str, ours: Any) -> None:
+        self._replaced.append((place, name, place.__dict__[name], ours))
+        setattr(place, name, ours)
+
+    def _patch_optimizers(self, module: ModuleType) -> int:
+        hook = self._steps.optimizer_stepped
+        _hide_from_dynamo(hook)
+        hooks = module.__dict__.get(_HOOKS)
+        if type(hooks) is OrderedDict and not hooks:
+            # A new dictionary: to add to one that an optimizer walks through raises in its step().
+            self._replace(module, _HOOKS, OrderedDict({_KEY: hook}))
+        elif hasattr(module, "register_optimizer_step_post_hook"):
+            self._handle = module.register_optimizer_step_post_hook(hook)
+        else:
+            return 0
+        return wire.PATCH_OPTIMIZER
+
+    def _patch_loaders(self, module: ModuleType) -> int:
+        iterator = module.__dict__.get("_BaseDataLoaderIter")
+        if iterator is None or "__next__" not in iterator.__dict__:
+            return 0
+        self._replace(iterator, "__next__", _wrap_next(iterator.__dict__["__next__"], self._steps))
+        return wire.PATCH_DATA
+
+    def _patch_engine(self, module: ModuleType) -> int:
+        autograd = sys.modules["torch.autograd"]
+        engine = module.__dict__.get("_engine_run_backward")
+        if engine is None:
+            # Before torch 2.2; Tensor.backward comes through here too.
+            self._replace(autograd, "backward", _wrap_engine(autograd.__dict__["backward"], self._steps))
+            return wire.PATCH_BACKWARD
+        ours = _wrap_engine(engine, self._steps)
+        self._replace(module, "_engine_run_backward", ours)
+        if autograd.__dict__.get("_engine_run_backward") is engine:
+            self._replace(autograd, "_engine_run_backward", ours)
+        return wire.PATCH_BACKWARD
+
+    def _patch_scaler(self, module: ModuleType) -> int:
+        scaler = module.__dict__.get("GradScaler")
+        if scaler is None or "update" not in scaler.__dict__:
+            return 0
+        self._replace(scaler, "update", _wrap_update(scaler.__dict__["update"], self._steps))
+        return wire.PATCH_SCALER
+
+
+def _remove_hook(module: ModuleType, ours: OrderedDict[int, object]) -> None:
+    if module.__dict__.get(_HOOKS) is not ours:
+        return
+    if len(ours) == 1:
+        setattr(module, _HOOKS, OrderedDict())
+    else:  # others registered since, and their handles know this dictionary
+        ours.pop(_KEY, None)
+
+
+def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], Any]:
+    begins, ended, stopped = steps.data_begins, steps.data_ended, steps.data_stopped
+
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        if not begins():
+            return original(self)
+        try:
+            batch = original(self)
+        except BaseException:
+            stopped()
+            raise
+        ended(self)
+        return batch
+
+    return __next__
+
+
+def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
+    begins, ended = steps.backward_begins, steps.backward_ended
+
+    @functools.wraps(original)
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        if not begins():
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            ended(kwargs.get("accumulate_grad", True))
+
+    return _engine_run_backward
+
+
+def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
+    updated = steps.scaler_updated
+
+    @functools.wraps(original)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        updated()
+        return result
+
+    return update
+
+
+def _hide_from_dynamo(hook: Any) -> None:
+    """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that takes seconds."""
+    compiled: Any = getattr(sys.modules["torch"], "_C", None)
+    frames: Any = getattr(getattr(compiled, "_dynamo", None), "eval_frame", None)
+    try:
+        if hasattr(frames, "set_code_exec_strategy"):
+            skip = frames._FrameAction.SKIP  # noqa: SLF001
+            strategy = frames._FrameExecStrategy(skip, skip)  # noqa: SLF001
+            frames.set_code_exec_strategy(hook.__code__, strategy)
+        elif hasattr(frames, "skip_code"):
+            frames.skip_code(hook.__code__)
+    except Exception:
+        pass

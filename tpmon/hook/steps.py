@@ -1,0 +1,398 @@
+"""Tell steps and phases from events of the training thread, and write them to the bus.
+
+Events: a DataLoader hands out a batch (begins, ended, stopped), the autograd engine runs (begins,
+ended), an optimizer finished ``step()``, a GradScaler finished ``update()``, the user called
+``step()``. Every event ends the phase before it, so the phases of a step add up to its duration:
+
+    data       inside the DataLoader's ``__next__``
+    forward    from a batch, an update or a backward to the next backward; all of a batch without one
+    backward   inside the autograd engine
+    optimizer  from the end of a backward to the end of ``step()``: clipping, unscaling, all-reduce
+    other      the rest: from an update to the next batch (logging, checkpoints), around an epoch
+
+Host time: on a GPU it holds the waits for the device and not its work.
+
+A step ends (``rule``) when the next batch is asked for after an update; without a DataLoader, at the
+update, which is the first optimizer call after a backward; without a torch optimizer, at each batch
+with a backward; at ``step()`` once it was called. A batch without backward is an evaluation step.
+
+One thread counts, that of the first backward or update. Nothing here raises into it or prints: an
+error of our own turns the hook off and is written to the bus.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from time import monotonic_ns
+
+from tpmon import __version__
+from tpmon.hook import wire
+from tpmon.hook.counts import NOBODY, OFF, Counts
+from tpmon.hook.pages import Pages
+from tpmon.hook.surroundings import describe, is_loader_worker, is_ours, read_ranks, read_torch_version
+
+TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PUBLISH_NS = 1_000_000
+"""Steps shorter than this share a record."""
+
+_SILENT_NS = 1_000_000_000
+"""Without the end of a step, counters are published this often."""
+
+_UPDATES_A_BATCH = 16
+"""More updates than this after one batch: the loop does not train on the DataLoader (a GAN may)."""
+
+_BACKWARDS_WITHOUT_UPDATE = 64
+"""So many batches with a backward and no update since the start: no torch optimizer is at work."""
+
+# The live words, short: they are written at each event.
+_DATA_BEGAN = wire.LIVE_DATA_BEGAN
+_DATA_ENDED = wire.LIVE_DATA_ENDED
+_BACKWARD_BEGAN = wire.LIVE_BACKWARD_BEGAN
+_BACKWARD_ENDED = wire.LIVE_BACKWARD_ENDED
+_OPTIMIZER = wire.LIVE_OPTIMIZER
+_BY_DATA = wire.RULE_DATA_AFTER_UPDATE
+_BY_UPDATE = wire.RULE_UPDATE
+
+# What happened last.
+_NOTHING = 0
+_BATCH = 1
+_BACKWARD = 2
+_UPDATE = 3
+
+# What calls ``_admit``.
+_DATA_EVENT = 0
+_BACKWARD_EVENT = 1
+_UPDATE_EVENT = 2
+
+
+class Steps(Counts):
+    """Count the steps of this process by its events."""
+
+    __slots__ = ("on_off",)
+
+    def __init__(self, on_off: Callable[[], None]) -> None:
+        """Count nothing yet; ``on_off`` takes the patches back after an error."""
+        super().__init__()
+        self.on_off = on_off
+
+    # The events. Each is called for every batch of every run: names are few and short of calls.
+
+    def data_begins(self) -> bool:
+        """Note that a batch is asked for; False when this call does not count."""
+        try:
+            if (get_ident() != self.owner and not self._admit(_DATA_EVENT)) or self.in_data:
+                return False
+            now = monotonic_ns()
+            kind = self.kind
+            if kind == _BATCH:
+                self.forward_ns += now - self.last_ns
+            else:
+                self.other_ns += now - self.last_ns
+            self.last_ns = now
+            self.live[_DATA_BEGAN] = now
+            if self.updates_open:
+                self.rule = _BY_DATA
+                self._close(now, 1)
+            elif kind == _BATCH:
+                self._end_unused(now)
+            elif kind == _BACKWARD:
+                self._end_part(now)
+            elif self.rule == _BY_UPDATE:
+                self._reconsider()
+            self.depth = 0
+            self.in_data = True
+        except Exception as error:
+            if not self._fail(error):
+                raise
+            return False
+        return True
+
+    def data_ended(self, iterator: object) -> None:
+        """Note that the batch came."""
+        try:
+            if not self.in_data:  # the hook began anew meanwhile
+                return
+            now = monotonic_ns()
+            self.data_ns += now - self.last_ns
+            self.last_ns = now
+            self.live[_DATA_ENDED] = now
+            self.kind = _BATCH
+            self.in_data = False
+            self.loader_seen = True
+            self.batches += 1
+            self.batches_open += 1
+            self.updates_at_batch = self.updates
+            # Straight from the dictionaries: no code of a user's sampler runs.
+            try:
+                size = iterator.__dict__["_index_sampler"].__dict__["batch_size"]
+            except (KeyError, AttributeError):
+                size = 0
+            if size.__class__ is int and size > 0:
+                self.batch_size = size
+                self.samples_open += size
+        except Exception as error:
+            if not self._fail(error):
+                raise
+
+    def data_stopped(self) -> None:
+        """Note that the DataLoader raised: the end of an epoch, or an error."""
+        try:
+            if not self.in_data:
+                return
+            now = monotonic_ns()
+            self.data_ns += now - self.last_ns
+            self.last_ns = now
+            self.live[_DATA_ENDED] = now
+            self.kind = _NOTHING
+            self.in_data = False
+        except Exception as error:
+            if not self._fail(error):
+                raise
+
+    def backward_begins(self) -> bool:
+        """Note that the autograd engine begins; False when this call does not count."""
+        try:
+            if get_ident() != self.owner and not self._admit(_BACKWARD_EVENT):
+                return False
+            self.in_data = False
+            self.depth += 1
+            if self.depth == 1:
+                now = monotonic_ns()
+                self.forward_ns += now - self.last_ns
+                self.last_ns = now
+                self.live[_BACKWARD_BEGAN] = now
+        except Exception as error:
+            if not self._fail(error):
+                raise
+            return False
+        return True
+
+    def backward_ended(self, counts: bool) -> None:
+        """Note that the engine is done; ``counts``: it filled ``.grad``, as ``autograd.grad`` does not."""
+        try:
+            depth = self.depth - 1
+            if depth < 0:
+                return
+            self.depth = depth
+            if depth:
+                return
+            now = monotonic_ns()
+            self.backward_ns += now - self.last_ns
+            self.last_ns = now
+            self.live[_BACKWARD_ENDED] = now
+            if counts:
+                self.kind = _BACKWARD
+                self.backwards += 1
+                self.backwards_open += 1
+                self.backwards_since_update += 1
+            if self.update_in_backward:
+                self.update_in_backward = False
+                self._update(now)
+            elif now - self.published_ns > _SILENT_NS:
+                self.publish(now)
+        except Exception as error:
+            if not self._fail(error):
+                raise
+
+    def optimizer_stepped(self, *_: object) -> None:
+        """Note that an optimizer's ``step()`` is done."""
+        try:
+            if get_ident() != self.owner and not self._admit(_UPDATE_EVENT):
+                return
+            self.optimizer_calls += 1
+            if self.depth:
+                self.update_in_backward = True
+                return
+            now = monotonic_ns()
+            if self.kind >= _BACKWARD:
+                self.optimizer_ns += now - self.last_ns
+            else:
+                self.other_ns += now - self.last_ns
+            self.last_ns = now
+            self.live[_OPTIMIZER] = now
+            self.kind = _UPDATE
+            self.in_data = False
+            if self.backwards_since_update or not self.backwards:
+                self._update(now)
+        except Exception as error:
+            if not self._fail(error):
+                raise
+
+    def scaler_updated(self) -> None:
+        """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped."""
+        try:
+            if (
+                get_ident() != self.owner and not self._admit(_UPDATE_EVENT)
+            ) or not self.backwards_since_update:
+                return
+            now = monotonic_ns()
+            self.optimizer_ns += now - self.last_ns
+            self.last_ns = now
+            self.live[_OPTIMIZER] = now
+            self.kind = _UPDATE
+            self.skipped += 1
+            self._update(now)
+        except Exception as error:
+            if not self._fail(error):
+                raise
+
+    def step_called(self, samples: int, train: bool) -> None:
+        """Note that the user says: a step ends here. From now on nothing else ends one."""
+        try:
+            if get_ident() != self.owner and not self._admit(_UPDATE_EVENT):
+                return
+            now = monotonic_ns()
+            if self.kind == _BATCH:
+                self.forward_ns += now - self.last_ns
+            else:
+                self.other_ns += now - self.last_ns
+            self.last_ns = now
+            self.live[wire.LIVE_STEP_CALL] = now
+            self.kind = _NOTHING
+            self.rule = wire.RULE_CALL
+            if samples > 0:
+                self.samples_open = samples
+            if train:
+                self._close(now, 1)
+            else:
+                self._close_eval(now, 1)
+        except Exception as error:
+            if not self._fail(error):
+                raise
+
+    # What follows from them.
+
+    def _update(self, now: int) -> None:
+        """Count an update: the first optimizer call after a backward."""
+        self.updates += 1
+        self.backwards_since_update = 0
+        if self.rule == wire.RULE_UPDATE:
+            self._close(now, 1)
+        elif self.rule != wire.RULE_CALL:
+            self.updates_open += 1
+            if not self.loader_seen or self.updates_open > _UPDATES_A_BATCH:
+                self.rule = wire.RULE_UPDATE
+                self._close(now, self.updates_open)
+
+    def _end_unused(self, now: int) -> None:
+        """End a batch that nothing followed: one of an evaluation, or one fetched ahead of its use."""
+        if self.rule == wire.RULE_CALL:
+            return
+        self.unused_open += 1
+        if self.unused_open <= self.lookahead:
+            return
+        if not self.updates and not self.backwards:
+            self.rule = wire.RULE_BATCH
+        self._close_eval(now, self.unused_open - self.evals_open)
+        self.evals_open = self.unused_open
+
+    def _end_part(self, now: int) -> None:
+        """End a batch that a backward but no update followed: a part of a step, or no torch optimizer."""
+        if self.rule == wire.RULE_BACKWARD:
+            self._close(now, 1)
+        elif self.rule != wire.RULE_CALL:
+            self._rebase()
+            if not self.updates and self.backwards_open >= _BACKWARDS_WITHOUT_UPDATE:
+                self.rule = wire.RULE_BACKWARD
+                self._close(now, self.batches_open)
+
+    def _reconsider(self) -> None:
+        """Go back to steps by data where batches and updates come in turn."""
+        updates = self.updates - self.updates_at_batch
+        self.votes = self.votes + 1 if 0 < updates <= _UPDATES_A_BATCH else 0
+        if self.votes >= 2:
+            self.rule = wire.RULE_DATA_AFTER_UPDATE
+            self.votes = 0
+
+    def _close(self, now: int, steps: int) -> None:
+        if self.evals_open and self.backwards_open == self.batches_open:
+            # Each of those batches had its backward after all: this loop fetches them ahead.
+            self.lookahead = self.evals_open
+        self.steps += steps
+        self.batches_open = self.backwards_open = self.updates_open = self.unused_open = self.evals_open = 0
+        self._rebase()
+        if now - self.published_ns >= _PUBLISH_NS:
+            self.publish(now)
+        if self.requests[0] != self.answered:
+            self.answer()
+
+    def _rebase(self) -> None:
+        """Leave what was counted to training; an evaluation batch takes what follows."""
+        self.samples += self.samples_open
+        self.samples_open = 0
+        self.base_data = self.data_ns
+        self.base_forward = self.forward_ns
+        self.base_backward = self.backward_ns
+        self.base_other = self.other_ns
+
+    def _close_eval(self, now: int, steps: int) -> None:
+        """Count evaluation steps, and take their time out of that of training."""
+        self.eval_steps += steps
+        self.eval_samples += self.samples_open
+        self.samples_open = 0
+        self.eval_data_ns += self.data_ns - self.base_data
+        self.eval_forward_ns += self.forward_ns - self.base_forward
+        self.eval_other_ns += self.other_ns - self.base_other + self.backward_ns - self.base_backward
+        self.data_ns = self.base_data
+        self.forward_ns = self.base_forward
+        self.backward_ns = self.base_backward
+        self.other_ns = self.base_other
+        if now - self.published_ns >= _PUBLISH_NS:
+            self.publish(now)
+        if self.requests[0] != self.answered:
+            self.answer()
+
+    # Rare things.
+
+    def _admit(self, event: int) -> bool:
+        """Decide whether an event of a thread that is not the training thread counts."""
+        if self.owner == OFF:
+            return False
+        thread = get_ident()
+        if self.owner == NOBODY:
+            return self._open(thread)
+        if event != _DATA_EVENT and not self.backwards and not self.optimizer_calls:
+            # Until now the owner only fetched data: it is a prefetcher.
+            self.become(thread)
+            return True
+        if event == _UPDATE_EVENT and self.takes_over(thread):
+            self.become(thread)
+            return True
+        self.elsewhere += 1
+        return False
+
+    def _open(self, thread: int) -> bool:
+        """Make the pages at the first event; a DataLoader worker gets none."""
+        if is_loader_worker():
+            self.owner = OFF
+            return False
+        pages = Pages(__version__, read_torch_version(), read_ranks())
+        self.page = pages.page
+        self.live = pages.live
+        self.requests = pages.requests
+        pages.set_status(wire.STATE_RUNNING, self.patches, "")
+        self.pages = pages
+        self.owner = thread
+        self.last_ns = self.published_ns = monotonic_ns()
+        return True
+
+    def _fail(self, error: Exception) -> bool:
+        """Turn the hook off after an error of its own; False when the error is not ours."""
+        if not is_ours(error):
+            return False
+        self.turn_off(describe(error))
+        return True
+
+    def turn_off(self, problem: str) -> None:
+        """Stop counting for good and say why on the bus."""
+        self.owner = OFF
+        self.problem = problem
+        try:
+            self.on_off()
+            if self.pages is not None:
+                self.pages.set_status(wire.STATE_DISABLED, 0, problem)
+        except Exception as error:
+            self.problem = f"{problem}; then {error}"

@@ -1,0 +1,67 @@
+"""Read what is around the hook: its process's part in the job, the torch that is there, whose error it is.
+
+Nothing here imports torch; what it finds is already in ``sys.modules``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tpmon.hook.wire import UNKNOWN_RANK
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def is_loader_worker() -> bool:
+    """Tell whether this process is a DataLoader worker."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_info", None) is not None
+
+
+def read_torch_version() -> str:
+    """Return the version of the torch that is imported, "" without one."""
+    return str(getattr(sys.modules.get("torch"), "__version__", ""))
+
+
+def read_ranks() -> tuple[int, int, int]:
+    """Return rank, world size and local rank, by the process group or the environment; -1 for unknown."""
+    rank, world = _read_number("RANK"), _read_number("WORLD_SIZE")
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
+    except Exception:
+        pass
+    return rank, world, _read_number("LOCAL_RANK")
+
+
+def is_ours(error: BaseException) -> bool:
+    """Tell whether an error that came up in the hook is the hook's own.
+
+    A signal handler of the user may raise while our code runs. Then a frame of its file is in the
+    traceback, and the error is the user's to catch.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        standard = file.startswith((_STANDARD, "<frozen ")) and "-packages" not in file
+        if not standard and not os.path.abspath(file).startswith(_HERE):
+            return False
+        trace = trace.tb_next
+    return True
+
+
+def describe(error: BaseException) -> str:
+    """Say what an error is and where it came up."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" ({trace.tb_frame.f_code.co_name}, line {trace.tb_lineno})" if trace else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _read_number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() and len(text) < 10 else UNKNOWN_RANK

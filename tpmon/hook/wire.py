@@ -1,0 +1,325 @@
+"""Lay out the bus between the hook in a training process and tpmon outside (docs/hook-bus.md).
+
+Two memfds of the training process, found through /proc/PID/fd. ``tpmon``, 200,704 bytes, telemetry;
+only the process itself can write it (F_SEAL_FUTURE_WRITE). All numbers little-endian:
+
+    offset  size     what
+    0       256      header, written once, its magic last: ``_HEADER``
+    256     16       state, patches: u64 each
+    272     240      error text, UTF-8, zero-padded, written before the state that it explains
+    512     64       live words, u64: LIVE_*
+    576     16       answered mailbox request, its answer: u64 each, the answer first
+    1024    1024     16 marks of 64 bytes: name 40 bytes, then u64 calls, total ns, longest ns
+    4096    196608   ring of 1,024 records of 24 u64: REC_*
+
+``tpmon-ctl``, 4,096 bytes, the mailbox, writable by the same user: magic, version, pid, and at 64
+eight u64: the request's number (written last), its kind, six arguments. Nothing in it is trusted.
+
+Every value is cumulative, so a reader that comes late or skips records loses no total. **Records**
+are the sequence lock: each carries its number as first and as last word, is written whole, and the
+count of records (LIVE_RECORDS) is stored after it. A reader copies, then reads the count again, and
+drops what the writer may have been overwriting meanwhile; a writer that is stopped in the middle
+leaves 1,023 whole records. Live words are single aligned stores. Marks and error text are read until
+two readings agree.
+
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; both sides import this module, nothing
+else of tpmon's hook is imported outside. Valid Python 3.8.
+"""
+
+from __future__ import annotations
+
+import struct
+
+LAYOUT = 1
+"""Raised whenever a reader of the old layout would misread the new one."""
+
+TELEMETRY_NAME = "tpmon"
+MAILBOX_NAME = "tpmon-ctl"
+
+MAGIC = b"tpmonbus"
+MAILBOX_MAGIC = b"tpmonctl"
+
+RECORD_WORDS = 24
+RECORD_BYTES = RECORD_WORDS * 8
+RING_RECORDS = 1024
+RING_OFFSET = 4096
+TELEMETRY_BYTES = RING_OFFSET + RING_RECORDS * RECORD_BYTES
+MAILBOX_BYTES = 4096
+
+_HEADER = struct.Struct("<8sIIIIQQiii16s24s16s")
+STATUS_OFFSET = 256
+_STATUS = struct.Struct("<QQ240s")
+ERROR_BYTES = 240
+LIVE_OFFSET = 512
+LIVE_WORDS = 8
+_LIVE = struct.Struct("<8Q")
+ANSWER_OFFSET = 576
+MARKS_OFFSET = 1024
+MARK_BYTES = 64
+MARKS = 16
+_MARK_TIMES = struct.Struct("<QQQ")
+_MARK = struct.Struct("<40sQQQ")
+MARK_NAME_BYTES = 40
+REQUEST_OFFSET = 64
+REQUEST_WORDS = 8
+_MAILBOX_HEADER = struct.Struct("<8sII")
+
+RECORD = struct.Struct("<24Q")
+"""One record of the ring; the words are REC_*."""
+
+# Words of a record. Totals count from the first event on.
+REC_NUMBER = 0
+REC_TIME_NS = 1
+REC_RULE = 2
+REC_STEPS = 3
+REC_EVAL_STEPS = 4
+REC_BATCHES = 5
+REC_BACKWARDS = 6
+REC_OPTIMIZER_CALLS = 7
+REC_UPDATES = 8
+REC_SKIPPED = 9
+REC_SAMPLES = 10
+REC_EVAL_SAMPLES = 11
+REC_DATA_NS = 12
+REC_FORWARD_NS = 13
+REC_BACKWARD_NS = 14
+REC_OPTIMIZER_NS = 15
+REC_OTHER_NS = 16
+REC_EVAL_DATA_NS = 17
+REC_EVAL_FORWARD_NS = 18
+REC_EVAL_OTHER_NS = 19
+REC_ELSEWHERE = 20
+REC_BATCH_SIZE = 21
+REC_SPARE = 22
+REC_NUMBER_AGAIN = 23
+
+# Live words: how many records there are, then when each event last happened.
+LIVE_RECORDS = 0
+LIVE_DATA_BEGAN = 1
+LIVE_DATA_ENDED = 2
+LIVE_BACKWARD_BEGAN = 3
+LIVE_BACKWARD_ENDED = 4
+LIVE_OPTIMIZER = 5
+LIVE_STEP_CALL = 6
+LIVE_MARKS = 7
+
+# What ends a step.
+RULE_NONE = 0
+RULE_DATA_AFTER_UPDATE = 1
+RULE_UPDATE = 2
+RULE_BACKWARD = 3
+RULE_BATCH = 4
+RULE_CALL = 5
+
+STATE_RUNNING = 1
+STATE_DISABLED = 2
+STATE_UNINSTALLED = 3
+
+# What is patched, as bits.
+PATCH_DATA = 1
+PATCH_BACKWARD = 2
+PATCH_OPTIMIZER = 4
+PATCH_SCALER = 8
+
+FLAG_WRITE_SEALED = 1
+
+REQUEST_PING = 1
+ANSWER_DONE = 1
+ANSWER_UNKNOWN = 2
+
+UNKNOWN_RANK = -1
+
+
+class NotABusError(ValueError):
+    """Say that bytes are no page of the hook."""
+
+
+class OtherLayoutError(ValueError):
+    """Say that a page is the hook's, in a layout that this module does not know."""
+
+
+class Header:
+    """Say whose page it is: ``pid`` as the process itself sees it, ``start_ticks`` of /proc/PID/stat."""
+
+    __slots__ = (
+        "created_ns",
+        "flags",
+        "hook_version",
+        "local_rank",
+        "pid",
+        "python_version",
+        "rank",
+        "start_ticks",
+        "torch_version",
+        "world_size",
+    )
+
+    def __init__(
+        self,
+        pid: int,
+        start_ticks: int,
+        created_ns: int,
+        flags: int = 0,
+        rank: int = UNKNOWN_RANK,
+        world_size: int = UNKNOWN_RANK,
+        local_rank: int = UNKNOWN_RANK,
+        hook_version: str = "",
+        torch_version: str = "",
+        python_version: str = "",
+    ) -> None:
+        self.pid = pid
+        self.start_ticks = start_ticks
+        self.created_ns = created_ns
+        self.flags = flags
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = local_rank
+        self.hook_version = hook_version
+        self.torch_version = torch_version
+        self.python_version = python_version
+
+
+def _fit(text: str, size: int) -> bytes:
+    return text.encode("utf-8", "replace")[:size]
+
+
+def _text(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def pack_header(header: Header) -> bytes:
+    """Return the header with its magic; whoever writes it writes the first 8 bytes last."""
+    return _HEADER.pack(
+        MAGIC,
+        LAYOUT,
+        TELEMETRY_BYTES,
+        header.pid,
+        header.flags,
+        header.start_ticks,
+        header.created_ns,
+        header.rank,
+        header.world_size,
+        header.local_rank,
+        _fit(header.hook_version, 16),
+        _fit(header.torch_version, 24),
+        _fit(header.python_version, 16),
+    )
+
+
+def parse_header(page: memoryview) -> Header:
+    """Parse the header of a telemetry page.
+
+    Raises:
+        NotABusError: when it is no page of the hook, or not written yet.
+        OtherLayoutError: when it is one of another layout.
+    """
+    if len(page) < _HEADER.size:
+        raise NotABusError("too short")
+    words = _HEADER.unpack_from(page, 0)
+    if words[0] != MAGIC:
+        raise NotABusError("no magic")
+    if words[1] != LAYOUT:
+        raise OtherLayoutError(f"bus layout {words[1]}, not {LAYOUT}")
+    if words[2] != TELEMETRY_BYTES or len(page) < TELEMETRY_BYTES:
+        raise NotABusError("wrong size")
+    return Header(
+        pid=words[3],
+        flags=words[4],
+        start_ticks=words[5],
+        created_ns=words[6],
+        rank=words[7],
+        world_size=words[8],
+        local_rank=words[9],
+        hook_version=_text(words[10]),
+        torch_version=_text(words[11]),
+        python_version=_text(words[12]),
+    )
+
+
+def pack_mailbox(pid: int) -> bytes:
+    """Return the beginning of a mailbox page."""
+    return _MAILBOX_HEADER.pack(MAILBOX_MAGIC, LAYOUT, pid)
+
+
+def parse_mailbox(page: memoryview) -> int:
+    """Return the PID that a mailbox page names.
+
+    Raises:
+        NotABusError: when it is no mailbox of the hook.
+        OtherLayoutError: when it is one of another layout.
+    """
+    if len(page) < MAILBOX_BYTES:
+        raise NotABusError("too short")
+    magic, layout, pid = _MAILBOX_HEADER.unpack_from(page, 0)
+    if magic != MAILBOX_MAGIC:
+        raise NotABusError("no magic")
+    if layout != LAYOUT:
+        raise OtherLayoutError(f"bus layout {layout}, not {LAYOUT}")
+    return int(pid)
+
+
+def pack_status(state: int, patches: int, error: str) -> bytes:
+    """Return the status; whoever writes it writes the first 8 bytes, the state, last."""
+    return _STATUS.pack(state, patches, _fit(error, ERROR_BYTES))
+
+
+def parse_status(page: memoryview) -> tuple[int, int, str]:
+    """Return state, patches and error text."""
+    state, patches, error = _STATUS.unpack(_read_twice(page, STATUS_OFFSET, _STATUS.size))
+    return state, patches, _text(error)
+
+
+def parse_live(page: memoryview) -> tuple[int, ...]:
+    """Return the live words: LIVE_*."""
+    return _LIVE.unpack_from(page, LIVE_OFFSET)
+
+
+def pack_mark(name: str) -> bytes:
+    """Return a mark that was not called yet."""
+    return _MARK.pack(_fit(name, MARK_NAME_BYTES), 0, 0, 0)
+
+
+def write_mark(page: memoryview, place: int, calls: int, total_ns: int, longest_ns: int) -> None:
+    """Write what was measured under a mark, behind its name."""
+    _MARK_TIMES.pack_into(page, place + MARK_NAME_BYTES, calls, total_ns, longest_ns)
+
+
+def parse_marks(page: memoryview) -> list[tuple[str, int, int, int]]:
+    """Return name, calls, total ns and longest ns of every mark."""
+    count = min(parse_live(page)[LIVE_MARKS], MARKS)
+    data = _read_twice(page, MARKS_OFFSET, count * MARK_BYTES)
+    return [(_text(one[0]), one[1], one[2], one[3]) for one in _MARK.iter_unpack(data)]
+
+
+def parse_records(page: memoryview, known: int, most: int) -> tuple[int, list[tuple[int, ...]]]:
+    """Return the count of records and the whole ones from number ``known`` on, at most the ``most`` newest.
+
+    The newest record before ``known`` is among them where it still is, so that its followers can be
+    compared with it.
+    """
+    count = parse_live(page)[LIVE_RECORDS]
+    first = max(known - 1, count - most, count - RING_RECORDS, 0)
+    data = [bytes(page[at : at + RECORD_BYTES]) for at in map(record_offset, range(first, count))]
+    whole = max(parse_live(page)[LIVE_RECORDS] - RING_RECORDS + 1, 0)
+    records = []
+    for number, one in enumerate(data, first):
+        words = RECORD.unpack(one)
+        if number >= whole and words[REC_NUMBER] == words[REC_NUMBER_AGAIN] == number:
+            records.append(words)
+    return count, records
+
+
+def record_offset(number: int) -> int:
+    """Return where a record lies."""
+    return RING_OFFSET + number % RING_RECORDS * RECORD_BYTES
+
+
+def _read_twice(page: memoryview, offset: int, size: int) -> bytes:
+    """Copy bytes until two copies agree; the last copy after eight tries."""
+    before = bytes(page[offset : offset + size])
+    for _ in range(8):
+        again = bytes(page[offset : offset + size])
+        if again == before:
+            break
+        before = again
+    return before
