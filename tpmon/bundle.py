@@ -14,14 +14,16 @@ from datetime import datetime
 
 from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError, UsageError
+from tpmon.judge.collectives import add_collectives
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.looking import ROUNDS, Looking, OwnLook, SharedLook
 from tpmon.model.codec import encode
+from tpmon.model.collectives import CollectivesReading
 from tpmon.model.doctor import Checkup
 from tpmon.model.dump import Dump, DumpRound, ShownFrame, StackGroup
 from tpmon.model.frame import Frame
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict_words import name_verdict
 from tpmon.probe.background import read_within
@@ -120,23 +122,35 @@ class Bundler:
         if isinstance(rounds, Missing):
             self.contents.failures.append(("dumps", rounds.reason))
             return
+        records = self._look.records()
         for number, one in enumerate(rounds, 1):
-            self._add_dump(f"dump-{number}", f"look {number} at the stacks", (one,))
+            there = records if number == len(rounds) else NOT_APPLICABLE  # read after the last look
+            self._add_dump(f"dump-{number}", f"look {number} at the stacks", (one,), there)
         if len(rounds) < ROUNDS:
             self.contents.failures.append(
                 ("more dumps", f"{len(rounds)} of {ROUNDS} looks were done in time")
             )
-        folded = self._add_dump("fold", "all looks folded: who moves and who does not", rounds)
+        folded = self._add_dump("fold", "all looks folded: who moves and who does not", rounds, records)
         if folded:
             paused = f"{folded.paused_ms:.1f} ms" if folded.paused_ms else "never"
-            self._head += [("stacks", folded.summary), ("stopped", f"the job, by tpmon: {paused}")]
+            self._head.append(("stacks", folded.summary))
+            if is_known(folded.collectives):
+                self._head.append(("calls", folded.collectives.summary))
+            self._head.append(("stopped", f"the job, by tpmon: {paused}"))
 
-    def _add_dump(self, name: str, what: str, rounds: Sequence[DumpRound]) -> Dump | None:
+    def _add_dump(
+        self,
+        name: str,
+        what: str,
+        rounds: Sequence[DumpRound],
+        records: Applicable[CollectivesReading],
+    ) -> Dump | None:
         job = self._job
         found: list[Dump] = []
 
         def fold() -> list[str]:
-            found.append(fold_rounds(rounds, Origin(job.root.pid, job.script, job.world_size)))
+            dump = fold_rounds(rounds, Origin(job.root.pid, job.script, job.world_size))
+            found.append(add_collectives(dump, records) if is_known(records) else dump)
             return write_dump(found[0], _shorten)
 
         self._add(f"{name}.txt", what, fold)

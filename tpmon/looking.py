@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tpmon.config import Options
+from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import Asker, DumpRequest, DumpRound
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results import DumpUpdate, Update
 from tpmon.probe.collect import Collector
 from tpmon.probe.job import Job
@@ -51,6 +52,10 @@ class Looking(Protocol):
         """Return the looks that are done, or why there are none."""
         ...
 
+    def records(self) -> Applicable[CollectivesReading]:
+        """Return what the job recorded of its collectives, where that was read after the last look."""
+        ...
+
 
 class RoundKeeper:
     """Ask a session for looks and keep them: the sink for its dumps."""
@@ -63,11 +68,13 @@ class RoundKeeper:
         self.done = threading.Event()
 
     def __call__(self, update: DumpUpdate) -> None:
-        """Take what a session says of a dump; of somebody else's, only that it ended."""
+        """Take what a session says of a dump; of somebody else's, only that it began or ended."""
         if update.state.request is self._request:
             self._update = update
-            if not update.state.running:
+            if not update.state.running and not update.awaits_records:
                 self.done.set()
+        elif self._update is not None:
+            self.done.set()  # what was still read for ours does not come any more
         elif not update.state.running:
             self._free.set()
 
@@ -87,6 +94,15 @@ class RoundKeeper:
         if not state.rounds:
             return Missing(state.refused or "no look at the stacks was done in time")
         return state.rounds
+
+    def records(self) -> Applicable[CollectivesReading]:
+        """Return what the job recorded of its collectives, read after these looks."""
+        if self._update is None or not is_known(self._update.dump):
+            return NOT_APPLICABLE
+        found = self._update.dump.collectives
+        return (
+            CollectivesReading(found.records, found.ras, found.notes) if is_known(found) else NOT_APPLICABLE
+        )
 
 
 class OwnLook:
@@ -129,6 +145,10 @@ class OwnLook:
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks so far."""
         return self._keeper.rounds() if self._stacks else Missing(_NO_STACKS)
+
+    def records(self) -> Applicable[CollectivesReading]:
+        """Return what the job recorded of its collectives."""
+        return self._keeper.records()
 
     def _take(self, update: Update) -> None:
         self._frames.append(update.frame)
@@ -174,3 +194,7 @@ class SharedLook:
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks so far."""
         return self._keeper.rounds() if self._stacks else Missing(_NO_STACKS)
+
+    def records(self) -> Applicable[CollectivesReading]:
+        """Return what the job recorded of its collectives."""
+        return self._keeper.records()

@@ -19,18 +19,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.collectives import make_group, make_record
+from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.frames import make_frame
 from tests.unit.test_cli import SECONDS, call, small_environment, start
 from tests.unit.test_stacks import may_sample, wait_for
 from tpmon import bundle
 from tpmon.bundle import Bundler, default_name, open_sink, start_bundle
 from tpmon.errors import UsageError
+from tpmon.judge.collectives import add_collectives
+from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.looking import ROUNDS, RoundKeeper, SharedLook
 from tpmon.model.codec import decode
+from tpmon.model.collectives import CollectivesReading
 from tpmon.model.doctor import Checkup
 from tpmon.model.dump import Asker, Dump, DumpRequest, DumpRound, DumpState
 from tpmon.model.frame import Frame
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results import DumpUpdate
 from tpmon.probe import bundle_sources
 from tpmon.probe.bundle_sources import describe_processes, list_versions, read_cards, read_logs
@@ -110,8 +115,13 @@ def mode_of(path: Path) -> int:
 class Look:
     """Stand for a session: two Frames and what came of the looks."""
 
-    def __init__(self, rounds: Known[Sequence[DumpRound]]) -> None:
+    def __init__(
+        self,
+        rounds: Known[Sequence[DumpRound]],
+        records: Applicable[CollectivesReading] = NOT_APPLICABLE,
+    ) -> None:
         self._rounds = rounds
+        self._records = records
         self.stopped = False
 
     def start(self) -> None:
@@ -128,6 +138,9 @@ class Look:
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
         return self._rounds
+
+    def records(self) -> Applicable[CollectivesReading]:
+        return self._records
 
 
 # the command
@@ -416,6 +429,66 @@ def test_a_dump_of_somebody_else_ends_first_and_then_ours_is_asked_for_again():
     rounds = keeper.rounds()
     assert is_known(rounds)
     assert len(rounds) == 3
+
+
+def with_dump(request: DumpRequest, reading: CollectivesReading | None = None) -> DumpUpdate:
+    """Say that our looks are done, with the records of the job or before they were read."""
+    rounds = tuple(make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=at_s) for at_s in (0.0, 5.0))
+    dump = fold_rounds(rounds, Origin(1, "train.py", 2))
+    dump = add_collectives(dump, reading) if reading is not None else dump
+    state = DumpState(request, rounds, 2, 2, running=False, refused="")
+    return DumpUpdate(state, dump, awaits_records=reading is None)
+
+
+RECORDS = CollectivesReading((make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3))), (), ())
+
+
+def test_the_looks_are_done_when_the_records_that_the_job_keeps_are_read_too():
+    keeper = RoundKeeper(0.1)
+    request = capture(keeper)
+    keeper(with_dump(request))
+    assert not keeper.done.is_set()
+    assert keeper.records() is NOT_APPLICABLE
+    keeper(with_dump(request, RECORDS))
+    assert keeper.done.is_set()
+    assert keeper.records() == RECORDS
+
+
+def test_records_that_another_dump_came_before_are_not_waited_for():
+    keeper = RoundKeeper(0.1)
+    keeper(with_dump(capture(keeper)))
+    keeper(update(DumpRequest(Asker.KEY), running=True))
+    assert keeper.done.is_set()
+    assert keeper.records() is NOT_APPLICABLE
+    rounds = keeper.rounds()
+    assert is_known(rounds)
+    assert len(rounds) == 2
+
+
+def capture(keeper: RoundKeeper) -> DumpRequest:
+    """Return what a keeper asks a session for."""
+    asked: list[DumpRequest] = []
+    keeper.read(asked.append, time.monotonic() + 0.05)
+    return asked[0]
+
+
+@pytest.mark.torch
+def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job: Job, tmp_path):
+    rounds = [
+        make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=5.0 * number) for number in range(3)
+    ]
+    Bundler(job, FolderSink(str(tmp_path / "out")), Look(rounds, RECORDS)).run()
+    held = {
+        name: decode(Dump, (tmp_path / "out" / f"{name}.json").read_text()).collectives
+        for name in ("dump-1", "dump-2", "dump-3", "fold")
+    }
+    assert (held["dump-1"], held["dump-2"]) == (NOT_APPLICABLE, NOT_APPLICABLE)
+    for name in ("dump-3", "fold"):
+        assert is_known(held[name])
+        assert held[name].findings[0].missing == (1,)
+    said = "all_reduce number 4 of default_pg"
+    assert f"calls    {said}" in (tmp_path / "out" / "fold.txt").read_text()
+    assert said in (tmp_path / "out" / README).read_text()
 
 
 def test_looks_that_do_not_come_are_given_up_and_said():
