@@ -77,7 +77,7 @@ def test_a_near_miss_is_answered_with_the_name():
 
 
 def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path: Path):
-    texts = {settings.Kind.SWITCH: "true", settings.Kind.COUNT: "3", settings.Kind.NUMBER: "7.0"}
+    texts = {settings.Kind.SWITCH: "true", settings.Kind.COUNT: "7", settings.Kind.NUMBER: "7.0"}
     texts[settings.Kind.DURATION] = "7m"
     for setting in settings.SETTINGS:
         text = texts.get(setting.kind, "hang")

@@ -31,8 +31,8 @@ SCALES: dict[str, Number] = {
     "MiB/s": 1 << 20,
     "GiB": 1 << 30,
 }
-NO_THRESHOLDS = {"advice_facts._GIB"}
-"""Constants that only name a unit."""
+NO_THRESHOLDS = {"advice_facts._GIB", "stack_tree.TOP"}
+"""Constants that only name a unit or a mark."""
 
 
 def is_number(value: object) -> TypeGuard[Number]:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample
-from tpmon.model.host import CpuSample, OutputSample, Pool
+from tpmon.model.host import CpuSample, MemorySample, OutputSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.probe.cgroup import CgroupReading, CpuBudget
@@ -233,3 +233,34 @@ def age_output(output: OutputSample, taken: datetime) -> OutputSample:
 def age_by(ages: Ages, seconds: float) -> Ages:
     """Return the ages that the same readings have ``seconds`` later."""
     return Ages(*(map_known(lambda age: age + seconds, getattr(ages, one.name)) for one in fields(Ages)))
+
+
+def make_memory(
+    processes: Sequence[ProcessSample],
+    group: CgroupReading,
+    host: HostReading,
+    shm: Known[ShmSample],
+    find_growth: Callable[[int], Known[float]],
+) -> MemorySample:
+    """Put together the memory of the job: its control group's where it has one, else its processes'."""
+    rss = sum(process.rss_bytes for process in processes)
+    anon, source = group.anon_bytes, name_place(group.memory_source)
+    if not is_known(anon):
+        anon, source = rss, "sum of RSS; pages that forked workers share count more than once"
+    return MemorySample(
+        rss_bytes=rss,
+        anon_bytes=anon,
+        anon_source=source,
+        anon_growth_bytes_s=find_growth(anon),
+        used_bytes=group.used_bytes,
+        limit_bytes=group.limit_bytes,
+        limit_source=name_place(group.limit_source),
+        oom_kills=group.oom_kills,
+        refault_bytes_s=group.refault_bytes_s,
+        major_faults_s=add_known(processes, lambda p: p.major_faults_s),
+        psi_some_pct=group.psi_memory_some_pct,
+        swap_bytes=group.swap_bytes,
+        host_available_bytes=host.available_bytes,
+        host_total_bytes=host.total_bytes,
+        shm=shm,
+    )

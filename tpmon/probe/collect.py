@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from tpmon.errors import NoTargetError
 from tpmon.model.facts import list_taxes, state_facts
@@ -21,32 +22,32 @@ from tpmon.model.frame import (
     Target,
     TargetState,
 )
-from tpmon.model.host import MemorySample, NetworkSample, OutputSample, ShmSample
+from tpmon.model.host import NetworkSample, OutputSample, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Identity, ProcessSample, Role, Setting
 from tpmon.model.units import clean_text
 from tpmon.probe.assemble import (
-    add_known,
     age_by,
     age_output,
     find_pool,
     has_pin_thread,
     list_loader_ranks,
     make_cpu,
+    make_memory,
     make_process,
     make_rank_rows,
     name_place,
     withhold_sums,
 )
 from tpmon.probe.background import Background, read_within
-from tpmon.probe.cgroup import CgroupReader, CgroupReading, CpuBudget, read_cpu_budget
+from tpmon.probe.cgroup import CgroupReader, CpuBudget, read_cpu_budget
 from tpmon.probe.changes import Changes
 from tpmon.probe.collectives_service import CollectivesService
 from tpmon.probe.dump import dumpable
 from tpmon.probe.dump_service import DumpService
 from tpmon.probe.events import EventTeller, describe_attach
 from tpmon.probe.gpu import GpuProbe
-from tpmon.probe.host import HostReader, HostReading, read_shm
+from tpmon.probe.host import HostReader, read_shm
 from tpmon.probe.job import Job, Member
 from tpmon.probe.loader import LoaderProbe, LoaderRank
 from tpmon.probe.main_threads import MainThreadProbe
@@ -226,7 +227,9 @@ class Collector:
             processes=processes,
             ranks=ranks,
             cpu=cpu,
-            memory=self._memory(processes, group, host, now_ns),
+            memory=make_memory(
+                processes, group, host, self._shm.latest()[0], partial(self._growth.add, now_ns)
+            ),
             loader=self._loader.latest(),
             output=tuple(age_output(one, taken) for one in known_or(outputs, ())),
             network=network,
@@ -289,32 +292,6 @@ class Collector:
             named = read_pool_library(pool.pid, self._population.busy_tids(identity))
             known = self._libraries[identity] = (named, now_ns)
         return known[0]
-
-    def _memory(
-        self, processes: Sequence[ProcessSample], group: CgroupReading, host: HostReading, now_ns: int
-    ) -> MemorySample:
-        rss = sum(process.rss_bytes for process in processes)
-        anon, source = group.anon_bytes, name_place(group.memory_source)
-        if not is_known(anon):
-            anon, source = rss, "sum of RSS; pages that forked workers share count more than once"
-        shm, _ = self._shm.latest()
-        return MemorySample(
-            rss_bytes=rss,
-            anon_bytes=anon,
-            anon_source=source,
-            anon_growth_bytes_s=self._growth.add(now_ns, anon),
-            used_bytes=group.used_bytes,
-            limit_bytes=group.limit_bytes,
-            limit_source=name_place(group.limit_source),
-            oom_kills=group.oom_kills,
-            refault_bytes_s=group.refault_bytes_s,
-            major_faults_s=add_known(processes, lambda p: p.major_faults_s),
-            psi_some_pct=group.psi_memory_some_pct,
-            swap_bytes=group.swap_bytes,
-            host_available_bytes=host.available_bytes,
-            host_total_bytes=host.total_bytes,
-            shm=shm,
-        )
 
     def _target(self, processes: Sequence[ProcessSample]) -> Target:
         ranks = [process for process in processes if process.role is Role.RANK]
