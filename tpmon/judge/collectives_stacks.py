@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpmon.judge.fold_scene import IN_COLLECTIVE
@@ -46,9 +46,15 @@ class Waits:
 
 def find_waits(groups: Sequence[StackGroup]) -> tuple[Waits, ...]:
     """Return the waits of ranks for other ranks, () where none waits."""
-    names = [thread.name for group in groups for thread in group.threads if thread.kind is ThreadKind.COMM]
-    backend = next((name for start, name in _THREADS if any(one.startswith(start) for one in names)), "")
+    threads = (thread for group in groups for thread in group.threads if thread.kind is ThreadKind.COMM)
+    backend = find_backend(thread.name for thread in threads)
     return tuple(Waits(backend, group.since_s) for group, _ in _ranks_of(groups) if _waits_for_ranks(group))
+
+
+def find_backend(names: Iterable[str]) -> str:
+    """Return the backend whose threads there are, by the names of communication threads; "" for none."""
+    there = tuple(names)
+    return next((name for start, name in _THREADS if any(one.startswith(start) for one in there)), "")
 
 
 def may_wait(groups: Sequence[StackGroup]) -> bool:

@@ -25,10 +25,24 @@ _MOST_RAS = 3
 _MOST_TRANSFERS = 3
 
 
+def name_call(one: CollectiveFinding) -> str:
+    """Name a collective: "all_reduce number 4 of default_pg"."""
+    return f"{one.name or 'collective'} number {one.sequence} of {one.group}"
+
+
+def say_why(one: CollectiveFinding) -> str:
+    """Say in a few words what keeps it: who has not called it, or whose call does not fit."""
+    if one.cause is CollectiveCause.MISMATCH:
+        return say_differences(one.differences)
+    parts = [_say_missing(one, {})] if one.missing else []
+    parts += [_say_unread(one)] if one.unread else []
+    return "; ".join(parts) or "all its ranks have called it"
+
+
 def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing]) -> str:
     """Say what one finding means."""
     total = len(one.waiting) + len(one.missing) + len(one.unread)
-    call = f"{one.name or 'collective'} number {one.sequence} of {one.group}"
+    call = name_call(one)
     who = "all" if len(one.waiting) == total else f"{len(one.waiting)} of {total}"
     for_ = f" for {format_seconds(one.waited_s)}" if one.waited_s >= JUST_NOW_S else ""
     waits = f"{who} ranks wait in it{for_}" if total > 1 else f"{name_numbers(one.waiting)} waits in it{for_}"
@@ -38,13 +52,19 @@ def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing]) -> 
     if one.missing:
         parts.append(_say_missing(one, standings))
     if one.unread:
-        verb = "has" if len(one.unread) == 1 else "have"
-        parts.append(f"{name_numbers(one.unread)} {verb} no record of it here")
+        parts.append(_say_unread(one))
     if one.cause is CollectiveCause.TRANSFER:
         parts.append("no rank is missing and the calls fit: look at the network and the cards")
     if one.waited_s < JUST_NOW_S:
         parts.append("called just now, as in every step")
-    return "; ".join((*parts, *_say_abort(one)))
+    if is_known(one.abort_s) and one.waited_s >= JUST_NOW_S:
+        parts.append(say_abort(one, one.abort_s))
+    return "; ".join(parts)
+
+
+def _say_unread(one: CollectiveFinding) -> str:
+    verb = "has" if len(one.unread) == 1 else "have"
+    return f"{name_numbers(one.unread)} {verb} no record of it here"
 
 
 def _say_missing(one: CollectiveFinding, standings: Mapping[int, Standing]) -> str:
@@ -68,14 +88,13 @@ def _say_missing(one: CollectiveFinding, standings: Mapping[int, Standing]) -> s
     return f"{said}: {'; '.join(shown)}"
 
 
-def _say_abort(one: CollectiveFinding) -> tuple[str, ...]:
-    if not is_known(one.abort_s) or one.waited_s < JUST_NOW_S:
-        return ()
+def say_abort(one: CollectiveFinding, left_s: float) -> str:
+    """Say that the backend gives up in ``left_s`` seconds, and whether that is assumed."""
     backend = BACKENDS.get(one.backend, one.backend)
     verb = "aborts this job" if one.backend == "nccl" else "gives up"
-    when = f"in about {format_seconds(one.abort_s)}" if one.abort_s > 0 else "any moment"
+    when = f"in about {format_seconds(left_s)}" if left_s > 0 else "any moment"
     assumed = " (assumed: its default timeout)" if one.abort_assumed else ""
-    return (f"{backend} {verb} {when}{assumed}",)
+    return f"{backend} {verb} {when}{assumed}"
 
 
 def sum_up(
@@ -126,6 +145,12 @@ def say_transfers(records: Sequence[RankRecord]) -> str:
 
 def say_report(report: RasReport) -> str:
     """Say which ranks NCCL's RAS names, "" for none."""
+    words = write_report(report)
+    return f"NCCL RAS: {words}" if words else ""
+
+
+def write_report(report: RasReport) -> str:
+    """Say the same without its source."""
     parts = []
     if report.dead:
         parts.append(f"{report.dead} process{'es are' if report.dead > 1 else ' is'} dead")
@@ -137,7 +162,7 @@ def say_report(report: RasReport) -> str:
     more = len(behind) + len(others) - _MOST_RAS
     if more > 0:
         parts.append(f"{more} more")
-    return f"NCCL RAS: {', '.join(parts)}" if parts else ""
+    return ", ".join(parts)
 
 
 def _say_rank(one: RasRank) -> str:

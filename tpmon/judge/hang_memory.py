@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from tpmon.judge.collectives import judge_collectives
 from tpmon.judge.hang_picture import Corner, Picture, choose_rounds, draw_picture, find_corner
 from tpmon.judge.phases import main_stacks
+from tpmon.model.collectives import Collectives
 from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
@@ -97,6 +99,8 @@ class Watch:
     longest_s: float = 0.0
     rounds: tuple[DumpRound, ...] = ()
     picture: Picture | None = None
+    calls: Collectives | None = None
+    """What the job recorded of its collectives, as it was read after the looks of the picture."""
     looked_ns: int = 0
     """When it asked for looks last."""
 
@@ -195,7 +199,7 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         cornered_ns=cornered_ns,
         longest_s=max(watch.longest_s, paused_s) if paused_s >= LEAST_PAUSE_S else watch.longest_s,
     )
-    return _take_rounds(watch, frame)
+    return _take_records(_take_rounds(watch, frame), frame)
 
 
 def _take_rounds(watch: Watch, frame: Frame) -> Watch:
@@ -211,4 +215,14 @@ def _take_rounds(watch: Watch, frame: Frame) -> Watch:
     picture = watch.picture
     if picture is not None and watch.cornered_ns > picture.first_ns + MOVED_SINCE_S * 1e9:
         return replace(watch, picture=None)
+    return watch
+
+
+def _take_records(watch: Watch, frame: Frame) -> Watch:
+    """Take what the job recorded of its collectives, and keep it as long as the picture is true."""
+    if watch.picture is None:
+        return replace(watch, calls=None) if watch.calls is not None else watch
+    if is_known(frame.collectives):
+        judged = judge_collectives((frame.collectives,), frame.target.world_size, {})
+        return replace(watch, calls=judged)
     return watch

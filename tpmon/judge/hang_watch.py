@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_blame import find_blame
+from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang_memory import Watch, age_ns, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
@@ -222,7 +223,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         margin=1.0 + seconds / need,
         sources=frozenset(sources),
         summary=f"{blame.text}, {_say_age(quiet, seconds, scene)}",
-        evidence=_list_evidence(blame, quiet, scene),
+        evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
         pid=seen.thread.pid,
         rank=process.rank if process is not None else seen.thread.rank,
@@ -231,12 +232,15 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
     )
 
 
-def _list_evidence(blame: Blame, quiet: Quiet, scene: Scene) -> tuple[Evidence, ...]:
+def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> tuple[Evidence, ...]:
     picture = scene.watch.picture
     if picture is None:
         return ()
     age_s = (scene.frame.taken_ns - picture.last_ns) / 1e9
-    rows = [_show(blame.seen, picture, age_s), *(_show(one, picture, age_s) for one in blame.also[:3])]
+    rows = [_show(blame.seen, picture, age_s)]
+    if blame.cause in CAUSES:
+        rows += show_calls(scene.watch.calls, picture, scene.frame, seconds)
+    rows += [_show(one, picture, age_s) for one in blame.also[:3]]
     rows.append(
         Evidence(
             "looks at all threads",

@@ -1,0 +1,72 @@
+"""Say beside a hang which collective does not end, who never called it, and when the backend gives up. Pure.
+
+What tells is the job's own record, read after the looks; without one the stacks and a default timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from tpmon.judge.collectives import DEFAULT_TIMEOUTS_S
+from tpmon.judge.collectives_stacks import Waits, find_backend, say_assumed_abort
+from tpmon.judge.collectives_words import JUST_NOW_S, name_call, say_abort, say_why, write_report
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_stances import Stance, find_stance
+from tpmon.model.collectives import CollectiveFinding, Collectives
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.verdict import Evidence
+
+CAUSES = frozenset(("missing-rank", "remote-rank", "no-progress"))
+"""Those in which ranks wait for others, or may."""
+LIMIT = "time limit of its collectives"
+BEFORE_S = 5.0
+"""How long before the stillness began a record may have been written down and still be of this hang."""
+
+
+def show_calls(calls: Collectives | None, picture: Picture, frame: Frame, still_s: float) -> list[Evidence]:
+    """Return the rows for a hang in which ranks wait for others; ``still_s``: for how long nothing moved."""
+    if not any(find_stance(seen, picture) is Stance.RANKS for seen in picture.scene.ranks):
+        return []
+    rows = list(_show_finding(calls, frame.taken, still_s)) if calls is not None else []
+    if calls is not None:
+        words = ", ".join(said for report in calls.ras if (said := write_report(report)))
+        rows += [_row("NCCL RAS", 0.0, words, "NCCL", 0.0)] if words else []
+    if calls is None or not calls.records:
+        rows += _show_assumed(picture, still_s, (frame.taken_ns - picture.last_ns) / 1e9)
+    return rows
+
+
+def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator[Evidence]:
+    """Show the first collective that is open, where its records are of this hang."""
+    finding = next((one for one in calls.findings if one.waited_s >= JUST_NOW_S), None)
+    if finding is None:
+        return
+    taken, source = _find_record(calls, finding)
+    age_s = (now - taken).total_seconds()
+    if age_s > still_s + BEFORE_S:
+        return
+    age_s = max(0.0, age_s)
+    yield _row(name_call(finding), float(finding.sequence), say_why(finding), source, age_s)
+    left_s = finding.abort_s - age_s if is_known(finding.abort_s) else 0.0
+    if left_s > 0:
+        yield _row(LIMIT, left_s, say_abort(finding, left_s), source, age_s)
+
+
+def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[datetime, str]:
+    """Return when the oldest record of a rank that waits was written down, and where it was read."""
+    those = [one for one in calls.records if is_known(one.rank) and one.rank in finding.waiting]
+    first = min(those, key=lambda one: one.taken)
+    return first.taken, first.source.value
+
+
+def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[Evidence]:
+    names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
+    words = say_assumed_abort((Waits(find_backend(names), still_s),), DEFAULT_TIMEOUTS_S)
+    return [_row(LIMIT, still_s, words, "stacks", age_s)] if words else []
+
+
+def _row(name: str, value: float, text: str, source: str, age_s: float) -> Evidence:
+    return Evidence(name=name, value=value, unit="", text=text, source=source, age_s=age_s)
