@@ -167,6 +167,11 @@ def test_every_row_of_the_explanations_is_in_the_table() -> None:
         assert key[1] is NOT_APPLICABLE or key[1] in causes[key[0]], key
 
 
+def test_what_a_hung_job_waits_for_is_no_second_cause() -> None:
+    waits = [(Kind.COMMS_BOUND, "unknown"), (Kind.DATA_BOUND, "too-few-workers"), PYTHON]
+    assert find_explained([HUNG, POOL, *waits]) == set(waits)
+
+
 def test_one_starved_rank_does_not_explain_what_all_ranks_send_each_other() -> None:
     keys: list[Key] = [(Kind.COMMS_BOUND, "transfer"), (Kind.DATA_BOUND, "network-store")]
     assert find_explained(keys) == frozenset()

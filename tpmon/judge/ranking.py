@@ -25,6 +25,8 @@ _SPEED_OF_ONE = ((Kind.PYTHON_BOUND, _ANY),)
 
 EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
     {
+        # A job that stands still waits for something; what it waits for is part of the hang.
+        (Kind.HUNG, _ANY): (*_WAITING_FOR_A_RANK, *_SPEED_OF_ONE, (Kind.DATA_BOUND, _ANY)),
         # Time that the quota takes is counted as waiting for a CPU (docs/metrics.md).
         (Kind.CPU_THROTTLED, "quota"): (
             (Kind.OVERSUBSCRIBED, _ANY),
