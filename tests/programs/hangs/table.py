@@ -11,8 +11,10 @@ from tpmon.model.verdict import Kind
 
 FRESH_S = 45.0
 """How long after its hang, which tpmon sees begin, a program must be called hung."""
-POLL_S = SPIN_S = 160.0
-"""The same of a loop that sleeps or spins, which may end: four times as long as what cannot end."""
+POLL_S = 160.0
+"""The same of a loop that sleeps, which may end: four times as long as what cannot end."""
+SPIN_S = 190.0
+"""The same of a loop that spins: that it stays in one place takes some slices of stacks more."""
 CALL_S = 330.0
 """The same of a call that computes: five minutes, as for a checkpoint."""
 
