@@ -29,8 +29,8 @@ _NOEXEC_SEAL = 0x8
 
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
 _POPULATE = 0x8000
-_HIGH_DESCRIPTOR = 2000
-"""Loops that close all low descriptors miss ours."""
+_HIGH_DESCRIPTORS = (2000, 1000)
+"""Loops that close all low descriptors miss ours; a limit of 1,024 leaves room for the second."""
 
 
 class Pages:
@@ -166,12 +166,14 @@ def _call_kernel(name: str, flags: int) -> int:
 
 def _raise_descriptor(low: int) -> int:
     """Move a descriptor where close-all loops seldom come; it stays where there is no room above."""
-    try:
-        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
-    except OSError:
-        return low
-    os.close(low)
-    return high
+    for least in _HIGH_DESCRIPTORS:
+        try:
+            high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, least)
+        except OSError:
+            continue
+        os.close(low)
+        return high
+    return low
 
 
 def _is_inode(descriptor: int, inode: int) -> bool:

@@ -1,0 +1,342 @@
+"""Small real training loops under the hook: each is run with a fresh hook and reports what was counted.
+
+Prints one JSON object: loop -> counts. Losses of the plain loop are reported with and without the hook.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+if "--after" not in sys.argv:
+    import tpmon.hook
+import torch
+
+if "--after" in sys.argv:
+    import tpmon.hook
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from tpmon.hook.installation import HOOK
+
+COUNTED = (
+    "rule", "steps", "eval_steps", "batches", "backwards", "optimizer_calls", "updates", "skipped",
+    "samples", "eval_samples", "elsewhere",
+)  # fmt: skip
+DATA = TensorDataset(torch.arange(320.0).reshape(40, 8) / 320, torch.ones(40, 1))
+
+
+class Slow(Dataset):
+    """Hand out a sample after 5 ms."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        time.sleep(0.005)
+        return torch.ones(8)
+
+
+class Inner(Dataset):
+    """Read a DataLoader of its own within each sample, as some datasets do."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return next(iter(DataLoader(DATA, batch_size=2)))[0]
+
+
+def model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 1)
+    return net, torch.optim.SGD(net.parameters(), lr=0.01)
+
+
+def train(loader, accumulate: int = 1) -> list[float]:
+    net, optimizer = model()
+    losses = []
+    for at, batch in enumerate(loader):
+        x = batch[0] if isinstance(batch, (list, tuple)) else batch
+        loss = net(x).pow(2).mean()
+        loss.backward()
+        losses.append(loss.item())
+        if (at + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def plain() -> None:
+    train(DataLoader(DATA, batch_size=4))
+
+
+def accumulation() -> None:
+    train(DataLoader(DATA, batch_size=1), accumulate=4)
+
+
+def workers() -> None:
+    for _ in range(2):
+        train(DataLoader(Slow(), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+
+
+def inner_loaders_in_workers() -> None:
+    train(DataLoader(Inner(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+
+
+def inner_loaders() -> None:
+    train(DataLoader(Inner(), batch_size=None))
+
+
+def two_optimizers() -> None:
+    one, other = model(), model()
+    for x, _ in DataLoader(DATA, batch_size=4):
+        for net, optimizer in (one, other):
+            optimizer.zero_grad()
+            net(x).mean().backward()
+            optimizer.step()
+
+
+def lbfgs() -> None:
+    net, _ = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    for x, _ in DataLoader(DATA, batch_size=8):
+
+        def closure(x=x):
+            optimizer.zero_grad()
+            loss = net(x).pow(2).mean() + 1
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def closure_around_all() -> None:
+    net, optimizer = model()
+    for x, _ in DataLoader(DATA, batch_size=8):
+
+        def closure(x=x):
+            optimizer.zero_grad()
+            loss = net(x).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def evaluation() -> None:
+    for _ in range(2):
+        train(DataLoader(DATA, batch_size=4))
+        net, _ = model()
+        for x, _ in DataLoader(DATA, batch_size=8):
+            with torch.no_grad():
+                net(x)
+
+
+def inference() -> None:
+    net, _ = model()
+    with torch.inference_mode():
+        for x, _ in DataLoader(DATA, batch_size=4):
+            net(x)
+
+
+def no_loader() -> None:
+    net, optimizer = model()
+    x = torch.ones(4, 8)
+    for _ in range(25):
+        optimizer.zero_grad()
+        net(x).mean().backward()
+        optimizer.step()
+
+
+def scaler() -> None:
+    net, optimizer = model()
+    scale = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for at, (x, _) in enumerate(DataLoader(DATA, batch_size=4)):
+        optimizer.zero_grad()
+        loss = net(x).mean() * (float("inf") if at % 5 == 4 else 1.0)
+        scale.scale(loss).backward()
+        scale.step(optimizer)
+        scale.update()
+
+
+def optimizer_in_backward() -> None:
+    net, _ = model()
+    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in net.parameters()}
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    for x, _ in DataLoader(DATA, batch_size=4):
+        net(x).mean().backward()
+
+
+def checkpointed() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    net, optimizer = model()
+    for x, _ in DataLoader(DATA, batch_size=4):
+        checkpoint(net, x, use_reentrant=True)
+        checkpoint(net, x.requires_grad_(), use_reentrant=True).mean().backward()
+        optimizer.step()
+
+
+def error_in_the_loop() -> None:
+    net, optimizer = model()
+    for at, (x, _) in enumerate(DataLoader(DATA, batch_size=4)):
+        try:
+            if at == 3:
+                raise ValueError("a bad batch")
+            net(x).mean().backward()
+            optimizer.step()
+        except ValueError:
+            continue
+
+
+def error_in_the_backward() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise RuntimeError("no gradient")
+
+    net, optimizer = model()
+    for at, (x, _) in enumerate(DataLoader(DATA, batch_size=4)):
+        try:
+            y = net(x)
+            (Fails.apply(y) if at == 3 else y).mean().backward()
+        except RuntimeError as error:
+            EXTRA["raised"] = str(error)
+        optimizer.step()
+
+
+def forked_rank() -> None:
+    train(DataLoader(DATA, batch_size=4))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        before = [name for name in links() if "tpmon" in name]
+        train(DataLoader(DATA, batch_size=8))
+        os.write(write, json.dumps([before, counts(), own_pid()]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    EXTRA["forked"] = [*json.loads(os.read(read, 65536)), child]
+    os.close(read)
+    os.close(write)
+
+
+def alarms() -> None:
+    """A user's alarm raises wherever the loop is, often within the hook."""
+
+    class AlarmError(Exception):
+        pass
+
+    def ring(*_):
+        raise AlarmError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    net, optimizer = model()
+    x = torch.ones(4, 8)
+    rung = 0
+    for _ in range(300):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0004)
+            while True:
+                optimizer.zero_grad()
+                net(x).mean().backward()
+                optimizer.step()
+        except AlarmError:
+            rung += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    EXTRA["rung"] = rung
+
+
+def compiled_optimizer() -> None:
+    import torch._dynamo as dynamo
+
+    net, optimizer = model()
+    step = torch.compile(optimizer.step, backend="eager")
+    for x, _ in DataLoader(DATA, batch_size=4):
+        optimizer.zero_grad()
+        net(x).mean().backward()
+        step()
+    EXTRA["frames"] = dynamo.utils.counters["frames"]["total"]
+
+
+LOOPS = [
+    plain, accumulation, workers, inner_loaders, inner_loaders_in_workers, two_optimizers, lbfgs,
+    closure_around_all, evaluation, inference, no_loader, scaler, optimizer_in_backward, checkpointed,
+    error_in_the_loop, error_in_the_backward, forked_rank, alarms,
+]  # fmt: skip
+EXTRA: dict[str, object] = {}
+
+
+def counts() -> dict[str, object]:
+    return {**{name: getattr(HOOK.steps, name) for name in COUNTED}, "problem": tpmon.hook.problem()}
+
+
+def own_pid() -> int:
+    from tpmon.hook import wire
+
+    return wire.parse_header(HOOK.steps.pages.page).pid
+
+
+def links() -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:
+            continue
+    return found
+
+
+def cycles(number: int) -> dict[str, object]:
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    def places():
+        return [
+            dataloader._BaseDataLoaderIter.__next__,
+            torch.autograd._engine_run_backward,
+            torch.autograd.graph._engine_run_backward,
+            torch.amp.GradScaler.update,
+            list(optimizer._global_optimizer_post_hooks),
+        ]
+
+    tpmon.hook.uninstall()
+    before, open_before = places(), len(links())
+    steps = 0
+    for _ in range(number):
+        tpmon.hook.install()
+        train(DataLoader(DATA, batch_size=10))
+        steps += HOOK.steps.steps
+        tpmon.hook.uninstall()
+    return {"same": places() == before, "descriptors": len(links()) - open_before, "steps": steps}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    report: dict[str, object] = {}
+    assert HOOK.patches.missing() == []
+    hooked = train(DataLoader(DATA, batch_size=4))
+    tpmon.hook.uninstall()
+    report["same_losses"] = hooked == train(DataLoader(DATA, batch_size=4))
+    loops = [compiled_optimizer] if "--compile" in sys.argv else LOOPS
+    for loop in loops:
+        tpmon.hook.uninstall()
+        tpmon.hook.install()
+        loop()
+        report[loop.__name__] = counts()
+    report["cycles"] = cycles(3 if "--compile" in sys.argv else 100)
+    report["threads"] = len(os.listdir("/proc/self/task"))
+    report.update(EXTRA)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Installing the hook: before and after torch, on every Python here, away again without a trace.
+
+torch is played by a package of its four patched modules, so that every version of Python can have it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
+
+TORCH = {
+    "__init__.py": "__version__ = '9.9'\nfrom . import autograd, optim, utils\nfrom .amp import grad_scaler\n",
+    "optim/__init__.py": "from . import optimizer\n",
+    "optim/optimizer.py": """
+from collections import OrderedDict
+_global_optimizer_post_hooks = OrderedDict()
+class Optimizer:
+    def step(self):
+        for hook in _global_optimizer_post_hooks.values():
+            hook(self, (), {})
+def register_optimizer_step_post_hook(hook):
+    _global_optimizer_post_hooks[len(_global_optimizer_post_hooks)] = hook
+""",
+    "utils/__init__.py": "from . import data\n",
+    "utils/data/__init__.py": "from . import dataloader\n",
+    "utils/data/dataloader.py": """
+class _BaseDataLoaderIter:
+    def __init__(self, batches):
+        self.batches = iter(batches)
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return next(self.batches)
+""",
+    "autograd/__init__.py": """
+from .graph import _engine_run_backward
+def backward():
+    return _engine_run_backward((), accumulate_grad=True)
+""",
+    "autograd/graph.py": "def _engine_run_backward(outputs, accumulate_grad):\n    return outputs\n",
+    "amp/__init__.py": "",
+    "amp/grad_scaler.py": "class GradScaler:\n    def update(self):\n        return 5\n",
+}
+
+LOOP = """
+def train(number):
+    import torch
+    optimizer = torch.optim.optimizer.Optimizer()
+    for _ in torch.utils.data.dataloader._BaseDataLoaderIter(range(number)):
+        torch.autograd.backward()
+        optimizer.step()
+"""
+
+REPORT = """
+import json, os, sys
+from tpmon.hook.installation import HOOK
+names = [os.readlink("/proc/self/fd/" + n) for n in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + n) or os.path.islink("/proc/self/fd/" + n) and int(n) > 999]
+print(json.dumps({
+    "steps": HOOK.steps.steps, "batches": HOOK.steps.batches, "patches": HOOK.steps.patches,
+    "problem": tpmon.hook.problem(), "finders": [type(f).__name__ for f in sys.meta_path],
+    "pages": sorted(n for n in names if "tpmon" in n),
+}))
+"""
+
+
+def find_pythons() -> list[str]:
+    """Find the Pythons of this machine, one of each version."""
+    found = {}
+    for version in VERSIONS:
+        path = shutil.which(f"python{version}")
+        candidates = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+        for candidate in ([path] if path else []) + [str(one) for one in candidates]:
+            asked = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+            if done.stdout.strip() == version:
+                found[version] = candidate
+                break
+    return list(found.values()) or [sys.executable]
+
+
+@pytest.fixture(params=find_pythons(), ids=lambda path: Path(path).parts[-3] if "versions" in path else path)
+def python(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def torch_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    for name, text in TORCH.items():
+        path = folder / "torch" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def run(python: str, torch_like: Path, program: str, *flags: str) -> dict[str, object]:
+    """Run a program with tpmon and torch-like importable; it must write nothing but its report."""
+    done = subprocess.run(
+        [python, *flags, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{torch_like}", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+BEFORE = "import tpmon.hook, torch\n"
+AFTER = "import torch, tpmon.hook\n"
+PARTLY = "import torch.optim.optimizer\nimport tpmon.hook\n"
+
+
+@pytest.mark.parametrize("order", [BEFORE, AFTER, PARTLY], ids=["before", "after", "partly"])
+def test_the_hook_counts_whichever_is_imported_first(python: str, torch_like: Path, order: str) -> None:
+    report = run(python, torch_like, order + LOOP + "train(20)\n" + REPORT, "-W", "error")
+    assert (report["steps"], report["batches"], report["patches"]) == (20, 20, 15)
+    assert report["problem"] == ""
+    assert "Arrival" not in report["finders"]
+    assert {str(name) for name in report["pages"]} == {"/memfd:tpmon (deleted)", "/memfd:tpmon-ctl (deleted)"}
+    assert len(report["pages"]) <= 4
+
+
+def test_without_torch_nothing_is_made_and_nothing_breaks(python: str, torch_like: Path) -> None:
+    report = run(python, torch_like, "import tpmon.hook, email, json\n" + REPORT)
+    assert (report["steps"], report["patches"], report["pages"], report["problem"]) == (0, 0, [], "")
+
+
+def test_a_forked_child_counts_its_own_steps(python: str, torch_like: Path) -> None:
+    program = f"""{BEFORE}{LOOP}
+import os, sys
+train(5)
+read, write = os.pipe()
+if os.fork() == 0:
+    train(7)
+    os.dup2(write, 1)
+{_indent(REPORT)}
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+import json
+from tpmon.hook.installation import HOOK
+print(json.dumps({{"child": json.loads(os.read(read, 9999)), "steps": HOOK.steps.steps}}))
+"""
+    report = run(python, torch_like, program, "-W", "ignore")
+    assert (report["child"]["steps"], report["steps"]) == (7, 5)
+    assert report["child"]["problem"] == ""
+
+
+def _indent(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())
+
+
+def test_uninstalling_puts_back_what_was_there(torch_like: Path) -> None:
+    program = f"""{AFTER}{LOOP}
+import json
+tpmon.hook.uninstall()
+from torch.optim import optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+def places():
+    return [_BaseDataLoaderIter.__next__, torch.autograd._engine_run_backward,
+            torch.autograd.graph._engine_run_backward, torch.amp.grad_scaler.GradScaler.update,
+            list(optimizer._global_optimizer_post_hooks.values())]
+clean = places()
+same = []
+for _ in range(500):
+    tpmon.hook.install()
+    train(3)
+    tpmon.hook.uninstall()
+    same.append(places() == clean)
+tpmon.hook.install()
+def theirs(self):
+    return original(self)
+original = _BaseDataLoaderIter.__next__
+_BaseDataLoaderIter.__next__ = theirs
+optimizer.register_optimizer_step_post_hook(len)
+tpmon.hook.uninstall()
+import os
+train(2)
+print(json.dumps({{"same": all(same), "theirs": _BaseDataLoaderIter.__next__ is theirs,
+    "hooks": len(optimizer._global_optimizer_post_hooks), "problem": tpmon.hook.problem(),
+    "open": len(os.listdir("/proc/self/fd"))}}))
+"""
+    program = program.replace(
+        "register_optimizer_step_post_hook(len)", "register_optimizer_step_post_hook(print_nothing)"
+    )
+    program = program.replace("import json\n", "import json\ndef print_nothing(*_):\n    pass\n", 1)
+    report = run(sys.executable, torch_like, program)
+    assert report["same"]
+    assert report["theirs"]
+    assert report["hooks"] == 1
+    assert report["problem"] == ""
+    assert report["open"] <= 5
+
+
+def test_hooks_that_others_registered_first_stay(torch_like: Path) -> None:
+    program = f"""import torch, json
+from torch.optim import optimizer
+class Handle:
+    def remove(self):
+        optimizer._global_optimizer_post_hooks.pop(1)
+def register(hook):
+    optimizer._global_optimizer_post_hooks[1] = hook
+    return Handle()
+optimizer.register_optimizer_step_post_hook = register
+calls = []
+optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)
+theirs = optimizer._global_optimizer_post_hooks
+import tpmon.hook
+{LOOP}
+train(4)
+from tpmon.hook.installation import HOOK
+steps = HOOK.steps.steps
+tpmon.hook.uninstall()
+train(3)
+print(json.dumps({{"steps": steps, "calls": len(calls),
+    "same": optimizer._global_optimizer_post_hooks is theirs, "hooks": len(theirs)}}))
+"""
+    assert run(sys.executable, torch_like, program) == {"steps": 4, "calls": 7, "same": True, "hooks": 1}
+
+
+BREAKS = {
+    "the pages": "from tpmon.hook import steps\nsteps.Pages = 5\n",
+    "the clock": "train(10)\nHOOK.steps.last_ns = {}\n",
+    "the ring": "train(10)\nHOOK.steps.page = HOOK.steps.published_ns = 0\n",
+    "the mailbox": "train(10)\nHOOK.steps.requests = None\n",
+    "the patches": "train(10)\nHOOK.steps.last_ns = {}\nHOOK.steps.on_off = 5\n",
+}
+
+
+@pytest.mark.parametrize("part", BREAKS)
+def test_the_loop_goes_on_when_a_part_of_the_hook_is_broken(torch_like: Path, part: str) -> None:
+    program = f"{AFTER}{LOOP}from tpmon.hook.installation import HOOK\n{BREAKS[part]}train(10)\n{REPORT}"
+    report = run(sys.executable, torch_like, program)
+    assert "Error" in str(report["problem"])
+    assert report["steps"] in ((0,) if part == "the pages" else (10, 11))
+    assert report["patches"] == (15 if part == "the patches" else 0)
+
+
+def test_the_tool_itself_is_not_hooked() -> None:
+    program = "import tpmon.probe.procread, tpmon.hook.wire, sys; print('tpmon.hook.steps' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tpmon" / "hook").glob("*.py")), ids=lambda path: path.stem)
+def test_the_hook_is_valid_python_3_8(path: Path) -> None:
+    ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+def test_the_hook_imports_little_and_no_torch() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import tpmon.hook; print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = set(done.stdout.split())
+    assert not names & {
+        "torch",
+        "typing",
+        "dataclasses",
+        "ctypes",
+        "re",
+        "threading",
+        "logging",
+        "subprocess",
+    }
+
+
+def test_the_finder_leaves_modules_as_they_are(torch_like: Path) -> None:
+    program = """
+import json, tpmon.hook, torch, importlib.util
+spec = torch.__spec__
+print(json.dumps([type(spec.loader).__name__, "exec_module" in vars(spec.loader), torch.__file__[-17:],
+                  importlib.util.find_spec("torch") is spec]))
+"""
+    assert run(sys.executable, torch_like, program) == ["SourceFileLoader", False, "torch/__init__.py", True]
+
+
+def test_a_torch_that_fails_to_import_fails_as_before(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no driver')\n")
+    program = """
+import json, tpmon.hook
+errors = []
+for _ in range(2):
+    try:
+        import torch
+    except ImportError as error:
+        errors.append(str(error))
+print(json.dumps([errors, tpmon.hook.problem()]))
+"""
+    assert run(sys.executable, tmp_path, program) == [["no driver", "no driver"], ""]

@@ -1,0 +1,338 @@
+"""Read the steps that the hook counts inside training processes: find its page, believe its owner's alone.
+
+A page is mapped once and read without a system call after that. Processes without one are looked at
+again ever more rarely.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tpmon.hook import wire
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.process import Identity
+from tpmon.model.steps import (
+    HookPatch,
+    HookState,
+    LoopNow,
+    LoopPhase,
+    NamedTime,
+    PhaseTimes,
+    StepCounts,
+    StepReading,
+    StepRule,
+    StepSpan,
+)
+from tpmon.model.units import clean_text
+from tpmon.probe.procread import PROC, read_stat, read_status
+
+NO_HOOK = "no hook in this process"
+NO_PAGE_NOW = "the hook's page is gone"
+
+_MOST_RECORDS = 256
+"""Of so many new records the detail is read; totals need only the newest."""
+
+_MOST_DESCRIPTORS = 65_536
+_LINK = f"/memfd:{wire.TELEMETRY_NAME} (deleted)"
+
+_FIRST_WAIT_S = 2.0
+_LONGEST_WAIT_S = 30.0
+"""Listing a process's descriptors takes 20 to 300 us; who has no hook now seldom gets one."""
+
+_CHECK_S = 10.0
+"""How often a page is asked whether its process still has it: a program may have exec'd."""
+
+_RULES = {
+    wire.RULE_NONE: StepRule.NONE,
+    wire.RULE_DATA_AFTER_UPDATE: StepRule.BATCH_AFTER_UPDATE,
+    wire.RULE_UPDATE: StepRule.UPDATE,
+    wire.RULE_BACKWARD: StepRule.BATCH_AFTER_BACKWARD,
+    wire.RULE_BATCH: StepRule.BATCH,
+    wire.RULE_CALL: StepRule.CALL,
+}
+_STATES = {
+    wire.STATE_RUNNING: HookState.RUNNING,
+    wire.STATE_DISABLED: HookState.DISABLED,
+    wire.STATE_UNINSTALLED: HookState.UNINSTALLED,
+}
+_PATCHES = (
+    (wire.PATCH_DATA, HookPatch.DATA),
+    (wire.PATCH_BACKWARD, HookPatch.BACKWARD),
+    (wire.PATCH_OPTIMIZER, HookPatch.OPTIMIZER),
+    (wire.PATCH_SCALER, HookPatch.SCALER),
+)
+_PHASE_AFTER = (
+    (wire.LIVE_DATA_BEGAN, LoopPhase.DATA),
+    (wire.LIVE_DATA_ENDED, LoopPhase.FORWARD),
+    (wire.LIVE_BACKWARD_BEGAN, LoopPhase.BACKWARD),
+    (wire.LIVE_BACKWARD_ENDED, LoopPhase.OPTIMIZER),
+    (wire.LIVE_OPTIMIZER, LoopPhase.OTHER),
+    (wire.LIVE_STEP_CALL, LoopPhase.OTHER),
+)
+_NOTHING = (0,) * wire.RECORD_WORDS
+
+
+@dataclass(slots=True)
+class _Open:
+    """Hold a mapped page of one process, and how many of its records were read."""
+
+    mapped: mmap.mmap
+    view: memoryview
+    link: str
+    header: wire.Header
+    checked_at: float
+    known: int = 0
+    last_event_ns: int = 0
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self.view.release()
+        self.mapped.close()
+
+
+@dataclass(slots=True)
+class _Absent:
+    """Remember that a process has no page that can be read, why, and when to look again."""
+
+    reason: str
+    wait_s: float
+    again_at: float
+
+
+class StepReader:
+    """Read the hooks of a job's processes; keep a mapping for each page, give back those not asked for."""
+
+    def __init__(self, proc: str = PROC) -> None:
+        """Read nothing yet."""
+        self._proc = proc
+        self._open: dict[Identity, _Open] = {}
+        self._absent: dict[Identity, _Absent] = {}
+
+    def read_steps(self, processes: Iterable[Identity]) -> dict[Identity, Known[StepReading]]:
+        """Read the hook of each process: mostly the ranks. Without a hook: why there is no reading."""
+        asked = list(processes)
+        now = time.monotonic()
+        self._forget_others(set(asked))
+        return {process: self._read_one(process, now) for process in asked}
+
+    def close(self) -> None:
+        """Give back all mappings."""
+        self._forget_others(set())
+
+    def _forget_others(self, asked: set[Identity]) -> None:
+        for process in [one for one in self._open if one not in asked]:
+            self._open.pop(process).close()
+        for process in [one for one in self._absent if one not in asked]:
+            del self._absent[process]
+
+    def _read_one(self, process: Identity, now: float) -> Known[StepReading]:
+        page = self._open.get(process)
+        if page is None:
+            absent = self._absent.get(process)
+            if absent is not None and now < absent.again_at:
+                return Missing(absent.reason)
+            found = self._find(process, now)
+            if isinstance(found, Missing):
+                wait_s = min(absent.wait_s * 2, _LONGEST_WAIT_S) if absent else _FIRST_WAIT_S
+                self._absent[process] = _Absent(found.reason, wait_s, now + wait_s)
+                return found
+            page = self._open[process] = found
+            self._absent.pop(process, None)
+        reading, page.known = parse_reading(process, page.header, page.view, page.known, time.monotonic_ns())
+        if reading.state is HookState.UNINSTALLED or self._is_gone(page, now):
+            self._open.pop(process).close()
+        return reading
+
+    def _is_gone(self, page: _Open, now: float) -> bool:
+        """Tell whether the process gave up its page: no descriptor, and nothing is written any more."""
+        if now - page.checked_at < _CHECK_S:
+            return False
+        page.checked_at = now
+        event_ns = max(wire.parse_live(page.view)[: wire.LIVE_MARKS])
+        quiet = event_ns == page.last_event_ns
+        page.last_event_ns = event_ns
+        try:
+            return quiet and os.readlink(page.link) != _LINK
+        except OSError:
+            return quiet
+
+    def _find(self, process: Identity, now: float) -> _Open | Missing:
+        """Map the page that belongs to this process and to no parent of it."""
+        try:
+            links = _list_links(f"{self._proc}/{process.pid}/fd")
+            inner_pid = read_status(process.pid, self._proc).ns_pids[-1]
+        except PermissionError:
+            return Missing("not permitted to read its descriptors")
+        except (OSError, KeyError, ValueError):
+            return Missing("the process is gone")
+        reason = NO_HOOK
+        for link in links:
+            try:
+                page = _map(link, now)
+            except wire.OtherLayoutError as error:
+                reason = f"{error}: the hook is of another version of tpmon"
+                continue
+            except PermissionError:
+                reason = "not permitted to read the hook's page"
+                continue
+            except (OSError, ValueError):
+                continue  # closed meanwhile, or not written yet, or somebody else's memfd of that name
+            if page.header.pid == inner_pid and page.header.start_ticks == process.start_ticks:
+                return self._confirm(process, page)
+            page.close()
+        return Missing(reason)
+
+    def _confirm(self, process: Identity, page: _Open) -> _Open | Missing:
+        """Make sure that the PID was not reused while its descriptors were read."""
+        try:
+            same = read_stat(process.pid, self._proc).start_ticks == process.start_ticks
+        except OSError:
+            same = False
+        if same:
+            return page
+        page.close()
+        return Missing("the process is gone")
+
+
+def _list_links(folder: str) -> list[str]:
+    """List the descriptors that may be a page; ours lie high, so the highest come first."""
+    found = []
+    names = sorted((int(name) for name in os.listdir(folder)), reverse=True)
+    for number in names[:_MOST_DESCRIPTORS]:
+        path = f"{folder}/{number}"
+        try:
+            if os.readlink(path) == _LINK:
+                found.append(path)
+        except OSError:
+            continue  # closed between listing and reading
+    return found
+
+
+def _map(link: str, now: float) -> _Open:
+    """Map one page for reading.
+
+    Raises:
+        OSError: when it cannot be opened.
+        ValueError: when it is no page of the hook, or of a layout that is not ours.
+    """
+    descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        # A page that could shrink under us would end tpmon with SIGBUS.
+        if os.fstat(descriptor).st_size < wire.TELEMETRY_BYTES or not _is_size_sealed(descriptor):
+            raise wire.NotABusError("not sealed")
+        mapped = mmap.mmap(descriptor, wire.TELEMETRY_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    view = memoryview(mapped)
+    try:
+        return _Open(mapped, view, link, wire.parse_header(view), now)
+    except ValueError:
+        view.release()
+        mapped.close()
+        raise
+
+
+def _is_size_sealed(descriptor: int) -> bool:
+    import fcntl  # noqa: PLC0415 only where a hook was found
+
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+
+
+def parse_reading(
+    process: Identity, header: wire.Header, page: memoryview, known: int, taken_ns: int
+) -> tuple[StepReading, int]:
+    """Parse a page whose header is believed, and return how many records it has by now."""
+    state, patches, error = wire.parse_status(page)
+    count, records = wire.parse_records(page, known, _MOST_RECORDS)
+    last = records[-1] if records else _NOTHING
+    spans = tuple(_parse_span(before, after) for before, after in pairwise(records))
+    if records and records[0][wire.REC_NUMBER] == 0 and known == 0:
+        spans = (_parse_span((0, header.created_ns, *_NOTHING[2:]), records[0]), *spans)
+    reading = StepReading(
+        process=process,
+        rank=_parse_rank(header.rank),
+        world_size=_parse_rank(header.world_size),
+        local_rank=_parse_rank(header.local_rank),
+        hook_version=clean_text(header.hook_version, 16),
+        torch_version=clean_text(header.torch_version, 24),
+        python_version=clean_text(header.python_version, 16),
+        state=_STATES.get(state, HookState.DISABLED),
+        error=clean_text(error, wire.ERROR_BYTES),
+        patches=tuple(patch for bit, patch in _PATCHES if patches & bit),
+        rule=_RULES.get(last[wire.REC_RULE], StepRule.NONE),
+        counts=_parse_counts(last),
+        train=_parse_train(last),
+        evaluation=_parse_evaluation(last),
+        batch_size=last[wire.REC_BATCH_SIZE] or Missing("the DataLoader does not say it"),
+        spans=spans,
+        lost_records=max(count - known - len(spans), 0) if records else max(count - known, 0),
+        last_record_s=(taken_ns - last[wire.REC_TIME_NS]) / 1e9 if records else Missing("no step ended yet"),
+        now=_parse_now(wire.parse_live(page), taken_ns),
+        marks=tuple(NamedTime(clean_text(name, 40), *rest) for name, *rest in wire.parse_marks(page)),
+        taken_ns=taken_ns,
+    )
+    return reading, count
+
+
+def _parse_rank(number: int) -> Applicable[int]:
+    return number if number >= 0 else NOT_APPLICABLE
+
+
+def _parse_counts(record: Sequence[int]) -> StepCounts:
+    return StepCounts(
+        steps=record[wire.REC_STEPS],
+        eval_steps=record[wire.REC_EVAL_STEPS],
+        batches=record[wire.REC_BATCHES],
+        backwards=record[wire.REC_BACKWARDS],
+        optimizer_calls=record[wire.REC_OPTIMIZER_CALLS],
+        updates=record[wire.REC_UPDATES],
+        skipped_updates=record[wire.REC_SKIPPED],
+        samples=record[wire.REC_SAMPLES],
+        eval_samples=record[wire.REC_EVAL_SAMPLES],
+        elsewhere=record[wire.REC_ELSEWHERE],
+    )
+
+
+def _parse_train(record: Sequence[int]) -> PhaseTimes:
+    return PhaseTimes(
+        data_ns=record[wire.REC_DATA_NS],
+        forward_ns=record[wire.REC_FORWARD_NS],
+        backward_ns=record[wire.REC_BACKWARD_NS],
+        optimizer_ns=record[wire.REC_OPTIMIZER_NS],
+        other_ns=record[wire.REC_OTHER_NS],
+    )
+
+
+def _parse_evaluation(record: Sequence[int]) -> PhaseTimes:
+    return PhaseTimes(
+        data_ns=record[wire.REC_EVAL_DATA_NS],
+        forward_ns=record[wire.REC_EVAL_FORWARD_NS],
+        backward_ns=0,
+        optimizer_ns=0,
+        other_ns=record[wire.REC_EVAL_OTHER_NS],
+    )
+
+
+def _parse_span(before: Sequence[int], after: Sequence[int]) -> StepSpan:
+    spent = [late - early for early, late in zip(before, after, strict=True)]
+    return StepSpan(
+        ended_ns=after[wire.REC_TIME_NS],
+        steps=spent[wire.REC_STEPS],
+        eval_steps=spent[wire.REC_EVAL_STEPS],
+        samples=spent[wire.REC_SAMPLES],
+        train=_parse_train(spent),
+        evaluation=_parse_evaluation(spent),
+    )
+
+
+def _parse_now(live: Sequence[int], taken_ns: int) -> Known[LoopNow]:
+    """Tell by the newest event what the loop is in: after a backward the optimizer, after that the rest."""
+    at_ns, phase = max((live[word], phase) for word, phase in _PHASE_AFTER)
+    if at_ns == 0:
+        return Missing("nothing happened yet")
+    return LoopNow(phase, max(taken_ns - at_ns, 0) / 1e9)
