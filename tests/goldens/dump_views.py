@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from tests.collectives import make_call, make_group, make_record
 from tests.dumps import (
     NFS,
     SITE,
@@ -17,8 +18,10 @@ from tests.dumps import (
     make_worker,
 )
 from tests.frames import NOW, NOW_NS
+from tpmon.judge.dump_update import add_records
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.stack_tree import build_tree, show_stacks
+from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -113,6 +116,17 @@ def spinning(processes: Sequence[ProcessLook], seconds: float) -> list[ProcessLo
 def hung_once() -> DumpUpdate:
     """One look at the hung node, twelve seconds ago."""
     return make_update(look_at(hung_processes(), 12.0))
+
+
+def hung_recorded() -> DumpUpdate:
+    """The same look with what the ranks recorded of their collectives."""
+    group = make_group(18_203, 18_204, [make_call(18_204, ago_s=262.0)], ranks=tuple(range(64)))
+    away = replace(group, last_called=18_203, calls=())
+    taken = NOW - timedelta(seconds=12)
+    records = tuple(
+        make_record(rank, away if rank == ODD else group, host=NODE, taken=taken) for rank in RANKS
+    )
+    return add_records(hung_once(), CollectivesReading(records, (), ()))
 
 
 def hung_three_looks(asker: Asker = Asker.KEY) -> DumpUpdate:

@@ -77,6 +77,7 @@ def _list_stacks() -> Iterator[Picture]:
         "stacks-tree.40x50", "hung", Size(40, 50), over | {"dump": hung, "stacks": StacksView(as_tree=True)}
     )
     yield _at_80("stacks-once", "hung", **over, dump=dump_views.hung_once())
+    yield _at_80("stacks-recorded", "hung", **over, dump=dump_views.hung_recorded())
     yield _at_80("stacks-waiting", "hung", **over, dump=dump_views.hung_waiting())
     yield _at_80("stacks-torn", "two-ranks", **over, dump=dump_views.torn())
     priced = StacksView(priced_ns=NOW_NS)

@@ -14,6 +14,7 @@ import pytest
 from tests.programs.conftest import TORCHRUN, Program, run_program, wait_until
 from tests.programs.test_dump_real import call, dump
 from tests.unit.test_stacks import may_sample
+from tpmon.model.codec import decode
 from tpmon.model.collectives import CollectiveCause, CollectiveFinding, Collectives, RecordSource
 from tpmon.model.dump import Dump
 from tpmon.model.known import is_known
@@ -83,6 +84,17 @@ def test_the_debug_server_of_torch_tells_which_rank_never_called(tmp_path):
         # Asking left the ranks as they were, and the server answers again.
         assert {read_table()[pid].state for pid in program.trainers} <= {"S", "R", "D"}
         check_missing(recorded(program), RecordSource.SERVER)
+
+
+def test_a_bundle_holds_what_was_read_after_its_last_look(tmp_path):
+    with hung(tmp_path, "--way", "server") as program:
+        recorded(program)  # both ranks are where they hang
+        done = call("bundle", str(program.pid), "--seconds", "3", "--out", str(tmp_path / "out"))
+        assert done.returncode == 0, done.stderr
+        for name in ("dump-3", "fold"):
+            view = decode(Dump, (tmp_path / "out" / f"{name}.json").read_text()).collectives
+            assert is_known(view)
+            check_missing(view, RecordSource.SERVER)
 
 
 def test_a_call_that_does_not_fit_is_named_on_both_sides(tmp_path):

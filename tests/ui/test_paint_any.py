@@ -35,6 +35,7 @@ REASONS = st.builds(Missing, TEXTS)
 DUMPS = (
     NOT_APPLICABLE,
     dump_views.hung_once(),
+    dump_views.hung_recorded(),
     dump_views.hung_three_looks(Asker.WATCH),
     dump_views.hung_running(),
     dump_views.hung_waiting(),

@@ -66,6 +66,16 @@ def test_its_age_grows_and_stands_while_paused():
     assert "12 s ago" in text_of(paused)
 
 
+def test_what_the_job_recorded_of_its_collectives_stands_below_the_sentence():
+    said = text_of(stacks_view(dump_views.hung_recorded()))
+    assert (
+        "all_reduce number 18204 of default_pg: 7 of 64 ranks wait in it for 4m10s; rank 11 has not" in said
+    )
+    assert said.index("7 of 8 ranks wait") < said.index("number 18204") < said.index("asked by key")
+    assert "NCCL aborts this job in about 5m50s" in text_of(stacks_view(dump_views.hung_recorded()), 80, 24)
+    assert "number 18204" not in text_of(stacks_view(dump_views.hung_once()))
+
+
 def test_a_stop_is_told_with_its_milliseconds():
     look = replace(make_round(make_rank(0)), paused_ms=3.4, spy_cpu_ms=1230.0)
     said = text_of(stacks_view(dump_views.make_update(look, world_size=1)))

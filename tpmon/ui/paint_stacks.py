@@ -128,6 +128,8 @@ def _paint_told(view: ViewState, size: Size) -> list[Line]:
         lines += _wrapped(summary, Ink.STRONG, width, max(most, 3))
     dump = update.dump
     if is_known(dump):
+        if is_known(dump.collectives):
+            lines += _wrapped(dump.collectives.summary, Ink.PLAIN, width, max(2, most))
         lines += paint_errors(dump.errors, width, most, can_stop=bool(list_stoppable(view)))
         facts = wrap(_list_facts(update, dump), max(1, width - 2), f" {DOT} ")
         lines += [((f" {one}", Ink.DIM),) for one in facts[: 1 if width >= 80 else 2]]
