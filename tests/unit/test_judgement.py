@@ -23,6 +23,7 @@ from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Setting
+from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import EXIT_CODES, TABLE, Confidence, Finding, Kind
 
 LEVELS = [Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH]
@@ -89,6 +90,23 @@ def test_at_first_it_says_that_it_looks() -> None:
     assert is_known(finding)
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "looking" in finding.summary
+
+
+def test_where_no_rule_fits_the_place_of_the_main_thread_and_the_next_command_are_said() -> None:
+    sleeping = make_frame(processes=(make_process(waits_for="sleep", runnable=0.02),), loader=(), stacks=())
+    place = StackFrame("log_metrics", "/run/train.py", 6)
+    stacks = (StackCount(4211, "MainThread", (StackFrame("<module>", "/run/train.py", 30), place), 40),)
+    frames = line_up([sleeping] * 14)
+    taken = StackSlice(4211, 0, frames[5].taken, frames[5].taken_ns, 2.0, 20.0, 40, stacks)
+    frames[5] = replace(frames[5], stacks=(taken,))
+    finding = run(frames)[-1].frame.verdict
+    assert is_known(finding)
+    assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
+    assert (finding.evidence[0].name, finding.evidence[0].value) == ("rank 0", 40.0)
+    assert "log_metrics" in finding.evidence[0].text
+    assert "sleep" in finding.evidence[0].text
+    assert is_known(finding.try_)
+    assert "tpmon dump 4211 --rounds 3" in finding.try_
 
 
 def test_a_verdict_is_never_older_than_its_evidence_and_never_from_the_future() -> None:

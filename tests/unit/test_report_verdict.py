@@ -184,3 +184,9 @@ def test_a_note_is_said_once_whatever_its_figures_do():
     frames += [at(30 + n) for n in range(10)]
     lines = [line for line in said(frames) if "other-tenants" in line]
     assert [line.split(": ")[0] for line in lines] == ["03:07:42 note", "03:08:15 no longer"]
+
+
+def test_what_is_true_beside_the_verdict_is_said_by_check_and_diagnose():
+    frame = at(0, verdict=make_finding(), notes=("other-tenants: others use the CPUs",))
+    assert write_check(frame).endswith(". Note: other-tenants: others use the CPUs")
+    assert any("note" in line and "other-tenants" in line for line in write_verdict(frame))

@@ -77,6 +77,13 @@ def test_a_quota_that_is_used_up_needs_few_throttled_periods():
     assert isinstance(judge_quota(see(window(used_cores=1.9, **(beside | {"budget_cores": 2.0})))), Cleared)
 
 
+def test_a_job_that_hardly_wants_a_cpu_loses_none_to_its_neighbours():
+    beside = {"budget_cores": 2.0, "run_delay_ratio": 0.97, "used_cores": 0.0, "demand_ratio": 0.5}
+    assert note_neighbours(see(window(runnable=0.1, **beside))) == ""
+    said = note_neighbours(see(window(runnable=1.0, **beside)))
+    assert said.startswith("other-tenants: its threads want 1.0 of 2.0 CPUs and wait 97 % of that time")
+
+
 def test_what_was_not_read_is_neither_guilt_nor_innocence():
     unread = Missing("no permission")
     assert isinstance(judge_quota(see(window(throttled_ratio=unread))), Unsure)

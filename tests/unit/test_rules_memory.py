@@ -57,6 +57,16 @@ def test_growth_that_reaches_the_limit_soon_is_a_leak_with_its_time():
     assert len(one.sources) == 2
 
 
+def test_another_job_of_the_same_control_group_that_leaks_is_no_leak_of_this_one():
+    beside = judge_leak(grow(15.0, rss_mb_s=0.1, limit_bytes=16 * GIB))
+    assert type(beside) is Cleared
+    assert "grows, this job's processes do not" in beside.text
+    quiet = (make_worker(4221, 0, minor_faults_s=3.0), make_worker(4222, 1, minor_faults_s=2.0))
+    copies = judge_copy_on_write(grow(15.0, rss_mb_s=0.1, workers=quiet, limit_bytes=16 * GIB))
+    assert type(copies) is Cleared
+    assert "touch 5 new pages a second" in copies.text
+
+
 # MB/s, seconds of history, further readings, leak?
 GROWTHS = [
     (61.0, 60, {}, True),

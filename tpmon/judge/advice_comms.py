@@ -97,8 +97,8 @@ REMEDIES = (
     Remedy(
         id="exchange-less-often",
         title="exchange gradients in every 8th step only: accumulate under model.no_sync()",
-        applies="Gradients take longer to send than to compute, and the link is as fast as it can be (DDP, and "
-        "the older FSDP class).",
+        applies="Gradients take longer to send than to compute, and the link is as fast as it can be "
+        "(DDP, and the older FSDP class).",
         not_when="The batch of all ranks together must not grow: it becomes 8 times as large. Raise the "
         "learning rate with it, and compare at equal samples.",
         needs=(Need.TRANSFER_SEEN,),

@@ -155,9 +155,7 @@ def is_looking(scene: Scene) -> bool:
 def _judge(scene: Scene) -> Answer:
     watch, picture = scene.watch, scene.watch.picture
     if picture is None:
-        return (
-            Cleared("hang (ranks move)") if not is_looking(scene) else Unsure("hang (stacks are being read)")
-        )
+        return _say_no_picture(scene)
     blame = find_blame(scene, picture)
     if isinstance(blame, str):
         return Cleared(f"hang ({blame})")

@@ -37,6 +37,8 @@ MOST_DIGITS = 6
 _THREAD_SETTINGS = frozenset(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 )
+NEIGHBOUR_LEAST = 0.2
+"""Threads that a job must want to be worth the note: one that hardly runs loses nothing."""
 NEIGHBOUR_DELAY_RATIO = 0.3
 NEIGHBOUR_DEMAND_RATIO = 1.2
 NEIGHBOUR_USED_RATIO = 0.8
@@ -184,14 +186,14 @@ def note_neighbours(scene: Scene) -> str:
     demand = scene.frame.cpu.demand_ratio
     if not (is_known(demand) and is_known(scene.delay_ratio) and is_known(scene.used)):
         return ""
-    if not is_known(scene.budget):
+    if not is_known(scene.budget) or not is_known(scene.runnable) or scene.runnable < NEIGHBOUR_LEAST:
         return ""
     if demand > NEIGHBOUR_DEMAND_RATIO or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
         return ""
     if scene.used >= NEIGHBOUR_USED_RATIO * scene.budget:
         return ""
     return (
-        f"other-tenants: the job wants {demand:.1f} of its CPUs and waits "
+        f"other-tenants: its threads want {scene.runnable:.1f} of {scene.budget:.1f} CPUs and wait "
         f"{format_pct(100 * scene.delay_ratio)} % of that time: other processes use them"
     )
 

@@ -32,6 +32,8 @@ NEAR_LIMIT = 0.8
 FLAT_RSS = 0.25
 """Growth of the sum of RSS over that of anonymous memory below which pages are only copied: 0 was
 measured for copy-on-write, a leak shows in both."""
+OWN_GROWTH = 0.5
+"""Growth of the sum of RSS over that of the control group from which it is this job that grows."""
 COPIED_SHARE = 0.2
 """Growth within the Window, of all anonymous memory, that makes copies worth a word; 40 % was measured."""
 COPY_FAULTS_S = 500.0
@@ -221,13 +223,16 @@ def judge_leak(scene: Scene) -> Answer:
         return Unsure(f"memory growth ({copies.reason})")
     if copies:
         return Cleared("leak (pages are copied, not added)")
+    rss = _read_growth(scene, _sum_rss)
+    if is_known(rss) and rss.mean < OWN_GROWTH * anon.mean:
+        # A control group may hold other jobs too: a session's, a container's.
+        return Cleared(f"leak ({scene.frame.memory.anon_source} grows, this job's processes do not)")
     near = _is_near_the_end(scene, anon)
     room = _room(scene)
     if not is_known(near) or not is_known(room):
         return Unsure(f"when memory is full (it grows by {_rate(anon.mean)}, limit not known)")
     if not near:
         return Cleared(f"memory growth ({_rate(anon.mean)}, room for {_about(room[0] / anon.mean)})")
-    rss = _read_growth(scene, _sum_rss)
     seen = {scene.frame.memory.anon_source}
     if is_known(rss) and rss.grows and scene.frame.memory.anon_source != "RSS":
         seen.add("RSS")
@@ -250,13 +255,15 @@ def judge_copy_on_write(scene: Scene) -> Answer:
         return Unsure(f"copy-on-write ({copies.reason})")
     if not copies:
         return Cleared("copy-on-write (the processes themselves grow)")
+    faults = _copy_faults(scene)
+    if faults < COPY_FAULTS_S:
+        # Without them the group that grows holds other processes than these.
+        return Cleared(f"copy-on-write (the workers touch {faults:.0f} new pages a second)")
     near = _is_near_the_end(scene, anon)
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
     if not much and not (is_known(near) and near):
         return Cleared(f"copy-on-write ({_rate(anon.mean)}, small beside what is free)")
-    seen = {scene.frame.memory.anon_source}
-    if _copy_faults(scene) >= COPY_FAULTS_S:
-        seen.add("minor faults")
+    seen = {scene.frame.memory.anon_source, "minor faults"}
     return _suspect_growth(
         scene,
         "copy-on-write",

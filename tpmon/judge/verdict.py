@@ -27,6 +27,7 @@ ONSET_HISTORY_S = 10.0
 """A cause that came so long after its rule had first said that it is not there began where it was seen."""
 FIRST_READINGS_S = 3.0
 """What held within so long after the first reading is older than it."""
+MOST_PLACES = 2
 LOOKING_S = 10.0
 
 _LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -164,7 +165,6 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
         summary = f"looking: {format_seconds(looked_s)} of about {LOOKING_S:.0f} s that a verdict takes"
     else:
         summary = "what could be read does not decide what holds the run"
-    stacks = scene.frame.stacks
     return Finding(
         kind=Kind.NOT_ENOUGH_EVIDENCE,
         cause=NOT_APPLICABLE,
@@ -176,9 +176,7 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
         since_is=SinceIs.LOWER_BOUND,
         since_source="first reading",
         summary=summary,
-        try_=f"let tpmon see stacks ({stacks.reason})"
-        if isinstance(stacks, Missing) and looked_s >= LOOKING_S
-        else NOT_APPLICABLE,
+        try_=_say_next(scene) if looked_s >= LOOKING_S else NOT_APPLICABLE,
         ceiling=NOT_APPLICABLE,
         evidence=_figures(scene),
         against=(),
@@ -187,11 +185,40 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
     )
 
 
+def _say_next(scene: Scene) -> str:
+    """Say what tells more where no rule fits."""
+    stacks = scene.frame.stacks
+    if isinstance(stacks, Missing):
+        return f"let tpmon see stacks ({stacks.reason})"
+    pid = scene.frame.target.pid
+    return (
+        f"see what they wait for, and where their time goes: tpmon dump {pid} --rounds 3; tpmon sample {pid}"
+    )
+
+
+def _places(scene: Scene) -> tuple[Evidence, ...]:
+    """Return where the main threads are, the first ranks only."""
+    ages = scene.frame.ages_s
+    found = []
+    for rank in scene.ranks[:MOST_PLACES]:
+        phases = rank.phases
+        if not is_known(phases) or not phases.where:
+            continue
+        words = rank.process.waits_for
+        waits = f", {words}" if is_known(words) and words != "running" else ""
+        name = f"rank {rank.process.rank}" if is_known(rank.process.rank) else f"process {rank.process.pid}"
+        text = f"in {phases.where}{waits}"
+        found.append(
+            Evidence(name, float(phases.samples), "samples", text, scene.frame.sources.stacks, ages.stacks)
+        )
+    return tuple(found)
+
+
 def _figures(scene: Scene) -> tuple[Evidence, ...]:
     """Return the figures that a person looks at when no rule fits."""
     frame = scene.frame
     ages = frame.ages_s
-    return tuple(
+    return _places(scene) + tuple(
         Evidence(name, value, unit, "", source, age)
         for name, value, unit, source, age in (
             ("CPUs used", scene.used, "CPUs", frame.sources.cpu, ages.cpu),

@@ -31,7 +31,8 @@ def write_check(frame: Frame) -> str:
     words = ", ".join(word for word in (name_verdict(finding), *sure) if word)
     tried = list_try(finding)
     advice = f". Try: {tried[0]}" if tried else ""
-    return f"{words}: {finding.summary}{advice}"
+    notes = "".join(f". Note: {note}" for note in frame.notes)
+    return f"{words}: {finding.summary}{advice}{notes}"
 
 
 def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
@@ -59,6 +60,8 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
             lines += lay_phrases(label, told)
         elif told:
             lines += lay_paragraph(label, shorten(told, WIDTH - LABEL_WIDTH))
+    for note in frame.notes if full else ():
+        lines += lay_paragraph("note", note)
     return lines
 
 
