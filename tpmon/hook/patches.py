@@ -190,4 +190,4 @@ def _hide_from_dynamo(hook: Any) -> None:
         elif hasattr(frames, "skip_code"):
             frames.skip_code(hook.__code__)
     except Exception:
-        pass
+        pass  # a torch that has it otherwise traces the hook: slower once, never wrong

@@ -105,7 +105,7 @@ class Steps(Counts):
             self.depth = 0
             self.in_data = True
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
             return False
         return True
@@ -134,7 +134,7 @@ class Steps(Counts):
                 self.batch_size = size
                 self.samples_open += size
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
 
     def data_stopped(self) -> None:
@@ -149,7 +149,7 @@ class Steps(Counts):
             self.kind = _NOTHING
             self.in_data = False
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
 
     def backward_begins(self) -> bool:
@@ -165,7 +165,7 @@ class Steps(Counts):
                 self.last_ns = now
                 self.live[_BACKWARD_BEGAN] = now
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
             return False
         return True
@@ -194,7 +194,7 @@ class Steps(Counts):
             elif now - self.published_ns > _SILENT_NS:
                 self.publish(now)
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
 
     def optimizer_stepped(self, *_: object) -> None:
@@ -218,7 +218,7 @@ class Steps(Counts):
             if self.backwards_since_update or not self.backwards:
                 self._update(now)
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
 
     def scaler_updated(self) -> None:
@@ -236,7 +236,7 @@ class Steps(Counts):
             self.skipped += 1
             self._update(now)
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
 
     def step_called(self, samples: int, train: bool) -> None:
@@ -260,7 +260,7 @@ class Steps(Counts):
             else:
                 self._close_eval(now, 1)
         except Exception as error:
-            if not self._fail(error):
+            if not self.fail(error):
                 raise
 
     # What follows from them.
@@ -379,7 +379,7 @@ class Steps(Counts):
         self.last_ns = self.published_ns = monotonic_ns()
         return True
 
-    def _fail(self, error: Exception) -> bool:
+    def fail(self, error: Exception) -> bool:
         """Turn the hook off after an error of its own; False when the error is not ours."""
         if not is_ours(error):
             return False

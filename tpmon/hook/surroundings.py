@@ -32,8 +32,8 @@ def read_ranks() -> tuple[int, int, int]:
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
-    except Exception:
-        pass
+    except (AttributeError, RuntimeError, ValueError):
+        pass  # a torch without process groups, or one that is being taken down: as the environment says
     return rank, world, _read_number("LOCAL_RANK")
 
 
