@@ -57,6 +57,9 @@ def find_worker(folder: Path, rank: int, number: int) -> int:
     return int(files[-1].name.split("-")[3])
 
 
+DENIED = "permission denied; tpmon doctor says more"
+
+
 def check_no_stale_rows(frames: Sequence[Document], died_ns: dict[int, int]) -> None:
     """Check that no Frame of a running job has a row of a process that was gone a second before."""
     for frame in frames:
@@ -225,11 +228,11 @@ def test_a_job_of_another_user_is_read_by_root_and_by_that_user(
     assert by_pid(mine)[hidden]["asked_read_bytes_s"] >= 0
     assert by_pid(theirs)[open_one]["asked_read_bytes_s"] >= 0
     refused = by_pid(theirs)[hidden]
-    assert refused["asked_read_bytes_s"] == {"missing": "permission denied"}
+    assert refused["asked_read_bytes_s"] == {"missing": DENIED}
     assert "missing" in refused["waits_for"]
     (loader,) = theirs["loader"]
     pending = {queue["pid"]: queue["pending_bytes"] for queue in loader["queues"]}
-    assert pending[hidden] == {"missing": "permission denied"}
+    assert pending[hidden] == {"missing": DENIED}
     assert pending[open_one] >= 0
 
 
