@@ -18,7 +18,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm verdicts hangs bench-share bench-switch test-gpu test-frameworks
+        bench-cost bench-stacks bench-harm bench-hook verdicts hangs bench-share bench-switch test-gpu test-frameworks
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it
 
 bench-harm: torch-for-tests ## whether a watched training loses steps (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_harm
+
+bench-hook: torch-for-tests ## what the hook costs a training: at import, hot, in real loops (docs/overhead.md)
+	@$(BIN)/python -m tests.budget.bench_hook
 
 verdicts: torch-for-tests ## is the verdict right? each program 5 times idle, 5 times beside a busy core; VERDICTS="--help"
 	@$(BIN)/python -m tests.verdicts.matrix $(VERDICTS)

@@ -232,7 +232,7 @@ print(json.dumps({{"steps": steps, "calls": len(calls),
 
 
 BREAKS = {
-    "the pages": "from tpmon.hook import steps\nsteps.Pages = 5\n",
+    "the pages": "from tpmon.hook import pages\npages.Pages = 5\n",
     "the clock": "train(10)\nHOOK.steps.last_ns = {}\n",
     "the ring": "train(10)\nHOOK.steps.page = HOOK.steps.published_ns = 0\n",
     "the mailbox": "train(10)\nHOOK.steps.requests = None\n",

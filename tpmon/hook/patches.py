@@ -3,19 +3,18 @@
 Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
 the entry of the autograd engine, ``GradScaler.update``. Class and module attributes are replaced,
 never mutated collections that torch may be walking through, and given back only where they are
-still ours.
+still ours. What torch imports anyway is imported when torch is there: half of a start-up otherwise.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections import OrderedDict
 
 from tpmon.hook import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections import OrderedDict
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
@@ -84,6 +83,8 @@ class Patches:
         setattr(place, name, ours)
 
     def _patch_optimizers(self, module: ModuleType) -> int:
+        from collections import OrderedDict  # noqa: PLC0415
+
         hook = self._steps.optimizer_stepped
         _hide_from_dynamo(hook)
         hooks = module.__dict__.get(_HOOKS)
@@ -128,15 +129,21 @@ def _remove_hook(module: ModuleType, ours: OrderedDict[int, object]) -> None:
     if module.__dict__.get(_HOOKS) is not ours:
         return
     if len(ours) == 1:
-        setattr(module, _HOOKS, OrderedDict())
+        setattr(module, _HOOKS, type(ours)())
     else:  # others registered since, and their handles know this dictionary
         ours.pop(_KEY, None)
+
+
+def _like(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    from functools import wraps  # noqa: PLC0415
+
+    return wraps(original)
 
 
 def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], Any]:
     begins, ended, stopped = steps.data_begins, steps.data_ended, steps.data_stopped
 
-    @functools.wraps(original)
+    @_like(original)
     def __next__(self: Any) -> Any:  # noqa: N807
         if not begins():
             return original(self)
@@ -154,7 +161,7 @@ def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], 
 def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     begins, ended = steps.backward_begins, steps.backward_ended
 
-    @functools.wraps(original)
+    @_like(original)
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         if not begins():
             return original(*args, **kwargs)
@@ -169,7 +176,7 @@ def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., An
 def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     updated = steps.scaler_updated
 
-    @functools.wraps(original)
+    @_like(original)
     def update(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         updated()

@@ -16,8 +16,7 @@ A step ends (``rule``) when the next batch is asked for after an update; without
 update, which is the first optimizer call after a backward; without a torch optimizer, at each batch
 with a backward; at ``step()`` once it was called. A batch without backward is an evaluation step.
 
-One thread counts, that of the first backward or update. Nothing here raises into it or prints: an
-error of our own turns the hook off and is written to the bus.
+One thread counts. Nothing raises into it or prints: an error of our own turns the hook off.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from time import monotonic_ns
 from tpmon import __version__
 from tpmon.hook import wire
 from tpmon.hook.counts import NOBODY, OFF, Counts
-from tpmon.hook.pages import Pages
 from tpmon.hook.surroundings import describe, is_loader_worker, is_ours, read_ranks, read_torch_version
 
 TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
@@ -56,16 +54,11 @@ _OPTIMIZER = wire.LIVE_OPTIMIZER
 _BY_DATA = wire.RULE_DATA_AFTER_UPDATE
 _BY_UPDATE = wire.RULE_UPDATE
 
-# What happened last.
+# What happened last, or happens.
 _NOTHING = 0
 _BATCH = 1
 _BACKWARD = 2
 _UPDATE = 3
-
-# What calls ``_admit``.
-_DATA_EVENT = 0
-_BACKWARD_EVENT = 1
-_UPDATE_EVENT = 2
 
 
 class Steps(Counts):
@@ -83,7 +76,7 @@ class Steps(Counts):
     def data_begins(self) -> bool:
         """Note that a batch is asked for; False when this call does not count."""
         try:
-            if (get_ident() != self.owner and not self._admit(_DATA_EVENT)) or self.in_data:
+            if (get_ident() != self.owner and not self._admit(_BATCH)) or self.in_data:
                 return False
             now = monotonic_ns()
             kind = self.kind
@@ -155,7 +148,7 @@ class Steps(Counts):
     def backward_begins(self) -> bool:
         """Note that the autograd engine begins; False when this call does not count."""
         try:
-            if get_ident() != self.owner and not self._admit(_BACKWARD_EVENT):
+            if get_ident() != self.owner and not self._admit(_BACKWARD):
                 return False
             self.in_data = False
             self.depth += 1
@@ -200,7 +193,7 @@ class Steps(Counts):
     def optimizer_stepped(self, *_: object) -> None:
         """Note that an optimizer's ``step()`` is done."""
         try:
-            if get_ident() != self.owner and not self._admit(_UPDATE_EVENT):
+            if get_ident() != self.owner and not self._admit(_UPDATE):
                 return
             self.optimizer_calls += 1
             if self.depth:
@@ -224,9 +217,7 @@ class Steps(Counts):
     def scaler_updated(self) -> None:
         """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped."""
         try:
-            if (
-                get_ident() != self.owner and not self._admit(_UPDATE_EVENT)
-            ) or not self.backwards_since_update:
+            if (get_ident() != self.owner and not self._admit(_UPDATE)) or not self.backwards_since_update:
                 return
             now = monotonic_ns()
             self.optimizer_ns += now - self.last_ns
@@ -242,7 +233,7 @@ class Steps(Counts):
     def step_called(self, samples: int, train: bool) -> None:
         """Note that the user says: a step ends here. From now on nothing else ends one."""
         try:
-            if get_ident() != self.owner and not self._admit(_UPDATE_EVENT):
+            if get_ident() != self.owner and not self._admit(_UPDATE):
                 return
             now = monotonic_ns()
             if self.kind == _BATCH:
@@ -313,7 +304,13 @@ class Steps(Counts):
             self.lookahead = self.evals_open
         self.steps += steps
         self.batches_open = self.backwards_open = self.updates_open = self.unused_open = self.evals_open = 0
-        self._rebase()
+        # As in _rebase: a call would take as long as the rest.
+        self.samples += self.samples_open
+        self.samples_open = 0
+        self.base_data = self.data_ns
+        self.base_forward = self.forward_ns
+        self.base_backward = self.backward_ns
+        self.base_other = self.other_ns
         if now - self.published_ns >= _PUBLISH_NS:
             self.publish(now)
         if self.requests[0] != self.answered:
@@ -354,11 +351,11 @@ class Steps(Counts):
         thread = get_ident()
         if self.owner == NOBODY:
             return self._open(thread)
-        if event != _DATA_EVENT and not self.backwards and not self.optimizer_calls:
+        if event != _BATCH and not self.backwards and not self.optimizer_calls:
             # Until now the owner only fetched data: it is a prefetcher.
             self.become(thread)
             return True
-        if event == _UPDATE_EVENT and self.takes_over(thread):
+        if event == _UPDATE and self.takes_over(thread):
             self.become(thread)
             return True
         self.elsewhere += 1
@@ -369,6 +366,8 @@ class Steps(Counts):
         if is_loader_worker():
             self.owner = OFF
             return False
+        from tpmon.hook.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
+
         pages = Pages(__version__, read_torch_version(), read_ranks())
         self.page = pages.page
         self.live = pages.live

@@ -1,0 +1,221 @@
+"""Measure what the hook costs a training: hot, in place, at import. ``make bench-hook`` prints the table.
+
+Hot: the hook's functions alone, called in a tight loop as a step calls them. In place: real loops,
+blocks with and without the hook in turn, CPU time of the training thread, median of the differences
+of neighbours. Each part runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic_ns, process_time_ns, thread_time_ns
+
+ROOT = Path(__file__).parents[2]
+
+CLOCK_NS = 46.0
+"""One reading of the clock where the promises were made; a slower or busier machine is allowed more."""
+
+HOT_US = 2.0
+STEP_US = 7.0
+IMPORT_MS = 5.0
+
+LOOPS = {
+    "linear": 600,
+    "linear, loader": 600,
+    "mlp, loader": 300,
+    "transformer, loader": 150,
+    "linear, 4 workers": 100,
+}
+"""The loops, and how many pairs of blocks each is run."""
+
+
+def measure_clock(rounds: int = 15, reads: int = 100_000) -> float:
+    """Return the CPU time in ns of one reading of the clock, the least of all rounds."""
+    costs = []
+    for _ in range(rounds):
+        begin = process_time_ns()
+        for _ in range(reads):
+            monotonic_ns()
+        middle = process_time_ns()
+        for _ in range(reads):
+            pass
+        costs.append((2 * middle - begin - process_time_ns()) / reads)
+    return min(costs)
+
+
+def measure_hot(rounds: int = 15, steps: int = 20_000) -> float:
+    """Return the CPU time in us that the hook's functions take for one step with a DataLoader."""
+    from tpmon.hook.steps import Steps
+
+    class Sampler:
+        batch_size = 8
+
+    class Batches:
+        def __init__(self) -> None:
+            self._index_sampler = Sampler()
+            self._index_sampler.__dict__["batch_size"] = 8
+
+    one = Steps(lambda: None)
+    batches, nothing = Batches(), ((), {})
+
+    def hooked() -> None:
+        for _ in range(steps):
+            one.data_begins()
+            one.data_ended(batches)
+            one.backward_begins()
+            one.backward_ended(True)
+            one.optimizer_stepped(batches, *nothing)
+
+    def empty() -> None:
+        for _ in range(steps):
+            pass
+
+    hooked()
+    costs = []
+    for _ in range(rounds):
+        begin = process_time_ns()
+        hooked()
+        middle = process_time_ns()
+        empty()
+        costs.append((2 * middle - begin - process_time_ns()) / steps / 1000)
+    one.drop_pages()
+    return min(costs)
+
+
+def measure_import(rounds: int = 11) -> float:
+    """Return the CPU time in ms of ``import tpmon.hook`` in a fresh interpreter, compiled once."""
+    program = "import time; t = time.process_time_ns(); import tpmon.hook; print(time.process_time_ns() - t)"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    times = []
+    for _ in range(rounds):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        times.append(int(done.stdout) / 1e6)
+    return statistics.median(times[1:])
+
+
+def build_loop(name: str) -> tuple[Callable[[], None], int]:
+    """Return a function that trains one block of steps, and how many those are."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if name.startswith("linear"):
+        net: nn.Module = nn.Linear(8, 1)
+        x = torch.randn(8, 8)
+        steps = 200 if "workers" in name else 40
+    elif name.startswith("mlp"):
+        net = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(256, 256), nn.ReLU())])
+        x = torch.randn(32, 256)
+        steps = 15
+    else:
+        layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0)
+        net = nn.TransformerEncoder(layer, 2)
+        x = torch.randn(8, 32, 128)
+        steps = 3
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+
+    def step(batch: torch.Tensor) -> None:
+        net(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if "workers" in name or "loader" in name:
+        data = TensorDataset(x[0].repeat(steps * 8, *[1] * (x.dim() - 1)))
+        loader = DataLoader(
+            data,
+            batch_size=8,
+            num_workers=4 if "workers" in name else 0,
+            persistent_workers="workers" in name,
+        )
+
+        def block() -> None:
+            for (batch,) in loader:
+                step(batch)
+
+        return block, steps
+
+    def plain() -> None:
+        for _ in range(steps):
+            step(x)
+
+    return plain, steps
+
+
+def measure_loop(name: str, rounds: int) -> dict[str, float]:
+    """Return the CPU time in us of a step without the hook, what it adds, and how sure that is."""
+    import tpmon.hook
+    from tpmon.hook.installation import HOOK
+
+    block, steps = build_loop(name)
+    block()
+    added, bare = [], []
+    for at in range(rounds):
+        costs = {}
+        for hooked in (at % 2 == 0, at % 2 == 1):
+            (HOOK.patches.apply if hooked else HOOK.patches.take_back)()
+            begin = thread_time_ns()
+            block()
+            costs[hooked] = (thread_time_ns() - begin) / steps / 1000
+        added.append(costs[True] - costs[False])
+        bare.append(costs[False])
+    quarter, median, third = statistics.quantiles(added, n=4)
+    return {
+        "step_us": statistics.median(bare),
+        "added_us": median,
+        # Of the median, as if the differences were normal.
+        "error_us": 1.253 * (third - quarter) / 1.349 / rounds**0.5,
+        "counted": HOOK.steps.steps,
+        "problem": tpmon.hook.problem() != "",
+    }
+
+
+def run_loop(name: str, rounds: int) -> dict[str, float]:
+    """Measure one loop in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.budget.bench_hook", name, str(rounds)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def rows() -> Iterator[str]:
+    """Measure all and write the table line by line."""
+    yield f"One reading of the clock: {measure_clock():.0f} ns; the promises are for {CLOCK_NS:.0f} ns.\n"
+    yield "| the hook | promise | measured |"
+    yield "|---|---|---|"
+    yield f"| import | {IMPORT_MS:.0f} ms CPU | {measure_import():.1f} ms |"
+    yield f"| hot: its functions alone, a step | {HOT_US:.0f} us CPU | {measure_hot():.2f} us |"
+    for name, rounds in LOOPS.items():
+        found = run_loop(name, rounds)
+        assert not found["problem"]
+        share = 100 * found["added_us"] / found["step_us"]
+        yield (
+            f"| {name}: {found['step_us']:.0f} us of CPU a step | {STEP_US:.0f} us CPU | "
+            f"{found['added_us']:.1f} us +- {found['error_us']:.1f}, {share:.2f} % |"
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measure_loop(sys.argv[1], int(sys.argv[2]))))
+    else:
+        for row in rows():
+            print(row, flush=True)

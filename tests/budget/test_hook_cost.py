@@ -1,0 +1,48 @@
+"""Hold what the hook promises in docs/overhead.md, at 1.5 times, as CPU time and for this machine's speed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.budget.bench_hook import (
+    CLOCK_NS,
+    HOT_US,
+    IMPORT_MS,
+    STEP_US,
+    measure_clock,
+    measure_hot,
+    measure_import,
+    run_loop,
+)
+
+pytestmark = pytest.mark.budget
+
+MARGIN = 1.5
+
+
+def slowness() -> float:
+    """Return by how much this machine is slower now than the one of the promises; never less than 1."""
+    return max(measure_clock() / CLOCK_NS, 1.0)
+
+
+def test_the_functions_of_a_step_are_cheap():
+    before = slowness()
+    assert measure_hot() <= HOT_US * MARGIN * max(before, slowness())
+
+
+def test_the_import_is_quick():
+    before = slowness()
+    assert measure_import() <= IMPORT_MS * MARGIN * max(before, slowness())
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
+@pytest.mark.parametrize("loop", ["linear", "linear, loader"])
+def test_a_step_of_a_real_loop_is_hardly_dearer(loop):
+    before = slowness()
+    found = run_loop(loop, 300)
+    assert found["counted"] > 300 * 40 - 20
+    assert not found["problem"]
+    assert found["added_us"] - 2 * found["error_us"] <= STEP_US * MARGIN * max(before, slowness())
