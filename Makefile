@@ -17,7 +17,7 @@ READY := .venv/.ready
 HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch-for-demo torch-for-tests demo test check lint types docs-tests docs goldens \
+.PHONY: help setup torch-for-demo torch-for-tests demo test test-long check lint types docs-tests docs goldens \
         bench-cost bench-stacks bench-harm bench-hook verdicts hangs bench-share bench-switch test-gpu test-frameworks
 
 help: ## this list
@@ -57,8 +57,11 @@ torch-for-tests: setup
 demo: torch-for-demo ## start a small real training and watch it; three readings as text without a terminal
 	@PYTHON='$(PYTHON)' $(BIN)/tpmon demo $(DEMO)
 
-test: torch-for-tests ## run every test once: unit, screen, terminal, real programs, budget, GPU
-	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PYTEST)
+test: torch-for-tests ## run the tests once: unit, screen, terminal, real programs, budget, GPU
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m 'not long' $(PYTEST)
+
+test-long: torch-for-tests ## the real programs that make test leaves out, five minutes
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
 
 test-gpu: setup ## the tests that need an NVIDIA GPU; skipped without one
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest tests/gpu $(PYTEST)

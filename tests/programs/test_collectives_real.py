@@ -97,6 +97,7 @@ def test_a_bundle_holds_what_was_read_after_its_last_look(tmp_path):
             check_missing(view, RecordSource.SERVER)
 
 
+@pytest.mark.long
 def test_a_call_that_does_not_fit_is_named_on_both_sides(tmp_path):
     with hung(tmp_path, "--way", "server", "--fault", "mismatch") as program:
         (found,) = recorded(program).findings
@@ -108,6 +109,7 @@ def test_a_call_that_does_not_fit_is_named_on_both_sides(tmp_path):
         }
 
 
+@pytest.mark.long
 def test_files_that_torch_wrote_are_read_with_the_lines_of_the_calls(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/record_")
     with hung(tmp_path, "--way", "file") as program:
@@ -128,6 +130,7 @@ def test_files_that_torch_wrote_are_read_with_the_lines_of_the_calls(tmp_path, m
         assert any("of an earlier run" in note.reason for note in old.notes)
 
 
+@pytest.mark.long
 def test_the_pipe_is_written_on_request_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/record_")
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", f"{tmp_path}/pipe_")
@@ -147,6 +150,7 @@ def test_the_pipe_is_written_on_request_alone(tmp_path, monkeypatch):
         check_missing(recorded(program, "--fr-pipe"), RecordSource.PIPE)
 
 
+@pytest.mark.long
 def test_a_job_that_offers_nothing_is_told_what_it_could(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with hung(tmp_path) as program:

@@ -14,14 +14,19 @@ from tpmon.model.verdict import Kind
 pytestmark = [pytest.mark.torch]
 
 LOOK_S = 15.0
-FAST = ("no_workers", "straggler", "rank_pool", "lock_hang", "light_workers")
+FAST = ("no_workers", "rank_pool")
+LONG = ("straggler", "lock_hang", "light_workers")
 """Programs whose run is short enough for every ``make test``, and whose cause a crowded machine leaves
-as it is: two minutes hold five of them."""
+as it is; those of ``LONG`` are for make test-long."""
 LOOKS = 2
 """What others do on the machine of a test may cover a cause for some seconds; the matrix counts each look."""
 
 
-@pytest.mark.parametrize("row", [find_row(name) for name in FAST], ids=FAST)
+ASKED = [pytest.param(find_row(name), id=name) for name in FAST]
+ASKED += [pytest.param(find_row(name), id=name, marks=pytest.mark.long) for name in LONG]
+
+
+@pytest.mark.parametrize("row", ASKED)
 def test_what_tpmon_says_of_a_program_is_true(row: Row) -> None:
     try:
         with run_program(row, 0, seconds=180) as running:
