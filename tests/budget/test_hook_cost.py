@@ -42,7 +42,7 @@ def test_the_import_is_quick():
 @pytest.mark.parametrize("loop", ["linear", "linear, loader"])
 def test_a_step_of_a_real_loop_is_hardly_dearer(loop):
     before = slowness()
-    found = run_loop(loop, 300)
-    assert found["counted"] > 300 * 40 - 20
+    found = run_loop(loop, 15)
+    assert found["counted"] >= 15 * 11 * 40
     assert not found["problem"]
-    assert found["added_us"] - 2 * found["error_us"] <= STEP_US * MARGIN * max(before, slowness())
+    assert found["least_us"] <= STEP_US * MARGIN * max(before, slowness())

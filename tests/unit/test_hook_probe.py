@@ -37,7 +37,7 @@ def train(number):
         steps.data_ended(Batches())
         steps.backward_begins()
         steps.backward_ended(True)
-        steps.optimizer_stepped()
+        steps.optimizer_stepped(None, (), {})
         steps.published_ns = 0
 """
 SERVE = """

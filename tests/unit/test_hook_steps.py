@@ -114,7 +114,7 @@ def test_every_step_has_its_record_and_the_phases_add_up_to_its_time(loop: Loop)
         assert spent == after[wire.REC_TIME_NS] - before[wire.REC_TIME_NS] == 12.5 * MS
 
 
-def test_steps_shorter_than_a_millisecond_share_records_and_none_is_lost(loop: Loop) -> None:
+def test_short_steps_share_records_and_none_is_lost(loop: Loop) -> None:
     for _ in range(400):
         loop.batch(0.01)
         loop.backward(0.01, 0.02)
@@ -124,7 +124,7 @@ def test_steps_shorter_than_a_millisecond_share_records_and_none_is_lost(loop: L
     loop.train(1)
     loop.stop()
     records = loop.records()
-    assert 18 <= len(records) <= 22
+    assert 9 <= len(records) <= 12
     assert records[-1][wire.REC_STEPS] == 401
 
 

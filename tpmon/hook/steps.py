@@ -33,7 +33,7 @@ TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PUBLISH_NS = 1_000_000
+_PUBLISH_NS = 2_000_000
 """Steps shorter than this share a record."""
 
 _SILENT_NS = 1_000_000_000
@@ -54,11 +54,7 @@ _OPTIMIZER = wire.LIVE_OPTIMIZER
 _BY_DATA = wire.RULE_DATA_AFTER_UPDATE
 _BY_UPDATE = wire.RULE_UPDATE
 
-# What happened last, or happens.
-_NOTHING = 0
-_BATCH = 1
-_BACKWARD = 2
-_UPDATE = 3
+_NOTHING, _BATCH, _BACKWARD, _UPDATE = range(4)  # what happened last, or happens
 
 
 class Steps(Counts):
@@ -190,7 +186,7 @@ class Steps(Counts):
             if not self.fail(error):
                 raise
 
-    def optimizer_stepped(self, *_: object) -> None:
+    def optimizer_stepped(self, optimizer: object, args: object, kwargs: object) -> None:  # noqa: ARG002
         """Note that an optimizer's ``step()`` is done."""
         try:
             if get_ident() != self.owner and not self._admit(_UPDATE):
@@ -209,7 +205,12 @@ class Steps(Counts):
             self.kind = _UPDATE
             self.in_data = False
             if self.backwards_since_update or not self.backwards:
-                self._update(now)
+                if self.rule == _BY_DATA and not self.updates_open:  # _update, without the call
+                    self.updates += 1
+                    self.backwards_since_update = 0
+                    self.updates_open = 1
+                else:
+                    self._update(now)
         except Exception as error:
             if not self.fail(error):
                 raise

@@ -97,7 +97,7 @@ class StepCounts:
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """Hold the steps between two records of the hook: one, or those of a millisecond.
+    """Hold the steps between two records of the hook: one, or those of two milliseconds.
 
     ``train`` and ``evaluation`` add up to the time between the records.
     """
