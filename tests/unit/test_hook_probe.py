@@ -279,7 +279,7 @@ def test_a_reading_names_what_it_does_not_know() -> None:
             header.created_ns + 9 * MS,
             1,
             1,
-            0,
+            1,
             1,
             1,
             1,
@@ -307,7 +307,7 @@ def test_a_reading_names_what_it_does_not_know() -> None:
         assert (count, reading.batch_size, reading.counts.samples) == (1, 8, 8)
         assert reading.train == PhaseTimes(1, 2, 3, 4, 5)
         assert reading.evaluation == PhaseTimes(6, 7, 0, 0, 8)
-        assert reading.spans[0].train == reading.train
+        assert (reading.spans[0].train, reading.spans[0].evaluation) == (reading.train, reading.evaluation)
         assert reading.now == LoopNow(LoopPhase.BACKWARD, 0.01)
         assert reading.last_record_s == 0.001
     finally:
