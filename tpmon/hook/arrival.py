@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 
 class Arrival:
-    """Call ``arrived`` after one of ``names`` was imported, once for each."""
+    """Call ``arrived`` after one of ``names`` was imported, once for each; to ask for a spec is no import."""
 
-    __slots__ = ("_arrived", "_names")
+    __slots__ = ("_arrived", "_looking", "_names")
 
     def __init__(self, names: Sequence[str], arrived: Callable[[], None]) -> None:
         """Wait for nothing yet."""
         self._names = set(names)
         self._arrived = arrived
+        self._looking = False
 
     def begin(self) -> None:
         """Stand before all other finders."""
@@ -39,32 +41,36 @@ class Arrival:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return what the other finders find, with ``arrived`` behind it; None for all other names."""
-        if name not in self._names:
+        if name not in self._names or self._looking:
             return None
-        self._names.discard(name)
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
-            if spec is not None:
-                self._follow(spec)
-                return spec
-        self._names.add(name)
-        return None
+        self._looking = True
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+                if spec is not None:
+                    self._follow(spec)
+                    return spec
+            return None
+        finally:
+            self._looking = False
 
     def _follow(self, spec: ModuleSpec) -> None:
-        loader, arrived = spec.loader, self._arrived
+        loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
             return
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # type: ignore[union-attr]
             execute(module)
-            arrived()
+            # A loader may serve several modules, and a failed import may be tried again.
+            if module.__name__ in self._names:
+                self._names.discard(module.__name__)
+                if loader.__dict__.get("exec_module") is exec_module:
+                    del loader.exec_module
+                self._arrived()
 
         try:
-            loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
-        except AttributeError:  # a loader that takes no attributes: the hook stays away
-            return
+            loader.exec_module = exec_module
+        except AttributeError:
+            return  # a loader that takes no attributes: the hook stays away
