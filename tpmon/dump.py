@@ -137,7 +137,7 @@ def choose_members(job: Job, asked: Asked) -> tuple[Member, ...]:
         raise UsageError(
             f"--rank: {noun} {verb} not on this machine", f"here: {list_numbers(here) or 'no numbered rank'}"
         )
-    pids = frozenset(map(int, asked.pids))
+    pids = tuple(map(int, asked.pids))
     members = {one.identity.pid: one for one in job.members}
     for pid in sorted(pids):
         if pid not in members:

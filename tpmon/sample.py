@@ -89,16 +89,16 @@ def choose_request(members: tuple[Member, ...], job: Job, options: Options, aske
         NoTargetError: when there is nothing to sample.
     """
     ranks = [one for one in members if one.role is Role.RANK]
-    pids: frozenset[int] = frozenset()
+    pids: tuple[int, ...] = ()
     if asked.rank is not None:
-        pids = frozenset(one.identity.pid for one in ranks if one.rank == int(asked.rank))
+        pids = tuple(one.identity.pid for one in ranks if one.rank == int(asked.rank))
         if not pids:
             here = list_numbers([one.rank for one in ranks if is_known(one.rank)])
             raise UsageError(
                 f"--rank: rank {asked.rank} is not on this machine", f"here: {here or 'no numbered rank'}"
             )
     elif not asked.everyone:
-        pids = frozenset(
+        pids = tuple(
             one.rank_pid if is_known(one.rank_pid) else one.identity.pid
             for one in members
             if one.identity.pid == job.asked_pid and one.role in (Role.RANK, Role.WORKER)

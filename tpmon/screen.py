@@ -7,9 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-from tpmon.bundle import open_sink, start_bundle
 from tpmon.config import Options
-from tpmon.dump import write_dump_text
 from tpmon.looking import RoundKeeper, SharedLook
 from tpmon.model.dump import DumpRequest
 from tpmon.model.known import is_known
@@ -89,6 +87,8 @@ class Wiring:
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
+        from tpmon.bundle import open_sink, start_bundle  # its archives cost the first picture some ms
+
         if self._bundles:
             self._results(Notice(BUNDLING))
             return
@@ -124,6 +124,8 @@ def watch_on_screen(job: Job, options: Options, open_session: OpenSession, outpu
 def write_reading(reading: Reading) -> str:
     """Write a dump or hot functions as ``tpmon dump`` and ``tpmon sample`` print them."""
     if isinstance(reading, DumpUpdate):
+        from tpmon.dump import write_dump_text
+
         return write_dump_text(reading)
     return write_hot(reading)
 

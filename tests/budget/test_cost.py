@@ -12,7 +12,7 @@ import statistics
 
 import pytest
 
-from tests.budget.bench_cost import TPMON, build_cards, start_tree
+from tests.budget.bench_cost import NO_LOOKS, TPMON, build_cards, start_tree
 from tests.budget.measure import Screen, run_cpu_seconds
 
 pytestmark = pytest.mark.budget
@@ -44,7 +44,7 @@ def test_help_costs_little_more_than_python():
 def test_the_first_picture_of_a_large_job_is_cheap(tree):
     costs = []
     for _ in range(3):
-        screen = Screen([*TPMON, "attach", str(tree.pid)], 200, 50, {})
+        screen = Screen([*TPMON, "attach", str(tree.pid), *NO_LOOKS], 200, 50, {})
         try:
             costs.append(screen.until(b"runnable", 30.0).cpu_s)
         finally:
@@ -60,7 +60,7 @@ def cards(tree, tmp_path_factory):
 
 
 def test_watching_a_large_job_on_eight_cards_stays_within_the_budget(tree, cards):
-    screen = Screen([*TPMON, "attach", str(tree.pid)], 200, 50, cards)
+    screen = Screen([*TPMON, "attach", str(tree.pid), *NO_LOOKS], 200, 50, cards)
     try:
         screen.until(b"runnable", 30.0)
         screen.drain(12.0)

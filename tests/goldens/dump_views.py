@@ -172,7 +172,7 @@ def torn() -> DumpUpdate:
 def one_worker() -> DumpUpdate:
     """A dump of one loader worker alone."""
     worker = make_worker(0, 1, frames=WORKER_READS, state="D", waits_on=NFS)
-    request = DumpRequest(Asker.KEY, pids=frozenset({worker.pid}))
+    request = DumpRequest(Asker.KEY, pids=(worker.pid,))
     return make_update(look_at([worker], 1.0), request=request)
 
 

@@ -458,7 +458,7 @@ async def _(s):
 @key("dump-row")
 async def _(s):
     await s.press("j", "D")
-    assert s.asked == [DumpRequest(Asker.KEY, pids=frozenset({panes.rows_of(s.view)[0]}))]
+    assert s.asked == [DumpRequest(Asker.KEY, pids=(panes.rows_of(s.view)[0],))]
     await s.press("6", "1", "j", "D")
     assert s.asked[1].pids == {4211, 4221, 4222, 4223}, "a rank with its workers"
     assert s.view.overlay is Overlay.STACKS
@@ -490,14 +490,14 @@ async def _(s):
     assert "the job is never stopped (rank 0 with its workers" in s.text
     assert s.asked == [], "the price comes first"
     await s.press("escape", "3", "j", "f")
-    assert s.view.to_sample == SampleRequest(pids=frozenset({s.view.cursor_pid})), "the row of the cursor"
+    assert s.view.to_sample == SampleRequest(pids=(s.view.cursor_pid,)), "the row of the cursor"
     assert f"(process {s.view.cursor_pid}" in s.text
 
 
 @key("sample-start")
 async def _(s):
     await s.press("f", "f")
-    assert s.asked == [SampleRequest(pids=frozenset({4211}))]
+    assert s.asked == [SampleRequest(pids=(4211,))]
     await s.send_result(sample_views.running())
     assert "sampling: 4 of 10 s" in s.text
     assert "decode data.py:88" in s.text
@@ -514,7 +514,7 @@ async def _(s):
     await s.send_result(sample_views.ended())
     assert "5 of 605 looks gave no stack" in s.text
     await s.press("f")
-    assert s.asked[1] == SampleRequest(pids=frozenset({4211})), "a new one, its price is on the screen"
+    assert s.asked[1] == SampleRequest(pids=(4211,)), "a new one, its price is on the screen"
 
 
 @key("sample-all")

@@ -108,12 +108,12 @@ def test_two_dumps_never_run_at_once():
 
 def test_only_the_processes_that_were_asked_for_are_looked_at():
     bench = Bench()
-    bench.service.ask(DumpRequest(Asker.KEY, pids=frozenset((12,))))
+    bench.service.ask(DumpRequest(Asker.KEY, pids=(12,)))
     bench.wait(lambda state: state.asked == 1)
     assert bench.made[0].pids == [12]
     bench.made[0].go.set()
     bench.wait(lambda state: not state.running)
-    bench.service.ask(DumpRequest(Asker.KEY, pids=frozenset((99,))))
+    bench.service.ask(DumpRequest(Asker.KEY, pids=(99,)))
     assert bench.wait(lambda state: state.refused == NOBODY).running is False
 
 

@@ -88,7 +88,7 @@ def test_without_a_pid_the_lowest_rank_here_is_meant_and_its_workers_come_with_i
     request = fix_request(members, SampleRequest())
     assert request.pids == {2}
     assert choose_members(members, request) == (two, mine)
-    assert choose_members(members, SampleRequest(pids=frozenset((4, 5)))) == (other, helper)
+    assert choose_members(members, SampleRequest(pids=(4, 5))) == (other, helper)
     assert choose_members(members, SampleRequest(everyone=True)) == members
     assert fix_request((helper,), SampleRequest()) == SampleRequest()
     unnumbered = replace(me, rank=Missing("no place"))

@@ -116,7 +116,7 @@ def test_two_samplings_never_run_at_once():
 
 def test_nobody_there_and_stacks_switched_off_are_said():
     bench = Bench()
-    bench.service.ask(SampleRequest(pids=frozenset((99,))))
+    bench.service.ask(SampleRequest(pids=(99,)))
     state = bench.wait(lambda state: not state.running)
     assert (state.refused, state.reading) == (NOBODY, NOTHING_YET)
     off = Bench(enabled=False)

@@ -366,7 +366,7 @@ def test_the_stacks_of_a_dump_are_collapsed_and_keep_their_marks_while_it_grows(
 def test_a_dump_of_some_processes_knows_that_the_other_ranks_here_were_not_asked():
     source, grown = Source(), []
     one = make_round(make_rank(0, pid=4211))
-    for pids in (frozenset(), frozenset({4211}), frozenset({4300})):
+    for pids in ((), (4211,), (4300,)):
         source.dumps.tell(dump_state(rounds=(one,), request=DumpRequest(Asker.KEY, pids=pids)))
         Session(source, (), 0.005, (grown.append,)).run(frames=1)
     assert [update.dump.not_asked for update in grown] == [NOT_APPLICABLE, 0, 1]
@@ -489,7 +489,7 @@ def test_looks_at_a_job_that_may_hang_are_asked_for_once_and_without_a_stop():
     source = Still()
     Session(source, (), 0.001, may_look=True).run(frames=31)
     assert [(one.asker, one.block, one.pids) for one in source.dumps.asked] == [
-        (Asker.WATCH, False, frozenset())
+        (Asker.WATCH, False, ())
     ]
 
 

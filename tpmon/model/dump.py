@@ -190,7 +190,7 @@ class DumpRequest:
     asker: Asker
     rounds: int = 1
     every_s: float = 5.0
-    pids: frozenset[int] = frozenset()
+    pids: tuple[int, ...] = ()
     block: bool = False
 
 

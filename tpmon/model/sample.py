@@ -45,7 +45,7 @@ class SampleRequest:
     Empty ``pids`` mean the lowest rank here and its workers; ``everyone`` means the whole job.
     """
 
-    pids: frozenset[int] = frozenset()
+    pids: tuple[int, ...] = ()
     everyone: bool = False
     seconds: float = SECONDS
     rate_hz: int = RATE_HZ

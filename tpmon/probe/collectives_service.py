@@ -13,7 +13,6 @@ from typing import Protocol
 from tpmon.model.collectives import CollectivesReading, DumpRecords, RecordSource, SourceNote
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.units import clean_text
-from tpmon.probe.collectives import read_collectives
 from tpmon.probe.job import Job
 
 _SOURCES = (RecordSource.SERVER, RecordSource.FILE, RecordSource.RAS)
@@ -28,10 +27,17 @@ class Read(Protocol):
         ...
 
 
+def _read(job: Job, *, someone_waits: bool) -> CollectivesReading:
+    # Sockets and pickles that a session without a dump never needs cost its first picture some ms.
+    from tpmon.probe.collectives import read_collectives
+
+    return read_collectives(job, someone_waits=someone_waits)
+
+
 class CollectivesService:
     """Own the daemon thread of a reading. Every method returns at once."""
 
-    def __init__(self, job: Callable[[], Job], read: Read = read_collectives) -> None:
+    def __init__(self, job: Callable[[], Job], read: Read = _read) -> None:
         """Read nothing until ``ask``; ``job`` tells, in any thread, which processes there are."""
         self.on_change: Callable[[], None] = lambda: None
         self._job = job

@@ -65,7 +65,7 @@ def fix_request(members: Sequence[Member], request: SampleRequest) -> SampleRequ
     if request.everyone or request.pids or not ranks:
         return request
     lowest = min(ranks, key=lambda one: one.rank if is_known(one.rank) else math.inf)
-    return replace(request, pids=frozenset((lowest.identity.pid,)))
+    return replace(request, pids=(lowest.identity.pid,))
 
 
 def choose_members(members: Sequence[Member], request: SampleRequest) -> tuple[Member, ...]:
@@ -73,7 +73,7 @@ def choose_members(members: Sequence[Member], request: SampleRequest) -> tuple[M
     return tuple(one for one in members if request.everyone or _is_named(one, request.pids))
 
 
-def _is_named(member: Member, pids: frozenset[int]) -> bool:
+def _is_named(member: Member, pids: tuple[int, ...]) -> bool:
     serves = member.role is Role.WORKER and is_known(member.rank_pid) and member.rank_pid in pids
     return serves or member.identity.pid in pids
 

@@ -34,7 +34,7 @@ def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
     if not is_known(pid) or not is_known(view.frame):
         return replace(view, message="no process in this pane"), NOT_APPLICABLE
     family = [one.pid for one in view.frame.processes if pid in (one.pid, one.rank_pid)]
-    return _ask(view, DumpRequest(Asker.KEY, pids=frozenset([pid, *family])))
+    return _ask(view, DumpRequest(Asker.KEY, pids=(pid, *family)))
 
 
 def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
@@ -73,8 +73,8 @@ def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:
     return tuple(error for error in dump.errors if error.kind is ErrorKind.FAILED)
 
 
-def _pids_shown(view: ViewState) -> frozenset[int]:
-    return view.dump.state.request.pids if is_known(view.dump) else frozenset()
+def _pids_shown(view: ViewState) -> tuple[int, ...]:
+    return view.dump.state.request.pids if is_known(view.dump) else ()
 
 
 def _ask(view: ViewState, request: DumpRequest) -> Asked:

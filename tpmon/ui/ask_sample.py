@@ -55,14 +55,14 @@ def choose_request(view: ViewState, rows: Sequence[int]) -> SampleRequest:
     pid = view.cursor_pid
     shown = pid in rows or view.overlay in (Overlay.DETAILS, Overlay.ENVIRONMENT)
     if is_known(pid) and shown and view.overlay is not Overlay.STACKS:
-        return SampleRequest(pids=frozenset({pid}))
-    return SampleRequest(pids=_lowest_rank(view.frame) if is_known(view.frame) else frozenset())
+        return SampleRequest(pids=(pid,))
+    return SampleRequest(pids=_lowest_rank(view.frame) if is_known(view.frame) else ())
 
 
-def _lowest_rank(frame: Frame) -> frozenset[int]:
+def _lowest_rank(frame: Frame) -> tuple[int, ...]:
     numbered = sorted((row.rank, row.pid) for row in frame.ranks if is_known(row.rank))
     pid = numbered[0][1] if numbered else frame.ranks[0].pid if frame.ranks else NOT_APPLICABLE
-    return frozenset({pid}) if is_known(pid) else frozenset()
+    return (pid,) if is_known(pid) else ()
 
 
 def request_of(view: ViewState) -> SampleRequest:
