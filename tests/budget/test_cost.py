@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import sys
 
 import pytest
 
@@ -20,6 +21,9 @@ pytestmark = pytest.mark.budget
 MARGIN = 1.5
 HELP_CPU_S = 0.060
 FIRST_FRAME_CPU_S = 0.45
+FIRST_FRAME_OVER_TEXTUAL = 4.2
+"""The same over what importing textual takes, 3.1 when measured: hosts that are twice as slow are no regression."""
+TEXTUAL = (sys.executable, "-c", "import textual.app")
 TOTAL_CPU_PCT = 2.5
 RSS_MB = 60.0
 RSS_WITH_CHILD_MB = 90.0
@@ -42,14 +46,16 @@ def test_help_costs_little_more_than_python():
 
 
 def test_the_first_picture_of_a_large_job_is_cheap(tree):
-    costs = []
+    costs, yard = [], []
     for _ in range(3):
+        yard.append(run_cpu_seconds(TEXTUAL))
         screen = Screen([*TPMON, "attach", str(tree.pid), *NO_LOOKS], 200, 50, {})
         try:
             costs.append(screen.until(b"runnable", 30.0).cpu_s)
         finally:
             screen.close()
-    assert statistics.median(costs) <= FIRST_FRAME_CPU_S * MARGIN
+    slow = FIRST_FRAME_OVER_TEXTUAL * statistics.median(yard)
+    assert statistics.median(costs) <= max(FIRST_FRAME_CPU_S * MARGIN, slow)
 
 
 @pytest.fixture(scope="module")
