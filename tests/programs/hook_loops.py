@@ -242,6 +242,7 @@ def alarms() -> None:
     x = torch.ones(4, 8)
     rung = 0
     for _ in range(300):
+        torch.set_grad_enabled(True)  # an alarm within torch's own no_grad leaves it off
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0004)
             for _ in range(2000):  # torch itself may lose an alarm
@@ -253,7 +254,55 @@ def alarms() -> None:
             rung += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+    torch.set_grad_enabled(True)
     EXTRA["rung"] = rung
+
+
+def known_phases() -> None:
+    """Spend time in each phase, and take it in the loop's own lines."""
+
+    class Spending(Dataset):
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, at: int) -> torch.Tensor:
+            time.sleep(0.004)
+            return torch.ones(8)
+
+    class Slowly(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            time.sleep(0.006)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            time.sleep(0.009)
+            return grad
+
+    net, optimizer = model()
+    batches = iter(DataLoader(Spending(), batch_size=1))
+    spent = [0.0] * 5
+    clock = time.perf_counter
+    before = clock()
+    for _ in range(60):
+        x = next(batches)
+        got = clock()
+        loss = Slowly.apply(net(x)).mean()
+        forward = clock()
+        loss.backward()
+        backward = clock()
+        time.sleep(0.003)
+        optimizer.step()
+        stepped = clock()
+        time.sleep(0.005)
+        times = (before, got, forward, backward, stepped, clock())
+        before = times[-1]
+        spent = [total + late - early for total, early, late in zip(spent, times, times[1:], strict=False)]
+    next(batches, None)
+    one = HOOK.steps
+    told = (one.data_ns, one.forward_ns, one.backward_ns, one.optimizer_ns, one.other_ns)
+    EXTRA["phases"] = [spent, [ns / 1e9 for ns in told]]
 
 
 def compiled_optimizer() -> None:
@@ -274,7 +323,7 @@ def compiled_optimizer() -> None:
 LOOPS = [
     plain, accumulation, workers, inner_loaders, inner_loaders_in_workers, two_optimizers, lbfgs,
     closure_around_all, evaluation, inference, no_loader, scaler, optimizer_in_backward, checkpointed,
-    error_in_the_loop, error_in_the_backward, forked_rank, alarms,
+    error_in_the_loop, error_in_the_backward, forked_rank, alarms, known_phases,
 ]  # fmt: skip
 EXTRA: dict[str, object] = {}
 

@@ -84,6 +84,13 @@ def test_the_training_learns_the_same(report: dict[str, object]) -> None:
     assert report["same_losses"] is True
 
 
+def test_the_split_is_that_of_the_program(report: dict[str, object]) -> None:
+    """Within 3 % of the step of what the program's own clock says, phase by phase."""
+    truth, told = report["phases"]
+    for true_s, told_s in zip(truth, told, strict=True):
+        assert abs(true_s - told_s) <= 0.03 * sum(truth), (truth, told)
+
+
 def test_a_forked_rank_has_a_page_of_its_own(report: dict[str, object]) -> None:
     inherited, counted, page_pid, pid = report["forked"]
     assert inherited == []

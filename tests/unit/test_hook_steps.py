@@ -365,6 +365,21 @@ def test_an_interrupted_fetch_does_not_stop_the_counting(loop: Loop) -> None:
     assert loop.steps.steps == 5
 
 
+@pytest.mark.parametrize("with_data", [False, True])
+def test_an_interrupted_backward_does_not_stop_the_counting(loop: Loop, with_data: bool) -> None:
+    for number in range(10):
+        if with_data:
+            loop.batch()
+        if number == 3:
+            assert loop.steps.backward_begins()  # and an interrupt came before it ended
+        loop.backward()
+        loop.update()
+    loop.stop()
+    loop.backward()
+    assert 9 <= loop.steps.steps <= 10
+    assert loop.steps.depth == 0
+
+
 def test_another_thread_counts_nothing_until_the_training_moves_there(loop: Loop) -> None:
     loop.train(3)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
+from tpmon import __version__
 from tpmon.hook import wire
+from tpmon.hook.surroundings import is_loader_worker, read_ranks, read_torch_version
 
 TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
 if TYPE_CHECKING:
@@ -123,6 +125,23 @@ class Counts:
             self.other_thread, self.other_base, self.other_updates = thread, self.optimizer_calls, 0
         self.other_updates += 1
         return self.other_updates >= _TAKE_OVER
+
+    def open(self, thread: int) -> bool:
+        """Make the pages at the first event; a DataLoader worker gets none."""
+        if is_loader_worker():
+            self.owner = OFF
+            return False
+        from tpmon.hook.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
+
+        pages = Pages(__version__, read_torch_version(), read_ranks())
+        self.page = pages.page
+        self.live = pages.live
+        self.requests = pages.requests
+        pages.set_status(wire.STATE_RUNNING, self.patches, "")
+        self.pages = pages
+        self.owner = thread
+        self.last_ns = self.published_ns = monotonic_ns()
+        return True
 
     def become(self, thread: int) -> None:
         """Count this thread from here on."""

@@ -145,14 +145,16 @@ def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], 
 
     @_like(original)
     def __next__(self: Any) -> Any:  # noqa: N807
-        if not begins():
-            return original(self)
+        ours = False
         try:
+            ours = begins()
             batch = original(self)
         except BaseException:
-            stopped()
+            if ours:
+                stopped()
             raise
-        ended(self)
+        if ours:
+            ended(self)
         return batch
 
     return __next__
@@ -163,12 +165,13 @@ def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., An
 
     @_like(original)
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        if not begins():
-            return original(*args, **kwargs)
+        ours = False
         try:
+            ours = begins()
             return original(*args, **kwargs)
         finally:
-            ended(kwargs.get("accumulate_grad", True))
+            if ours:
+                ended(kwargs.get("accumulate_grad", True))
 
     return _engine_run_backward
 

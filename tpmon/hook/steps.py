@@ -24,10 +24,9 @@ from __future__ import annotations
 from _thread import get_ident
 from time import monotonic_ns
 
-from tpmon import __version__
 from tpmon.hook import wire
 from tpmon.hook.counts import NOBODY, OFF, Counts
-from tpmon.hook.surroundings import describe, is_loader_worker, is_ours, read_ranks, read_torch_version
+from tpmon.hook.surroundings import describe, is_ours
 
 TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ class Steps(Counts):
                 self.other_ns += now - self.last_ns
             self.last_ns = now
             self.live[_DATA_BEGAN] = now
+            if self.depth:
+                self._leave_backward(now)
             if self.updates_open:
                 self.rule = _BY_DATA
                 self._close(now, 1)
@@ -91,7 +92,6 @@ class Steps(Counts):
                 self._end_part(now)
             elif self.rule == _BY_UPDATE:
                 self._reconsider()
-            self.depth = 0
             self.in_data = True
         except Exception as error:
             if not self.fail(error):
@@ -147,12 +147,14 @@ class Steps(Counts):
             if get_ident() != self.owner and not self._admit(_BACKWARD):
                 return False
             self.in_data = False
-            self.depth += 1
-            if self.depth == 1:
+            if self.depth and self.update_in_backward:
+                self._leave_backward(monotonic_ns())
+            if not self.depth:
                 now = monotonic_ns()
                 self.forward_ns += now - self.last_ns
                 self.last_ns = now
                 self.live[_BACKWARD_BEGAN] = now
+            self.depth += 1  # last: whatever interrupts this, nothing has begun
         except Exception as error:
             if not self.fail(error):
                 raise
@@ -257,6 +259,13 @@ class Steps(Counts):
 
     # What follows from them.
 
+    def _leave_backward(self, now: int) -> None:
+        """Leave a backward whose end an interrupt took: one thread does not train within one."""
+        self.depth = 0
+        if self.update_in_backward:
+            self.update_in_backward = False
+            self._update(now)
+
     def _update(self, now: int) -> None:
         """Count an update: the first optimizer call after a backward."""
         self.updates += 1
@@ -351,7 +360,7 @@ class Steps(Counts):
             return False
         thread = get_ident()
         if self.owner == NOBODY:
-            return self._open(thread)
+            return self.open(thread)
         if event != _BATCH and not self.backwards and not self.optimizer_calls:
             # Until now the owner only fetched data: it is a prefetcher.
             self.become(thread)
@@ -361,23 +370,6 @@ class Steps(Counts):
             return True
         self.elsewhere += 1
         return False
-
-    def _open(self, thread: int) -> bool:
-        """Make the pages at the first event; a DataLoader worker gets none."""
-        if is_loader_worker():
-            self.owner = OFF
-            return False
-        from tpmon.hook.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
-
-        pages = Pages(__version__, read_torch_version(), read_ranks())
-        self.page = pages.page
-        self.live = pages.live
-        self.requests = pages.requests
-        pages.set_status(wire.STATE_RUNNING, self.patches, "")
-        self.pages = pages
-        self.owner = thread
-        self.last_ns = self.published_ns = monotonic_ns()
-        return True
 
     def fail(self, error: Exception) -> bool:
         """Turn the hook off after an error of its own; False when the error is not ours."""
