@@ -488,9 +488,7 @@ class Still(Source):
 def test_looks_at_a_job_that_may_hang_are_asked_for_once_and_without_a_stop():
     source = Still()
     Session(source, (), 0.001, may_look=True).run(frames=31)
-    assert [(one.asker, one.block, one.pids) for one in source.dumps.asked] == [
-        (Asker.WATCH, False, ())
-    ]
+    assert [(one.asker, one.block, one.pids) for one in source.dumps.asked] == [(Asker.WATCH, False, ())]
 
 
 def test_a_session_that_shall_only_look_asks_for_nothing():
