@@ -38,6 +38,7 @@ def test_the_import_is_quick():
 
 
 @pytest.mark.torch
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment")
 @pytest.mark.parametrize("loop", ["linear", "linear, loader"])
 def test_a_step_of_a_real_loop_is_hardly_dearer(loop):
