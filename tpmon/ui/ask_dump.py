@@ -34,7 +34,7 @@ def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
     if not is_known(pid) or not is_known(view.frame):
         return replace(view, message="no process in this pane"), NOT_APPLICABLE
     family = [one.pid for one in view.frame.processes if pid in (one.pid, one.rank_pid)]
-    return _ask(view, DumpRequest(Asker.KEY, pids=(pid, *family)))
+    return _ask(view, DumpRequest(Asker.KEY, pids=tuple(sorted({pid, *family}))))
 
 
 def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
