@@ -460,7 +460,7 @@ async def _(s):
     await s.press("j", "D")
     assert s.asked == [DumpRequest(Asker.KEY, pids=(panes.rows_of(s.view)[0],))]
     await s.press("6", "1", "j", "D")
-    assert s.asked[1].pids == {4211, 4221, 4222, 4223}, "a rank with its workers"
+    assert s.asked[1].pids == (4211, 4221, 4222, 4223), "a rank with its workers"
     assert s.view.overlay is Overlay.STACKS
     await s.press("escape")
     assert s.view.cursor_pid == 4211, "the cursor is where it was"

@@ -43,12 +43,12 @@ def text_of(view, width=120, height=60):
 def test_the_lowest_rank_is_sampled_unless_a_row_is_chosen():
     assert choose_request(make_view(TWO_RANKS), ()) == SampleRequest(pids=(20,))
     chosen = make_view(TWO_RANKS, cursor_pid=21)
-    assert choose_request(chosen, (20, 21)).pids == {21}
-    assert choose_request(chosen, (30, 31)).pids == {20}, "a row that is not on the screen is not meant"
+    assert choose_request(chosen, (20, 21)).pids == (21,)
+    assert choose_request(chosen, (30, 31)).pids == (20,), "a row that is not on the screen is not meant"
     details = replace(chosen, overlay=Overlay.DETAILS)
-    assert choose_request(details, ()).pids == {21}
+    assert choose_request(details, ()).pids == (21,)
     nameless = make_frame(ranks=(make_rank(21, rank=Missing("?")), make_rank(20, rank=Missing("?"))))
-    assert choose_request(make_view(nameless), ()).pids == {21}
+    assert choose_request(make_view(nameless), ()).pids == (21,)
     assert choose_request(make_view(make_frame(ranks=())), ()).pids == ()
     assert choose_request(make_view(Missing("no reading")), ()).pids == ()
 
