@@ -86,14 +86,14 @@ def test_without_a_pid_the_lowest_rank_here_is_meant_and_its_workers_come_with_i
     helper = replace(me, role=Role.HELPER, rank_pid=2, identity=replace(me.identity, pid=5))
     members = (one, two, mine, other, helper)
     request = fix_request(members, SampleRequest())
-    assert request.pids == {2}
+    assert request.pids == (2,)
     assert choose_members(members, request) == (two, mine)
     assert choose_members(members, SampleRequest(pids=(4, 5))) == (other, helper)
     assert choose_members(members, SampleRequest(everyone=True)) == members
     assert fix_request((helper,), SampleRequest()) == SampleRequest()
     unnumbered = replace(me, rank=Missing("no place"))
-    assert fix_request((unnumbered, two), SampleRequest()).pids == {2}
-    assert fix_request((unnumbered,), SampleRequest()).pids == {os.getpid()}
+    assert fix_request((unnumbered, two), SampleRequest()).pids == (2,)
+    assert fix_request((unnumbered,), SampleRequest()).pids == (os.getpid(),)
 
 
 def test_no_form_of_sampling_ever_stops_the_target():
