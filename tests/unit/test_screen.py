@@ -8,7 +8,7 @@ import pytest
 
 from tests.frames import make_frame
 from tests.goldens import dump_views, sample_views
-from tpmon import screen
+from tpmon import bundle
 from tpmon.config import resolve, settle
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.known import is_known
@@ -76,7 +76,7 @@ def test_what_the_session_reads_reaches_the_screen(wired):
 
 def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monkeypatch):
     started = []
-    monkeypatch.setattr(screen, "start_bundle", lambda *given: started.append(given))
+    monkeypatch.setattr(bundle, "start_bundle", lambda *given: started.append(given))
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     assert (len(started), wired.results) == (1, [Notice(BUNDLING)])
