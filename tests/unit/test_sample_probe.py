@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -154,7 +155,7 @@ def test_the_share_of_a_known_function_is_found(tmp_path):
     with child(BURN, str(truth)) as one:
         assert wait_for(lambda: truth.stat().st_size == 16)
         before = struct.unpack("dd", truth.read_bytes())
-        reading = run(member(one.pid), seconds=6.0)
+        reading = run(member(one.pid), seconds=3.0, rate_hz=40)
         after = struct.unpack("dd", truth.read_bytes())
     # On a crowded machine a step that lost its CPU takes longer than it says.
     much_s, little_s = (late - early for late, early in zip(after, before, strict=True))
@@ -192,13 +193,31 @@ while time.time() < end:
 """
 
 
+@pytest.fixture(scope="module")
+def spun(sampling_works) -> dict[int, tuple[SampleReading, SampledProcess]]:
+    """Sample a program in each Python that is here, all at once: every thread, then who holds the GIL."""
+    with ExitStack() as stack:
+        pids = {
+            minor: stack.enter_context(running([command, "-c", SPIN]))
+            for minor in range(10, NEWEST + 1)
+            if (command := find_python(minor)) is not None
+        }
+        members = [member(pid, minor) for minor, pid in pids.items()]
+        reading = run(*members, seconds=2.0)
+        holding = run(*members, counted=Counted.GIL)
+    assert reading.errors == holding.errors == ()
+    assert [one.rank for one in reading.processes] == [one.rank for one in holding.processes] == list(pids)
+    return {
+        minor: (replace(reading, processes=(all_threads,)), of_gil)
+        for minor, all_threads, of_gil in zip(pids, reading.processes, holding.processes, strict=True)
+    }
+
+
 @pytest.mark.parametrize("minor", range(10, NEWEST + 1))
-@pytest.mark.usefixtures("sampling_works")
-def test_main_and_other_threads_of_each_python_are_told_apart(minor: int):
-    with running([find_python(minor), "-c", SPIN]) as pid:
-        reading = run(member(pid), seconds=2.0)
-        (process,) = run(member(pid), counted=Counted.GIL).processes
-    assert reading.errors == ()
+def test_main_and_other_threads_of_each_python_are_told_apart(minor: int, spun):
+    if minor not in spun:
+        pytest.skip(f"no python3.{minor} here")
+    reading, process = spun[minor]
     main, other = hot_functions(reading, ORIGIN).groups
     assert main.looks >= 10
     assert {one.function for one in main.functions} >= {"<module>", "spin"}
@@ -209,12 +228,19 @@ def test_main_and_other_threads_of_each_python_are_told_apart(minor: int):
 
 @pytest.mark.usefixtures("sampling_works")
 def test_running_and_gil_leave_out_a_thread_that_sleeps():
-    with child(NAP) as one:
+    with child(NAP) as one, child(NAP) as two, child(NAP) as three:
+        counts = {Counted.RUNNING: one, Counted.GIL: two, Counted.ALL: three}
+        with ThreadPoolExecutor(len(counts)) as pool:
+            started = {
+                counted: pool.submit(run, member(napping.pid), counted=counted)
+                for counted, napping in counts.items()
+            }
+        found = {counted: one.result().processes for counted, one in started.items()}
         for counted in (Counted.RUNNING, Counted.GIL):
-            (process,) = run(member(one.pid), counted=counted).processes
+            (process,) = found[counted]
             assert process.looks >= 10
             assert sum(stack.samples for stack in process.stacks) <= process.looks / 4
-        (process,) = run(member(one.pid)).processes
+        (process,) = found[Counted.ALL]
     assert functions_of(process) == {"nap"}
     assert is_known(process.cpu_s)
     assert process.cpu_s < process.watched_s / 2
@@ -234,7 +260,7 @@ def test_results_come_while_it_goes_on_and_no_more_than_four_run_at_once(monkeyp
     with ExitStack() as children:
         pids = [children.enter_context(child(NAP)).pid for _ in range(5)]
         members = [member(pid, rank) for rank, pid in enumerate(pids)]
-        reading = run(*members, seconds=4.0, progress=look)
+        reading = run(*members, seconds=2.6, progress=look)
     assert [process.rank for process in reading.processes] == [0, 1, 2, 3, 4]
     assert 1 <= most <= 4
     assert any(len(part.processes) > 0 for part in parts[:-1])
@@ -247,20 +273,24 @@ def test_a_worker_that_is_started_anew_is_met(monkeypatch):
     monkeypatch.setattr(sample, "MEET_EVERY_S", 0.1)
     with child(NAP) as one, child(NAP) as two:
         members = [member(one.pid)]
-        sampler = Sampler(lambda: tuple(members), SampleRequest(seconds=3.0))
-        threading.Timer(0.5, lambda: members.append(member(two.pid, 1))).start()
+        sampler = Sampler(lambda: tuple(members), SampleRequest(seconds=1.6))
+        threading.Timer(0.2, lambda: members.append(member(two.pid, 1))).start()
         reading = sampler.run()
     assert [process.rank for process in reading.processes] == [0, 1]
     assert reading.asked == 2
 
 
 @pytest.mark.usefixtures("sampling_works")
-def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling():
+def test_a_process_that_ends_meanwhile_keeps_its_samples_and_ends_the_sampling(monkeypatch):
+    monkeypatch.setattr(sample, "_TICK_S", 0.05)
+
+    def end(part: SampleReading) -> None:
+        if part.processes:
+            one.process.kill()
+
     with child(NAP) as one:
-        timer = threading.Timer(2.0, one.process.kill)
-        timer.start()
         begun = time.monotonic()
-        reading = run(member(one.pid), seconds=40.0)
+        reading = run(member(one.pid), seconds=40.0, progress=end)
         assert time.monotonic() - begun < 30
     assert (reading.ended, reading.errors) == (1, ())
     assert functions_of(reading.processes[0]) == {"nap"}
@@ -295,7 +325,7 @@ def test_finish_ends_early_and_keeps_what_there_is():
 @pytest.mark.usefixtures("sampling_works")
 def test_the_target_is_never_stopped_nor_traced(tmp_path):
     with child(BURN, str(tmp_path / "truth")) as one:
-        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=2.0, rate_hz=50))
+        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=1.0, rate_hz=50))
         states, tracers = set(), set()
         with sampling(sampler) as found:
             while not found:
@@ -406,8 +436,10 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
 @pytest.mark.usefixtures("sampling_works")
 def test_a_py_spy_that_fails_costs_its_process_alone(tmp_path, monkeypatch, text, kind, words):
     others_work = kind is not ErrorKind.LATE  # with so short a grace the other may be late too
-    monkeypatch.setattr(sample, "GRACE_S", 20.0 if others_work else 1.0)
+    monkeypatch.setattr(sample, "GRACE_S", 20.0 if others_work else 0.2)
     monkeypatch.setattr(sample, "TRIES", 2)
+    monkeypatch.setattr(sample, "ENDING_S", 0.02)
+    monkeypatch.setattr(sample, "_TICK_S", 0.02)
 
     def look(part: SampleReading) -> None:
         if part.errors and len(part.processes) == 1:
