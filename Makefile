@@ -102,7 +102,7 @@ bench-hook: torch-for-tests ## what the hook costs a training: at import, hot, i
 verdicts: torch-for-tests ## is the verdict right? each program 5 times idle, 5 times beside a busy core; VERDICTS="--help"
 	@$(BIN)/python -m tests.verdicts.matrix $(VERDICTS)
 
-hangs: torch-for-tests ## who hangs, where and why? each program 10 times; HANGS="--old 300", "--runs 2", "--help"
+hangs: torch-for-tests ## who hangs, where and why? each program 10 times; HANGS="--jobs 6", "--old 300 --jobs 6", "--help"
 	@$(BIN)/python -m tests.hangs.matrix $(HANGS)
 
 bench-share: torch-for-tests ## does the stated share of data wait hold the truth? SHARE="--help"

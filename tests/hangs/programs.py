@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from tests.programs.causes import running as causes
-from tests.programs.causes.running import TORCHRUN, Running, start_program
+from tests.programs.causes.running import TORCHRUN, Running, end_tree, start_program
 from tests.programs.hangs.table import AliveRow, Row
 
 PROGRAMS = causes.HERE.parent
@@ -81,6 +81,12 @@ class Trees:
     def wait_until_ready(self) -> None:
         """Wait until the program hangs, or is at its slow place."""
         (self.hidden or self.seen).wait_until_ready()
+
+    def end(self) -> None:
+        """Kill all of it, so that who waits for it goes on."""
+        for one in (self.seen, self.hidden):
+            if one is not None:
+                end_tree(one.process)
 
 
 @contextmanager

@@ -33,8 +33,8 @@ class Row:
 
     ``ranks`` are the fewest and the most that torchrun starts; one rank is started without it.
     ``trees`` above one are started as so many hosts of ``ranks`` each, the culprit in the one that
-    is not looked at. A program that ``burns`` a CPU is not left to hang beside others; it looks like one
-    that computes, so that what is said within ``fresh_s`` of its hang may only be that it is slow.
+    is not looked at. A program that ``burns`` a CPU has one to itself; it looks like one that computes,
+    so that what is said within ``fresh_s`` of its hang may only be that it is slow.
     """
 
     name: str
@@ -90,11 +90,15 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class AliveRow:
-    """Hold a program that is slow but alive; tpmon must not call it hung at any second."""
+    """Hold a program that is slow but alive; tpmon must not call it hung at any second.
+
+    One that ``burns`` computes all the time.
+    """
 
     name: str
     ranks: tuple[int, int] = (1, 1)
     folder: str = "hangs"
+    burns: bool = True
 
     def draw_ranks(self, seed: int) -> int:
         """Return how many ranks a run has."""
@@ -105,7 +109,7 @@ ALIVE_ROWS = (
     AliveRow("slow_step"),
     AliveRow("slow_python"),
     AliveRow("slow_worker"),
-    AliveRow("slow_checkpoint"),
+    AliveRow("slow_checkpoint", burns=False),
     AliveRow("slow_compile"),
     AliveRow("slow_validation", ranks=SOME_RANKS),
     AliveRow("validation", folder="causes"),
