@@ -122,7 +122,7 @@ def test_an_old_kernel_seals_the_sizes_at_least(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pages_module, "_SEAL_FUTURE_WRITE", 0x1000)
     pages = Pages("", "", (-1, -1, -1))
     with open_page(find_page(os.getpid())) as page:
-        assert wire.parse_header(page).flags == 0
+        assert wire.parse_header(page).flags == wire.FLAG_CAPTURES
     descriptor = os.open(find_page(os.getpid()), os.O_RDWR)
     with pytest.raises(PermissionError):
         os.ftruncate(descriptor, 0)

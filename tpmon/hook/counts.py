@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 NOBODY = 0
 OFF = -1
 
+WATCHED = -1
+"""As the answered request: no number is, so the end of each step looks at the mailbox."""
+
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
 
@@ -190,7 +193,20 @@ class Counts:
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""
         request, kind = self.requests[0], self.requests[1]
+        if self.pages is None:
+            self.answered = request
+        elif self.answered == WATCHED or kind not in (0, wire.REQUEST_PING):
+            self.on_request()
+        else:
+            self.reply(request, wire.ANSWER_DONE if kind else wire.ANSWER_UNKNOWN)
+
+    def reply(self, request: int, answer: int) -> None:
+        """Say that a request was seen, and look again when there is another."""
         self.answered = request
         if self.pages is not None:
-            self.pages.answers[1] = wire.ANSWER_DONE if kind == wire.REQUEST_PING else wire.ANSWER_UNKNOWN
+            self.pages.answers[1] = answer
             self.pages.answers[0] = request
+
+    def on_request(self) -> None:
+        """Refuse what this class alone cannot do: all but to answer."""
+        self.reply(self.requests[0], wire.ANSWER_UNKNOWN)

@@ -36,7 +36,7 @@ _HIGH_DESCRIPTORS = (2000, 1000)
 class Pages:
     """Hold the mapped pages of this process; ``live`` and ``requests`` are u64 words, ``ring`` is bytes."""
 
-    __slots__ = ("_descriptors", "_maps", "answers", "inodes", "live", "page", "requests")
+    __slots__ = ("_descriptors", "_maps", "answers", "inodes", "live", "mailbox", "page", "rank", "requests")
 
     def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
         """Make both pages; ``ranks`` are rank, world size and local rank, -1 for unknown.
@@ -50,12 +50,13 @@ class Pages:
             page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
             mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
             self.inodes = [os.fstat(descriptor).st_ino for descriptor in self._descriptors]
-            flags = wire.FLAG_WRITE_SEALED if self._seal() else 0
+            flags = wire.FLAG_CAPTURES | (wire.FLAG_WRITE_SEALED if self._seal() else 0)
         except BaseException:
             self._close()
             raise
         self.page = memoryview(page)
-        box = memoryview(mailbox)
+        self.rank = ranks[0]
+        self.mailbox = box = memoryview(mailbox)
         self.live = self.page[wire.LIVE_OFFSET : wire.LIVE_OFFSET + wire.LIVE_WORDS * 8].cast("Q")
         self.answers = self.page[wire.ANSWER_OFFSET : wire.ANSWER_OFFSET + 16].cast("Q")
         self.requests = box[wire.REQUEST_OFFSET : wire.REQUEST_OFFSET + wire.REQUEST_WORDS * 8].cast("Q")
@@ -88,7 +89,7 @@ class Pages:
         """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""
         ours = all(map(_is_inode, self._descriptors, self.inodes))
         # Views are released so that the maps can be closed; whoever still holds one gets ValueError.
-        for view in (self.live, self.answers, self.requests, self.page):
+        for view in (self.live, self.answers, self.requests, self.page, self.mailbox):
             view.release()
         if ours:
             self._close()

@@ -59,12 +59,13 @@ _NOTHING, _BATCH, _BACKWARD, _UPDATE = range(4)  # what happened last, or happen
 class Steps(Counts):
     """Count the steps of this process by its events."""
 
-    __slots__ = ("on_off",)
+    __slots__ = ("on_off", "requested")
 
-    def __init__(self, on_off: Callable[[], None]) -> None:
-        """Count nothing yet; ``on_off`` takes the patches back after an error."""
+    def __init__(self, on_off: Callable[[], None], requested: Callable[[], None] | None = None) -> None:
+        """Count nothing yet; ``on_off`` takes the patches back after an error, ``requested`` captures."""
         super().__init__()
         self.on_off = on_off
+        self.requested = requested
 
     # The events. Each is called for every batch of every run: names are few and short of calls.
 
@@ -353,6 +354,13 @@ class Steps(Counts):
             self.answer()
 
     # Rare things.
+
+    def on_request(self) -> None:
+        """Hand a request for a capture, and each step of one, to who captures."""
+        if self.requested is None:
+            super().on_request()
+        else:
+            self.requested()
 
     def _admit(self, event: int) -> bool:
         """Decide whether an event of a thread that is not the training thread counts."""

@@ -9,11 +9,12 @@ only the process itself can write it (F_SEAL_FUTURE_WRITE). All numbers little-e
     272     240      error text, UTF-8, zero-padded, written before the state that it explains
     512     64       live words, u64: LIVE_*
     576     16       answered mailbox request, its answer: u64 each, the answer first
+    640     384      what became of a capture: ``wire_capture``
     1024    1024     16 marks of 64 bytes: name 40 bytes, then u64 calls, total ns, longest ns
     4096    196608   ring of 1,024 records of 24 u64: REC_*
 
 ``tpmon-ctl``, 4,096 bytes, the mailbox, writable by the same user: magic, version, pid, and at 64
-eight u64: the request's number (written last), its kind, six arguments. Nothing in it is trusted.
+the request: its number (written last), its kind, then what ``wire_capture`` says. Nothing in it is trusted.
 
 Every value is cumulative, so a reader that comes late or skips records loses no total. **Records**
 are the sequence lock: each carries its number as first and as last word, is written whole, and the
@@ -22,8 +23,8 @@ drops what the writer may have been overwriting meanwhile; a writer that is stop
 leaves 1,023 whole records. Live words are single aligned stores. Marks and error text are read until
 two readings agree.
 
-Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; both sides import this module, nothing
-else of tpmon's hook is imported outside. Valid Python 3.8.
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; both sides import this module and
+``wire_capture``, nothing else of tpmon's hook is imported outside. Valid Python 3.8.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ PATCH_OPTIMIZER = 4
 PATCH_SCALER = 8
 
 FLAG_WRITE_SEALED = 1
+FLAG_CAPTURES = 2
+"""This hook takes the requests of ``wire_capture``."""
 
 REQUEST_PING = 1
 ANSWER_DONE = 1

@@ -1,0 +1,211 @@
+"""Lay out what tpmon asks of the hook and what the hook says of a capture: the rest of ``wire``.
+
+A request lies in the mailbox page, which any process of the user can write:
+
+    offset  size     what
+    64      128      16 u64: ASK_*, the request's number written last
+    1024    1024     folder, UTF-8, zero-padded: where the hook writes
+    2048    128      name of the files, the same
+
+``ASK_CHECK`` is the CRC-32 of the words ASK_KIND to ASK_SPARE, of folder and name: bytes that
+nobody meant as a request are none, and neither is one that is half written.
+
+What became of it lies in the telemetry page, which the process itself alone can write:
+
+    576     16       number of the request answered last, and the answer: ANSWER_*
+    640     128      16 u64: CAP_*; CAP_SEQUENCE is odd while the words are being written
+    768     256      reason, UTF-8, zero-padded, of the states that have one
+
+Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; valid Python 3.8.
+"""
+
+from __future__ import annotations
+
+import struct
+from binascii import crc32
+
+REQUEST_LAYOUT = 1
+"""Raised whenever a hook of the old layout would misread a new request."""
+
+REQUEST_OFFSET = 64
+REQUEST_WORDS = 16
+_REQUEST = struct.Struct("<16Q")
+_CHECKED = struct.Struct("<14Q")
+FOLDER_OFFSET = 1024
+FOLDER_BYTES = 1024
+NAME_OFFSET = 2048
+NAME_BYTES = 128
+CAPTURE_OFFSET = 640
+_CAPTURE = struct.Struct("<16Q256s")
+CAPTURE_WORDS = 16
+REASON_OFFSET = CAPTURE_OFFSET + CAPTURE_WORDS * 8
+REASON_BYTES = 256
+
+# Words of a request.
+ASK_NUMBER = 0
+ASK_KIND = 1
+ASK_LAYOUT = 2
+ASK_CLOCK = 3
+ASK_START = 4
+ASK_STEPS = 5
+ASK_LONGEST_NS = 6
+ASK_MOST_EVENTS = 7
+ASK_MOST_BYTES = 8
+ASK_EXPIRES_NS = 9
+ASK_OPTIONS = 10
+ASK_SUBJECT = 11
+ASK_ENTRIES = 12
+ASK_SPARE = 13
+ASK_CHECK = 14
+ASK_NUMBER_AGAIN = 15
+
+# Kinds of requests.
+KIND_PING = 1
+KIND_PROBE = 2
+KIND_CAPTURE = 3
+KIND_SNAPSHOT = 4
+KIND_RANGE = 5
+KIND_CANCEL = 6
+
+# What ASK_START counts: training steps since the hook's first event, or collectives of the process group.
+CLOCK_STEPS = 0
+CLOCK_COLLECTIVES = 1
+
+OPTION_STACKS = 1
+OPTION_SHAPES = 2
+OPTION_MEMORY = 4
+OPTION_TIMED = 8
+"""Begin where a signal finds the loop and end by time: for loops without steps."""
+
+ANSWER_DONE = 1
+ANSWER_UNKNOWN = 2
+ANSWER_TAKEN = 3
+ANSWER_BUSY = 4
+
+# Words of a capture.
+CAP_SEQUENCE = 0
+CAP_REQUEST = 1
+CAP_STATE = 2
+CAP_CHANGED_NS = 3
+CAP_STEPS_ASKED = 4
+CAP_STEPS_DONE = 5
+CAP_FIRST_STEP = 6
+CAP_EVENTS = 7
+CAP_BYTES = 8
+CAP_BEGAN_NS = 9
+CAP_ENDED_NS = 10
+CAP_PAUSED_NS = 11
+CAP_STEP_NOW = 12
+CAP_COLLECTIVES_NOW = 13
+CAP_RSS_BYTES = 14
+CAP_SPARE = 15
+
+# States, in the order they are passed through.
+STATE_NONE = 0
+STATE_REGISTERED = 1
+STATE_ARMED = 2
+STATE_WARMING = 3
+STATE_RECORDING = 4
+STATE_WRITING = 5
+STATE_VERIFIED = 6
+# States that end a request without a file; CAP reason says why.
+STATE_REFUSED = 16
+STATE_MISSED = 17
+STATE_CANCELLED = 18
+STATE_EXPIRED = 19
+STATE_FAILED = 20
+STATE_YIELDED = 21
+
+FINAL_STATES = frozenset(
+    (
+        STATE_VERIFIED,
+        STATE_REFUSED,
+        STATE_MISSED,
+        STATE_CANCELLED,
+        STATE_EXPIRED,
+        STATE_FAILED,
+        STATE_YIELDED,
+    )
+)
+
+
+class Request:
+    """Hold what is asked for: words by ASK_*, and where to write."""
+
+    __slots__ = ("folder", "name", "words")
+
+    def __init__(self, words: tuple[int, ...], folder: str, name: str) -> None:
+        self.words = words
+        self.folder = folder
+        self.name = name
+
+
+def write_request(page: memoryview, request: Request) -> None:
+    """Write a request into a mailbox page: its number goes last, so that no half of it counts.
+
+    Raises:
+        ValueError: when folder or name do not fit.
+    """
+    folder = request.folder.encode("utf-8", "surrogateescape")
+    name = request.name.encode("utf-8", "surrogateescape")
+    if len(folder) > FOLDER_BYTES or len(name) > NAME_BYTES:
+        raise ValueError("folder or name too long")
+    texts = folder.ljust(FOLDER_BYTES, b"\0") + name.ljust(NAME_BYTES, b"\0")
+    words = list(request.words)
+    words[ASK_LAYOUT] = REQUEST_LAYOUT
+    words[ASK_NUMBER_AGAIN] = words[ASK_NUMBER]
+    words[ASK_CHECK] = _check(words, texts)
+    page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES] = texts[:FOLDER_BYTES]
+    page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES] = texts[FOLDER_BYTES:]
+    data = _REQUEST.pack(*words)
+    page[REQUEST_OFFSET + 8 : REQUEST_OFFSET + len(data)] = data[8:]
+    page[REQUEST_OFFSET : REQUEST_OFFSET + 8] = data[:8]
+
+
+def parse_request(page: memoryview) -> Request | None:
+    """Parse the request of a mailbox page; None where the bytes are no whole request."""
+    data = bytes(page[REQUEST_OFFSET : REQUEST_OFFSET + _REQUEST.size])
+    folder = bytes(page[FOLDER_OFFSET : FOLDER_OFFSET + FOLDER_BYTES])
+    name = bytes(page[NAME_OFFSET : NAME_OFFSET + NAME_BYTES])
+    words = _REQUEST.unpack(data)
+    whole = words[ASK_NUMBER] == words[ASK_NUMBER_AGAIN] and words[ASK_LAYOUT] == REQUEST_LAYOUT
+    if not whole or words[ASK_CHECK] != _check(words, folder + name):
+        return None
+    return Request(words, _path(folder), _path(name))
+
+
+def write_capture(page: memoryview, words: list[int], reason: str) -> None:
+    """Write what became of a request; ``words`` by CAP_*, whose CAP_SEQUENCE this counts on."""
+    sequence = (words[CAP_SEQUENCE] | 1) + 2
+    page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8] = sequence.to_bytes(8, "little")
+    text = reason.encode("utf-8", "replace")[:REASON_BYTES]
+    words[CAP_SEQUENCE] = sequence + 1
+    data = _CAPTURE.pack(*words, text)
+    page[CAPTURE_OFFSET + 8 : CAPTURE_OFFSET + len(data)] = data[8:]
+    page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8] = data[:8]
+
+
+def parse_capture(page: memoryview) -> tuple[tuple[int, ...], str] | None:
+    """Return the words of the capture (CAP_*) and its reason; None while they are being written."""
+    for _ in range(8):
+        data = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + _CAPTURE.size])
+        again = bytes(page[CAPTURE_OFFSET : CAPTURE_OFFSET + 8])
+        *words, text = _CAPTURE.unpack(data)
+        if words[CAP_SEQUENCE] % 2 == 0 and data[:8] == again:
+            return tuple(words), text.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return None
+
+
+def file_name(name: str, rank: int, first_step: int, ending: str) -> str:
+    """Name a file of a capture; a rank below 0 is unknown and left out."""
+    who = f"-rank{rank}" if rank >= 0 else ""
+    return f"{name}{who}-step{first_step}{ending}"
+
+
+def _check(words: tuple[int, ...] | list[int], texts: bytes) -> int:
+    checked = list(words[: ASK_SPARE + 1])
+    return crc32(texts, crc32(_CHECKED.pack(*checked)))
+
+
+def _path(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
