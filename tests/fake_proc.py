@@ -42,6 +42,7 @@ class FakeProc:
         inside: Sequence[int] = (),
         start: int | None = None,
         devices: Sequence[str] = (),
+        network: str = "net:[4026531840]",
     ) -> None:
         """Add a process; an ``argv`` that starts with "python" becomes an interpreter's."""
         argv = (PYTHON, *argv[1:]) if argv and argv[0] == "python" else tuple(argv)
@@ -50,6 +51,8 @@ class FakeProc:
         folder = self.path / str(pid)
         (folder / "task" / str(pid)).mkdir(parents=True)
         (folder / "fd").mkdir()
+        (folder / "ns").mkdir()
+        (folder / "ns" / "net").symlink_to(network)
         start = self.now - 1_000_000 + pid if start is None else start
         self.write_stat(pid, parent, name, state=state, threads=len(threads) + 1, start=start, kernel=kernel)
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))

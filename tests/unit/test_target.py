@@ -75,6 +75,50 @@ def test_two_torchrun_nodes_on_one_host_stay_two(fake: FakeProc) -> None:
     assert find_job(200, fake.proc).world_size == 4
 
 
+def place_of_rank(rank: int, *, run: str = "", port: int = 29500, world: int = 3) -> dict[str, str]:
+    """Return the start environment of a rank that meets the others at one address of this host."""
+    environ = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return environ | ({"TORCHELASTIC_RUN_ID": run} if run else {})
+
+
+@pytest.mark.parametrize("asked", [101, 102, 103, 110])
+def test_ranks_whose_launcher_died_are_one_job_and_it_is_said(fake: FakeProc, asked: int) -> None:
+    for rank, pid in ((1, 101), (0, 102), (2, 103)):
+        fake.add(pid, 1, ("python", "train.py"), environ=place_of_rank(rank, run="a"), torch=True)
+    fake.add(110, 101, ("python", "train.py"), name="pt_data_worker", torch=True)
+    fake.add(200, 1, ("python", "train.py"), environ=place_of_rank(1, run="b"), torch=True)
+    job = find_job(asked, fake.proc)
+    assert (job.root.pid, job.asked_pid, job.world_size) == (102, asked, 3)
+    assert roles(job) == {101: RANK, 102: RANK, 103: RANK, 110: WORKER}
+    assert ranks(job) == {102: 0, 101: 1, 103: 2}
+    assert job.rank_source == "environment; their launcher is gone"
+    assert job.remark == "the launcher of this job is gone; 3 ranks live on here: 102, 101, 103"
+    assert find_job(200, fake.proc).remark == "the launcher of this job is gone; one rank lives on here: 200"
+    listed = [(job.pid, job.ranks, job.workers) for job in list_jobs(fake.proc).jobs]
+    assert sorted(listed) == [(102, 3, 1), (200, 1, 0)]
+
+
+def test_ranks_that_were_started_one_by_one_are_one_job(fake: FakeProc) -> None:
+    fake.add(50, 1, ("bash", "start.sh"))
+    for rank, pid in enumerate((60, 61)):
+        fake.add(pid, 50, ("python", "train.py"), environ=place_of_rank(rank, world=2), torch=True)
+    job = find_job(61, fake.proc)
+    assert (job.root.pid, ranks(job), job.remark) == (60, {60: 0, 61: 1}, "")
+    assert job.rank_source == "environment; no launcher above them, they meet at one address"
+
+
+def test_ranks_that_cannot_be_of_one_run_stay_apart(fake: FakeProc) -> None:
+    """One left over from an earlier run, one of another container, one at another port."""
+    for pid, rank in ((60, 0), (61, 1), (62, 1)):
+        fake.add(pid, 1, ("python", "train.py"), environ=place_of_rank(rank), torch=True)
+    fake.add(70, 1, ("python", "train.py"), environ=place_of_rank(2), torch=True, network="net:[2]")
+    fake.add(80, 1, ("python", "train.py"), environ=place_of_rank(2, port=29501), torch=True)
+    fake.add_torchrun(100)
+    assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 62, 70, 80, 100]
+    assert set(roles(find_job(60, fake.proc))) == {60}
+
+
 def test_a_launcher_above_an_interactive_shell_does_not_count(fake: FakeProc) -> None:
     fake.add(50, 1, ("slurmstepd: [77.0]",), name="slurmstepd", exe="/usr/sbin/slurmstepd")
     fake.add(51, 50, BASH)

@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache, partial
@@ -91,18 +91,29 @@ def find_descendants(root: int, table: Mapping[int, Stat]) -> list[int]:
 
 
 def assemble_job(
-    root: int, asked_pid: int, table: Mapping[int, Stat], proc: str = PROC, *, remark: str = ""
+    root: int,
+    asked_pid: int,
+    table: Mapping[int, Stat],
+    proc: str = PROC,
+    *,
+    strays: Sequence[int] = (),
+    remark: str = "",
 ) -> Job:
     """Read the members of the job under ``root`` and tell their parts.
+
+    ``strays`` are its ranks that stand beside the root, because no launcher is above them.
 
     Raises:
         OSError: when the root is gone.
     """
-    facts = read_all_facts((table[pid] for pid in find_descendants(root, table)), proc)
+    pids = [pid for top in (root, *strays) for pid in find_descendants(top, table)]
+    facts = read_all_facts((table[pid] for pid in pids), proc)
     if root not in facts:
         raise ProcessLookupError(3, "the process ended while it was read")
     torch = read_torch_version(facts.values(), proc)
-    parts = assign_parts(facts, root, now_ticks=now_ticks(), named_workers=names_workers(torch))
+    parts = assign_parts(
+        facts, root, now_ticks=now_ticks(), named_workers=names_workers(torch), strays=strays
+    )
     boot_s = boot_time_s()
     members = tuple(
         make_member(facts[pid], part, boot_s)

@@ -27,9 +27,9 @@ def list_jobs(proc: str = PROC) -> JobList:
     roots, unread = survey(table, proc)
     found: list[JobSummary] = []
     listed: set[int] = set()
-    for root in roots:
+    for root, *strays in roots:
         try:
-            job = assemble_job(root, root, table, proc)
+            job = assemble_job(root, root, table, proc, strays=strays)
             found.append(summarize(job, proc))
         except OSError:
             continue  # it ended meanwhile

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.facts import Facts
-from tpmon.probe.places import Place, parse_place
+from tpmon.probe.places import BY_ENVIRONMENT, Place, parse_place
 from tpmon.probe.procread import TICKS_PER_S, WORKER_NAME
 from tpmon.probe.programs import FORKSERVER, Program
+from tpmon.probe.strays import say_stray
 
 BY_PARENTAGE = "parentage and threads"
 SINGLE = "single process"
@@ -94,6 +95,7 @@ def assign_parts(
     named_workers: bool = True,
     previous: Mapping[int, Part] | None = None,
     departed: Iterable[Departed] = (),
+    strays: Iterable[int] = (),
 ) -> dict[int, Part]:
     """Give every process of a job its part; shells and what lies beyond a boundary get none.
 
@@ -105,8 +107,10 @@ def assign_parts(
         previous: parts at the last look; numbers told by birth order stay with the living, and
             a process whose parent died keeps its part.
         departed: ranks told by birth order that died while a sibling lives.
+        strays: further ranks of the job that do not descend from ``root`` (``strays``).
     """
-    return _Casting(facts, now_ticks, named_workers, previous or {}, tuple(departed)).cast(root)
+    casting = _Casting(facts, now_ticks, named_workers, previous or {}, tuple(departed))
+    return casting.cast(root, tuple(strays))
 
 
 class _Casting:
@@ -132,15 +136,24 @@ class _Casting:
         for pid in sorted(facts, key=self._birth):
             self._children.setdefault(facts[pid].stat.parent, []).append(pid)
 
-    def cast(self, root: int) -> dict[int, Part]:
-        if root in self._facts:
-            self._cast_above_ranks(root, root)
+    def cast(self, root: int, strays: tuple[int, ...]) -> dict[int, Part]:
+        for pid in (root, *strays):
+            if pid in self._facts:
+                self._cast_above_ranks(pid, pid)
+                self._say_stray(pid, joined=bool(strays))
         for pid, fact in self._facts.items():
-            if pid != root and fact.stat.parent not in self._facts:
+            if pid != root and pid not in strays and fact.stat.parent not in self._facts:
                 self._keep(pid)
         self._number_by_birth()
         self._number_workers()
         return self._parts
+
+    def _say_stray(self, pid: int, *, joined: bool) -> None:
+        """Say of a rank that stands at the top why there is no launcher."""
+        part = self._parts.get(pid)
+        if part is not None and part.source == BY_ENVIRONMENT:
+            said = say_stray(self._facts[pid], joined=joined)
+            self._parts[pid] = replace(part, source=said or part.source)
 
     def _birth(self, pid: int) -> tuple[int, int]:
         return self._facts[pid].stat.start_ticks, pid
@@ -153,6 +166,7 @@ class _Casting:
                 self._keep(child)
             return
         self._parts[pid] = part
+        self._say_stray(pid, joined=False)
         rank = pid if part.role is Role.RANK else part.rank_pid
         if is_known(rank) and rank in self._facts:
             self._cast_children(pid, rank)

@@ -2,14 +2,16 @@
 
 A job is the nearest launcher above the PID and its descendants; without a launcher, the highest
 Python process above it that maps torch, and its descendants. The walk ends at boundaries
-(``programs.Program``): what one person typed into one shell stays as many jobs as it was.
+(``programs.Program``): what one person typed into one shell stays as many jobs as it was. Ranks
+of one run that no launcher stands above any more are one job all the same (``strays``).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tpmon.errors import NoTargetError, NotPermittedError, TpmonError, UsageError
 from tpmon.model.doctor import SAYS_MORE
@@ -29,6 +31,7 @@ from tpmon.probe.procread import (
     read_table,
 )
 from tpmon.probe.roles import starts_ranks
+from tpmon.probe.strays import LAUNCHER_GONE, join_strays, read_meeting
 
 _LIST_JOBS = "tpmon ps lists the training jobs of this machine"
 
@@ -73,23 +76,30 @@ def find_own_jobs(proc: str = PROC) -> list[Job]:
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
     jobs: list[Job] = []
-    for root in find_roots(table, proc):
+    for root, *strays in find_roots(table, proc):
         try:
             if read_status(root, proc).uid in users:
-                jobs.append(assemble_job(root, root, table, proc))
+                jobs.append(assemble_job(root, root, table, proc, strays=strays))
         except OSError:
             continue  # it ended meanwhile
     return jobs
 
 
-def find_roots(table: Mapping[int, Stat], proc: str = PROC) -> list[int]:
-    """List the roots of all jobs of this machine that have torch in at least one process, oldest first."""
+def find_roots(table: Mapping[int, Stat], proc: str = PROC) -> list[tuple[int, ...]]:
+    """List the roots of all jobs of this machine that have torch in at least one process, oldest first.
+
+    A job has several where no launcher stands above its ranks; the first one is called its root.
+    """
     return survey(table, proc)[0]
 
 
-def survey(table: Mapping[int, Stat], proc: str = PROC) -> tuple[list[int], list[int]]:
+def survey(table: Mapping[int, Stat], proc: str = PROC) -> tuple[list[tuple[int, ...]], list[int]]:
     """List the roots of all jobs, and the Python processes that may not be read and so may be jobs too."""
-    sight = _Sight(table, proc)
+    return _survey(_Sight(table, proc))
+
+
+def _survey(sight: _Sight) -> tuple[list[tuple[int, ...]], list[int]]:
+    table, proc = sight.table, sight.proc
     candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
     sight.look({at for pid in candidates for at in ancestry(pid, table)})
     trained = [pid for pid in candidates if (fact := sight.get(pid)) and fact.python and fact.torch]
@@ -99,7 +109,8 @@ def survey(table: Mapping[int, Stat], proc: str = PROC) -> tuple[list[int], list
         for pid in candidates
         if (fact := sight.get(pid)) and fact.python and fact.denied and not fact.torch
     ]
-    return sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid)), unread
+    tops = sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid))
+    return join_strays([fact for top in tops if (fact := sight.get(top))], proc), unread
 
 
 def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
@@ -125,10 +136,29 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     for each in (fact, top):
         if each is not None and each.denied:
             raise _deny(each, proc, _find_readable_above(pid, sight))
-    job = assemble_job(root, pid, table, proc, remark=remark)
+    root, *strays = _find_strays(root, sight)
+    job = assemble_job(root, pid, table, proc, strays=strays, remark=remark)
     if job.torch_version == NO_TORCH:
         raise _refuse_untrained(job)
+    if not remark and LAUNCHER_GONE in job.rank_source:
+        job = replace(job, remark=_say_launcher_gone((root, *strays)))
     return job
+
+
+def _say_launcher_gone(tops: Sequence[int]) -> str:
+    """Say that ranks live on without their launcher, and which processes they are."""
+    named = ", ".join(map(str, tops[:8])) + (f" and {len(tops) - 8} more" if len(tops) > 8 else "")
+    if len(tops) == 1:
+        return f"the launcher of this job is gone; one rank lives on here: {named}"
+    return f"the launcher of this job is gone; {len(tops)} ranks live on here: {named}"
+
+
+def _find_strays(root: int, sight: _Sight) -> tuple[int, ...]:
+    """Return ``root``, or all the roots of its job where no launcher stands above its ranks."""
+    fact = sight.get(root)
+    if fact is None or fact.program.launcher or read_meeting(fact, sight.proc) is None:
+        return (root,)
+    return next((group for group in _survey(sight)[0] if root in group), (root,))
 
 
 def _resolve(pid: int, proc: str) -> tuple[int, str]:
@@ -266,7 +296,8 @@ def _refuse_untrained(job: Job) -> NoTargetError:
 def _suggest(pid: int, sight: _Sight) -> str:
     """Name the jobs that may be meant: above a zombie, below it, or by this number in a container."""
     table = sight.table
-    meant = [root for root in find_roots(table, sight.proc) if pid in ancestry(root, table)]
+    roots = (root for group in find_roots(table, sight.proc) for root in group)
+    meant = [root for root in roots if pid in ancestry(root, table)]
     above = _choose_root(table[pid].parent, sight) if table[pid].state in "ZX" else None
     if above is not None:
         meant.append(above)

@@ -1,0 +1,78 @@
+"""Join the ranks of one run that no launcher stands above: it died, or there never was one.
+
+Such ranks descend from nothing in common. What makes them one job is that they meet: the same user,
+address, port, world size and run, in one network, each with a number of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tpmon.model.known import is_known
+from tpmon.probe.facts import Facts
+from tpmon.probe.places import parse_place
+from tpmon.probe.procread import PROC, read_status
+
+RUN_ID = "TORCHELASTIC_RUN_ID"
+"""torchrun gives it to every rank (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+LAUNCHER_GONE = "environment; their launcher is gone"
+NO_LAUNCHER = "environment; no launcher above them, they meet at one address"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Name what the ranks of one process group have in common; ``network`` is their network namespace."""
+
+    user: int
+    address: str
+    port: str
+    world_size: int
+    run: str
+    network: str
+
+
+def read_meeting(fact: Facts, proc: str = PROC) -> tuple[Meeting, int] | None:
+    """Read where a rank meets the others, and its number; None where its environment does not say so."""
+    environ = fact.environ
+    place = parse_place(environ) if is_known(environ) else None
+    if place is None or not is_known(environ) or place.rank is None:
+        return None
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not address or not port or (place.world_size or 1) < 2:
+        return None
+    pid = fact.stat.pid
+    try:
+        user = read_status(pid, proc).uid
+        network = os.readlink(f"{proc}/{pid}/ns/net")
+    except OSError:
+        return None  # gone, or it may not be told which network it is in
+    run = environ.get(RUN_ID, "")
+    return Meeting(user, address, port, place.world_size or 1, run, network), place.rank
+
+
+def join_strays(roots: Iterable[Facts], proc: str = PROC) -> list[tuple[int, ...]]:
+    """Put the roots of jobs that are ranks of one run together, the lowest rank first; the others stay alone.
+
+    Two of the same number are of two runs, one of which is left over: then nobody can say whose the
+    others are, and all stay alone.
+    """
+    groups: dict[object, list[tuple[int, int]]] = {}
+    for fact in roots:
+        pid = fact.stat.pid
+        met = None if fact.program.launcher else read_meeting(fact, proc)
+        groups.setdefault(pid if met is None else met[0], []).append((0 if met is None else met[1], pid))
+    joined: list[tuple[int, ...]] = []
+    for group in groups.values():
+        pids = tuple(pid for _, pid in sorted(group))
+        distinct = len({rank for rank, _ in group}) == len(group)
+        joined += [pids] if distinct else [(pid,) for _, pid in group]
+    return joined
+
+
+def say_stray(fact: Facts, *, joined: bool) -> str:
+    """Say why a rank has no launcher above it; "" where nothing speaks for one."""
+    if is_known(fact.environ) and RUN_ID in fact.environ and fact.stat.parent:
+        return LAUNCHER_GONE
+    return NO_LAUNCHER if joined else ""
