@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample
-from tpmon.model.known import Known, is_known
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.pace import StepPace
+from tpmon.model.pace_words import say_steps_fact
 from tpmon.model.process import Setting
 from tpmon.model.units import format_pct
 
 JOIN = " · "
 NO_RANK_LEFT = "no rank left"
+NO_STEPS = Missing("no hook in the training process")
 WAITING_FROM = 0.5
 """With fewer runnable threads their waiting share is a share of next to nothing."""
 
@@ -66,13 +69,14 @@ def state_facts(
     gpus: Known[tuple[GpuSample, ...]],
     *,
     had_ranks: bool = False,
+    steps: Known[StepPace] = NO_STEPS,
 ) -> str:
     """Return the facts line, such as "GPU 41 % busy · 4 workers · 99 % of 2 CPUs · …".
 
     ``ranks`` and ``workers`` are the living ones of this machine; ``had_ranks`` tells whether
-    there were ranks before.
+    there were ranks before. ``steps`` are those that a hook told.
     """
-    facts = [_gpu_fact(gpus)]
+    facts = [*say_steps_fact(steps), _gpu_fact(gpus)]
     if not ranks:
         facts.insert(0, NO_RANK_LEFT if had_ranks else "no rank yet")
     if ranks > 1:

@@ -21,7 +21,8 @@ from tpmon.model.host import (
     OutputSample,
     SocketSample,
 )
-from tpmon.model.known import Applicable, Known, Missing
+from tpmon.model.known import Applicable, Known
+from tpmon.model.pace import HookSample, StepPace
 from tpmon.model.process import MainThreadSample, ProcessSample, RankRow
 from tpmon.model.stacks import StackSlice
 from tpmon.model.verdict import Finding
@@ -162,9 +163,10 @@ class Frame:
     """What holds the run, judged from the Frames up to this one."""
     notes: tuple[str, ...]
     """Debug taxes and other remarks that are true of the run."""
-    hook: Missing
-    steps: Missing
-    """Steps come from a hook in the training process; without one they are not known."""
+    hook: Known[tuple[HookSample, ...]]
+    """The hooks of the ranks that have one."""
+    steps: Known[StepPace]
+    """How the job's steps go, by those hooks; without one they are not known."""
     events: tuple[Event, ...]
     """Events since the last Frame; in the first Frame, the attach event."""
     self_: OwnCost

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 
 
 class Role(str, Enum):
@@ -153,3 +153,7 @@ class RankRow:
     where_unchanged_s: Known[float]
     step: Known[int]
     step_age_s: Known[float]
+    step_ms: Applicable[float] = NOT_APPLICABLE
+    """Median time of its steps, by its hook."""
+    step_own_ms: Applicable[float] = NOT_APPLICABLE
+    """Data and forward of a step: what it does before it may wait for other ranks in its backward."""

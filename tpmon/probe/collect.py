@@ -63,6 +63,7 @@ from tpmon.probe.sample_service import SampleService
 from tpmon.probe.sockets import SocketReader, SocketReading
 from tpmon.probe.stack_plan import Subject, find_working_worker
 from tpmon.probe.stacks import StackSampler
+from tpmon.probe.step_pace import StepProbe
 
 BUDGET_EVERY_NS = 10_000_000_000
 LIBRARY_EVERY_NS = 60_000_000_000
@@ -73,7 +74,6 @@ NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
 _NOT_JUDGED = Missing("not judged")
 """The session judges the Frame once it is closed."""
-_NO_HOOK = Missing("no hook in the training process")
 _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
 """Holds the place of the cost of a Frame, which is known when the Frame is closed."""
 
@@ -100,6 +100,7 @@ class Collector:
         self.dumps = DumpService(lambda: dumpable(self._membership.job))
         self.records = CollectivesService(lambda: self._membership.job)
         self.samples = SampleService(lambda: dumpable(self._membership.job), enabled=stacks)
+        self._steps = StepProbe()
         self._pss = PssRation()
         self._growth = Growth()
         self._cost = OwnCostMeter()
@@ -148,6 +149,7 @@ class Collector:
         for source in (*self._sources, self.dumps, self.records, self.samples):
             source.stop()
         self._gpu.stop()
+        self._steps.close()
         self._population.close()
         self._membership.close()
         self._host.close()
@@ -195,7 +197,7 @@ class Collector:
         sockets, _ = self._socket_source.latest()
         network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()
-        ranks = make_rank_rows(processes, gpu.gpus)
+        steps = self._steps.read(processes)
         environment = self._rank_environment(processes)
         return Frame(
             schema=FRAME_SCHEMA,
@@ -204,7 +206,12 @@ class Collector:
             interval_s=self._interval_s,
             target=target,
             facts=state_facts(
-                target.local_ranks, target.local_workers, cpu, gpu.gpus, had_ranks=self._had_ranks
+                target.local_ranks,
+                target.local_workers,
+                cpu,
+                gpu.gpus,
+                had_ranks=self._had_ranks,
+                steps=steps.steps,
             ),
             ages_s=Ages(
                 cpu=age_s,
@@ -213,7 +220,7 @@ class Collector:
                 memory=age_s,
                 gpu=gpu.age_s,
                 stacks=self._stacks.age_s(now_ns),
-                hook=_NO_HOOK,
+                hook=steps.age_s,
             ),
             sources=GroupTexts(
                 cpu="/proc/PID/stat, budget from affinity and control group",
@@ -222,10 +229,10 @@ class Collector:
                 memory=name_place(group.memory_source),
                 gpu=gpu.source,
                 stacks=self._stacks.source(),
-                hook=_NO_HOOK.reason,
+                hook=steps.source,
             ),
             processes=processes,
-            ranks=ranks,
+            ranks=steps.put(make_rank_rows(processes, gpu.gpus)),
             cpu=cpu,
             memory=make_memory(
                 processes, group, host, self._shm.latest()[0], partial(self._growth.add, now_ns)
@@ -242,8 +249,8 @@ class Collector:
             main_threads=looks,
             verdict=_NOT_JUDGED,
             notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
-            hook=_NO_HOOK,
-            steps=_NO_HOOK,
+            hook=steps.hook,
+            steps=steps.steps,
             events=self._teller.tell(
                 taken,
                 changes,

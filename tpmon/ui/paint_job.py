@@ -153,7 +153,8 @@ def _reading_pairs(view: ViewState, frame: Frame) -> Pairs:
             told = f"? {age.reason}"
         pairs.append((group, told))
     pairs.append(("ranks told from", frame.target.rank_source))
-    pairs.append(("steps", f"? {frame.steps.reason}"))
+    if isinstance(frame.steps, Missing):
+        pairs.append(("steps", f"? {frame.steps.reason}"))
     return pairs
 
 

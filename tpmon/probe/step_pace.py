@@ -1,0 +1,267 @@
+"""Turn the readings of the ranks' hooks into rates, percentiles and shares: what a Frame holds of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
+from tpmon.model.pace import HookSample, StepPace, join_paces
+from tpmon.model.process import Identity, ProcessSample, RankRow, Role
+from tpmon.model.steps import HookState, StepReading
+from tpmon.probe.hook import NO_HOOK, StepReader
+
+NO_HOOK_IN_JOB = Missing("no hook in the training process")
+NO_STEP = Missing("no step ended yet")
+ONE_STEP = Missing("one step ended so far")
+
+SPAN_NS = 10_000_000_000
+"""Rates and shares are of this span, that of the rules (docs/thresholds.md), or of two steps."""
+TIMED_NS = 60_000_000_000
+MOST_TIMED = 512
+LEAST_TIMED = 20
+"""So many steps are timed however old they are: of steps of half a minute a minute holds two."""
+STALLED_STEPS = 2.0
+"""A step that takes so many times the mean makes the rate fall: time since the last one counts then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Total:
+    """Hold the totals of one record: when it was written, counts, ns of the phases."""
+
+    at_ns: int
+    steps: int
+    eval_steps: int
+    samples: int
+    phases_ns: tuple[int, int, int, int, int]
+    evaluation_ns: int
+
+
+def _total_of(reading: StepReading, at_ns: int) -> _Total:
+    train = reading.train
+    return _Total(
+        at_ns,
+        reading.counts.steps,
+        reading.counts.eval_steps,
+        reading.counts.samples,
+        (train.data_ns, train.forward_ns, train.backward_ns, train.optimizer_ns, train.other_ns),
+        reading.evaluation.total_ns,
+    )
+
+
+def _look_back(last: _Total, reading: StepReading) -> _Total | None:
+    """Return the totals of an earlier record, about ten seconds old, from the spans since then."""
+    spans = reading.spans
+    if len(spans) < 2:
+        return None
+    first = 0
+    for at in range(len(spans) - 2, -1, -1):
+        first = at
+        if last.at_ns - spans[at].ended_ns >= SPAN_NS:
+            break
+    later = spans[first + 1 :]
+    names = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
+    data, forward, backward, optimizer, other = (
+        before - sum(getattr(one.train, name) for one in later)
+        for name, before in zip(names, last.phases_ns, strict=True)
+    )
+    return _Total(
+        spans[first].ended_ns,
+        last.steps - sum(one.steps for one in later),
+        last.eval_steps - sum(one.eval_steps for one in later),
+        last.samples - sum(one.samples for one in later),
+        (data, forward, backward, optimizer, other),
+        last.evaluation_ns - sum(one.evaluation.total_ns for one in later),
+    )
+
+
+class RankPace:
+    """Follow one rank: its totals of the last ten seconds, and how long its last steps took."""
+
+    def __init__(self) -> None:
+        """Begin with nothing read."""
+        self._totals: deque[_Total] = deque()
+        self._timed: deque[tuple[int, float]] = deque(maxlen=MOST_TIMED)
+        self._ordered: list[float] = []
+
+    def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
+        """Take one reading and return the pace; Missing before two records are known."""
+        if reading.state is not HookState.RUNNING:
+            return Missing(_say_state(reading))
+        age_s = reading.last_record_s
+        if not is_known(age_s):
+            return NO_STEP
+        slowest = self._time_steps(reading)
+        last = _total_of(reading, reading.taken_ns - round(age_s * 1e9))
+        self._keep(last, reading)
+        if len(self._totals) < 2:
+            return ONE_STEP
+        return self._say(reading, rank, age_s, slowest)
+
+    def _time_steps(self, reading: StepReading) -> Known[float]:
+        """Note how long the new steps took; return the longest of them in ms."""
+        new = [
+            (span.ended_ns, span.train.total_ns / span.steps / 1e6) for span in reading.spans if span.steps
+        ]
+        self._timed.extend(new)
+        oldest_ns = reading.taken_ns - TIMED_NS
+        dropped = False
+        while len(self._timed) > LEAST_TIMED and self._timed[0][0] < oldest_ns:
+            self._timed.popleft()
+            dropped = True
+        if new or dropped:
+            self._ordered = sorted(ms for _, ms in self._timed)
+        return max(ms for _, ms in new) if new else Missing("no step ended since")
+
+    def _keep(self, last: _Total, reading: StepReading) -> None:
+        totals = self._totals
+        if totals and last.steps < totals[-1].steps:
+            totals.clear()  # it counts anew
+        if not totals:
+            earlier = _look_back(last, reading)
+            totals.extend((earlier, last) if earlier is not None else (last,))
+        elif last.at_ns > totals[-1].at_ns:
+            totals.append(last)
+        while len(totals) > 2 and totals[1].at_ns <= reading.taken_ns - SPAN_NS:
+            totals.popleft()
+
+    def _percentile(self, share: float) -> Known[float]:
+        ordered = self._ordered
+        if not ordered:
+            return Missing("no training step ended yet")
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def _slowest(self, ended_ms: Known[float], age_s: float) -> Known[float]:
+        if is_known(ended_ms):
+            return ended_ms
+        return max(self._timed[-1][1], 1000 * age_s) if self._timed else ended_ms
+
+    def _say(
+        self, reading: StepReading, rank: Applicable[int], age_s: float, slowest: Known[float]
+    ) -> StepPace:
+        first, last = self._totals[0], self._totals[-1]
+        steps, evals = last.steps - first.steps, last.eval_steps - first.eval_steps
+        between_s = max(last.at_ns - first.at_ns, 1) / 1e9
+        mean_s = between_s / max(steps + evals, 1)
+        span_s = between_s + (age_s if age_s > STALLED_STEPS * mean_s else 0.0)
+        phases = [late - early for early, late in zip(first.phases_ns, last.phases_ns, strict=True)]
+        shares = _list_shares(phases)
+        samples = last.samples - first.samples
+        return StepPace(
+            pid=reading.process.pid,
+            rank=rank,
+            ranks=1,
+            rule=reading.rule,
+            count=last.steps,
+            eval_count=last.eval_steps,
+            span_s=span_s,
+            rate_hz=steps / span_s,
+            eval_hz=evals / span_s,
+            samples_hz=samples / span_s if samples or not steps else Missing("its batch size is not known"),
+            timed=len(self._ordered),
+            p50_ms=self._percentile(0.50),
+            p95_ms=self._percentile(0.95),
+            p99_ms=self._percentile(0.99),
+            longest_ms=self._percentile(1.0),
+            slowest_ms=self._slowest(slowest, age_s),
+            step_age_s=age_s,
+            data_pct=shares[0],
+            forward_pct=shares[1],
+            backward_pct=shares[2],
+            optimizer_pct=shares[3],
+            other_pct=shares[4],
+            own_ms=(phases[0] + phases[1]) / steps / 1e6 if steps else Missing("no training step lately"),
+            eval_pct=100 * min(1.0, (last.evaluation_ns - first.evaluation_ns) / 1e9 / between_s),
+        )
+
+
+def _list_shares(phases_ns: Sequence[int]) -> list[Known[float]]:
+    total = sum(phases_ns)
+    if total <= 0:
+        return [Missing("no training step lately")] * len(phases_ns)
+    return [100 * one / total for one in phases_ns]
+
+
+def _say_state(reading: StepReading) -> str:
+    if reading.state is HookState.DISABLED:
+        return f"the hook turned itself off: {reading.error or 'it does not say why'}"
+    return "the hook was taken out"
+
+
+@dataclass(frozen=True, slots=True)
+class StepsRead:
+    """Hold what one tick read of all hooks, for the Frame."""
+
+    hook: Known[tuple[HookSample, ...]]
+    steps: Known[StepPace]
+    age_s: Known[float]
+    source: str
+    missing: Mapping[int, Missing]
+    """Why a rank has no reading, by PID."""
+
+    def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
+        """Put each rank's last step into its row of the rank table."""
+        paces = {one.pid: one.pace for one in self.hook} if is_known(self.hook) else {}
+        return tuple(_put(row, paces.get(row.pid, self.missing.get(row.pid, NO_HOOK_IN_JOB))) for row in rows)
+
+
+def _put(row: RankRow, pace: Known[StepPace]) -> RankRow:
+    if not is_known(pace):
+        return replace(row, step=pace, step_age_s=pace)
+    return replace(
+        row, step=pace.count, step_age_s=pace.step_age_s, step_ms=pace.p50_ms, step_own_ms=pace.own_ms
+    )
+
+
+class StepProbe:
+    """Read the hooks of a job's ranks once a tick."""
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+        self._reader = StepReader()
+        self._paces: dict[Identity, RankPace] = {}
+
+    def close(self) -> None:
+        """Give back the pages."""
+        self._reader.close()
+
+    def read(self, processes: Iterable[ProcessSample]) -> StepsRead:
+        """Read the hooks of the ranks among ``processes``; most calls are a few memory reads for each."""
+        ranks = {Identity(one.pid, one.start_ticks): one.rank for one in processes if one.role is Role.RANK}
+        readings = self._reader.read_steps(ranks)
+        for gone in self._paces.keys() - ranks.keys():
+            del self._paces[gone]
+        hooks, missing = [], {}
+        for process, reading in readings.items():
+            if is_known(reading):
+                pace = self._paces.setdefault(process, RankPace())
+                hooks.append(_describe(reading, ranks[process], pace.add(reading, ranks[process])))
+            else:
+                self._paces.pop(process, None)
+                missing[process.pid] = NO_HOOK_IN_JOB if reading.reason == NO_HOOK else reading
+        if not hooks:
+            reason = next(iter(missing.values()), NO_HOOK_IN_JOB)
+            return StepsRead(reason, reason, reason, reason.reason, missing)
+        told = tuple(hooks)
+        source = f"the hook's page in {len(told)} of {len(ranks)} ranks"
+        return StepsRead(told, join_paces(told), 0.0, source, missing)
+
+
+def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]) -> HookSample:
+    return HookSample(
+        pid=reading.process.pid,
+        rank=rank,
+        state=reading.state,
+        error=reading.error,
+        hook_version=reading.hook_version,
+        rule=reading.rule,
+        patches=reading.patches,
+        counts=reading.counts,
+        batch_size=reading.batch_size,
+        phase=map_known(lambda now: now.phase, reading.now),
+        phase_s=map_known(lambda now: now.since_s, reading.now),
+        marks=reading.marks,
+        lost_records=reading.lost_records,
+        pace=pace,
+    )
