@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hooks import find_page, open_page
-from tpmon.hook import wire
+from tpmon.hook import wire, wire_settings
 
 HAMMER = """
 import sys
-from tpmon.hook import wire
+from tpmon.hook import wire, wire_settings
 from tpmon.hook.pages import Pages
 
 pages = Pages("0", "", (-1, -1, -1))
@@ -75,6 +75,8 @@ def test_the_parts_of_the_page_do_not_overlap() -> None:
         (wire.LIVE_OFFSET, wire.LIVE_WORDS * 8),
         (wire.ANSWER_OFFSET, 16),
         (wire.MARKS_OFFSET, wire.MARKS * wire.MARK_BYTES),
+        (wire_settings.SETTINGS_OFFSET, wire_settings.SETTINGS_WORDS * 8),
+        (wire_settings.DEVICE_OFFSET, wire_settings.DEVICE_WORDS * 8),
         (wire.RING_OFFSET, wire.RING_RECORDS * wire.RECORD_BYTES),
     ]
     for (offset, size), (following, _) in itertools.pairwise(ends):
@@ -162,6 +164,23 @@ def test_marks_and_status_come_back_as_they_were() -> None:
     wire.write_mark(page, wire.MARKS_OFFSET, 3, 10, 6)
     page[wire.LIVE_OFFSET + 8 * wire.LIVE_MARKS] = 1
     assert wire.parse_marks(page) == [("checkpoint", 3, 10, 6)]
+
+
+@pytest.mark.parametrize(
+    ("write", "parse", "words"),
+    [
+        (wire_settings.write_settings, wire_settings.parse_settings, wire_settings.SETTINGS_WORDS),
+        (wire_settings.write_device, wire_settings.parse_device, wire_settings.DEVICE_WORDS),
+    ],
+    ids=["settings", "device"],
+)
+def test_a_block_that_is_absent_or_half_written_is_none(write, parse, words: int) -> None:
+    page = empty_page()
+    assert parse(page) == ()
+    write(page, [3, *range(words - 2), 3])
+    assert parse(page) == (3, *range(words - 2), 3)
+    write(page, [4, *range(words - 2), 3])
+    assert parse(page) == ()
 
 
 def test_no_record_is_torn_while_another_process_writes_as_fast_as_it_can() -> None:

@@ -11,6 +11,7 @@ only the process itself can write it (F_SEAL_FUTURE_WRITE). All numbers little-e
     576     16       answered mailbox request, its answer: u64 each, the answer first
     640     384      what became of a capture: ``wire_capture``
     1024    1024     16 marks of 64 bytes: name 40 bytes, then u64 calls, total ns, longest ns
+    2048    640      settings and device times: ``wire_settings``
     4096    196608   ring of 1,024 records of 24 u64: REC_*
 
 ``tpmon-ctl``, 4,096 bytes, the mailbox, writable by the same user: magic, version, pid, and at 64
@@ -268,7 +269,7 @@ def pack_status(state: int, patches: int, error: str) -> bytes:
 
 def parse_status(page: memoryview) -> tuple[int, int, str]:
     """Return state, patches and error text."""
-    state, patches, error = _STATUS.unpack(_read_twice(page, STATUS_OFFSET, _STATUS.size))
+    state, patches, error = _STATUS.unpack(read_twice(page, STATUS_OFFSET, _STATUS.size))
     return state, patches, _text(error)
 
 
@@ -290,7 +291,7 @@ def write_mark(page: memoryview, place: int, calls: int, total_ns: int, longest_
 def parse_marks(page: memoryview) -> list[tuple[str, int, int, int]]:
     """Return name, calls, total ns and longest ns of every mark."""
     count = min(parse_live(page)[LIVE_MARKS], MARKS)
-    data = _read_twice(page, MARKS_OFFSET, count * MARK_BYTES)
+    data = read_twice(page, MARKS_OFFSET, count * MARK_BYTES)
     return [(_text(one[0]), one[1], one[2], one[3]) for one in _MARK.iter_unpack(data)]
 
 
@@ -317,7 +318,7 @@ def record_offset(number: int) -> int:
     return RING_OFFSET + number % RING_RECORDS * RECORD_BYTES
 
 
-def _read_twice(page: memoryview, offset: int, size: int) -> bytes:
+def read_twice(page: memoryview, offset: int, size: int) -> bytes:
     """Copy bytes until two copies agree; the last copy after eight tries."""
     before = bytes(page[offset : offset + size])
     for _ in range(8):

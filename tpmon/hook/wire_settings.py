@@ -1,0 +1,122 @@
+"""Lay out two more blocks of the telemetry page (``wire``): settings, and device times by CUDA events.
+
+    offset  size     what
+    2048    512      64 settings, i64: SET_*, written every few seconds at the end of a step
+    2560    128      device times, 16 u64: DEV_*, after each step that was measured
+
+Each block is one write; its first word is how often it was written, its last is it again. A page
+whose hook does not write them has zeros there, and a reader that does not know them misses nothing.
+Valid Python 3.8.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tpmon.hook.wire import read_twice
+
+SETTINGS_OFFSET = 2048
+SETTINGS_WORDS = 64
+_SETTINGS = struct.Struct("<64q")
+DEVICE_OFFSET = 2560
+DEVICE_WORDS = 16
+_DEVICE = struct.Struct("<16Q")
+
+# Switches are 0 or 1, sizes are bytes.
+SET_NUMBER = 0
+SET_TIME_NS = 1
+SET_MATMUL_TF32 = 2
+SET_CUDNN_TF32 = 3
+SET_CUDNN_BENCHMARK = 4
+SET_CUDNN_DETERMINISTIC = 5
+SET_DETERMINISTIC = 6
+SET_ANOMALY = 7
+SET_AUTOCAST = 8
+SET_AUTOCAST_DTYPE = 9
+SET_SDPA = 10
+SET_THREADS = 11
+SET_INTEROP_THREADS = 12
+SET_PROFILER = 13
+SET_DYNAMO_FRAMES = 14
+SET_DYNAMO_FRAMES_OK = 15
+SET_DYNAMO_GRAPHS = 16
+SET_DYNAMO_BREAKS = 17
+SET_DYNAMO_LIMIT_HITS = 18
+SET_CUDA = 19
+SET_ALLOCATED = 20
+SET_RESERVED = 21
+SET_INACTIVE_SPLIT = 22
+SET_PEAK_ALLOCATED = 23
+SET_PEAK_RESERVED = 24
+SET_ALLOC_RETRIES = 25
+SET_OOMS = 26
+SET_ALLOCATED_AT_BACKWARD = 27
+SET_PARAMETERS = 28
+SET_GRADIENTS = 29
+SET_OPTIMIZER_STATE = 30
+SET_DDP_BUCKET_CAP = 31
+SET_DDP_BUCKETS = 32
+SET_DDP_FIND_UNUSED = 33
+SET_DDP_STATIC_GRAPH = 34
+SET_FSDP_FORWARD_PREFETCH = 35
+SET_FSDP_BACKWARD_PREFETCH = 36
+SET_WORKERS = 37
+SET_PIN_MEMORY = 38
+SET_PREFETCH_FACTOR = 39
+SET_PERSISTENT_WORKERS = 40
+SET_BATCH_SIZE = 41
+SET_NUMBER_AGAIN = 63
+
+UNKNOWN = -1
+"""A setting that was not found out."""
+
+SDPA_FLASH = 1
+SDPA_MEM_EFFICIENT = 2
+SDPA_MATH = 4
+SDPA_CUDNN = 8
+
+DTYPE_OTHER = 0
+DTYPE_FLOAT32 = 1
+DTYPE_FLOAT16 = 2
+DTYPE_BFLOAT16 = 3
+
+PREFETCH_NONE = 0
+PREFETCH_PRE = 1
+PREFETCH_POST = 2
+
+# Device times by CUDA events, totals of the steps that were measured: every k-th.
+DEV_NUMBER = 0
+DEV_TIME_NS = 1
+DEV_STEPS = 2
+DEV_STEP_NS = 3
+DEV_FORWARD_NS = 4
+DEV_BACKWARD_NS = 5
+DEV_OPTIMIZER_NS = 6
+DEV_HOST_NS = 7
+DEV_EVERY = 8
+DEV_DROPPED = 9
+DEV_NUMBER_AGAIN = 15
+
+
+def write_settings(page: memoryview, words: list[int]) -> None:
+    """Write all settings, SET_*; the caller numbered both ends."""
+    _SETTINGS.pack_into(page, SETTINGS_OFFSET, *words)
+
+
+def parse_settings(page: memoryview) -> tuple[int, ...]:
+    """Return the settings, SET_*; an empty tuple before the first and while they are being written."""
+    return _whole(_SETTINGS.unpack(read_twice(page, SETTINGS_OFFSET, _SETTINGS.size)))
+
+
+def write_device(page: memoryview, words: list[int]) -> None:
+    """Write the device times, DEV_*; the caller numbered both ends."""
+    _DEVICE.pack_into(page, DEVICE_OFFSET, *words)
+
+
+def parse_device(page: memoryview) -> tuple[int, ...]:
+    """Return the device times, DEV_*; an empty tuple before the first and while they are being written."""
+    return _whole(_DEVICE.unpack(read_twice(page, DEVICE_OFFSET, _DEVICE.size)))
+
+
+def _whole(words: tuple[int, ...]) -> tuple[int, ...]:
+    return words if words[0] == words[-1] > 0 else ()
