@@ -33,7 +33,7 @@ from tpmon.model.gpu import GpuState
 from tpmon.model.host import Pool
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, Setting
-from tpmon.model.results import JobList, JobSummary
+from tpmon.model.results import JobList, JobState, JobSummary
 from tpmon.report.jobs import write_jobs
 from tpmon.report.once import write_once
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, write_status
@@ -382,26 +382,28 @@ def test_plain_once_is_one_line():
 
 def test_jobs_are_listed_longest_running_first():
     jobs = (
-        JobSummary(4211, "usr", "train.py", 1, 2, 0, 720.0),
-        JobSummary(48213, "grace", "pretrain.py", 8, 16, Missing("another user's process"), 11_520.0),
+        JobSummary(4211, "usr", JobState.STOPPED, "train.py", "--lr 0.1", 1, 2, 0, 720.0),
+        JobSummary(
+            48213, "grace", JobState.RUNNING, "pretrain.py", "", 8, 16, Missing("another user's"), 11_520.0
+        ),
     )
     assert write_jobs(JobList("", jobs, 0)) == [
-        "  PID  USER   RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
-        "48213  grace      8       16     ?   3h12m  pretrain.py",
-        " 4211  usr        1        2     0  12m00s  train.py",
-        "not read GPUs (another user's process)",
+        "  PID  USER   STATE    RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
+        "48213  grace  running      8       16     ?   3h12m  pretrain.py",
+        " 4211  usr    stopped      1        2     0  12m00s  train.py --lr 0.1",
+        "not read GPUs (another user's)",
     ]
 
 
 def test_what_of_other_users_could_not_be_read_is_said():
     hidden = Missing("this user may not read a process of the job")
-    jobs = (
-        JobSummary(48213, "grace", "pretrain.py", hidden, hidden, Missing("Permission denied"), 11_520.0),
-    )
+    cards = Missing("Permission denied")
+    jobs = (JobSummary(48213, "grace", hidden, "pretrain.py", "--big", hidden, hidden, cards, 11_520.0),)
     assert write_jobs(JobList("", jobs, 3)) == [
-        "  PID  USER   RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
-        "48213  grace      ?        ?     ?   3h12m  pretrain.py",
-        "not read ranks, workers (this user may not read a process of the job); GPUs (Permission denied)",
+        "  PID  USER   STATE  RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
+        "48213  grace  ?          ?        ?     ?   3h12m  pretrain.py --big",
+        "not read state, ranks, workers (this user may not read a process of the job); GPUs (Permission",
+        "         denied)",
         "3 Python processes of other users could not be read (sudo tpmon ps shows them)",
     ]
     assert write_jobs(JobList("", (), 1)) == [

@@ -17,6 +17,7 @@ from tests.fake_proc import BASH, FakeProc
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
+from tpmon.model.results import JobState
 from tpmon.probe.job import Job
 from tpmon.probe.jobs import list_jobs
 from tpmon.probe.target import find_job, find_only_job
@@ -382,6 +383,24 @@ def test_jobs_of_the_machine_are_listed_with_their_cards(fake: FakeProc) -> None
         (300, "other.py", 1, 0, 0),
     ]
     assert jobs[0].uptime_s == pytest.approx((1_000_000 - 100) / os.sysconf("SC_CLK_TCK"), abs=30)
+
+
+def test_jobs_are_told_apart_by_their_arguments_and_state(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "hang.py", "queue", "--api-key", "sk-12345678"), torch=True, state="T")
+    fake.add(70, 1, ("python", "-c", "import torch\nlock()", "x"), torch=True)
+    fake.add(80, 1, ("python", "-", "a" * 300), torch=True)
+    for rank, pid in ((0, 90), (1, 91)):
+        argv = ("python", "train.py", "--rank", str(rank))
+        fake.add(pid, 1, argv, environ=place_of_rank(rank, run="a"), torch=True)
+    fake.add(100, 1, ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "t.py"), torch=True)
+    told = {job.pid: (job.state, job.script, job.arguments) for job in list_jobs(fake.proc).jobs}
+    assert told == {
+        60: (JobState.STOPPED, "hang.py", "queue --api-key ***"),
+        70: (JobState.RUNNING, "python -c", "import torch lock() x"),
+        80: (JobState.RUNNING, "python -", "a" * 199 + "…"),
+        90: (JobState.LAUNCHER_GONE, "train.py", "--rank 0"),
+        100: (JobState.STARTING, "torch.distributed.run", "--nproc-per-node 2 t.py"),
+    }
 
 
 HOLD_TORCH = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from tpmon.model.dump import Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.frame import Frame
@@ -71,13 +72,27 @@ class SampleUpdate:
     hot: Known[HotSample]
 
 
+class JobState(str, Enum):
+    """Say what can be seen of a job at one glance: no rate, so no word of whether it makes steps."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """Every rank is stopped: a signal, or a debugger."""
+    STARTING = "starting"
+    """There is no rank yet."""
+    LAUNCHER_GONE = "launcher gone"
+
+
 @dataclass(frozen=True, slots=True)
 class JobSummary:
     """Hold one line of ``tpmon ps``."""
 
     pid: int
     user: str
+    state: Known[JobState]
     script: str
+    arguments: Known[str]
+    """What stands behind the script in the command line of the first rank, secrets blanked, cut."""
     ranks: Known[int]
     workers: Known[int]
     gpus: Known[int]

@@ -9,10 +9,18 @@ from collections.abc import Iterable
 
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Role
-from tpmon.model.results import JOBS_SCHEMA, JobList, JobSummary
+from tpmon.model.results import JOBS_SCHEMA, JobList, JobState, JobSummary
+from tpmon.model.units import clean_text
 from tpmon.probe.job import Job, assemble_job
+from tpmon.probe.output import redact_secrets
 from tpmon.probe.procread import PROC, TICKS_PER_S, WORKER_NAME, read_table
+from tpmon.probe.programs import parse_command
+from tpmon.probe.strays import LAUNCHER_GONE
 from tpmon.probe.target import survey
+
+ARGUMENT_CHARS = 200
+_READ_CHARS = 4000
+"""Secrets are looked for before the line is cut, so that none loses the name it is known by."""
 
 _CARD = re.compile(r"/dev/nvidia(\d+)")
 
@@ -51,12 +59,45 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
     return JobSummary(
         pid=job.root.pid,
         user=job.user,
+        state=hidden if denied else tell_state(job),
         script=job.script,
+        arguments=tell_arguments(job),
         ranks=hidden if denied else len(ranks),
         workers=hidden if denied else roles.count(Role.WORKER),
         gpus=hidden if denied else count_cards(ranks, proc),
         uptime_s=max(0.0, now_s - job.root.start_ticks / TICKS_PER_S),
     )
+
+
+def tell_state(job: Job) -> JobState:
+    """Tell what the process table says of the ranks."""
+    states = [fact.stat.state for pid, fact in job.facts.items() if _is_rank(job, pid)]
+    if not states:
+        return JobState.STARTING
+    if all(state in "Tt" for state in states):
+        return JobState.STOPPED
+    return JobState.LAUNCHER_GONE if LAUNCHER_GONE in job.rank_source else JobState.RUNNING
+
+
+def tell_arguments(job: Job) -> Known[str]:
+    """Return the arguments of the first rank, or of the root where there is none; of ``-c`` the code.
+
+    A rank that multiprocessing started has those of the root.
+    """
+    rank = next((pid for pid in job.parts if _is_rank(job, pid)), job.root.pid)
+    if job.facts[rank].program.spawned:
+        rank = job.root.pid
+    argv = job.facts[rank].argv
+    if not argv:
+        return Missing("the command line could not be read")
+    command = parse_command(argv)
+    words = (command.name, *command.arguments) if command.how == "code" else command.arguments
+    line = " ".join(" ".join(words).split())
+    return clean_text(redact_secrets(line[:_READ_CHARS]), ARGUMENT_CHARS)
+
+
+def _is_rank(job: Job, pid: int) -> bool:
+    return pid in job.parts and job.parts[pid].role is Role.RANK
 
 
 def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:

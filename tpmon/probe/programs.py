@@ -186,7 +186,9 @@ def _label(name: str, command: Command) -> str:
     elif command.how == "code":
         label = "python -c"
     elif command.how == "script":
-        label = os.path.basename(command.name)
+        label = "python -" if command.name == "-" else os.path.basename(command.name)
+    elif command.how == "interactive":
+        label = f"{os.path.basename(command.name)} (no script)"
     else:
         label = os.path.basename(command.name.split(" ", 1)[0].rstrip(":")) or name
     return clean_text(label, LABEL_LIMIT)

@@ -23,16 +23,17 @@ def write_jobs(jobs: JobList) -> list[str]:
         (
             str(job.pid),
             job.user,
+            reading.show("state", job.state, lambda state: state.value),
             reading.show("ranks", job.ranks),
             reading.show("workers", job.workers),
             reading.show("GPUs", job.gpus),
             format_seconds(job.uptime_s),
-            job.script,
+            f"{job.script} {reading.show('arguments', job.arguments)}".rstrip(),
         )
         for job in sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid))
     ]
-    headers = ("PID", "USER", "RANKS", "WORKERS", "GPUS", "UPTIME", "SCRIPT")
-    lines = lay_columns(headers, rows, ("USER", "SCRIPT"))
+    headers = ("PID", "USER", "STATE", "RANKS", "WORKERS", "GPUS", "UPTIME", "SCRIPT")
+    lines = lay_columns(headers, rows, ("USER", "STATE", "SCRIPT"))
     missed = reading.missed()
     return [*lines, *(lay_paragraph("not read", missed) if missed else ()), *hidden]
 
