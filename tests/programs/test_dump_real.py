@@ -123,6 +123,12 @@ def test_workers_that_were_spawned_are_told_apart(tmp_path):
                 assert "job_train.py" in group.doing or "work" in group.doing or "batch" in group.doing
 
 
+def has_ended(pid: int) -> bool:
+    """Tell whether a process is gone or a zombie."""
+    process = read_table().get(pid)
+    return process is None or process.state == "Z"
+
+
 def test_a_worker_that_is_killed_between_two_looks_is_an_error_and_no_group(tmp_path):
     command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--workers", "2")
     with run_program(command, tmp_path, 1) as program:
@@ -132,7 +138,7 @@ def test_a_worker_that_is_killed_between_two_looks_is_an_error_and_no_group(tmp_
         assert first.errors == ()
         victim = next(one.identity.pid for one in job.members if one.role is Role.WORKER)
         os.kill(victim, signal.SIGKILL)
-        assert wait_until(lambda: victim not in read_table() or read_table()[victim].state == "Z")
+        assert wait_until(lambda: has_ended(victim))
         folded = fold_rounds([first, dumper.read_round()], Origin(job.root.pid, job.script, job.world_size))
         gone = [error for error in folded.errors if error.pid == victim]
         assert [error.kind for error in gone] == [ErrorKind.GONE]
