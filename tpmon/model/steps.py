@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from tpmon.model.hook_settings import NO_DEVICE, NO_SETTINGS, DeviceTimes, TrainSettings
 from tpmon.model.known import Applicable, Known
 from tpmon.model.process import Identity
 
@@ -157,3 +158,5 @@ class StepReading:
     now: Known[LoopNow]
     marks: tuple[NamedTime, ...]
     taken_ns: int
+    settings: Known[TrainSettings] = NO_SETTINGS
+    device: Known[DeviceTimes] = NO_DEVICE

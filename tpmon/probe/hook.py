@@ -29,6 +29,7 @@ from tpmon.model.steps import (
     StepSpan,
 )
 from tpmon.model.units import clean_text
+from tpmon.probe.hook_settings import parse_device, parse_settings
 from tpmon.probe.procread import PROC, read_stat, read_status
 
 NO_HOOK = "no hook in this process"
@@ -276,6 +277,8 @@ def parse_reading(
         now=_parse_now(wire.parse_live(page), taken_ns),
         marks=tuple(NamedTime(clean_text(name, 40), *rest) for name, *rest in wire.parse_marks(page)),
         taken_ns=taken_ns,
+        settings=parse_settings(page, taken_ns),
+        device=parse_device(page, taken_ns),
     )
     return reading, count
 

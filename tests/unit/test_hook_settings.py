@@ -1,0 +1,103 @@
+"""Settings on the bus: what tpmon reads of them, and what it says where there are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpmon.hook import wire_settings as wire
+from tpmon.model.hook_settings import (
+    NO_DEVICE,
+    NO_SETTINGS,
+    AllocatorFigures,
+    CompileCounts,
+    DdpSettings,
+    DeviceTimes,
+    FsdpSettings,
+    LoaderSettings,
+    StateSizes,
+)
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.hook_settings import parse_device, parse_settings
+
+S = 10**9
+
+
+@pytest.fixture
+def page() -> memoryview:
+    return memoryview(bytearray(4096))
+
+
+def settings_with(page: memoryview, **words: int):
+    every = [-1] * wire.SETTINGS_WORDS
+    every[wire.SET_NUMBER] = every[wire.SET_NUMBER_AGAIN] = 1
+    every[wire.SET_TIME_NS] = 7 * S
+    for name, value in words.items():
+        every[getattr(wire, "SET_" + name.upper())] = value
+    wire.write_settings(page, every)
+    settings = parse_settings(page, 9 * S)
+    assert is_known(settings)
+    return settings
+
+
+def test_a_page_without_settings_says_so(page: memoryview) -> None:
+    assert parse_settings(page, 5) == NO_SETTINGS
+    assert parse_device(page, 5) == NO_DEVICE
+
+
+def test_what_the_hook_could_not_read_is_missing_and_never_false(page: memoryview) -> None:
+    settings = settings_with(page)
+    assert settings.age_s == 2.0
+    values = [getattr(settings, name) for name in settings.__slots__ if name != "age_s"]
+    assert [value for value in values if not isinstance(value, Missing)] == []
+
+
+def test_switches_and_numbers_come_back_as_they_were(page: memoryview) -> None:
+    settings = settings_with(
+        page,
+        matmul_tf32=1,
+        anomaly=0,
+        autocast=1,
+        autocast_dtype=wire.DTYPE_BFLOAT16,
+        sdpa=wire.SDPA_FLASH | wire.SDPA_MATH,
+        threads=8,
+    )
+    assert (settings.matmul_tf32, settings.anomaly, settings.autocast) == (True, False, True)
+    assert (settings.autocast_dtype, settings.sdpa, settings.threads) == ("bfloat16", ("flash", "math"), 8)
+    assert settings_with(page, autocast_dtype=wire.DTYPE_OTHER).autocast_dtype == "another"
+
+
+def test_groups_come_back_whole_or_missing(page: memoryview) -> None:
+    names = ("frames", "frames_ok", "graphs", "breaks", "limit_hits")
+    settings = settings_with(page, **{f"dynamo_{name}": number for number, name in enumerate(names)})
+    assert settings.compiled == CompileCounts(0, 1, 2, 3, 4)
+    assert not is_known(settings_with(page, dynamo_frames=5).compiled)
+    names = ("allocated", "reserved", "inactive_split", "peak_allocated", "peak_reserved", "alloc_retries")
+    figures = {name: number for number, name in enumerate((*names, "ooms"))}
+    settings = settings_with(page, cuda=1, **figures, allocated_at_backward=99)
+    assert settings.allocator == AllocatorFigures(0, 1, 2, 3, 4, 5, 6, 99)
+    assert "not in use" in settings_with(page, cuda=0, **figures).allocator.reason
+    settings = settings_with(page, parameters=40, gradients=40, optimizer_state=80)
+    assert settings.sizes == StateSizes(40, 40, 80)
+    settings = settings_with(page, ddp_bucket_cap=25, ddp_buckets=3, ddp_find_unused=1, ddp_static_graph=0)
+    assert settings.ddp == DdpSettings(25, 3, find_unused=True, static_graph=False)
+    settings = settings_with(page, fsdp_forward_prefetch=0, fsdp_backward_prefetch=wire.PREFETCH_PRE)
+    assert settings.fsdp == FsdpSettings(False, "pre")
+    assert not is_known(settings_with(page, fsdp_forward_prefetch=0, fsdp_backward_prefetch=77).fsdp)
+
+
+def test_a_loader_without_workers_fetches_nothing_ahead(page: memoryview) -> None:
+    settings = settings_with(page, workers=0, pin_memory=1, persistent_workers=0, batch_size=32)
+    assert settings.loader == LoaderSettings(0, True, Missing("no workers fetch ahead"), False, 32)
+    settings = settings_with(page, workers=4, pin_memory=0, prefetch_factor=2, persistent_workers=1)
+    assert settings.loader == LoaderSettings(4, False, 2, True, Missing("the DataLoader does not say it"))
+
+
+def test_device_times_come_back_as_they_were(page: memoryview) -> None:
+    words = [0] * wire.DEVICE_WORDS
+    words[wire.DEV_NUMBER] = words[wire.DEV_NUMBER_AGAIN] = 4
+    words[wire.DEV_TIME_NS] = 8 * S
+    wire.write_device(page, words)
+    assert parse_device(page, 9 * S) == NO_DEVICE
+    words[wire.DEV_STEPS : wire.DEV_DROPPED + 1] = [3, 60, 20, 30, 10, 75, 16, 2]
+    wire.write_device(page, words)
+    assert parse_device(page, 9 * S) == DeviceTimes(1.0, 3, 16, 2, 60, 20, 30, 10, 75)

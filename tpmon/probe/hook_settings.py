@@ -1,0 +1,143 @@
+"""Parse the blocks of the hook's page that hold settings and device times. Pure; believes no number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpmon.hook import wire_settings as wire
+from tpmon.model.hook_settings import (
+    NO_DEVICE,
+    NO_SETTINGS,
+    AllocatorFigures,
+    CompileCounts,
+    DdpSettings,
+    DeviceTimes,
+    FsdpSettings,
+    LoaderSettings,
+    StateSizes,
+    TrainSettings,
+)
+from tpmon.model.known import Known, Missing, is_known
+
+_UNTOLD = Missing("its torch does not tell")
+_NO_COMPILE = Missing("nothing is compiled with torch.compile")
+_NO_CUDA = Missing("CUDA is not in use in this process")
+_NO_OPTIMIZER = Missing("no torch optimizer has stepped, or it has too many tensors to add up")
+_NO_DDP = Missing("no DistributedDataParallel was made since the hook came")
+_NO_FSDP = Missing("no FullyShardedDataParallel was seen")
+_NO_LOADER = Missing("no batch of a DataLoader was seen")
+
+_DTYPES = {wire.DTYPE_FLOAT32: "float32", wire.DTYPE_FLOAT16: "float16", wire.DTYPE_BFLOAT16: "bfloat16"}
+_SDPA = (
+    (wire.SDPA_FLASH, "flash"),
+    (wire.SDPA_MEM_EFFICIENT, "mem-efficient"),
+    (wire.SDPA_MATH, "math"),
+    (wire.SDPA_CUDNN, "cudnn"),
+)
+_PREFETCH = {wire.PREFETCH_NONE: "none", wire.PREFETCH_PRE: "pre", wire.PREFETCH_POST: "post"}
+
+
+def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
+    """Parse the settings of a page whose header is believed."""
+    words = wire.parse_settings(page)
+    if not words:
+        return NO_SETTINGS
+    dtype = words[wire.SET_AUTOCAST_DTYPE]
+    return TrainSettings(
+        age_s=_age_s(words[wire.SET_TIME_NS], taken_ns),
+        matmul_tf32=_switch(words[wire.SET_MATMUL_TF32]),
+        cudnn_tf32=_switch(words[wire.SET_CUDNN_TF32]),
+        cudnn_benchmark=_switch(words[wire.SET_CUDNN_BENCHMARK]),
+        cudnn_deterministic=_switch(words[wire.SET_CUDNN_DETERMINISTIC]),
+        deterministic=_switch(words[wire.SET_DETERMINISTIC]),
+        anomaly=_switch(words[wire.SET_ANOMALY]),
+        autocast=_switch(words[wire.SET_AUTOCAST]),
+        autocast_dtype=_UNTOLD if dtype < 0 else _DTYPES.get(dtype, "another"),
+        sdpa=_parse_sdpa(words[wire.SET_SDPA]),
+        threads=_number(words[wire.SET_THREADS]),
+        interop_threads=_number(words[wire.SET_INTEROP_THREADS]),
+        profiler=_switch(words[wire.SET_PROFILER]),
+        compiled=_parse_compiled(words),
+        allocator=_parse_allocator(words),
+        sizes=_parse_sizes(words),
+        ddp=_parse_ddp(words),
+        fsdp=_parse_fsdp(words),
+        loader=_parse_loader(words),
+    )
+
+
+def parse_device(page: memoryview, taken_ns: int) -> Known[DeviceTimes]:
+    """Parse the device times of a page whose header is believed."""
+    words = wire.parse_device(page)
+    if not words or not words[wire.DEV_STEPS]:
+        return NO_DEVICE
+    return DeviceTimes(
+        age_s=_age_s(words[wire.DEV_TIME_NS], taken_ns),
+        steps=words[wire.DEV_STEPS],
+        every=words[wire.DEV_EVERY],
+        dropped=words[wire.DEV_DROPPED],
+        step_ns=words[wire.DEV_STEP_NS],
+        forward_ns=words[wire.DEV_FORWARD_NS],
+        backward_ns=words[wire.DEV_BACKWARD_NS],
+        optimizer_ns=words[wire.DEV_OPTIMIZER_NS],
+        host_ns=words[wire.DEV_HOST_NS],
+    )
+
+
+def _age_s(at_ns: int, taken_ns: int) -> float:
+    return max(taken_ns - at_ns, 0) / 1e9
+
+
+def _number(word: int, absent: Missing = _UNTOLD) -> Known[int]:
+    return word if word >= 0 else absent
+
+
+def _switch(word: int) -> Known[bool]:
+    return bool(word) if word >= 0 else _UNTOLD
+
+
+def _parse_sdpa(word: int) -> Known[tuple[str, ...]]:
+    return tuple(name for bit, name in _SDPA if word & bit) if word >= 0 else _UNTOLD
+
+
+def _parse_compiled(words: Sequence[int]) -> Known[CompileCounts]:
+    counts = words[wire.SET_DYNAMO_FRAMES : wire.SET_DYNAMO_LIMIT_HITS + 1]
+    return CompileCounts(*counts) if min(counts) >= 0 else _NO_COMPILE
+
+
+def _parse_allocator(words: Sequence[int]) -> Known[AllocatorFigures]:
+    figures = words[wire.SET_ALLOCATED : wire.SET_OOMS + 1]
+    if words[wire.SET_CUDA] <= 0:
+        return _NO_CUDA
+    if min(figures) < 0:
+        return _UNTOLD
+    return AllocatorFigures(*figures, _number(words[wire.SET_ALLOCATED_AT_BACKWARD]))
+
+
+def _parse_sizes(words: Sequence[int]) -> Known[StateSizes]:
+    sizes = words[wire.SET_PARAMETERS : wire.SET_OPTIMIZER_STATE + 1]
+    return StateSizes(*sizes) if min(sizes) >= 0 else _NO_OPTIMIZER
+
+
+def _parse_ddp(words: Sequence[int]) -> Known[DdpSettings]:
+    cap, buckets, unused, static = words[wire.SET_DDP_BUCKET_CAP : wire.SET_DDP_STATIC_GRAPH + 1]
+    return DdpSettings(cap, buckets, unused > 0, static > 0) if min(cap, buckets) >= 0 else _NO_DDP
+
+
+def _parse_fsdp(words: Sequence[int]) -> Known[FsdpSettings]:
+    forward, backward = words[wire.SET_FSDP_FORWARD_PREFETCH], words[wire.SET_FSDP_BACKWARD_PREFETCH]
+    name = _PREFETCH.get(backward)
+    return FsdpSettings(forward > 0, name) if forward >= 0 and name is not None else _NO_FSDP
+
+
+def _parse_loader(words: Sequence[int]) -> Known[LoaderSettings]:
+    workers = _number(words[wire.SET_WORKERS], _NO_LOADER)
+    if not is_known(workers):
+        return workers
+    return LoaderSettings(
+        workers=workers,
+        pin_memory=words[wire.SET_PIN_MEMORY] > 0,
+        prefetch_factor=_number(words[wire.SET_PREFETCH_FACTOR], Missing("no workers fetch ahead")),
+        persistent_workers=words[wire.SET_PERSISTENT_WORKERS] > 0,
+        batch_size=_number(words[wire.SET_BATCH_SIZE], Missing("the DataLoader does not say it")),
+    )
