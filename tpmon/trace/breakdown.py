@@ -1,0 +1,111 @@
+"""What was running in a step: kernels, copies, communication, runtime, loader, operators, nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpmon.model.trace import Breakdown
+from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_loader, is_step
+from tpmon.trace.read import Trace
+from tpmon.trace.schema import Category
+from tpmon.trace.spans import Spans, unite, unite_all
+from tpmon.trace.steps import Steps
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Hold when each kind of thing ran, over all devices and threads together."""
+
+    kernel: Spans
+    memcpy: Spans
+    memset: Spans
+    communication: Spans
+    runtime: Spans
+    data_loader: Spans
+    cpu: Spans
+
+    def layers(self) -> tuple[Spans, ...]:
+        """Return the sets in the order in which one hides the next."""
+        return (
+            self.kernel,
+            self.memcpy,
+            self.memset,
+            self.communication,
+            self.runtime,
+            self.data_loader,
+            self.cpu,
+        )
+
+
+def comm_rows(trace: Trace) -> Mask:
+    """Tell which rows of device work communicate: by name, or because they say their collective."""
+    named: Mask = flag(trace.names, is_comm_kernel)[trace.work.name]
+    return (named | (trace.work.collective >= 0)) & (trace.work.category == Category.KERNEL)
+
+
+def loader_rows(trace: Trace) -> Mask:
+    """Tell which host events are the wait for the next batch."""
+    found: Mask = flag(trace.names, is_loader)[trace.host.name]
+    return found
+
+
+def find_activity(trace: Trace) -> Activity:
+    """Unite the events of each kind.
+
+    Communication is kernels where there are any, else the work of gloo and its like on the host; then
+    it counts where no operator computes at the same time.
+    """
+    host, work = trace.host, trace.work
+    comm = comm_rows(trace)
+    kernels = (work.category == Category.KERNEL) & ~comm
+    loader = loader_rows(trace)
+    is_op = (host.category == Category.OP) & ~flag(trace.names, is_step)[host.name] & ~loader
+    on_host = flag(trace.names, is_comm_host)[host.name] & (
+        (host.category == Category.OP) | (host.category == Category.ANNOTATION)
+    )
+    has_work = len(work.start) > 0
+
+    def of_work(rows: Mask) -> Spans:
+        return unite(work.start[rows], work.duration[rows])
+
+    def of_host(rows: Mask) -> Spans:
+        return unite(host.start[rows], host.duration[rows])
+
+    return Activity(
+        kernel=of_work(kernels),
+        memcpy=of_work(work.category == Category.MEMCPY),
+        memset=of_work(work.category == Category.MEMSET),
+        communication=of_work(comm) if has_work else of_host(on_host),
+        runtime=unite(trace.calls.start, trace.calls.duration),
+        data_loader=of_host(loader),
+        cpu=of_host(is_op if has_work else is_op & ~on_host),
+    )
+
+
+def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
+    """Return the mean step by what was running, in microseconds.
+
+    Exclusive: each moment counts for the first kind of the order alone, and the sum is the step.
+    Else each kind counts all of its time, so that the sum may be more; other is what none covers.
+    """
+    lengths = steps.end - steps.start
+    layers = activity.layers()
+    has_device = any(len(layer.start) for layer in layers[:3])
+    # Without a device the host is what computes, and communication behind it is hidden.
+    order = tuple(range(7)) if has_device else (0, 1, 2, 5, 6, 3, 4)
+    means = [0.0] * 7
+    covered: list[Spans] = []
+    before = np.zeros(len(lengths), dtype=np.int64)
+    for at in order:
+        covered = [unite_all([*covered, layers[at]])]
+        until = covered[0].within(steps.start, steps.end)
+        own = until - before if exclusive else layers[at].within(steps.start, steps.end)
+        means[at] = float(own.mean()) / 1000
+        before = until
+    other = float((lengths - before).mean()) / 1000
+    return Breakdown(*means, other)

@@ -1,0 +1,107 @@
+"""What the names in a trace stand for: steps, loaders, communication, tensor cores, kinds of calls.
+
+Pure functions of one name; ``flag`` applies them to all names of a trace at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+STEP = "ProfilerStep#"
+_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
+_COMM_KERNEL = re.compile(
+    r"nccl|rccl|oneccl|multimem_all_reduce|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem", re.IGNORECASE
+)
+_COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
+_TENSOR = re.compile(
+    r"h884|s884|i884|h1688|s1688|i8816|i16832|hmma|imma|dmma|16816|16832|s161616|xmma_(?:gemm|fprop|dgrad|wgrad)"
+    r"|nvjet_|tensorop|wgmma|tcgen05|bmm_\w*E[245]m[123]|fmha|flash_(?:fwd|bwd)|flash::|_MI\d+x\d+"
+    r"|cutlass::device_kernel.*(?:gemm|flash)|sm(?:80|90|100|120)_\w*gemm|(?:_bfloat16_|_f16|bf16)\w*gemm"
+    r"|gemm\w*(?:_bfloat16_|_f16|bf16)",
+    re.IGNORECASE | re.DOTALL,
+)
+_MATMUL = re.compile(r"gemm|conv|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+
+
+class CallClass(IntEnum):
+    """Name what a call of the runtime does to the host."""
+
+    LAUNCH = 0
+    EXPLICIT = 1
+    IMPLICIT = 2
+    ALLOCATOR = 3
+    COPY = 4
+
+
+_EXPLICIT = re.compile(r"^(?:cuda|hip|cu|xpu|ze)\w*(?:Synchronize|StreamWaitIdle)|^hip\w*Sync(?:hronize)?$")
+_NOT_BLOCKING = re.compile(
+    r"MallocAsync|FreeAsync|MallocFromPool|EventRecord|EventQuery|StreamQuery|WaitEvent"
+)
+_ALLOCATOR = re.compile(
+    r"^(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess|Address\w+)"
+    r"|HostAlloc|HostRegister|HostUnregister|FreeHost|HostMalloc|HostFree|ExtMalloc\w*)",
+)
+_IMPLICIT = re.compile(
+    r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
+    r"|FuncSetAttribute|Init|SetDeviceFlags)"
+)
+_COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
+_ASYNC = re.compile(r"Async")
+
+
+def is_step(name: str) -> bool:
+    """Tell whether a host event marks a step of torch.profiler."""
+    return name.startswith(STEP)
+
+
+def is_loader(name: str) -> bool:
+    """Tell whether a host event is the wait for the next batch."""
+    return _LOADER.match(name) is not None
+
+
+def is_optimizer(name: str) -> bool:
+    """Tell whether a host event is a step of an optimizer."""
+    return _OPTIMIZER.match(name) is not None
+
+
+def is_comm_kernel(name: str) -> bool:
+    """Tell whether a kernel communicates."""
+    return _COMM_KERNEL.search(name) is not None
+
+
+def is_comm_host(name: str) -> bool:
+    """Tell whether a host event is communication of the CPU, or the call that starts it on a device."""
+    return _COMM_HOST.match(name) is not None
+
+
+def uses_tensor_cores(name: str) -> str:
+    """Tell whether a kernel uses tensor cores: yes, no, or unknown for products that do not say."""
+    if _TENSOR.search(name):
+        return "yes"
+    return "unknown" if _MATMUL.search(name) and not re.search(r"volta_s|sgemm|scudnn", name) else "no"
+
+
+def class_of_call(name: str) -> CallClass:
+    """Tell what a call of the runtime or driver does to the host."""
+    if _EXPLICIT.search(name):
+        return CallClass.EXPLICIT
+    if _NOT_BLOCKING.search(name):
+        return CallClass.LAUNCH
+    if _ALLOCATOR.match(name):
+        return CallClass.ALLOCATOR
+    if _IMPLICIT.match(name):
+        return CallClass.IMPLICIT
+    if _COPY.match(name):
+        return CallClass.COPY if _ASYNC.search(name) else CallClass.IMPLICIT
+    return CallClass.LAUNCH
+
+
+def flag(names: Sequence[str], test: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+    """Apply ``test`` to every name; the result is looked up by the numbers of a table."""
+    return np.fromiter(map(test, names), dtype=np.bool_, count=len(names))

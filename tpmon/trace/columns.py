@@ -1,0 +1,161 @@
+"""The tables that events become: numpy columns in nanoseconds, with names and the like as numbers.
+
+Times are whole nanoseconds on the clock of the trace. Knows no files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+K = TypeVar("K", bound=Hashable)
+Ints = npt.NDArray[np.int64]
+Small = npt.NDArray[np.int32]
+Tiny = npt.NDArray[np.int8]
+
+NAME_CHARS = 4000
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
+
+
+class Numbers(dict[K, int], Generic[K]):
+    """Give each different value the next number; ``kept`` holds the values in the order of their numbers."""
+
+    def __init__(self, change: Callable[[K], K] | None = None) -> None:
+        """Start with none; ``change`` turns a new value into the one that is numbered."""
+        super().__init__()
+        self.kept: list[K] = []
+        self._change = change
+        self._numbers: dict[K, int] = {}
+
+    def __missing__(self, key: K) -> int:
+        real = self._change(key) if self._change else key
+        number = self._numbers.get(real)
+        if number is None:
+            number = self._numbers[real] = len(self.kept)
+            self.kept.append(real)
+        if real == key:  # what differs each time would only fill the memory
+            self[key] = number
+        return number
+
+
+def shorten_name(name: str) -> str:
+    """Take addresses of objects out of a name, which differ each time, and cap its length."""
+    short = name[:NAME_CHARS]
+    return _ADDRESS.sub("0x…", short) if "0x" in short else short
+
+
+class Growing:
+    """Collect one column in parts; the parts go when it is joined."""
+
+    def __init__(self, kind: type[np.generic]) -> None:
+        self._kind = kind
+        self._parts: list[npt.NDArray[Any]] = []
+
+    def add(self, values: Sequence[Any] | npt.NDArray[Any]) -> None:
+        """Add the values of a piece."""
+        self._parts.append(np.asarray(values, dtype=self._kind))
+
+    def join(self) -> npt.NDArray[Any]:
+        """Return the whole column."""
+        parts, self._parts = self._parts, []
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self._kind)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTable:
+    """Hold ops, annotations and every category that is not known, ordered by start.
+
+    ``name``, ``track`` and ``shape`` are numbers of the trace's lists; ``shape`` is -1 without one.
+    """
+
+    start: Ints
+    duration: Ints
+    name: Small
+    category: Tiny
+    track: Small
+    shape: Small
+
+
+@dataclass(frozen=True, slots=True)
+class CallTable:
+    """Hold calls of the runtime and the driver, ordered by start; ``correlation`` is 0 without one."""
+
+    start: Ints
+    duration: Ints
+    name: Small
+    category: Tiny
+    track: Small
+    correlation: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """Hold kernels, copies and sets of memory on devices, ordered by start.
+
+    ``launch`` is the number of its ``Launch``, ``collective`` of its ``Collective``, -1 without one.
+    """
+
+    start: Ints
+    duration: Ints
+    name: Small
+    category: Tiny
+    device: Small
+    stream: Small
+    correlation: Ints
+    moved_bytes: Ints
+    launch: Small
+    collective: Small
+
+
+@dataclass(frozen=True, slots=True)
+class PythonTable:
+    """Hold Python functions, ordered by start."""
+
+    start: Ints
+    duration: Ints
+    name: Small
+    track: Small
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """Hold allocations (positive) and frees (negative); totals are -1 where the trace has none."""
+
+    time: Ints
+    changed_bytes: Ints
+    allocated: Ints
+    reserved: Ints
+    device_type: Small
+    device: Small
+    track: Small
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Hold how a kernel was started, as it is written; a value that is not there is NaN or empty."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    registers: float
+    shared_bytes: float
+    blocks_per_sm: float
+    occupancy_pct: float
+    limited_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Hold what a communication kernel says of itself; -1 and "" where it does not."""
+
+    name: str
+    dtype: str
+    elements_in: int
+    elements_out: int
+    group_size: int
+    group: str
+    sequence: int

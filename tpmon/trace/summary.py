@@ -1,0 +1,55 @@
+"""One look at a trace: its steps, what they are made of, the top operators, and what was lost."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpmon.model.known import Missing
+from tpmon.model.trace import TraceSummary
+from tpmon.trace.breakdown import break_down, find_activity
+from tpmon.trace.classes import flag, is_optimizer
+from tpmon.trace.operators import find_launchers, nest_operators, sum_operators
+from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
+from tpmon.trace.schema import Category
+from tpmon.trace.steps import find_steps, match_calls
+
+TOP_OPERATORS = 10
+_NO_STEPS = Missing("the trace marks no steps")
+
+
+def summarize(path: str, progress: Progress | None = None) -> TraceSummary:
+    """Read the trace at ``path`` and sum it up.
+
+    Raises:
+        UsageError: where it is no trace.
+        NotPermittedError: where it may not be read.
+    """
+    return summarize_trace(read_trace(path, progress))
+
+
+def summarize_trace(trace: Trace) -> TraceSummary:
+    """Sum up a trace that is read."""
+    launched_by = match_calls(trace)
+    steps = find_steps(trace, launched_by)
+    ops = nest_operators(trace)
+    launchers = find_launchers(trace, ops, launched_by)
+    lengths = (steps.end - steps.start) / 1e6
+    about = read_distributed(trace)
+    optimizers = flag(trace.names, is_optimizer)[trace.host.name]
+    on_host = trace.host.category != Category.GPU_ANNOTATION
+    return TraceSummary(
+        path=trace.path,
+        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name tells the rank"),
+        world_size=about.world_size if about.world_size > 0 else Missing("the trace does not say it"),
+        events=sum(trace.phases.values()),
+        steps=len(steps.names) if steps.marked else 0,
+        step_names=tuple(clean_name(name, 80) for name in steps.names) if steps.marked else (),
+        step_ms=float(lengths.mean()) if steps.marked else _NO_STEPS,
+        step_p50_ms=float(np.percentile(lengths, 50)) if steps.marked else _NO_STEPS,
+        step_p95_ms=float(np.percentile(lengths, 95)) if steps.marked else _NO_STEPS,
+        split_us=break_down(find_activity(trace), steps, exclusive=True),
+        kernels=int((trace.work.category == Category.KERNEL).sum()),
+        optimizer_steps=int((optimizers & on_host).sum()),
+        operators=sum_operators(trace, ops, launchers, TOP_OPERATORS),
+        lost=trace.lost,
+    )

@@ -1,0 +1,338 @@
+"""Put decoded events into the tables of ``columns``, piece by piece. Knows no files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tpmon.trace.columns import (
+    CallTable,
+    Collective,
+    Growing,
+    HostTable,
+    Launch,
+    MemoryTable,
+    Numbers,
+    PythonTable,
+    WorkTable,
+    shorten_name,
+)
+from tpmon.trace.schema import Args, Category, Event, Id, Kind, classify, guess_category
+
+MOST_US = 9.2e15
+"""Times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones into some events."""
+_LAST_NUMBER = re.compile(r"(\d+)\s*$")
+_NO_ARGS = Args()
+T = TypeVar("T")
+
+
+class _Classes(dict[str, tuple[int, int]]):
+    def __missing__(self, category: str) -> tuple[int, int]:
+        kind, meaning = classify(category)
+        found = self[category] = (int(kind), int(meaning))
+        return found
+
+
+def _plain_id(value: Id) -> int | str:
+    """Return an identifier as a number where it is one, however it is written."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if math.isfinite(value) else 0
+    text = (value or "").strip()
+    return int(text) if text.isdecimal() and len(text) < 19 else text[:200]
+
+
+def _plain_track(key: tuple[Id, Id]) -> tuple[Id, Id]:
+    return _plain_id(key[0]), _plain_id(key[1])
+
+
+def _last_number(value: Id, default: int) -> int:
+    plain = _plain_id(value)
+    if isinstance(plain, int):
+        return plain
+    found = _LAST_NUMBER.search(plain)
+    return int(found[1]) if found and len(found[1]) < 10 else default
+
+
+def _whole(raw: bytes) -> int:
+    number = _real(raw)
+    return int(number) if math.isfinite(number) and abs(number) < 2**62 else -1
+
+
+def _real(raw: bytes) -> float:
+    try:
+        return float(raw.strip(b'" '))
+    except ValueError:
+        return math.nan
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return json.loads(raw) if raw else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _triple(raw: bytes) -> tuple[int, ...]:
+    value = _parse(raw)
+    if isinstance(value, list) and all(isinstance(one, int) and one >= 0 for one in value[:3]):
+        return tuple(value[:3])
+    return ()
+
+
+def parse_launch(key: tuple[bytes, ...]) -> Launch:
+    """Read how a kernel was started from the raw values of its arguments."""
+    grid, block, registers, shared, blocks, occupancy, limits = key
+    more = _parse(limits)
+    factors = more.get("limitingFactors") if isinstance(more, dict) else None
+    named = " ".join(map(str, factors)) if isinstance(factors, list) else str(factors or "")
+    return Launch(
+        _triple(grid),
+        _triple(block),
+        _real(registers),
+        _real(shared),
+        _real(blocks),
+        _real(occupancy),
+        named[:100],
+    )
+
+
+def parse_collective(key: tuple[str, str, bytes, bytes, bytes, bytes, bytes]) -> Collective:
+    """Read what a communication kernel says of itself."""
+    name, dtype, elements_in, elements_out, size, group, sequence = key
+    return Collective(
+        name[:100],
+        dtype[:40],
+        _whole(elements_in),
+        _whole(elements_out),
+        _whole(size),
+        group.decode("utf-8", "replace").strip('"')[:100],
+        _whole(sequence),
+    )
+
+
+class Tables:
+    """Collect events; ``finish`` methods give the tables, each once."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.names: Numbers[str] = Numbers(shorten_name)
+        self.tracks: Numbers[tuple[Id, Id]] = Numbers(_plain_track)
+        self.shapes: Numbers[tuple[bytes, bytes]] = Numbers()
+        self.launches: Numbers[tuple[bytes, ...]] = Numbers()
+        self.collectives: Numbers[tuple[str, str, bytes, bytes, bytes, bytes, bytes]] = Numbers()
+        self.phases: Counter[str] = Counter()
+        self.categories: Counter[str] = Counter()
+        self.odd_times = 0
+        self.rank = -1
+        self._classes = _Classes()
+        big, small, tiny = np.int64, np.int32, np.int8
+        self._host = [Growing(kind) for kind in (big, big, small, tiny, small, small)]
+        self._calls = [Growing(kind) for kind in (big, big, small, tiny, small, big)]
+        self._work = [Growing(kind) for kind in (big, big, small, tiny, small, small, big, big, small, small)]
+        self._python = [Growing(kind) for kind in (big, big, small, small)]
+        self._memory = [Growing(kind) for kind in (big, big, big, big, small, small, small)]
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Take the events of a piece."""
+        self.phases.update([event.ph for event in events])
+        classes = self._classes
+        buckets: list[list[Event]] = [[], [], [], [], []]
+        appends = [bucket.append for bucket in buckets]
+        memory = []
+        seen = []
+        for event in events:
+            if event.ph == "X":
+                if not event.cat:
+                    event.cat = guess_category(event)
+                seen.append(event.cat)
+                appends[classes[event.cat][0]](event)
+            elif event.name == "[memory]" and event.args is not None:
+                memory.append(event)
+        self.categories.update(seen)
+        self._add_host(buckets[Kind.HOST])
+        self._add_calls(buckets[Kind.CALL])
+        self._add_work(buckets[Kind.WORK])
+        self._add_python(buckets[Kind.PYTHON])
+        self._add_memory(memory)
+
+    def _times(self, events: list[Event]) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the events whose times make sense, with start and duration in nanoseconds."""
+        start = np.array([event.ts for event in events], dtype=np.float64)
+        length = np.array([event.dur for event in events], dtype=np.float64)
+        length = np.where(length > 0, length, 0.0)  # also where it is not there
+        good = (np.abs(start) < MOST_US) & (length < MOST_US / 2)
+        if not good.all():
+            self.odd_times += int((~good).sum())
+            events = [event for event, keep in zip(events, good.tolist(), strict=True) if keep]
+            start, length = start[good], length[good]
+        first = np.rint(start * 1000).astype(np.int64)
+        end = np.rint((start + length) * 1000).astype(np.int64)
+        whole = np.rint(length * 1000).astype(np.int64)
+        # Absolute times are too coarse for a sum: the length alone is exact.
+        return events, first, np.where(np.abs(start) > 4e12, whole, np.minimum(whole, end - first))
+
+    def _add_host(self, events: list[Event]) -> None:
+        if not events:
+            return
+        events, start, length = self._times(events)
+        names, tracks, shapes, classes = self.names, self.tracks, self.shapes, self._classes
+        args = [event.args or _NO_ARGS for event in events]
+        columns = (
+            start,
+            length,
+            [names[event.name] for event in events],
+            [classes[event.cat][1] for event in events],
+            [tracks[event.pid, event.tid] for event in events],
+            [shapes[bytes(one.dims), bytes(one.types)] if one.dims else -1 for one in args],
+        )
+        self._fill(self._host, columns)
+        if self.rank < 0:
+            ranks = [one.rank for one in args if one.rank]
+            self.rank = max(_whole(bytes(ranks[0])), -1) if ranks else -1
+
+    def _add_calls(self, events: list[Event]) -> None:
+        if not events:
+            return
+        events, start, length = self._times(events)
+        names, tracks, classes = self.names, self.tracks, self._classes
+        columns = (
+            start,
+            length,
+            [names[event.name] for event in events],
+            [classes[event.cat][1] for event in events],
+            [tracks[event.pid, event.tid] for event in events],
+            [event.args.correlation if event.args else 0 for event in events],
+        )
+        self._fill(self._calls, columns)
+
+    def _add_work(self, events: list[Event]) -> None:
+        if not events:
+            return
+        events, start, length = self._times(events)
+        names, classes = self.names, self._classes
+        launches, collectives = self.launches, self.collectives
+        args = [event.args or _NO_ARGS for event in events]
+        columns = (
+            start,
+            length,
+            [names[event.name] for event in events],
+            [classes[event.cat][1] for event in events],
+            [
+                one.device if one.device >= 0 else _last_number(event.pid, 0)
+                for one, event in zip(args, events, strict=True)
+            ],
+            [
+                one.stream if one.stream >= 0 else _last_number(event.tid, 0)
+                for one, event in zip(args, events, strict=True)
+            ],
+            [one.correlation for one in args],
+            [one.bytes if one.bytes < MOST_US else 0 for one in args],
+            [
+                launches[
+                    bytes(one.grid),
+                    bytes(one.block),
+                    bytes(one.registers),
+                    bytes(one.shared),
+                    bytes(one.blocks_per_sm),
+                    bytes(one.occupancy),
+                    bytes(one.limits),
+                ]
+                if one.grid
+                else -1
+                for one in args
+            ],
+            [
+                collectives[
+                    one.collective,
+                    one.dtype,
+                    bytes(one.elements_in),
+                    bytes(one.elements_out),
+                    bytes(one.group_size),
+                    bytes(one.group),
+                    bytes(one.sequence),
+                ]
+                if one.collective
+                else -1
+                for one in args
+            ],
+        )
+        self._fill(self._work, columns)
+
+    def _add_python(self, events: list[Event]) -> None:
+        if not events:
+            return
+        events, start, length = self._times(events)
+        names, tracks = self.names, self.tracks
+        columns = (
+            start,
+            length,
+            [names[event.name] for event in events],
+            [tracks[event.pid, event.tid] for event in events],
+        )
+        self._fill(self._python, columns)
+
+    def _add_memory(self, events: list[Event]) -> None:
+        if not events:
+            return
+        events, start, _length = self._times(events)
+        args = [event.args or _NO_ARGS for event in events]
+        columns = (
+            start,
+            [one.memory_bytes for one in args],
+            [one.allocated for one in args],
+            [one.reserved for one in args],
+            [one.device_type for one in args],
+            [one.device_id for one in args],
+            [self.tracks[event.pid, event.tid] for event in events],
+        )
+        self._fill(self._memory, columns)
+
+    @staticmethod
+    def _fill(table: list[Growing], columns: Sequence[Any]) -> None:
+        for growing, column in zip(table, columns, strict=True):
+            growing.add(column)
+
+    def finish_host(self) -> HostTable:
+        """Return the host table."""
+        return _order(self._host, HostTable)
+
+    def finish_calls(self) -> CallTable:
+        """Return the table of calls."""
+        return _order(self._calls, CallTable)
+
+    def finish_work(self) -> WorkTable:
+        """Return the table of device work."""
+        return _order(self._work, WorkTable)
+
+    def finish_python(self) -> PythonTable:
+        """Return the table of Python functions."""
+        return _order(self._python, PythonTable)
+
+    def finish_memory(self) -> MemoryTable:
+        """Return the table of allocations."""
+        return _order(self._memory, MemoryTable)
+
+
+def _order(table: list[Growing], make: Callable[..., T]) -> T:
+    """Join the columns one after the other, ordered by the first one, so that little is held twice."""
+    start = table[0].join()
+    order = None if bool(np.all(start[1:] >= start[:-1])) else np.argsort(start, kind="stable")
+    columns = [start if order is None else start[order]]
+    for growing in table[1:]:
+        column = growing.join()
+        columns.append(column if order is None else column[order])
+    return make(*columns)
+
+
+def is_op(category: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    """Tell which rows of a host table are operators."""
+    return category == int(Category.OP)
