@@ -284,6 +284,7 @@ def make_target(**fields: Any) -> Target:
         torch_version="2.13.0",
         python_version="3.11",
         ended=NOT_APPLICABLE,
+        outcome=NOT_APPLICABLE,
         rank_source="environment",
     )
     return replace(plain, **fields)
@@ -366,6 +367,7 @@ def make_frame(**fields: Any) -> Frame:
         ),
         processes=(make_process(), make_worker(4221, 0), make_worker(4222, 1)),
         ranks=(make_rank(),),
+        ends=NOT_APPLICABLE,
         cpu=make_cpu(),
         memory=make_memory(),
         loader=(make_loader(),),

@@ -33,7 +33,8 @@ exit codes:
   2 wrong arguments or configuration       5 no terminal for the screen
   129 hang-up, 130 interrupt, 143 terminate
 diagnose, and attach with check, end with the verdict (docs/verdicts.md):
-  0 nothing is wrong    10 something holds it    11 not enough evidence    12 hung"""
+  0 nothing is wrong    10 something holds it    11 not enough evidence    12 hung
+  of a job that ended: 0 exit 0, 10 it failed, 11 nobody saw its exit status"""
 
 DEMO_FRAMES = 3
 

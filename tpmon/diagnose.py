@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from tpmon.errors import UsageError
 from tpmon.model.codec import encode
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import is_known
+from tpmon.model.known import is_known, known_or
+from tpmon.model.process import Outcome
 from tpmon.model.results import Update
-from tpmon.model.verdict import EXIT_CODES, Finding, Kind
+from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
 from tpmon.report.write import complain
 
 LOOK_S = 15.0
@@ -187,8 +188,11 @@ class Watch:
 
 
 def pick_exit_code(frame: Frame) -> int:
-    """Return the exit code of a Frame's verdict; a job that ended has ended well (docs/verdicts.md)."""
-    if frame.target.state is TargetState.ENDED:
-        return 0
+    """Return the exit code of a Frame's verdict; of a job that has ended that of how it ended."""
+    target = frame.target
+    if target.state is TargetState.ENDED:
+        return pick_code(Kind.IDLE, END_CAUSES[known_or(target.outcome, Outcome.UNKNOWN)])
     finding = frame.verdict
-    return EXIT_CODES[finding.kind if is_known(finding) else Kind.NOT_ENOUGH_EVIDENCE]
+    if not is_known(finding):
+        return EXIT_CODES[Kind.NOT_ENOUGH_EVIDENCE]
+    return pick_code(finding.kind, finding.cause)

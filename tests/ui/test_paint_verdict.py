@@ -22,7 +22,7 @@ from tests.frames import (
 from tests.frames import make_view as make_any_view
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.verdict import TABLE, Confidence, Kind, SinceIs
+from tpmon.model.verdict import BEFORE_THE_END, TABLE, Confidence, Kind, SinceIs
 from tpmon.model.window import pulse_of
 from tpmon.ui.evidence import fit_widths, paint_evidence
 from tpmon.ui.paint_verdict import kind_ink, paint_headline, paint_verdict, share_lines
@@ -84,9 +84,14 @@ def test_severity_is_a_sign_and_an_ink(row):
     finding = make_finding(kind=row.kind)
     first = paint_headline(judged(finding), finding, 80)[0]
     assert first[1] == (f"{sign}{row.kind.value.upper()}", ink)
-    assert kind_ink(row.kind) is ink
+    assert kind_ink(finding) is ink
     for width in (20, 24):
         assert row.kind.value.upper() in screen(finding, width, 5)[1]
+
+
+def test_a_failed_job_bears_the_sign_of_a_fault():
+    failed = make_finding(kind=Kind.IDLE, cause="failed")
+    assert paint_headline(judged(failed), failed, 80)[0][1] == ("! IDLE", Ink.WARN)
 
 
 @pytest.mark.parametrize("reason", ["not judged", "the judge failed: ValueError"])
@@ -228,6 +233,15 @@ def test_an_ended_job_says_how_it_ended_and_what_the_verdict_was():
     assert lines[1].startswith(" ENDED")
     assert any(line.startswith(" last verdict: HUNG  missing-rank  confidence medium") for line in lines)
     assert " exit 1" in texts_of(paint_screen(make_any_view(frame), Size(20, 5)))[1]
+
+
+def test_an_ended_job_shows_the_verdict_from_before_its_end():
+    row = make_evidence(BEFORE_THE_END, text="HUNG missing-rank, confidence medium: rank 1 is not there")
+    failed = make_finding(kind=Kind.IDLE, cause="failed", evidence=(row,))
+    target = make_target(state=TargetState.ENDED, ended="SIGKILL")
+    lines = texts_of(paint_screen(make_any_view(judged(failed, target=target)), Size(80, 24)))
+    assert any(line.startswith(" last verdict: HUNG missing-rank, confidence medium") for line in lines)
+    assert not any(line.startswith(" last verdict: IDLE") for line in lines)
 
 
 def test_the_full_verdict_names_the_verdicts_before_it():

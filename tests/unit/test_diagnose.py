@@ -17,6 +17,7 @@ from tpmon.diagnose import OnChange, Watch, parse_command, parse_until, pick_exi
 from tpmon.errors import UsageError
 from tpmon.model.frame import TargetState
 from tpmon.model.known import Missing
+from tpmon.model.process import Outcome
 from tpmon.model.results import Update
 from tpmon.model.verdict import EXIT_CODES, Kind
 
@@ -74,8 +75,11 @@ def test_the_exit_code_is_that_of_the_kind() -> None:
     for kind, code in EXIT_CODES.items():
         assert pick_exit_code(update(kind).frame) == code
     assert pick_exit_code(make_frame(verdict=Missing("not judged"))) == 11
-    ended = make_target(state=TargetState.ENDED, ended="exit 0")
-    assert pick_exit_code(update(Kind.HUNG, target=ended).frame) == 0
+    for outcome, code in ((Outcome.WELL, 0), (Outcome.FAILED, 10), (Outcome.UNKNOWN, 11)):
+        ended = make_target(state=TargetState.ENDED, ended="how", outcome=outcome)
+        assert pick_exit_code(update(Kind.HUNG, target=ended).frame) == code
+    failed = make_finding(kind=Kind.IDLE, cause="failed")
+    assert pick_exit_code(make_frame(verdict=failed)) == 10
 
 
 def test_a_command_is_told_each_verdict_once_as_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import pytest
 
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
-from tpmon.model.process import Identity, Role
+from tpmon.model.process import Identity, Outcome, Role
 from tpmon.probe.changes import Changes, Departure, describe_changes
 from tpmon.probe.ending import UNSEEN
 from tpmon.probe.ends import DYING_NS, Ends, OomKills
@@ -126,3 +126,42 @@ def test_a_kill_is_counted_before_its_victim_is_gone() -> None:
     assert kills.count_recent(DYING_NS) == 0
     kills.count_new("/other", 7, DYING_NS - 1)
     assert kills.count_recent(DYING_NS - 1) == 0
+
+
+def test_only_exit_0_of_the_root_is_a_good_end(ends: Ends) -> None:
+    told = ends.add(gone((worker(0), signal.SIGKILL), (rank(0), 0)))
+    assert [(end.outcome, end.signal, end.how) for end in told] == [
+        (Outcome.FAILED, "SIGKILL", "SIGKILL"),
+        (Outcome.WELL, NOT_APPLICABLE, "exit 0"),
+    ]
+    ends.add(gone((LAUNCHER, 0)))
+    assert ends.outcome is Outcome.WELL
+
+
+@pytest.mark.parametrize("status", [EXIT_1, signal.SIGTERM, signal.SIGKILL])
+def test_a_root_that_failed_or_was_ended_is_a_failure(ends: Ends, status: int) -> None:
+    ends.add(gone((LAUNCHER, status)))
+    ends.add(gone((worker(0), 0)))
+    assert ends.outcome is Outcome.FAILED
+
+
+def test_an_end_that_nobody_saw_is_a_failure_only_where_another_saw_one(ends: Ends) -> None:
+    unseen = Missing("reaped")
+    ends.add(gone((LAUNCHER, unseen)))
+    assert ends.outcome is Outcome.UNKNOWN
+    other = Ends(LAUNCHER.identity)
+    other.add(gone((rank(0), signal.SIGSEGV)))
+    other.add(gone((LAUNCHER, unseen)))
+    assert other.outcome is Outcome.FAILED
+
+
+def test_ranks_without_their_launchers_word_ended_as_the_worst_of_them(ends: Ends) -> None:
+    assert ends.ranks_outcome is Outcome.UNKNOWN
+    ends.add(gone((rank(0), EXIT_1), (rank(1), 0)))
+    assert ends.ranks_outcome is Outcome.FAILED
+    ends.add(Changes(born=(rank(0), rank(1))))
+    ends.add(gone((rank(0), 0)))
+    ends.add(gone((rank(1), 0)))
+    assert ends.ranks_outcome is Outcome.WELL
+    ends.add(gone((rank(2), Missing("reaped"))))
+    assert ends.ranks_outcome is Outcome.UNKNOWN

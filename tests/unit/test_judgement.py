@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.frames import make_cpu, make_frame, make_process, make_target, make_worker
+from tests.frames import make_cpu, make_frame, make_output, make_process, make_target, make_worker
 from tests.judging import SECOND
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
 from tpmon.judge.judgement import Judgement, judge
@@ -21,10 +21,11 @@ from tpmon.judge.standing import Standing
 from tpmon.judge.verdict import rate_confidence
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
-from tpmon.model.known import Missing, is_known
-from tpmon.model.process import Setting
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Outcome, Role, Setting
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
-from tpmon.model.verdict import EXIT_CODES, TABLE, Confidence, Finding, Kind
+from tpmon.model.verdict import BEFORE_THE_END, EXIT_CODES, TABLE, Confidence, Finding, Kind
+from tpmon.report.verdict import write_verdict
 
 LEVELS = [Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH]
 ROWS = {row.kind: row.causes for row in TABLE}
@@ -215,7 +216,9 @@ def _frames(draw: st.DrawFn) -> list[Frame]:
         oversubscription=draw(_READINGS), run_delay_ratio=draw(_READINGS), throttled_ratio=draw(_READINGS),
     )  # fmt: skip
     ended = draw(st.booleans())
-    target = make_target(state=TargetState.ENDED, ended="exit 0") if ended else make_target()
+    target = (
+        make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL) if ended else make_target()
+    )
     frame = make_frame(processes=tuple(processes), cpu=cpu, target=target)
     return line_up([frame] * draw(st.sampled_from([1, 2, 12, 36])))
 
@@ -272,9 +275,39 @@ def test_a_large_job_is_judged_every_third_second() -> None:
 
 def test_the_end_of_a_large_job_is_judged_at_once() -> None:
     frames = starved(COMPUTES, workers=80, seconds=20)
-    ended = replace(frames[-1], target=make_target(state=TargetState.ENDED, ended="exit 0"))
+    ended = replace(
+        frames[-1], target=make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL)
+    )
     last = replace(ended, taken_ns=ended.taken_ns + SECOND // 10)
     before, after = [one.frame.verdict for one in run([*frames, last])[-2:]]
     assert after is not before
     assert is_known(after)
     assert (after.kind, after.cause) == (Kind.IDLE, "finished")
+
+
+def test_the_end_of_a_job_keeps_what_was_said_before_it_and_is_as_sure_as_it_was_seen() -> None:
+    frames = starved(COMPUTES, seconds=20)
+    log = (make_output(lines=("step 41", "RuntimeError: no batch", "")),)
+    target = make_target(state=TargetState.ENDED, ended="exit 1", outcome=Outcome.FAILED)
+    last = replace(frames[-1], target=target, taken_ns=frames[-1].taken_ns + SECOND, output=log)
+    finding = conclude([*frames, last])
+    assert (finding.kind, finding.cause) == (Kind.IDLE, "failed")
+    assert (finding.confidence, finding.since) == (Confidence.HIGH, last.taken)
+    rows = {row.name: row.text for row in finding.evidence}
+    assert rows["the log ends with"] == "RuntimeError: no batch"
+    assert rows[BEFORE_THE_END].startswith("DATA-BOUND cpu-transform, confidence high")
+    told = "\n".join(write_verdict(replace(last, verdict=finding)))
+    assert "at least" not in told.partition("evidence")[0]
+    assert "DATA-BOUND cpu-transform" in told
+
+
+def test_the_end_of_a_job_takes_the_place_of_the_end_of_its_ranks() -> None:
+    launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
+    target = make_target(outcome=Outcome.UNKNOWN)
+    frames = line_up([make_frame()] * 3 + [make_frame(processes=(launcher,), target=target)] * 30)
+    assert conclude(frames).cause == "ended"
+    ended = make_target(state=TargetState.ENDED, ended="exit 0", outcome=Outcome.WELL)
+    last = replace(frames[-1], target=ended, taken_ns=frames[-1].taken_ns + SECOND)
+    finding = conclude([*frames, last])
+    assert finding.cause == "finished"
+    assert BEFORE_THE_END not in {row.name for row in finding.evidence}

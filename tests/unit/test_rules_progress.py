@@ -21,7 +21,6 @@ from tests.frames import (
     make_worker,
 )
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
-from tests.starving import line_up
 from tpmon.judge import rules_progress
 from tpmon.judge.advice import REMEDIES_FOR
 from tpmon.judge.judgement import judge
@@ -34,7 +33,6 @@ from tpmon.judge.rules_hang import (
 )
 from tpmon.judge.rules_progress import (
     judge_checkpoint,
-    judge_finished,
     judge_starting,
     judge_validation,
     judge_waiting_for_input,
@@ -44,7 +42,6 @@ from tpmon.judge.scene import see
 from tpmon.judge.standing import Standing
 from tpmon.judge.stillness import fresh_phase
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
-from tpmon.model.frame import TargetState
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
@@ -161,28 +158,6 @@ def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
 
 
 # Over, or waiting for a person
-
-
-def test_an_ended_job_is_finished_and_says_how():
-    target = make_target(state=TargetState.ENDED, ended="SIGKILL; OOM killer")
-    answer = judge_finished(scene_of(make_frame(target=target, processes=())))
-    assert said(answer) == (Kind.IDLE, "finished")
-    assert answer.summary.endswith("SIGKILL; OOM killer")
-
-
-def test_a_launcher_without_its_ranks_is_finished():
-    frames = hold(make_frame())
-    launcher = make_process(4200, role=Role.LAUNCHER, rank=NOT_APPLICABLE)
-    restart = [*frames, *hold(make_frame(processes=(launcher,)), 15)]
-    assert type(judge_finished(see(line_up(restart)))) is Unsure
-    ended = [*frames, *hold(make_frame(processes=(launcher,)), 25)]
-    assert said(judge_finished(see(line_up(ended)))) == (Kind.IDLE, "finished")
-    long_ago = make_frame(processes=(launcher,), facts="no rank left · no loader workers")
-    assert said(judge_finished(scene_of(long_ago, seconds=60))) == (Kind.IDLE, "finished")
-    zombies = make_frame(processes=(make_process(state="Z"),))
-    assert said(judge_finished(scene_of(zombies))) == (Kind.IDLE, "finished")
-    assert type(judge_finished(scene_of(make_frame()))) is Cleared
-    assert type(judge_finished(scene_of(make_frame(processes=(launcher,))))) is Cleared
 
 
 def test_a_prompt_is_told_by_stack_or_kernel():

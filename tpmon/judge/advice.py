@@ -90,6 +90,8 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.PAUSED, "checkpoint"): ("async-checkpoint",),
     (Kind.PAUSED, "validation"): ("cheaper-validation",),
     (Kind.IDLE, "finished"): (),
+    (Kind.IDLE, "failed"): ("find-killer", "read-last-words"),
+    (Kind.IDLE, "ended"): ("read-last-words",),
     (Kind.IDLE, "waiting-for-input"): ("no-breakpoint",),
     (Kind.DATA_BOUND, "no-workers"): (
         "start-workers",

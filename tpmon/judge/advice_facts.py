@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Facts:
     pid: Applicable[int] = _UNREAD
     rank: Applicable[int] = _UNREAD
     card: Applicable[int] = _UNREAD
+    log_path: Known[str] = _UNREAD
+    """The file that the job wrote to last."""
 
 
 def propose_workers(
@@ -235,6 +238,7 @@ FIELDS = {
     "shm_size": Field(_shm_size, "8g", "twice the present size, 8 GiB at least"),
     "pid": Field(lambda facts: _text(facts.pid), "PID", "the process that the verdict names"),
     "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
+    "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
     "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),
 }
 """The fields of the templates by name."""

@@ -98,6 +98,7 @@ class Need(str, Enum):
     SAVE_IN_STACK = "the main thread is writing a checkpoint"
     VALIDATION_IN_STACK = "the main thread is in validation"
     INPUT_WAIT = "the main thread reads from the terminal"
+    KILLED = "a signal ended a process of the job"
     # No progress
     RANK_GONE = "a rank of this machine is missing"
     LOCAL_RANKS_WAIT = "every rank of this machine waits and others run elsewhere"

@@ -69,6 +69,31 @@ REMEDIES = (
         proof="Steps go on.",
     ),
     Remedy(
+        id="find-killer",
+        title="find what killed it, before it is started again",
+        applies="The job ended by a signal: out of memory, a crash in a library, a time limit of the "
+        "scheduler, somebody's kill.",
+        not_when="Somebody ended it on purpose.",
+        needs=(Need.KILLED,),
+        paste="sudo dmesg -T | grep -iE 'killed process|out of memory|segfault|xid' | tail; sacct -j JOBID",
+        language=Language.SHELL,
+        ceiling="none; it says what to repair",
+        risk=Risk.NONE,
+        proof="The same run gets past that point.",
+    ),
+    Remedy(
+        id="read-last-words",
+        title="read what it wrote last, before it is started again",
+        applies="The job has ended and its exit status is not that of success, or nobody could see it.",
+        not_when="Its log shows that it came to its end.",
+        needs=(),
+        paste="tail -n 50 {log}",
+        language=Language.SHELL,
+        ceiling="none; it says what to repair",
+        risk=Risk.NONE,
+        proof="The same run gets past that point.",
+    ),
+    Remedy(
         id="dump-stacks",
         title="take the stacks of all ranks before anything is restarted",
         applies="Nothing moves. What the main threads do right now is the one piece of evidence that a "

@@ -80,9 +80,23 @@ EXPLANATIONS = (
     Explanation(
         Kind.IDLE,
         "finished",
-        "The job has ended, or no rank has been left for 20 s.",
-        "The ranks ended.",
-        "a crash: the event line says how the processes ended; a restart by torchrun that takes longer.",
+        "The job has ended with exit 0, or every rank has and none has been left for 20 s.",
+        "The exit status of the job's first process, or of its ranks.",
+        "a program that catches its error and ends with exit 0: read its log.",
+    ),
+    Explanation(
+        Kind.IDLE,
+        "failed",
+        "The job has ended and not well: another exit status than 0, or a signal. Exit code 10.",
+        "The exit status of the job's first process; of its ranks where a launcher lives on without them.",
+        "a job that was ended on purpose; a restart by torchrun that takes longer than 20 s.",
+    ),
+    Explanation(
+        Kind.IDLE,
+        "ended",
+        "The job has ended and nobody could see how. Exit code 11: it is no success.",
+        "The process is gone. Before Linux 6.15 a kernel tells others the status until its parent asks.",
+        "success and failure: the end of its log tells.",
     ),
     Explanation(
         Kind.IDLE,

@@ -28,10 +28,16 @@ from tpmon.judge.suspicion import Answer, Rule, Suspicion
 from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import RankRow
-from tpmon.model.verdict import EXIT_CODES, Finding, Kind
-from tpmon.model.verdict_words import join_cause
+from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, Evidence, Finding, Kind, pick_code
+from tpmon.model.verdict_words import (
+    is_undecided,
+    join_cause,
+    name_cause,
+    say_confidence,
+    say_since_in_full,
+)
 
 RULES: tuple[Rule, ...] = (
     rules_cpu.judge_quota,
@@ -46,7 +52,7 @@ RULES: tuple[Rule, ...] = (
     *rules_healthy.RULES,
     *rules_progress.RULES,
 )
-FINISHED: Key = (Kind.IDLE, "finished")
+ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
 LARGE_JOB_S = 2.5
 """With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 5 to 10 ms."""
 OTHER_WEIGHT = 0.1
@@ -93,7 +99,18 @@ def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[s
 
 
 def _is_calm(suspicion: Suspicion) -> bool:
-    return EXIT_CODES[suspicion.kind] == 0
+    return pick_code(suspicion.kind, suspicion.cause) == 0
+
+
+def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
+    """Keep what was said last before the end: it may be why the job ended."""
+    if is_undecided(before) or (before.kind, before.cause) in ENDS:
+        return finding
+    sure = (say_confidence(before), say_since_in_full(before, frame.taken))
+    words = f"{before.kind.value.upper()} {name_cause(before)}".strip()
+    text = f"{', '.join(word for word in (words, *sure) if word)}: {before.summary}"
+    row = Evidence(BEFORE_THE_END, Missing("in words"), "", text, "tpmon", frame.ages_s.cpu)
+    return replace(finding, evidence=(*finding.evidence, row))
 
 
 def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tuple[str, ...]]:
@@ -111,13 +128,14 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     followed = follow(noted, suspicions, now_ns, interval_s=interval_s, cleared_ns=cleared_ns)
     ranked = rank(followed.tracks, followed.stated)
     decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
-    if scene.frame.target.state is TargetState.ENDED and any(
-        key_of(one.suspicion) == FINISHED for one in ranked
-    ):
-        decided = replace(decided, stated=FINISHED)  # there is no later reading to be surer by
+    end = next((key_of(one) for one in suspicions if one.seen and key_of(one) in ENDS), None)
+    if end is not None:
+        decided = replace(decided, stated=end)  # there is no later reading to be surer by
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
     if track is not None:
         finding = find(track, answers, scene)
+        if end is not None and standing.finding is not None:
+            finding = _keep_before(finding, standing.finding, scene.frame)
     elif decided.stated is not None and standing.finding is not None:
         finding = standing.finding
     else:

@@ -12,6 +12,7 @@ from tpmon.judge.starvation import FREE_CORES
 from tpmon.judge.suspicion import Suspicion
 from tpmon.judge.worker_load import BLOCKED_WORKER, BUSY_WORKER
 from tpmon.model.facts import list_taxes
+from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.verdict import Kind
 
@@ -178,6 +179,11 @@ def _needed(workers: Known[int], suspicion: Suspicion) -> Known[float]:
     return share / (1 - share) if workers == 0 else 1 / (1 - share)
 
 
+def _last_log(frame: Frame) -> Known[str]:
+    dated = [(log.last_write, log.path) for log in frame.output if is_known(log.last_write)]
+    return max(dated)[1] if dated else Missing("no log of the job is a file")
+
+
 def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     """Return the numbers of the run that the remedies of ``suspicion`` name."""
     frame = scene.frame
@@ -208,4 +214,5 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         pid=suspicion.pid,
         rank=suspicion.rank,
         card=suspicion.card,
+        log_path=_last_log(frame),
     )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from tpmon.judge.standing import INCUMBENT, Key, Track, key_of
 from tpmon.model.known import NotApplicable
-from tpmon.model.verdict import EXIT_CODES, Kind
+from tpmon.model.verdict import Kind, pick_code
 
 _ANY = NotApplicable.NOT_APPLICABLE
 """In the table below: every cause of the kind."""
@@ -89,7 +89,7 @@ def weigh(track: Track) -> float:
         return _FIRST + weight
     if kind in (Kind.STARTING, Kind.PAUSED, Kind.IDLE):
         return _BEFORE_SPEED + weight
-    if EXIT_CODES[kind] == 0:
+    if pick_code(kind, track.suspicion.cause) == 0:
         return _HEALTHY * (weight + (kind is Kind.COMPUTE_BOUND))
     return weight
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from tpmon.judge import rules_hang
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phases import Phase
+from tpmon.judge.rules_end import judge_finished
 from tpmon.judge.rules_still import judge_no_progress
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.stillness import FRESH_S, INPUT_WAITS, TERMINAL_WAIT, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.facts import NO_RANK_LEFT
-from tpmon.model.frame import TargetState
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import Kind
 
 STARTING_RATIO = 0.5
 """Share of samples in imports, loading or the compiler that makes a run one that starts."""
@@ -25,9 +24,6 @@ RESTING_MAIN_DEMAND = 0.1
 PAUSE_RATIO = 0.2
 """Share of the samples of the span that a pause takes besides being the newest thing seen: a short
 checkpoint between steps is a part of the run, not a pause of it."""
-REBIRTH_S = 20.0
-"""How long no rank lives before they are said to have ended: torchrun starts them anew after a failure,
-once it has met the other machines."""
 INPUT_S = 3.0
 """How long a terminal must be waited for; keys come faster."""
 
@@ -199,40 +195,6 @@ def judge_checkpoint(scene: Scene) -> Answer:
 def judge_validation(scene: Scene) -> Answer:
     """Suspect, in the good sense, that validation runs right now."""
     return _judge_pause(scene, Phase.VALIDATION, "validation", "is in validation", Need.VALIDATION_IN_STACK)
-
-
-def _rankless_s(scene: Scene) -> Known[float]:
-    """Return for how long no rank has lived; Missing when none was ever seen."""
-    for frame in reversed(scene.history):
-        if any(one.role is Role.RANK and one.state not in ("Z", "X") for one in frame.processes):
-            return (scene.frame.taken_ns - frame.taken_ns) / 1e9
-    if scene.ranks or scene.frame.facts.startswith(NO_RANK_LEFT):
-        return scene.history_s
-    return Missing("no rank yet")
-
-
-def judge_finished(scene: Scene) -> Answer:
-    """Suspect that the job is over: it ended, or its ranks did and only the rest remains."""
-    target = scene.frame.target
-    ended = target.state is TargetState.ENDED
-    gone_s = _rankless_s(scene)
-    if not ended and not is_known(gone_s):
-        return Cleared(f"finished ({gone_s.reason})")
-    if not ended and is_known(gone_s) and gone_s <= 0:
-        return Cleared("finished (its ranks live)")
-    if not ended and not scene.ranks and is_known(gone_s) and gone_s < REBIRTH_S:
-        return Unsure(f"finished (no rank for {gone_s:.0f} s; its launcher may start them anew)")
-    how = f": {target.ended}" if ended and is_known(target.ended) else ""
-    text = "the job has ended" if ended else "every rank has ended"
-    return Suspicion(
-        kind=Kind.IDLE,
-        cause="finished",
-        weight=1.0,
-        margin=2.0,
-        sources=frozenset(("process end",)),
-        summary=text + how,
-        evidence=(Evidence("ranks alive", 0.0, "", f"{text}{how}", "/proc", scene.frame.ages_s.cpu),),
-    )
 
 
 def _waits_for_terminal(rank: RankScene) -> frozenset[str]:

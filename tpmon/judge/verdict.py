@@ -15,7 +15,7 @@ from tpmon.judge.standing import Standing, Track
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.units import format_clock, format_seconds
-from tpmon.model.verdict import EXIT_CODES, Confidence, Evidence, Finding, Kind, SinceIs
+from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs, pick_code
 
 HIGH_SOURCES = 2
 HIGH_SPAN_S = 8.0
@@ -37,8 +37,11 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     """Say how sure: independent sources, how long (seconds), how far past the threshold.
 
     Two sources for 8 s, a quarter past the threshold, are high; what speaks against it takes a level.
+    What was seen to happen needs no time.
     """
     sources = len(suspicion.sources)
+    if suspicion.seen:
+        return Confidence.HIGH if sources >= HIGH_SOURCES else Confidence.MEDIUM
     level = 0
     if span_s >= MEDIUM_SPAN_S and (sources >= HIGH_SOURCES or suspicion.margin >= MEDIUM_MARGIN):
         level = 1
@@ -69,6 +72,8 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     of the log.
     """
     suspicion, now = track.suspicion, scene.now
+    if suspicion.seen:
+        return now, SinceIs.ONSET, "seen"
     if is_known(suspicion.since_ns):
         began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
         return began, SinceIs.ONSET, "history"
@@ -95,14 +100,14 @@ def _write_try(chosen: Chosen) -> str:
 
 def _pick(suspicion: Suspicion, remedies: Sequence[Chosen]) -> Chosen | None:
     """Take the best remedy; a healthy run is told only what was seen to help it."""
-    if EXIT_CODES[suspicion.kind] == 0:
+    if pick_code(suspicion.kind, suspicion.cause) == 0:
         return next((one for one in remedies if one.certain and one.remedy.needs), None)
     return remedies[0] if remedies else None
 
 
 def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
     """Say what the run gains at most: "2.4x if all of it goes away"."""
-    if EXIT_CODES[suspicion.kind] == 0 or suspicion.kind is Kind.HUNG:
+    if pick_code(suspicion.kind, suspicion.cause) == 0 or suspicion.kind is Kind.HUNG:
         return NOT_APPLICABLE
     share = suspicion.share
     if is_known(share) and 0 < share <= 1:

@@ -10,7 +10,7 @@ from tpmon.judge.advice_entry import Remedy
 from tpmon.judge.advice_facts import Facts, fill, fill_paste
 from tpmon.judge.explanation import Explanation
 from tpmon.model.known import is_known
-from tpmon.model.verdict import TABLE, Kind, KindRow
+from tpmon.model.verdict import TABLE, Kind, KindRow, pick_code
 
 EXPLANATIONS = {
     (one.kind, one.cause): one for one in (*explain_speed.EXPLANATIONS, *explain_cards.EXPLANATIONS)
@@ -50,7 +50,9 @@ def _table() -> Iterator[str]:
     yield "|---|---|---|---|"
     for row in sorted(TABLE, key=lambda row: row.exit_code):
         causes = ", ".join(row.causes)
-        yield f"| {row.exit_code} | {_anchor(row.kind)} | {causes} | {row.meaning} |"
+        others = [(cause, pick_code(row.kind, cause)) for cause in row.causes]
+        codes = "".join(f"; {cause}: {code}" for cause, code in others if code != row.exit_code)
+        yield f"| {row.exit_code}{codes} | {_anchor(row.kind)} | {causes} | {row.meaning} |"
 
 
 def _remedy(name: str) -> str:

@@ -23,7 +23,7 @@ from tpmon.model.host import (
 )
 from tpmon.model.known import Applicable, Known
 from tpmon.model.pace import HookSample, StepPace
-from tpmon.model.process import MainThreadSample, ProcessSample, RankRow
+from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.stacks import StackSlice
 from tpmon.model.verdict import Finding
 
@@ -42,7 +42,8 @@ class TargetState(str, Enum):
 class Target:
     """Name the job: its root process, the PID that was asked for, and what is known of its size.
 
-    ``ended`` says how an ended job ended ("exit 0", "SIGKILL; OOM killer", ...).
+    ``ended`` says how an ended job ended ("exit 0", "SIGKILL; OOM killer", ...), ``outcome`` whether
+    that was well; while the job lives and its last rank is gone, ``outcome`` is that of the ranks.
     """
 
     pid: int
@@ -60,6 +61,7 @@ class Target:
     torch_version: Known[str]
     python_version: Known[str]
     ended: Applicable[str]
+    outcome: Applicable[Outcome]
     rank_source: str
     """How ranks were told: "environment", "parentage and threads", ..."""
 
@@ -143,6 +145,8 @@ class Frame:
     sources: GroupTexts
     processes: tuple[ProcessSample, ...]
     ranks: tuple[RankRow, ...]
+    ends: Applicable[tuple[ProcessEnd, ...]]
+    """Launchers, ranks, workers and compile workers that ended since the last Frame."""
     cpu: CpuSample
     memory: MemorySample
     loader: tuple[LoaderSample, ...]

@@ -118,6 +118,32 @@ class ProcessSample:
     """Start-up values of the variables that change training speed; never the whole environment."""
 
 
+class Outcome(str, Enum):
+    """Say whether a process, or the whole job, ended as it should."""
+
+    WELL = "well"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    """Nobody told its exit status."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """Hold how one member of the job ended: ``how`` in words, "exit 1", "SIGKILL; OOM killer (kernel log)".
+
+    ``outcome`` is about this process alone: a worker that its rank ends with SIGTERM has failed, too.
+    """
+
+    pid: int
+    role: Role
+    rank: Applicable[int]
+    worker: Applicable[int]
+    outcome: Outcome
+    signal: Applicable[str]
+    """The name of the signal that ended it, where one did."""
+    how: str
+
+
 @dataclass(frozen=True, slots=True)
 class MainThreadSample:
     """Hold how often a rank's main thread was found in each state during one interval.

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from types import MappingProxyType
 
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.process import Outcome
 
 
 class Kind(str, Enum):
@@ -58,7 +60,10 @@ TABLE = (
     ),
     KindRow(Kind.PAUSED, 0, ("checkpoint", "validation"), "training waits for something it does on purpose"),
     KindRow(
-        Kind.IDLE, 0, ("finished", "waiting-for-input"), "nothing is left to do, or a person is waited for"
+        Kind.IDLE,
+        0,
+        ("finished", "failed", "ended", "waiting-for-input"),
+        "nothing is left to do, or a person is waited for",
     ),
     KindRow(
         Kind.DATA_BOUND,
@@ -183,4 +188,16 @@ class Finding:
     unknown: tuple[str, ...]
 
 
+BEFORE_THE_END = "verdict before the end"
+"""Name of the reading that keeps what was said last of a job that has ended."""
 EXIT_CODES = {row.kind: row.exit_code for row in TABLE}
+"""Of the kinds; ``pick_code`` knows the causes that have another one."""
+END_CAUSES = MappingProxyType({Outcome.WELL: "finished", Outcome.FAILED: "failed", Outcome.UNKNOWN: "ended"})
+"""The causes of ``idle`` that say that the job is over, by how it ended."""
+CAUSE_CODES = MappingProxyType({(Kind.IDLE, "failed"): 10, (Kind.IDLE, "ended"): 11})
+"""A job that crashed has not ended well, and one whose exit status nobody saw may not have (ADR 0008)."""
+
+
+def pick_code(kind: Kind, cause: Applicable[str]) -> int:
+    """Return the exit code of a verdict: that of its cause where it has one, else of its kind."""
+    return CAUSE_CODES.get((kind, cause), EXIT_CODES[kind]) if is_known(cause) else EXIT_CODES[kind]

@@ -6,16 +6,17 @@ from datetime import datetime
 
 from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
-from tpmon.model.verdict import EXIT_CODES, Evidence, Finding, Kind, SinceIs
+from tpmon.model.verdict import Evidence, Finding, Kind, SinceIs, pick_code
 
 _SIGNS = {10: "!", 11: "?", 12: "!!"}
 _RECENT_S = 120.0
 """Younger than this, a time of day carries its seconds."""
 
 
-def name_kind(kind: Kind) -> str:
+def name_kind(finding: Finding) -> str:
     """Write the verdict word with its sign: "! DATA-BOUND", "!! HUNG", and "COMPUTE-BOUND" for a calm one."""
-    return f"{_SIGNS.get(EXIT_CODES[kind], '')} {kind.value.upper()}".lstrip()
+    sign = _SIGNS.get(pick_code(finding.kind, finding.cause), "")
+    return f"{sign} {finding.kind.value.upper()}".lstrip()
 
 
 def name_cause(finding: Finding) -> str:
@@ -69,7 +70,8 @@ def say_since(finding: Finding, now: datetime) -> str:
     span = _say_span((now - finding.since).total_seconds())
     if finding.since_is is SinceIs.LOWER_BOUND:
         return f"at least {span}"
-    return f"since {_say_clock(finding.since, now)} ({span})"
+    clock = _say_clock(finding.since, now)
+    return f"since {clock} ({span})" if finding.since < now else f"since {clock}"
 
 
 def say_since_source(finding: Finding) -> str:

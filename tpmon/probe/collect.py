@@ -198,6 +198,14 @@ class Collector:
         network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()
         steps = self._steps.read(processes)
+        events = self._teller.tell(
+            taken,
+            changes,
+            group,
+            now_ns,
+            processes=processes,
+            others=self._own_events(taken, target, gpu.events),
+        )
         environment = self._rank_environment(processes)
         return Frame(
             schema=FRAME_SCHEMA,
@@ -233,6 +241,7 @@ class Collector:
             ),
             processes=processes,
             ranks=steps.put(make_rank_rows(processes, gpu.gpus)),
+            ends=self._teller.last_ends,
             cpu=cpu,
             memory=make_memory(
                 processes, group, host, self._shm.latest()[0], partial(self._growth.add, now_ns)
@@ -251,14 +260,7 @@ class Collector:
             notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
             hook=steps.hook,
             steps=steps.steps,
-            events=self._teller.tell(
-                taken,
-                changes,
-                group,
-                now_ns,
-                processes=processes,
-                others=self._own_events(taken, target, gpu.events),
-            ),
+            events=events,
             self_=_NO_COST,
         )
 
@@ -320,6 +322,9 @@ class Collector:
             torch_version=job.torch_version,
             python_version=job.python_version,
             ended=NOT_APPLICABLE,
+            outcome=self._teller.ranks_outcome
+            if self._had_ranks and Role.RANK not in roles
+            else NOT_APPLICABLE,
             rank_source=job.rank_source,
         )
 
@@ -347,7 +352,7 @@ class Collector:
         now_ns = time.monotonic_ns()
         events = self._teller.tell(taken, changes, self._cgroups.read(now_ns), now_ns)
         how = self._teller.describe_end()
-        target = replace(self._last.target, state=TargetState.ENDED, ended=how)
+        target = replace(self._last.target, state=TargetState.ENDED, ended=how, outcome=self._teller.outcome)
         said = f"the job ended: {how}"
         if helpers := self._membership.members:
             said += f"; still there: {', '.join(f'{one.label} ({one.identity.pid})' for one in helpers[:4])}"
@@ -364,6 +369,7 @@ class Collector:
             rounds=self.dumps.take(),
             collectives=self.records.take(),
             main_threads=self._main_threads.take(),
+            ends=self._teller.last_ends,
             events=events,
         )
 

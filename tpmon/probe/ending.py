@@ -50,6 +50,14 @@ def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[
     return int(struct.unpack_from("=i", info, _PIDFD_INFO_SIZE - 4)[0])
 
 
+def name_signal(number: int) -> str:
+    """Name a signal: "SIGKILL"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def describe_end(wait_status: Known[int], *, oom_victim: bool = False, oom_kills: int = 0) -> str:
     """Say how a process ended: "exit 1", "SIGKILL; OOM killer (kernel log)", or that nobody told.
 
@@ -64,10 +72,7 @@ def describe_end(wait_status: Known[int], *, oom_victim: bool = False, oom_kills
     number = wait_status & 0x7F
     if not number:
         return f"exit {wait_status >> 8 & 0xFF}"
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
+    name = name_signal(number)
     if wait_status & 0x80:
         name += " (core dumped)"
     if number != signal.SIGKILL:

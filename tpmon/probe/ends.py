@@ -6,14 +6,18 @@ seconds and then leave with exit 0.
 
 from __future__ import annotations
 
-from tpmon.model.known import Known, is_known
-from tpmon.model.process import Identity, Role
-from tpmon.probe.changes import Changes, name_member
-from tpmon.probe.ending import UNSEEN, describe_end
+from collections.abc import Sequence
+
+from tpmon.model.known import NOT_APPLICABLE, Known, is_known
+from tpmon.model.process import Identity, Outcome, ProcessEnd, Role
+from tpmon.probe.changes import Changes, Departure, name_member
+from tpmon.probe.ending import UNSEEN, describe_end, name_signal
 from tpmon.probe.job import Member
 
 DYING_NS = 10_000_000_000
 """Freeing hundreds of GB takes the kernel seconds."""
+MOST_ENDS = 256
+"""A Frame names so many that ended in one second; a job of thousands ends at once."""
 _FATAL = (Role.RANK, Role.WORKER)
 
 
@@ -43,6 +47,23 @@ class OomKills:
         return self._told[1] if self._told is not None and now_ns - self._told[0] < DYING_NS else 0
 
 
+def tell_end(gone: Departure, *, oom_kills: int = 0) -> ProcessEnd:
+    """Say how one member ended; ``oom_kills`` as in ``describe_end``."""
+    status, member = gone.wait_status, gone.member
+    outcome = Outcome.UNKNOWN
+    if is_known(status):
+        outcome = Outcome.FAILED if status else Outcome.WELL
+    return ProcessEnd(
+        pid=member.identity.pid,
+        role=member.role,
+        rank=member.rank,
+        worker=member.worker,
+        outcome=outcome,
+        signal=name_signal(status & 0x7F) if is_known(status) and status & 0x7F else NOT_APPLICABLE,
+        how=describe_end(status, oom_victim=gone.oom_victim, oom_kills=oom_kills),
+    )
+
+
 class Ends:
     """Follow the ends of one job's members."""
 
@@ -53,19 +74,44 @@ class Ends:
         self._last_how = UNSEEN
         self._first: Member | None = None
         self._first_how = ""
+        self._last_outcome = self._root_outcome = Outcome.UNKNOWN
+        self._rank_outcomes: set[Outcome] = set()
 
-    def add(self, changes: Changes, *, oom_kills: int = 0) -> None:
-        """Note who ended; ``oom_kills`` as in ``describe_end``."""
+    def add(self, changes: Changes, *, oom_kills: int = 0) -> tuple[ProcessEnd, ...]:
+        """Note who ended, and return it; ``oom_kills`` as in ``describe_end``."""
         root_lived = not self._root_how
-        for each in changes.gone:
-            how = describe_end(each.wait_status, oom_victim=each.oom_victim, oom_kills=oom_kills)
+        ends = tuple(tell_end(each, oom_kills=oom_kills) for each in changes.gone)
+        for each, end in zip(changes.gone, ends, strict=True):
             if each.member.identity == self._root:
-                self._root_how = how
-            elif root_lived and self._first is None and each.failed and each.member.role in _FATAL:
-                self._first, self._first_how = each.member, how
-            self._last_how = how
+                self._root_how, self._root_outcome = end.how, end.outcome
+            elif root_lived and self._first is None and each.failed and end.role in _FATAL:
+                self._first, self._first_how = each.member, end.how
+            self._last_how, self._last_outcome = end.how, end.outcome
+        self._note_ranks(ends, changes)
         if self._first is not None and any(_replaces(one, self._first) for one in changes.born):
             self._first = None  # the job went on without it
+        return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
+
+    def _note_ranks(self, ends: Sequence[ProcessEnd], changes: Changes) -> None:
+        """Note how the ranks ended; a rank that was born since begins anew."""
+        outcomes = {end.outcome for end in ends if end.role is Role.RANK}
+        if any(one.role is Role.RANK for one in changes.born):
+            self._rank_outcomes.clear()
+        self._rank_outcomes |= outcomes
+
+    @property
+    def ranks_outcome(self) -> Outcome:
+        """Say how the ranks that are gone ended: badly if one of them did."""
+        return _worst(self._rank_outcomes)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Say whether the job ended well: by its root, else by a rank or worker that failed before."""
+        outcome = self._root_outcome if self._root_how else self._last_outcome
+        if outcome is Outcome.UNKNOWN and self._first is not None:
+            return Outcome.FAILED
+        # Loader workers that outlive the rest leave with exit 0 and tell nothing of the job.
+        return outcome if self._root_how or outcome is Outcome.FAILED else Outcome.UNKNOWN
 
     def describe(self) -> str:
         """Say how the job ended, and who failed first: "exit 1, after rank 0 (85): SIGKILL"."""
@@ -77,3 +123,9 @@ class Ends:
 
 def _replaces(born: Member, gone: Member) -> bool:
     return (born.role, born.rank) == (gone.role, gone.rank)
+
+
+def _worst(outcomes: set[Outcome]) -> Outcome:
+    if Outcome.FAILED in outcomes:
+        return Outcome.FAILED
+    return Outcome.WELL if outcomes == {Outcome.WELL} else Outcome.UNKNOWN

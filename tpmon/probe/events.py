@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from tpmon.model.frame import Event, EventKind
-from tpmon.model.process import Identity, ProcessSample, Role
+from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.process import Identity, Outcome, ProcessEnd, ProcessSample, Role
 from tpmon.probe.cgroup import CgroupReading
 from tpmon.probe.cgroup_layout import HOST
 from tpmon.probe.changes import Changes, describe_by_role, describe_stops
@@ -43,6 +44,7 @@ class EventTeller:
         """Begin with nothing told; ``root`` is the process whose end is the job's."""
         self._oom_kills = OomKills()
         self._ends = Ends(root)
+        self._last_ends: tuple[ProcessEnd, ...] = ()
         self._told_shedding = False
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         # PID and start of those that were stopped: plain tuples, this runs over every process each second.
@@ -66,7 +68,7 @@ class EventTeller:
         host_wide = group.memory_source == HOST
         # others' may be among those of the machine
         own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
-        self._ends.add(changes, oom_kills=own_kills)
+        self._last_ends = self._ends.add(changes, oom_kills=own_kills)
         told = [*describe_by_role(changes, oom_kills=own_kills), *self._tell_stops(processes)]
         weighed = [(_weigh(role), Event(taken, EventKind.PROCESS, text)) for role, text in told]
         if kills:
@@ -88,6 +90,21 @@ class EventTeller:
             else "tpmon is within its CPU budget again"
         )
         return [Event(taken, EventKind.PROBE, text)]
+
+    @property
+    def last_ends(self) -> Applicable[tuple[ProcessEnd, ...]]:
+        """Return who ended in the second that was told last; not applicable where nobody did."""
+        return self._last_ends or NOT_APPLICABLE
+
+    @property
+    def outcome(self) -> Outcome:
+        """Say whether the job, which has ended, ended well."""
+        return self._ends.outcome
+
+    @property
+    def ranks_outcome(self) -> Outcome:
+        """Say whether the ranks that are gone ended well."""
+        return self._ends.ranks_outcome
 
     def describe_end(self) -> str:
         """Say how the job ended, and who failed first."""

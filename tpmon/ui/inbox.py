@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
-from tpmon.model.verdict import EXIT_CODES
+from tpmon.model.verdict import pick_code
 from tpmon.ui.controls import Reading
 
 EVENT_LIMIT = 500
@@ -18,7 +18,7 @@ EVENT_LIMIT = 500
 def turns_bad(update: Update, events: Sequence[Event]) -> bool:
     """Tell whether a new verdict is among ``events`` and is one that accuses: what a bell is rung for."""
     verdict = update.frame.verdict
-    accuses = is_known(verdict) and EXIT_CODES[verdict.kind] in (10, 12)
+    accuses = is_known(verdict) and pick_code(verdict.kind, verdict.cause) in (10, 12)
     return accuses and any(event.kind is EventKind.VERDICT for event in events)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
-from tpmon.model.verdict import EXIT_CODES, Finding, Kind, SinceIs
+from tpmon.model.verdict import BEFORE_THE_END, Finding, SinceIs, pick_code
 from tpmon.model.verdict_words import (
     list_try,
     name_cause,
@@ -30,9 +30,9 @@ _INKS = {0: Ink.GOOD, 10: Ink.WARN, 11: Ink.STRONG, 12: Ink.BAD}
 TRY = "Try: "
 
 
-def kind_ink(kind: Kind) -> Ink:
+def kind_ink(finding: Finding) -> Ink:
     """Return the ink of a verdict word: calm, a warning, an alarm, or undecided."""
-    return _INKS[EXIT_CODES[kind]]
+    return _INKS[pick_code(finding.kind, finding.cause)]
 
 
 def flow(items: Sequence[Span], width: int, gap: int) -> list[Line]:
@@ -65,7 +65,7 @@ def paint_headline(frame: Frame, finding: Finding, width: int) -> list[Line]:
 
     def lay(since: str, share: str) -> list[Line]:
         items: list[Span] = [
-            (name_kind(finding.kind), kind_ink(finding.kind)),
+            (name_kind(finding), kind_ink(finding)),
             (name_cause(finding), Ink.STRONG),
             (say_confidence(finding), Ink.PLAIN),
             (since, Ink.PLAIN),
@@ -205,7 +205,10 @@ def _cut_text(lines: Sequence[Line], count: int, width: int) -> list[Line]:
 
 
 def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
-    """Paint in one line what the verdict was when the job ended."""
+    """Paint in one line what the verdict was before the job ended."""
+    before = next((row.text for row in finding.evidence if row.name == BEFORE_THE_END), "")
+    if before:
+        return fit_line(((f" last verdict: {before}", Ink.PLAIN),), width)
     pieces = (finding.kind.value.upper(), name_cause(finding), say_confidence(finding))
     told = "  ".join(piece for piece in pieces if piece)
     since = say_since(finding, frame.taken)
@@ -215,10 +218,10 @@ def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
 def paint_verdict_briefly(frame: Frame, finding: Finding, size: Size) -> list[Line]:
     """Paint the verdict for the smallest screens: the word alone in its line, then cause, since, try."""
     width = size.width
-    word = name_kind(finding.kind)
+    word = name_kind(finding)
     if width_of(word) > width - 1:
         word = finding.kind.value.upper()
-    lines: list[Line] = [fit_line(((f" {word}", kind_ink(finding.kind)),), width)]
+    lines: list[Line] = [fit_line(((f" {word}", kind_ink(finding)),), width)]
     since = say_since(finding, frame.taken)
     if width_of(since) >= width:
         since = since.partition(" (")[0]

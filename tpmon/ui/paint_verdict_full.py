@@ -50,7 +50,7 @@ def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
 
 def _paint_whole_head(frame: Frame, finding: Finding, width: int) -> list[Line]:
     items: list[Span] = [
-        (name_kind(finding.kind), kind_ink(finding.kind)),
+        (name_kind(finding), kind_ink(finding)),
         (name_cause(finding), Ink.STRONG),
         (say_confidence(finding), Ink.PLAIN),
         (say_since_in_full(finding, frame.taken), Ink.PLAIN),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tpmon.model.frame import TargetState
 from tpmon.model.known import is_known
-from tpmon.model.verdict import EXIT_CODES, Finding
+from tpmon.model.verdict import Finding, pick_code
 from tpmon.ui.cells import cut, fit_line, wrap, wrap_words
 from tpmon.ui.ink import DOT, to_ascii
 from tpmon.ui.marks import tell_most
@@ -191,7 +191,7 @@ _SHARES = {0: 0.24, 10: 0.38, 11: 0.38, 12: 0.42}
 
 def _verdict_height(finding: Finding, size: Size) -> int:
     """Return how many lines the verdict may take, more of them where they are short."""
-    share = _SHARES[EXIT_CODES[finding.kind]] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
+    share = _SHARES[pick_code(finding.kind, finding.cause)] * (1.3 if size.width < SHORT_LINES_WIDTH else 1.0)
     if size.height < LOW_HEIGHT:
         share = 0.6
     return max(3, int(size.height * share))

@@ -1,0 +1,125 @@
+"""Start jobs of every kind in one shell, once a module, and read from themselves who is who."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.programs.conftest import HERE, READY_S, TORCHRUN, end_tree, wait_until
+
+LOAD = 0.25
+
+
+@dataclass(frozen=True)
+class Started:
+    """Hold what a job itself says: the PID the shell gave it, its ranks, and its workers by number.
+
+    ``workers[rank_pid][number]`` is a PID; told by torch, not by tpmon.
+    """
+
+    root: int
+    ranks: dict[int, int]
+    workers: dict[int, dict[int, int]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
+    """Return the command line of each job and how many processes train in it."""
+    node = (*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
+    node += ("--master-port", str(free_port()))
+    quiet = ("--load", "0.02")
+
+    def train(name: str, *options: str) -> tuple[str, ...]:
+        return ("chaos_train.py", "--ready", str(folder / name), *options)
+
+    return {
+        "torchrun": (
+            (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("torchrun", "--load", str(LOAD))),
+            2,
+        ),
+        "node 0": ((*node, "--node-rank", "0", *train("node 0", "--workers", "1", *quiet)), 1),
+        "node 1": ((*node, "--node-rank", "1", *train("node 1", "--workers", "1", *quiet)), 1),
+        "spawned workers": ((sys.executable, *train("spawned workers", "--context", "spawn", *quiet)), 1),
+        "served workers": ((sys.executable, *train("served workers", "--context", "forkserver", *quiet)), 1),
+        "spawned ranks": (
+            (
+                *(sys.executable, "job_spawn.py", "--ready", str(folder / "spawned ranks")),
+                *("--context", "spawn", "--workers", "1", "--seconds", "600"),
+            ),
+            2,
+        ),
+    }
+
+
+def trainers(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def read_truth(folder: Path, root: int) -> Started:
+    ranks = {read_rank(pid): pid for pid in trainers(folder)}
+    workers: dict[int, dict[int, int]] = {pid: {} for pid in ranks.values()}
+    for path in folder.glob("worker-*"):
+        _, rank, number, pid = path.name.split("-")
+        workers[ranks[int(rank)]][int(number)] = int(pid)
+    return Started(root, ranks, workers)
+
+
+def read_rank(pid: int) -> int:
+    """Return RANK; 0 where there is none, and then the program is told by its parent."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((int(one[5:]) for one in variables if one.startswith(b"RANK=")), 0)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
+    """Start every job in the background of one shell, and wait until all of them train."""
+    folder = tmp_path_factory.mktemp("shell")
+    all_jobs = commands(folder)
+    for name in all_jobs:
+        (folder / name).mkdir()
+    lines = [
+        f"{shlex.join(command)} & echo $! > {shlex.quote(str(folder / name / 'root'))}"
+        for name, (command, _) in all_jobs.items()
+    ]
+    log = folder / "output.log"
+    with log.open("wb") as output:
+        shell = subprocess.Popen(
+            ["bash", "-c", "\n".join([*lines, "wait"])],
+            cwd=HERE,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+    try:
+        train = {name: count for name, (_, count) in all_jobs.items()}
+        started = wait_until(lambda: {name: len(trainers(folder / name)) for name in train} == train, READY_S)
+        assert started, log.read_text()[-2000:]
+        yield {
+            name: read_truth(folder / name, int((folder / name / "root").read_text()))
+            for name in all_jobs
+            if name != "spawned ranks"
+        } | {"spawned ranks": spawned_ranks(folder / "spawned ranks")}
+    finally:
+        end_tree(shell)
+
+
+def spawned_ranks(folder: Path) -> Started:
+    """Number the ranks of mp.spawn as it started them: its children, in the kernel's order."""
+    root = int((folder / "root").read_text())
+    children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
+    ranks = [pid for pid in map(int, children) if pid in trainers(folder)]
+    return Started(root, dict(enumerate(ranks)), {})
