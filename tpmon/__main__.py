@@ -1,5 +1,18 @@
-"""Run tpmon as ``python -m tpmon``."""
+"""Run tpmon, as the command or as ``python -m tpmon``."""
 
-from tpmon.cli import main
+import sys
 
-raise SystemExit(main())
+
+def main() -> int:
+    """Run one command and return its exit status; ``run`` mostly becomes another program instead."""
+    if sys.argv[1:2] == ["run"]:
+        from tpmon.run import start  # noqa: PLC0415 before all that only a tool needs
+
+        start(sys.argv[2:])
+    from tpmon.cli import main as run_command  # noqa: PLC0415
+
+    return run_command()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -22,6 +22,8 @@ commands:
   sample PID     the hot functions of a rank and its workers over some seconds
   bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
   doctor [PID]   what may be read of a job and what not, why, and the one command that changes it
+  run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
+  hook export F  the hook as one file, for containers and machines without tpmon
   demo           start a small real training and watch it
 
 Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""

@@ -328,6 +328,10 @@ def _watch_on_screen(job: Job, options: Options) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] in ("run", "hook"):
+        from tpmon.starting import start_with_hook
+
+        return start_with_hook(arguments, _watch_on_screen)
     given = vars(parse_arguments(arguments))
     if given.get("version"):
         _stdout().write_lines(f"tpmon {__version__}")

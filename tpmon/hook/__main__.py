@@ -1,0 +1,58 @@
+"""Run a program with the hook in it and in what it starts: ``python -m tpmon.hook train.py ARGUMENT...``.
+
+Also ``python -m tpmon.hook -m package.module``. This process becomes the program: same PID, same
+exit code, same signals, and the flags that this Python was started with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_USAGE = "usage: python -m tpmon.hook [-m MODULE | FILE] [ARGUMENT...]\n"
+
+
+def find_boot() -> str:
+    """Return what goes on PYTHONPATH: the folder ``boot``, or the zip that this file is in."""
+    folder = os.path.join(_HERE, "boot")
+    return folder if os.path.isdir(folder) else os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+
+
+def read_flags() -> list[str]:
+    """Return the flags of this Python, without ``-m tpmon.hook`` and what follows."""
+    given = getattr(sys, "orig_argv", None)
+    if given is None:  # before Python 3.10
+        from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined] # noqa: PLC0415
+
+        flags: list[str] = _args_from_interpreter_flags()
+        return flags
+    before: list[str] = given[1 : len(given) - len(sys.argv[1:])]
+    return before[:-1] if before[-1].startswith("-m") else before[:-2]
+
+
+def become(arguments: list[str]) -> NoReturn:
+    """Replace this process by a Python of its kind, with the hook on its path."""
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = find_boot() + (os.pathsep + before if before else "")
+    os.execv(sys.executable, [sys.executable, *read_flags(), *arguments])  # noqa: S606 no shell is wanted
+
+
+def main() -> int:
+    """Become the program; return 2 where there is none, or where the hook could not come along."""
+    arguments = sys.argv[1:]
+    if sys.flags.ignore_environment:
+        os.write(2, b"tpmon.hook: -E and -I keep the hook out\nTry: leave them out\n")
+        return 2
+    if not arguments or arguments[0] in ("-h", "--help"):
+        os.write(2, f"{__doc__}\n{_USAGE}".encode())
+        return 0 if arguments else 2
+    become(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

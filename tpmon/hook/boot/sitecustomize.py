@@ -1,0 +1,32 @@
+"""Put tpmon's hook into the Python processes of a run, once they import torch (docs/hook.md).
+
+This folder is on PYTHONPATH of what ``tpmon run`` starts, or the zip of ``tpmon hook export`` is.
+Python imports this file at each start; it leaves a finder behind that waits for torch, takes the
+folder off ``sys.path`` again, and hands on to the ``sitecustomize`` that would have been imported
+without it. It prints nothing and never raises an error of its own. No functions and no annotations:
+Pythons too old for the hook read it too.
+"""
+
+import sys
+
+_here = __file__.rpartition("/")[0]
+
+if sys.version_info >= (3, 8):  # noqa: UP036 a job's prologue may be of any Python
+    try:
+        import tpmon_awaits_torch
+
+        tpmon_awaits_torch.begin(_here)
+    except Exception:
+        pass  # no hook; the program is not to notice
+
+sys.path[:] = [_path for _path in sys.path if _path != _here]
+
+_self = sys.modules.pop("sitecustomize", None)
+try:
+    import sitecustomize  # noqa: F401
+except ImportError as _error:
+    if getattr(_error, "name", "sitecustomize") != "sitecustomize":
+        raise  # the user's has one, which Python tells as ever
+finally:
+    if _self is not None:
+        sys.modules.setdefault("sitecustomize", _self)

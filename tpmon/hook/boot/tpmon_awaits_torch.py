@@ -1,0 +1,93 @@
+"""Wait for torch in a Python process that was started with the hook; until then cost next to nothing.
+
+One finder before all others acts at the import of torch and is gone; one behind all others finds
+``tpmon`` where nobody else does, so that a program may ``import tpmon.hook`` without having tpmon.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+ALLOW_STACKS = "_TPMON_ALLOW_STACKS"
+"""``tpmon run --allow-stacks`` sets it to 1."""
+
+
+class Awaiter:
+    """Import the hook when torch is asked for."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self, last: LastResort) -> None:
+        """Wait for nothing yet."""
+        self._last = last
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return None, but for torch what the finders behind say, among them that of the hook."""
+        if name != "torch":
+            return None
+        try:
+            sys.meta_path.remove(self)
+            self._last.load()
+        except Exception:
+            pass  # no hook; torch is imported as ever
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+            if spec is not None:
+                return spec
+        return None
+
+
+class LastResort:
+    """Find the tpmon that the run was started with, where the program's Python has none."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self, places: list[str]) -> None:
+        """Look into these folders."""
+        self._places = places
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """Return the package tpmon, which lies beside this file; None for all other names."""
+        if name != "tpmon":
+            return None
+        from importlib.machinery import PathFinder  # noqa: PLC0415
+
+        return PathFinder.find_spec(name, self._places)
+
+    def load(self) -> None:
+        """Import the hook of that tpmon; of another one only where the program imported it before."""
+        if "tpmon" not in sys.modules:
+            from importlib.util import module_from_spec  # noqa: PLC0415
+
+            spec = self.find_spec("tpmon")
+            if spec is None or spec.loader is None:
+                return
+            module = sys.modules["tpmon"] = module_from_spec(spec)
+            spec.loader.exec_module(module)
+        import tpmon.hook  # noqa: PLC0415
+
+        if os.environ.get(ALLOW_STACKS) == "1":
+            tpmon.hook.allow_stacks()
+
+
+def begin(here: str) -> None:
+    """Wait for torch; ``here`` is the folder or the zip that this file is in."""
+    tree = os.path.dirname(os.path.dirname(os.path.dirname(here)))
+    last = LastResort([here + "/lib", tree])
+    sys.meta_path.insert(0, Awaiter(last))
+    sys.meta_path.append(last)

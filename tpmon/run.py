@@ -1,0 +1,254 @@
+"""The command ``run``: start a program with the hook in it and in all that it starts.
+
+Without ``--attach`` this process becomes the program: same PID, signals, exit code and output, as if
+tpmon had never been there. Imports next to nothing, so that a start is hardly later for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tpmon.errors import ExitCode, NoTargetError, UsageError
+
+TYPE_CHECKING = False  # to import typing takes as long as all else here
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from tpmon.probe.job import Job
+    from tpmon.report.write import Output
+
+HELP = """\
+usage: tpmon run [options] [--] PROGRAM [ARGUMENT...]
+
+Start a training with the hook in it and in all Python processes that it starts (torchrun, accelerate,
+workers): exact steps and their split, for some microseconds a step. PROGRAM is what you type without
+tpmon: python train.py, torchrun --nproc-per-node 8 train.py, bash job.sh. tpmon becomes that program:
+same PID, signals, exit code and output.
+
+options:
+  --allow-stacks  let any process of this user read the stacks of the ranks and their workers (and change
+                  them), so that tpmon needs no root where Yama forbids it (kernel.yama.ptrace_scope 1)
+  --attach        keep this terminal for the screen: the program runs beside it, in a session of its own,
+                  without input; q leaves it running; when it ends, tpmon ends with its exit code
+  --log FILE      with --attach: a new file for what it prints (default: tpmon-run-TIME.log here)
+  -h, --help      show this help and end
+
+It puts a folder before PYTHONPATH. What drops PYTHONPATH (python -I, -E; another machine without tpmon)
+runs as ever, without the hook; tpmon hook export makes a file to take along. docs/hook.md has more."""
+
+BOOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook", "boot")
+"""What goes on PYTHONPATH; tpmon.hook.__main__ finds the same."""
+
+ALLOW_STACKS = "_TPMON_ALLOW_STACKS"
+"""Read by ``tpmon_awaits_torch`` in that folder."""
+
+_TRY = "tpmon run -- python train.py"
+_IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
+"""Python ignores them from its start on; a program that takes its place would go on ignoring them."""
+
+_LOOK_S = 0.25
+_ENDS_WITHIN_S = 3.0
+"""A launcher takes this long at most to follow its ranks; the screen is gone by then."""
+
+
+class Request:
+    """Hold what was asked for. No dataclass: to import that takes longer than all else here."""
+
+    __slots__ = ("allow_stacks", "attach", "command", "log", "wants_help")
+
+    def __init__(self) -> None:
+        """Ask for nothing yet."""
+        self.command: list[str] = []
+        self.allow_stacks = self.attach = self.wants_help = False
+        self.log = ""
+
+
+def parse_request(arguments: Sequence[str]) -> Request:
+    """Parse what follows ``tpmon run``; the first word that is no option begins the program.
+
+    Raises:
+        UsageError: for an option that is none, and where there is no program.
+    """
+    request = Request()
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        option, rest = rest[0], rest[1:]
+        if option == "--":
+            break
+        if option in ("-h", "--help"):
+            request.wants_help = True
+            return request
+        if option == "--allow-stacks":
+            request.allow_stacks = True
+        elif option == "--attach":
+            request.attach = True
+        elif option == "--log" and rest:
+            request.log, rest = rest[0], rest[1:]
+        elif option.startswith("--log="):
+            request.log = option[len("--log=") :]
+        else:
+            raise UsageError(f"tpmon run has no option {option}", "tpmon run --help")
+    if not rest:
+        raise UsageError("which program? None is given", _TRY)
+    if request.log and not request.attach:
+        raise UsageError("--log is for --attach alone", "tpmon run --attach --log FILE -- python train.py")
+    request.command = rest
+    return request
+
+
+def arm(environment: dict[str, str], *, allow_stacks: bool) -> dict[str, str]:
+    """Return an environment in which Python processes get the hook once they import torch."""
+    before = environment.get("PYTHONPATH", "")
+    armed = {**environment, "PYTHONPATH": BOOT + (os.pathsep + before if before else "")}
+    if allow_stacks:
+        armed[ALLOW_STACKS] = "1"
+    return armed
+
+
+def start(arguments: Sequence[str]) -> None:
+    """Become the program at once, where that is all that is asked for; return where there is more to do."""
+    try:
+        request = parse_request(arguments)
+        if not (request.attach or request.wants_help):
+            become(request)
+    except UsageError:
+        return  # found again, and told, where all errors are
+
+
+def become(request: Request) -> NoReturn:
+    """Replace this process by the program.
+
+    Raises:
+        UsageError: when there is no such program.
+    """
+    environment = arm(dict(os.environ), allow_stacks=request.allow_stacks)
+    for name in _IGNORED_BY_PYTHON:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execvpe(request.command[0], request.command, environment)  # noqa: S606 no shell is wanted
+    except OSError as error:
+        raise _refuse(request, error) from error
+
+
+def run_program(
+    arguments: Sequence[str],
+    output: Output,
+    require_terminal: Callable[[], None],
+    watch: Callable[[Job], int],
+) -> int:
+    """Do what ``tpmon run`` asks for.
+
+    Args:
+        arguments: what follows ``tpmon run``.
+        output: for the help.
+        require_terminal: raises where there is no terminal for a screen; nothing is started then.
+        watch: shows a job on the screen until it ends or is left.
+
+    Raises:
+        UsageError: for arguments that cannot be used.
+    """
+    request = parse_request(arguments)
+    if request.wants_help:
+        output.write_lines(HELP)
+        return ExitCode.OK
+    if not request.attach:
+        become(request)
+    require_terminal()
+    return _run_attached(request, watch)
+
+
+def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
+    import subprocess  # noqa: PLC0415 a plain start needs none of these
+
+    from tpmon.report.write import complain  # noqa: PLC0415
+
+    log, path = _open_log(request.log)
+    try:
+        child = subprocess.Popen(
+            request.command,
+            env=arm(dict(os.environ), allow_stacks=request.allow_stacks),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # ^C and a hang-up of this terminal are not the training's
+        )
+    except OSError as error:
+        os.unlink(path)
+        raise _refuse(request, error) from error
+    finally:
+        os.close(log)
+    complain(f"tpmon: started {child.pid}; what it prints goes to {path}")
+    try:
+        job = _await_job(child)
+        if job is not None:
+            watch(job)
+            _wait(child, _ENDS_WITHIN_S)
+    finally:
+        ended = child.poll()
+        if ended is None:
+            complain(
+                f"tpmon: the training goes on: tpmon attach {child.pid} shows it, kill {child.pid} ends it; "
+                f"what it prints goes to {path}"
+            )
+    if ended is None:
+        return ExitCode.OK
+    complain(f"tpmon: {request.command[0]} ended {describe_end(ended)}; what it printed: {path}")
+    return ended if ended >= 0 else 128 - ended
+
+
+def describe_end(returncode: int) -> str:
+    """Say how a child ended, by its exit code or minus the signal."""
+    if returncode >= 0:
+        return f"with exit code {returncode}"
+    try:
+        return f"by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"by signal {-returncode}"
+
+
+def _await_job(child: subprocess.Popen[bytes]) -> Job | None:
+    """Wait until there is a training job to watch; None when the program ended before."""
+    from tpmon.probe.target import find_job  # noqa: PLC0415
+
+    while not _wait(child, _LOOK_S):
+        try:
+            return find_job(child.pid)
+        except NoTargetError:
+            continue  # no torch is imported yet
+    return None
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    from subprocess import TimeoutExpired  # noqa: PLC0415
+
+    try:
+        child.wait(seconds)
+    except TimeoutExpired:
+        return False
+    return True
+
+
+def _open_log(asked: str) -> tuple[int, str]:
+    from datetime import datetime  # noqa: PLC0415
+
+    path = asked or f"tpmon-run-{datetime.now().astimezone():%Y%m%d-%H%M%S}.log"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600), os.path.abspath(path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the log {path}: {error.strerror}", "--log with another new file"
+        ) from error
+
+
+def _refuse(request: Request, error: OSError) -> UsageError:
+    name = request.command[0]
+    if name.endswith(".py"):
+        return UsageError(
+            f"{name} is not a program that can be run: {error.strerror}", f"tpmon run -- python {name}"
+        )
+    return UsageError(f"cannot run {name}: {error.strerror}", f"command -v {name}; {_TRY}")
