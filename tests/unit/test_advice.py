@@ -27,9 +27,12 @@ texts = st.one_of(st.just(Missing("not read")), st.just(NOT_APPLICABLE), st.just
 
 
 def facts_of(draw_number, draw_text):
+    draws = {
+        "Applicable[str]": draw_text,
+        "Known[str]": draw_text.filter(lambda one: one is not NOT_APPLICABLE),
+    }
     return st.builds(
-        Facts,
-        **{f.name: draw_text if f.name == "pool_library" else draw_number for f in dataclasses.fields(Facts)},
+        Facts, **{f.name: draws.get(str(f.type), draw_number) for f in dataclasses.fields(Facts)}
     )
 
 

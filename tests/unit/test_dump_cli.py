@@ -84,7 +84,7 @@ def test_a_dump_in_each_form_and_its_fold(job: int, form: str, tmp_path):
         )
         assert "stopped nothing" in done.stdout
     elif form == "collapsed":
-        assert done.stdout == "rank main;<module> (<string>:1) 1\n"
+        assert done.stdout == "rank 0 main;<module> (<string>:1) 1\n"
     elif form == "speedscope":
         assert json.loads(done.stdout)["exporter"] == "tpmon"
     else:

@@ -133,17 +133,20 @@ def test_processes_of_several_hosts_are_named_with_their_host():
 def test_collapsed_stacks_count_each_thread_once_and_divide_at_semicolons(dump):
     lines = write_collapsed(dump)
     assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == sum(len(g.threads) for g in dump.groups)
-    assert "rank comm;[native pt_nccl_watchdg] 6" in lines
-    assert "rank main;[stack not read] 1" in lines
+    assert "ranks 0-2,4-6 comm;[native pt_nccl_watchdg] 6" in lines
+    assert "rank 7 main;[stack not read] 1" in lines
     odd = fold_rounds([make_round(make_rank(0, frames=(StackFrame("a;b", "/x;y.py", 3),)))], Origin(1, "", 1))
-    assert write_collapsed(odd) == ["rank main;a,b (/x,y.py:3) 1"]
+    assert write_collapsed(odd) == ["rank 0 main;a,b (/x,y.py:3) 1"]
 
 
 def test_speedscope_has_every_frame_it_names_and_weighs_threads(dump):
     document = json.loads(write_speedscope(dump))
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     count = len(document["shared"]["frames"])
-    assert [one["name"] for one in document["profiles"]][:2] == ["worker main", "rank main"]
+    assert [one["name"] for one in document["profiles"]][:2] == [
+        "worker 0 of rank 3 main",
+        "rank 3 main",
+    ]
     for profile in document["profiles"]:
         assert profile["type"] == "sampled"
         assert len(profile["samples"]) == len(profile["weights"])

@@ -83,6 +83,16 @@ def test_looks_that_never_come_leave_the_word_to_the_readings_after_a_while():
     assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20, 45]
 
 
+def test_looks_that_come_late_are_waited_for_and_not_replaced_by_the_word_of_the_readings():
+    frames = blind(stand(LOCKED, seconds=80, log_age_s=85.0))
+    for second, at_s in zip((40, 58, 76), (0.0, 3.0, 6.0), strict=True):
+        look = replace(make_round(LOCKED, at_s=at_s), taken_ns=frames[second].taken_ns)
+        frames[second] = replace(frames[second], rounds=(look,))
+    judged = run(frames)
+    assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20]
+    assert {one.frame.verdict.cause for one in judged if one.frame.verdict.kind is Kind.HUNG} == {"lock"}
+
+
 def test_a_picture_that_still_holds_is_not_taken_again():
     frames = stand(LOCKED, seconds=300, log_age_s=305.0)
     early = [replace(frame, rounds=NOT_APPLICABLE) for frame in frames]

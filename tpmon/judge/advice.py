@@ -12,6 +12,7 @@ from tpmon.judge import (
     advice_cpu,
     advice_data,
     advice_gpu,
+    advice_hangs,
     advice_memory,
     advice_progress,
     advice_storage,
@@ -34,6 +35,7 @@ CATALOGUE: dict[str, Remedy] = {
         advice_comms,
         advice_memory,
         advice_progress,
+        advice_hangs,
     )
     for remedy in area.REMEDIES
 }
@@ -43,6 +45,14 @@ Cause = str | NotApplicable
 
 _NUMERICS = ("tf32", "bf16", "sdpa-forced")
 _STORAGE = ("stage-on-nvme", "cache-in-ram")
+_AWAITED = (
+    "free-file-lock",
+    "limit-the-request",
+    "look-at-other-process",
+    "find-other-end",
+    "look-for-producer",
+)
+"""For what one thread waits for, where the rule has seen it."""
 _PROGRAM = ("checkpointing-off", "debug-taxes-off", "pin-the-batch")
 
 REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
@@ -208,9 +218,21 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "memory-snapshot",
     ),
     (Kind.NOT_ENOUGH_EVIDENCE, NOT_APPLICABLE): (),
-    (Kind.HUNG, "missing-rank"): ("dump-stacks", "restart-from-checkpoint"),
+    (Kind.HUNG, "missing-rank"): (
+        "restart-from-checkpoint",
+        *_AWAITED,
+        "one-order-of-locks",
+        "check-mount",
+        "find-stuck-kernel",
+        "find-endless-loop",
+        "look-at-missing-rank",
+        "dump-stacks",
+    ),
     (Kind.HUNG, "remote-rank"): ("look-on-other-hosts", "dump-stacks"),
     (Kind.HUNG, "lock"): (
+        "free-file-lock",
+        "look-for-producer",
+        "end-left-thread",
         "one-order-of-locks",
         "dump-stacks",
         "no-fork-after-threads",
@@ -218,12 +240,18 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     ),
     (Kind.HUNG, "dead-worker"): ("find-dead-worker", "bigger-shm", "time-limit-for-batches"),
     (Kind.HUNG, "lost-batch"): ("bigger-shm", "shorter-queue", "time-limit-for-batches", "dump-stacks"),
-    (Kind.HUNG, "blocked-io"): ("check-mount", "dump-stacks"),
+    (Kind.HUNG, "blocked-io"): (
+        "limit-the-request",
+        "look-at-other-process",
+        "find-other-end",
+        "check-mount",
+        "dump-stacks",
+    ),
     (Kind.HUNG, "gpu-wait"): ("dump-stacks", "find-stuck-kernel"),
     (Kind.HUNG, "spin"): ("find-endless-loop",),
     (Kind.HUNG, "stopped"): ("continue-process",),
     (Kind.HUNG, "gpu-lost"): ("give-card-up", "dump-stacks"),
-    (Kind.HUNG, "no-progress"): ("dump-stacks", "time-limit-for-batches"),
+    (Kind.HUNG, "no-progress"): (*_AWAITED, "dump-stacks", "time-limit-for-batches"),
 }
 """The remedies of every row of the table, best first."""
 

@@ -59,6 +59,10 @@ class Facts:
     pid: Applicable[int] = _UNREAD
     rank: Applicable[int] = _UNREAD
     card: Applicable[int] = _UNREAD
+    other_pid: Applicable[int] = _UNREAD
+    """The process that the one which the verdict names waits for."""
+    peer: Applicable[str] = _UNREAD
+    """What its socket is connected to."""
     log_path: Known[str] = _UNREAD
     """The file that the job wrote to last."""
 
@@ -208,6 +212,10 @@ def _text(value: Applicable[int]) -> Known[str]:
     return str(value) if is_known(value) else _UNREAD
 
 
+def _peer(facts: Facts) -> Known[str]:
+    return facts.peer if is_known(facts.peer) else _UNREAD
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """Hold one field of the templates: its reading, and what stands there when it was not read."""
@@ -237,6 +245,8 @@ FIELDS = {
     ),
     "shm_size": Field(_shm_size, "8g", "twice the present size, 8 GiB at least"),
     "pid": Field(lambda facts: _text(facts.pid), "PID", "the process that the verdict names"),
+    "other": Field(lambda facts: _text(facts.other_pid), "OTHER", "the process that it waits for"),
+    "peer": Field(_peer, "the other end", "what its socket is connected to"),
     "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
     "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
     "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),

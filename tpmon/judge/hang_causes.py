@@ -12,9 +12,9 @@ from tpmon.judge.fold_words import Wait
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_gil_holder, find_stance
 from tpmon.judge.phase_kinds import Phase
-from tpmon.model.dump import Motion
-from tpmon.model.dump_words import name_process, name_rank, say_wait
-from tpmon.model.known import is_known
+from tpmon.model.dump import DeadChild, Motion, WaitKind
+from tpmon.model.dump_words import LOCK_CALLS, name_process, name_rank, say_wait
+from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadKind
 
 
@@ -32,7 +32,8 @@ class Patience(Enum):
 class Blame:
     """Hold a cause with its culprit, one sentence about it, and what was seen for it.
 
-    ``also`` are further threads to show: a lock's holder, the workers that a rank waits for.
+    ``also`` are further threads to show: a lock's holder, the workers that a rank waits for. ``dead`` are
+    processes to show that are no more.
     """
 
     cause: str
@@ -42,6 +43,7 @@ class Blame:
     needs: frozenset[Need] = frozenset()
     also: tuple[Seen, ...] = ()
     sources: frozenset[str] = field(default_factory=frozenset)
+    dead: tuple[DeadChild, ...] = ()
 
 
 def say_place(seen: Seen) -> str:
@@ -73,8 +75,18 @@ def pick_blame(blames: Sequence[Blame]) -> Blame:
 def blame_thread(seen: Seen, stance: Stance, name: str, picture: Picture) -> Blame | str:
     """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's."""
     text = f"{name} {say_place(seen)}"
+    target = seen.thread.waits_on
     if stance is Stance.IO:
-        return Blame("blocked-io", seen, text, needs=frozenset((Need.BLOCKED_READ,)))
+        return Blame("blocked-io", seen, text, needs=needs_of_io(seen))
+    if stance is Stance.LOCK and is_known(target) and target.call in LOCK_CALLS:
+        holders = _find_lock_holders(seen, picture)
+        told = "".join(f"; {name_process(one.thread)} {say_place(one)}" for one in holders)
+        return Blame("lock", seen, f"{text}{told}", needs=frozenset((Need.FILE_LOCK_WAIT,)), also=holders)
+    if stance is Stance.LOCK and seen.doing.wait is Wait.QUEUE:
+        feeders = _find_holders(seen, picture)
+        return Blame(
+            "lock", seen, f"{text}{_say_feeders(feeders)}", needs=frozenset((Need.QUEUE_WAIT,)), also=feeders
+        )
     if stance is Stance.LOCK:
         holders = _find_holders(seen, picture)
         return Blame(
@@ -86,7 +98,50 @@ def blame_thread(seen: Seen, stance: Stance, name: str, picture: Picture) -> Bla
         patience = Patience.LOOPS if endless else Patience.WORKS
         text = f"{name} {verb} in {seen.doing.text}"
         return Blame("spin", seen, text, patience, needs=frozenset((Need.SPINNING,)))
-    return Blame("no-progress", seen, text, Patience.NAPS)
+    needs = frozenset((Need.PROCESS_WAIT,)) if stance is Stance.CHILD else frozenset[Need]()
+    return Blame("no-progress", seen, text, Patience.NAPS, needs=needs)
+
+
+def needs_of_io(seen: Seen) -> frozenset[Need]:
+    """Return what a read or write that does not return waits for: a peer, another process, or a file."""
+    target, words = seen.thread.waits_on, seen.thread.waits_for
+    others = target.others if is_known(target) else target
+    if is_known(target) and target.kind in (WaitKind.SOCKET, WaitKind.UNIX):
+        return frozenset((Need.SOCKET_WAIT,))
+    if is_known(target) and (target.kind is WaitKind.PIPE or others is not NOT_APPLICABLE):
+        alone = is_known(others) and not others
+        return frozenset((Need.NOBODY_AT_PIPE if alone else Need.PROCESS_WAIT,))
+    if is_known(words) and words.startswith("FIFO"):
+        return frozenset((Need.NOBODY_AT_PIPE,))
+    if not is_known(target) and is_known(words):
+        return needs_of_words(words)
+    return frozenset((Need.BLOCKED_READ,))
+
+
+def needs_of_words(words: str) -> frozenset[Need]:
+    """Return the same where only the kernel's word for the wait is known."""
+    if "socket" in words or "connection" in words:
+        return frozenset((Need.SOCKET_WAIT,))
+    if "FIFO" in words:
+        return frozenset((Need.NOBODY_AT_PIPE,))
+    return frozenset((Need.PROCESS_WAIT if "pipe" in words else Need.BLOCKED_READ,))
+
+
+def _find_lock_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
+    """Return the main threads of those processes of the job that hold the lock of a file."""
+    target = seen.thread.waits_on
+    if not is_known(target) or not is_known(target.others):
+        return ()
+    mains = (picture.main_of(end.pid) for end in target.others if end.pid != seen.thread.pid)
+    return tuple(main for main in mains if main is not None)
+
+
+def _say_feeders(feeders: Sequence[Seen]) -> str:
+    """Say who might put something into a queue: "; nothing comes: thread prefetch (7) is in ..."."""
+    if not feeders:
+        return "; nothing comes, and no other thread of it stands in the program"
+    first = feeders[0]
+    return f"; nothing comes: {name_thread(first)} {say_place(first)}"
 
 
 def _is_endless(seen: Seen, picture: Picture) -> bool:
@@ -132,8 +187,6 @@ def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
 
 def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
     target = seen.thread.waits_on
-    if seen.doing.wait is Wait.QUEUE:
-        return ""  # what comes through a queue nobody holds
     if is_known(target) and is_known(target.others) and target.others:
         return "".join(f"; that thread {say_place(one)}" for one in holders)
     if holders:
@@ -186,4 +239,4 @@ def blame_exit(seen: Seen, picture: Picture) -> Blame | str:
         f"{name} has finished, but {name_thread(first)} of it has not: it {say_place(first)}; "
         "Python waits for it because it is no daemon thread"
     )
-    return Blame("lock", first, text, needs=frozenset((Need.LOCK_WAIT,)), also=(seen, *users[1:3]))
+    return Blame("lock", first, text, needs=frozenset((Need.THREAD_LEFT,)), also=(seen, *users[1:3]))

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_causes import Blame, Patience, blame_gil, blame_thread, pick_blame
+from tpmon.judge.hang_causes import Blame, Patience, blame_gil, blame_thread, pick_blame, say_place
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance, is_idle
 from tpmon.judge.scene import Scene
 from tpmon.model.dump import DeadChild
-from tpmon.model.dump_words import name_process, name_rank
+from tpmon.model.dump_words import CHILD_WAITS, name_process, name_rank
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
 
@@ -25,8 +25,25 @@ def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str) -> Blame:
         f"{name} waits for {noun} of {'processes' if many else 'a process'} that "
         f"{'are' if many else 'is'} dead ({pids}): {seen.doing.text}"
     )
+    if _waits_for_another(seen, dead):
+        others = "other processes that it started are" if many else "another process that it started is"
+        text = f"{name} {say_place(seen)}; {others} dead ({pids}), which that one may wait for"
     needs = frozenset((Need.WORKER_DIED, Need.WORKERS_PRESENT))
-    return Blame("dead-worker", seen, text, needs=needs, sources=frozenset(("processes",)))
+    return Blame("dead-worker", seen, text, needs=needs, sources=frozenset(("processes",)), dead=tuple(dead))
+
+
+def _waits_for_another(seen: Seen, dead: Sequence[DeadChild]) -> bool:
+    """Tell whether what a rank waits for by number is none of the dead processes: it lives."""
+    awaited = _find_awaited(seen)
+    return bool(awaited) and awaited.isdisjoint(one.pid for one in dead)
+
+
+def _find_awaited(seen: Seen) -> set[int]:
+    """Return the processes whose end a thread waits for, where its call names them."""
+    target = seen.thread.waits_on
+    if not is_known(target) or target.call not in CHILD_WAITS or not is_known(target.others):
+        return set()
+    return {end.pid for end in target.others}
 
 
 def _blame_workers(
@@ -97,9 +114,16 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
         and is_known(one.sighting.frames)
         and "tracker" not in one.doing.text
     ]
+    awaited = _find_awaited(seen)
+    if awaited:
+        # A join: the others may stand where they like.
+        children = [one for one in children if one.thread.pid in awaited]
     if not children:
         return None
-    blame = _blame_workers(seen, children, picture, "a result")
+    ends = "the end of a process" if awaited else "a result"
+    blame = _blame_workers(seen, children, picture, ends)
+    if isinstance(blame, Blame) and not blame.needs:
+        return replace(blame, needs=frozenset((Need.PROCESS_WAIT,)))
     if blame is not None:
         return blame
     count = len(children)

@@ -20,11 +20,11 @@ from tpmon.judge.phases import Phase
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.stillness import fresh_phase, name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
+from tpmon.judge.unmoved import are_ranks_unmoved, is_unmoved, say_unmoved, watched_s
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.dump_words import name_process, say_wait
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict import Evidence, Kind
 
 OWN_S = 4.0
@@ -54,6 +54,9 @@ STALE_S = 600.0
 """How old a picture of a job that still stands may become."""
 ANSWER_S = 25.0
 """How long looks may take before those that were asked for are given up."""
+
+LAST_WRITE = "last log write"
+LAST_DATA = "last data on its connections"
 
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 
@@ -89,9 +92,9 @@ def see_quiet(watch: Watch, frame: Frame) -> Quiet:
     written, talked = log_age_s(frame), connections_age_s(frame)
     outside_s, sign = 0.0, ""
     if written is not None:
-        outside_s, sign = written, "last log write"
+        outside_s, sign = written, LAST_WRITE
     elif talked is not None:
-        outside_s, sign = talked, "last data on its connections"
+        outside_s, sign = talked, LAST_DATA
     if outside_s < OUTSIDE_S:
         outside_s, sign = 0.0, ""
     return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign)
@@ -146,10 +149,11 @@ def _ask(scene: Scene) -> DumpRequest:
 def is_looking(scene: Scene) -> bool:
     """Tell whether looks were asked for and have not all come yet."""
     watch, now_ns = scene.watch, scene.frame.taken_ns
-    asked = watch.looked_ns > 0 and now_ns - watch.looked_ns <= ANSWER_S * 1e9
-    come = sum(one.taken_ns > watch.looked_ns for one in watch.rounds)
-    overdue = see_quiet(watch, scene.frame).own_s >= watch.hang_after_s + ANSWER_S
-    return asked and watch.picture is None and come < LEAST_ROUNDS and not overdue
+    come = [one.taken_ns for one in watch.rounds if one.taken_ns > watch.looked_ns]
+    # On a crowded machine each look takes its time: while they come they are not given up.
+    asked = watch.looked_ns > 0 and now_ns - max(come, default=watch.looked_ns) <= ANSWER_S * 1e9
+    overdue = not come and see_quiet(watch, scene.frame).own_s >= watch.hang_after_s + ANSWER_S
+    return asked and watch.picture is None and len(come) < LEAST_ROUNDS and not overdue
 
 
 def _judge(scene: Scene) -> Answer:
@@ -185,6 +189,12 @@ def _say_no_picture(scene: Scene) -> Answer:
     if is_looking(scene):
         return Unsure("hang (the stacks of all processes are being read)")
     own_s = see_quiet(scene.watch, scene.frame).own_s
+    if are_ranks_unmoved(scene):
+        if watched_s(scene.watch, scene.frame) < OWN_S:
+            return Unsure("hang (tpmon has just attached)")
+        if is_unmoved(scene):
+            return Unsure(f"hang ({say_unmoved(scene)})")
+        return Unsure(f"hang (no rank has moved for {own_s:.0f} s)")
     if own_s < OWN_S:
         return Cleared("hang (the ranks move)")
     return Unsure(f"hang (nothing has moved for {own_s:.0f} s)")
@@ -194,33 +204,19 @@ judge_hang = Once(_judge)
 """Suspect a hang whose cause the stacks of all processes show."""
 
 
-def _say_age(quiet: Quiet, seconds: float, scene: Scene) -> str:
-    """Say for how long, and what tells it: "at least 26 min (last log write 02:41)"."""
-    watch = scene.watch
-    older = max(seconds, quiet.outside_s)
-    if quiet.sign and older > quiet.own_s:
-        written = max(
-            (one.last_write for one in scene.frame.output if is_known(one.last_write)), default=None
-        )
-        clock = f" {format_clock(written)}" if quiet.sign == "last log write" and written is not None else ""
-        return f"at least {format_seconds(older)} ({quiet.sign}{clock})"
-    seen_to_begin = watch.still_ns > watch.begun_ns + age_ns(OWN_S)
-    return f"{'for' if seen_to_begin else 'at least'} {format_seconds(seconds)}"
-
-
 def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: float) -> Suspicion:
     seen = blame.seen
     process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     sources = {"stacks", "schedstat", *blame.sources}
     if quiet.sign:
-        sources.add("log" if quiet.sign == "last log write" else "connections")
+        sources.add("log" if quiet.sign == LAST_WRITE else "connections")
     return Suspicion(
         kind=Kind.HUNG,
         cause=blame.cause,
         weight=1.0 if blame.cause != "no-progress" else 0.5,
         margin=1.0 + seconds / need,
         sources=frozenset(sources),
-        summary=f"{blame.text}, {_say_age(quiet, seconds, scene)}",
+        summary=blame.text,
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
         pid=seen.thread.pid,
@@ -239,6 +235,10 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
     if blame.cause in CAUSES:
         rows += show_calls(scene.watch.calls, picture, scene.frame, seconds)
     rows += [_show(one, picture, age_s) for one in blame.also[:3]]
+    rows += [
+        Evidence(f"dead process {one.pid}", float(one.pid), "", f"{one.name}, {one.how}", "/proc stat", age_s)
+        for one in blame.dead[:3]
+    ]
     rows.append(
         Evidence(
             "looks at all threads",
@@ -250,10 +250,11 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
         )
     )
     written = log_age_s(scene.frame)
-    if written is not None:
+    # What tells since when it hangs stands beside the verdict already.
+    if written is not None and quiet.sign != LAST_WRITE:
         rows.append(reading("last log write", written, "s ago", "log file", 0.0))
     talked = connections_age_s(scene.frame)
-    if talked is not None:
+    if talked is not None and quiet.sign != LAST_DATA:
         rows.append(reading("last data on connections", talked, "s ago", "TCP_INFO", 0.0))
     rows.append(
         reading("nothing moved", quiet.cornered_s, "s", "schedstat and stacks", scene.frame.ages_s.cpu)

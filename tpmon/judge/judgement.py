@@ -24,7 +24,8 @@ from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
 from tpmon.judge.standing import Key, Standing, follow, key_of, note_cleared, state
-from tpmon.judge.suspicion import Answer, Rule, Suspicion
+from tpmon.judge.suspicion import Rule, Suspicion
+from tpmon.judge.unmoved import hold_back
 from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
@@ -115,7 +116,7 @@ def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
 
 def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tuple[str, ...]]:
     """Run every rule on a Scene; return the Finding, what to remember, and the notes."""
-    answers: list[Answer] = [rule(scene) for rule in RULES]
+    answers = hold_back([rule(scene) for rule in RULES], scene)
     suspicions = [one for one in answers if isinstance(one, Suspicion)]
     now_ns = scene.frame.taken_ns
     noted = note_cleared(standing, answers, now_ns)

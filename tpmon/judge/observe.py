@@ -11,6 +11,7 @@ from tpmon.judge.scene import RankScene, Scene, WorkerScene
 from tpmon.judge.starvation import FREE_CORES
 from tpmon.judge.suspicion import Suspicion
 from tpmon.judge.worker_load import BLOCKED_WORKER, BUSY_WORKER
+from tpmon.model.dump import WaitTarget
 from tpmon.model.facts import list_taxes
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
@@ -184,6 +185,31 @@ def _last_log(frame: Frame) -> Known[str]:
     return max(dated)[1] if dated else Missing("no log of the job is a file")
 
 
+def _awaited(scene: Scene, suspicion: Suspicion) -> Applicable[WaitTarget]:
+    """Return what the main thread of the process that is named waits for, as the looks at it tell."""
+    picture = scene.watch.picture
+    if picture is None or not is_known(suspicion.pid):
+        return NOT_APPLICABLE
+    main = picture.main_of(suspicion.pid)
+    return main.thread.waits_on if main is not None else NOT_APPLICABLE
+
+
+def _other_pid(target: Applicable[WaitTarget], suspicion: Suspicion) -> Applicable[int]:
+    """Return the process at the other end; where none is known the one that is named is waited for."""
+    if is_known(target) and is_known(target.others):
+        others = [end.pid for end in target.others if end.pid != suspicion.pid]
+        return others[0] if others else NOT_APPLICABLE
+    return suspicion.pid
+
+
+def _peer(target: Applicable[WaitTarget]) -> Applicable[str]:
+    """Name what a socket is connected to, with the process there: "10.0.0.7:443", "... (python 4711)"."""
+    if not is_known(target) or not is_known(target.peer):
+        return NOT_APPLICABLE
+    names = [f"{end.name} {end.pid}" for end in target.others] if is_known(target.others) else []
+    return f"{target.peer} ({', '.join(names)})" if names else target.peer
+
+
 def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     """Return the numbers of the run that the remedies of ``suspicion`` name."""
     frame = scene.frame
@@ -198,6 +224,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     )
     loads = suspicion.kind is Kind.DATA_BOUND
     pool = frame.cpu.pool
+    awaited = _awaited(scene, suspicion)
     return Facts(
         ranks=ranks or Missing("no rank was read"),
         workers_per_rank=workers,
@@ -214,5 +241,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         pid=suspicion.pid,
         rank=suspicion.rank,
         card=suspicion.card,
+        other_pid=_other_pid(awaited, suspicion),
+        peer=_peer(awaited),
         log_path=_last_log(frame),
     )

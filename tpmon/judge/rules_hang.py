@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.hang_causes import needs_of_words
 from tpmon.judge.hang_memory import HANG_AFTER_S, MOST_AGE_S
 from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
@@ -200,7 +201,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
                     age_s=scene.frame.ages_s.cpu,
                 ),
             ),
-            observed=frozenset((Need.BLOCKED_READ,)),
+            observed=needs_of_words(words),
             pid=process.pid,
             rank=rank.process.rank,
             held_ns=held_ns_of(scene, unchanged),
@@ -273,7 +274,7 @@ def judge_dead_worker(scene: Scene) -> Answer:
             rank=rank.process.rank,
             held_ns=held_ns_of(scene, waited),
         )
-    return Cleared("dead workers (none)")
+    return Cleared("dead workers (no rank waits for one)")
 
 
 def judge_gpu_lost(scene: Scene) -> Answer:

@@ -31,6 +31,9 @@ QUIET_RANK_DEMAND = 0.1
 """Demand of all threads of a rank; gloo's loops tick at 97 switches a second and 0.02 threads."""
 QUIET_HELPER_DEMAND = 0.2
 """Demand of a helper that may be doing the rank's work; an idle logger's is far below."""
+FIRST_WAIT_S = 1.5
+"""How much younger than the first reading a wait may be that was not seen to begin: that one has no rates,
+so that the second one may find changed what is the same."""
 LEAST_SAMPLES = 5
 """Samples of a stack before "it does not move" is said (design: three looks, 5 s apart)."""
 LEAST_STACK_SPAN_S = 10.0
@@ -116,7 +119,7 @@ def _is_still(process: ProcessSample) -> Known[bool]:
     return ran < (QUIET_HELPER_DEMAND if process.role is Role.HELPER else QUIET_WORKER_DEMAND)
 
 
-def _mover(frame: Frame) -> Known[str]:
+def find_mover(frame: Frame) -> Known[str]:
     """Name a process of the job that moved in one second, "" when none did."""
     for process in frame.processes:
         if process.role is Role.LAUNCHER:
@@ -131,20 +134,30 @@ def _mover(frame: Frame) -> Known[str]:
     return ""
 
 
-def _moving_wait(scene: Scene, least_s: float) -> str:
-    """Name a rank or worker whose wait is younger than a hang, or a worker that is; "" when none is."""
+def _moving_wait(scene: Scene, least_s: float) -> Known[str]:
+    """Name a rank or worker whose wait is younger than a hang, or a worker that is; "" when none is.
+
+    A wait that is as old as tpmon's first reading was not seen to begin: nothing moved then.
+    """
+    watch, taken_ns = scene.watch, scene.frame.taken_ns
+    watched_s = (taken_ns - watch.begun_ns) / 1e9 if watch.begun_ns else float("inf")
+    is_young = False
     for rank in scene.ranks:
         unchanged = rank.process.waits_unchanged_s
         if is_known(unchanged) and unchanged < least_s:
-            return f"{name_rank(rank)} moved {unchanged:.0f} s ago"
+            if unchanged < watched_s - FIRST_WAIT_S:
+                return f"{name_rank(rank)} moved {unchanged:.0f} s ago"
+            is_young = True
         for worker in rank.workers:
             if worker.age_s < least_s:
                 return f"a worker of {name_rank(rank)} is {worker.age_s:.0f} s old"
     for process in scene.frame.processes:
         unchanged = process.waits_unchanged_s
         if process.role is Role.WORKER and is_known(unchanged) and unchanged < least_s:
-            return f"{process.label} ({process.pid}) moved {unchanged:.0f} s ago"
-    return ""
+            if unchanged < watched_s - FIRST_WAIT_S:
+                return f"{process.label} ({process.pid}) moved {unchanged:.0f} s ago"
+            is_young = True
+    return Missing(f"nothing has moved for the {watched_s:.0f} s watched") if is_young else ""
 
 
 def _log_age_s(scene: Scene) -> Known[float]:
@@ -152,7 +165,7 @@ def _log_age_s(scene: Scene) -> Known[float]:
     return min(ages) if ages else Missing("no log of the job is a file")
 
 
-def _gpus_move(scene: Scene) -> Known[str]:
+def gpus_move(scene: Scene) -> Known[str]:
     """Say which card works, "" when none does; a busy card may be a kernel that takes its time."""
     for card in scene.gpus:
         if not is_known(card.busy_pct):
@@ -170,10 +183,10 @@ def find_standstill(scene: Scene, least_s: float = STILL_S) -> Known[Standstill]
     waits = [rank.process.waits_unchanged_s for rank in scene.ranks]
     if not waits:
         return Missing("no rank was read")
-    now = _mover(scene.frame)
+    now = find_mover(scene.frame)
     if now != "":
         return now
-    for moving in (_moving_wait(scene, least_s), _gpus_move(scene)):
+    for moving in (_moving_wait(scene, least_s), gpus_move(scene)):
         if moving != "":
             return moving
     log_age_s = _log_age_s(scene)

@@ -13,6 +13,7 @@ from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
 from tpmon.judge.standing import Standing, Track
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure
+from tpmon.judge.unmoved import STILL_S, say_longer, say_still, still_s
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs, pick_code
@@ -168,6 +169,8 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
     begun = scene.now - timedelta(seconds=looked_s)
     if looked_s < LOOKING_S:
         summary = f"looking: {format_seconds(looked_s)} of about {LOOKING_S:.0f} s that a verdict takes"
+    elif still_s(scene) >= STILL_S:
+        summary = say_still(scene)
     else:
         summary = "what could be read does not decide what holds the run"
     return Finding(
@@ -192,6 +195,8 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
 
 def _say_next(scene: Scene) -> str:
     """Say what tells more where no rule fits."""
+    if still_s(scene) >= STILL_S:
+        return say_longer(scene)
     stacks = scene.frame.stacks
     if isinstance(stacks, Missing):
         return f"let tpmon see stacks ({stacks.reason})"

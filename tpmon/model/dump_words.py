@@ -18,7 +18,10 @@ ONCE_HINT = " (seen once: --rounds 3 tells whether it moves)"
 _READS = frozenset(("read", "pread64", "readv", "preadv", "preadv2"))
 _WRITES = frozenset(("write", "pwrite64", "writev", "pwritev", "pwritev2", "fsync", "fdatasync"))
 _ACCEPTS = frozenset(("accept", "accept4"))
-_CHILD_WAITS = frozenset(("wait4", "waitid"))
+CHILD_WAITS = frozenset(("wait4", "waitid"))
+"""Calls that wait for the end of a process."""
+LOCK_CALLS = frozenset(("flock", "fcntl"))
+"""Calls that wait for a lock on a file."""
 _NETWORK_FILES = {"nfs": "NFS", "nfs4": "NFS", "lustre": "Lustre", "ceph": "Ceph", "cifs": "SMB"}
 
 
@@ -92,9 +95,11 @@ def say_target(target: WaitTarget) -> str:
         return f"waits for a lock that {target.name} holds"
     if target.kind is WaitKind.THREAD:
         return f"waits for {target.name} to end"
-    if target.call in _CHILD_WAITS:
+    if target.call in CHILD_WAITS:
         names = [end.name for end in target.others] if is_known(target.others) else []
         return f"waits for {target.name}{f' ({names[0]})' if names else ''} to end"
+    if target.call in LOCK_CALLS:
+        return f"{_say_descriptor(target)}{_say_lock_holders(target.others)}"
     return f"{_say_descriptor(target)}{_say_others(target.others)}"
 
 
@@ -117,6 +122,15 @@ def _say_descriptor(target: WaitTarget) -> str:
     if target.kind is WaitKind.PIPE:
         return f"blocked in {verb} on a pipe{fd}"
     return f"blocked in {verb} on {target.name}{fd}"
+
+
+def _say_lock_holders(others: Applicable[tuple[OtherEnd, ...]]) -> str:
+    """Say who holds the lock of a file: ", which python (4712) holds"."""
+    if not is_known(others):
+        return ""
+    names = ", ".join(f"{end.name} ({end.pid})" for end in others)
+    verb = "hold" if len(others) > 1 else "holds"
+    return f", which {names} {verb}" if names else ", which no process that can be seen from here holds"
 
 
 def _say_others(others: Applicable[tuple[OtherEnd, ...]]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tpmon.model.dump import OtherEnd, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.units import clean_text
+from tpmon.probe.file_locks import LOCK_CALLS, find_lock_holders
 from tpmon.probe.other_ends import MOST_ENDS, OtherEnds
 from tpmon.probe.procread import PROC, read_file
 from tpmon.probe.wait_call import (
@@ -108,11 +109,23 @@ def _target_of_one(waiter: Waiter, ends: OtherEnds, fd: int) -> Applicable[WaitT
     kind = _kind_of(link)
     if kind is WaitKind.FILE:
         mount, system = read_mount(waiter.pid, fd, waiter.proc)
-        others = ends.find_pipe(waiter.pid, fd, link) if _is_fifo_wait(waiter) else NOT_APPLICABLE
+        others = _find_others_of_file(waiter, ends, fd, link)
         name = clean_text(link, PATH_CHARS)
         return WaitTarget(waiter.name, fd, kind, name, mount, system, NOT_APPLICABLE, others=others)
     kind, peer, others = _follow(waiter, ends, fd, link)
     return _make_target(waiter, fd, kind, link, peer=peer, others=others)
+
+
+def _find_others_of_file(
+    waiter: Waiter, ends: OtherEnds, fd: int, link: str
+) -> Applicable[tuple[OtherEnd, ...]]:
+    """Find who has the other end of a FIFO, or holds the lock of a file; other files have neither."""
+    if waiter.name in LOCK_CALLS:
+        holders = find_lock_holders(waiter.pid, fd, waiter.proc)
+        if isinstance(holders, Missing):
+            return holders
+        return tuple(OtherEnd(pid, NOT_APPLICABLE, ends.name(pid)) for pid in holders[:MOST_ENDS])
+    return ends.find_pipe(waiter.pid, fd, link) if _is_fifo_wait(waiter) else NOT_APPLICABLE
 
 
 def _is_fifo_wait(waiter: Waiter) -> bool:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpmon.model.dump import Dump, StackGroup
+from tpmon.model.dump_words import name_processes
 from tpmon.model.known import Missing, is_known
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _NAME_CHARS = 400
+_WHO_CHARS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,18 @@ def _stack_of(group: StackGroup) -> PartStack:
     else:
         name = "[stack not read]" if isinstance(frames, Missing) else f"[native {first.name}]"
         named = ((clean_text(name, _NAME_CHARS), "", 0),)
-    return PartStack(f"{first.role.value} {first.kind.value}", named, len(group.threads))
+    # Which ranks: the file is to tell the odd one out. Of many there is no end to the name.
+    who = clean_text(name_processes(group.threads), _WHO_CHARS)
+    return PartStack(f"{who} {first.kind.value}", named, len(group.threads))
 
 
 def write_collapsed(dump: Dump) -> list[str]:
-    """Write a line for each group: "part;outermost;...;innermost count", as flame graph tools read it."""
+    """Write a line for each group, as flame graph tools read it: "ranks 0-2 main;outermost;innermost 3"."""
     return collapse_stacks(map(_stack_of, dump.groups))
 
 
 def write_speedscope(dump: Dump) -> str:
-    """Write one JSON object for speedscope: a profile for each part of the job, weighted by threads."""
+    """Write one JSON object for speedscope: a profile for each set of processes, weighted by threads."""
     name = f"{dump.script} on {dump.host}, {dump.taken.isoformat(timespec='seconds')}"
     return lay_speedscope(name, map(_stack_of, dump.groups))
 
