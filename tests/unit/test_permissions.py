@@ -358,6 +358,11 @@ def test_listening_ports_are_parsed_and_judged():
     inside = judge_ras(frozenset((28028,)), False, 7)
     assert (inside.access, fix_of(inside)) == (DENIED, "sudo nsenter --net --target 7 tpmon attach 7")
     assert judge_ras(frozenset((80,)), True, 7).access is ABSENT
+    moved = judge_ras(frozenset((28028,)), True, 7, 9000)
+    assert (moved.access, moved.why.partition(":")[0]) == (ABSENT, "nothing listens on port 9000")
+    assert judge_ras(frozenset((9000,)), True, 7, 9000).access is ALLOWED
+    off = judge_ras(frozenset((28028,)), True, 7, Missing("NCCL_RAS_ENABLE=0 turned it off"))
+    assert (off.access, off.why) == (ABSENT, "NCCL's status port: NCCL_RAS_ENABLE=0 turned it off")
     assert judge_ras(Missing("no such process"), True, 7).access is UNKNOWN
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from tpmon.model.doctor import Access, Check
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.cgroup_tree import Group, JobGroups
+from tpmon.probe.flight_recorder_files import read_environment
 from tpmon.probe.gpu_mapping import open_device_indices
 from tpmon.probe.permissions_nvml import EXPOSE_CARDS, NvmlAnswer, list_minors
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_status
+from tpmon.probe.ras import PORT, find_port
 
 
 def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
@@ -50,8 +52,6 @@ def _try_group(group: Group) -> str:
 
 
 _LISTEN = "0A"
-RAS_PORT = 28028
-"""Where NCCL answers about its collectives since 2.24, on the loopback interface (NCCL_RAS_ADDR)."""
 
 
 def parse_listeners(table: str) -> frozenset[int]:
@@ -60,17 +60,21 @@ def parse_listeners(table: str) -> frozenset[int]:
     return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTEN)
 
 
-def judge_ras(ports: Known[frozenset[int]], same_network: Known[bool], pid: int) -> Check:
-    """Say whether NCCL's status port of a job can be asked."""
+def judge_ras(
+    ports: Known[frozenset[int]], same_network: Known[bool], pid: int, port: Known[int] = PORT
+) -> Check:
+    """Say whether NCCL's status port of a job can be asked; ``port`` is what the job was told to use."""
+    if isinstance(port, Missing):
+        return make_check("ras", Access.ABSENT, f"NCCL's status port: {port.reason}")
     if isinstance(ports, Missing):
         return make_check("ras", Access.UNKNOWN, f"NCCL's status port: {ports.reason}")
-    if RAS_PORT not in ports:
-        why = f"nothing listens on port {RAS_PORT}: NCCL 2.24 or newer does, from the first collective on"
+    if port not in ports:
+        why = f"nothing listens on port {port}: NCCL 2.24 or newer does, from the first collective on"
         return make_check("ras", Access.ABSENT, why)
     if is_known(same_network) and not same_network:
-        why = f"NCCL's status port {RAS_PORT} is open in a network namespace of the job's own"
+        why = f"NCCL's status port {port} is open in a network namespace of the job's own"
         return make_check("ras", Access.DENIED, why, f"sudo nsenter --net --target {pid} tpmon attach {pid}")
-    return make_check("ras", Access.ALLOWED, f"NCCL's status port {RAS_PORT} is open")
+    return make_check("ras", Access.ALLOWED, f"NCCL's status port {port} is open")
 
 
 def check_ras(pid: int, proc: str = PROC) -> Check:
@@ -81,7 +85,11 @@ def check_ras(pid: int, proc: str = PROC) -> Check:
         ports = frozenset().union(*map(parse_listeners, tables))
     except (OSError, ValueError) as error:
         ports = Missing(str(error))
-    return judge_ras(ports, is_same_network(pid, proc), pid)
+    try:
+        told = read_environment(pid, proc)
+    except OSError:
+        told = {}  # said by the check of environ; then NCCL's own port is looked for
+    return judge_ras(ports, is_same_network(pid, proc), pid, find_port([told]))
 
 
 def is_same_network(pid: int, proc: str = PROC) -> Known[bool]:
