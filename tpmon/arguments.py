@@ -24,6 +24,7 @@ commands:
   doctor [PID]   what may be read of a job and what not, why, and the one command that changes it
   run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
   hook export F  the hook as one file, for containers and machines without tpmon
+  trace FILE...  what a profiler trace shows: steps, idle gaps and their causes, operators, kernels
   demo           start a small real training and watch it
 
 Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
@@ -208,6 +209,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     _add_setting(doctor, settings.STACKS_SETTING)
     sample = _add_sample(commands)
     bundle = _add_bundle(commands)
+    trace = _add_trace(commands)
     demo = commands.add_parser(
         "demo",
         usage="tpmon demo [options]",
@@ -227,7 +229,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for command in (attach, diagnose, demo):
         for setting in (settings.STACKS_SETTING, *settings.WATCH_SETTINGS):
             _add_setting(command, setting)
-    for command in (ps, attach, diagnose, dump, fold, sample, doctor, bundle, demo):
+    for command in (ps, attach, diagnose, dump, fold, sample, doctor, bundle, trace, demo):
         _add_common(command)
     return parser
 
@@ -260,6 +262,29 @@ def _add_sample(commands: argparse._SubParsersAction[Parser]) -> Parser:
             _add_setting(sample, setting)
     _add_setting(sample, settings.STACKS_SETTING)
     return sample
+
+
+def _add_trace(commands: argparse._SubParsersAction[Parser]) -> Parser:
+    trace = commands.add_parser(
+        "trace",
+        usage="tpmon trace FILE... [options]",
+        description=(
+            "Analyse traces of torch.profiler where they lie, plain or .gz: steps and what is in them, verdict,\n"
+            "idle time of each device by cause, operators, kernels, memory, ranks side by side.\n"
+            "What of a file cannot be read is counted and said. docs/metrics.md has every formula."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    own: dict[str, Any] = {"default": argparse.SUPPRESS}
+    trace.add_argument("files", metavar="FILE", nargs="+", help="traces, patterns, or directories of traces")
+    trace.add_argument("--top", metavar="N", help="rows of each table (default 10)", **own)
+    table_help = "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory"
+    trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)
+    for setting in settings.OUTPUT_SETTINGS:
+        if setting.key in ("json", "ascii"):
+            _add_setting(trace, setting)
+    return trace
 
 
 def _add_bundle(commands: argparse._SubParsersAction[Parser]) -> Parser:

@@ -211,6 +211,16 @@ def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tup
     return run_bundle(_find_job(asked), options, place, _stdout(options.ascii_only))
 
 
+def _trace(options: Options, given: Mapping[str, Any]) -> int:
+    """Analyse traces that lie here."""
+    from tpmon.analyse import Asked, run_trace
+    from tpmon.probe.scheduling import step_aside
+
+    step_aside()
+    asked = Asked(given.get("csv", ""), given.get("top", ""))
+    return run_trace(given["files"], options, asked, _stdout(options.ascii_only))
+
+
 def _has_terminal() -> bool:
     from tpmon.ui.terminal import require_terminal
 
@@ -360,6 +370,8 @@ def _run(arguments: Sequence[str]) -> int:
     if command == "bundle":
         place = (given.get("out", ""), given.get("tar", ""))
         return _bundle(options, given.get("pid"), given.get("job", False), place)
+    if command == "trace":
+        return _trace(options, given)
     if command == "demo":
         return _demo(options)
     return _list_jobs(options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpmon.model.known import Applicable, Known
+from tpmon.model.verdict import Kind
 
 TRACE_SCHEMA = "tpmon.trace/1"
 
@@ -81,3 +82,241 @@ class TraceSummary:
     optimizer_steps: int
     operators: tuple[OperatorRow, ...]
     lost: Lost
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """Hold how busy one device was in the window of the steps.
+
+    Utilisation counts kernels alone; ``busy_pct`` counts copies too. Occupancy is the mean by time of its
+    kernels: as reported, and computed anew, since what is reported is 0 above 48 KiB of shared memory.
+    """
+
+    device: int
+    name: Known[str]
+    kernels: int
+    kernel_us: float
+    kernel_busy_us: float
+    busy_us: float
+    utilization_pct: float
+    busy_pct: float
+    sm_efficiency_pct: Known[float]
+    occupancy_reported_pct: Known[float]
+    occupancy_pct: Known[float]
+    tensor_core_pct: Known[float]
+    tensor_core_unknown_pct: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Hold the steps of a trace and what the mean step is made of.
+
+    ``step_ms`` has the device work of a step in it, ``host_step_ms`` is the mark of the host alone.
+    ``breakdown_us`` is exclusive and sums to the step; ``overlapping_us`` counts each kind in full.
+    """
+
+    steps: int
+    step_ms: float
+    step_p50_ms: float
+    step_p95_ms: float
+    host_step_ms: float
+    window_us: float
+    step_table: tuple[StepRow, ...]
+    breakdown_us: Breakdown
+    overlapping_us: Breakdown
+    gpus: tuple[CardUse, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LargeGap:
+    """Hold one long gap of a device: what held it for most of its time, and what ran on the host then."""
+
+    start_ms: float
+    us: float
+    cause: str
+    operator: Applicable[str]
+    call: Applicable[str]
+    source: Applicable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGaps:
+    """Hold the idle time of one device in microseconds; the seven causes sum to ``idle``."""
+
+    device: int
+    window: float
+    busy: float
+    idle: float
+    data: float
+    sync_explicit: float
+    sync_implicit: float
+    alloc: float
+    launch: float
+    cpu_op: float
+    other: float
+    largest: tuple[LargeGap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Hold the window of a trace without device work, in microseconds, by what the host did."""
+
+    data: float
+    comms: float
+    sync: float
+    alloc: float
+    compute: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Hold one kernel by name; ``operator`` is the one that launched most of its time."""
+
+    name: str
+    count: int
+    total_us: float
+    mean_us: float
+    min_us: float
+    max_us: float
+    blocks_per_sm: Known[float]
+    occupancy_reported_pct: Known[float]
+    occupancy_pct: Known[float]
+    limited_by: Known[str]
+    tensor_cores: str
+    operator: Known[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """Hold copies and sets of memory by name."""
+
+    name: str
+    count: int
+    total_us: float
+    bytes: int
+    gb_s: Known[float]
+    pageable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """Hold the allocations of one device; ``kind`` is cpu, cuda, hip or a number."""
+
+    kind: str
+    device: int
+    events: int
+    allocated_bytes: Known[int]
+    reserved_bytes: Known[int]
+    allocations_bytes: int
+    frees_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """Hold the communication of one name; sizes where the trace tells them."""
+
+    name: str
+    count: int
+    total_us: float
+    bytes: Known[int]
+    bus_gb_s: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """Hold communication in microseconds over the whole trace: running, hidden by compute, and exposed."""
+
+    events: int
+    comm_us: float
+    compute_us: float
+    overlap_us: float
+    exposed_us: float
+    collectives: tuple[CollectiveRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CauseShare:
+    """Say how much of the window a cause holds."""
+
+    name: str
+    pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceVerdict:
+    """Say what holds the run, from this trace alone; kinds and causes are those of the live verdict."""
+
+    kind: Kind
+    cause: Applicable[str]
+    confidence: str
+    share_pct: float
+    second: Applicable[str]
+    summary: str
+    try_: Applicable[str]
+    advice: tuple[str, ...]
+    shares: tuple[CauseShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """Hold the analysis of one trace."""
+
+    path: str
+    rank: Known[int]
+    world_size: Known[int]
+    backend: Known[str]
+    host: Known[str]
+    versions: str
+    events: int
+    file_bytes: int
+    json_bytes: int
+    overview: Overview
+    gaps: tuple[DeviceGaps, ...]
+    host_us: Applicable[HostTime]
+    operators: tuple[OperatorRow, ...]
+    kernels: tuple[KernelRow, ...]
+    copies: tuple[CopyRow, ...]
+    memory: tuple[MemoryPeak, ...]
+    communication: Applicable[Communication]
+    launched_before: int
+    verdict: TraceVerdict
+    lost: Lost
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """Hold one rank beside the others, in milliseconds of the mean step."""
+
+    rank: Known[int]
+    path: str
+    step_ms: float
+    compute_ms: float
+    comm_ms: float
+    overlap_ms: float
+    other_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """Hold all ranks, the one that waits least first named as the straggler where waits differ."""
+
+    ranks: tuple[RankRow, ...]
+    world_size: Known[int]
+    missing: tuple[int, ...]
+    straggler: Applicable[int]
+    waits_ms: Applicable[float]
+    matched: int
+    collectives: int
+    transfer_ms: Known[float]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """Hold what ``tpmon trace --json`` prints."""
+
+    schema: str
+    files: tuple[TraceFile, ...]
+    ranks: Applicable[RankTable]

@@ -45,7 +45,8 @@ class Activity:
 def comm_rows(trace: Trace) -> Mask:
     """Tell which rows of device work communicate: by name, or because they say their collective."""
     named: Mask = flag(trace.names, is_comm_kernel)[trace.work.name]
-    return (named | (trace.work.collective >= 0)) & (trace.work.category == Category.KERNEL)
+    rows: Mask = (named | (trace.work.collective >= 0)) & (trace.work.category == Category.KERNEL)
+    return rows
 
 
 def loader_rows(trace: Trace) -> Mask:
@@ -108,4 +109,5 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
         means[at] = float(own.mean()) / 1000
         before = until
     other = float((lengths - before).mean()) / 1000
-    return Breakdown(*means, other)
+    kernel, memcpy, memset, communication, runtime, data_loader, cpu = means
+    return Breakdown(kernel, memcpy, memset, communication, runtime, data_loader, cpu, other)

@@ -24,7 +24,7 @@ from tpmon.trace.columns import (
     WorkTable,
     shorten_name,
 )
-from tpmon.trace.schema import Args, Category, Event, Id, Kind, classify, guess_category
+from tpmon.trace.schema import Args, Event, Id, Kind, classify, guess_category
 
 MOST_US = 9.2e15
 """Times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones into some events."""
@@ -174,11 +174,10 @@ class Tables:
             self.odd_times += int((~good).sum())
             events = [event for event, keep in zip(events, good.tolist(), strict=True) if keep]
             start, length = start[good], length[good]
-        first = np.rint(start * 1000).astype(np.int64)
-        end = np.rint((start + length) * 1000).astype(np.int64)
-        whole = np.rint(length * 1000).astype(np.int64)
-        # Absolute times are too coarse for a sum: the length alone is exact.
-        return events, first, np.where(np.abs(start) > 4e12, whole, np.minimum(whole, end - first))
+        # Absolute microseconds times 1000 no longer fit a double: whole and part go apart.
+        whole = np.floor(start)
+        first = whole.astype(np.int64) * 1000 + np.rint((start - whole) * 1000).astype(np.int64)
+        return events, first, np.rint(length * 1000).astype(np.int64)
 
     def _add_host(self, events: list[Event]) -> None:
         if not events:
@@ -331,8 +330,3 @@ def _order(table: list[Growing], make: Callable[..., T]) -> T:
         column = growing.join()
         columns.append(column if order is None else column[order])
     return make(*columns)
-
-
-def is_op(category: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
-    """Tell which rows of a host table are operators."""
-    return category == int(Category.OP)

@@ -1,0 +1,94 @@
+"""The command ``trace``: find the files, analyse them one after the other, write the tables."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpmon.config import Options
+from tpmon.errors import ExitCode, UsageError
+from tpmon.model.codec import encode
+from tpmon.model.units import format_bytes
+from tpmon.report.trace import TOP, write_report
+from tpmon.report.trace_csv import TABLES, write_csv
+from tpmon.report.write import Output, complain
+from tpmon.trace.analysis import analyze
+
+_ENDINGS = (".json", ".json.gz")
+MOST_FILES = 4096
+PROGRESS_AFTER_S = 1.0
+MOST_TOP = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Hold what was typed: the table wanted as CSV, "" for none, and how many rows a table shows."""
+
+    csv: str = ""
+    top: str = ""
+
+
+def find_files(given: Sequence[str]) -> list[str]:
+    """Return the files that were named: directories stand for the traces in them, patterns for matches.
+
+    Raises:
+        UsageError: where one names nothing.
+    """
+    found: list[str] = []
+    for one in given:
+        if os.path.isdir(one):
+            names = sorted(name for name in os.listdir(one) if name.endswith(_ENDINGS))
+            files = [os.path.join(one, name) for name in names]
+            if not files:
+                raise UsageError(f"{one} holds no trace (*.json, *.json.gz)", "tpmon trace FILE...")
+        elif not os.path.exists(one) and glob.has_magic(one):
+            files = sorted(glob.glob(one))
+            if not files:
+                raise UsageError(f"nothing matches {one}", "tpmon trace FILE...")
+        else:
+            files = [one]
+        found += files
+    if len(found) > MOST_FILES:
+        raise UsageError(f"{len(found)} files are too many, {MOST_FILES} at most", "name fewer")
+    return list(dict.fromkeys(found))
+
+
+class _Progress:
+    """Say on standard error how far a long file is read, once a second."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + PROGRESS_AFTER_S
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_AFTER_S
+            complain(f"tpmon: read {format_bytes(done)} of {format_bytes(total)}")
+
+
+def _parse_top(text: str) -> int:
+    if not text:
+        return TOP
+    if not text.isdecimal() or not 0 < int(text) <= MOST_TOP:
+        raise UsageError(f"--top takes a number from 1 to {MOST_TOP}, found {text!r}", "--top 20")
+    return int(text)
+
+
+def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Output) -> int:
+    """Analyse the traces that were named and write what was asked for."""
+    top = _parse_top(asked.top)
+    if asked.csv and asked.csv not in TABLES:
+        raise UsageError(f"there is no table {asked.csv!r}", f"--csv with one of {', '.join(TABLES)}")
+    if asked.csv and options.json:
+        raise UsageError("--csv and --json exclude each other", "leave one of the two out")
+    report = analyze(find_files(given), _Progress())
+    if options.json:
+        output.write_json(encode(report))
+    elif asked.csv:
+        output.write_lines(*write_csv(report, asked.csv))
+    else:
+        output.write_lines(*write_report(report, top))
+    return ExitCode.OK

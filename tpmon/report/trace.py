@@ -1,0 +1,339 @@
+"""Write the analysis of traces as text: verdict first, then steps, devices, gaps, operators, kernels."""
+
+from __future__ import annotations
+
+from tpmon.model.known import Applicable, Known, NotApplicable, is_known
+from tpmon.model.trace import (
+    Breakdown,
+    Communication,
+    DeviceGaps,
+    HostTime,
+    KernelRow,
+    Lost,
+    OperatorRow,
+    Overview,
+    RankTable,
+    TraceFile,
+    TraceReport,
+    TraceVerdict,
+)
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_paragraph
+
+TOP = 10
+MOST_STEPS = 12
+_NAMES = {
+    "kernel": "kernels",
+    "memcpy": "memcpy",
+    "memset": "memset",
+    "communication": "exposed communication",
+    "runtime": "runtime calls",
+    "data_loader": "DataLoader",
+    "cpu": "CPU operators",
+    "other": "other",
+}
+_CAUSES = {
+    "data": "data",
+    "sync_explicit": "explicit sync",
+    "sync_implicit": "implicit sync",
+    "alloc": "allocator",
+    "launch": "launch and calls",
+    "cpu_op": "CPU operator",
+    "other": "other",
+}
+_LINE_CHARS = 400
+_NA = "n/a"
+
+
+def write_report(report: TraceReport, top: int = TOP) -> list[str]:
+    """Write every file, and the ranks beside each other where there are several."""
+    lines: list[str] = []
+    if is_known(report.ranks):
+        lines += [*_write_ranks(report.ranks), ""]
+    for file in report.files:
+        lines += [*write_file(file, top), ""]
+    return [clean_text(line, _LINE_CHARS) if line else "" for line in lines[:-1]]
+
+
+def write_file(file: TraceFile, top: int = TOP) -> list[str]:
+    """Write the analysis of one trace."""
+    lines = lay_paragraph("trace", _say_file(file))
+    lines += _write_lost(file.lost)
+    lines += _write_verdict(file.verdict)
+    lines += ["", *_write_steps(file.overview)]
+    lines += ["", *_write_breakdown(file.overview)]
+    if file.overview.gpus:
+        lines += ["", *_write_cards(file.overview)]
+    for gaps in file.gaps:
+        lines += ["", *_write_gaps(gaps, top)]
+    if is_known(file.host_us):
+        lines += ["", *_write_host(file.host_us)]
+    if is_known(file.communication):
+        lines += ["", *_write_communication(file.communication, top)]
+    lines += ["", *_write_operators(file.operators, top)]
+    if file.kernels:
+        lines += ["", *_write_kernels(file.kernels, top)]
+    if file.copies:
+        lines += ["", *_write_copies(file)]
+    if file.memory:
+        lines += ["", *_write_memory(file)]
+    return lines
+
+
+def _number(value: Applicable[float] | Known[float], digits: int = 1) -> str:
+    return f"{value:,.{digits}f}" if is_known(value) else _NA
+
+
+def _pct(value: Known[float]) -> str:
+    return f"{value:.1f} %" if is_known(value) else _NA
+
+
+def _us(value: Applicable[float] | Known[float]) -> str:
+    """Write microseconds as milliseconds."""
+    return f"{value / 1000:,.3f}" if is_known(value) else _NA
+
+
+def _say_file(file: TraceFile) -> str:
+    rank = f"rank {file.rank}" if is_known(file.rank) else "rank unknown"
+    if is_known(file.world_size):
+        rank += f" of {file.world_size}"
+    parts = [file.path, rank, f"{file.events:,} events", f"{format_bytes(file.json_bytes)} of JSON"]
+    cards = dict.fromkeys(card.name for card in file.overview.gpus if is_known(card.name))
+    parts += [", ".join(cards)] if cards else []
+    parts += [f"on {file.host}"] if is_known(file.host) else []
+    parts += [file.backend] if is_known(file.backend) else []
+    return ", ".join([*parts, *([file.versions] if file.versions else [])])
+
+
+def _write_lost(lost: Lost) -> list[str]:
+    if not (lost.events or lost.values or lost.bytes or lost.broken_off):
+        return []
+    parts = []
+    if lost.events:
+        parts.append(f"{count_of(lost.events, 'event')} could not be read ({format_bytes(lost.bytes)})")
+    elif lost.bytes:
+        parts.append(f"{format_bytes(lost.bytes)} could not be read")
+    if lost.values:
+        parts.append(f"{count_of(lost.values, 'event')} without some of its values")
+    if lost.broken_off:
+        parts.append(f"the file is not whole: {lost.reason}")
+    return lay_paragraph("lost", "; ".join(parts))
+
+
+def _write_verdict(verdict: TraceVerdict) -> list[str]:
+    cause = "" if isinstance(verdict.cause, NotApplicable) or not is_known(verdict.cause) else verdict.cause
+    name = f"{verdict.kind.value.upper()}{f' ({cause})' if cause else ''}, confidence {verdict.confidence}"
+    lines = lay_paragraph("verdict", f"{name}: {verdict.summary}")
+    for advice in verdict.advice:
+        lines += lay_paragraph("try", advice)
+    return lines
+
+
+def _write_steps(overview: Overview) -> list[str]:
+    lines = []
+    if overview.steps:
+        lines.append(
+            f"steps    {overview.steps}, mean {overview.step_ms:.3f} ms, p50 {overview.step_p50_ms:.3f}, "
+            f"p95 {overview.step_p95_ms:.3f}; marks of the host alone {overview.host_step_ms:.3f} ms"
+        )
+        rows = [
+            (row.name, f"{row.start_ms:,.3f}", f"{row.host_ms:,.3f}", f"{row.ms:,.3f}")
+            for row in overview.step_table[:MOST_STEPS]
+        ]
+        lines += lay_columns(("step", "start ms", "host ms", "ms"), rows, left=("step",), indent=2)
+        hidden = overview.steps - len(rows)
+        lines += [f"  {hidden} more"] if hidden else []
+    else:
+        lines.append(f"steps    none marked; the whole trace is {overview.step_ms:.3f} ms")
+    for note in overview.notes:
+        lines += lay_paragraph("note", note)
+    return lines
+
+
+def _write_breakdown(overview: Overview) -> list[str]:
+    """Write both views: exclusive, whose parts sum to the step, and overlapping, each kind in full."""
+    own, full = overview.breakdown_us, overview.overlapping_us
+    total = sum(getattr(own, key) for key in _NAMES) or 1.0
+    rows = [
+        (name, _us(_part(own, key)), f"{100 * _part(own, key) / total:.1f} %", _us(_part(full, key)))
+        for key, name in _NAMES.items()
+    ]
+    headers = ("of a step", "ms", "share", "ms, overlapping")
+    return lay_columns(headers, rows, left=("of a step",))
+
+
+def _part(breakdown: Breakdown, key: str) -> float:
+    value: float = getattr(breakdown, key)
+    return value
+
+
+def _write_cards(overview: Overview) -> list[str]:
+    rows = [
+        (
+            str(card.device),
+            _pct(card.utilization_pct),
+            _pct(card.busy_pct),
+            _pct(card.sm_efficiency_pct),
+            _pct(card.occupancy_reported_pct),
+            _pct(card.occupancy_pct),
+            _pct(card.tensor_core_pct),
+            _pct(card.tensor_core_unknown_pct),
+            f"{card.kernels:,}",
+        )
+        for card in overview.gpus
+    ]
+    headers = (
+        "gpu",
+        "kernels %",
+        "busy %",
+        "est. SM eff.",
+        "occ. reported",
+        "recomputed",
+        "tensor cores",
+        "unknown",
+        "kernels",
+    )
+    return lay_columns(headers, rows, left=("gpu",))
+
+
+def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
+    window = gaps.window or 1.0
+    share = 100 * gaps.idle / window
+    lines = [
+        f"idle     gpu {gaps.device}: {_us(gaps.idle)} of {_us(gaps.window)} ms, {share:.1f} %, by cause"
+    ]
+    rows = [
+        (name, _us(getattr(gaps, key)), f"{100 * getattr(gaps, key) / window:.1f} %")
+        for key, name in _CAUSES.items()
+    ]
+    lines += lay_columns(("cause", "ms", "of the window"), rows, left=("cause",), indent=2)
+    if gaps.largest:
+        named = [
+            (
+                f"{gap.start_ms:,.3f}",
+                _us(gap.us),
+                _CAUSES[gap.cause],
+                " ".join(text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text)
+                or "-",
+            )
+            for gap in gaps.largest[: min(top, 5)]
+        ]
+        lines += lay_columns(("at ms", "gap ms", "cause", "what"), named, left=("cause", "what"), indent=2)
+    return lines
+
+
+def _write_host(host: HostTime) -> list[str]:
+    parts = [
+        ("data", host.data),
+        ("communication", host.comms),
+        ("sync", host.sync),
+        ("allocator", host.alloc),
+        ("compute", host.compute),
+        ("other", host.other),
+    ]
+    total = sum(value for _name, value in parts) or 1.0
+    rows = [(name, _us(value), f"{100 * value / total:.1f} %") for name, value in parts]
+    return lay_columns(("host", "ms", "of the window"), rows, left=("host",))
+
+
+def _write_communication(comms: Communication, top: int) -> list[str]:
+    hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
+    exposed = f"{_us(comms.exposed_us)} ms exposed"
+    lines = [f"comms    {_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, {exposed}"]
+    rows = [
+        (
+            row.name,
+            str(row.count),
+            _us(row.total_us),
+            format_bytes(row.bytes) if is_known(row.bytes) else _NA,
+            _number(row.bus_gb_s),
+        )
+        for row in comms.collectives[:top]
+    ]
+    headers = ("collective", "calls", "ms", "bytes", "bus GB/s")
+    return lines + lay_columns(headers, rows, left=("collective",), indent=2)
+
+
+def _write_operators(operators: tuple[OperatorRow, ...], top: int) -> list[str]:
+    rows = [
+        (
+            _us(row.host_self_us),
+            _us(row.host_total_us),
+            _us(row.device_self_us),
+            _us(row.device_total_us),
+            f"{row.calls:,}",
+            row.name,
+        )
+        for row in operators[:top]
+    ]
+    if not rows:
+        return ["operators: none recorded"]
+    headers = ("host self ms", "host ms", "gpu self ms", "gpu ms", "calls", "operator")
+    hidden = len(operators) - len(rows)
+    more = [f"  {hidden} more (--top, --csv operators)"] if hidden else []
+    return lay_columns(headers, rows, left=("operator",)) + more
+
+
+def _write_kernels(kernels: tuple[KernelRow, ...], top: int) -> list[str]:
+    rows = [
+        (
+            _us(row.total_us),
+            f"{row.count:,}",
+            _number(row.mean_us),
+            _number(row.max_us),
+            _number(row.blocks_per_sm),
+            _number(row.occupancy_reported_pct, 0),
+            _number(row.occupancy_pct, 0),
+            row.tensor_cores,
+            row.name,
+        )
+        for row in kernels[:top]
+    ]
+    headers = ("ms", "count", "mean us", "max us", "blocks/SM", "occ.", "recomp.", "tensor", "kernel")
+    hidden = len(kernels) - len(rows)
+    more = [f"  {hidden} more (--top, --csv kernels)"] if hidden else []
+    return lay_columns(headers, rows, left=("tensor", "kernel")) + more
+
+
+def _write_copies(file: TraceFile) -> list[str]:
+    rows = [
+        (_us(row.total_us), f"{row.count:,}", format_bytes(row.bytes), _number(row.gb_s), row.name)
+        for row in file.copies
+    ]
+    return lay_columns(("ms", "count", "bytes", "GB/s", "copy"), rows, left=("copy",))
+
+
+def _write_memory(file: TraceFile) -> list[str]:
+    rows = [
+        (
+            f"{row.kind} {row.device}" if row.device >= 0 else row.kind,
+            format_bytes(row.allocated_bytes) if is_known(row.allocated_bytes) else _NA,
+            format_bytes(row.reserved_bytes) if is_known(row.reserved_bytes) else _NA,
+            format_bytes(row.allocations_bytes),
+            format_bytes(row.frees_bytes),
+        )
+        for row in file.memory
+    ]
+    headers = ("memory", "peak allocated", "peak reserved", "allocated in all", "freed in all")
+    return lay_columns(headers, rows, left=("memory",))
+
+
+def _write_ranks(table: RankTable) -> list[str]:
+    lines = [cut(f"ranks    {table.summary}", WIDTH)]
+    rows = [
+        (
+            str(row.rank) if is_known(row.rank) else "?",
+            f"{row.step_ms:,.3f}",
+            f"{row.compute_ms:,.3f}",
+            f"{row.comm_ms:,.3f}",
+            f"{row.overlap_ms:,.3f}",
+            f"{row.other_ms:,.3f}",
+        )
+        for row in table.ranks
+    ]
+    headers = ("rank", "step ms", "compute", "comms", "of it hidden", "neither")
+    lines += lay_columns(headers, rows, indent=2)
+    if table.missing:
+        named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
+        lines.append(cut(f"  no trace of rank {named}", WIDTH))
+    return lines

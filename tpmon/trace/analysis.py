@@ -1,0 +1,133 @@
+"""The whole analysis of one trace, and of several ranks beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
+from tpmon.model.trace import (
+    TRACE_SCHEMA,
+    DeviceGaps,
+    HostTime,
+    Overview,
+    RankTable,
+    StepRow,
+    TraceFile,
+    TraceReport,
+)
+from tpmon.trace.advice import advise
+from tpmon.trace.breakdown import Activity, break_down, find_activity
+from tpmon.trace.cards import use_cards
+from tpmon.trace.comms import sum_communication
+from tpmon.trace.gaps import find_causes, find_gaps, split_host
+from tpmon.trace.kernels import LaunchFigures, figure_launches, sum_copies, sum_kernels
+from tpmon.trace.memory import sum_memory
+from tpmon.trace.operators import find_launchers, nest_operators, sum_operators
+from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
+from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
+from tpmon.trace.schema import Header
+from tpmon.trace.steps import Steps, find_steps, match_calls
+from tpmon.trace.verdict import judge_device, judge_host
+
+MOST_STEPS = 1000
+"""Rows of the step table; a capture is bounded to far fewer."""
+
+
+def analyze(paths: Sequence[str], progress: Progress | None = None) -> TraceReport:
+    """Analyse the traces at ``paths``, one after the other, so that one alone is held.
+
+    Raises:
+        UsageError: where one is no trace.
+        NotPermittedError: where one may not be read.
+    """
+    files = []
+    parts: list[RankParts] = []
+    for path in paths:
+        trace = read_trace(path, progress)
+        file, part = analyze_trace(trace)
+        del trace
+        files.append(file)
+        parts.append(part)
+    ranks: Applicable[RankTable] = compare_ranks(parts) if len(files) > 1 else NOT_APPLICABLE
+    return TraceReport(TRACE_SCHEMA, tuple(files), ranks)
+
+
+def analyze_trace(trace: Trace) -> tuple[TraceFile, RankParts]:
+    """Analyse one trace that is read."""
+    launched_by = match_calls(trace)
+    steps = find_steps(trace, launched_by)
+    ops = nest_operators(trace)
+    launchers = find_launchers(trace, ops, launched_by)
+    activity = find_activity(trace)
+    causes = find_causes(trace, launched_by, activity)
+    figures, limited = figure_launches(trace)
+    window = steps.host_window
+    gaps: tuple[DeviceGaps, ...] = ()
+    host: Applicable[HostTime] = NOT_APPLICABLE
+    if len(trace.work.start):
+        gaps = find_gaps(trace, causes, ops, window)
+        verdict = judge_device(trace, activity, gaps, window)
+    else:
+        host = split_host(activity, causes, window)
+        verdict = judge_host(trace, host)
+    overview = _overview(trace, steps, activity, figures)
+    about = read_distributed(trace)
+    unsaid = Missing("the trace does not say it")
+    file = TraceFile(
+        path=trace.path,
+        rank=trace.rank if trace.rank >= 0 else Missing("neither the trace nor its name tells the rank"),
+        world_size=about.world_size if about.world_size > 0 else unsaid,
+        backend=clean_name(about.backend, 80) or unsaid,
+        host=clean_name(trace.header.host or "", 80) or unsaid,
+        versions=_versions(trace.header),
+        events=sum(trace.phases.values()),
+        file_bytes=trace.file_bytes,
+        json_bytes=trace.json_bytes,
+        overview=overview,
+        gaps=gaps,
+        host_us=host,
+        operators=sum_operators(trace, ops, launchers),
+        kernels=sum_kernels(trace, figures, limited, ops, launchers),
+        copies=sum_copies(trace),
+        memory=sum_memory(trace),
+        communication=sum_communication(trace, activity),
+        launched_before=int((launched_by < 0).sum()),
+        verdict=advise(trace, verdict, overview.gpus, ops, causes),
+        lost=trace.lost,
+    )
+    return file, take_parts(trace, file, steps, activity)
+
+
+def _overview(trace: Trace, steps: Steps, activity: Activity, figures: LaunchFigures) -> Overview:
+    lengths = (steps.end - steps.start) / 1e6
+    marks = (steps.host_end - steps.host_start) / 1e6
+    origin = int(steps.host_start[0])
+    rows = zip(steps.names, steps.start.tolist(), marks.tolist(), lengths.tolist(), strict=True)
+    return Overview(
+        steps=len(steps.names) if steps.marked else 0,
+        step_ms=float(lengths.mean()),
+        step_p50_ms=float(np.percentile(lengths, 50)),
+        step_p95_ms=float(np.percentile(lengths, 95)),
+        host_step_ms=float(marks.mean()),
+        window_us=(steps.window[1] - steps.window[0]) / 1000,
+        step_table=tuple(
+            StepRow(clean_name(name, 80), (start - origin) / 1e6, mark, length)
+            for name, start, mark, length in list(rows)[:MOST_STEPS]
+        ),
+        breakdown_us=break_down(activity, steps, exclusive=True),
+        overlapping_us=break_down(activity, steps, exclusive=False),
+        gpus=use_cards(trace, figures, steps.window),
+        notes=tuple(clean_name(note) for note in steps.notes),
+    )
+
+
+def _versions(header: Header) -> str:
+    named = (
+        ("CUDA", header.cuda_runtime),
+        ("driver", header.cuda_driver),
+        ("HIP", header.hip_runtime),
+        ("HIP driver", header.hip_driver),
+    )
+    return clean_name(", ".join(f"{name} {value}" for name, value in named if value is not None), 120)

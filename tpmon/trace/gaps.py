@@ -1,0 +1,213 @@
+"""Where the idle time of a device goes, and where the time of the host goes without one.
+
+Each moment has one cause, the first of: loader, explicit sync, implicit sync, allocator, launches and
+other calls, operators, other. Parts are differences of growing unions, so they sum to the idle time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.trace import DeviceGaps, HostTime, LargeGap
+from tpmon.trace.breakdown import Activity, loader_rows
+from tpmon.trace.classes import CallClass, class_of_call, is_step
+from tpmon.trace.columns import Ints
+from tpmon.trace.nesting import Nest
+from tpmon.trace.read import Trace, clean_name
+from tpmon.trace.schema import Category
+from tpmon.trace.spans import Spans, invert, unite, unite_all
+
+CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other")
+MOST_GAPS = 10
+COVERS_SLACK_NS = 1000
+"""A call that returns no more than this before its copy ends has waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCauses:
+    """Hold what may hold a device, in the order in which the first one counts, and the classes of calls."""
+
+    layers: tuple[Spans, ...]
+    call_class: Ints
+
+
+def classify_calls(trace: Trace, launched_by: Ints) -> Ints:
+    """Return the class of each call; an asynchronous copy of pageable memory that waits is implicit."""
+    names = np.array([int(class_of_call(name)) for name in trace.names] or [0], dtype=np.int64)
+    classes = names[trace.calls.name] if len(trace.calls.name) else np.zeros(0, np.int64)
+    pageable = np.array(["Pageable" in name for name in trace.names] or [False])
+    rows = np.flatnonzero(
+        (trace.work.category == Category.MEMCPY) & pageable[trace.work.name] & (launched_by >= 0)
+    )
+    calls = launched_by[rows]
+    call_end = trace.calls.start[calls] + trace.calls.duration[calls]
+    work_end = trace.work.start[rows] + trace.work.duration[rows]
+    waits = (call_end + COVERS_SLACK_NS >= work_end) & (classes[calls] == CallClass.COPY)
+    classes[calls[waits]] = CallClass.IMPLICIT
+    return classes
+
+
+def find_causes(trace: Trace, launched_by: Ints, activity: Activity) -> HostCauses:
+    """Unite the host events of each cause."""
+    calls = trace.calls
+    classes = classify_calls(trace, launched_by)
+
+    def of(*kinds: CallClass) -> Spans:
+        rows = np.isin(classes, kinds)
+        return unite(calls.start[rows], calls.duration[rows])
+
+    return HostCauses(
+        (
+            activity.data_loader,
+            of(CallClass.EXPLICIT),
+            of(CallClass.IMPLICIT),
+            of(CallClass.ALLOCATOR),
+            of(CallClass.LAUNCH, CallClass.COPY),
+            activity.cpu,
+        ),
+        classes,
+    )
+
+
+def _split(layers: Sequence[Spans], busy: Spans, start: Ints, end: Ints) -> list[Ints]:
+    """Split windows over ``layers`` where ``busy`` is not; the last part is what no layer covers."""
+    covered = busy
+    before = busy.within(start, end)
+    parts = []
+    for layer in layers:
+        covered = unite_all([covered, layer])
+        until = covered.within(start, end)
+        parts.append(until - before)
+        before = until
+    return [*parts, (end - start) - before]
+
+
+def find_gaps(trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int]) -> tuple[DeviceGaps, ...]:
+    """Attribute the idle time of each device in the window of the marked steps."""
+    return tuple(
+        _device_gaps(trace, causes, ops, window, device) for device in np.unique(trace.work.device).tolist()
+    )
+
+
+def _device_gaps(
+    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], device: int
+) -> DeviceGaps:
+    work = trace.work
+    here = work.device == device
+    busy = unite(work.start[here], work.duration[here])
+    start, end = np.array([window[0]]), np.array([window[1]])
+    data, explicit, implicit, alloc, launch, cpu_op, other = (
+        int(part[0]) / 1000 for part in _split(causes.layers, busy, start, end)
+    )
+    idle = invert(busy, *window)
+    return DeviceGaps(
+        device=device,
+        window=(window[1] - window[0]) / 1000,
+        busy=busy.within_one(*window) / 1000,
+        idle=idle.total / 1000,
+        data=data,
+        sync_explicit=explicit,
+        sync_implicit=implicit,
+        alloc=alloc,
+        launch=launch,
+        cpu_op=cpu_op,
+        other=other,
+        largest=_name_gaps(trace, causes, ops, window, idle),
+    )
+
+
+def _name_gaps(
+    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], idle: Spans
+) -> tuple[LargeGap, ...]:
+    """Name what held the longest gaps: the largest cause, and the call, operator and line in the middle."""
+    longest = np.argsort(idle.start - idle.end, kind="stable")[:MOST_GAPS]
+    start, end = idle.start[longest], idle.end[longest]
+    if not len(start):
+        return ()
+    nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
+    parts = np.array(_split(causes.layers, nothing, start, end))
+    main = _main_track(trace)
+    middle = (start + end) // 2
+    places = ops.find(np.full(len(middle), main, dtype=np.int32), middle)
+    found = []
+    for at in range(len(start)):
+        cause = CAUSES[int(np.argmax(parts[:, at]))]
+        operator: Applicable[str] = NOT_APPLICABLE
+        if places[at] >= 0:
+            operator = clean_name(trace.names[trace.host.name[ops.row[places[at]]]])
+        elif cause in ("data", "cpu_op"):
+            operator = _longest(trace, cause, int(start[at]), int(end[at]))
+        found.append(
+            LargeGap(
+                (int(start[at]) - window[0]) / 1e6,
+                (int(end[at]) - int(start[at])) / 1000,
+                cause,
+                operator,
+                _longest_call(trace, int(start[at]), int(end[at])) if cause in _CALLS else NOT_APPLICABLE,
+                _source(trace, int(middle[at])),
+            )
+        )
+    return tuple(found)
+
+
+_CALLS = ("sync_explicit", "sync_implicit", "alloc", "launch")
+
+
+def _main_track(trace: Trace) -> int:
+    """Return the thread that marks the steps, else the one with the most operators."""
+    host = trace.host
+    marks = np.array([is_step(name) for name in trace.names] or [False])[host.name]
+    rows = np.flatnonzero(marks & (host.category != Category.GPU_ANNOTATION))
+    if len(rows):
+        return int(host.track[rows[0]])
+    tracks = host.track[host.category == Category.OP]
+    return int(np.bincount(tracks).argmax()) if len(tracks) else -1
+
+
+def _overlap(start: Ints, duration: Ints, begin: int, stop: int) -> Ints:
+    shared: Ints = np.clip(np.minimum(start + duration, stop) - np.maximum(start, begin), 0, None)
+    return shared
+
+
+def _longest_call(trace: Trace, begin: int, stop: int) -> Applicable[str]:
+    shared = _overlap(trace.calls.start, trace.calls.duration, begin, stop)
+    if not len(shared) or not shared.max():
+        return NOT_APPLICABLE
+    return clean_name(trace.names[trace.calls.name[int(np.argmax(shared))]])
+
+
+def _longest(trace: Trace, cause: str, begin: int, stop: int) -> Applicable[str]:
+    host = trace.host
+    rows = loader_rows(trace) if cause == "data" else host.category == Category.OP
+    shared = np.where(rows, _overlap(host.start, host.duration, begin, stop), 0)
+    if not len(shared) or not shared.max():
+        return NOT_APPLICABLE
+    return clean_name(trace.names[host.name[int(np.argmax(shared))]])
+
+
+def _source(trace: Trace, time: int) -> Applicable[str]:
+    """Return the innermost Python line around a time that is no line of torch, where stacks are there."""
+    python = trace.python
+    until = int(np.searchsorted(python.start, time, side="right"))
+    around = np.flatnonzero(python.start[:until] + python.duration[:until] > time)
+    for row in reversed(around.tolist()):
+        name = trace.names[python.name[row]]
+        if "(" in name and ".py(" in name and not name.startswith(("torch/", "<", "threading.py")):
+            return clean_name(name)
+    return NOT_APPLICABLE
+
+
+def split_host(activity: Activity, causes: HostCauses, window: tuple[int, int]) -> HostTime:
+    """Split the window of a trace without device work: loader, operators, exposed communication, other."""
+    nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
+    sync = unite_all(causes.layers[1:3])
+    layers = (activity.data_loader, activity.cpu, activity.communication, sync, causes.layers[3])
+    start, end = np.array([window[0]]), np.array([window[1]])
+    data, compute, comms, waits, alloc, other = (
+        int(part[0]) / 1000 for part in _split(layers, nothing, start, end)
+    )
+    return HostTime(data, comms, waits, alloc, compute, other)

@@ -1,0 +1,130 @@
+"""What holds the run, from one trace: the largest of what kept the device, or the host, from computing.
+
+Kinds and causes are those of the live verdict. The share of 30 % was chosen on sample traces and has no
+independent test, so the shares and the second cause are always said.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.trace import CauseShare, DeviceGaps, HostTime, TraceVerdict
+from tpmon.model.verdict import Kind
+from tpmon.trace.breakdown import Activity
+from tpmon.trace.classes import flag
+from tpmon.trace.read import Trace
+from tpmon.trace.schema import Category
+from tpmon.trace.spans import unite_all
+
+LEAST_LOST_PCT = 30.0
+"""Idle and exposed communication below this share of the window: the device is busy enough."""
+TINY_KERNEL_US = 10.0
+"""A median kernel shorter than about one launch (cudaLaunchKernel takes 4 to 10 us on the host)."""
+SURE_PCT = 50.0
+
+_SAYS = {
+    "data": "waiting for the next batch",
+    "comms": "communication that no computation hides",
+    "sync": "calls in which the host waits for the device or the allocator",
+    "launch": "operators and launches on the host, slower than the device",
+    "other": "Python or other code outside of operators",
+    "compute": "computation",
+}
+_KINDS = {
+    "data": Kind.DATA_BOUND,
+    "comms": Kind.COMMS_BOUND,
+    "sync": Kind.SYNC_BOUND,
+    "launch": Kind.LAUNCH_BOUND,
+    "other": Kind.PYTHON_BOUND,
+    "compute": Kind.COMPUTE_BOUND,
+}
+
+
+def judge_device(
+    trace: Trace, activity: Activity, gaps: tuple[DeviceGaps, ...], window: tuple[int, int]
+) -> TraceVerdict:
+    """Judge a trace with device work: all its devices together."""
+    total = sum(gap.window for gap in gaps)
+    if total <= 0:
+        return _undecided("the window of the steps is empty")
+    compute = unite_all([activity.kernel, activity.memcpy, activity.memset])
+    both = unite_all([compute, activity.communication])
+    exposed = (both.within_one(*window) - compute.within_one(*window)) / 1000
+    alloc = sum(gap.alloc for gap in gaps)
+    explicit = sum(gap.sync_explicit for gap in gaps)
+    implicit = sum(gap.sync_implicit for gap in gaps)
+    shares = {
+        "data": sum(gap.data for gap in gaps),
+        "comms": exposed,
+        "sync": explicit + implicit + alloc,
+        "launch": sum(gap.launch + gap.cpu_op for gap in gaps),
+        "other": sum(gap.other for gap in gaps),
+    }
+    cause: Applicable[str] = NOT_APPLICABLE
+    first = _largest(shares, total)
+    if first == "sync":
+        waits = {"explicit": explicit, "implicit": implicit, "allocator": alloc}
+        cause = max(waits, key=lambda name: waits[name])
+    elif first == "launch":
+        kernels = trace.work.duration[trace.work.category == Category.KERNEL]
+        tiny = len(kernels) > 0 and float(np.median(kernels)) < TINY_KERNEL_US * 1000
+        cause = "tiny-kernels" if tiny else "main-thread"
+    else:
+        cause = _cause(trace, first, "gpu")
+    return _write(first, cause, shares, total)
+
+
+def judge_host(trace: Trace, host: HostTime) -> TraceVerdict:
+    """Judge a trace without device work by the time of its host."""
+    shares = {"data": host.data, "comms": host.comms, "sync": host.sync + host.alloc, "other": host.other}
+    total = sum(shares.values()) + host.compute
+    if total <= 0:
+        return _undecided("the trace holds no time")
+    first = _largest(shares, total)
+    cause = "explicit" if first == "sync" else _cause(trace, first, "cpu")
+    return _write(first, cause, shares, total)
+
+
+def _cause(trace: Trace, first: str, computes_on: str) -> Applicable[str]:
+    if first == "data":
+        single = flag(trace.names, lambda name: "_SingleProcessDataLoaderIter" in name)
+        return "no-workers" if bool(single.any()) else NOT_APPLICABLE
+    causes: dict[str, Applicable[str]] = {
+        "comms": "unknown",
+        "other": "single-thread",
+        "compute": computes_on,
+    }
+    return causes.get(first, NOT_APPLICABLE)
+
+
+def _largest(shares: dict[str, float], total: float) -> str:
+    lost = 100 * sum(shares.values()) / total
+    return max(shares, key=lambda name: shares[name]) if lost >= LEAST_LOST_PCT else "compute"
+
+
+def _write(first: str, cause: Applicable[str], shares: dict[str, float], total: float) -> TraceVerdict:
+    every = {**shares, "compute": max(total - sum(shares.values()), 0.0)}
+    pct = {name: 100 * value / total for name, value in every.items()}
+    others = [name for name in sorted(shares, key=lambda name: -shares[name]) if name != first]
+    second = others[0] if others and pct[others[0]] >= 1 else ""
+    summary = f"{pct[first]:.0f} % of the window is {_SAYS[first]}"
+    if second:
+        summary += f"; next {_SAYS[second]}, {pct[second]:.0f} %"
+    return TraceVerdict(
+        kind=_KINDS[first],
+        cause=cause,
+        confidence="medium" if pct[first] >= SURE_PCT else "low",
+        share_pct=pct[first],
+        second=_KINDS[second].value if second else NOT_APPLICABLE,
+        summary=summary,
+        try_=NOT_APPLICABLE,
+        advice=(),
+        shares=tuple(CauseShare(name, value) for name, value in sorted(pct.items(), key=lambda one: -one[1])),
+    )
+
+
+def _undecided(why: str) -> TraceVerdict:
+    return TraceVerdict(
+        Kind.NOT_ENOUGH_EVIDENCE, NOT_APPLICABLE, "low", 0.0, NOT_APPLICABLE, why, NOT_APPLICABLE, (), ()
+    )
