@@ -27,6 +27,7 @@ commands:
   trace FILE...  what a profiler trace shows: steps, idle gaps and their causes, operators, kernels
   demo           start a small real training and watch it
 
+tpmon COMMAND --help says what a command can do.
 Settings: flags, then TPMON_* variables, then tpmon/config.toml, see --print-config."""
 
 EXIT_CODES = """\
@@ -34,7 +35,10 @@ exit codes:
   0 ended well, also when the job ended    3 no training job there
   1 a bug in tpmon, report file named      4 not permitted to read it
   2 wrong arguments or configuration       5 no terminal for the screen
-  129 hang-up, 130 interrupt, 143 terminate
+  129 hang-up, 130 interrupt, 143 terminate"""
+
+VERDICT_CODES = f"""\
+{EXIT_CODES}
 diagnose, and attach with check, end with the verdict (docs/verdicts.md):
   0 nothing is wrong    10 something holds it    11 not enough evidence    12 hung
   of a job that ended: 0 exit 0, 10 it failed, 11 nobody saw its exit status"""
@@ -44,6 +48,9 @@ DEMO_FRAMES = 3
 
 class Parser(argparse.ArgumentParser):
     """Parse arguments, refuse them in the manner of every other error, write help unbuffered."""
+
+    command_names: tuple[str, ...] = ()
+    """What may stand first, for the parser of all commands."""
 
     def error(self, message: str) -> Any:
         """Refuse the arguments.
@@ -90,11 +97,11 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         prog="tpmon",
         usage="tpmon [COMMAND] [PID | FILE...] [options]",
         description=f"{DESCRIPTION}\n\n{COMMANDS}",
-        epilog=EXIT_CODES,
+        epilog=VERDICT_CODES,
         formatter_class=plain,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and end")
+    parser.add_argument("-V", "--version", action="store_true", help="print the version and end")
     _add_setting(parser, json_setting)
     _add_common(parser)
     commands = parser.add_subparsers(prog="tpmon", dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
@@ -109,7 +116,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         "attach",
         usage="tpmon attach PID | --job [options]",
         description="Watch a training job. PID may be any process of it. Without an output flag: the screen.",
-        epilog=EXIT_CODES,
+        epilog=VERDICT_CODES,
         formatter_class=plain,
         allow_abbrev=False,
     )
@@ -120,7 +127,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
         "diagnose",
         usage="tpmon diagnose PID | --job [options]",
         description="Look at a training job for a while and print the verdict: what holds it and what to do.",
-        epilog=EXIT_CODES,
+        epilog=VERDICT_CODES,
         formatter_class=plain,
         allow_abbrev=False,
     )
@@ -231,6 +238,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
             _add_setting(command, setting)
     for command in (ps, attach, diagnose, dump, fold, sample, doctor, bundle, trace, demo):
         _add_common(command)
+    parser.command_names = tuple(commands.choices)
     return parser
 
 
@@ -326,11 +334,58 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         UsageError: for arguments that are not understood.
         SystemExit: after the help.
     """
+    arguments = list(arguments)
+    if arguments[:1] == ["help"]:  # tpmon help dump
+        arguments = [*arguments[1:2], "--help"]
     wants_help = "demo" in arguments and not {"-h", "--help"}.isdisjoint(arguments)
     parser = build_parser(_list_bottlenecks() if wants_help else "")
-    try:
-        return parser.parse_args(arguments)
-    except UsageError as error:
-        if arguments and arguments[0].isdecimal():
-            raise UsageError(f"{arguments[0]} is no command", f"tpmon attach {arguments[0]}") from error
-        raise
+    word = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if word and word not in parser.command_names:
+        raise _refuse_command(arguments, parser.command_names)
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = given.command or ""
+        raise UsageError(
+            f"{name or 'tpmon'} has no {' '.join(unknown)}", " ".join(f"tpmon {name} --help".split())
+        )
+    return given
+
+
+def _refuse_command(arguments: Sequence[str], names: Sequence[str]) -> UsageError:
+    """Refuse a word that is no command, and name what may be meant."""
+    import shlex  # these two are needed for a mistake alone
+    from difflib import get_close_matches
+
+    word, *rest = arguments
+    near = ["attach", word] if word.isdecimal() else get_close_matches(word, names, 1)
+    try_this = shlex.join(("tpmon", *near, *rest)) if near else "tpmon --help"
+    return UsageError(f"{word} is no command", try_this)
+
+
+def parse_pid(text: str) -> int:
+    """Read a PID.
+
+    Raises:
+        UsageError: when it is no number.
+    """
+    if not text.isdecimal():
+        raise UsageError(f"a PID is a number, found {text!r}", "tpmon ps lists the training jobs")
+    return int(text)
+
+
+def check_target(job_is_set: bool, asked: str | None, job_was_asked: bool) -> None:
+    """Refuse a PID that is no number, none at all, or one beside --job.
+
+    ``job_is_set`` is the setting, which a file may make; ``job_was_asked`` the flag of this call.
+
+    Raises:
+        UsageError: saying which.
+    """
+    if asked is not None:
+        parse_pid(asked)
+    if asked is not None and job_was_asked:
+        raise UsageError("PID and --job exclude each other", "leave one of the two out")
+    if asked is None and not job_is_set:
+        raise UsageError(
+            "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
+        )

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpmon import __version__, config
-from tpmon.arguments import DEMO_FRAMES, parse_arguments
+from tpmon.arguments import DEMO_FRAMES, check_target, parse_arguments, parse_pid
 from tpmon.config import Options
-from tpmon.errors import ExitCode, NoTerminalError, TpmonError, UsageError
+from tpmon.errors import ExitCode, TpmonError
 from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
 
 if TYPE_CHECKING:
@@ -82,31 +82,17 @@ def _list_jobs(options: Options) -> int:
     return ExitCode.OK
 
 
-def _parse_pid(text: str) -> int:
-    if not text.isdecimal():
-        raise UsageError(f"a PID is a number, found {text!r}", "tpmon ps lists the training jobs")
-    return int(text)
-
-
-def _check_asked(options: Options, asked: str | None, job_was_asked: bool) -> None:
-    """Refuse a PID that is no number, none at all, or one beside --job."""
-    if asked is not None:
-        _parse_pid(asked)
-    if asked is not None and job_was_asked:
-        raise UsageError("PID and --job exclude each other", "leave one of the two out")
-    if asked is None and not options.job:
-        raise UsageError(
-            "which job? PID is missing", "tpmon ps lists the training jobs, --job takes the only one"
-        )
-
-
-def _find_job(asked: str | None) -> Job:
-    """Find the job that was asked for, and say what is odd about it."""
+def _find_job(asked: str | None, await_s: float = 0.0) -> Job:
+    """Find the job that was asked for, and say what is odd about it; wait for one that is just starting."""
+    from tpmon.probe.awaiting import await_job
     from tpmon.probe.scheduling import step_aside
     from tpmon.probe.target import find_job, find_only_job
 
+    def find() -> Job:
+        return find_only_job() if asked is None else find_job(int(asked))
+
     step_aside()
-    job = find_only_job() if asked is None else find_job(int(asked))
+    job = await_job(find, lambda said: complain(f"tpmon: {said}"), await_s)
     if job.remark:
         complain(f"tpmon: {job.remark}")
     return job
@@ -115,13 +101,12 @@ def _find_job(asked: str | None) -> Job:
 def _attach(options: Options, asked: str | None, job_was_asked: bool) -> int:
     if options.check:
         return _diagnose(options, asked, job_was_asked)
-    _check_asked(options, asked, job_was_asked)
+    check_target(options.job, asked, job_was_asked)
+    job = _find_job(asked)
     if not options.is_text:
         from tpmon.ui.terminal import require_terminal
 
         require_terminal()
-    job = _find_job(asked)
-    if not options.is_text:
         return _watch_on_screen(job, options)
     _watch_as_text(job, options)
     return ExitCode.OK
@@ -131,14 +116,15 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     """Print the verdict once it was looked for long enough, or once it is what was waited for."""
     from tpmon.diagnose import LOOK_S, OnChange, Watch, parse_command, parse_until, pick_exit_code
     from tpmon.model.codec import encode
+    from tpmon.probe.awaiting import AWAIT_S
     from tpmon.report.verdict import write_check, write_verdict
 
-    _check_asked(options, asked, job_was_asked)
+    check_target(options.job, asked, job_was_asked)
     until = parse_until(options.diagnose_until or "")
     command = parse_command(options.diagnose_on_change) if options.diagnose_on_change else ()
     limit_s = options.diagnose_for_s if options.diagnose_for_s or until else LOOK_S
     output = _stdout(options.ascii_only)
-    job = _find_job(asked)
+    job = _find_job(asked, (options.diagnose_for_s or AWAIT_S) if until else 0.0)
     watch = Watch(limit_s, until, OnChange(command) if command else None)
 
     def sink(update: Update) -> None:
@@ -178,7 +164,7 @@ def _dump(options: Options, given: Mapping[str, Any]) -> int:
         given.get("locals", False),
         given.get("fr_pipe", False),
     )
-    _check_asked(options, given.get("pid"), given.get("job", False))
+    check_target(options.job, given.get("pid"), given.get("job", False))
     check_asked(options, asked)
     return run_dump(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))
 
@@ -188,7 +174,7 @@ def _doctor(options: Options, asked: str | None) -> int:
     from tpmon.doctor import run_doctor
     from tpmon.probe.scheduling import step_aside
 
-    pid = _parse_pid(asked) if asked is not None else None
+    pid = parse_pid(asked) if asked is not None else None
     step_aside()
     return run_doctor(pid, options, _stdout(options.ascii_only))
 
@@ -198,7 +184,7 @@ def _sample(options: Options, given: Mapping[str, Any]) -> int:
     from tpmon.sample import Asked, pick_format, run_sample
 
     asked = Asked(given.get("rank"), bool(given.get("all")), given.get("out"))
-    _check_asked(options, given.get("pid"), given.get("job", False))
+    check_target(options.job, given.get("pid"), given.get("job", False))
     pick_format(options, asked)
     return run_sample(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))
 
@@ -207,7 +193,7 @@ def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tup
     """Watch for some seconds and write what a ticket asks for."""
     from tpmon.bundle import run_bundle
 
-    _check_asked(options, asked, job_was_asked)
+    check_target(options.job, asked, job_was_asked)
     return run_bundle(_find_job(asked), options, place, _stdout(options.ascii_only))
 
 
@@ -221,23 +207,16 @@ def _trace(options: Options, given: Mapping[str, Any]) -> int:
     return run_trace(given["files"], options, asked, _stdout(options.ascii_only))
 
 
-def _has_terminal() -> bool:
-    from tpmon.ui.terminal import require_terminal
-
-    try:
-        require_terminal()
-    except NoTerminalError:
-        return False
-    return True
-
-
 def _demo(options: Options) -> int:
-    from tpmon.launch import DemoOptions, start_demo
+    from tpmon.launch import DemoOptions, check_demo, start_demo
+    from tpmon.ui.terminal import has_terminal
 
-    on_screen = not options.is_text and _has_terminal()
+    on_screen = not options.is_text and has_terminal()
     name = options.demo_bottleneck
+    wanted = DemoOptions(options.demo_ranks, options.demo_workers, name, options.demo_seconds)
+    check_demo(wanted)
     complain(f"tpmon: starting the demo training ({name}); its first step takes some seconds")
-    demo = start_demo(DemoOptions(options.demo_ranks, options.demo_workers, name, options.demo_seconds))
+    demo = start_demo(wanted)
     try:
         complain(f"tpmon: demo training {demo.pid} runs; its log, until it ends: {demo.log_path}")
         from tpmon.probe.target import find_job

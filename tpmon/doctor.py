@@ -15,7 +15,7 @@ from tpmon.probe.permissions import Patient, make_patient, read_checkup
 from tpmon.probe.procread import PROC, is_python_name, read_exe, read_stat, read_status
 from tpmon.probe.target import find_job, find_own_jobs
 from tpmon.report.doctor import write_checkup
-from tpmon.report.write import Output
+from tpmon.report.write import Output, complain
 
 MOST_JOBS = 4
 
@@ -42,8 +42,14 @@ def pick_exit_code(checkup: Checkup) -> int:
 
 
 def find_own_patients() -> list[Patient]:
-    """Name the jobs of this user, the oldest first, at most ``MOST_JOBS``."""
-    return [make_patient(job) for job in find_own_jobs()[:MOST_JOBS]]
+    """Name the jobs of this user, the oldest first, at most ``MOST_JOBS``; say when there are more."""
+    jobs = find_own_jobs()
+    if len(jobs) > MOST_JOBS:
+        complain(
+            f"tpmon: you run {len(jobs)} training jobs here; these are the {MOST_JOBS} oldest:"
+            " tpmon doctor PID for another one"
+        )
+    return [make_patient(job) for job in jobs[:MOST_JOBS]]
 
 
 def find_patient(pid: int) -> Patient:

@@ -141,7 +141,10 @@ def choose_members(job: Job, asked: Asked) -> tuple[Member, ...]:
     members = {one.identity.pid: one for one in job.members}
     for pid in sorted(pids):
         if pid not in members:
-            raise UsageError(f"--pid: process {pid} is not of this job", f"tpmon dump {pid}, for its own job")
+            raise UsageError(
+                f"--pid: process {pid} is not of this job",
+                f"tpmon dump {job.root.pid} shows its processes; tpmon ps the other jobs",
+            )
         if not job.facts[pid].python:
             raise UsageError(
                 f"--pid: process {pid} ({members[pid].label}) runs no Python", "name another one"

@@ -43,6 +43,10 @@ class NoTargetError(TpmonError):
     exit_code = ExitCode.NO_TARGET
 
 
+class StartingError(NoTargetError):
+    """Refuse a process that is no training job yet, and may become one: its imports are not done."""
+
+
 class NotPermittedError(TpmonError):
     """Refuse a target that this user may not read."""
 

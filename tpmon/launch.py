@@ -155,6 +155,15 @@ def _training_command(python: str, options: DemoOptions) -> list[str]:
     return [*command, "--bottleneck", kind.name, "--seconds", f"{options.seconds:g}"]
 
 
+def check_demo(options: DemoOptions) -> None:
+    """Refuse options that do not fit together, before anything is looked for or started.
+
+    Raises:
+        UsageError: naming what may be asked for.
+    """
+    _training_command("", options)
+
+
 def start_demo(options: DemoOptions) -> DemoJob:
     """Start the training and return once it logged its first step, some seconds later.
 
@@ -162,7 +171,7 @@ def start_demo(options: DemoOptions) -> DemoJob:
         UsageError: for options that do not fit together.
         NoTargetError: when no Python has torch, or the training ended or stalled before a step.
     """
-    _training_command("", options)  # refuse wrong options before looking for an interpreter
+    check_demo(options)
     command = _training_command(find_python(options.python), options)
     directory = _make_directory()
     log_path = os.path.join(directory, "train.log")

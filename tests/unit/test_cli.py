@@ -154,20 +154,37 @@ def test_help_of_demo_names_each_bottleneck():
         assert bottleneck.summary in text
 
 
-def test_version():
-    assert call("--version").stdout == f"tpmon {__version__}\n"
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str):
+    assert call(flag).stdout == f"tpmon {__version__}\n"
+
+
+def test_help_is_also_a_word():
+    assert call("help").stdout == call("--help").stdout
+    assert call("help", "dump").stdout == call("dump", "--help").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "what", "hint"),
     [
-        (["frobnicate"], {}, 2, "argument COMMAND: invalid choice: 'frobnicate'", "tpmon --help"),
+        (["frobnicate"], {}, 2, "frobnicate is no command", "tpmon --help"),
+        (["atach", "1"], {}, 2, "atach is no command", "tpmon attach 1"),
+        (["help", "diagnos"], {}, 2, "diagnos is no command", "tpmon diagnose --help"),
+        (
+            ["diagnose", "1", "--plain"],
+            {},
+            2,
+            "diagnose has no --plain",
+            "tpmon diagnose --help",
+        ),
+        (["dump", "1", "--rounds"], {}, 2, "argument --rounds: expected one", "tpmon dump --help"),
         (["48213"], {}, 2, "48213 is no command", "tpmon attach 48213"),
         (["attach"], {}, 2, "which job? PID is missing", "tpmon ps lists the training jobs"),
+        (["--frobnicate"], {}, 2, "tpmon has no --frobnicate", "tpmon --help"),
         (["attach", "train.py"], {}, 2, "a PID is a number, found 'train.py'", "tpmon ps"),
         (["attach", "-5"], {}, 2, "a PID is a number, found '-5'", "tpmon ps"),
         (["attach", "1", "--job"], {}, 2, "PID and --job exclude each other", "leave one"),
-        (["attach", "1", "--on"], {}, 2, "unrecognized arguments: --on", "tpmon"),
+        (["attach", "1", "--on"], {}, 2, "attach has no --on", "tpmon attach --help"),
         (["attach", "1", "-i", "0.1"], {}, 2, "--interval: expected a number from 0.5 to 10", "tpmon"),
         (["attach", "1", "--json", "--plain"], {}, 2, "json and plain exclude each other", "leave one"),
         (["ps"], {"TPMON_JSON": "perhaps"}, 2, "TPMON_JSON: expected true or false", "tpmon"),
@@ -178,15 +195,14 @@ def test_version():
             "no bottleneck is named 'gremlins'",
             "one of",
         ),
-        (["attach", "1"], {}, 5, "stdin is not a terminal", "use --once --json"),
+        (["attach", "99999999"], {}, 3, "no process 99999999", "tpmon ps"),
     ],
 )
 def test_wrong_calls_say_what_and_what_to_try(arguments, environment, code, what, hint):
     done = call(*arguments, env={**os.environ, **environment})
     assert done.returncode == code
     assert done.stdout == ""
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("tpmon: starting")]
-    first, second = lines
+    first, second = done.stderr.splitlines()
     assert first.startswith(f"tpmon: {what}")
     assert second.startswith(f"Try: {hint}")
 
@@ -265,6 +281,13 @@ def test_one_reading_in_each_form(job: int):
     done = call("attach", str(job), "--once", "--plain", "-i", "0.5")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.torch
+def test_a_screen_without_a_terminal_is_refused(job: int):
+    done = call("attach", str(job))
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith("tpmon: stdin is not a terminal\nTry: use --once --json")
 
 
 @pytest.mark.torch

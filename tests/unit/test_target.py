@@ -364,8 +364,13 @@ def test_the_only_job_of_this_user(fake: FakeProc) -> None:
     fake.add_torchrun(100)
     assert find_only_job(fake.proc).root.pid == 100
     fake.add(300, 1, ("python", "second.py"), torch=True)
-    with pytest.raises(UsageError, match=r"2 training jobs here: 100 \(train.py\), 300 \(second.py\)"):
+    with pytest.raises(UsageError, match=r"2 training jobs here: 100 \(train.py\), 300 \(second.py\)$"):
         find_only_job(fake.proc)
+    for pid in range(400, 410):
+        fake.add(pid, 1, ("python", "third.py"), torch=True)
+    with pytest.raises(UsageError, match=r"12 training jobs here: .* and 4 more$") as caught:
+        find_only_job(fake.proc)
+    assert caught.value.try_this.startswith("tpmon ps")
 
 
 def test_jobs_of_the_machine_are_listed_with_their_cards(fake: FakeProc) -> None:

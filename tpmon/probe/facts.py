@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 WORKER_UNREAD = Missing("not read of a loader worker")
 _DENIED = frozenset((os.strerror(errno.EACCES), os.strerror(errno.EPERM)))
-_IMPORT_S = 600.0
+IMPORT_S = 600.0
 _CHUNK = 32
 _CHUNK_S = 1.0
 _ALL_S = 3.0
@@ -87,7 +87,7 @@ class Facts:
             return retry and not self.denied
         if not self.python or not isinstance(self.mapped, Mapped):
             return False
-        importing = not self.torch and age_s < _IMPORT_S
+        importing = not self.torch and age_s < IMPORT_S
         return importing or ("RANK" not in self.environ and now.threads != self.stat.threads)
 
     def is_replaced(self, now: Stat) -> bool:

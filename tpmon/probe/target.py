@@ -13,14 +13,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tpmon.errors import NoTargetError, NotPermittedError, TpmonError, UsageError
+from tpmon.errors import NoTargetError, NotPermittedError, StartingError, TpmonError, UsageError
 from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.known import Missing
-from tpmon.probe.facts import Facts, read_all_facts
-from tpmon.probe.job import NO_TORCH, Job, assemble_job, user_name
+from tpmon.probe.facts import IMPORT_S, Facts, read_all_facts
+from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
 from tpmon.probe.procfs import require_descriptors
 from tpmon.probe.procread import (
     PROC,
+    TICKS_PER_S,
     WORKER_NAME,
     Stat,
     in_first_pid_namespace,
@@ -30,9 +31,10 @@ from tpmon.probe.procread import (
     read_status,
     read_table,
 )
-from tpmon.probe.roles import starts_ranks
+from tpmon.probe.roles import YOUNG_S, starts_ranks
 from tpmon.probe.strays import LAUNCHER_GONE, join_strays, read_meeting
 
+_MOST_NAMED = 8
 _LIST_JOBS = "tpmon ps lists the training jobs of this machine"
 
 
@@ -64,9 +66,11 @@ def find_only_job(proc: str = PROC) -> Job:
     if not jobs:
         raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
     if len(jobs) > 1:
-        names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:8])
+        names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
+        more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
         raise UsageError(
-            f"this user runs {len(jobs)} training jobs here: {names}", f"tpmon attach {jobs[0].root.pid}"
+            f"this user runs {len(jobs)} training jobs here: {names}{more}",
+            "tpmon ps tells them apart; then a PID in place of --job",
         )
     return jobs[0]
 
@@ -266,8 +270,10 @@ def _refuse(pid: int, sight: _Sight) -> TpmonError:
     if fact is None:
         return NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS)
     label = fact.program.label
+    age_s = (now_ticks() - stat.start_ticks) / TICKS_PER_S
     if not fact.python:
-        return NoTargetError(f"process {pid} ({label}) is not Python", try_this)
+        young = StartingError if age_s < YOUNG_S else NoTargetError  # a shell before it becomes Python
+        return young(f"process {pid} ({label}) is not Python", try_this)
     if fact.denied:
         return _deny(fact, sight.proc)
     if isinstance(fact.mapped, Missing):
@@ -276,7 +282,8 @@ def _refuse(pid: int, sight: _Sight) -> TpmonError:
         )
     if try_this == _LIST_JOBS:
         try_this = f"when its import is done, tpmon attach {pid} again; {_LIST_JOBS}"
-    return NoTargetError(f"process {pid} ({label}) is Python without torch (yet)", try_this)
+    young = StartingError if age_s < IMPORT_S else NoTargetError
+    return young(f"process {pid} ({label}) is Python without torch (yet)", try_this)
 
 
 def _refuse_untrained(job: Job) -> NoTargetError:
@@ -287,7 +294,7 @@ def _refuse_untrained(job: Job) -> NoTargetError:
             f"process {root} (srun) only waits: its tasks run below slurmstepd on their own nodes",
             "tpmon ps on the node of a task",
         )
-    return NoTargetError(
+    return StartingError(
         f"process {root} ({name}) is a launcher, but nothing below it is Python with torch (yet)",
         f"when its import is done, tpmon attach {root} again; {_LIST_JOBS}",
     )

@@ -63,6 +63,15 @@ def require_terminal(environ: Mapping[str, str] | None = None) -> None:
         raise NoTerminalError(said, ADVICE)
 
 
+def has_terminal() -> bool:
+    """Tell whether a screen can be drawn here."""
+    try:
+        require_terminal()
+    except NoTerminalError:
+        return False
+    return True
+
+
 @final
 class TerminalGuard:
     """End the process whatever happens: by signal, by hang-up, or late after an orderly leave.
