@@ -12,7 +12,6 @@ from tpmon.model.hook_settings import (
     CompileCounts,
     DdpSettings,
     DeviceTimes,
-    FsdpSettings,
     LoaderSettings,
     StateSizes,
 )
@@ -80,9 +79,6 @@ def test_groups_come_back_whole_or_missing(page: memoryview) -> None:
     assert settings.sizes == StateSizes(40, 40, 80)
     settings = settings_with(page, ddp_bucket_cap=25, ddp_buckets=3, ddp_find_unused=1, ddp_static_graph=0)
     assert settings.ddp == DdpSettings(25, 3, find_unused=True, static_graph=False)
-    settings = settings_with(page, fsdp_forward_prefetch=0, fsdp_backward_prefetch=wire.PREFETCH_PRE)
-    assert settings.fsdp == FsdpSettings(False, "pre")
-    assert not is_known(settings_with(page, fsdp_forward_prefetch=0, fsdp_backward_prefetch=77).fsdp)
 
 
 def test_a_loader_without_workers_fetches_nothing_ahead(page: memoryview) -> None:

@@ -14,6 +14,8 @@ from tpmon.hook.surroundings import is_loader_worker, read_ranks, read_torch_ver
 
 TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
 if TYPE_CHECKING:
+    from typing import Any
+
     from tpmon.hook.pages import Pages
 
 NOBODY = 0
@@ -43,6 +45,7 @@ class Counts:
         "batches",
         "batches_open",
         "data_ns",
+        "ddp",
         "depth",
         "elsewhere",
         "eval_data_ns",
@@ -83,18 +86,25 @@ class Counts:
         "updates_at_batch",
         "updates_open",
         "votes",
+        "watch",
+        "watch_at",
+        "watcher",
     )
 
     def __init__(self) -> None:
         """Count nothing yet."""
         self.patches = 0
         self.pages: Pages | None = None
+        self.ddp: Any = None
         self.forget()
 
     def forget(self) -> None:
         """Begin anew without pages, as in a forked child."""
         self.drop_pages()
         self.problem = ""
+        self.watch: Any = None
+        self.watcher: Any = None
+        self.watch_at = 0
         self.owner = NOBODY
         self.other_thread = self.other_base = self.other_updates = 0
         self.in_data = self.update_in_backward = self.loader_seen = False
@@ -189,6 +199,20 @@ class Counts:
         self.published_ns = now
         self.records = number + 1
         self.live[wire.LIVE_RECORDS] = number + 1
+
+    def look(self, now: int) -> None:
+        """Begin or end to watch a step: settings, and times of the device."""
+        if self.watcher is None:
+            from tpmon.hook.watch import Watcher  # noqa: PLC0415 a millisecond that only trainings pay
+
+            self.watcher = Watcher(self)
+        self.watch_at = self.watcher.at_step(now)
+
+    def ddp_made(self, module: object) -> None:
+        """Note a DistributedDataParallel, whose settings are read while it lives."""
+        from weakref import ref  # noqa: PLC0415
+
+        self.ddp = ref(module)
 
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""

@@ -1,7 +1,7 @@
 """Put the hook's functions where torch passes by, and take them back.
 
 Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
-the entry of the autograd engine, ``GradScaler.update``. Class and module attributes are replaced,
+the entry of the autograd engine, ``GradScaler.update``; and the making of a DDP, for its settings. Class and module attributes are replaced,
 never mutated collections that torch may be walking through, and given back only where they are
 still ours. What torch imports anyway is imported when torch is there: half of a start-up otherwise.
 """
@@ -26,6 +26,8 @@ LOADER = "torch.utils.data.dataloader"
 ENGINE = "torch.autograd.graph"
 SCALER = "torch.amp.grad_scaler"
 PLACES = (OPTIMIZER, LOADER, ENGINE, SCALER)
+DDP = "torch.nn.parallel.distributed"
+"""Comes with torch, where it is built for several ranks; only its settings are wanted."""
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -50,11 +52,12 @@ class Patches:
             (LOADER, self._patch_loaders),
             (ENGINE, self._patch_engine),
             (SCALER, self._patch_scaler),
+            (DDP, self._patch_ddp),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
                 bit = patch(module)
-                if bit:
+                if bit or name == DDP:
                     self._done.add(name)
                     self._steps.patches |= bit
         if self._steps.pages is not None:
@@ -124,6 +127,12 @@ class Patches:
         self._replace(scaler, "update", _wrap_update(scaler.__dict__["update"], self._steps))
         return wire.PATCH_SCALER
 
+    def _patch_ddp(self, module: ModuleType) -> int:
+        wrapper = module.__dict__.get("DistributedDataParallel")
+        if wrapper is not None and "__init__" in wrapper.__dict__:
+            self._replace(wrapper, "__init__", _wrap_init(wrapper.__dict__["__init__"], self._steps))
+        return 0  # nothing is counted by it
+
 
 def _remove_hook(module: ModuleType, ours: OrderedDict[int, object]) -> None:
     if module.__dict__.get(_HOOKS) is not ours:
@@ -186,6 +195,17 @@ def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., An
         return result
 
     return update
+
+
+def _wrap_init(original: Callable[..., None], steps: Steps) -> Callable[..., None]:
+    made = steps.ddp_made
+
+    @_like(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        made(self)
+
+    return __init__
 
 
 def _hide_from_dynamo(hook: Any) -> None:

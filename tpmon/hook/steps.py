@@ -115,6 +115,8 @@ class Steps(Counts):
             self.batches += 1
             self.batches_open += 1
             self.updates_at_batch = self.updates
+            if self.watch is not None:
+                self.watch.batch(iterator)
             # Straight from the dictionaries: no code of a user's sampler runs.
             try:
                 size = iterator.__dict__["_index_sampler"].__dict__["batch_size"]
@@ -155,6 +157,8 @@ class Steps(Counts):
                 self.forward_ns += now - self.last_ns
                 self.last_ns = now
                 self.live[_BACKWARD_BEGAN] = now
+                if self.watch is not None:
+                    self.watch.backward_begins()
             self.depth += 1  # last: whatever interrupts this, nothing has begun
         except Exception as error:
             if not self.fail(error):
@@ -175,6 +179,8 @@ class Steps(Counts):
             self.backward_ns += now - self.last_ns
             self.last_ns = now
             self.live[_BACKWARD_ENDED] = now
+            if self.watch is not None:
+                self.watch.backward_ended()
             if counts:
                 self.kind = _BACKWARD
                 self.backwards += 1
@@ -195,6 +201,8 @@ class Steps(Counts):
             if get_ident() != self.owner and not self._admit(_UPDATE):
                 return
             self.optimizer_calls += 1
+            if self.watch is not None:
+                self.watch.updated(optimizer)
             if self.depth:
                 self.update_in_backward = True
                 return
@@ -324,6 +332,8 @@ class Steps(Counts):
         self.base_other = self.other_ns
         if now - self.published_ns >= _PUBLISH_NS:
             self.publish(now)
+        if now >= self.watch_at:
+            self.look(now)
         if self.requests[0] != self.answered:
             self.answer()
 

@@ -20,6 +20,11 @@ def is_loader_worker() -> bool:
     return getattr(worker, "_worker_info", None) is not None
 
 
+def torch_folder() -> str:
+    """Return the folder of the torch that is imported, ending in a slash."""
+    return os.path.dirname(os.path.abspath(str(sys.modules["torch"].__file__))) + os.sep
+
+
 def read_torch_version() -> str:
     """Return the version of the torch that is imported, "" without one."""
     return str(getattr(sys.modules.get("torch"), "__version__", ""))
@@ -37,8 +42,8 @@ def read_ranks() -> tuple[int, int, int]:
     return rank, world, _read_number("LOCAL_RANK")
 
 
-def is_ours(error: BaseException) -> bool:
-    """Tell whether an error that came up in the hook is the hook's own.
+def is_ours(error: BaseException, called: str = _HERE) -> bool:
+    """Tell whether an error that came up in the hook is the hook's own, or of the package it ``called``.
 
     A signal handler of the user may raise while our code runs. Then a frame of its file is in the
     traceback, and the error is the user's to catch.
@@ -47,7 +52,7 @@ def is_ours(error: BaseException) -> bool:
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         standard = file.startswith((_STANDARD, "<frozen ")) and "-packages" not in file
-        if not standard and not os.path.abspath(file).startswith(_HERE):
+        if not standard and not os.path.abspath(file).startswith((_HERE, called)):
             return False
         trace = trace.tb_next
     return True

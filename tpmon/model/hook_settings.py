@@ -20,7 +20,7 @@ class CompileCounts:
     graphs: int
     graph_breaks: int
     limit_hits: int
-    """Code that runs uncompiled now because it was compiled too often (``recompile_limit``)."""
+    """At least so often code was left uncompiled because it was compiled too often (``recompile_limit``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,6 @@ class DdpSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FsdpSettings:
-    """Hold how FullyShardedDataParallel fetches ahead; ``backward_prefetch`` is none, pre or post."""
-
-    forward_prefetch: bool
-    backward_prefetch: str
-
-
-@dataclass(frozen=True, slots=True)
 class LoaderSettings:
     """Hold the arguments of the DataLoader that the last batch came from."""
 
@@ -103,16 +95,16 @@ class TrainSettings:
     allocator: Known[AllocatorFigures]
     sizes: Known[StateSizes]
     ddp: Known[DdpSettings]
-    fsdp: Known[FsdpSettings]
     loader: Known[LoaderSettings]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Hold times of the CUDA device between events of one step in ``every``; totals in ns over ``steps``.
+    """Hold times of the CUDA device between events of steps that were measured; totals in ns.
 
     ``step_ns`` is from the first batch of a step to the end of its update, on the stream of the
     training thread; the device may idle in it. ``host_ns`` is the host's time of the same steps.
+    ``every``: the last one was that many steps after the one before.
     """
 
     age_s: float

@@ -12,7 +12,6 @@ from tpmon.model.hook_settings import (
     CompileCounts,
     DdpSettings,
     DeviceTimes,
-    FsdpSettings,
     LoaderSettings,
     StateSizes,
     TrainSettings,
@@ -24,7 +23,6 @@ _NO_COMPILE = Missing("nothing is compiled with torch.compile")
 _NO_CUDA = Missing("CUDA is not in use in this process")
 _NO_OPTIMIZER = Missing("no torch optimizer has stepped, or it has too many tensors to add up")
 _NO_DDP = Missing("no DistributedDataParallel was made since the hook came")
-_NO_FSDP = Missing("no FullyShardedDataParallel was seen")
 _NO_LOADER = Missing("no batch of a DataLoader was seen")
 
 _DTYPES = {wire.DTYPE_FLOAT32: "float32", wire.DTYPE_FLOAT16: "float16", wire.DTYPE_BFLOAT16: "bfloat16"}
@@ -34,7 +32,6 @@ _SDPA = (
     (wire.SDPA_MATH, "math"),
     (wire.SDPA_CUDNN, "cudnn"),
 )
-_PREFETCH = {wire.PREFETCH_NONE: "none", wire.PREFETCH_PRE: "pre", wire.PREFETCH_POST: "post"}
 
 
 def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
@@ -61,7 +58,6 @@ def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
         allocator=_parse_allocator(words),
         sizes=_parse_sizes(words),
         ddp=_parse_ddp(words),
-        fsdp=_parse_fsdp(words),
         loader=_parse_loader(words),
     )
 
@@ -111,7 +107,16 @@ def _parse_allocator(words: Sequence[int]) -> Known[AllocatorFigures]:
         return _NO_CUDA
     if min(figures) < 0:
         return _UNTOLD
-    return AllocatorFigures(*figures, _number(words[wire.SET_ALLOCATED_AT_BACKWARD]))
+    return AllocatorFigures(
+        allocated_bytes=words[wire.SET_ALLOCATED],
+        reserved_bytes=words[wire.SET_RESERVED],
+        inactive_split_bytes=words[wire.SET_INACTIVE_SPLIT],
+        peak_allocated_bytes=words[wire.SET_PEAK_ALLOCATED],
+        peak_reserved_bytes=words[wire.SET_PEAK_RESERVED],
+        alloc_retries=words[wire.SET_ALLOC_RETRIES],
+        ooms=words[wire.SET_OOMS],
+        allocated_at_backward_bytes=_number(words[wire.SET_ALLOCATED_AT_BACKWARD]),
+    )
 
 
 def _parse_sizes(words: Sequence[int]) -> Known[StateSizes]:
@@ -122,12 +127,6 @@ def _parse_sizes(words: Sequence[int]) -> Known[StateSizes]:
 def _parse_ddp(words: Sequence[int]) -> Known[DdpSettings]:
     cap, buckets, unused, static = words[wire.SET_DDP_BUCKET_CAP : wire.SET_DDP_STATIC_GRAPH + 1]
     return DdpSettings(cap, buckets, unused > 0, static > 0) if min(cap, buckets) >= 0 else _NO_DDP
-
-
-def _parse_fsdp(words: Sequence[int]) -> Known[FsdpSettings]:
-    forward, backward = words[wire.SET_FSDP_FORWARD_PREFETCH], words[wire.SET_FSDP_BACKWARD_PREFETCH]
-    name = _PREFETCH.get(backward)
-    return FsdpSettings(forward > 0, name) if forward >= 0 and name is not None else _NO_FSDP
 
 
 def _parse_loader(words: Sequence[int]) -> Known[LoaderSettings]:

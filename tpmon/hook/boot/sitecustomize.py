@@ -13,7 +13,7 @@ _here = __file__.rpartition("/")[0]
 
 if sys.version_info >= (3, 8):  # noqa: UP036 a job's prologue may be of any Python
     try:
-        import tpmon_awaits_torch
+        import tpmon_awaits_torch  # type: ignore[import-not-found] # beside this file
 
         tpmon_awaits_torch.begin(_here)
     except Exception:
@@ -23,7 +23,7 @@ sys.path[:] = [_path for _path in sys.path if _path != _here]
 
 _self = sys.modules.pop("sitecustomize", None)
 try:
-    import sitecustomize  # noqa: F401
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ImportError as _error:
     if getattr(_error, "name", "sitecustomize") != "sitecustomize":
         raise  # the user's has one, which Python tells as ever

@@ -1,0 +1,149 @@
+"""Device times by events, on a card that the test plays: what is measured, and what is never called."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.test_hook_steps import MS, Loop
+from tpmon.hook import watch, wire_settings
+from tpmon.model.hook_settings import NO_DEVICE, DeviceTimes
+from tpmon.model.known import is_known
+from tpmon.probe.hook_settings import parse_device, parse_settings
+
+
+class Card:
+    """Play torch.cuda: work that is queued takes as long as the host took, ``late_ms`` later."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.late_ms = 30.0
+        self.capturing = self.broken = False
+        self.events: list[Event] = []
+        self.recorded = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def Event(self, enable_timing: bool) -> Event:
+        assert enable_timing
+        self.events.append(Event(self))
+        return self.events[-1]
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"torch.cuda.{name} is not to be called")
+
+
+class Event:
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.at: float | None = None
+
+    def record(self) -> None:
+        assert not self.card.capturing
+        if self.card.broken:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        self.card.recorded += 1
+        self.at = self.card.loop.now + self.card.late_ms * MS
+
+    def query(self) -> bool:
+        assert not self.card.capturing
+        assert self.at is not None
+        return self.card.loop.now >= self.at
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.query()
+        assert other.query()
+        assert self.at is not None
+        assert other.at is not None
+        return (other.at - self.at) / MS
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    loop = Loop(monkeypatch)
+    yield loop
+    loop.steps.drop_pages()
+
+
+@pytest.fixture
+def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Card:
+    card = Card(loop)
+    torch = types.ModuleType("torch")
+    torch.__file__ = __file__  # an error of this card is one of torch
+    torch.cuda = card
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
+    return card
+
+
+def read(loop: Loop) -> DeviceTimes:
+    times = parse_device(loop.steps.page, loop.now)
+    assert is_known(times), times
+    return times
+
+
+def test_a_step_is_measured_by_phases_and_read_once_the_card_is_done(loop: Loop, card: Card) -> None:
+    loop.train(3, other_ms=1)
+    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    loop.train(8, other_ms=1)
+    times = read(loop)
+    assert (times.steps, times.dropped) == (1, 0)
+    assert [times.step_ns, times.host_ns] == [12 * MS, 12 * MS]
+    assert [times.forward_ns, times.backward_ns, times.optimizer_ns] == [3 * MS, 5 * MS, 1 * MS]
+
+
+def test_one_step_in_many_is_measured_with_the_same_events(loop: Loop, card: Card) -> None:
+    loop.train(100, other_ms=1)
+    times = read(loop)
+    assert 5 <= times.steps <= 11
+    assert times.step_ns == times.steps * 12 * MS
+    assert times.every >= 9
+    assert len(card.events) == 64
+    assert card.recorded <= 8 * (times.steps + 1)
+
+
+def test_while_a_graph_is_captured_nothing_is_recorded_or_asked(loop: Loop, card: Card) -> None:
+    loop.train(2, other_ms=1)
+    card.capturing = True
+    loop.train(50, other_ms=1)
+    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    card.capturing = False
+    loop.train(30, other_ms=1)
+    assert read(loop).steps >= 1
+    assert read(loop).dropped >= 1
+
+
+def test_a_card_that_never_gets_there_is_given_up_and_never_waited_for(loop: Loop, card: Card) -> None:
+    card.late_ms = 10**9
+    loop.train(6000, other_ms=10)
+    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    assert loop.steps.watcher._timer.words[wire_settings.DEV_DROPPED] >= 1
+    assert loop.steps.problem == ""
+
+
+def test_an_accumulation_of_more_parts_than_events_is_not_measured(loop: Loop, card: Card) -> None:
+    for _ in range(20):
+        for _ in range(40):
+            loop.batch()
+            loop.backward()
+        loop.update()
+    loop.stop()
+    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    assert (loop.steps.problem, loop.steps.steps) == ("", 20)
+
+
+def test_an_error_of_the_card_ends_the_times_and_nothing_else(loop: Loop, card: Card) -> None:
+    loop.train(10, other_ms=1)
+    card.broken = True
+    loop.train(60, other_ms=1)
+    loop.stop()
+    assert (loop.steps.problem, loop.steps.steps) == ("", 70)
+    assert loop.steps.watcher._timer is None
+    assert is_known(parse_settings(loop.steps.page, loop.now))

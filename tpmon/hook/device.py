@@ -1,0 +1,102 @@
+"""Time one step on the CUDA device with events that are made beforehand: nothing waits, nothing is moved.
+
+An event is recorded on the training thread's stream at each turn of the step: boundary, batch,
+backward, its end, update. Later boundaries ask the last one whether it is done; only then the times
+between them are read. Nothing is recorded or asked while a CUDA graph is captured. Not tested on a card.
+"""
+
+from __future__ import annotations
+
+from tpmon.hook import wire_settings as wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_EVENTS = 64
+"""A step with more turns than this (an accumulation of many parts) is not measured."""
+
+_GIVE_UP_NS = 60_000_000_000
+
+BATCH, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(5)  # what ends at an event
+_WORDS = {FORWARD: wire.DEV_FORWARD_NS, BACKWARD: wire.DEV_BACKWARD_NS, OPTIMIZER: wire.DEV_OPTIMIZER_NS}
+
+
+class DeviceTimer:
+    """Measure steps one by one; ``words`` are the totals as the bus has them."""
+
+    __slots__ = (
+        "_began_ns",
+        "_cuda",
+        "_ended_ns",
+        "_events",
+        "_measuring",
+        "_step",
+        "_turns",
+        "pending",
+        "words",
+    )
+
+    def __init__(self, cuda: Any) -> None:
+        """Make the events; ``cuda`` is torch.cuda, initialized."""
+        self._cuda = cuda
+        self._events = [cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
+        self._turns: list[int] = []
+        self._measuring = self.pending = False
+        self._began_ns = self._ended_ns = self._step = 0
+        self.words = [0] * wire.DEVICE_WORDS
+
+    def begin(self, now: int) -> None:
+        """Begin to measure, at the boundary of a step; not while the last step's events are under way."""
+        if self.pending:
+            return
+        self._turns = []
+        self._measuring = True
+        self._began_ns = now
+        self.note(OTHER)
+
+    def note(self, ended: int) -> None:
+        """Record an event where this part of the step ends."""
+        if not self._measuring:
+            return
+        if len(self._turns) == _EVENTS or self._cuda.is_current_stream_capturing():
+            self._drop()
+            return
+        self._events[len(self._turns)].record()
+        self._turns.append(ended)
+
+    def end(self, now: int, step: int) -> None:
+        """End the step that is measured; ``step`` is its number."""
+        self.note(OTHER)
+        if self._measuring:
+            self._measuring = False
+            self.pending = True
+            self._ended_ns = now
+            self.words[wire.DEV_EVERY] = step - self._step
+            self._step = step
+
+    def poll(self, now: int) -> bool:
+        """Tell whether a measured step came in; ``words`` hold it then."""
+        if not self.pending or self._cuda.is_current_stream_capturing():
+            return False
+        if not self._events[len(self._turns) - 1].query():
+            if now - self._ended_ns > _GIVE_UP_NS:
+                self._drop()
+            return False
+        self.pending = False
+        words = self.words
+        for number, ended in enumerate(self._turns[1:], 1):
+            spent_ns = int(self._events[number - 1].elapsed_time(self._events[number]) * 1e6)
+            words[wire.DEV_STEP_NS] += spent_ns
+            if ended in _WORDS:
+                words[_WORDS[ended]] += spent_ns
+        words[wire.DEV_STEPS] += 1
+        words[wire.DEV_HOST_NS] += self._ended_ns - self._began_ns
+        words[wire.DEV_TIME_NS] = now
+        words[wire.DEV_NUMBER] += 1
+        words[wire.DEV_NUMBER_AGAIN] = words[wire.DEV_NUMBER]
+        return True
+
+    def _drop(self) -> None:
+        self._measuring = self.pending = False
+        self.words[wire.DEV_DROPPED] += 1

@@ -1,0 +1,220 @@
+"""Read settings of torch, loader, optimizer and DDP in the training thread: microseconds, and no change.
+
+Straight from torch's C functions and from attributes: torch's own properties warn, and a warning is
+printed. Nothing is imported. What a version of torch does not have stays unknown.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tpmon.hook import wire_settings as wire
+from tpmon.hook.surroundings import is_ours, torch_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+_MOST_TENSORS = 4096
+"""Parameters of one optimizer that are added up: 2 us each, once a reading."""
+
+_SIZES_EVERY = 12
+"""Sizes change seldom: they are added up at the second reading and then once a minute."""
+
+# Functions of torch._C without arguments.
+_NUMBERS = (
+    (wire.SET_CUDNN_BENCHMARK, "_get_cudnn_benchmark"),
+    (wire.SET_CUDNN_DETERMINISTIC, "_get_cudnn_deterministic"),
+    (wire.SET_DETERMINISTIC, "_get_deterministic_algorithms"),
+    (wire.SET_ANOMALY, "is_anomaly_enabled"),
+    (wire.SET_THREADS, "get_num_threads"),
+    (wire.SET_INTEROP_THREADS, "get_num_interop_threads"),
+)
+_SDPA = (
+    (wire.SDPA_FLASH, "_get_flash_sdp_enabled"),
+    (wire.SDPA_MEM_EFFICIENT, "_get_mem_efficient_sdp_enabled"),
+    (wire.SDPA_MATH, "_get_math_sdp_enabled"),
+    (wire.SDPA_CUDNN, "_get_cudnn_sdp_enabled"),
+)
+_MEMORY = (
+    (wire.SET_ALLOCATED, ("allocated_bytes", "all", "current")),
+    (wire.SET_RESERVED, ("reserved_bytes", "all", "current")),
+    (wire.SET_INACTIVE_SPLIT, ("inactive_split_bytes", "all", "current")),
+    (wire.SET_PEAK_ALLOCATED, ("allocated_bytes", "all", "peak")),
+    (wire.SET_PEAK_RESERVED, ("reserved_bytes", "all", "peak")),
+    (wire.SET_ALLOC_RETRIES, ("num_alloc_retries",)),
+    (wire.SET_OOMS, ("num_ooms",)),
+)
+_LIMIT_WORDS = ("recompile limit", "recompile_limit", "cache_size_limit", "cache size limit")
+
+
+class Settings:
+    """Hold the settings that were read last, as ``words`` of the bus."""
+
+    __slots__ = ("_readings", "ddp", "words")
+
+    def __init__(self) -> None:
+        """Know nothing yet; ``ddp`` is a weak reference to the DDP that was made last."""
+        self.words = [wire.UNKNOWN] * wire.SETTINGS_WORDS
+        self.words[wire.SET_NUMBER] = self.words[wire.SET_NUMBER_AGAIN] = 0
+        self.ddp: Any = None
+        self._readings = 0
+
+    def see_loader(self, iterator: object) -> None:
+        """Note the arguments of the DataLoader that this iterator is of."""
+        self._attempt(lambda: self._read_loader(iterator.__dict__))
+
+    def see_backward(self) -> None:
+        """Note what is so where a backward begins: autocast may be on, and activations are in memory."""
+        self._attempt(self._read_autocast)
+        self._attempt(self._read_allocated)
+
+    def see_optimizer(self, optimizer: object) -> None:
+        """Note how large are the tensors that this optimizer works on."""
+        if self._readings % _SIZES_EVERY == 1:
+            self._attempt(lambda: self._read_sizes(optimizer))
+
+    def read(self, now: int) -> list[int]:
+        """Read the rest; return all as words of the bus."""
+        for part in (self._read_switches, self._read_precision, self._read_autocast):
+            self._attempt(part)
+        for part in (self._read_dynamo, self._read_memory, self._read_ddp):
+            self._attempt(part)
+        self._readings += 1
+        words = list(self.words)
+        words[wire.SET_NUMBER] = words[wire.SET_NUMBER_AGAIN] = self._readings
+        words[wire.SET_TIME_NS] = now
+        self.words[wire.SET_AUTOCAST] = wire.UNKNOWN  # found out anew by the next reading
+        return words
+
+    def _attempt(self, read: Callable[[], None]) -> None:
+        """Read one part; a torch that has it otherwise leaves it unknown."""
+        try:
+            if "torch" in sys.modules:
+                read()
+        except Exception as error:
+            if not is_ours(error, torch_folder()):
+                raise  # a signal handler of the user raised in here
+
+    def _read_loader(self, of: dict[str, Any]) -> None:
+        words = self.words
+        words[wire.SET_WORKERS] = int(of["_num_workers"])
+        words[wire.SET_PIN_MEMORY] = int(bool(of["_pin_memory"]))
+        words[wire.SET_PERSISTENT_WORKERS] = int(bool(of.get("_persistent_workers", False)))
+        factor = of.get("_prefetch_factor")
+        words[wire.SET_PREFETCH_FACTOR] = factor if isinstance(factor, int) else wire.UNKNOWN
+        sampler = of.get("_index_sampler")
+        size = getattr(sampler, "__dict__", {}).get("batch_size")
+        words[wire.SET_BATCH_SIZE] = size if isinstance(size, int) else wire.UNKNOWN
+
+    def _read_switches(self) -> None:
+        compiled: Any = sys.modules["torch"]._C  # type: ignore[attr-defined] # noqa: SLF001
+        for word, name in _NUMBERS:
+            read = getattr(compiled, name, None)
+            self.words[word] = int(read()) if read is not None else wire.UNKNOWN
+        if hasattr(compiled, "_get_flash_sdp_enabled"):
+            self.words[wire.SET_SDPA] = sum(
+                bit for bit, name in _SDPA if hasattr(compiled, name) and getattr(compiled, name)()
+            )
+        self.words[wire.SET_PROFILER] = int(compiled._autograd._profiler_enabled())  # noqa: SLF001
+
+    def _read_precision(self) -> None:
+        compiled: Any = sys.modules["torch"]._C  # type: ignore[attr-defined] # noqa: SLF001
+        read = getattr(compiled, "_get_fp32_precision_getter", None)
+        if read is not None:  # where it is there, the older functions warn
+            matmul, convolution = read("cuda", "matmul") == "tf32", read("cuda", "conv") == "tf32"
+        else:
+            matmul, convolution = compiled._get_cublas_allow_tf32(), compiled._get_cudnn_allow_tf32()  # noqa: SLF001
+        self.words[wire.SET_MATMUL_TF32], self.words[wire.SET_CUDNN_TF32] = int(matmul), int(convolution)
+
+    def _read_autocast(self) -> None:
+        if self.words[wire.SET_AUTOCAST] > 0:
+            return  # it was on where the backward began
+        torch: Any = sys.modules["torch"]
+        self.words[wire.SET_AUTOCAST] = 0
+        self.words[wire.SET_AUTOCAST_DTYPE] = wire.UNKNOWN
+        if hasattr(torch, "get_autocast_dtype"):
+            device = next((one for one in ("cuda", "cpu") if torch.is_autocast_enabled(one)), "")
+            dtype = torch.get_autocast_dtype(device) if device else None
+        else:
+            dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+        if dtype is None:
+            return
+        known = {
+            torch.float32: wire.DTYPE_FLOAT32,
+            torch.float16: wire.DTYPE_FLOAT16,
+            torch.bfloat16: wire.DTYPE_BFLOAT16,
+        }
+        self.words[wire.SET_AUTOCAST] = 1
+        self.words[wire.SET_AUTOCAST_DTYPE] = known.get(dtype, wire.DTYPE_OTHER)
+
+    def _read_dynamo(self) -> None:
+        utils = sys.modules.get("torch._dynamo.utils")
+        counters = getattr(utils, "counters", None)
+        if counters is None:
+            return
+        breaks: dict[str, int] = counters.get("graph_break", {})
+        frames: dict[str, int] = counters.get("frames", {})
+        self.words[wire.SET_DYNAMO_FRAMES] = frames.get("total", 0)
+        self.words[wire.SET_DYNAMO_FRAMES_OK] = frames.get("ok", 0)
+        self.words[wire.SET_DYNAMO_GRAPHS] = counters.get("stats", {}).get("unique_graphs", 0)
+        self.words[wire.SET_DYNAMO_BREAKS] = sum(breaks.values())
+        # torch keeps what became of the last 64 compilations.
+        failed = [str(getattr(one, "fail_reason", "")) for one in getattr(utils, "_compilation_metrics", ())]
+        hits = sum(any(one in why for one in _LIMIT_WORDS) for why in failed)
+        self.words[wire.SET_DYNAMO_LIMIT_HITS] = max(hits, self.words[wire.SET_DYNAMO_LIMIT_HITS])
+
+    def _read_memory(self) -> None:
+        stats = _read_allocator()
+        self.words[wire.SET_CUDA] = int(stats is not None)
+        for word, path in _MEMORY:
+            found: Any = stats
+            for name in path:
+                found = found[name] if found is not None else None
+            self.words[word] = int(found) if found is not None else wire.UNKNOWN
+
+    def _read_allocated(self) -> None:
+        stats = _read_allocator()
+        if stats is not None:
+            self.words[wire.SET_ALLOCATED_AT_BACKWARD] = int(stats["allocated_bytes"]["all"]["current"])
+
+    def _read_sizes(self, optimizer: Any) -> None:
+        state = optimizer.state
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        sizes = (wire.UNKNOWN,) * 3
+        if len(parameters) <= _MOST_TENSORS:
+            tensor = sys.modules["torch"].Tensor
+            kept = [value for one in parameters for value in state.get(one, {}).values()]
+            sizes = (
+                _count_bytes(parameters),
+                _count_bytes(one.grad for one in parameters if one.grad is not None),
+                _count_bytes(one for one in kept if isinstance(one, tensor)),
+            )
+        for word, size in zip((wire.SET_PARAMETERS, wire.SET_GRADIENTS, wire.SET_OPTIMIZER_STATE), sizes):
+            self.words[word] = size
+
+    def _read_ddp(self) -> None:
+        module = self.ddp() if self.ddp is not None else None
+        if module is None:
+            return
+        told = module._get_ddp_logging_data()  # noqa: SLF001
+        buckets = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
+        self.words[wire.SET_DDP_BUCKET_CAP] = int(told["bucket_cap_bytes"])
+        self.words[wire.SET_DDP_BUCKETS] = buckets.count(",") + 1 if buckets else wire.UNKNOWN
+        self.words[wire.SET_DDP_FIND_UNUSED] = int(bool(module.find_unused_parameters))
+        self.words[wire.SET_DDP_STATIC_GRAPH] = int(bool(getattr(module, "static_graph", False)))
+
+
+def _read_allocator() -> Any:
+    """Return what the caching allocator of the current device says; None where CUDA is not in use."""
+    torch: Any = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return None
+    return torch._C._cuda_memoryStats(torch._C._cuda_getDevice())  # noqa: SLF001
+
+
+def _count_bytes(tensors: Iterable[Any]) -> int:
+    # Of a tensor that is spread over ranks, the part of this one.
+    local = (getattr(one, "_local_tensor", one) for one in tensors)
+    return sum(one.numel() * one.element_size() for one in local)

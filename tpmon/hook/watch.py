@@ -1,0 +1,127 @@
+"""Watch one step every few seconds: what it is made of, and on CUDA how long the device worked on it.
+
+``Steps`` calls ``at_step`` at the end of a step when it is due, and the rest only during the step that is
+watched: the others pay a comparison or two for it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tpmon.hook import device, wire_settings
+from tpmon.hook.settings import Settings
+from tpmon.hook.surroundings import is_ours, torch_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tpmon.hook.counts import Counts
+
+_EVERY_NS = 5_000_000_000
+_EVERY_ON_CUDA_NS = 2_000_000_000
+_POLL_NS = 20_000_000
+
+
+class Watcher:
+    """Read settings and time the device for one hook."""
+
+    __slots__ = ("_began_ns", "_no_device", "_seen", "_settings", "_steps", "_timer")
+
+    def __init__(self, steps: Counts) -> None:
+        """Watch nothing yet."""
+        self._steps = steps
+        self._settings = Settings()
+        self._timer: device.DeviceTimer | None = None
+        self._no_device = False
+        self._began_ns = self._seen = 0
+
+    def at_step(self, now: int) -> int:
+        """Begin to watch the next step, or end; return when to be called again, 0 for at its end."""
+        steps = self._steps
+        if steps.watch is None:
+            timer = self._timer
+            if timer is not None and timer.pending:
+                self._poll(timer, now)
+                if timer.pending:
+                    return now + _POLL_NS
+                if now < self._began_ns + _EVERY_ON_CUDA_NS:
+                    return self._began_ns + _EVERY_ON_CUDA_NS
+            return self._begin(now)
+        steps.watch = None
+        self._end_device(now)
+        self._settings.ddp = steps.ddp
+        wire_settings.write_settings(steps.page, self._settings.read(now))
+        if self._timer is None:
+            return self._began_ns + _EVERY_NS
+        return now + _POLL_NS if self._timer.pending else self._began_ns + _EVERY_ON_CUDA_NS
+
+    def batch(self, iterator: object) -> None:
+        """Note a batch of the step that is watched."""
+        if not self._seen & 1:
+            self._seen |= 1
+            self._settings.see_loader(iterator)
+        self._note(device.BATCH)
+
+    def backward_begins(self) -> None:
+        """Note where a backward begins."""
+        if not self._seen & 2:
+            self._seen |= 2
+            self._settings.see_backward()
+        self._note(device.FORWARD)
+
+    def backward_ended(self) -> None:
+        """Note where a backward ends."""
+        self._note(device.BACKWARD)
+
+    def updated(self, optimizer: object) -> None:
+        """Note the end of an optimizer's step."""
+        if not self._seen & 4:
+            self._seen |= 4
+            self._settings.see_optimizer(optimizer)
+        self._note(device.OPTIMIZER)
+
+    def _begin(self, now: int) -> int:
+        self._steps.watch = self
+        self._began_ns = now
+        self._seen = 0
+        try:
+            cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+            if self._no_device or cuda is None or not cuda.is_initialized():
+                return 0
+            if self._timer is None:
+                self._timer = device.DeviceTimer(cuda)
+            self._timer.begin(now)
+        except Exception as error:
+            self._leave_device(error)
+        return 0
+
+    def _note(self, ended: int) -> None:
+        if self._timer is None:
+            return
+        try:
+            self._timer.note(ended)
+        except Exception as error:
+            self._leave_device(error)
+
+    def _end_device(self, now: int) -> None:
+        if self._timer is None:
+            return
+        try:
+            self._timer.end(now, self._steps.steps)
+        except Exception as error:
+            self._leave_device(error)
+
+    def _poll(self, timer: device.DeviceTimer, now: int) -> None:
+        try:
+            if timer.poll(now):
+                wire_settings.write_device(self._steps.page, timer.words)
+        except Exception as error:
+            self._leave_device(error)
+
+    def _leave_device(self, error: Exception) -> None:
+        """Time the device no more after an error of its own or of torch; one of the user's goes on."""
+        if not is_ours(error, torch_folder()):
+            raise error
+        self._no_device = True
+        self._timer = None
