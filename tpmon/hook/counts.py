@@ -61,6 +61,7 @@ class Counts:
         "live",
         "loader_seen",
         "lookahead",
+        "mailbox",
         "optimizer_calls",
         "optimizer_ns",
         "other_base",
@@ -91,8 +92,9 @@ class Counts:
         "watcher",
     )
 
-    def __init__(self) -> None:
-        """Count nothing yet."""
+    def __init__(self, mailbox: Any = None) -> None:
+        """Count nothing yet; ``mailbox`` is asked for what this class cannot answer."""
+        self.mailbox = mailbox
         self.patches = 0
         self.pages: Pages | None = None
         self.ddp: Any = None
@@ -154,6 +156,8 @@ class Counts:
         self.pages = pages
         self.owner = thread
         self.last_ns = self.published_ns = monotonic_ns()
+        if self.mailbox is not None:
+            self.mailbox.opened(self)
         return True
 
     def become(self, thread: int) -> None:
@@ -210,19 +214,21 @@ class Counts:
 
     def ddp_made(self, module: object) -> None:
         """Note a DistributedDataParallel, whose settings are read while it lives."""
-        from weakref import ref  # noqa: PLC0415
+        try:
+            from weakref import ref  # noqa: PLC0415
 
-        self.ddp = ref(module)
+            self.ddp = ref(module)
+        except TypeError:
+            self.ddp = None  # a module of the user's that takes none
 
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""
         request, kind = self.requests[0], self.requests[1]
-        if self.pages is None:
-            self.answered = request
-        elif self.answered == WATCHED or kind not in (0, wire.REQUEST_PING):
-            self.on_request()
+        ping = kind in (0, wire.REQUEST_PING) and self.answered != WATCHED
+        if self.mailbox is not None and self.pages is not None and not ping:
+            self.mailbox.requested()
         else:
-            self.reply(request, wire.ANSWER_DONE if kind else wire.ANSWER_UNKNOWN)
+            self.reply(request, wire.ANSWER_DONE if kind == wire.REQUEST_PING else wire.ANSWER_UNKNOWN)
 
     def reply(self, request: int, answer: int) -> None:
         """Say that a request was seen, and look again when there is another."""
@@ -230,7 +236,3 @@ class Counts:
         if self.pages is not None:
             self.pages.answers[1] = answer
             self.pages.answers[0] = request
-
-    def on_request(self) -> None:
-        """Refuse what this class alone cannot do: all but to answer."""
-        self.reply(self.requests[0], wire.ANSWER_UNKNOWN)

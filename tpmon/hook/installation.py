@@ -7,6 +7,7 @@ import sys
 
 from tpmon.hook import wire
 from tpmon.hook.arrival import Arrival
+from tpmon.hook.mailbox import Mailbox
 from tpmon.hook.patches import PLACES, Patches
 from tpmon.hook.ptracer import allow_again
 from tpmon.hook.steps import Steps
@@ -15,11 +16,12 @@ from tpmon.hook.steps import Steps
 class Installation:
     """Hold steps, patches and the finder; ``installed`` says whether it is wanted."""
 
-    __slots__ = ("_arrival", "_forks_watched", "installed", "patches", "problem", "steps")
+    __slots__ = ("_arrival", "_forks_watched", "installed", "mailbox", "patches", "problem", "steps")
 
     def __init__(self) -> None:
         """Install nothing yet."""
-        self.steps = Steps(self._take_back)
+        self.mailbox = Mailbox()
+        self.steps = Steps(self._take_back, self.mailbox)
         self.patches = Patches(self.steps)
         self._arrival = Arrival(("torch", *PLACES), self._torch_came)
         self.installed = False
@@ -73,10 +75,12 @@ class Installation:
     def _take_back(self) -> None:
         self._arrival.end()
         self.patches.take_back()
+        self.mailbox.take_back()
 
     def _forked(self) -> None:
         """Begin anew in a forked child: a DataLoader worker counts nothing, a forked rank its own steps."""
         try:
+            self.mailbox.forked()
             if self.installed and not self.steps.problem:
                 self.steps.forget()
             else:

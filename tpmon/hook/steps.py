@@ -11,12 +11,12 @@ ended), an optimizer finished ``step()``, a GradScaler finished ``update()``, th
     other      the rest: from an update to the next batch (logging, checkpoints), around an epoch
 
 Host time: on a GPU it holds the waits for the device and not its work.
-
 A step ends (``rule``) when the next batch is asked for after an update; without a DataLoader, at the
 update, which is the first optimizer call after a backward; without a torch optimizer, at each batch
 with a backward; at ``step()`` once it was called. A batch without backward is an evaluation step.
 
-One thread counts. Nothing raises into it or prints: an error of our own turns the hook off.
+One thread counts. Nothing raises into it or prints: an error of our own turns the hook off. Every few
+seconds one step is watched (``watch``): settings, device times.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tpmon.hook.surroundings import describe, is_ours
 TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 _PUBLISH_NS = 2_000_000
 """Steps shorter than this share a record."""
@@ -59,13 +60,12 @@ _NOTHING, _BATCH, _BACKWARD, _UPDATE = range(4)  # what happened last, or happen
 class Steps(Counts):
     """Count the steps of this process by its events."""
 
-    __slots__ = ("on_off", "requested")
+    __slots__ = ("on_off",)
 
-    def __init__(self, on_off: Callable[[], None], requested: Callable[[], None] | None = None) -> None:
-        """Count nothing yet; ``on_off`` takes the patches back after an error, ``requested`` captures."""
-        super().__init__()
+    def __init__(self, on_off: Callable[[], None], mailbox: Any = None) -> None:
+        """Count nothing yet; ``on_off`` takes the patches back after an error."""
+        super().__init__(mailbox)
         self.on_off = on_off
-        self.requested = requested
 
     # The events. Each is called for every batch of every run: names are few and short of calls.
 
@@ -266,8 +266,6 @@ class Steps(Counts):
             if not self.fail(error):
                 raise
 
-    # What follows from them.
-
     def _leave_backward(self, now: int) -> None:
         """Leave a backward whose end an interrupt took: one thread does not train within one."""
         self.depth = 0
@@ -364,13 +362,6 @@ class Steps(Counts):
             self.answer()
 
     # Rare things.
-
-    def on_request(self) -> None:
-        """Hand a request for a capture, and each step of one, to who captures."""
-        if self.requested is None:
-            super().on_request()
-        else:
-            self.requested()
 
     def _admit(self, event: int) -> bool:
         """Decide whether an event of a thread that is not the training thread counts."""

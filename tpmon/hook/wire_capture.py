@@ -67,9 +67,8 @@ KIND_SNAPSHOT = 4
 KIND_RANGE = 5
 KIND_CANCEL = 6
 
-# What ASK_START counts: training steps since the hook's first event, or collectives of the process group.
 CLOCK_STEPS = 0
-CLOCK_COLLECTIVES = 1
+"""ASK_START counts training steps since the hook's first event; there is no other clock yet."""
 
 OPTION_STACKS = 1
 OPTION_SHAPES = 2
@@ -96,9 +95,7 @@ CAP_BEGAN_NS = 9
 CAP_ENDED_NS = 10
 CAP_PAUSED_NS = 11
 CAP_STEP_NOW = 12
-CAP_COLLECTIVES_NOW = 13
-CAP_RSS_BYTES = 14
-CAP_SPARE = 15
+CAP_RSS_BYTES = 13
 
 # States, in the order they are passed through.
 STATE_NONE = 0

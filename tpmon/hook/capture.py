@@ -1,0 +1,391 @@
+"""Take a request through its states: so many steps recorded, one file, the loop as it was.
+
+Called at the end of each step while a request is under way, and never otherwise. What the mailbox
+holds is anybody's of this user: numbers are bounded here again, and a path is checked. One request at
+a time. A recording begins and ends in the training thread, never beside a profiler of the program,
+and never in a forked child. Nothing raises into the loop: an error of our own ends capturing for good
+and is said on the bus; steps go on being counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from _thread import get_ident
+from time import monotonic_ns
+
+from tpmon.hook import wire, wire_capture
+from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
+from tpmon.hook.capture_request import is_sane, is_timed
+from tpmon.hook.conditions import read_conditions
+from tpmon.hook.counts import WATCHED
+from tpmon.hook.guard import Guard, find_cupti_user
+from tpmon.hook.headroom import read_resident
+from tpmon.hook.recorder import Recorder
+from tpmon.hook.recorder_cuda import Range, Snapshot
+from tpmon.hook.surroundings import describe, is_ours, torch_folder
+from tpmon.hook.wire_capture import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tpmon.hook.counts import Counts
+
+_PROFILES = (wire_capture.KIND_PROBE, wire_capture.KIND_CAPTURE)
+
+
+class Capture:
+    """Hold the request under way, and what is recorded for it."""
+
+    __slots__ = (
+        "_broken",
+        "_busy",
+        "_evals",
+        "_exits_watched",
+        "_file",
+        "_heard",
+        "_reason",
+        "_recorder",
+        "_request",
+        "_ring_after",
+        "_sizes",
+        "_steps",
+        "_thread",
+        "_words",
+        "guard",
+    )
+
+    def __init__(self, steps: Counts, ring_after: Callable[[float], bool]) -> None:
+        """Wait for the first request; ``ring_after`` calls ``woken`` after so many seconds."""
+        self._steps = steps
+        self._ring_after = ring_after
+        self._busy = False
+        self.guard = Guard(self._yield)
+        self._sizes = Sizes()
+        self._broken = ""
+        self._exits_watched = False
+        self._words = [0] * wire_capture.CAPTURE_WORDS
+        self._request: Request | None = None
+        self._recorder: Recorder | Snapshot | Range | None = None
+        self._file: CaptureFile | None = None
+        self._forget()
+
+    def at_boundary(self) -> None:
+        """Do what is due at the end of a step; raises only what a signal handler of the user raised."""
+        self._busy = True
+        try:
+            self._look()
+        except BaseException as error:
+            ours = isinstance(error, Exception) and is_ours(error, torch_folder())
+            self._break_off(error, ours)
+            if not ours:
+                raise
+        finally:
+            self._busy = False
+
+    def woken(self) -> None:
+        """Do what is due between two lines of the loop: for requests that time bounds, and no others."""
+        pages = self._steps.pages
+        if self._busy or pages is None:
+            return
+        request = self._request or wire_capture.parse_request(pages.mailbox)
+        if request is not None and is_timed(request) and self._is_due(pages.requests[0]):
+            self.at_boundary()
+
+    def _is_due(self, number: int) -> bool:
+        return self._request is not None or number != self._steps.answered
+
+    def forked(self) -> None:
+        """Leave the recording to the parent: in this child nothing is recorded any more."""
+        if self._recorder is not None:
+            _KEPT.append(self._recorder)  # its end would end what the parent records
+            disable: Any = getattr(sys.modules["torch"]._C._autograd, "_enable_record_function", None)  # noqa: SLF001
+            if disable is not None:
+                disable(False)
+        self.guard.ours = None
+        self._forget()
+
+    def take_back(self) -> None:
+        """End what is under way, without a file, and put back what was wrapped."""
+        self._drop_out(wire_capture.STATE_CANCELLED, "the hook was taken out")
+        self.guard.take_back()
+
+    # From request to recording.
+
+    def _look(self) -> None:
+        number = self._steps.requests[0]
+        if self._request is None:
+            self._take(number)
+        elif number != self._heard:
+            self._hear(number)
+        if self._request is not None:
+            self._advance(self._request, monotonic_ns())
+
+    def _take(self, number: int) -> None:
+        steps = self._steps
+        pages = steps.pages
+        request = wire_capture.parse_request(pages.mailbox) if pages is not None else None
+        if request is None or request.words[wire_capture.ASK_NUMBER] != number:
+            steps.reply(number, wire_capture.ANSWER_UNKNOWN)
+        elif request.words[wire_capture.ASK_KIND] == wire_capture.KIND_CANCEL:
+            steps.reply(number, wire_capture.ANSWER_DONE)
+        elif not is_sane(request):
+            steps.reply(number, wire_capture.ANSWER_UNKNOWN)
+        else:
+            self._request = request
+            self._heard = number
+            self._begin_words(request)
+            self._set(wire_capture.STATE_REGISTERED)
+            steps.reply(number, wire_capture.ANSWER_TAKEN)
+            steps.answered = WATCHED
+            refusal = self._refuse(request)
+            if refusal:
+                self._end(wire_capture.STATE_REFUSED, refusal)
+            else:
+                self._set(wire_capture.STATE_ARMED)
+            steps.last_ns = monotonic_ns()
+
+    def _begin_words(self, request: Request) -> None:
+        asked = request.words
+        words = self._words
+        sequence = words[wire_capture.CAP_SEQUENCE]
+        words[:] = [0] * len(words)
+        words[wire_capture.CAP_SEQUENCE] = sequence
+        words[wire_capture.CAP_REQUEST] = asked[wire_capture.ASK_NUMBER]
+        words[wire_capture.CAP_STEPS_ASKED] = asked[wire_capture.ASK_STEPS]
+        words[wire_capture.CAP_RSS_BYTES] = read_resident()
+        start = asked[wire_capture.ASK_START]
+        words[wire_capture.CAP_FIRST_STEP] = start or self._position() + 1
+        self._reason = ""
+
+    def _hear(self, number: int) -> None:
+        """Answer another request meanwhile: the end of ours, or that we are busy."""
+        self._heard = number
+        steps = self._steps
+        pages = steps.pages
+        other = wire_capture.parse_request(pages.mailbox) if pages is not None else None
+        answer = wire_capture.ANSWER_BUSY
+        if other is None:
+            answer = wire_capture.ANSWER_UNKNOWN
+        elif other.words[wire_capture.ASK_KIND] == wire_capture.KIND_CANCEL:
+            if other.words[wire_capture.ASK_SUBJECT] == self._words[wire_capture.CAP_REQUEST]:
+                self._drop_out(wire_capture.STATE_CANCELLED, "tpmon asked for it")
+            answer = wire_capture.ANSWER_DONE
+        steps.reply(number, answer)
+        if self._request is not None:
+            steps.answered = WATCHED
+
+    def _refuse(self, request: Request) -> str:
+        """Say why a request cannot be, "" when it can."""
+        if self._broken:
+            return f"capturing disabled itself: {self._broken}"
+        if "torch.autograd.profiler" not in sys.modules:
+            return "torch is not there"
+        kind = request.words[wire_capture.ASK_KIND]
+        torch: Any = sys.modules["torch"]
+        cuda = bool(torch.cuda.is_initialized())
+        if kind not in _PROFILES:
+            if not cuda:
+                return "this process does not use CUDA"
+            if kind == wire_capture.KIND_RANGE:
+                return (
+                    ""
+                    if find_cupti_user()
+                    else "nsys is not in front of this run, and cannot be put there now"
+                )
+            return self._file_for(request).refuse()
+        tool = find_cupti_user() if cuda else ""
+        if tool:
+            return f"another tool holds the GPU's profiling slot: {tool}"
+        self.guard.install()
+        return self.guard.name_other() or self._file_for(request).refuse()
+
+    def _file_for(self, request: Request) -> CaptureFile:
+        self._file = CaptureFile(request, self._sizes)
+        return self._file
+
+    def _advance(self, request: Request, now: int) -> None:
+        """Begin, go on or end, by the step at which the loop is."""
+        asked = request.words
+        words = self._words
+        position = self._position()
+        first = words[wire_capture.CAP_FIRST_STEP]
+        words[wire_capture.CAP_STEP_NOW] = position
+        timed = is_timed(request)
+        if self._recorder is not None:
+            done = position - first
+            late = now - words[wire_capture.CAP_BEGAN_NS] >= asked[wire_capture.ASK_LONGEST_NS]
+            if done > words[wire_capture.CAP_STEPS_DONE]:
+                words[wire_capture.CAP_STEPS_DONE] = done
+                if not late and (timed or done < asked[wire_capture.ASK_STEPS]):
+                    self._recorder.mark(position)
+                    self._publish()
+                    return
+                self._finish(
+                    ""
+                    if timed or done >= asked[wire_capture.ASK_STEPS]
+                    else "the time ran out before all steps were done"
+                )
+            elif late:
+                self._finish("" if timed else "the time ran out within a step: validation, or a stall")
+            return
+        if timed or position >= first:
+            if position > first and not timed:
+                self._end(wire_capture.STATE_MISSED, f"the loop was at step {position} already")
+            else:
+                self._begin(request, position)
+        elif now > asked[wire_capture.ASK_EXPIRES_NS]:
+            self._end(wire_capture.STATE_EXPIRED, "the loop did not come to that step in time")
+        else:
+            self._publish()
+
+    def _position(self) -> int:
+        """Return how many steps ended: of training, and where there is none, of inference."""
+        steps = self._steps
+        return steps.eval_steps if steps.rule == wire.RULE_BATCH else steps.steps
+
+    # Recording.
+
+    def _begin(self, request: Request, position: int) -> None:
+        began = monotonic_ns()
+        torch: Any = sys.modules["torch"]
+        kind = request.words[wire_capture.ASK_KIND]
+        other = self.guard.name_other() if kind in _PROFILES else ""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            other = "a CUDA graph is being captured"
+        if other:
+            self._end(wire_capture.STATE_REFUSED, other)
+            return
+        if is_timed(request):
+            seconds = request.words[wire_capture.ASK_LONGEST_NS] / 1e9
+            if not self._ring_after(seconds):
+                self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
+                return
+        self._watch_exit()
+        frame = sys._getframe()  # noqa: SLF001
+        told = read_conditions(frame, self._steps.batch_size, self._steps.rule)
+        told["first_step"] = position
+        metadata = {"tpmon": json.dumps(told)}
+        if told.get("world_size", 1) != 1:
+            names = ("rank", "world_size", "backend")
+            metadata["distributedInfo"] = json.dumps({name: told[name] for name in names})
+        if kind == wire_capture.KIND_SNAPSHOT:
+            self._recorder = Snapshot(request.words[wire_capture.ASK_ENTRIES])
+        elif kind == wire_capture.KIND_RANGE:
+            self._recorder = Range()
+        else:
+            self._recorder = Recorder(request.words[wire_capture.ASK_OPTIONS])
+        self._thread = get_ident()
+        self._recorder.prepare()
+        self.guard.ours = self._recorder.profile
+        self._recorder.start(metadata)
+        words = self._words
+        words[wire_capture.CAP_FIRST_STEP] = position
+        self._evals = self._steps.eval_steps
+        probe = kind == wire_capture.KIND_PROBE
+        self._recorder.mark(position)
+        words[wire_capture.CAP_BEGAN_NS] = self._steps.last_ns = monotonic_ns()
+        words[wire_capture.CAP_PAUSED_NS] += words[wire_capture.CAP_BEGAN_NS] - began
+        self._set(wire_capture.STATE_WARMING if probe else wire_capture.STATE_RECORDING)
+
+    def _finish(self, reason: str) -> None:
+        """Stop, write, look at what was written."""
+        words = self._words
+        recorder = self._recorder
+        words[wire_capture.CAP_ENDED_NS] = monotonic_ns()
+        if get_ident() != self._thread or recorder is None:
+            self._drop_out(wire_capture.STATE_FAILED, "the training goes on in another thread")
+            return
+        self._set(wire_capture.STATE_WRITING)
+        recorder.stop()
+        self.guard.ours = None
+        file = self._file
+        try:
+            if recorder.ending and file is not None:
+                first = words[wire_capture.CAP_FIRST_STEP]
+                rank = self._steps.pages.rank if self._steps.pages is not None else -1
+                ended = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
+                sizes = file.write(recorder, rank, first, ended)
+                words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
+        except (OSError, RuntimeError) as error:
+            # What a disk or torch says of writing is no fault of ours: capturing stays possible.
+            self._words[wire_capture.CAP_PAUSED_NS] += monotonic_ns() - words[wire_capture.CAP_ENDED_NS]
+            self._drop_out(wire_capture.STATE_FAILED, str(error))
+            return
+        self._recorder = None
+        recorder.drop()
+        self._steps.last_ns = monotonic_ns()  # the pause is ours, and belongs to no phase of the loop
+        words[wire_capture.CAP_PAUSED_NS] += self._steps.last_ns - words[wire_capture.CAP_ENDED_NS]
+        evals = self._steps.eval_steps - self._evals
+        if self._steps.rule == wire.RULE_BATCH:
+            evals = 0
+        self._end(wire_capture.STATE_VERIFIED, describe_window(reason, evals))
+
+    def _yield(self) -> None:
+        """Stop before a profiler of the program begins: two at a time end the process."""
+        self._drop_out(wire_capture.STATE_YIELDED, "the program began a profile of its own")
+
+    def _watch_exit(self) -> None:
+        if not self._exits_watched:
+            import atexit  # noqa: PLC0415
+
+            self._exits_watched = True
+            atexit.register(self._drop_out, wire_capture.STATE_CANCELLED, "the program ended")
+
+    # The ends of a request.
+
+    def _drop_out(self, state: int, reason: str) -> None:
+        """End a request that may be recording, without a file."""
+        recorder, self._recorder = self._recorder, None
+        self.guard.ours = None
+        if recorder is not None:
+            recorder.stop()
+            recorder.drop()
+            if self._file is not None:
+                self._file.remove()
+        if self._request is not None:
+            self._end(state, reason)
+
+    def _break_off(self, error: BaseException, ours: bool) -> None:
+        """End a request after an error, and after one of our own all capturing."""
+        if ours:
+            self._broken = describe(error)
+        reason = self._broken if ours else f"interrupted by {type(error).__name__}"
+        try:
+            self._drop_out(wire_capture.STATE_FAILED, reason)
+        except Exception as second:
+            self._broken = f"{reason}; then {second}"
+            _KEPT.append(self._recorder)
+            self._forget()
+            self._steps.answered = self._steps.requests[0]
+
+    def _end(self, state: int, reason: str) -> None:
+        self._reason = reason
+        self._set(state)
+        self._forget_request()
+
+    def _set(self, state: int) -> None:
+        self._words[wire_capture.CAP_STATE] = state
+        self._words[wire_capture.CAP_CHANGED_NS] = monotonic_ns()
+        self._publish()
+
+    def _publish(self) -> None:
+        pages = self._steps.pages
+        if pages is not None:
+            wire_capture.write_capture(pages.page, self._words, self._reason)
+
+    def _forget_request(self) -> None:
+        self._request = None
+        self._file = None
+        self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
+
+    def _forget(self) -> None:
+        self._request = self._recorder = self._file = None
+        self._heard = self._thread = self._evals = 0
+        self._reason = ""
+
+
+_KEPT: list[object] = []
+"""Recordings that must not be ended here: their end belongs to another process, or failed."""

@@ -1,0 +1,144 @@
+"""Bound a capture before it begins, and write its file: ``.part`` until whole, 0600, never over another.
+
+How much a step gives is known from a probe: one step that was profiled, measured and thrown away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from tpmon.hook import wire_capture
+from tpmon.hook.headroom import read_disk_left, read_memory_left
+from tpmon.hook.recorder import PART, Recorder, count_events
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tpmon.hook.recorder_cuda import Range, Snapshot
+
+_EVENT_MEMORY = 1_300
+_EVENT_MEMORY_DETAILED = 3_500
+"""Bytes of memory an event takes, measured on torch 2.13; the larger with shapes, stacks or memory."""
+
+_MEMORY_SPARE = 256 << 20
+_DISK_SPARE = 64 << 20
+_MIB = 1 << 20
+
+
+class Sizes:
+    """Remember what probes found: by options, events and bytes of how many steps or ns."""
+
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.found: dict[int, tuple[int, int, int]] = {}
+
+
+class CaptureFile:
+    """Hold where a capture is written and how large it may get."""
+
+    __slots__ = ("_part", "_request", "_sizes")
+
+    def __init__(self, request: wire_capture.Request, sizes: Sizes) -> None:
+        """Write nothing yet."""
+        self._request = request
+        self._sizes = sizes
+        self._part = ""
+
+    def refuse(self) -> str:
+        """Say why it would not fit or cannot be written, "" when it does; makes the folder."""
+        words = self._request.words
+        kind = words[wire_capture.ASK_KIND]
+        folder = self._request.folder
+        events = size = 0
+        if kind == wire_capture.KIND_CAPTURE:
+            told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
+            if told is None:
+                return "no step was probed with these options"
+            timed = words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED
+            asked = words[wire_capture.ASK_LONGEST_NS] if timed else words[wire_capture.ASK_STEPS]
+            events, size = told[0] * asked // told[2], told[1] * asked // told[2]
+        most_events, most_bytes = words[wire_capture.ASK_MOST_EVENTS], words[wire_capture.ASK_MOST_BYTES]
+        if events > most_events:
+            return f"about {events:,} events, more than {most_events:,}: ask for fewer steps"
+        if size > most_bytes:
+            return f"about {size // _MIB} MiB, more than {most_bytes // _MIB}: ask for fewer steps"
+        detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
+        need = events * (_EVENT_MEMORY_DETAILED if detailed else _EVENT_MEMORY) + _MEMORY_SPARE
+        left = read_memory_left()
+        if need > left:
+            return f"needs {need // _MIB} MiB of memory beside the run, {left // _MIB} are left"
+        try:
+            if not os.path.isdir(folder):
+                os.mkdir(folder, 0o700)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                return f"{folder} is not writable for the training"
+            left = read_disk_left(folder)
+        except OSError as error:
+            return f"{folder}: {error.strerror or error}"
+        if size + _DISK_SPARE > left:
+            return f"needs {(size + _DISK_SPARE) // _MIB} MiB of disk, {left // _MIB} are left in {folder}"
+        return ""
+
+    def write(
+        self, recorder: Recorder | Snapshot | Range, rank: int, first: int, recorded_ns: int
+    ) -> tuple[int, int]:
+        """Write the file, and return events (of a probe) and bytes.
+
+        Raises:
+            OSError: when it is not whole, or its name is taken; nothing of it is left then.
+        """
+        request = self._request
+        name = wire_capture.file_name(request.name, rank, first, recorder.ending)
+        path = os.path.join(request.folder, name)
+        self._part = path + PART
+        try:
+            recorder.save(self._part)
+            os.chmod(self._part, 0o600)
+            size = os.stat(self._part).st_size
+            if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+                events = count_events(self._part)
+                timed = request.words[wire_capture.ASK_OPTIONS] & wire_capture.OPTION_TIMED
+                per = recorded_ns if timed else 1
+                self._sizes.found[request.words[wire_capture.ASK_OPTIONS]] = (
+                    max(events, 1),
+                    max(size, 1),
+                    per,
+                )
+                self.remove()
+                return events, size
+            _publish(self._part, path)
+        except BaseException:
+            self.remove()
+            raise
+        return 0, size
+
+    def remove(self) -> None:
+        """Remove what is not whole."""
+        for path in (self._part, self._part + ".tmp"):
+            try:
+                if self._part:
+                    os.unlink(path)
+            except OSError:
+                continue  # was never there, or its folder is gone
+
+
+def _publish(part: str, path: str) -> None:
+    """Give a file its name; unlike a rename, a link fails where the name is taken."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+        os.rename(part, path)
+    else:
+        os.unlink(part)
+
+
+def describe_window(reason: str, evals: int) -> str:
+    """Say what is special about a window: how it ended, and a validation within it."""
+    inside = f"{evals} evaluation steps ran within it" if evals else ""
+    return "; ".join(part for part in (reason, inside) if part)

@@ -1,0 +1,101 @@
+"""Say under which conditions something was recorded: model, batch, mode, ranks, settings, versions.
+
+Read once, before a recording begins, from objects that are there; nothing is imported or computed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+_MOST_FRAMES = 64
+_MOST_MODULES = 100_000
+
+
+def read_conditions(frame: FrameType | None, batch_size: int, rule: int) -> dict[str, Any]:
+    """Return the conditions of the loop that ``frame`` belongs to, ready for JSON."""
+    torch: Any = sys.modules["torch"]
+    found: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "step_rule": rule,
+        "batch_size": batch_size or {"missing": "the DataLoader does not say it"},
+    }
+    for read in (_read_model, _read_settings, _read_ranks, _read_device):
+        try:
+            found.update(read(torch, frame))
+        except Exception as error:  # one of them is no reason to go without the others
+            found[read.__name__[6:]] = {"missing": f"{type(error).__name__}: {error}"}
+    return found
+
+
+def _read_model(torch: Any, frame: FrameType | None) -> dict[str, Any]:
+    model = _find_model(torch, frame)
+    if model is None:
+        return {"model": {"missing": "no module in the variables of the loop"}}
+    parameters = list(model.parameters())
+    inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+    return {
+        "model": type(inner if isinstance(inner, torch.nn.Module) else model).__name__,
+        "wrapped_by": type(model).__name__ if isinstance(inner, torch.nn.Module) else "",
+        "parameters": sum(one.numel() for one in parameters),
+        "dtype": str(parameters[0].dtype) if parameters else "",
+        "device": str(parameters[0].device) if parameters else "",
+        "training": bool(model.training),
+    }
+
+
+def _find_model(torch: Any, frame: FrameType | None) -> Any:
+    """Return the module with the most parts among the variables of the frames above."""
+    kind = torch.nn.Module
+    most, found = 0, None
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        names = [frame.f_locals] if frame.f_locals is not frame.f_globals else []
+        for one in (value for part in (*names, frame.f_globals) for value in list(part.values())):
+            if not issubclass(type(one), kind) or "_modules" not in one.__dict__:
+                continue
+            size = 0
+            for size, _ in enumerate(one.modules(), 1):
+                if size >= _MOST_MODULES:
+                    break
+            if size > most:
+                most, found = size, one
+        frame = frame.f_back
+    return found
+
+
+def _read_settings(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa: ARG001
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+        "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
+        "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
+        "anomaly_mode": bool(torch.is_anomaly_enabled()),
+        "autocast": bool(torch.is_autocast_enabled()),
+    }
+
+
+def _read_ranks(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa: ARG001
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return {"rank": 0, "world_size": 1, "backend": ""}
+    return {
+        "rank": distributed.get_rank(),
+        "world_size": distributed.get_world_size(),
+        "backend": str(distributed.get_backend()),
+    }
+
+
+def _read_device(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa: ARG001
+    if not torch.cuda.is_initialized():
+        return {"gpu": ""}
+    told = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {"gpu": told.name, "gpu_memory_bytes": told.total_memory, "cuda": str(torch.version.cuda)}

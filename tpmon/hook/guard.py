@@ -1,0 +1,126 @@
+"""Keep two torch profilers from overlapping: torch drops one session without a word, then crashes on it.
+
+Profilers of the program are followed from the first capture on; those that it began before are looked
+for once among all objects. They are known from their preparation on, which torch itself does not tell.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from weakref import WeakSet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_PROFILER = "torch.autograd.profiler"
+_BEGINS = ("_prepare_trace", "_start_trace", "__enter__")
+_RANGES = ("emit_nvtx", "emit_itt")
+_CUPTI_USERS = ("libToolsInjection", "libnsys", "libcupti_injection", "nsight-systems")
+
+
+class Guard:
+    """Follow the program's profilers; ``ours`` is the one that we run, ``on_foreign`` ends it."""
+
+    __slots__ = ("_foreign", "_on_foreign", "_replaced", "ours")
+
+    def __init__(self, on_foreign: Callable[[], None]) -> None:
+        """Follow nothing yet; ``on_foreign`` is called before a profiler of the program begins."""
+        self.ours: Any = None
+        self._on_foreign = on_foreign
+        self._foreign: WeakSet[Any] = WeakSet()
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def install(self) -> None:
+        """Wrap the beginnings and the end of torch's profiler, once, and look for those under way."""
+        if self._replaced:
+            return
+        module = sys.modules[_PROFILER]
+        profile: Any = module.__dict__["profile"]
+        for name in _BEGINS:
+            if name in profile.__dict__:
+                self._replace(profile, name, self._wrap_begin(profile.__dict__[name]))
+        self._replace(profile, "__exit__", self._wrap_end(profile.__dict__["__exit__"]))
+        for kind in _RANGES:
+            emitter: Any = module.__dict__.get(kind)
+            if emitter is not None:
+                self._replace(emitter, "__enter__", self._wrap_begin(emitter.__dict__["__enter__"]))
+                self._replace(emitter, "__exit__", self._wrap_end(emitter.__dict__["__exit__"]))
+        for one in gc.get_objects():
+            # type(), because __class__ of a proxy is code of the user.
+            if issubclass(type(one), profile):
+                state = one.__dict__
+                if state.get("entered") and state.get("kineto_results") is None:
+                    self._foreign.add(one)
+
+    def take_back(self) -> None:
+        """Put back what was there, where what is there now is still ours."""
+        for place, name, before, ours in reversed(self._replaced):
+            if place.__dict__.get(name) is ours:
+                setattr(place, name, before)
+        self._replaced = []
+        self._foreign = WeakSet()
+
+    def name_other(self) -> str:
+        """Say which other profiler forbids one of ours now, "" when none does."""
+        if len(self._foreign):
+            return "a torch profiler of the program itself is prepared or recording"
+        enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)  # noqa: SLF001
+        if enabled is not None and enabled():
+            return "the program is recording with torch's profiler, or marks its operators for another one"
+        return ""
+
+    def _replace(self, place: Any, name: str, ours: Any) -> None:
+        self._replaced.append((place, name, place.__dict__[name], ours))
+        setattr(place, name, ours)
+
+    def _begins(self, one: Any) -> None:
+        try:
+            if one is self.ours or not getattr(one, "enabled", True):
+                return
+            self._foreign.add(one)
+            if self.ours is not None:
+                self._on_foreign()
+        except Exception:
+            pass  # the program's profiler begins whatever becomes of ours
+
+    def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        from functools import wraps  # noqa: PLC0415
+
+        begins = self._begins
+
+        @wraps(original)
+        def begin(one: Any, *args: Any, **kwargs: Any) -> Any:
+            begins(one)
+            return original(one, *args, **kwargs)
+
+        return begin
+
+    def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        from functools import wraps  # noqa: PLC0415
+
+        foreign = self._foreign
+
+        @wraps(original)
+        def __exit__(one: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            try:
+                return original(one, *args, **kwargs)
+            finally:
+                foreign.discard(one)
+
+        return __exit__
+
+
+def find_cupti_user() -> str:
+    """Name the library of another tool that holds the GPU's one profiling slot in this process, or ""."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                for name in _CUPTI_USERS:
+                    if name in line:
+                        return line.rsplit("/", 1)[-1].strip()
+    except OSError:
+        return ""
+    return ""

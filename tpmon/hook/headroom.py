@@ -1,0 +1,95 @@
+"""Read what is left before a capture could hurt the run: memory up to the nearest limit, and free disk."""
+
+from __future__ import annotations
+
+import os
+
+_CGROUP = "/sys/fs/cgroup"
+_UNLIMITED = 1 << 62
+
+
+def read_memory_left(proc: str = "/proc", cgroup: str = _CGROUP) -> int:
+    """Return how many bytes this process may still take: of the machine, and of each cgroup above it."""
+    left = _read_available(proc)
+    for folder, limit, used, cache in _list_groups(proc, cgroup):
+        most = _read_number(os.path.join(folder, limit))
+        taken = _read_number(os.path.join(folder, used))
+        if 0 <= most < _UNLIMITED and taken >= 0:
+            # File pages that nobody used lately go before anybody is killed.
+            left = min(left, most - taken + _read_cache(folder, cache))
+    return max(left, 0)
+
+
+def read_disk_left(folder: str) -> int:
+    """Return how many bytes this user can still write below a folder.
+
+    Raises:
+        OSError: when the folder is not there.
+    """
+    told = os.statvfs(folder)
+    return told.f_bavail * told.f_frsize
+
+
+def read_resident(proc: str = "/proc") -> int:
+    """Return the resident bytes of this process, 0 when they cannot be read."""
+    try:
+        with open(f"{proc}/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _read_available(proc: str) -> int:
+    try:
+        with open(f"{proc}/meminfo", "rb") as file:
+            for line in file:
+                if line.startswith(b"MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def _list_groups(proc: str, cgroup: str) -> list[tuple[str, str, str, str]]:
+    """List folder and file names of each cgroup that bounds the memory, nearest first."""
+    try:
+        with open(f"{proc}/self/cgroup", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    groups = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "")
+        if controllers == "":
+            root, names = cgroup, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = f"{cgroup}/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        above = [os.path.join(root, *parts[:depth]) for depth in range(len(parts), -1, -1)]
+        groups += [(folder, *names) for folder in above]
+    return groups
+
+
+def _read_number(path: str) -> int:
+    """Return the number in a file, -1 where there is none: no limit, or no such cgroup."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read().strip()
+    except OSError:
+        return -1
+    return int(text) if text.isdigit() else -1
+
+
+def _read_cache(folder: str, name: str) -> int:
+    try:
+        with open(f"{folder}/memory.stat", encoding="ascii", errors="replace") as file:
+            for line in file:
+                words = line.split()
+                if len(words) == 2 and words[0] == name and words[1].isdigit():
+                    return int(words[1])
+    except OSError:
+        pass
+    return 0

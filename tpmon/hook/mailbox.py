@@ -1,0 +1,105 @@
+"""Stand between steps and capture: load it with the first request, wake it where no step ends.
+
+SIGURG, because a process that does not handle it ignores it. The handler is put in place with the
+pages, by the main thread, where nobody else has one; it calls what was there before, and interrupts no
+system call. It is given back with the hook, and in a forked child.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from _thread import get_ident
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from tpmon.hook.capture import Capture
+    from tpmon.hook.counts import Counts
+
+
+class Mailbox:
+    """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
+
+    __slots__ = ("_before", "_handling", "capture", "steps")
+
+    def __init__(self) -> None:
+        """Load nothing yet; ``steps`` is set by who counts."""
+        self.steps: Any = None
+        self.capture: Capture | None = None
+        self._before: Any = None
+        self._handling = False
+
+    def opened(self, steps: Counts) -> None:
+        """Take the signal when the pages are made, if this is the main thread and nobody has it."""
+        self.steps = steps
+        if self._handling or threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.getsignal(signal.SIGURG)
+        if before is None:  # a handler that is not Python's: nobody could call it again
+            return
+        self._before = before
+        signal.signal(signal.SIGURG, self._woken)
+        signal.siginterrupt(signal.SIGURG, False)
+        self._handling = True
+
+    def requested(self) -> None:
+        """Do what the mailbox asks, at the end of a step."""
+        self._load().at_boundary()
+
+    def forked(self) -> None:
+        """Begin anew in a forked child, where the handler would find no mailbox."""
+        self._give_back()
+        if self.capture is not None:
+            self.capture.forked()
+
+    def take_back(self) -> None:
+        """End what is under way, and give the signal back."""
+        if threading.current_thread() is threading.main_thread():
+            self._give_back()
+        if self.capture is not None:
+            self.capture.take_back()
+
+    def _load(self) -> Capture:
+        capture = self.capture
+        if capture is None:
+            from tpmon.hook.capture import Capture  # noqa: PLC0415 only who captures pays for it
+
+            capture = self.capture = Capture(self.steps, self._ring_after)
+        return capture
+
+    def _ring_after(self, seconds: float) -> bool:
+        """Have this thread woken after so long, by a thread that ends with it; False where it cannot be."""
+        if not self._handling or signal.getsignal(signal.SIGURG) != self._woken:
+            return False
+        if get_ident() != threading.main_thread().ident:
+            return False
+        timer = threading.Thread(target=self._ring, args=(seconds,), name="tpmon-timer", daemon=True)
+        timer.start()
+        return True
+
+    def _ring(self, seconds: float) -> None:
+        time.sleep(seconds)
+        main = threading.main_thread().ident
+        if self._handling and main is not None:
+            signal.pthread_kill(main, signal.SIGURG)
+
+    def _give_back(self) -> None:
+        handling, self._handling = self._handling, False
+        if handling and signal.getsignal(signal.SIGURG) == self._woken:
+            signal.signal(signal.SIGURG, self._before)
+
+    def _woken(self, number: int, frame: FrameType | None) -> None:
+        """Look at the mailbox between two lines of the loop, for requests that time bounds."""
+        steps = self.steps
+        try:
+            if self._handling and steps.pages is not None and steps.owner == get_ident():
+                self._load().woken()
+        except Exception as error:
+            if not steps.fail(error):
+                raise
+        if callable(self._before):
+            self._before(number, frame)

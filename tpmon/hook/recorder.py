@@ -1,0 +1,172 @@
+"""Record steps with torch's profiler, into one file that is whole or not there under its name.
+
+A recording begins and ends in one thread. Stopping and writing hold the GIL: that is the pause that
+a capture costs. torch returns from a write to a full disk without an error, so the file is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+from tpmon.hook.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ENDING = ".json"
+PART = ".part"
+_PROFILER = "torch.autograd.profiler"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_EVENT = b'"ph": "X"'
+_CHUNK = 1 << 20
+
+
+class NotWrittenError(OSError):
+    """Say that a file is not there, or not whole, after it was written."""
+
+
+class Recorder:
+    """Hold one window of torch's profiler: ``start``, ``mark`` at each step, ``stop``, ``save``, ``drop``."""
+
+    ending = ENDING
+
+    __slots__ = ("_profile", "_range", "options")
+
+    def __init__(self, options: int) -> None:
+        """Choose the bounded defaults of torch's profiler; ``options`` are OPTION_*."""
+        self.options = options
+        self._profile: Any = None
+        self._range: Any = None
+
+    @property
+    def profile(self) -> object:
+        """Return torch's own object, by which the guard tells ours from others."""
+        return self._profile
+
+    def prepare(self) -> None:
+        """Make the profiler; nothing is recorded yet."""
+        profiler: Any = sys.modules[_PROFILER]
+        self._profile = profiler.profile(**self._choose(profiler.profile))
+
+    def start(self, metadata: dict[str, str]) -> None:
+        """Begin to record in this thread; ``metadata`` are names and JSON for the file."""
+        with _Quiet():
+            self._profile.__enter__()
+        add: Any = getattr(sys.modules["torch.autograd"], "_add_metadata_json", None)
+        if add is not None:
+            for name, value in metadata.items():
+                add(name, value)
+
+    def mark(self, step: int) -> None:
+        """End the step before, and begin the one of this number."""
+        self._end_step()
+        profiler: Any = sys.modules[_PROFILER]
+        self._range = profiler.record_function(f"ProfilerStep#{step}")
+        self._range.__enter__()
+
+    def stop(self) -> None:
+        """End the recording; on a GPU this waits for the device."""
+        self._end_step()
+        profile = self._profile
+        if profile is not None and profile.entered and profile.kineto_results is None:
+            profile.__exit__(None, None, None)
+
+    def save(self, path: str) -> None:
+        """Write what was recorded.
+
+        Raises:
+            NotWrittenError: when the file is not whole.
+        """
+        self._profile.kineto_results.save(path)
+        check_whole(path)
+
+    def drop(self) -> None:
+        """Give back the memory: without this the results stay until the collector comes by."""
+        profile, self._profile, self._range = self._profile, None, None
+        if profile is not None:
+            profile.kineto_results = None
+            profile._function_events = None  # noqa: SLF001
+        del profile
+        _trim()
+
+    def _end_step(self) -> None:
+        step, self._range = self._range, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def _choose(self, kind: Any) -> dict[str, Any]:
+        torch: Any = sys.modules["torch"]
+        names = kind.__init__.__code__.co_varnames
+        chosen: dict[str, Any] = {
+            "record_shapes": bool(self.options & OPTION_SHAPES),
+            "profile_memory": bool(self.options & OPTION_MEMORY),
+            "with_stack": bool(self.options & OPTION_STACKS),
+            "use_kineto": True,
+        }
+        if torch.cuda.is_initialized():
+            chosen.update({"use_device": "cuda"} if "use_device" in names else {"use_cuda": True})
+        config: Any = getattr(torch._C._profiler, "_ExperimentalConfig", None)  # noqa: SLF001
+        if config is not None and not self.options & OPTION_STACKS:
+            with suppress(TypeError):  # an older torch: the same file, half as much work again to stop
+                chosen["experimental_config"] = config(trace_only=True)
+        return chosen
+
+
+class _Quiet:
+    """Keep libkineto from writing to the program's standard error while it begins."""
+
+    __slots__ = ("_ours",)
+
+    def __enter__(self) -> None:
+        self._ours = _LOG_LEVEL not in os.environ
+        if self._ours:
+            os.environ[_LOG_LEVEL] = "99"
+
+    def __exit__(self, *error: object) -> None:
+        if self._ours:
+            os.environ.pop(_LOG_LEVEL, None)
+
+
+def check_whole(path: str) -> int:
+    """Return the size of a trace that is there to its last brace.
+
+    Raises:
+        NotWrittenError: when it is not.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(size - 64, 0))
+            last = file.read(64).rstrip()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise NotWrittenError(f"torch wrote no file ({reason}): disk full, or the folder is gone") from error
+    if not last.endswith(b"}"):
+        raise NotWrittenError("the file is cut off: disk full, or a limit on file sizes")
+    return size
+
+
+def count_events(path: str) -> int:
+    """Count the events with a duration in a trace that torch wrote."""
+    found, rest = 0, b""
+    with open(path, "rb") as file:
+        while True:
+            chunk = file.read(_CHUNK)
+            if not chunk:
+                return found
+            data = rest + chunk
+            found += data.count(_EVENT)
+            rest = data[-(len(_EVENT) - 1) :]
+
+
+def _trim() -> None:
+    """Hand freed memory back to the kernel, where the C library can."""
+    try:
+        import ctypes  # noqa: PLC0415
+
+        ctypes.CDLL(None).malloc_trim(0)
+    except (ImportError, OSError, AttributeError):
+        pass  # musl has no malloc_trim, and gives it back by itself
