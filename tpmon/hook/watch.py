@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tpmon.hook.counts import Counts
-
 _EVERY_NS = 5_000_000_000
 _EVERY_ON_CUDA_NS = 2_000_000_000
 _POLL_NS = 20_000_000
@@ -28,9 +26,9 @@ class Watcher:
 
     __slots__ = ("_began_ns", "_no_device", "_seen", "_settings", "_steps", "_timer")
 
-    def __init__(self, steps: Counts) -> None:
-        """Watch nothing yet."""
-        self._steps = steps
+    def __init__(self, steps: Any) -> None:
+        """Watch nothing yet; ``steps`` are the Counts whose step is watched."""
+        self._steps: Any = steps
         self._settings = Settings()
         self._timer: device.DeviceTimer | None = None
         self._no_device = False
