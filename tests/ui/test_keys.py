@@ -12,7 +12,7 @@ from tests.frames import make_finding, make_frame, make_view
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.ui.actions import INTERVALS_S, Move
 from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
-from tpmon.ui.keys import KEYS, find_key, keys_markdown, keys_shown
+from tpmon.ui.keys import KEYS, find_key, keys_markdown, keys_shown, say_unused
 from tpmon.ui.panes import page_of, paint_screen
 from tpmon.ui.view import Overlay, Pane, Size, ViewState
 
@@ -38,6 +38,13 @@ def test_no_key_means_two_things_at_once():
     for view in all_views():
         names = [name for key in KEYS if key.when.holds(view) for name in key.keys]
         assert len(set(names)) == len(names), view
+
+
+def test_a_key_that_does_nothing_says_why():
+    assert say_unused("Z") == "Z has no meaning, ? shows the keys"
+    assert say_unused("R").startswith("R works in the stacks, where py-spy could not read")
+    assert say_unused("T").startswith("T works in the stacks, once some are read, or while")
+    assert say_unused("f12") == say_unused("\x07") == ""
 
 
 def test_whatever_is_shown_does_something():

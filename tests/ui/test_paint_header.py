@@ -159,12 +159,12 @@ def test_notes_that_do_not_fit_are_counted():
     frame = make_frame(notes=("first", "second", "third"))
     assert [text_of(line) for line in paint_notes(frame, 60, 2)] == [
         " ! first",
-        " ! second  (+1, key 5)",
+        " ! second  (+1 more, 5)",
     ]
     assert [text_of(line) for line in paint_notes(frame, 60, 3)] == [" ! first", " ! second", " ! third"]
     assert paint_notes(frame, 60, 0) == []
     long = make_frame(notes=("word " * 30,))
-    assert text_of(paint_notes(long, 40, 1)[0]).endswith("(1, key 5)")
+    assert text_of(paint_notes(long, 40, 1)[0]).endswith("(1 to read, 5)")
 
 
 def test_the_footer_shows_keys_by_priority_and_the_message_beside_them():

@@ -28,6 +28,7 @@ from tpmon.model.sample import (
     price_sampling,
     say_price,
 )
+from tpmon.model.sample_words import say_group
 from tpmon.model.stacks import StackFrame
 from tpmon.report import sample_live
 from tpmon.report.sample import write_progress, write_sample
@@ -173,6 +174,11 @@ def test_collapsed_samples_are_lines_of_part_frames_and_number():
     assert lines[3] == "rank other threads;_feed (/env/lib/python3.11/multiprocessing/queues.py:231) 20"
     wild = make_sampled(0, count(4000, (StackFrame("a;b", "/x;y.py", 1),), 2_000_000))
     assert write_collapsed_samples(fold_stacks(make_reading(wild))) == ["rank main;a,b (/x,y.py:1) 2000000"]
+
+
+def test_nobody_waits_for_a_cpu_for_longer_than_there_was_time():
+    group = replace(hot().groups[0], cpu_pct=2.0, delay_pct=102.4)
+    assert say_group(group).endswith("on a CPU 2 %, waiting for one 98 %")
 
 
 def test_speedscope_has_a_profile_for_each_part_in_seconds():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tpmon.model.dump_words import list_numbers
-from tpmon.model.known import is_known
+from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
 from tpmon.model.sample import Counted, HotFunction, HotGroup, HotSample
 from tpmon.model.units import format_clock
@@ -48,7 +48,9 @@ def say_group(group: HotGroup) -> str:
     if is_known(group.cpu_pct):
         words.append(f"on a CPU {group.cpu_pct:.0f} %")
     if is_known(group.delay_pct) and group.delay_pct >= LEAST_PCT:
-        words.append(f"waiting for one {group.delay_pct:.0f} %")
+        # The kernel counts a wait when it ends, also what of it was before the first look.
+        most = 100.0 - min(known_or(group.cpu_pct, 0.0), 100.0)
+        words.append(f"waiting for one {min(group.delay_pct, most):.0f} %")
     return ", ".join(words)
 
 

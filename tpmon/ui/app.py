@@ -41,7 +41,7 @@ from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.first_view import first_view
 from tpmon.ui.inbox import EVENT_LIMIT, Inbox, turns_bad
 from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
-from tpmon.ui.keys import find_key, keys_shown
+from tpmon.ui.keys import find_key, keys_shown, say_unused
 from tpmon.ui.messages import Planned, Told
 from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, lend_terminal, report_crash, require_terminal
 from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, ViewState
@@ -227,6 +227,8 @@ class MonitorApp(App[None]):
                 view = actions.action_filter_type(view, name)
             elif view.overlay is Overlay.HELP:
                 view = actions.action_close(view)
+            else:
+                view = replace(view, message=say_unused(name))
         elif isinstance(key.deed, Effect):
             self._show(view)
             self._carry_out(key.deed)

@@ -318,6 +318,14 @@ def find_key(name: str, view: ViewState) -> Key | None:
     return None
 
 
+def say_unused(name: str) -> str:
+    """Say why a key did nothing: where it works, or that it has no meaning; "" for keys without a letter."""
+    if len(name) != 1 or not name.isprintable():
+        return ""
+    where = dict.fromkeys(key.when.words for key in KEYS if name in key.keys)
+    return f"{name} works {', or '.join(where)}" if where else f"{name} has no meaning, ? shows the keys"
+
+
 def keys_shown(view: ViewState) -> tuple[KeyHelp, ...]:
     """Return what works now, in the order of the table.
 

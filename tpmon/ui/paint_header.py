@@ -184,7 +184,7 @@ def paint_notes(frame: Frame, width: int, most: int) -> list[Line]:
         shown += 1
     hidden = len(frame.notes) - shown
     if hidden and most > 0:
-        more = f"  (+{hidden}, key 5)" if texts else f"  ({hidden}, key 5)"
+        more = f"  (+{hidden} more, 5)" if texts else f"  ({hidden} to read, 5)"
         last = texts.pop() if texts else f" ! {frame.notes[0]}"
         texts.append(cut(last, max(0, width - width_of(more))) + more)
     return [fit_line(((text, Ink.WARN),), width) for text in texts]
