@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpmon import settings
+from tpmon.arguments_capture import add_capture
 from tpmon.errors import UsageError
 from tpmon.report.write import Output
 
@@ -20,6 +21,7 @@ commands:
   dump PID       where every rank, worker and thread is right now, folded; who is not where the others are
   fold FILE...   the dumps of several hosts in one picture
   sample PID     the hot functions of a rank and its workers over some seconds
+  capture PID    a profile of some steps, where the run has the hook; its price first
   bundle PID     evidence for a ticket in a folder or tar file: stacks, Frames, verdict, logs, versions
   doctor [PID]   what may be read of a job and what not, why, and the one command that changes it
   run -- PROGRAM start a training with the hook in it: exact steps; --attach watches it
@@ -215,6 +217,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
             _add_setting(doctor, setting)
     _add_setting(doctor, settings.STACKS_SETTING)
     sample = _add_sample(commands)
+    capture = add_capture(commands, _add_setting, EXIT_CODES)
     bundle = _add_bundle(commands)
     trace = _add_trace(commands)
     demo = commands.add_parser(
@@ -236,7 +239,7 @@ def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
     for command in (attach, diagnose, demo):
         for setting in (settings.STACKS_SETTING, *settings.WATCH_SETTINGS):
             _add_setting(command, setting)
-    for command in (ps, attach, diagnose, dump, fold, sample, doctor, bundle, trace, demo):
+    for command in (ps, attach, diagnose, dump, fold, sample, capture, doctor, bundle, trace, demo):
         _add_common(command)
     parser.command_names = tuple(commands.choices)
     return parser
@@ -277,7 +280,7 @@ def _add_trace(commands: argparse._SubParsersAction[Parser]) -> Parser:
         "trace",
         usage="tpmon trace FILE... [options]",
         description=(
-            "Analyse traces of torch.profiler where they lie, plain or .gz: steps and what is in them, verdict,\n"
+            "Analyse traces of torch.profiler where they lie, plain or .gz: steps, verdict, and\n"
             "idle time of each device by cause, operators, kernels, memory, ranks side by side.\n"
             "What of a file cannot be read is counted and said. docs/metrics.md has every formula."
         ),

@@ -189,6 +189,15 @@ def _sample(options: Options, given: Mapping[str, Any]) -> int:
     return run_sample(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))
 
 
+def _capture(options: Options, given: Mapping[str, Any]) -> int:
+    """Have the hook of a run record some steps."""
+    from tpmon.capture_command import parse_asked, run_capture
+
+    asked = parse_asked(given, options)
+    check_target(options.job, given.get("pid"), given.get("job", False))
+    return run_capture(_find_job(given.get("pid")), options, asked, _stdout(options.ascii_only))
+
+
 def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tuple[str, str]) -> int:
     """Watch for some seconds and write what a ticket asks for."""
     from tpmon.bundle import run_bundle
@@ -342,6 +351,8 @@ def _run(arguments: Sequence[str]) -> int:
         from tpmon.dump import run_fold
 
         return run_fold(given["files"], options, _stdout(options.ascii_only))
+    if command == "capture":
+        return _capture(options, given)
     if command == "sample":
         return _sample(options, given)
     if command == "doctor":

@@ -1,0 +1,1 @@
+"""The outside of a capture: plan, price, trigger, progress, verification."""

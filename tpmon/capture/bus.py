@@ -1,0 +1,236 @@
+"""Open the hook's two pages in a training process: telemetry to read, the mailbox to write.
+
+A page is believed where its PID is the process's own and its start time is that of the process; the
+mailbox is taken from the same process, and is what tpmon writes. Nothing else is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from dataclasses import dataclass
+
+from tpmon.errors import NotPermittedError, TpmonError, UsageError
+from tpmon.hook import wire, wire_capture
+from tpmon.model.process import Identity
+from tpmon.model.units import clean_text
+
+_SEALS = 1034
+_SEAL_SHRINK = 0x2
+_MOST_DESCRIPTORS = 65_536
+
+
+class NoHookError(UsageError):
+    """Say that a process has no hook that captures."""
+
+
+class GoneError(TpmonError):
+    """Say that a process ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Hold what the hook says of a capture: words by CAP_*, and its reason."""
+
+    words: tuple[int, ...]
+    reason: str
+
+    @property
+    def state(self) -> int:
+        """Return the state: STATE_* of ``wire_capture``."""
+        return self.words[wire_capture.CAP_STATE]
+
+
+class Bus:
+    """Hold the mapped pages of one process."""
+
+    def __init__(self, process: Identity, header: wire.Header, page: mmap.mmap, box: mmap.mmap) -> None:
+        """Hold what ``open_bus`` found."""
+        self.process = process
+        self.header = header
+        self._maps = (page, box)
+        self.page = memoryview(page)
+        self.mailbox = memoryview(box)
+        self._descriptor = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
+
+    def close(self) -> None:
+        """Give back both pages."""
+        self.page.release()
+        self.mailbox.release()
+        for mapped in self._maps:
+            mapped.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def is_alive(self) -> bool:
+        """Tell whether the process is there, and is the one that was opened."""
+        try:
+            stat = _read_stat(self.process.pid)
+        except OSError:
+            return False
+        return stat == self.process.start_ticks
+
+    def read_progress(self, number: int) -> Progress | None:
+        """Return what the hook says of this request; None while it says nothing of it."""
+        told = wire_capture.parse_capture(self.page)
+        if told is None or told[0][wire_capture.CAP_REQUEST] != number:
+            return None
+        return Progress(told[0], clean_text(told[1], wire_capture.REASON_BYTES))
+
+    def read_answer(self) -> tuple[int, int]:
+        """Return the number of the request that was answered last, and the answer."""
+        number = int.from_bytes(self.page[wire.ANSWER_OFFSET : wire.ANSWER_OFFSET + 8], "little")
+        answer = int.from_bytes(self.page[wire.ANSWER_OFFSET + 8 : wire.ANSWER_OFFSET + 16], "little")
+        return number, answer
+
+    def read_records(self, most: int = 256) -> list[tuple[int, ...]]:
+        """Return the newest records, oldest first."""
+        return wire.parse_records(self.page, 0, most)[1]
+
+    def post(self, request: wire_capture.Request) -> None:
+        """Write a request; the hook reads it at the end of the step."""
+        wire_capture.write_request(self.mailbox, request)
+
+    def wake(self) -> bool:
+        """Send SIGURG, once everything says that the process handles it; tell whether it was sent.
+
+        The process is held by a pidfd, so that its PID cannot become another's between look and signal;
+        a handler that vanishes then does no harm, since a process that has none ignores SIGURG.
+        """
+        if self._descriptor < 0 or not self.is_alive():
+            return False
+        pid = self.process.pid
+        try:
+            status = _read_status(pid)
+            caught = int(status["SigCgt"], 16) >> (signal.SIGURG - 1) & 1
+            inner = int(status.get("NSpid", str(pid)).split()[-1])
+            header = wire.parse_header(self.page)
+        except (OSError, KeyError, ValueError):
+            return False
+        if not caught or header.pid != inner or header.start_ticks != self.process.start_ticks:
+            return False
+        try:
+            signal.pidfd_send_signal(self._descriptor, signal.SIGURG)
+        except OSError:
+            return False
+        return True
+
+
+def open_bus(process: Identity) -> Bus:
+    """Open the pages of a process.
+
+    Raises:
+        NoHookError: when it has no hook, or one that does not capture, saying which.
+        NotPermittedError: when this user may not.
+    """
+    pid = process.pid
+    try:
+        links = _list_links(pid)
+        inner = int(_read_status(pid).get("NSpid", str(pid)).split()[-1])
+    except PermissionError as error:
+        raise NotPermittedError(
+            f"process {pid} belongs to somebody else", f"run tpmon as its user, or sudo tpmon capture {pid}"
+        ) from error
+    except OSError as error:
+        raise GoneError(f"process {pid} ended", "tpmon ps lists the training jobs") from error
+    box = _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, writable=True)
+    page = _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, writable=False)
+    if page is None or box is None:
+        for mapped in (page, box):
+            if mapped is not None:
+                mapped.close()
+        raise NoHookError(f"process {pid} has no hook", "")
+    with memoryview(page) as view:
+        header = wire.parse_header(view)
+        state, _, error_text = wire.parse_status(view)
+    reason = ""
+    if header.start_ticks != process.start_ticks:
+        reason = f"process {pid} has a hook's page that is another's"
+    elif not header.flags & wire.FLAG_CAPTURES:
+        reason = f"the hook of process {pid} is of a tpmon that could not capture yet"
+    elif state != wire.STATE_RUNNING:
+        why = clean_text(error_text, 200) or "it was taken out"
+        reason = f"the hook of process {pid} is off: {why}"
+    if reason:
+        page.close()
+        box.close()
+        raise NoHookError(reason, "start the run again with this tpmon: tpmon run -- COMMAND")
+    return Bus(process, header, page, box)
+
+
+def _list_links(pid: int) -> list[tuple[str, str]]:
+    """List path and target of the descriptors that may be pages; ours lie high."""
+    folder = f"/proc/{pid}/fd"
+    found = []
+    for number in sorted(map(int, os.listdir(folder)), reverse=True)[:_MOST_DESCRIPTORS]:
+        path = f"{folder}/{number}"
+        try:
+            target = os.readlink(path)
+        except OSError:
+            continue  # closed between listing and reading
+        if target.startswith("/memfd:tpmon"):
+            found.append((path, target))
+    return found
+
+
+def _find(
+    links: list[tuple[str, str]], name: str, pid: int, size: int, *, writable: bool
+) -> mmap.mmap | None:
+    """Map the page of this name that says it belongs to ``pid``, as the process itself sees it."""
+    for path, target in links:
+        if target != f"/memfd:{name} (deleted)":
+            continue
+        try:
+            mapped = _map(path, size, writable)
+        except PermissionError as error:
+            raise NotPermittedError(
+                f"{path} may not be opened: it is another user's", "run tpmon as the user of the run"
+            ) from error
+        except OSError:
+            continue
+        if mapped is None:
+            continue
+        try:
+            with memoryview(mapped) as view:
+                owner = wire.parse_mailbox(view) if writable else wire.parse_header(view).pid
+        except wire.OtherLayoutError as error:
+            mapped.close()
+            raise NoHookError(
+                f"{error}: the hook is of another version of tpmon", "update one of the two"
+            ) from error
+        except ValueError:
+            owner = -1
+        if owner == pid:
+            return mapped
+        mapped.close()
+    return None
+
+
+def _map(path: str, size: int, writable: bool) -> mmap.mmap | None:
+    import fcntl  # noqa: PLC0415
+
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        # A page that could shrink under us would end tpmon with SIGBUS.
+        if os.fstat(descriptor).st_size < size or not fcntl.fcntl(descriptor, _SEALS) & _SEAL_SHRINK:
+            return None
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
+    finally:
+        os.close(descriptor)
+
+
+def _read_status(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        pairs = (line.split(":", 1) for line in file if ":" in line)
+        return {name: value.strip() for name, value in pairs}
+
+
+def _read_stat(pid: int) -> int:
+    """Return the start time in ticks; a zombie has ended."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        data = file.read()
+    words = data[data.rindex(b")") + 2 :].split()
+    return -1 if words[0] in (b"Z", b"X") else int(words[19])

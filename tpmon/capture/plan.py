@@ -1,0 +1,171 @@
+"""Decide before anything is recorded: how many steps fit, from which step on, at what price. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpmon.hook import wire, wire_capture
+from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice
+from tpmon.model.known import Known, Missing, is_known
+
+MOST_EVENTS = 200_000
+"""About a second that the loop stands still, and a quarter of a gigabyte beside it."""
+
+MOST_BYTES = 512 << 20
+MOST_ENTRIES = 100_000
+"""Allocations that a snapshot remembers, with their stacks: some hundred bytes each."""
+
+_LEAST_AHEAD = 2
+_AHEAD_S = 0.25
+_EVENT_BYTES = 1_300
+_EVENT_BYTES_DETAILED = 3_500
+_PROBE_NS = 200_000_000
+_MOST_APART = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Hold where a loop is: its steps, of training or of inference, and how many end in a second."""
+
+    steps: int
+    rate_hz: float
+    evaluates: bool
+
+
+def parse_pace(records: Sequence[Sequence[int]]) -> Known[Pace]:
+    """Tell where a loop is from its newest records; Missing where no step ever ended."""
+    if not records:
+        return Missing("no step ended yet")
+    first, last = records[0], records[-1]
+    word = wire.REC_EVAL_STEPS if last[wire.REC_RULE] == wire.RULE_BATCH else wire.REC_STEPS
+    if not last[word]:
+        return Missing("no step ended yet")
+    spent_ns = last[wire.REC_TIME_NS] - first[wire.REC_TIME_NS]
+    rate = (last[word] - first[word]) * 1e9 / spent_ns if spent_ns > 0 else 0.0
+    before = records[-2] if len(records) > 1 else first
+    trained = last[wire.REC_STEPS] - before[wire.REC_STEPS]
+    evaluated = last[wire.REC_EVAL_STEPS] - before[wire.REC_EVAL_STEPS]
+    return Pace(last[word], rate, word == wire.REC_STEPS and evaluated > 0 and trained == 0)
+
+
+def choose_start(paces: Sequence[Pace]) -> int:
+    """Return a step that every rank hears of before it gets there: the same one for all."""
+    furthest = max(pace.steps for pace in paces)
+    rate = max(pace.rate_hz for pace in paces)
+    return furthest + max(_LEAST_AHEAD, math.ceil(rate * _AHEAD_S))
+
+
+def count_alike(paces: Sequence[Pace]) -> bool:
+    """Tell whether the ranks count the same steps: they do when all were hooked from the beginning on."""
+    numbers = [pace.steps for pace in paces]
+    slack = max(pace.rate_hz for pace in paces) * _AHEAD_S
+    return max(numbers) - min(numbers) <= max(_MOST_APART, slack)
+
+
+def size_window(asked: CaptureAsked, probes: Sequence[tuple[int, int, float]]) -> CapturePrice:
+    """Say what a window costs by its probes (events, bytes, pause in ms of one step), and how long it may be.
+
+    The most expensive rank decides, since all record the same steps. 0 steps: not one fits.
+    """
+    events = max(probe[0] for probe in probes)
+    size = max(probe[1] for probe in probes)
+    times = asked.seconds * 1e9 / _PROBE_NS if asked.timed else float(asked.steps)
+    most = min(times, MOST_EVENTS / max(events, 1), MOST_BYTES / max(size, 1))
+    fit = most if asked.timed else math.floor(most)
+    detailed = asked.stacks or asked.shapes or asked.memory
+    return CapturePrice(
+        steps=0 if asked.timed else int(fit),
+        events=round(events * fit),
+        pause_ms=max(probe[2] for probe in probes) * fit,
+        bytes=round(size * fit),
+        memory_bytes=round(events * fit) * (_EVENT_BYTES_DETAILED if detailed else _EVENT_BYTES),
+    )
+
+
+def fit_seconds(asked: CaptureAsked, price: CapturePrice, probes: Sequence[tuple[int, int, float]]) -> float:
+    """Return how long a window without steps may be: the time asked for, or less where it would not fit."""
+    events = max(probe[0] for probe in probes)
+    return min(asked.seconds, price.events / max(events, 1) * _PROBE_NS / 1e9)
+
+
+def make_request(
+    number: int,
+    kind: int,
+    asked: CaptureAsked,
+    name: str,
+    *,
+    steps: int,
+    start: int,
+    seconds: float,
+    expires_ns: int,
+) -> wire_capture.Request:
+    """Write down a request as the hook reads it."""
+    options = 0
+    if asked.kind is CaptureKind.TRACE:
+        options |= wire_capture.OPTION_STACKS if asked.stacks else 0
+        options |= wire_capture.OPTION_SHAPES if asked.shapes else 0
+        options |= wire_capture.OPTION_MEMORY if asked.memory else 0
+        options |= wire_capture.OPTION_TIMED if asked.timed else 0
+    words = [0] * wire_capture.REQUEST_WORDS
+    words[wire_capture.ASK_NUMBER] = number
+    words[wire_capture.ASK_KIND] = kind
+    words[wire_capture.ASK_CLOCK] = wire_capture.CLOCK_STEPS
+    words[wire_capture.ASK_START] = start
+    words[wire_capture.ASK_STEPS] = steps
+    probes = kind == wire_capture.KIND_PROBE
+    longest = _PROBE_NS if probes and asked.timed else round(seconds * 1e9)
+    words[wire_capture.ASK_LONGEST_NS] = longest
+    words[wire_capture.ASK_MOST_EVENTS] = MOST_EVENTS
+    words[wire_capture.ASK_MOST_BYTES] = MOST_BYTES
+    words[wire_capture.ASK_EXPIRES_NS] = expires_ns
+    words[wire_capture.ASK_OPTIONS] = options
+    words[wire_capture.ASK_ENTRIES] = MOST_ENTRIES if kind == wire_capture.KIND_SNAPSHOT else 0
+    return wire_capture.Request(tuple(words), asked.folder, name)
+
+
+def make_cancel(number: int, subject: int) -> wire_capture.Request:
+    """Write down that a request shall end."""
+    words = [0] * wire_capture.REQUEST_WORDS
+    words[wire_capture.ASK_NUMBER] = number
+    words[wire_capture.ASK_KIND] = wire_capture.KIND_CANCEL
+    words[wire_capture.ASK_SUBJECT] = subject
+    return wire_capture.Request(tuple(words), "", "")
+
+
+def mean_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) -> Known[float]:
+    """Return the mean step in ms between two times, by the records within them."""
+    inside = [one for one in records if since_ns <= one[wire.REC_TIME_NS] <= until_ns]
+    if len(inside) < 2:
+        return Missing("too few steps to tell")
+    first, last = inside[0], inside[-1]
+    word = wire.REC_EVAL_STEPS if last[wire.REC_RULE] == wire.RULE_BATCH else wire.REC_STEPS
+    steps = last[word] - first[word]
+    if steps <= 0:
+        return Missing("too few steps to tell")
+    return (last[wire.REC_TIME_NS] - first[wire.REC_TIME_NS]) / 1e6 / steps
+
+
+def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
+    """Say what a window costs, in one line, before it begins."""
+    what = f"{price.steps} steps" if not asked.timed else f"{asked.seconds:g} s"
+    cut = " (fewer than asked: more would not fit)" if not asked.timed and price.steps < asked.steps else ""
+    each = "each rank" if ranks > 1 else "the loop"
+    return (
+        f"{what}{cut}: {each} stands still for about {_say_ms(price.pause_ms)}, takes about "
+        f"{_say_bytes(price.memory_bytes)} of memory for a while and writes about {_say_bytes(price.bytes)}"
+    )
+
+
+def known_paces(paces: Sequence[Known[Pace]]) -> list[Pace]:
+    """Return the paces that could be told."""
+    return [pace for pace in paces if is_known(pace)]
+
+
+def _say_ms(ms: float) -> str:
+    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{max(ms, 1):.0f} ms"
+
+
+def _say_bytes(size: int) -> str:
+    return f"{max(size / 2**20, 0.1):.1f} MiB"

@@ -1,0 +1,246 @@
+"""The command ``capture``: find the ranks, say the price, lead the window, write what came of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpmon.capture.bus import Bus, NoHookError, open_bus
+from tpmon.capture.files import Place, locate
+from tpmon.capture.nsys import judge_nsys
+from tpmon.capture.outcome import gather
+from tpmon.capture.window import Window
+from tpmon.config import Options
+from tpmon.errors import ExitCode, UsageError
+from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureState
+from tpmon.model.codec import encode
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.process import Role
+from tpmon.probe.job import Job, Member
+from tpmon.report.capture import write_capture
+from tpmon.report.write import Output, complain
+
+STEPS = 5
+MOST_STEPS = 1_000
+SECONDS = 60.0
+MOST_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Hold what one call asks for."""
+
+    ranks: Applicable[int]
+    every: bool
+    steps: int
+    seconds: float
+    at: Applicable[int]
+    out: str
+    stacks: bool
+    shapes: bool
+    memory: bool
+    kind: CaptureKind
+
+
+def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
+    """Check what was typed before anything is looked at.
+
+    Raises:
+        UsageError: for a number that cannot be, options that exclude each other, and beside --readonly.
+    """
+    if options.readonly:
+        raise UsageError(
+            "capture has the training record itself, and --readonly forbids that", "leave one of the two out"
+        )
+    rank, every = given.get("rank"), bool(given.get("all_ranks"))
+    if rank is not None and every:
+        raise UsageError("--rank and --all-ranks exclude each other", "leave one of the two out")
+    snapshot, nsys = bool(given.get("snapshot")), bool(given.get("cuda_profiler"))
+    if snapshot and nsys:
+        raise UsageError("--snapshot and --cuda-profiler exclude each other", "capture one after the other")
+    kind = CaptureKind.SNAPSHOT if snapshot else CaptureKind.NSYS_RANGE if nsys else CaptureKind.TRACE
+    details = [flag for flag in ("stacks", "shapes", "memory") if given.get(f"with_{flag}")]
+    if details and kind is not CaptureKind.TRACE:
+        raise UsageError(f"--{details[0]} belongs to a trace", f"leave --{details[0]} out")
+    return Asked(
+        ranks=_parse_number("--rank", rank, 0, 1_000_000) if rank is not None else NOT_APPLICABLE,
+        every=every,
+        steps=_parse_number("--steps", given.get("steps", str(STEPS)), 1, MOST_STEPS),
+        seconds=_parse_seconds(given.get("seconds")),
+        at=_parse_number("--at", given["at"], 1, 1 << 60) if "at" in given else NOT_APPLICABLE,
+        out=given.get("out", ""),
+        stacks="stacks" in details,
+        shapes="shapes" in details,
+        memory="memory" in details,
+        kind=kind,
+    )
+
+
+def _parse_number(flag: str, text: str, low: int, high: int) -> int:
+    if not text.isdecimal() or len(text) > 18 or not low <= int(text) <= high:
+        raise UsageError(
+            f"{flag}: expected a whole number from {low} to {high}, found {text!r}", "tpmon capture --help"
+        )
+    return int(text)
+
+
+def _parse_seconds(text: str | None) -> float:
+    if text is None:
+        return SECONDS
+    from tpmon.config import parse_duration  # noqa: PLC0415
+
+    seconds = parse_duration(text)
+    if seconds is None or not 0.1 <= seconds <= MOST_SECONDS:
+        raise UsageError(
+            f"--seconds: expected 0.1 to {MOST_SECONDS:g}, found {text!r}", "tpmon capture PID --seconds 10"
+        )
+    return seconds
+
+
+def choose_ranks(job: Job, asked: Asked) -> tuple[Member, ...]:
+    """Return the ranks to capture: all, the one named, else that of the PID, else the lowest here.
+
+    Raises:
+        UsageError: for a rank that is not on this machine, or a job without one.
+    """
+    ranks = [one for one in job.members if one.role is Role.RANK]
+    ranks.sort(key=lambda one: (one.rank if is_known(one.rank) else 1 << 30, one.identity.pid))
+    if not ranks:
+        raise UsageError(
+            f"the job of pid {job.asked_pid} has no rank on this machine", "tpmon ps lists the jobs"
+        )
+    if asked.every:
+        return tuple(ranks)
+    if is_known(asked.ranks):
+        named = tuple(one for one in ranks if one.rank == asked.ranks)
+        if not named:
+            raise UsageError(
+                f"--rank: rank {asked.ranks} is not on this machine", f"tpmon attach {job.root.pid}"
+            )
+        return named
+    mine = {
+        one.rank_pid if is_known(one.rank_pid) else one.identity.pid
+        for one in job.members
+        if one.identity.pid == job.asked_pid
+    }
+    return tuple(one for one in ranks if one.identity.pid in mine) or (ranks[0],)
+
+
+def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int:
+    """Capture, write what came of it, and return the exit code.
+
+    Raises:
+        TpmonError: saying why where nothing can be captured.
+    """
+    members = choose_ranks(job, asked)
+    if asked.kind is CaptureKind.NSYS_RANGE:
+        for member in members:
+            refusal = judge_nsys(_read_ancestors(member.identity.pid))
+            if refusal:
+                raise UsageError(refusal, "tpmon capture without --cuda-profiler records with torch.profiler")
+    buses = _open_all(members, job)
+    try:
+        name, folder = _choose_place(members[0].identity.pid, job, asked)
+        places = [_locate(bus, folder) for bus in buses]
+        wanted = CaptureAsked(
+            asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
+        )
+        window = Window(buses, wanted, name, lambda text: complain(f"tpmon: {text}"))
+        complain(f"tpmon: {len(buses)} of the job's ranks here; Ctrl-C ends it without a file")
+        outcomes = window.run()
+        ranks = window.describe(outcomes)
+        complain("tpmon: reading what was written")
+        result, summaries = gather(window.asked, name, ranks, places, window.price)
+    finally:
+        for bus in buses:
+            bus.close()
+    if options.json:
+        output.write_json(encode(result))
+    else:
+        output.write_lines(*write_capture(result, summaries, socket.gethostname()))
+    return pick_exit_code(result.state)
+
+
+def pick_exit_code(state: CaptureState) -> int:
+    """Return 0 where there is a file, 3 where the training ended first, else 2."""
+    if state in (CaptureState.DONE, CaptureState.PARTIAL):
+        return ExitCode.OK
+    return ExitCode.NO_TARGET if state is CaptureState.GONE else ExitCode.USAGE
+
+
+def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
+    """Open the pages of all ranks.
+
+    Raises:
+        UsageError: where one has no hook, with how to start the run again.
+    """
+    buses: list[Bus] = []
+    try:
+        for member in members:
+            buses.append(open_bus(member.identity))  # noqa: PERF401 those opened are closed after an error
+    except NoHookError as error:
+        for bus in buses:
+            bus.close()
+        raise _offer(error, job) if not error.try_this else error from None
+    except BaseException:
+        for bus in buses:
+            bus.close()
+        raise
+    return buses
+
+
+def _offer(error: NoHookError, job: Job) -> UsageError:
+    """Say what is possible without a hook, and the line that starts the run with one."""
+    pid = job.root.pid
+    return UsageError(
+        f"{error.what}: no profile of it is possible without touching the run",
+        f"tpmon sample {pid}, which shows hot functions and stops nothing; or start it again:"
+        f" {write_restart(pid)}",
+    )
+
+
+def write_restart(pid: int, proc: str = "/proc") -> str:
+    """Write the line that starts a process again with the hook: its folder and its own arguments."""
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as file:
+            words = file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0")
+        folder = os.readlink(f"{proc}/{pid}/cwd")
+    except OSError:
+        return "tpmon run -- COMMAND"
+    return f"cd {shlex.quote(folder)} && tpmon run -- {shlex.join(words)}"
+
+
+def _choose_place(pid: int, job: Job, asked: Asked) -> tuple[str, str]:
+    """Return the name of the files, and the folder as the training sees it."""
+    when = time.strftime("%Y%m%d-%H%M%S")
+    stem = "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in socket.gethostname())[:60]
+    name = f"{stem.strip('.-_') or 'host'}-{job.root.pid}"
+    if asked.out:
+        return name, os.path.abspath(asked.out)
+    apart = locate(pid, "/").here != "/"
+    base = "/tmp" if apart else os.getcwd()  # noqa: S108 the one folder that every container has
+    return name, os.path.join(base, f"tpmon-capture-{name}-{when}")
+
+
+def _locate(bus: Bus, folder: str) -> Place:
+    return locate(bus.process.pid, folder)
+
+
+def _read_ancestors(pid: int) -> list[list[str]]:
+    """Return the command lines above a process, nearest first."""
+    from tpmon.probe.procread import read_table  # noqa: PLC0415
+    from tpmon.probe.target import ancestry  # noqa: PLC0415
+
+    lines = []
+    for at in list(ancestry(pid, read_table()))[1:]:
+        try:
+            with open(f"/proc/{at}/cmdline", "rb") as file:
+                lines.append(file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0"))
+        except OSError:
+            continue
+    return lines

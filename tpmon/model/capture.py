@@ -1,0 +1,137 @@
+"""What is asked of a capture, what it costs, and what came of it: the types behind ``tpmon capture``.
+
+Times in ms, sizes in bytes; steps are counted from 0 at the hook's first event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tpmon.model.known import Applicable, Known, Missing
+
+CAPTURE_SCHEMA = "tpmon.capture/1"
+
+
+class CaptureState(str, Enum):
+    """Name the states of a capture, in the order they are passed through, then how it can end."""
+
+    REGISTERED = "registered"
+    ARMED = "armed"
+    WARMING = "warming"
+    RECORDING = "recording"
+    WRITING = "writing"
+    VERIFIED = "verified"
+    DONE = "done"
+    PARTIAL = "partial"
+    REFUSED = "refused"
+    BUSY = "busy"
+    MISSED = "missed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    YIELDED = "yielded"
+    GONE = "gone"
+
+
+class CaptureKind(str, Enum):
+    """Name what is captured."""
+
+    TRACE = "trace"
+    SNAPSHOT = "allocator snapshot"
+    NSYS_RANGE = "nsys range"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureAsked:
+    """Hold what is asked for; ``at`` is the step to begin with, ``seconds`` bounds the window in time."""
+
+    kind: CaptureKind
+    steps: int
+    seconds: float
+    stacks: bool
+    shapes: bool
+    memory: bool
+    at: Applicable[int]
+    folder: str
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePrice:
+    """Hold what a window costs each rank, told from one step that was profiled."""
+
+    steps: int
+    events: int
+    pause_ms: float
+    bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankCapture:
+    """Hold what became of a capture on one rank; ``step_*_ms`` are mean steps around the window."""
+
+    pid: int
+    rank: Applicable[int]
+    state: CaptureState
+    reason: str
+    first_step: Known[int]
+    steps: int
+    paused_ms: float
+    step_before_ms: Known[float]
+    step_during_ms: Known[float]
+    step_after_ms: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedFile:
+    """Hold one file that was written; ``host_path`` differs where the training has mounts of its own."""
+
+    path: str
+    host_path: str
+    rank: Applicable[int]
+    first_step: int
+    steps: Known[int]
+    events: Known[int]
+    kernels: Known[int]
+    bytes: int
+    kind: CaptureKind
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Hold under which conditions a window was recorded, as the hook wrote them into the file."""
+
+    model: Known[str]
+    parameters: Known[int]
+    dtype: Known[str]
+    device: Known[str]
+    training: Known[bool]
+    batch_size: Known[int]
+    world_size: Known[int]
+    gpu: Known[str]
+    torch: Known[str]
+    python: Known[str]
+    threads: Known[int]
+    autocast: Known[bool]
+    matmul_precision: Known[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """Hold what ``tpmon capture --json`` prints."""
+
+    schema: str
+    state: CaptureState
+    backend: str
+    folder: str
+    files: tuple[CapturedFile, ...]
+    ranks: tuple[RankCapture, ...]
+    conditions: Known[Conditions]
+    price: Known[CapturePrice]
+    paused_ms: float
+    notes: tuple[str, ...]
+
+
+NOT_SIZED = Missing("no step was profiled to size it")

@@ -1,0 +1,88 @@
+"""Write what came of a capture as text: state, steps before and after, summary, files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from tpmon.model.capture import CaptureResult, RankCapture
+from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.trace import TraceSummary
+
+_TOP = 10
+_NAME = 40
+
+
+def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host: str) -> list[str]:
+    """Write a capture for a person: what there is, what it says, how to fetch it."""
+    lines = [f"{result.state.value}: {result.backend}"]
+    lines += [_write_rank(rank) for rank in result.ranks]
+    lines += [f"  {note}" for note in result.notes]
+    for summary in summaries:
+        lines += ["", *_write_summary(summary)]
+    if result.files:
+        lines.append("")
+    for file in result.files:
+        counted = f", {file.events:,} events" if is_known(file.events) else ""
+        lines.append(f"{file.path}  {file.bytes / 2**20:.1f} MiB{counted}")
+        if file.host_path != file.path:
+            lines.append(f"  from this shell: {file.host_path}")
+    if result.files:
+        names = " ".join(shlex.quote(f"{host}:{file.host_path}") for file in result.files)
+        lines.append(f"fetch: scp {names} .")
+        lines.append("open:  https://ui.perfetto.dev or chrome://tracing; a .pickle: pytorch.org/memory_viz")
+    return lines
+
+
+def _write_rank(rank: RankCapture) -> str:
+    who = f"rank {rank.rank}" if is_known(rank.rank) else f"process {rank.pid}"
+    if not is_known(rank.first_step):
+        why = f": {rank.reason}" if rank.reason else ""
+        return f"  {who}: {rank.state.value}{why}"
+    window = f"steps {rank.first_step}-{rank.first_step + rank.steps - 1}" if rank.steps else "a while"
+    times = ", ".join(
+        f"{name} {_ms(value)}"
+        for name, value in (
+            ("before", rank.step_before_ms),
+            ("during", rank.step_during_ms),
+            ("after", rank.step_after_ms),
+        )
+    )
+    return f"  {who}: {window}; step {times}; the loop stood still for {rank.paused_ms:.0f} ms"
+
+
+def _write_summary(summary: TraceSummary) -> list[str]:
+    who = f"rank {summary.rank}: " if is_known(summary.rank) else ""
+    lines = [f"{who}{summary.steps} steps of {_ms(summary.step_ms)}, {summary.events:,} events"]
+    split = summary.split_us
+    parts = [
+        (name, us)
+        for name, us in (
+            ("kernel", split.kernel),
+            ("copy", split.memcpy + split.memset),
+            ("communication", split.communication),
+            ("runtime", split.runtime),
+            ("data", split.data_loader),
+            ("cpu", split.cpu),
+            ("other", split.other),
+        )
+        if us > 0
+    ]
+    whole = sum(us for _, us in parts) or 1.0
+    lines.append("  " + "  ".join(f"{name} {us / whole * 100:.0f} %" for name, us in parts))
+    if summary.operators:
+        lines.append(f"  {'operator':<{_NAME}} {'calls':>8} {'self ms':>10} {'device ms':>10}")
+    lines += [
+        f"  {one.name[:_NAME]:<{_NAME}} {one.calls:>8,} {one.host_self_us / 1e3:>10.2f}"
+        f" {_us(one.device_self_us):>10}"
+        for one in summary.operators[:_TOP]
+    ]
+    return lines
+
+
+def _ms(value: Known[float]) -> str:
+    return f"{value:.2f} ms" if is_known(value) else "not known"
+
+
+def _us(value: Applicable[float]) -> str:
+    return f"{value / 1e3:.2f}" if is_known(value) else "-"
