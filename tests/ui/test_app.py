@@ -683,11 +683,36 @@ async def _(s):
     assert s.asked == [DumpRequest(Asker.KEY, block=True)]
 
 
+@key("native")
+async def _(s):
+    await s.press("6")
+    await s.send_result(dump_views.hung_once())
+    await s.press("N")
+    assert "N again reads the C frames of" in s.text
+    await s.press("L")
+    assert "N again" not in s.text
+    await s.press("N")
+    assert s.asked == [], "the price of another look stood there"
+    await s.press("N")
+    assert s.asked == [DumpRequest(Asker.KEY, native=True)]
+
+
+@key("variables")
+async def _(s):
+    await s.press("6")
+    await s.send_result(dump_views.hung_once())
+    await s.press("L")
+    assert "nothing is stopped" in s.text
+    assert s.asked == []
+    await s.press("L")
+    assert s.asked == [DumpRequest(Asker.KEY, variables=True)]
+
+
 def test_with_readonly_no_key_stops_anything():
     async def check(s):
         await s.press("6")
         await s.send_result(dump_views.torn())
-        await s.press("R", "R")
+        await s.press("R", "R", "N", "N")
         assert s.asked == []
         assert "with a stop" not in s.text
         await s.press("d")

@@ -10,7 +10,7 @@ import pytest
 from tests.dumps import HOST, IN_LOCK, NFS, make_native, make_rank, make_round, make_thread
 from tests.frames import NOW_NS, make_frame, make_target, make_view
 from tests.goldens import dump_views
-from tpmon.model.dump import Asker, DumpError, DumpRequest, ErrorKind
+from tpmon.model.dump import Asker, DumpError, DumpRequest, ErrorKind, FrameLocals, Local
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -253,3 +253,14 @@ def test_a_group_of_five_hundred_threads_and_five_hundred_groups_are_painted():
         last = action_walk(view, Move.LAST, 5)
         assert any(line.startswith(">") for line in text_of(last).splitlines())
     assert is_known(view.dump)
+
+
+def test_variables_stand_below_the_line_of_their_frame_and_send_no_escape_sequence():
+    at = IN_LOCK.index(next(one for one in IN_LOCK if one.function == "hold"))
+    variables = (FrameLocals(at, (Local("step", "412"), Local("name", "a\x1b[31m"))),)
+    view = stacks_view(dump_views.make_update(make_round(make_rank(0, frames=IN_LOCK, locals=variables))))
+    assert "step" not in text_of(view)
+    marks = frozenset(row.mark for row in list_rows(view))
+    text = text_of(replace(view, stacks=StacksView(opened=marks)))
+    assert "step = 412" in text
+    assert "\x1b" not in text

@@ -12,6 +12,7 @@ from tests.dumps import make_rank, make_round
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Identity, Role
+from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth
 from tpmon.probe.dump_service import ALREADY, NOBODY, DumpService
 from tpmon.probe.job import Member
 
@@ -41,7 +42,8 @@ class SlowDumper:
         self.stopped = threading.Event()
         self.fails = False
 
-    def read_round(self, progress: Callable[[DumpRound, int], None]) -> DumpRound:
+    def read_round(self, limit_s: float, progress: Callable[[DumpRound, int], None]) -> DumpRound:
+        self.limit_s = limit_s
         progress(make_round(make_rank(0)), 1)
         self.go.wait(10)
         if self.fails:
@@ -59,11 +61,13 @@ class Bench:
     def __init__(self) -> None:
         self.made: list[SlowDumper] = []
         self.blocks: list[bool] = []
+        self.depths: list[Depth] = []
         self.service = DumpService(lambda: (member(11), member(12)), self.make)
 
-    def make(self, members: Sequence[Member], block: bool) -> SlowDumper:
+    def make(self, members: Sequence[Member], depth: Depth) -> SlowDumper:
         self.made.append(SlowDumper(members))
-        self.blocks.append(block)
+        self.blocks.append(depth.block)
+        self.depths.append(depth)
         return self.made[-1]
 
     def wait(self, condition: Callable[[DumpState], bool]) -> DumpState:
@@ -152,3 +156,16 @@ def test_stop_ends_the_dumper_that_runs():
     assert bench.made[0].stopped.is_set()
     bench.wait(lambda state: not state.running)
     assert bench.service.take() is NOT_APPLICABLE, "a look that was cut short is none"
+
+
+def test_c_frames_and_variables_are_read_when_they_are_asked_for_and_c_frames_get_more_time():
+    bench = Bench()
+    for request, depth, limit_s in (
+        (DumpRequest(Asker.KEY, native=True), Depth(native=True), NATIVE_ROUND_S),
+        (DumpRequest(Asker.KEY, variables=True), Depth(variables=True), ROUND_S),
+    ):
+        bench.service.ask(request)
+        bench.wait(lambda state: state.answered == 1)
+        bench.made[-1].go.set()
+        bench.wait(lambda state: not state.running)
+        assert (bench.depths[-1], bench.made[-1].limit_s) == (depth, limit_s)

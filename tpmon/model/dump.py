@@ -184,7 +184,8 @@ class Asker(str, Enum):
 class DumpRequest:
     """Ask for looks at a job; ``pids`` empty means every process of it.
 
-    With ``block`` a process that cannot be read otherwise is stopped for some milliseconds.
+    With ``block`` a process that cannot be read otherwise is stopped for some milliseconds. ``native``
+    adds the frames of C and stops every process; ``variables`` adds those of each frame and stops none.
     """
 
     asker: Asker
@@ -192,6 +193,8 @@ class DumpRequest:
     every_s: float = 5.0
     pids: tuple[int, ...] = ()
     block: bool = False
+    native: bool = False
+    variables: bool = False
 
 
 @dataclass(frozen=True, slots=True)

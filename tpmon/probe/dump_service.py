@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.probe.dump import Dumper
+from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper
 from tpmon.probe.job import Member
 
 ALREADY = "a dump is being read already"
@@ -20,11 +20,11 @@ NOBODY = "no process to look at"
 _LOOK_AGAIN_S = 0.2
 """How soon a wait between two looks ends after ``stop``."""
 
-MakeDumper = Callable[[Sequence[Member], bool], Dumper]
+MakeDumper = Callable[[Sequence[Member], Depth], Dumper]
 
 
-def _make_dumper(members: Sequence[Member], block: bool) -> Dumper:
-    return Dumper(members, block=block)
+def _make_dumper(members: Sequence[Member], depth: Depth) -> Dumper:
+    return Dumper(members, depth)
 
 
 class DumpService:
@@ -106,7 +106,8 @@ class DumpService:
         self.on_change()
 
     def _read_rounds(self, request: DumpRequest, members: Sequence[Member]) -> None:
-        dumper = self._make(members, request.block)
+        dumper = self._make(members, Depth(request.block, request.native, request.variables))
+        limit_s = NATIVE_ROUND_S if request.native else ROUND_S
         with self._lock:
             self._dumper = dumper
         rounds: tuple[DumpRound, ...] = ()
@@ -122,7 +123,7 @@ class DumpService:
             def show(part: DumpRound, answered: int, before: tuple[DumpRound, ...] = before) -> None:
                 self._grow(request, (*before, part), answered, len(members))
 
-            one = dumper.read_round(progress=show)
+            one = dumper.read_round(limit_s, show)
             if self._stopped.is_set():
                 return
             rounds = (*rounds, one)

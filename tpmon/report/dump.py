@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tpmon.model.dump import Dump, ShownFrame, StackGroup
+from tpmon.model.dump_locals import locals_of
 from tpmon.model.dump_words import (
     list_waits,
     name_processes,
@@ -18,7 +19,6 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import clean_text, format_clock, format_seconds
 from tpmon.report.collectives import write_collectives
-from tpmon.report.dump_locals import locals_of
 from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
 
 MOST_FRAMES = 24

@@ -1,7 +1,7 @@
 """Ask for looks at the stacks of the job: what each key asks for, and what it says instead. Pure.
 
-Only the key of a stop stops anything, after its price stood on the screen. Nothing here waits: a
-request goes to the session, and what comes of it arrives as DumpUpdates.
+Only two keys stop anything, a look with a stop and one at C frames, after their price stood on the
+screen. Nothing here waits: a request goes to the session, and what comes of it arrives as DumpUpdates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.ui.controls import Asked
 from tpmon.ui.stack_rows import has_unseen, is_priced, shown_dump
-from tpmon.ui.view import Overlay, ViewState
+from tpmon.ui.view import Overlay, Price, ViewState
 
 LOOKS = 3
 LOOKS_EVERY_S = 5.0
@@ -45,9 +45,59 @@ def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
 
 def ask_stop(view: ViewState, _rows: Sequence[int]) -> Asked:
     """Say what a look with a stop costs; pressed again, pay it."""
-    if not is_priced(view):
-        return replace(view, stacks=replace(view.stacks, priced_ns=view.now_ns)), NOT_APPLICABLE
-    return _ask(view, DumpRequest(Asker.KEY, pids=_pids_shown(view), block=True))
+    return _pay(view, Price.STOP, DumpRequest(Asker.KEY, pids=_pids_shown(view), block=True))
+
+
+def ask_native(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Say what the C frames of what is shown cost; pressed again, pay it."""
+    return _pay(view, Price.NATIVE, DumpRequest(Asker.KEY, pids=_pids_shown(view), native=True))
+
+
+def ask_variables(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Say what the variables of the user's frames cost; pressed again, pay it."""
+    return _pay(view, Price.VARIABLES, DumpRequest(Asker.KEY, pids=_pids_shown(view), variables=True))
+
+
+def _pay(view: ViewState, price: Price, request: DumpRequest) -> Asked:
+    if not is_priced(view, price):
+        stacks = replace(view.stacks, priced_ns=view.now_ns, priced=price)
+        return replace(view, stacks=stacks), NOT_APPLICABLE
+    return _ask(view, request)
+
+
+def say_price(view: ViewState) -> str:
+    """Say what the look costs whose key was pressed once; "" where none was."""
+    price = view.stacks.priced
+    if not is_priced(view, price):
+        return ""
+    if price is Price.STOP:
+        who = _count(len(list_stoppable(view)))
+        return (
+            f"! R again reads {who} with a stop: each stands still for it, mostly for less than 5 ms. "
+            "Any other key: no stop."
+        )
+    who = _count(_count_shown(view))
+    if price is Price.NATIVE:
+        return (
+            f"! N again reads the C frames of {who} with a stop: a loader worker stands still for 0.03 to "
+            "0.1 s, a rank for up to 1 s; py-spy takes 0.1 to 1 s of CPU and up to 0.6 GB for each, two at a "
+            "time. D, then N, takes one process. Any other key: no stop."
+        )
+    return (
+        f"! L again reads the variables of {who}: nothing is stopped, py-spy takes up to twice the CPU. "
+        "Values are cut and what looks like a secret is hidden, but read them before you pass them on."
+    )
+
+
+def _count(processes: int) -> str:
+    return f"{processes} processes" if processes != 1 else "1 process"
+
+
+def _count_shown(view: ViewState) -> int:
+    """Count the processes that a look at what is shown would read."""
+    if is_known(view.dump) and view.dump.state.asked:
+        return view.dump.state.asked
+    return len(view.frame.processes) if is_known(view.frame) else 0
 
 
 def open_stacks(view: ViewState) -> ViewState:

@@ -11,6 +11,7 @@ from tpmon.ui.view import Overlay
 
 _SECTION = "Stacks"
 _FOLD = "open or close a stack"
+_DEEPER = "3 looks, C frames, locals"
 
 STACK_KEYS: tuple[Key, ...] = (
     Key(
@@ -111,7 +112,27 @@ STACK_KEYS: tuple[Key, ...] = (
         when.LIVE_STACKS,
         "3 looks",
         2,
-        brief="three looks: what moves",
+        brief=_DEEPER,
+    ),
+    Key(
+        "native",
+        ("N",),
+        ("N",),
+        _SECTION,
+        "read the C frames too, with a stop of every process shown; says its price, N again does it",
+        Ask(ask_dump.ask_native),
+        when.STOPPING_STACKS,
+        brief=_DEEPER,
+    ),
+    Key(
+        "variables",
+        ("L",),
+        ("L",),
+        _SECTION,
+        "read the variables of your own frames too; nothing is stopped; says its price, L again does it",
+        Ask(ask_dump.ask_variables),
+        when.LIVE_STACKS,
+        brief=_DEEPER,
     ),
     Key(
         "turn-stack",

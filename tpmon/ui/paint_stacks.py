@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tpmon.model.dump import Asker, Dump, DumpState, Motion, StackGroup
+from tpmon.model.dump_locals import locals_of
 from tpmon.model.dump_words import (
     ONCE_HINT,
     list_waits,
@@ -18,7 +19,7 @@ from tpmon.model.dump_words import (
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate
 from tpmon.model.units import clean_text, format_clock, format_seconds
-from tpmon.ui.ask_dump import has_ended, list_stoppable
+from tpmon.ui.ask_dump import has_ended, list_stoppable, say_price
 from tpmon.ui.cells import cut, fit_line, wrap, wrap_all
 from tpmon.ui.ink import DOT
 from tpmon.ui.paint_dump_errors import paint_errors
@@ -27,7 +28,6 @@ from tpmon.ui.stack_rows import (
     cursor_of,
     has_unseen,
     is_partial,
-    is_priced,
     list_members,
     list_rows,
     rows_of,
@@ -121,8 +121,9 @@ def _paint_told(view: ViewState, size: Size) -> list[Line]:
         lines += _wrapped(_COMES, Ink.PLAIN, width, most)
     if update.state.refused:
         lines += _wrapped(f"! {update.state.refused}", Ink.WARN, width, 2)
-    if is_priced(view):
-        lines += _wrapped(_say_price(view), Ink.WARN, width, 6)
+    price = say_price(view)
+    if price:
+        lines += _wrapped(price, Ink.WARN, width, 6)
     summary = _summary_of(view)
     if summary:
         lines += _wrapped(summary, Ink.STRONG, width, max(most, 3))
@@ -156,15 +157,6 @@ def _summary_of(view: ViewState) -> str:
     for error in dump.errors:  # told below, with what to do about it
         summary = summary.replace(f" ({error.reason})", "")
     return summary
-
-
-def _say_price(view: ViewState) -> str:
-    count = len(list_stoppable(view))
-    who = f"{count} processes" if count != 1 else "1 process"
-    return (
-        f"! R again reads {who} with a stop: each stands still for it, mostly for less than 5 ms. "
-        "Any other key: no stop."
-    )
 
 
 def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
@@ -223,10 +215,15 @@ def _paint_member(member: Member, cursor: object, width: int, *, main: bool = Tr
     lines += [fit_line(((f"   {text}", ink),), width) for text in texts[1:]]
     lines += _paint_state(group, width, main=main)
     yield row, lines
-    for row, shown in zip(rows, member.stack.lines, strict=False):
+    variables = locals_of(group, member.stack.lines) if member.is_open else {}
+    for place, (row, shown) in enumerate(zip(rows, member.stack.lines, strict=False)):
         text = clean_text(shown.text, _TEXT_CHARS)
         if shown.is_users:
-            yield row, [paint_user_line(f"     {text}", shown.frame.file, row == cursor, width)]
+            told = [
+                fit_line(((f"         {clean_text(one, _TEXT_CHARS)}", Ink.DIM),), width)
+                for one in variables.get(place, ())
+            ]
+            yield row, [paint_user_line(f"     {text}", shown.frame.file, row == cursor, width), *told]
         else:
             yield row, [paint_line(f"     - {text}", row == cursor, width, Ink.DIM)]
 

@@ -105,6 +105,9 @@ OVERVIEWS = Situation(
 ALIVE = Situation(lambda view: _no_typing(view) and _alive(view), "while the job is there")
 LIVE_ROWS = Situation(lambda view: _rows(view) and _alive(view), "in the ranks and workers panes")
 LIVE_STACKS = Situation(lambda view: _stacks(view) and _alive(view), "in the stacks")
+STOPPING_STACKS = Situation(
+    lambda view: LIVE_STACKS.holds(view) and not view.readonly, "in the stacks; never with --readonly"
+)
 IN_GROUPS = Situation(lambda view: _stacks(view) and len(list_rows(view)) > 0, "in the stacks")
 DUMPED_STACKS = Situation(
     lambda view: _stacks(view) and is_known(shown_dump(view)), "in the stacks, once some are read"

@@ -13,10 +13,10 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results import GroupStack, TreeLine
 from tpmon.ui.actions import Move, moved
-from tpmon.ui.view import OTHER_THREADS, WHOLE_GROUP, Overlay, StackRow, StacksView, ViewState
+from tpmon.ui.view import OTHER_THREADS, WHOLE_GROUP, Overlay, Price, StackRow, StacksView, ViewState
 
 PRICE_SECONDS = 15.0
-"""How long the price of a stop stands on the screen, waiting for its second key press."""
+"""How long the price of a look stands on the screen, waiting for its second key press."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +188,11 @@ def frame_under_cursor(view: ViewState) -> Applicable[ShownFrame]:
     return next((line for line in reversed(lines) if line.is_users), lines[-1])
 
 
-def is_priced(view: ViewState) -> bool:
-    """Tell whether the price of a stop is on the screen and the next press of its key pays it."""
+def is_priced(view: ViewState, price: Price) -> bool:
+    """Tell whether this price is on the screen and the next press of its key pays it."""
     priced_ns = view.stacks.priced_ns
+    if view.stacks.priced is not price:
+        return False
     return is_known(priced_ns) and view.now_ns - priced_ns < PRICE_SECONDS * 1e9
 
 

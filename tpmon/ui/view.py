@@ -109,13 +109,21 @@ class StackRow:
     line: int = WHOLE_GROUP
 
 
+class Price(str, Enum):
+    """Name what a look costs that a key asks for twice; the value is that key."""
+
+    STOP = "R"
+    NATIVE = "N"
+    VARIABLES = "L"
+
+
 @dataclass(frozen=True, slots=True)
 class StacksView:
     """Hold what keys have done to the picture of stacks; times are CLOCK_MONOTONIC.
 
     The group of the odd one is open until it is in ``closed``, the others are closed until they
     are in ``opened``. ``asked_ns`` is set from the key until the session answers, ``priced_ns``
-    while the price of a stop is on the screen, and ``seen_ns`` says which dump was looked at.
+    while the price of ``priced`` is on the screen, and ``seen_ns`` says which dump was looked at.
     """
 
     cursor: Applicable[StackRow] = NOT_APPLICABLE
@@ -123,6 +131,7 @@ class StacksView:
     closed: frozenset[int] = frozenset()
     asked_ns: Applicable[int] = NOT_APPLICABLE
     priced_ns: Applicable[int] = NOT_APPLICABLE
+    priced: Price = Price.STOP
     seen_ns: Applicable[int] = NOT_APPLICABLE
     as_tree: bool = False
     """Merge the stacks of main threads where they begin alike, instead of group below group."""
