@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from tpmon.model.frame import Frame
-from tpmon.model.known import is_known
+from tpmon.model.known import Known, is_known
 from tpmon.model.pace import HookSample, StepPace, join_paces
+from tpmon.model.process import RankRow
 from tpmon.model.steps import HookPatch, HookState, LoopPhase, StepCounts, StepRule
 
 
@@ -76,21 +77,18 @@ def split_of(data: float) -> dict[str, float]:
     }
 
 
+def _put(row: RankRow, pace: Known[StepPace]) -> RankRow:
+    if not is_known(pace):
+        return replace(row, step=pace, step_age_s=pace)
+    return replace(
+        row, step=pace.count, step_age_s=pace.step_age_s, step_ms=pace.p50_ms, step_own_ms=pace.own_ms
+    )
+
+
 def with_hooks(frame: Frame, *hooks: HookSample) -> Frame:
     """Put hooks into a Frame: the group, the job's steps, the rows of the ranks, the age."""
     paces = {one.pid: one.pace for one in hooks}
-    rows = tuple(
-        replace(
-            row,
-            step=pace.count,
-            step_age_s=pace.step_age_s,
-            step_ms=pace.p50_ms,
-            step_own_ms=pace.own_ms,
-        )
-        if is_known(pace := paces.get(row.pid, row.step))
-        else row
-        for row in frame.ranks
-    )
+    rows = tuple(_put(row, paces[row.pid]) if row.pid in paces else row for row in frame.ranks)
     return replace(
         frame,
         hook=hooks,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tpmon.judge.collectives import judge_collectives
 from tpmon.judge.hang_picture import Corner, Picture, choose_rounds, draw_picture, find_corner
+from tpmon.judge.hook_signs import last_event_ns, longest_step_s
 from tpmon.judge.phases import main_stacks
 from tpmon.model.collectives import Collectives
 from tpmon.model.dump import DumpRound
@@ -187,6 +188,9 @@ def observe(watch: Watch, frame: Frame) -> Watch:
     if written is not None:
         written_ns = now_ns - age_ns(written)
         still_ns, cornered_ns = max(still_ns, written_ns), max(cornered_ns, written_ns)
+    # Whatever stacks and waits look like: a loop that got on by its own word did not stand still then.
+    event_ns = last_event_ns(frame)
+    still_ns, cornered_ns = max(still_ns, event_ns), max(cornered_ns, event_ns)
     numbers = watch.numbers | {one.rank for one in living if is_known(one.rank)}
     same = watch.still_ns and old.keys() == {one.pid for one in ranks}
     paused_s = (still_ns - watch.still_ns) / 1e9 if same else 0.0
@@ -197,7 +201,7 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         numbers=numbers,
         still_ns=still_ns,
         cornered_ns=cornered_ns,
-        longest_s=max(watch.longest_s, paused_s) if paused_s >= LEAST_PAUSE_S else watch.longest_s,
+        longest_s=max(watch.longest_s, paused_s if paused_s >= LEAST_PAUSE_S else 0.0, longest_step_s(frame)),
     )
     return _take_records(_take_rounds(watch, frame), frame)
 

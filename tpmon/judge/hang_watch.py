@@ -14,6 +14,7 @@ from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang_memory import Watch, age_ns, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
+from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
 from tpmon.judge.phase_stack import is_users, name_line, plain_name
 from tpmon.judge.phases import Phase
@@ -56,8 +57,10 @@ ANSWER_S = 25.0
 """How long looks may take before those that were asked for are given up."""
 
 LAST_WRITE = "last log write"
+_SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK}
 LAST_DATA = "last data on its connections"
 
+LAST_STEP = "last step by the hook"
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 
 
@@ -97,6 +100,10 @@ def see_quiet(watch: Watch, frame: Frame) -> Quiet:
         outside_s, sign = talked, LAST_DATA
     if outside_s < OUTSIDE_S:
         outside_s, sign = 0.0, ""
+    event_s = event_age_s(frame)
+    # A log is written seldom, a step tells of each of its parts: its time counts as it is.
+    if event_s is not None and (written is None or event_s <= written):
+        outside_s, sign = event_s, LAST_STEP
     return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign)
 
 
@@ -209,7 +216,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
     process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     sources = {"stacks", "schedstat", *blame.sources}
     if quiet.sign:
-        sources.add("log" if quiet.sign == LAST_WRITE else "connections")
+        sources.add(_SIGNS.get(quiet.sign, "connections"))
     return Suspicion(
         kind=Kind.HUNG,
         cause=blame.cause,

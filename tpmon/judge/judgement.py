@@ -22,6 +22,7 @@ from tpmon.judge.hang_memory import observe
 from tpmon.judge.hang_watch import plan_look
 from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
+from tpmon.judge.rules_hook import with_hooks
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
 from tpmon.judge.standing import Key, Standing, follow, key_of, note_cleared, state
 from tpmon.judge.suspicion import Rule, Suspicion
@@ -40,18 +41,20 @@ from tpmon.model.verdict_words import (
     say_since_in_full,
 )
 
-RULES: tuple[Rule, ...] = (
-    rules_cpu.judge_quota,
-    rules_cpu.judge_oversubscription,
-    *rules_data.RULES,
-    *rules_loader.RULES,
-    *rules_storage.RULES,
-    *rules_gpu.RULES,
-    *rules_comms.RULES,
-    *rules_python.RULES,
-    *rules_memory.RULES,
-    *rules_healthy.RULES,
-    *rules_progress.RULES,
+RULES: tuple[Rule, ...] = with_hooks(
+    (
+        rules_cpu.judge_quota,
+        rules_cpu.judge_oversubscription,
+        *rules_data.RULES,
+        *rules_loader.RULES,
+        *rules_storage.RULES,
+        *rules_gpu.RULES,
+        *rules_comms.RULES,
+        *rules_python.RULES,
+        *rules_memory.RULES,
+        *rules_healthy.RULES,
+        *rules_progress.RULES,
+    )
 )
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
 LARGE_JOB_S = 2.5

@@ -16,6 +16,8 @@ from types import MappingProxyType
 
 from tpmon.judge.data_wait import LEAST_READINGS, LEAST_SAMPLES, DataWait, combine_wait, measure_share
 from tpmon.judge.hang_memory import NO_WATCH, Watch
+from tpmon.judge.hook_signs import find_pace
+from tpmon.judge.hook_wait import join_hook
 from tpmon.judge.medians import NO_FRAMES, median_known, share_of
 from tpmon.judge.phases import RankPhases, Share
 from tpmon.judge.scene_gpu import CardScene, see_cards
@@ -301,10 +303,13 @@ def _see_rank(
         running_ratio=sum(sample.state == "R" for sample in samples) / len(samples),
         main=main,
         phases=stacks,
-        data_wait=combine_wait(
-            _see_batch_wait(main, waits, loaders),
-            stacks,
-            is_any_lock=any(loader.pin_thread for loader in loaders),
+        data_wait=join_hook(
+            combine_wait(
+                _see_batch_wait(main, waits, loaders),
+                stacks,
+                is_any_lock=any(loader.pin_thread for loader in loaders),
+            ),
+            find_pace(frame, last.pid),
         ),
         has_workers=bool(loaders or workers),
         births=max((loader.births for loader in loaders), default=0),

@@ -14,6 +14,7 @@ from typing import Union
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.data_wait import LOOKS, STACKS, DataWait
+from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.medians import median_known
 from tpmon.judge.once import Once
 from tpmon.judge.phases import DataPart, Share
@@ -136,6 +137,8 @@ NOT_READ = Missing("what the workers wait for was not read")
 
 
 def _pct(share: Share) -> str:
+    if share.low >= share.high:
+        return f"{format_pct(100 * share.ratio)} %"
     return f"{format_pct(100 * share.ratio)} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
 
 
@@ -250,9 +253,18 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _source_words(found: Starved) -> str:
-    named = {STACKS: "stacks", LOOKS: "looks at the main thread"}
+    if HOOK in found.wait.sources and found.wait.told.get(HOOK) == found.wait.share.ratio:
+        return f"the hook, {found.wait.share.samples} steps"
+    named = {STACKS: "stacks", LOOKS: "looks at the main thread", HOOK: "the hook"}
     words = " and ".join(named[source] for source in sorted(found.wait.sources))
     return f"{words}, {found.wait.share.samples} samples"
+
+
+def _wait_age_s(found: Starved, scene: Scene) -> Known[float]:
+    ages = scene.frame.ages_s
+    if HOOK in found.wait.sources:
+        return ages.hook
+    return ages.stacks if STACKS in found.wait.sources else ages.threads
 
 
 def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
@@ -264,7 +276,7 @@ def _evidence(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
             "%",
             f"{_pct(found.wait.share)}",
             _source_words(found),
-            ages.stacks if STACKS in found.wait.sources else ages.threads,
+            _wait_age_s(found, scene),
         )
     ]
     loader = found.rank.loader

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+from tpmon.judge.hook_signs import event_age_s
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.judge.starvation import see_pins
@@ -192,6 +193,9 @@ def find_standstill(scene: Scene, least_s: float = STILL_S) -> Known[Standstill]
     log_age_s = _log_age_s(scene)
     if is_known(log_age_s) and log_age_s < least_s:
         return f"the log was written {log_age_s:.0f} s ago"
+    event_s = event_age_s(scene.frame)
+    if event_s is not None and event_s < least_s:
+        return f"the loop got on {event_s:.0f} s ago, by its hook"
     unread = next((wait for wait in waits if isinstance(wait, Missing)), None)
     if unread is not None:
         return unread

@@ -9,6 +9,7 @@ from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen
 from tpmon.judge.advice_facts import write_gain
 from tpmon.judge.hang_watch import connections_age_s
+from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
 from tpmon.judge.standing import Standing, Track
@@ -77,7 +78,8 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
         return now, SinceIs.ONSET, "seen"
     if is_known(suspicion.since_ns):
         began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
-        return began, SinceIs.ONSET, "history"
+        by_hook = suspicion.kind is Kind.HUNG and HOOK in suspicion.sources
+        return began, SinceIs.ONSET, "last step by the hook" if by_hook else "history"
     first_ns, begun_ns = track.first_ns, track.first_ns - track.seen_after_ns
     held = suspicion.held_ns
     seen_to_begin = track.clear_ns >= ONSET_HISTORY_S * 1e9

@@ -1,0 +1,121 @@
+"""A hooked training watched by tpmon: its steps, its split and its verdict against the program's own clock."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.programs.conftest import READY_S, wait_until
+from tpmon.judge.judgement import judge
+from tpmon.judge.standing import Standing
+from tpmon.model.codec import decode, encode
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known
+from tpmon.model.pace import list_shares
+from tpmon.model.steps import HookState, StepRule
+from tpmon.model.verdict import Kind
+from tpmon.model.window import Window
+from tpmon.probe.collect import Collector
+from tpmon.probe.target import find_job
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+PROGRAM = Path(__file__).with_name("hook_split_train.py")
+ROOT = Path(__file__).parents[2]
+WATCHED_S = 8
+BATCH = 8
+
+
+def told_by(path: Path) -> list[dict]:
+    """Return what the program has told so far; its last line may be half written."""
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """Start the program and wait for its first steps."""
+    path = tmp_path / "told"
+    path.touch()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(PROGRAM), str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_until(lambda: len(told_by(path)) >= 5, READY_S)
+        yield process.pid, path
+    finally:
+        process.kill()
+        process.wait()
+
+
+def watch(pid: int, seconds: int) -> list[Frame]:
+    """Collect and judge a Frame a second, as the session does."""
+    collector = Collector(find_job(pid))
+    window, standing, frames = Window(), Standing(), []
+    try:
+        for _ in range(seconds + 1):
+            frame = collector.collect()
+            window.append(frame)
+            judged = judge(tuple(window), standing)
+            standing = judged.standing
+            frames.append(judged.frame)
+            time.sleep(1)
+    finally:
+        collector.close()
+    return frames
+
+
+def test_steps_split_and_verdict_are_those_of_the_program(job: tuple[int, Path]) -> None:
+    pid, path = job
+    frames = watch(pid, WATCHED_S)
+    first, last = frames[0], frames[-1]
+    assert is_known(first.steps), "the first reading tells the steps already"
+    assert is_known(last.steps)
+    pace = last.steps
+    assert is_known(last.hook)
+    assert (last.hook[0].state, last.hook[0].error) == (HookState.RUNNING, "")
+    assert (pace.rule, last.hook[0].batch_size) == (StepRule.BATCH_AFTER_UPDATE, BATCH)
+
+    # The program's own clock, over the span of the last reading.
+    told = told_by(path)
+    ended_s = last.taken_ns / 1e9 - pace.step_age_s
+    end = min(told, key=lambda one: abs(one["at"] - ended_s))
+    begin = min(told, key=lambda one: abs(one["at"] - (ended_s - pace.span_s)))
+    steps, seconds = end["steps"] - begin["steps"], end["at"] - begin["at"]
+    assert pace.rate_hz == pytest.approx(steps / seconds, rel=0.03)
+    assert pace.samples_hz == pytest.approx(BATCH * steps / seconds, rel=0.03)
+    assert abs(pace.count - end["steps"]) <= 2
+    ends = [one["at"] for one in told if one["at"] <= ended_s + 0.01]
+    middle = median(1000 * (late - early) for early, late in pairwise(ends))
+    assert pace.p50_ms == pytest.approx(middle, rel=0.1)
+    parts = [late - early for early, late in zip(begin["spent"], end["spent"], strict=True)]
+    for (phase, share), part in zip(list_shares(pace), parts, strict=True):
+        assert share == pytest.approx(100 * part / sum(parts), abs=3), phase
+
+    assert last.ranks[0].step == pace.count
+    finding = last.verdict
+    assert is_known(finding)
+    assert (finding.kind, finding.cause) == (Kind.DATA_BOUND, "no-workers")
+    assert any("hook" in row.source for row in finding.evidence)
+    assert finding.share_pct == pytest.approx(100 * parts[0] / sum(parts), abs=3)
+    again = decode(Frame, encode(last))
+    assert is_known(again.steps)
+    assert again.steps.count == pace.count
+    assert "steps/s" in last.facts
