@@ -73,7 +73,7 @@ print(json.dumps({
 """
 
 
-def find_pythons() -> list[str]:
+def find_pythons() -> dict[str, str]:
     """Find the Pythons of this machine, one of each version."""
     found = {}
     for version in VERSIONS:
@@ -85,10 +85,20 @@ def find_pythons() -> list[str]:
             if done.stdout.strip() == version:
                 found[version] = candidate
                 break
-    return list(found.values()) or [sys.executable]
+    return found
 
 
-@pytest.fixture(params=find_pythons(), ids=lambda path: Path(path).parts[-3] if "versions" in path else path)
+def list_pythons() -> list[object]:
+    """List the Python that runs the tests, and the others for make test-pythons."""
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    others = [(version, path) for version, path in find_pythons().items() if version != own]
+    return [
+        pytest.param(sys.executable, id=own),
+        *(pytest.param(path, id=version, marks=pytest.mark.long) for version, path in others),
+    ]
+
+
+@pytest.fixture(params=list_pythons())
 def python(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -109,7 +109,7 @@ class Settings:
         words[wire.SET_BATCH_SIZE] = size if isinstance(size, int) else wire.UNKNOWN
 
     def _read_switches(self) -> None:
-        compiled: Any = sys.modules["torch"]._C  # type: ignore[attr-defined] # noqa: SLF001
+        compiled: Any = sys.modules["torch"]._C  # noqa: SLF001
         for word, name in _NUMBERS:
             read = getattr(compiled, name, None)
             self.words[word] = int(read()) if read is not None else wire.UNKNOWN
@@ -120,7 +120,7 @@ class Settings:
         self.words[wire.SET_PROFILER] = int(compiled._autograd._profiler_enabled())  # noqa: SLF001
 
     def _read_precision(self) -> None:
-        compiled: Any = sys.modules["torch"]._C  # type: ignore[attr-defined] # noqa: SLF001
+        compiled: Any = sys.modules["torch"]._C  # noqa: SLF001
         read = getattr(compiled, "_get_fp32_precision_getter", None)
         if read is not None:  # where it is there, the older functions warn
             matmul, convolution = read("cuda", "matmul") == "tf32", read("cuda", "conv") == "tf32"
