@@ -337,6 +337,10 @@ def make_finding(**fields: Any) -> Finding:
         against=(),
         ruled_out=("CPU quota (0 % of periods throttled)",),
         unknown=(),
+        pid=NOT_APPLICABLE,
+        rank=NOT_APPLICABLE,
+        card=NOT_APPLICABLE,
+        where=NOT_APPLICABLE,
     )
     return replace(plain, **fields)
 

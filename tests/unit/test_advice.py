@@ -9,18 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import make_cpu, make_frame
+from tests.frames import make_cpu, make_frame, make_process
+from tests.judging import scene_of
 from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, choose
 from tpmon.judge.advice_facts import Facts, propose_workers
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.rules_cpu import judge_quota
 from tpmon.judge.scene import see
+from tpmon.judge.suspicion import Suspicion
 from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Setting
 from tpmon.model.verdict import TABLE, Kind
 
 ROWS = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
 GIB = 1 << 30
+SUSPECT = Suspicion(Kind.OVERSUBSCRIBED, "rank-pool", 0.5, 2.0, frozenset(("a",)), "text", ())
 
 numbers = st.one_of(st.just(Missing("not read")), st.floats(0, 1e4), st.integers(0, 1 << 40))
 texts = st.one_of(st.just(Missing("not read")), st.just(NOT_APPLICABLE), st.just("OpenMP"))
@@ -117,3 +121,33 @@ def test_raising_a_quota_is_certain_where_the_rule_saw_it_throttle() -> None:
     chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
     assert chosen[0].remedy.id == "raise-quota"
     assert chosen[0].certain
+
+
+def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
+    pool = make_process(busy_threads=12, runnable=12.0, environment=(Setting("OMP_NUM_THREADS", "2"),))
+    frame = make_frame(processes=(pool,), loader=(), cpu=make_cpu(host_cores=2, budget_cores=2.0))
+    scene = scene_of(frame)
+    observed = observe(scene, SUSPECT)
+    assert Need.THREADS_IN_SCRIPT in observed
+    first = choose(Kind.OVERSUBSCRIBED, "rank-pool", observed, gather_facts(scene, SUSPECT))[0]
+    assert (first.remedy.id, first.certain) == ("cap-threads-in-script", True)
+    assert first.paste.startswith("torch.set_num_threads(2)")
+    asked = replace(pool, environment=(Setting("OMP_NUM_THREADS", "12"),))
+    by_environment = observe(scene_of(replace(frame, processes=(asked,))), SUSPECT)
+    assert Need.THREADS_IN_SCRIPT not in by_environment
+    first = choose(Kind.OVERSUBSCRIBED, "rank-pool", by_environment, Facts())[0]
+    assert (first.remedy.id, first.certain) == ("cap-rank-threads", True)
+
+
+def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
+    waits = make_cpu(budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03)
+    seen = frozenset((Need.IMPORT_IN_STACK,))
+    starved = observe(scene_of(make_frame(cpu=waits)), SUSPECT) | seen
+    assert choose(Kind.STARTING, "import", starved, Facts()) == ()
+    named = choose(Kind.STARTING, "import", seen, Facts(script="slow log.py"))[0]
+    assert named.paste.startswith("python -X importtime 'slow log.py' 2>")
+
+
+def test_a_late_rank_is_looked_at_with_tpmon():
+    late = choose(Kind.COMMS_BOUND, "straggler", frozenset((Need.RANK_BEHIND,)), Facts(pid=31830, rank=2))[0]
+    assert late.paste.startswith("tpmon dump 31830 --rank 2")

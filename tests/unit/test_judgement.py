@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from tests.frames import make_cpu, make_frame, make_output, make_process, make_target, make_worker
 from tests.judging import SECOND
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
+from tpmon.judge.advice import CATALOGUE, fill_remedy
+from tpmon.judge.advice_facts import Facts
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.judgement import Judgement, judge
 from tpmon.judge.standing import Standing
-from tpmon.judge.verdict import rate_confidence
+from tpmon.judge.verdict import rate_confidence, write_try
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -311,3 +314,20 @@ def test_the_end_of_a_job_takes_the_place_of_the_end_of_its_ranks() -> None:
     finding = conclude([*frames, last])
     assert finding.cause == "finished"
     assert BEFORE_THE_END not in {row.name for row in finding.evidence}
+
+
+def test_a_finding_names_the_process_that_it_points_at_and_says_each_title_and_reading_once() -> None:
+    finding = conclude(starved(COMPUTES, seconds=25))
+    assert (finding.pid, finding.rank) == (4211, 0)
+    assert finding.card is NOT_APPLICABLE
+    assert not set(finding.evidence) & set(finding.against)
+    assert conclude([make_frame(processes=())]).pid is NOT_APPLICABLE
+    assert [row.value for row in finding.evidence if not row.text and not is_known(row.value)] == []
+
+
+def test_a_title_that_ends_as_its_paste_begins_is_said_once() -> None:
+    chosen = fill_remedy(CATALOGUE["persistent-workers"], frozenset((Need.RESPAWN_SEEN,)), Facts())
+    said = "keep the workers between epochs: persistent_workers=True,  # argument of DataLoader"
+    assert write_try(chosen).startswith(said)
+    other = fill_remedy(CATALOGUE["dump-stacks"], frozenset(), Facts(pid=4211))
+    assert write_try(other).startswith(f"{other.text}: tpmon dump 4211")

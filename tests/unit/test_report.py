@@ -18,6 +18,7 @@ from tests.frames import (
     make_cpu,
     make_driver,
     make_event,
+    make_finding,
     make_frame,
     make_gpu,
     make_loader,
@@ -34,6 +35,7 @@ from tpmon.model.host import Pool
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, Setting
 from tpmon.model.results import JobList, JobState, JobSummary
+from tpmon.model.verdict import Kind
 from tpmon.report.jobs import write_jobs
 from tpmon.report.once import write_once
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, write_status
@@ -473,3 +475,15 @@ def test_output_names_a_disk_that_is_full():
     with pytest.raises(UsageError, match="No space left"):
         Output(descriptor, ascii_only=False).write_lines("x")
     os.close(descriptor)
+
+
+def test_a_note_that_becomes_the_verdict_does_not_go_away():
+    late = make_finding(kind=Kind.COMMS_BOUND, cause="straggler")
+    note = "also comms-bound (straggler): rank 1 is in a wait"
+    frames = [at(i, verdict=make_finding(), notes=(note,)) for i in range(5)]
+    lines = said(frames + [at(5 + i, verdict=late) for i in range(10)])
+    assert any(f"note: {note}" in line for line in lines)
+    assert any("verdict: comms-bound (straggler)" in line for line in lines)
+    assert not any("no longer" in line for line in lines)
+    gone = said(frames + [at(5 + i, verdict=make_finding()) for i in range(10)])
+    assert sum("no longer: also comms-bound (straggler)" in line for line in gone) == 1

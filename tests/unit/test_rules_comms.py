@@ -12,6 +12,7 @@ from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_targ
 from tests.judging import hold, make_looks, make_phases, scene_of
 from tpmon.judge import rules_comms
 from tpmon.judge.phases import Phase
+from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_comms import judge_comms_unknown, judge_straggler, judge_transfer
 from tpmon.judge.rules_healthy import judge_cpu_compute
 from tpmon.judge.scene import see
@@ -286,3 +287,29 @@ def test_any_finite_window_gets_an_answer(ranks, demand, world, with_cards):
         before, after = rule(scene), rule(without)
         if isinstance(before, Suspicion) and isinstance(after, Suspicion):
             assert len(after.sources) <= len(before.sources) or before.cause != after.cause
+
+
+def locked(*phases, stays=0.0):
+    """See two ranks always in a lock by the kernel's word, whose stacks show these phases."""
+    looks = tuple(make_looks(4211 + i, lock=10) for i in range(len(phases)))
+    known = [
+        make_phases(one, pid=4211 + i, rank=i, same_place_s=stays, distinct=1 if stays else 9)
+        for i, one in enumerate(phases)
+    ]
+    frame = make_frame(processes=make_ranks(len(phases)), loader=(), main_threads=looks)
+    return scene_of(frame, known)
+
+
+def test_a_lock_counts_for_a_collective_only_within_one_or_within_backward():
+    backward, own = {Phase.BACKWARD: 1.0}, {Phase.OTHER: 1.0}
+    assert [wait.ratio for wait in find_waits(locked(backward, backward))] == [1.0, 1.0]
+    waits = find_waits(locked(own, backward))
+    assert [(wait.rank.process.rank, wait.ratio) for wait in waits] == [(0, 0.0), (1, 1.0)]
+    assert said(judge_straggler(locked(own, backward))) == (Kind.COMMS_BOUND, "straggler")
+    assert type(judge_comms_unknown(locked(own, backward))) is Cleared
+
+
+def test_a_rank_that_stays_in_a_lock_of_its_own_is_in_no_collective_however_it_trained_before():
+    before = {Phase.BACKWARD: 0.4, Phase.OTHER: 0.6}
+    assert find_waits(locked(before, {Phase.BACKWARD: 1.0}, stays=20.0))[0].ratio == 0.0
+    assert find_waits(locked(before, {Phase.BACKWARD: 1.0}))[0].ratio == pytest.approx(0.4)

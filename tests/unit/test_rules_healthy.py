@@ -14,8 +14,9 @@ from tpmon.judge import rules_comms, rules_gpu, rules_healthy, rules_progress
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_healthy import judge_balanced, judge_cpu_compute
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.judge.verdict import rate_confidence
 from tpmon.model.known import Missing
-from tpmon.model.verdict import EXIT_CODES, Kind
+from tpmon.model.verdict import EXIT_CODES, Confidence, Kind
 
 UNREAD = Missing("not permitted")
 TRAINS = {Phase.FORWARD: 0.4, Phase.BACKWARD: 0.4, Phase.OPTIMIZER: 0.1, Phase.DATA_WAIT: 0.1}
@@ -178,3 +179,30 @@ def test_any_finite_window_gets_an_answer(ratios, samples, figures, on_gpu):
                 assert answer.sources
         if isinstance(before, Suspicion) and isinstance(after, Suspicion):
             assert after.sources <= before.sources
+
+
+TAKEN = {
+    "budget_cores": 2.0,
+    "runnable": 1.0,
+    "demand_ratio": 0.5,
+    "run_delay_ratio": 0.97,
+    "used_cores": 0.03,
+}
+
+
+def test_a_run_whose_cpus_are_taken_is_no_sure_health():
+    fine = judge_balanced(looked())
+    assert (fine.margin > 1, fine.against) == (True, ())
+    rank = make_process(runnable=1.0, busy_threads=1)
+    frame = make_frame(processes=(rank,), loader=(), cpu=make_cpu(**TAKEN), main_threads=(make_looks(),))
+    held = judge_balanced(scene_of(frame, [make_phases(TRAINS)]))
+    assert held.summary.startswith("steps go on, but its threads get 0.03 of the 1.0 CPUs that they want")
+    assert [row.name for row in held.against] == ["waiting for a CPU"]
+    assert "main thread runs or waits for a CPU" in {row.name for row in held.evidence}
+    assert rate_confidence(held, 60.0) is Confidence.LOW
+    full = make_frame(
+        processes=(make_process(runnable=2.0),), loader=(), cpu=make_cpu(**{**TAKEN, "runnable": 2.0})
+    )
+    computes = judge_cpu_compute(scene_of(full, [make_phases(TRAINS)]))
+    assert "its threads get 0.06 of the 2.0 CPUs that they want" in computes.summary
+    assert rate_confidence(computes, 60.0) is Confidence.LOW

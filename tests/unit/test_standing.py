@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
-from tpmon.judge.standing import FALL_S, LINGER_S, RISE_S, SWITCH_S, Key, Standing, follow, key_of, state
-from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.standing import (
+    FALL_S,
+    LINGER_S,
+    RISE_S,
+    SWITCH_S,
+    Key,
+    Standing,
+    follow,
+    key_of,
+    leave_out_own,
+    note_rules,
+    state,
+)
+from tpmon.judge.suspicion import Cleared, Suspicion
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import TABLE, Kind
 
@@ -176,3 +189,14 @@ def test_one_starved_rank_does_not_explain_what_all_ranks_send_each_other() -> N
     keys: list[Key] = [(Kind.COMMS_BOUND, "transfer"), (Kind.DATA_BOUND, "network-store")]
     assert find_explained(keys) == frozenset()
     assert find_explained([keys[0], (Kind.OVERSUBSCRIBED, "rank-pool")]) == {keys[0]}
+
+
+def test_a_verdict_that_stands_longer_than_its_cause_is_not_shown_beside_the_word_against_it() -> None:
+    here, gone, other = suspect(STARTING), Cleared("starting (steps go on)"), Cleared("swap (0 B)")
+    standing = note_rules(Standing(), [other, here])
+    standing = replace(follow(standing, [here], 1), stated=STARTING)
+    later = note_rules(follow(standing, [], SECOND), [other, gone])
+    assert leave_out_own(later, [other, gone]) == [other]
+    assert leave_out_own(later, [other, here]) == [other, here]
+    assert leave_out_own(replace(later, stated=DATA), [other, gone]) == [other, gone]
+    assert note_rules(replace(later, tracks=()), [other, gone]).rules == ()

@@ -13,7 +13,7 @@ REMEDIES = (
         not_when="Rank 0 writes a checkpoint or logs: that is a pause. The late rank changes all the time: "
         "then work is uneven.",
         needs=(Need.RANK_BEHIND,),
-        paste="py-spy dump --nonblocking --pid {pid}",
+        paste="tpmon dump {pid} --rank {rank}  # where it is while the others wait",
         language=Language.SHELL,
         ceiling="{gain} when it keeps up with the others",
         risk=Risk.NONE,

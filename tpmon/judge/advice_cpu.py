@@ -19,6 +19,19 @@ REMEDIES = (
         ceiling="{gain}; 16 threads on 2 CPUs ran at 0.44 of the speed of 2 threads",
         risk=Risk.NUMERICS,
         proof="Runnable threads fall to the budget, the share of waiting for a CPU to a few percent.",
+        never_with=(Need.THREADS_IN_SCRIPT,),
+    ),
+    Remedy(
+        id="cap-threads-in-script",
+        title="let the program ask for {threads_per_rank} threads",
+        applies="More threads compute than there are CPUs, and no variable of the environment asked for "
+        "them: the program calls torch.set_num_threads, or makes pools of its own.",
+        not_when="The threads are those of the loader's workers.",
+        needs=(Need.THREADS_IN_SCRIPT,),
+        paste="torch.set_num_threads({threads_per_rank})  # in the place of the number that is there",
+        ceiling="{gain}; 16 threads on 2 CPUs ran at 0.44 of the speed of 2 threads",
+        risk=Risk.NUMERICS,
+        proof="Runnable threads fall to the budget, the share of waiting for a CPU to a few percent.",
     ),
     Remedy(
         id="fewer-ranks",

@@ -63,6 +63,7 @@ class Facts:
     """The process that the one which the verdict names waits for."""
     peer: Applicable[str] = _UNREAD
     """What its socket is connected to."""
+    script: Known[str] = _UNREAD
     log_path: Known[str] = _UNREAD
     """The file that the job wrote to last."""
 
@@ -248,6 +249,7 @@ FIELDS = {
     "other": Field(lambda facts: _text(facts.other_pid), "OTHER", "the process that it waits for"),
     "peer": Field(_peer, "the other end", "what its socket is connected to"),
     "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
+    "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
     "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
     "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),
 }

@@ -44,6 +44,8 @@ class Need(str, Enum):
     POOL_IN_WORKERS = "loader workers run thread pools of their own"
     ONE_THREAD_SET = "the job was started with OMP_NUM_THREADS=1"
     RANKS_EXCEED_CORES = "more ranks run here than there are cores"
+    CPUS_TAKEN = "other processes use the CPUs that the job wants"
+    THREADS_IN_SCRIPT = "the program sets its number of threads itself"
     ONE_THREAD_BUSY = "one thread of the rank is busy all the time"
     GIL_WAIT = "threads of the rank wait for Python's interpreter lock"
     LOGGING_IN_STACK = "the main thread is often in logging, metrics or a progress bar"

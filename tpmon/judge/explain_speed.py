@@ -87,6 +87,14 @@ EXPLANATIONS = (
     ),
     Explanation(
         Kind.DATA_BOUND,
+        "killed-workers",
+        "A signal ends loader workers again and again, and the program starts new ones: the OOM killer, a "
+        "crash in a decoder, a full /dev/shm.",
+        "The exit status of workers, twice or more in a minute. SIGTERM does not count: ranks end theirs so.",
+        "workers that end with their epoch (respawn): they leave with exit 0.",
+    ),
+    Explanation(
+        Kind.DATA_BOUND,
         "periodic",
         "Most steps find their batch; every so often one must wait long.",
         "The waits come in bursts with a steady distance.",

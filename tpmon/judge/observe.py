@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
 from tpmon.judge.starvation import FREE_CORES
 from tpmon.judge.suspicion import Suspicion
@@ -25,6 +26,8 @@ TENSOR_IDLE_PCT = 5.0
 TENSOR_BUSY_PCT = 25.0
 NEAR_LIMIT_RATIO = 0.8
 SHM_TIGHT_RATIO = 0.5
+SET_THREADS_RATIO = 1.5
+"""Busy threads over what the environment or the machine explains from which the program asked for them."""
 _THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 
 
@@ -40,6 +43,19 @@ def _mostly(values: Iterable[Known[float]], least: float) -> bool:
 
 def _has_pool(process: RankScene | WorkerScene) -> bool:
     return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
+
+
+def _sets_threads(rank: RankScene, scene: Scene) -> bool:
+    """Tell whether more threads compute than the environment or the CPUs of the machine explain."""
+    environment = rank.process.environment
+    if not is_known(rank.busy_threads) or not is_known(environment):
+        return False
+    given = [
+        int(one.value)
+        for one in environment
+        if one.name in _THREAD_SETTINGS and one.value.isdecimal() and len(one.value) <= MOST_DIGITS
+    ]
+    return rank.busy_threads >= SET_THREADS_RATIO * max([scene.frame.cpu.host_cores, *given])
 
 
 def _observe_loader(scene: Scene) -> set[Need]:
@@ -79,6 +95,10 @@ def _observe_cpus(scene: Scene) -> set[Need]:
         seen.add(Need.POOL_IN_RANK)
     if any(_has_pool(worker) for worker in _workers(scene)):
         seen.add(Need.POOL_IN_WORKERS)
+    if note_neighbours(scene):
+        seen.add(Need.CPUS_TAKEN)
+    if any(_sets_threads(rank, scene) for rank in scene.ranks):
+        seen.add(Need.THREADS_IN_SCRIPT)
     settings = {
         (one.name, one.value)
         for rank in scene.ranks
@@ -243,5 +263,6 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         card=suspicion.card,
         other_pid=_other_pid(awaited, suspicion),
         peer=_peer(awaited),
+        script=frame.target.script or Missing("its command line was not read"),
         log_path=_last_log(frame),
     )

@@ -14,7 +14,7 @@ from tpmon.judge.phases import Phase
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import cards_of, judge_hollow
 from tpmon.judge.slack import rank_slack
-from tpmon.judge.stillness import name_rank
+from tpmon.judge.stillness import fresh_phase, name_rank
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 
@@ -78,6 +78,22 @@ def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
     return Wait(rank, slack.ratio, slack.ratio, slack.sources | {"stacks"})
 
 
+def _within_backward(looks: Wait) -> Wait:
+    """Count a lock for a collective only as far as the stacks are in one, or in backward.
+
+    DDP waits for its gradients in C, within backward: no frame tells, but the lock does. Any other lock is
+    the program's own, also when the rank was in backward before it came there.
+    """
+    phases = looks.rank.phases
+    if not is_known(phases):
+        return looks
+    stays = phases.same_place_s > 0
+    if stays and fresh_phase(phases) not in (Phase.COMMS, Phase.BACKWARD):
+        return replace(looks, ratio=0.0, high=0.0)
+    most = phases.share(Phase.COMMS, Phase.BACKWARD)
+    return replace(looks, ratio=min(looks.ratio, most.ratio), high=min(looks.high, most.high))
+
+
 def _wait_of(rank: RankScene, scene: Scene) -> Known[Wait]:
     by_card = _by_card(rank, scene)
     if by_card is not None:
@@ -85,7 +101,7 @@ def _wait_of(rank: RankScene, scene: Scene) -> Known[Wait]:
     stacks, looks = _by_stacks(rank), _by_looks(rank, scene)
     if not is_known(stacks) or not is_known(looks):
         return stacks if is_known(stacks) or not is_known(looks) else looks
-    # DDP waits for its gradients in C, within backward: no frame tells, but the lock does.
+    looks = _within_backward(looks)
     longer = max(stacks, looks, key=lambda one: one.ratio)
     if abs(stacks.ratio - looks.ratio) < AGREE_RATIO:
         return replace(longer, sources=stacks.sources | looks.sources)

@@ -40,6 +40,13 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         (Kind.MEMORY_PRESSURE, "swap"): (*_LOADING, *_READING),
         (Kind.DATA_BOUND, "page-cache-thrash"): (*_LOADING, *_READING),
         (Kind.DATA_BOUND, "respawn"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
+        (Kind.DATA_BOUND, "killed-workers"): (
+            *_LOADING,
+            *_READING,
+            (Kind.DATA_BOUND, "respawn"),
+            (Kind.DATA_BOUND, "periodic"),
+            (Kind.DATA_BOUND, "one-slow-worker"),
+        ),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         # A batch is handed over by a thread of the worker, which waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),

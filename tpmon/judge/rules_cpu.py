@@ -52,7 +52,8 @@ def _is_hidden(scene: Scene) -> bool:
     return bool(scene.gpus) and isinstance(judge_gpu_compute(scene), Suspicion)
 
 
-def _waiting(scene: Scene) -> Evidence:
+def read_waiting(scene: Scene) -> Evidence:
+    """Return the share of their demand that the job's threads wait for a CPU, as evidence."""
     waiting = map_known(lambda ratio: 100 * ratio, scene.delay_ratio)
     return reading("waiting for a CPU", waiting, "%", "schedstat", scene.frame.ages_s.threads)
 
@@ -89,7 +90,7 @@ def judge_quota(scene: Scene) -> Answer:
             reading("throttled periods", 100 * ratio, "%", "cpu.stat", frame.ages_s.cpu),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
             reading("runnable", scene.runnable, "threads", "schedstat", frame.ages_s.threads),
-            _waiting(scene),
+            read_waiting(scene),
         ),
         observed=frozenset((Need.QUOTA_THROTTLING,)),
     )
@@ -142,7 +143,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
         summary=f"thread pools of {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
             reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
-            _waiting(scene),
+            read_waiting(scene),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
             *_set_threads(scene),
         ),
@@ -196,6 +197,14 @@ def note_neighbours(scene: Scene) -> str:
         f"other-tenants: its threads want {scene.runnable:.1f} of {scene.budget:.1f} CPUs and wait "
         f"{format_pct(100 * scene.delay_ratio)} % of that time: other processes use them"
     )
+
+
+def say_got(scene: Scene) -> str:
+    """Say how much of the CPUs that it wants the job gets, "" where nobody takes them from it."""
+    if not note_neighbours(scene) or not is_known(scene.runnable) or not is_known(scene.delay_ratio):
+        return ""
+    got = scene.runnable * (1 - min(scene.delay_ratio, 1.0))
+    return f"its threads get {got:.2g} of the {scene.runnable:.1f} CPUs that they want"
 
 
 def note_single_threaded_workers(scene: Scene) -> str:

@@ -12,13 +12,12 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Outcome, ProcessEnd, Role
-from tpmon.model.verdict import END_CAUSES, Evidence, Kind
+from tpmon.model.verdict import END_CAUSES, IN_WORDS, Evidence, Kind
 
 REBIRTH_S = 20.0
 """How long no rank lives before they are said to have ended: torchrun starts them anew after a failure,
 once it has met the other machines."""
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\b(?:Killed|Segmentation fault|Aborted)\b")
-_IN_WORDS = Missing("in words")
 
 
 def list_ends(scene: Scene) -> list[tuple[int, ProcessEnd]]:
@@ -56,7 +55,7 @@ def _evidence(scene: Scene, words: str) -> tuple[Evidence, ...]:
     last = find_last_words(scene.frame)
     if last is not None:
         log, line = last
-        rows.append(Evidence("the log ends with", _IN_WORDS, "", line, log.path, log.last_write_age_s))
+        rows.append(Evidence("the log ends with", IN_WORDS, "", line, log.path, log.last_write_age_s))
     return tuple(rows)
 
 

@@ -10,7 +10,7 @@ from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_cards import answer_without_cards
 from tpmon.judge.rules_comms import ALL_WAIT_RATIO
-from tpmon.judge.rules_cpu import POOL_RATIO
+from tpmon.judge.rules_cpu import POOL_RATIO, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
 from tpmon.judge.stillness import name_rank
@@ -34,6 +34,10 @@ LIVELY_LOOKS = 0.5
 """Share of looks that must find the main thread running where no stack tells what it does."""
 LEAST_SAMPLES = 10
 """Stack samples of a rank below which nothing is said of its shares."""
+
+CROWDED_MARGIN = 1.0
+"""How sure a healthy end is where other processes have the job's CPUs: what it would do with them is not
+known."""
 
 _HOLDING = (*ELSEWHERE, Phase.SYNC)
 
@@ -93,14 +97,17 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         sources.add("stacks")
         margin = max(margin, computing / COMPUTING_RATIO)
         evidence += (reading("in the model", 100 * computing, "%", "stack samples", age.stacks),)
+    got = say_got(scene)
     return Suspicion(
         kind=Kind.COMPUTE_BOUND,
         cause="cpu",
         weight=min(1.0, ratio),
-        margin=margin,
+        margin=min(margin, CROWDED_MARGIN) if got else margin,
         sources=frozenset(sources),
-        summary=f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}",
+        summary=f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}"
+        + (f"; {got}" if got else ""),
         evidence=evidence,
+        against=(read_waiting(scene),) if got else (),
     )
 
 
@@ -165,6 +172,7 @@ def judge_balanced(scene: Scene) -> Answer:
     if isinstance(by_looks, Cleared) and not scene.gpus:
         return by_looks
     sources = set()
+    got = say_got(scene)
     evidence: tuple[Evidence, ...] = ()
     margins = []
     age = scene.frame.ages_s
@@ -175,7 +183,9 @@ def judge_balanced(scene: Scene) -> Answer:
     if isinstance(by_looks, float):
         sources.add("kernel looks")
         margins.append(by_looks / LIVELY_LOOKS)
-        evidence += (reading("main thread runs", 100 * by_looks, "%", "kernel looks", age.cpu),)
+        # State R is also that of a thread that waits for a CPU.
+        name = "main thread runs or waits for a CPU" if got else "main thread runs"
+        evidence += (reading(name, 100 * by_looks, "%", "kernel looks", age.cpu),)
     if scene.gpus and sources:
         sources.add("NVML utilisation")
     if not sources:
@@ -184,10 +194,13 @@ def judge_balanced(scene: Scene) -> Answer:
         kind=Kind.BALANCED,
         cause=NOT_APPLICABLE,
         weight=0.0,
-        margin=max(margins),
+        margin=min(max(margins), CROWDED_MARGIN) if got else max(margins),
         sources=frozenset(sources),
-        summary="steps go on and no single wait takes a fifth of the time",
+        summary=f"steps go on, but {got}: other processes use the rest"
+        if got
+        else "steps go on and no single wait takes a fifth of the time",
         evidence=evidence,
+        against=(read_waiting(scene),) if got else (),
     )
 
 

@@ -8,6 +8,7 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.data_wait import measure_share
 from tpmon.judge.phases import DataPart
 from tpmon.judge.rules_cpu import DELAY_RATIO, POOL_RATIO
+from tpmon.judge.rules_deaths import list_kills
 from tpmon.judge.scene import Scene
 from tpmon.judge.starvation import (
     FREE_CORES,
@@ -204,6 +205,8 @@ def judge_respawn(scene: Scene) -> Answer:
         return found
     if not found.rank.has_workers:
         return Cleared("restarts of workers (there are none)")
+    if any(is_known(end.rank) and end.rank == found.rank.process.rank for _, end in list_kills(scene)):
+        return Cleared("restarts of workers (a signal ended some: that is why)")
     pid = found.rank.process.pid
     counts = [loader.workers for frame in scene.frames for loader in frame.loader if loader.pid == pid]
     generations = found.rank.births / max((*counts, 1))

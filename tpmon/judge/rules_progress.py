@@ -5,6 +5,7 @@ from __future__ import annotations
 from tpmon.judge import rules_hang
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phases import Phase
+from tpmon.judge.rules_cpu import say_got
 from tpmon.judge.rules_end import judge_finished
 from tpmon.judge.rules_still import judge_no_progress
 from tpmon.judge.scene import RankScene, Scene
@@ -68,13 +69,14 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
     if not rank.workers and _age_s(rank, scene) < 10 * FIRST_STEPS_S:
         sources.add("process age")
     age = scene.frame.ages_s
+    got = say_got(scene)
     return Suspicion(
         kind=Kind.STARTING,
         cause=cause,
         weight=ratio,
         margin=ratio / STARTING_RATIO,
         sources=frozenset(sources),
-        summary=f"{name_rank(rank)} {_START_WORDS[cause]}",
+        summary=f"{name_rank(rank)} {_START_WORDS[cause]}" + (f"; {got}" if got else ""),
         evidence=(
             reading(f"in {cause}", 100 * ratio, "%", "stack samples", age.stacks),
             reading("age of the rank", _age_s(rank, scene), "s", "process start", age.cpu),

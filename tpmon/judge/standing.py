@@ -62,6 +62,8 @@ class Standing:
     judged_ns: int = 0
     cleared_ns: tuple[int, ...] = ()
     """When each rule first said that its cause is not there, in the order of the rules; 0: never."""
+    rules: tuple[tuple[Key, int], ...] = ()
+    """Which rule, by its number, suspected each cause that is followed."""
     lost_ns: int = 0
     """Since when the stated cause is gone and no other has taken its place; 0 while one holds."""
     finding: Finding | None = None
@@ -99,6 +101,23 @@ def note_cleared(standing: Standing, answers: Sequence[Answer], now_ns: int) -> 
             for since_ns, answer in zip(before, answers, strict=True)
         ),
     )
+
+
+def note_rules(standing: Standing, answers: Sequence[Answer]) -> Standing:
+    """Note which rule suspects which cause, for as long as the cause is followed."""
+    followed = {key_of(track.suspicion) for track in standing.tracks}
+    known = {key: number for key, number in standing.rules if key in followed}
+    now = {key_of(one): number for number, one in enumerate(answers) if isinstance(one, Suspicion)}
+    return replace(standing, rules=tuple((known | now).items()))
+
+
+def leave_out_own(standing: Standing, answers: Sequence[Answer]) -> list[Answer]:
+    """Leave out what the rule of the stated cause says now, where it no longer suspects it.
+
+    A verdict that stands for some seconds more is not shown beside the word that it is ruled out.
+    """
+    own = dict(standing.rules).get(standing.stated, -1) if standing.stated is not None else -1
+    return [one for number, one in enumerate(answers) if number != own or isinstance(one, Suspicion)]
 
 
 def follow(

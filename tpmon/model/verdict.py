@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
 
-from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Outcome
 
 
@@ -78,6 +78,7 @@ TABLE = (
             "too-few-workers",
             "one-slow-worker",
             "respawn",
+            "killed-workers",
             "periodic",
             "collate",
             "pin",
@@ -186,8 +187,16 @@ class Finding:
     against: tuple[Evidence, ...]
     ruled_out: tuple[str, ...]
     unknown: tuple[str, ...]
+    pid: Applicable[int]
+    rank: Applicable[int]
+    card: Applicable[int]
+    """What it points at, where it points at one process, one rank, one card (NVML index)."""
+    where: Applicable[str]
+    """Where the main thread of that process is, by its newest stacks: "backward train.py:88"."""
 
 
+IN_WORDS = Missing("in words")
+"""The value of a reading that is no number: its text says it."""
 BEFORE_THE_END = "verdict before the end"
 """Name of the reading that keeps what was said last of a job that has ended."""
 EXIT_CODES = {row.kind: row.exit_code for row in TABLE}

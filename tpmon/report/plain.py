@@ -204,7 +204,8 @@ class PlainReport:
         for gist, (note, seen_ns) in list(self._notes.items()):
             if frame.taken_ns - seen_ns >= HOLD_S * 1e9:
                 del self._notes[gist]
-                yield f"{clock} no longer: {note}"
+                if not note.startswith(f"also {self._verdict}:"):  # it has become the verdict
+                    yield f"{clock} no longer: {note}"
 
     def _say_figures(self, frame: Frame) -> Iterable[str]:
         """Say the facts once rates are known, then each figure that left its band and stayed away."""

@@ -80,6 +80,12 @@ ROWS = (
         watch_s=GENERATIONS_S,
         remedy="persistent_workers=True",
     ),
+    Row(
+        "killed_workers",
+        Label(Kind.DATA_BOUND, "killed-workers"),
+        watch_s=GENERATIONS_S,
+        remedy="no deadly sample",
+    ),
     Row("periodic", Label(Kind.DATA_BOUND, "periodic"), watch_s=GENERATIONS_S, remedy="a longer queue"),
     Row("collate", Label(Kind.DATA_BOUND, "collate"), remedy="tensors instead of lists"),
     Row("drain", Label(Kind.DATA_BOUND, "drain"), remedy="one tensor a batch"),
