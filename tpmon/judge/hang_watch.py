@@ -56,11 +56,11 @@ STALE_S = 600.0
 ANSWER_S = 25.0
 """How long looks may take before those that were asked for are given up."""
 
+LAST_STEP = "last step by the hook"
 LAST_WRITE = "last log write"
 _SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK}
 LAST_DATA = "last data on its connections"
 
-LAST_STEP = "last step by the hook"
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 
 
