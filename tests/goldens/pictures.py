@@ -34,7 +34,7 @@ PICTURES = HERE / "pictures"
 SCREENS_PAGE = HERE.parent.parent / "docs" / "screens.md"
 
 SIZES = (Size(200, 50), Size(120, 40), Size(80, 24), Size(40, 50), Size(20, 5))
-ASCII_STATES = ("two-ranks", "oversubscribed", "data-bound")
+ASCII_STATES = ("two-ranks", "oversubscribed", "data-bound", "hooked")
 WAITING = "waiting"
 
 
@@ -112,6 +112,7 @@ def list_pictures() -> Iterator[Picture]:
             yield Picture(f"{state}.{_write_size(size)}.ascii", state, size, {"ascii_only": True})
     yield _at_80("zoom-ranks", "eight-gpus", zoom=Pane.RANKS, focus=Pane.RANKS, cursor_pid=51_204)
     yield _at_80("zoom-cpu", "oversubscribed", zoom=Pane.CPU, focus=Pane.CPU)
+    yield Picture("zoom-steps.120x40", "hooked", Size(120, 40), {"zoom": Pane.CPU, "focus": Pane.CPU})
     yield _at_80("zoom-workers", "eight-gpus", zoom=Pane.WORKERS, cursor_pid=52_040, sort=SortBy.MEMORY)
     yield _at_80("zoom-gpus", "eight-gpus", zoom=Pane.GPUS, focus=Pane.GPUS)
     yield _at_80("zoom-events", "ended", zoom=Pane.EVENTS, focus=Pane.EVENTS)
@@ -208,6 +209,11 @@ _SHOWN = (
         "The hot functions",
         "sample.80x24",
         "`f` says what sampling costs, `f` again starts it; the functions come while it goes on.",
+    ),
+    (
+        "With the hook",
+        "hooked.80x24",
+        "Steps and samples a second, times of a step, its last stall, and where the host's time of a step goes.",
     ),
     ("No permission", "stacks-denied.80x24", "What could not be read, why, and what to do."),
     ("Nothing is wrong", "compute-bound.120x40", "A calm verdict takes less room."),

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tests.frames import make_pulses
 from tests.goldens.gpu_node import eight_gpus, eight_gpus_events
+from tests.goldens.hooked_job import hooked, stall
 from tests.goldens.judged_jobs import (
     compute_bound,
     data_bound,
@@ -47,6 +48,7 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
     "compute-bound": (compute_bound, eight_gpus_events),
     "undecided": (undecided, attach_event),
     "starting": (starting, attach_event),
+    "hooked": (hooked, data_bound_events),
 }
 
 
@@ -56,9 +58,10 @@ def shape_history(frame: Frame) -> tuple[Pulse, ...]:
     def wave(second: int) -> float:
         return 1.0 - 0.35 * abs(math.sin((119 - second) / 7)) if second >= 40 else 0.4
 
-    return tuple(
+    waves = tuple(
         replace(
             pulse,
+            step_ms=_scale(pulse.step_ms, 0.9 + 0.1 * wave(second)),
             used_cores=_scale(pulse.used_cores, wave(second)),
             runnable=_scale(pulse.runnable, wave(second)),
             empty_ratio=_scale(pulse.empty_ratio, wave(second)),
@@ -67,6 +70,7 @@ def shape_history(frame: Frame) -> tuple[Pulse, ...]:
         )
         for second, pulse in enumerate(make_pulses(frame, 120))
     )
+    return stall(waves)
 
 
 def _scale(value: float | Missing, factor: float) -> float | Missing:

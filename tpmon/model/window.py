@@ -12,6 +12,7 @@ from tpmon.model.known import Known, Missing, is_known
 
 FRAME_SPAN_S = 60.0
 PULSE_SPAN_S = 600.0
+NO_STEPS = Missing("no hook in the training process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Pulse:
     """Of the loader queue that was found empty most often."""
     gpu_pct: tuple[Known[float], ...]
     """Per card of the Frame, in its order."""
+    step_ms: Known[float] = NO_STEPS
+    """The longest step that ended since the Frame before, or the one that goes on."""
 
 
 def pulse_of(frame: Frame) -> Pulse:
@@ -53,6 +56,7 @@ def pulse_of(frame: Frame) -> Pulse:
         ready_batches=min(ready) if ready else Missing("no batch seen in a loader pipe"),
         empty_ratio=max(empty) if empty else Missing("no loader queue seen"),
         gpu_pct=tuple(card.sm_pct for card in cards),
+        step_ms=frame.steps.slowest_ms if is_known(frame.steps) else frame.steps,
     )
 
 

@@ -8,6 +8,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.pace_words import RULE_WORDS, format_ms, say_rate, say_samples, say_split, say_times
 from tpmon.model.process import ProcessSample, RankRow, Role
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
 from tpmon.report.machine import (
@@ -82,6 +83,9 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
     headers = ["rank", "PID", "S", "CPU %", "threads", "runnable", "RSS"]
     if cards:
         headers += ["GPU", "SM %", "W", "MHz"]
+    has_steps = any(is_known(row.step) for row in frame.ranks)
+    if has_steps:
+        headers += ["step", "ended", "p50", "own"]
     headers += ["since", "where its main thread is"]
     rows = []
     shown = sorted(frame.ranks, key=_rank_order)
@@ -92,6 +96,13 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
             card = cards.get(row.gpu) if is_known(row.gpu) else None
             cells.append(reading.show("GPU of the rank", row.gpu))
             cells += write_card_cells(card, reading) if card else ["-", "-", "-"]
+        if has_steps:
+            cells += [
+                reading.show("step of the rank", row.step),
+                reading.show("step of the rank", row.step_age_s, _write_ago),
+                reading.show("time of a step", row.step_ms, format_ms),
+                reading.show("own time of a step", row.step_own_ms, format_ms),
+            ]
         cells.append(reading.show("since when it waits", row.where_unchanged_s, format_seconds))
         cells.append(reading.show("what it waits for", row.where))
         rows.append(cells)
@@ -106,8 +117,34 @@ def _write_ranks(frame: Frame, reading: Reading) -> list[str]:
     ]
     if len(shown) > MOST_RANKS:
         lines.append(f"  and {count_of(len(shown) - MOST_RANKS, 'more rank')}")
-    reading.show("steps", frame.steps)
-    return lines + _write_settings(frame, reading)
+    return lines + _write_steps(frame, reading) + _write_settings(frame, reading)
+
+
+def _write_ago(seconds: float) -> str:
+    return f"{format_seconds(seconds)} ago"
+
+
+def _write_steps(frame: Frame, reading: Reading) -> list[str]:
+    """Say how the steps go where a hook tells: rates, times, and the split of the host's time."""
+    pace = frame.steps
+    if isinstance(pace, Missing):
+        reading.miss("steps", pace)
+        return []
+    longest = reading.show("the longest step", pace.longest_ms, format_ms)
+    whose = f"rank {pace.rank}" if is_known(pace.rank) else f"process {pace.pid}"
+    words = [
+        f"{pace.count:,} by {whose}",
+        say_rate(pace),
+        say_samples(pace),
+        *say_times(pace).split("  "),
+        f"longest {longest} of {pace.timed}",
+        f"last {format_seconds(pace.step_age_s)} ago",
+    ]
+    lines = lay_phrases("steps", [word for word in words if word])
+    split = say_split(pace)
+    if split:
+        lines += lay_phrases("host", [*split.split(", "), "of a step's time on the host"])
+    return lines + lay_paragraph("a step", f"ends at: {RULE_WORDS[pace.rule]}")
 
 
 def _write_settings(frame: Frame, reading: Reading) -> list[str]:

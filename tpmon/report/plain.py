@@ -88,7 +88,17 @@ def _memory_used(frame: Frame) -> Known[float]:
     return Missing("no memory limit known")
 
 
+def _step_rate(frame: Frame) -> Known[float]:
+    return frame.steps if isinstance(frame.steps, Missing) else frame.steps.rate_hz
+
+
+def _step_data(frame: Frame) -> Known[float]:
+    return frame.steps if isinstance(frame.steps, Missing) else frame.steps.data_pct
+
+
 FIGURES = (
+    Figure("steps a second", _step_rate, 0.0, 1.3, lambda v: f"{v:.3g}"),
+    Figure("data wait of a step, host", _step_data, 15, 1.25, write_pct),
     Figure("GPU busy", _gpu_busy, 15, 1.2, write_pct),
     Figure("CPU used of the budget", _cpu_used, 25, 1.25, write_pct),
     Figure("threads runnable", lambda frame: frame.cpu.runnable, 2, 1.5, lambda v: f"{v:.1f}"),

@@ -40,6 +40,9 @@ _ASCII = {
     0x00D7: "x",
     0x2013: "-",
     0x2019: "'",
+    0x2593: "=",
+    0x2592: "+",
+    0x2591: ":",
     **{ord(block): char for block, char in zip(LEVELS, "_.:-=+*#", strict=True)},
 }
 

@@ -14,6 +14,7 @@ from tpmon.ui.gauges import list_gauges
 from tpmon.ui.marks import age_of, is_old
 from tpmon.ui.paint_cpu import paint_gauge, thin
 from tpmon.ui.paint_header import GROUPS
+from tpmon.ui.paint_steps import describe_steps
 from tpmon.ui.table import explain, paint_pairs
 from tpmon.ui.view import Ink, Line, ViewState
 
@@ -195,7 +196,9 @@ def _own_pairs(frame: Frame) -> Pairs:
 def describe_job(view: ViewState, frame: Frame) -> list[tuple[str, Pairs]]:
     """Return everything known of the job as a whole: headings with labels and values."""
     loaders = [_loader_pair(loader) for loader in frame.loader] or [("queues", "no loader queue seen")]
+    steps = [("steps, by the hooks", describe_steps(frame.steps))] if is_known(frame.steps) else []
     return [
+        *steps,
         ("CPU", _cpu_pairs(frame)),
         ("thread settings of the ranks, at their start (..._NUM_THREADS)", _setting_pairs(frame)),
         ("memory", _memory_pairs(frame)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from tpmon.model.facts import NO_RANK_LEFT, WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
+from tpmon.model.pace_words import format_ms
 from tpmon.model.process import ProcessSample, RankRow
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.cells import cut
@@ -30,6 +32,8 @@ STATES = {
     "I": "idle",
 }
 """Kernel state letters in words (proc(5)); D is an uninterruptible wait, mostly for a disk or a driver."""
+LATE_RATIO = 1.3
+"""Data and forward of a rank over the median, from which it stands out."""
 LOW_CPU_RATIO = 0.5
 """A rank below half of the median rank stands out whatever the job does."""
 
@@ -177,6 +181,18 @@ def _has_steps(ranks: Sequence[RankView]) -> bool:
     return any(not isinstance(rank.row.step, Missing) for rank in ranks)
 
 
+def _typical_own_ms(ranks: Sequence[RankView]) -> float:
+    known = [rank.row.step_own_ms for rank in ranks if is_known(rank.row.step_own_ms)]
+    return median(known) if len(known) > 1 else math.inf
+
+
+def _own(rank: RankView, typical_ms: float) -> Cell:
+    """Write data and forward of a step; marked where far above the median: others wait for such a rank."""
+    own = rank.row.step_own_ms
+    text = show(own, format_ms)
+    return (text + "!", Ink.WARN) if is_known(own) and own >= LATE_RATIO * typical_ms else text
+
+
 def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
     letters = width < 72
     where = 15 if letters else 26 if width < 110 else 33
@@ -205,6 +221,8 @@ def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column
         columns += [
             Column("step", 7, 9, lambda r: show(r.row.step, str)),
             Column("step age", 8, 10, lambda r: show(r.row.step_age_s, format_seconds)),
+            Column("p50", 7, 9, lambda r: show(r.row.step_ms, format_ms)),
+            Column("own", 8, 9, partial(_own, typical_ms=_typical_own_ms(ranks))),
         ]
     if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
         columns.append(Column("for", 7, 4, _unchanged))

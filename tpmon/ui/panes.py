@@ -25,6 +25,7 @@ from tpmon.ui.paint_overlays import paint_details, paint_environment, paint_help
 from tpmon.ui.paint_ranks import count_ranks, order_ranks, paint_ranks
 from tpmon.ui.paint_sample import paint_sample
 from tpmon.ui.paint_stacks import paint_hint, paint_stacks, paint_stacks_tiny
+from tpmon.ui.paint_steps import paint_steps
 from tpmon.ui.paint_verdict import (
     paint_headline,
     paint_last_verdict,
@@ -37,6 +38,8 @@ from tpmon.ui.table import Item, justify, paint_rule
 from tpmon.ui.view import Ink, KeyHelp, Line, Overlay, Pane, Size, ViewState
 
 TINY_WIDTH = 30
+_STEP_LINES = 4
+"""How many lines the steps take at most, where a hook tells them."""
 TINY_HEIGHT = 10
 LOW_HEIGHT = 20
 """Below this height what to try comes before the notes and most panes."""
@@ -166,6 +169,8 @@ def _paint_top(view: ViewState, size: Size) -> list[Line]:
         return top
     top += _paint_judged(view, size)
     frame = view.frame
+    if size.height >= LOW_HEIGHT and view.overlay is Overlay.NONE and not is_known(view.zoom):
+        top += paint_steps(view, size.width, _STEP_LINES)
     if is_known(frame) and not (is_known(frame.verdict) and size.height < LOW_HEIGHT):
         top += paint_notes(frame, size.width, 1 if size.height < 30 else 4)
     return top if view.overlay is Overlay.STACKS else [*top, *paint_hint(view, size.width)]

@@ -1,0 +1,107 @@
+"""The lines of the steps: what they say, where a stall shows, and that no screen gets too wide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.frames import NOW_NS, make_frame, make_rank, make_view
+from tests.paces import make_hook, make_pace, split_of, with_hooks
+from tpmon.model.known import Missing
+from tpmon.model.window import pulse_of
+from tpmon.ui.cells import line_width
+from tpmon.ui.paint_job import describe_job
+from tpmon.ui.paint_ranks import paint_ranks
+from tpmon.ui.paint_steps import paint_steps, split_bar
+from tpmon.ui.panes import paint_screen
+from tpmon.ui.view import Ink, Size, ViewState
+
+SECOND = 1_000_000_000
+
+
+def view_of(**fields: Any) -> ViewState:
+    return make_view(with_hooks(make_frame(), make_hook(pace=make_pace(**fields))))
+
+
+def text_of(view: ViewState, width: int, most: int = 4) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in paint_steps(view, width, most))
+
+
+def test_without_a_hook_nothing_is_painted() -> None:
+    assert paint_steps(make_view(), 200, 4) == []
+    assert paint_steps(make_view(Missing("no reading yet")), 200, 4) == []
+
+
+def test_rates_times_and_split_are_said() -> None:
+    text = text_of(view_of(), 200)
+    for words in ("4.00 steps/s", "128 samples/s", "p50 248 ms  p95 270 ms  p99 312 ms", "step 2,840"):
+        assert words in text
+    assert "data 20 %" in text
+    assert "of the host's time of a step, rank 0" in text
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 200])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"step_age_s": 840.0}, {"samples_hz": Missing("no"), "data_pct": Missing("no")}, {"rate_hz": 0.004}],
+)
+def test_no_line_is_wider_than_the_screen(width: int, fields: dict[str, Any]) -> None:
+    lines = paint_steps(view_of(**fields), width, 4)
+    assert lines
+    assert all(line_width(line) <= width for line in lines)
+
+
+def test_a_loop_that_takes_no_step_is_marked() -> None:
+    line = paint_steps(view_of(step_age_s=840.0), 120, 4)[0]
+    assert ("! no step for 14m00s", Ink.WARN) in line
+
+
+def test_a_stall_of_the_history_is_named_with_its_age() -> None:
+    view = view_of()
+    pulses = list(view.pulses)
+    pulses[-21] = replace(pulses[-21], step_ms=4_100.0)
+    text = text_of(replace(view, pulses=tuple(pulses)), 120)
+    assert "! stall 4.1 s, 20 s ago" in text
+    assert "stall" not in text_of(view, 120)
+
+
+def test_the_bar_has_a_cell_for_each_share_and_the_width_asked_for() -> None:
+    bar = split_bar(make_pace(**split_of(50.0)), 20)
+    assert len(bar) == 20
+    assert bar.count("█") == 10
+    assert split_bar(make_pace(data_pct=Missing("no")), 20) == ""
+
+
+def test_the_pulse_keeps_the_longest_step() -> None:
+    frame = with_hooks(make_frame(), make_hook(pace=make_pace(slowest_ms=333.0)))
+    assert pulse_of(frame).step_ms == 333.0
+    assert isinstance(pulse_of(make_frame()).step_ms, Missing)
+
+
+def test_a_rank_whose_own_part_is_long_is_marked() -> None:
+    frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1), make_rank(4213, rank=2)))
+    hooks = [
+        make_hook(4211 + i, rank=i, pace=make_pace(4211 + i, own_ms=own))
+        for i, own in enumerate((100, 240, 110))
+    ]
+    lines = paint_ranks(make_view(with_hooks(frame, *hooks)), Size(160, 8), focused=False)
+    text = "\n".join("".join(one for one, _ in line) for line in lines)
+    assert "240 ms!" in text
+    assert text.count("ms!") == 1
+
+
+def test_all_figures_stand_in_the_pane_that_shows_all() -> None:
+    view = view_of()
+    headings = dict(describe_job(view, view.frame))
+    assert dict(headings["steps, by the hooks"])["last step"] == "0.1 s ago"
+    plain = make_view()
+    assert "steps, by the hooks" not in dict(describe_job(plain, plain.frame))
+
+
+def test_a_screen_without_a_hook_is_what_it_was() -> None:
+    view = make_view()
+    hidden = make_view(make_frame(hook=Missing("another reason"), steps=Missing("another reason")))
+    assert paint_screen(view, Size(120, 40))[:6] == paint_screen(hidden, Size(120, 40))[:6]
+    assert view.now_ns > NOW_NS
