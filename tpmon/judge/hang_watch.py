@@ -26,7 +26,7 @@ from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.dump_words import name_process, say_wait
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import IN_WORDS, Evidence, Kind
 
 OWN_S = 4.0
 """How long tpmon itself must have seen nothing move, whatever older signs say."""
@@ -243,7 +243,7 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
         rows += show_calls(scene.watch.calls, picture, scene.frame, seconds)
     rows += [_show(one, picture, age_s) for one in blame.also[:3]]
     rows += [
-        Evidence(f"dead process {one.pid}", float(one.pid), "", f"{one.name}, {one.how}", "/proc stat", age_s)
+        Evidence(f"dead process {one.pid}", IN_WORDS, "", f"{one.name}, {one.how}", "/proc stat", age_s)
         for one in blame.dead[:3]
     ]
     rows.append(
@@ -284,7 +284,7 @@ def _show(seen: Seen, picture: Picture, age_s: float) -> Evidence:
     words = (" < ".join(lines) or say_place(seen), say_wait(seen.thread), used)
     return Evidence(
         name=f"{name_process(seen.thread)} ({seen.thread.pid}){tail}",
-        value=float(seen.thread.pid),
+        value=IN_WORDS,
         unit="",
         text=", ".join(word for word in words if word),
         source="py-spy and /proc",
