@@ -1,11 +1,17 @@
-"""Give every program that a test starts the signals of a program started by hand."""
+"""Give every program that a test starts what a program started by hand has: its signals, and compiled modules."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
+
+# Many images set it; each of some hundred tpmons would then compile its modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session", autouse=True)

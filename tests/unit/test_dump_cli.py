@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.test_cli import SECONDS, call, small_environment, start, start_training
-from tests.unit.test_stacks import may_sample, wait_for
+from tests.unit.test_cli import SECONDS, call, small_environment, start
+from tests.unit.test_stacks import wait_for
 from tpmon.dump import FORMATS
 from tpmon.model.codec import decode
 from tpmon.model.dump import Dump, Motion
@@ -20,16 +19,6 @@ from tpmon.probe.other_spies import find_spies
 from tpmon.probe.procread import read_stat
 
 __all__ = ["small_environment"]  # a fixture of every test here too
-
-
-@pytest.fixture(scope="module")
-def job() -> Iterator[int]:
-    """Give the PID of a process with torch that waits, as long as the tests of this file."""
-    if reason := may_sample():
-        pytest.skip(reason)
-    with start_training() as training:
-        yield training.pid
-        training.kill()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +122,7 @@ def test_native_frames_and_variables_come_after_their_price(job: int, tmp_path):
     assert is_known(main.frames)
     assert any(".so" in frame.file for frame in main.frames)
     assert is_known(main.threads[0].locals)
-    assert read_stat(job).state == "S"
+    assert wait_for(lambda: read_stat(job).state == "S"), "it goes on as before"
     path = tmp_path / "native.json"
     path.write_text(done.stdout)
     text = call("fold", str(path)).stdout

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from tests.dumps import make_rank, make_round
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth
 from tpmon.probe.dump_service import ALREADY, NOBODY, DumpService
@@ -31,6 +32,20 @@ def member(pid: int) -> Member:
         started=datetime.now().astimezone(),
         environment=(),
     )
+
+
+State = TypeVar("State")
+
+
+def wait_for_state(read: Callable[[], Applicable[State]], condition: Callable[[State], bool]) -> State:
+    """Wait for a state of a service of which something holds, and return it."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        state = read()
+        if is_known(state) and condition(state):
+            return state
+        time.sleep(0.002)
+    raise AssertionError(f"not reached: {read()}")
 
 
 class SlowDumper:
@@ -71,13 +86,7 @@ class Bench:
         return self.made[-1]
 
     def wait(self, condition: Callable[[DumpState], bool]) -> DumpState:
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            state = self.service.state
-            if is_known(state) and condition(state):
-                return state
-            time.sleep(0.002)
-        raise AssertionError(f"not reached: {self.service.state}")
+        return wait_for_state(lambda: self.service.state, condition)
 
 
 def test_a_dump_grows_ends_and_enters_one_frame():

@@ -109,35 +109,21 @@ def test_help_and_lists_import_almost_nothing(arguments: list[str]) -> None:
 
 
 @pytest.mark.torch
-def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver() -> None:
-    training = "import torch; print('ready', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", training], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "ready\n"
-        arguments = ["attach", str(job.pid), "--json", "--once", "-i", "0.5"]
-        output, names = run_fresh(CALL.format(arguments=arguments))
-        job.kill()
-    assert json.loads(output)["target"]["pid"] == job.pid
+def test_one_json_frame_of_a_training_imports_neither_screen_nor_driver(job: int) -> None:
+    arguments = ["attach", str(job), "--json", "--once", "-i", "0.5"]
+    output, names = run_fresh(CALL.format(arguments=arguments))
+    assert json.loads(output)["target"]["pid"] == job
     assert not names & NEVER_IN_TEXT
 
 
 @pytest.mark.torch
-def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(tmp_path: Path) -> None:
-    training = "import torch; print('ready', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", training], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "ready\n"
-        output, names = run_fresh(CALL.format(arguments=["dump", str(job.pid), "--json"]))
-        arguments = ["sample", str(job.pid), "--seconds", "1", "--json"]
-        sampled, others = run_fresh(CALL.format(arguments=arguments))
-        job.kill()
-    assert json.loads(sampled)["pid"] == job.pid
+def test_a_dump_its_fold_and_samples_import_neither_screen_nor_driver(job: int, tmp_path: Path) -> None:
+    output, names = run_fresh(CALL.format(arguments=["dump", str(job), "--json"]))
+    arguments = ["sample", str(job), "--seconds", "1", "--json"]
+    sampled, others = run_fresh(CALL.format(arguments=arguments))
+    assert json.loads(sampled)["pid"] == job
     assert not others & NEVER_IN_TEXT
-    assert json.loads(output)["pid"] == job.pid
+    assert json.loads(output)["pid"] == job
     assert not names & NEVER_IN_TEXT
     path = tmp_path / "dump.json"
     path.write_text(output)

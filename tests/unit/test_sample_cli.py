@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,16 +27,6 @@ from tpmon.probe.target import find_job
 from tpmon.sample import FORMATS
 
 __all__ = ["small_environment"]  # a fixture of every test here too
-
-
-@pytest.fixture(scope="module")
-def job() -> Iterator[int]:
-    """Give the PID of a process with torch that waits, as long as the tests of this file."""
-    if reason := may_sample():
-        pytest.skip(reason)
-    with start_training() as training:
-        yield training.pid
-        training.kill()
 
 
 @pytest.mark.parametrize(

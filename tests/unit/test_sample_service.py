@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from tests.samples import make_reading, make_sampled
-from tests.unit.test_dump_service import member
+from tests.unit.test_dump_service import member, wait_for_state
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
@@ -63,13 +62,7 @@ class Bench:
         return self.made[-1]
 
     def wait(self, condition: Callable[[SampleState], bool]) -> SampleState:
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            state = self.service.state
-            if is_known(state) and condition(state):
-                return state
-            time.sleep(0.002)
-        raise AssertionError(f"not reached: {self.service.state}")
+        return wait_for_state(lambda: self.service.state, condition)
 
 
 def test_a_sampling_grows_and_ends():
