@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tpmon.model.dump import DeadChild, DumpError, DumpRound, ErrorKind, ProcessLook
+from tpmon.model.dump import DeadChild, DumpRound, ErrorKind, ProcessLook
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount
@@ -29,7 +29,14 @@ from tpmon.probe.job import Job, Member
 from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.other_spies import Spy, find_spies
 from tpmon.probe.procread import PROC, read_table
-from tpmon.probe.spy_failure import YIELD_S, Failure, explain_outcome, find_gone, find_obstacle
+from tpmon.probe.spy_failure import (
+    YIELD_S,
+    Failure,
+    explain_outcome,
+    find_gone,
+    find_obstacle,
+    report_failure,
+)
 from tpmon.probe.stack_child import CPU_LIMIT_S, NICENESS, SpyChild, dump_arguments, find_spy
 
 MOST_AT_ONCE = 8
@@ -209,24 +216,13 @@ class Dumper:
             taken_ns=time.monotonic_ns(),
             processes=tuple(answer.look for _, answer in ordered if answer.look is not None),
             errors=tuple(
-                self._error(member, answer.failure)
+                report_failure(self._host, member, answer.failure)
                 for member, answer in ordered
                 if answer.failure is not None
             ),
             paused_ms=sum(answer.paused_ms for _, answer in ordered),
             spy_cpu_ms=(self._spent() - before_s) * 1000,
             dead=self._dead,
-        )
-
-    def _error(self, member: Member, failure: Failure) -> DumpError:
-        return DumpError(
-            host=self._host,
-            pid=member.identity.pid,
-            role=member.role,
-            rank=member.rank,
-            worker=member.worker,
-            kind=failure.kind,
-            reason=failure.reason,
         )
 
     def _spent(self) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from tpmon.model.dump import DumpError, ErrorKind
+from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.model.sample import (
@@ -31,7 +31,7 @@ from tpmon.probe.other_spies import Spy, find_spies
 from tpmon.probe.procread import PROC
 from tpmon.probe.sample_tally import Slice, Tally, count_looks, read_main_thread
 from tpmon.probe.sample_text import parse_remarks
-from tpmon.probe.spy_failure import Failure, explain_outcome, find_gone, find_obstacle
+from tpmon.probe.spy_failure import Failure, explain_outcome, find_gone, find_obstacle, report_failure
 from tpmon.probe.stack_child import SpyChild, find_spy, record_arguments
 from tpmon.probe.stack_text import parse_raw
 
@@ -195,22 +195,11 @@ class Sampler:
             ended=sum(tally.has_ended for tally in tallies),
             processes=tuple(tally.total(rate_hz) for tally in tallies if tally.looks),
             errors=tuple(
-                self._error(tally.member, tally.failure)
+                report_failure(self._host, tally.member, tally.failure)
                 for tally in tallies
                 if tally.failure is not None and not (tally.has_ended and tally.looks)
             ),
             spy_cpu_ms=spent_s * 1000,
-        )
-
-    def _error(self, member: Member, failure: Failure) -> DumpError:
-        return DumpError(
-            host=self._host,
-            pid=member.identity.pid,
-            role=member.role,
-            rank=member.rank,
-            worker=member.worker,
-            kind=failure.kind,
-            reason=failure.reason,
         )
 
     def _begin_slices(

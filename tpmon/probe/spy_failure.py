@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpmon.model.dump import ErrorKind
+from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.process import Identity
 from tpmon.probe.deleted_python import explain_deleted
+from tpmon.probe.job import Member
 from tpmon.probe.other_spies import Spy
 from tpmon.probe.procread import PROC, read_file, read_stat
 from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome
@@ -29,6 +30,19 @@ class Failure:
     kind: ErrorKind
     reason: str
     torn: bool = False
+
+
+def report_failure(host: str, member: Member, failure: Failure) -> DumpError:
+    """Say of which process there are no stacks, and why."""
+    return DumpError(
+        host=host,
+        pid=member.identity.pid,
+        role=member.role,
+        rank=member.rank,
+        worker=member.worker,
+        kind=failure.kind,
+        reason=failure.reason,
+    )
 
 
 def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
