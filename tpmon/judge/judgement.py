@@ -10,6 +10,7 @@ from tpmon.judge import (
     rules_comms,
     rules_cpu,
     rules_data,
+    rules_deaths,
     rules_gpu,
     rules_healthy,
     rules_loader,
@@ -24,15 +25,15 @@ from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
 from tpmon.judge.rules_hook import with_hooks
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
-from tpmon.judge.standing import Key, Standing, follow, key_of, note_cleared, state
+from tpmon.judge.standing import Key, Standing, follow, key_of, leave_out_own, note_cleared, note_rules, state
 from tpmon.judge.suspicion import Rule, Suspicion
 from tpmon.judge.unmoved import hold_back
 from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import RankRow
-from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, Evidence, Finding, Kind, pick_code
+from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, Finding, Kind, pick_code
 from tpmon.model.verdict_words import (
     is_undecided,
     join_cause,
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = with_hooks(
         rules_cpu.judge_oversubscription,
         *rules_data.RULES,
         *rules_loader.RULES,
+        *rules_deaths.RULES,
         *rules_storage.RULES,
         *rules_gpu.RULES,
         *rules_comms.RULES,
@@ -93,7 +95,7 @@ def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
 def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[str, ...]:
     """Name what else was seen, so that the second cause is no surprise when the first is gone."""
     keys = [key_of(one) for one in suspicions]
-    explained = find_explained(keys)
+    explained = find_explained([*keys, stated] if stated is not None else keys)
     others = [
         one
         for one, key in zip(suspicions, keys, strict=True)
@@ -113,7 +115,7 @@ def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
     sure = (say_confidence(before), say_since_in_full(before, frame.taken))
     words = f"{before.kind.value.upper()} {name_cause(before)}".strip()
     text = f"{', '.join(word for word in (words, *sure) if word)}: {before.summary}"
-    row = Evidence(BEFORE_THE_END, Missing("in words"), "", text, "tpmon", frame.ages_s.cpu)
+    row = Evidence(BEFORE_THE_END, IN_WORDS, "", text, "tpmon", frame.ages_s.cpu)
     return replace(finding, evidence=(*finding.evidence, row))
 
 
@@ -122,7 +124,7 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     answers = hold_back([rule(scene) for rule in RULES], scene)
     suspicions = [one for one in answers if isinstance(one, Suspicion)]
     now_ns = scene.frame.taken_ns
-    noted = note_cleared(standing, answers, now_ns)
+    noted = note_rules(note_cleared(standing, answers, now_ns), answers)
     cleared_ns = {
         key_of(one): since_ns
         for one, since_ns in zip(answers, noted.cleared_ns, strict=True)
@@ -137,7 +139,7 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
         decided = replace(decided, stated=end)  # there is no later reading to be surer by
     track = next((one for one in ranked if key_of(one.suspicion) == decided.stated), None)
     if track is not None:
-        finding = find(track, answers, scene)
+        finding = find(track, leave_out_own(decided, answers), scene)
         if end is not None and standing.finding is not None:
             finding = _keep_before(finding, standing.finding, scene.frame)
     elif decided.stated is not None and standing.finding is not None:

@@ -75,7 +75,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     """
     suspicion, now = track.suspicion, scene.now
     if suspicion.seen:
-        return now, SinceIs.ONSET, "seen"
+        return now, SinceIs.ONSET, "seen to end"
     if is_known(suspicion.since_ns):
         began = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - suspicion.since_ns) / 1e9))
         by_hook = suspicion.kind is Kind.HUNG and HOOK in suspicion.sources
@@ -94,8 +94,15 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     return first, SinceIs.LOWER_BOUND, "first reading"
 
 
-def _write_try(chosen: Chosen) -> str:
-    """Join what to do and what to paste; several lines of paste stand below it."""
+def write_try(chosen: Chosen) -> str:
+    """Join what to do and what to paste; several lines of paste stand below it.
+
+    A title that ends with the beginning of the paste says it once.
+    """
+    said, _, last = chosen.text.rpartition(": ")
+    if said and chosen.paste.startswith(last):
+        gap = "\n" if "\n" in chosen.paste else " "
+        return f"{said}:{gap}{chosen.paste}"
     if "\n" in chosen.paste:
         return f"{chosen.text}:\n{chosen.paste}"
     return f"{chosen.text}: {chosen.paste}"
@@ -155,13 +162,27 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
         since_is=since_is,
         since_source=since_source,
         summary=suspicion.summary,
-        try_=_write_try(chosen) if chosen is not None else NOT_APPLICABLE,
+        try_=write_try(chosen) if chosen is not None else NOT_APPLICABLE,
         ceiling=write_ceiling(suspicion, chosen),
-        evidence=_read_rows(suspicion.evidence),
+        evidence=tuple(row for row in _read_rows(suspicion.evidence) if row not in suspicion.against),
         against=_read_rows(suspicion.against),
         ruled_out=ruled_out,
         unknown=unknown,
+        pid=suspicion.pid,
+        rank=suspicion.rank,
+        card=suspicion.card,
+        where=_place_of(suspicion, scene),
     )
+
+
+def _place_of(suspicion: Suspicion, scene: Scene) -> Applicable[str]:
+    """Return where the accused process is: by its stacks, else as the row of its rank says."""
+    if not is_known(suspicion.pid):
+        return NOT_APPLICABLE
+    phases = next((one.phases for one in scene.ranks if one.process.pid == suspicion.pid), NOT_APPLICABLE)
+    if is_known(phases):
+        return phases.where or Missing("no frame of its own code")
+    return phases
 
 
 def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) -> Finding:
@@ -192,17 +213,21 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
         against=(),
         ruled_out=ruled_out,
         unknown=unknown,
+        pid=NOT_APPLICABLE,
+        rank=NOT_APPLICABLE,
+        card=NOT_APPLICABLE,
+        where=NOT_APPLICABLE,
     )
 
 
 def _say_next(scene: Scene) -> str:
     """Say what tells more where no rule fits."""
+    pid = scene.frame.target.pid
     if still_s(scene) >= STILL_S:
         return say_longer(scene)
     stacks = scene.frame.stacks
     if isinstance(stacks, Missing):
         return f"let tpmon see stacks ({stacks.reason})"
-    pid = scene.frame.target.pid
     return (
         f"see what they wait for, and where their time goes: tpmon dump {pid} --rounds 3; tpmon sample {pid}"
     )
