@@ -287,7 +287,11 @@ class TraceFile:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """Hold one rank beside the others, in milliseconds of the mean step."""
+    """Hold one rank beside the others, in milliseconds of the mean step.
+
+    ``wait_ms`` and ``transfer_ms`` are of all collectives of the trace that every rank has: what of
+    them was waiting for the last rank, and what moved data.
+    """
 
     rank: Known[int]
     path: str
@@ -296,6 +300,8 @@ class RankRow:
     comm_ms: float
     overlap_ms: float
     other_ms: float
+    wait_ms: Known[float]
+    transfer_ms: Known[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +315,6 @@ class RankTable:
     waits_ms: Applicable[float]
     matched: int
     collectives: int
-    transfer_ms: Known[float]
     summary: str
 
 

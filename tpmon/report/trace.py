@@ -328,11 +328,14 @@ def _write_ranks(table: RankTable) -> list[str]:
             f"{row.comm_ms:,.3f}",
             f"{row.overlap_ms:,.3f}",
             f"{row.other_ms:,.3f}",
+            _number(row.wait_ms, 3),
+            _number(row.transfer_ms, 3),
         )
         for row in table.ranks
     ]
-    headers = ("rank", "step ms", "compute", "comms", "of it hidden", "neither")
+    headers = ("rank", "step ms", "compute", "comms", "of it hidden", "neither", "waits*", "moves data*")
     lines += lay_columns(headers, rows, indent=2)
+    lines.append("  * in all collectives of the trace; the other columns are of the mean step, in ms")
     if table.missing:
         named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
         lines.append(cut(f"  no trace of rank {named}", WIDTH))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from tpmon.trace.breakdown import Activity, comm_rows
 from tpmon.trace.classes import flag, is_comm_host
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
-from tpmon.trace.spans import unite_all
+from tpmon.trace.spans import unite, unite_all
 from tpmon.trace.steps import Steps
 
 SPREAD = 1.2
 """The straggler is named where the longest wait is this many times the shortest one."""
 LEAST_SPREAD_MS = 1.0
+_ALONE = Missing("one rank alone does not tell waiting from moving data")
+_UNMATCHED = Missing("no collective is in the traces of all ranks")
 
 Key = tuple[str, str, int]
 """Group, collective, and which one of them: by its sequence number, else by order."""
@@ -27,11 +29,11 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """Hold of one trace what the comparison needs: its row, and how long each collective took, in ns."""
+    """Hold of one trace what the comparison needs: its row, and when each collective ran, in ns."""
 
     row: RankRow
     world_size: Known[int]
-    collectives: dict[Key, int]
+    collectives: dict[Key, tuple[int, int]]
 
 
 def take_parts(trace: Trace, file: TraceFile, steps: Steps, activity: Activity) -> RankParts:
@@ -43,13 +45,23 @@ def take_parts(trace: Trace, file: TraceFile, steps: Steps, activity: Activity) 
     both = unite_all([compute, comm]).within(start, end)
     alone = (compute.within(start, end), comm.within(start, end))
     overlap = alone[0] + alone[1] - both
-    means = [float(part.mean()) / 1e6 for part in (end - start, *alone, overlap, (end - start) - both)]
-    return RankParts(RankRow(file.rank, file.path, *means), file.world_size, _collectives(trace, on_device))
+    row = RankRow(
+        rank=file.rank,
+        path=file.path,
+        step_ms=float((end - start).mean()) / 1e6,
+        compute_ms=float(alone[0].mean()) / 1e6,
+        comm_ms=float(alone[1].mean()) / 1e6,
+        overlap_ms=float(overlap.mean()) / 1e6,
+        other_ms=float(((end - start) - both).mean()) / 1e6,
+        wait_ms=_ALONE,
+        transfer_ms=_ALONE,
+    )
+    return RankParts(row, file.world_size, _collectives(trace, on_device))
 
 
-def _collectives(trace: Trace, on_device: bool) -> dict[Key, int]:
-    """Number the collectives of each group and kind; what overlaps another of its stream counts once."""
-    found: dict[Key, int] = {}
+def _collectives(trace: Trace, on_device: bool) -> dict[Key, tuple[int, int]]:
+    """Return start and duration of the collectives, numbered within their group and kind."""
+    found: dict[Key, tuple[int, int]] = {}
     seen: defaultdict[tuple[str, str], int] = defaultdict(int)
     if on_device:
         work = trace.work
@@ -60,51 +72,54 @@ def _collectives(trace: Trace, on_device: bool) -> dict[Key, int]:
             group = said.group if said else ""
             order = said.sequence if said and said.sequence >= 0 else seen[group, name]
             seen[group, name] += 1
-            found[group, name, order] = int(work.duration[row])
+            found[group, name, order] = (int(work.start[row]), int(work.duration[row]))
         return found
     host = trace.host
     named = flag(trace.names, is_comm_host)[host.name] & (host.category == Category.ANNOTATION)
     for row in np.flatnonzero(named).tolist():
         name = trace.names[host.name[row]]
-        found["", name, seen["", name]] = int(host.duration[row])
+        found["", name, seen["", name]] = (int(host.start[row]), int(host.duration[row]))
         seen["", name] += 1
     return found
 
 
 def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
-    """Lay ranks side by side. A rank given twice, or without a number, keeps its row."""
-    rows = tuple(sorted((part.row for part in parts), key=_order))
+    """Lay ranks side by side. A rank given twice, or without a number, keeps its row.
+
+    What a collective takes on the rank where it is shortest moves data; what it takes longer elsewhere
+    is waiting for that rank. Ranges that overlap on a rank count once.
+    """
     sizes = [part.world_size for part in parts if is_known(part.world_size)]
     world: Known[int] = max(sizes) if sizes else Missing("no trace says the size of the job")
-    have = {row.rank for row in rows if is_known(row.rank)}
+    have = {part.row.rank for part in parts if is_known(part.row.rank)}
     missing = tuple(rank for rank in range(world) if rank not in have) if is_known(world) and have else ()
-    shared = set.intersection(*(set(part.collectives) for part in parts))
+    shared = sorted(set.intersection(*(set(part.collectives) for part in parts)))
     every = set().union(*(part.collectives for part in parts))
-    transfer = sum(min(part.collectives[key] for part in parts) for key in shared) / 1e6
-    waits = {part.row.path: sum(part.collectives[key] for key in shared) / 1e6 - transfer for part in parts}
+    rows = sorted((_split_waits(part, shared, parts) for part in parts), key=_order)
     straggler: Applicable[int] = NOT_APPLICABLE
     spread: Applicable[float] = NOT_APPLICABLE
     summary = f"{len(parts)} ranks, {len(shared)} of {len(every)} collectives matched"
-    if shared and len(parts) > 1:
-        ordered = sorted(parts, key=lambda part: waits[part.row.path])
-        least, most = waits[ordered[0].row.path], waits[ordered[-1].row.path]
-        rank = ordered[0].row.rank
+    waits = [(row.wait_ms, row.rank) for row in rows if is_known(row.wait_ms)]
+    if len(waits) > 1:
+        least, rank = min(waits, key=lambda one: one[0])
+        most = max(wait for wait, _rank in waits)
         if most - least >= LEAST_SPREAD_MS and most >= SPREAD * least and is_known(rank):
             straggler, spread = rank, most - least
-            summary += f"; rank {rank} waits least, so the others wait for it: {most - least:.1f} ms"
+            summary += f"; rank {rank} waits least, the others for it: up to {spread:.1f} ms"
     if missing:
         summary += f"; no trace of {len(missing)} ranks"
-    return RankTable(
-        rows,
-        world,
-        missing,
-        straggler,
-        spread,
-        len(shared),
-        len(every),
-        transfer if shared else Missing("no collective could be matched"),
-        summary,
-    )
+    return RankTable(tuple(rows), world, missing, straggler, spread, len(shared), len(every), summary)
+
+
+def _split_waits(part: RankParts, shared: Sequence[Key], parts: Sequence[RankParts]) -> RankRow:
+    """Split the collectives that every rank has into waiting and moving data."""
+    if not shared:
+        return replace(part.row, wait_ms=_UNMATCHED, transfer_ms=_UNMATCHED)
+    own = np.array([part.collectives[key] for key in shared], dtype=np.int64)
+    least = np.array([min(one.collectives[key][1] for one in parts) for key in shared], dtype=np.int64)
+    total = unite(own[:, 0], own[:, 1]).total
+    transfer = unite(own[:, 0] + own[:, 1] - least, least).total
+    return replace(part.row, wait_ms=(total - transfer) / 1e6, transfer_ms=transfer / 1e6)
 
 
 def _order(row: RankRow) -> tuple[int, str]:

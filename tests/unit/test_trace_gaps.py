@@ -1,0 +1,150 @@
+"""Idle time, its causes and the verdict, on traces with known microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from tests.traces import V100, TraceBuilder
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.trace import TraceFile
+from tpmon.model.verdict import Kind
+from tpmon.trace.analysis import analyze
+
+
+def analyse(builder: TraceBuilder, tmp_path: Path, **header: object) -> TraceFile:
+    return analyze([builder.write(tmp_path / "t.json", header)]).files[0]
+
+
+def busy_trace() -> TraceBuilder:
+    """One step of 1,000 us: 300 us of kernels, and an idle gap of 100 us for each of seven causes."""
+    trace = TraceBuilder().step(1, 0, 1000).loader(0, 100)
+    trace.kernel(100, 50, launch=90)
+    trace.call("cudaStreamSynchronize", 150, 100).kernel(250, 50, launch=240)
+    trace.kernel(300, 1, launch=299, name="Memcpy HtoD (Pageable -> Device)", category="gpu_memcpy", bytes=4)
+    trace.call("cudaStreamCreate", 301, 99).kernel(400, 50, launch=397)
+    trace.call("cudaFree", 450, 100).kernel(550, 50, launch=540)
+    trace.call("cudaLaunchKernelExC", 600, 100).kernel(700, 50, launch=690)
+    trace.op("aten::nonzero", 750, 100).kernel(850, 50, launch=745)
+    return trace
+
+
+def test_every_idle_microsecond_has_one_cause(tmp_path: Path) -> None:
+    gaps = analyse(busy_trace(), tmp_path).gaps[0]
+    assert (gaps.window, gaps.busy, gaps.idle) == (1000, 301, 699)
+    assert gaps.data == 100
+    assert gaps.sync_explicit == 100
+    assert gaps.sync_implicit == 99
+    assert gaps.alloc == 100
+    assert gaps.launch == 100
+    assert gaps.cpu_op == 100
+    assert gaps.other == 100
+    causes = [gaps.data, gaps.sync_explicit, gaps.sync_implicit, gaps.alloc, gaps.launch, gaps.cpu_op]
+    assert sum(causes) + gaps.other == gaps.idle
+
+
+def test_the_first_cause_of_the_order_counts(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 100).loader(10, 50).op("aten::copy_", 10, 80)
+    trace.call("cudaMalloc", 40, 40).kernel(0, 10, launch=0).kernel(90, 10, launch=89)
+    gaps = analyse(trace, tmp_path).gaps[0]
+    assert (gaps.data, gaps.alloc, gaps.launch, gaps.cpu_op, gaps.other) == (50, 20, 1, 9, 0)
+
+
+def test_a_pageable_copy_that_the_call_waits_for_is_an_implicit_sync(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 100)
+    trace.call("cudaMemcpyAsync", 10, 50, correlation=5)
+    args = {"device": 0, "stream": 7, "correlation": 5, "bytes": 100}
+    trace.add("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 40, 20, args=args)
+    gaps = analyse(trace, tmp_path).gaps[0]
+    assert (gaps.sync_implicit, gaps.launch, gaps.other) == (30, 0, 50)
+    trace.events[-1]["name"] = "Memcpy HtoD (Pinned -> Device)"
+    gaps = analyse(trace, tmp_path).gaps[0]
+    assert (gaps.sync_implicit, gaps.launch) == (0, 30)
+
+
+def test_large_gaps_are_named_with_call_operator_and_line(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 10, launch=0).kernel(900, 100, launch=899)
+    trace.op("aten::item", 10, 889).call("cudaStreamSynchronize", 20, 800)
+    trace.add("python_function", "train.py(12): step", 5, 950)
+    trace.add("python_function", "torch/_tensor.py(40): item", 8, 900)
+    largest = analyse(trace, tmp_path).gaps[0].largest[0]
+    assert (largest.start_ms, largest.us, largest.cause) == (0.01, 890, "sync_explicit")
+    assert (largest.call, largest.operator) == ("cudaStreamSynchronize", "aten::item")
+    assert largest.source == "train.py(12): step"
+
+
+def test_devices_have_gaps_of_their_own(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 100).kernel(0, 100, launch=0).kernel(0, 40, launch=1, device=1)
+    gaps = analyse(trace, tmp_path).gaps
+    assert [(gap.device, gap.idle) for gap in gaps] == [(0, 0), (1, 60)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "named"),
+    [
+        ("loader", Kind.DATA_BOUND, "no-workers"),
+        ("cudaDeviceSynchronize", Kind.SYNC_BOUND, "explicit"),
+        ("cudaModuleLoadData", Kind.SYNC_BOUND, "implicit"),
+        ("hipFree", Kind.SYNC_BOUND, "allocator"),
+        ("aten::add", Kind.LAUNCH_BOUND, "tiny-kernels"),
+        ("python", Kind.PYTHON_BOUND, "single-thread"),
+    ],
+)
+def test_the_verdict_is_the_largest_cause(cause: str, kind: Kind, named: str, tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000)
+    for start in range(0, 1000, 100):
+        trace.kernel(start, 5, launch=start)
+        if cause == "loader":
+            trace.loader(start + 10, 80)
+        elif cause.startswith("aten"):
+            trace.op(cause, start + 10, 80)
+        elif cause != "python":
+            trace.call(cause, start + 10, 80)
+    verdict = analyse(trace, tmp_path).verdict
+    assert (verdict.kind, verdict.cause) == (kind, named)
+    assert verdict.share_pct == pytest.approx(95 if cause == "python" else 80, abs=10)
+    assert sum(share.pct for share in verdict.shares) == pytest.approx(100)
+
+
+def test_a_busy_device_is_compute_bound_and_names_what_is_next(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 800, launch=0).loader(800, 150)
+    verdict = analyse(trace, tmp_path).verdict
+    assert (verdict.kind, verdict.cause, verdict.second) == (Kind.COMPUTE_BOUND, "gpu", "data-bound")
+
+
+def test_exposed_communication_counts_where_no_kernel_computes(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
+    said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1000, "Out msg nelems": 1000}
+    trace.kernel(100, 900, launch=1, name="ncclDevKernel_AllReduce", **said, **{"Group size": 4})
+    file = analyse(trace, tmp_path)
+    assert file.verdict.kind is Kind.COMMS_BOUND
+    assert file.communication is not NOT_APPLICABLE
+    comms = file.communication
+    assert (comms.comm_us, comms.overlap_us, comms.exposed_us) == (900, 200, 700)
+    row = comms.collectives[0]
+    assert (row.name, row.bytes) == ("allreduce", 4000)
+    assert row.bus_gb_s == pytest.approx(4000 * 1.5 / 900e3)
+
+
+def test_without_a_device_the_host_is_split(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).loader(0, 400).op("aten::copy_", 100, 50)
+    trace.op("aten::mm", 400, 300).op("aten::item", 700, 100)
+    trace.add("user_annotation", "gloo:all_reduce", 650, 250, tid=7)
+    file = analyse(trace, tmp_path, deviceProperties=[])
+    assert file.gaps == ()
+    assert file.host_us is not NOT_APPLICABLE
+    assert astuple(file.host_us) == (400, 100, 0, 0, 400, 100)
+    assert (file.verdict.kind, file.verdict.cause) == (Kind.DATA_BOUND, "no-workers")
+    assert file.verdict.second == "comms-bound"
+
+
+def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name="volta_sgemm_128x32_nt")
+    trace.op("aten::mm", 0, 10, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
+    advised = analyse(trace, tmp_path, deviceProperties=[V100]).verdict.advice
+    trace.events[-1]["args"]["Input type"] = ["c10::BFloat16", "c10::BFloat16"]
+    bf16 = analyse(trace, tmp_path, deviceProperties=[V100]).verdict.advice
+    assert not any("bfloat16" in text.lower() or "tf32" in text.lower() for text in bf16)
+    assert set(bf16) <= set(advised)
