@@ -50,8 +50,8 @@ _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 """Python ignores them from its start on; a program that takes its place would go on ignoring them."""
 
 _LOOK_S = 0.25
-_ENDS_WITHIN_S = 3.0
-"""A launcher takes this long at most to follow its ranks; the screen is gone by then."""
+_ENDS_WITHIN_S = 0.2
+"""The screen, once left, ends tpmon within a second, whatever it is doing."""
 
 
 class Request:

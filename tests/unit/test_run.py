@@ -18,8 +18,10 @@ import pytest
 
 from tests.unit.test_hook_install import LOOP, ROOT, python, torch_like
 from tpmon import hook_file, run
-from tpmon.errors import UsageError
+from tpmon.errors import NoTerminalError, UsageError
 from tpmon.hook import __main__ as hook_main
+from tpmon.probe import target
+from tpmon.report.write import Output
 
 __all__ = ["python", "torch_like"]
 
@@ -240,3 +242,58 @@ def test_both_ways_put_the_same_folder_before_what_was_there() -> None:
 def test_ends_are_said_by_their_names() -> None:
     assert run.describe_end(3) == "with exit code 3"
     assert run.describe_end(-11) == "by SIGSEGV"
+
+
+def attach(*command: str, log: Path, watch=lambda _job: 0) -> int:
+    """Run with --attach where the terminal is said to be there and the screen is ``watch``."""
+    arguments = ["--attach", "--log", str(log), "--", *command]
+    return run.run_program(arguments, Output(1, ascii_only=False), lambda: None, watch)
+
+
+def test_with_attach_the_end_of_the_program_is_that_of_tpmon(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    log = tmp_path / "run.log"
+    assert attach("sh", "-c", "echo out; echo err >&2; exit 5", log=log) == 5
+    assert log.read_text() == "out\nerr\n"
+    assert log.stat().st_mode & 0o777 == 0o600
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert f"sh ended with exit code 5; what it printed: {log}" in told.err
+    assert attach("sh", "-c", "kill -SEGV $$", log=tmp_path / "two.log") == 128 + signal.SIGSEGV
+    assert "sh ended by SIGSEGV" in capfd.readouterr().err
+
+
+def test_leaving_the_screen_leaves_the_program_running(
+    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "find_job", lambda pid: pid)
+    watched: list[int] = []
+    log = tmp_path / "run.log"
+    assert attach("sleep", "100", log=log, watch=watched.append) == 0
+    try:
+        assert os.getsid(watched[0]) == watched[0]  # a hang-up of this terminal is not its own
+        assert f"the training goes on: tpmon attach {watched[0]} shows it" in capfd.readouterr().err
+    finally:
+        os.kill(watched[0], signal.SIGKILL)
+        os.waitpid(watched[0], 0)
+
+
+def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    with pytest.raises(UsageError, match="cannot run no-such-program"):
+        attach("no-such-program", log=log)
+    assert not log.exists()
+    log.write_text("mine")
+    with pytest.raises(UsageError, match="cannot make the log"):
+        attach("touch", str(tmp_path / "started"), log=log)
+    assert log.read_text() == "mine"
+
+    def none() -> None:
+        raise NoTerminalError("no terminal", "one")
+
+    with pytest.raises(NoTerminalError):
+        run.run_program(
+            ["--attach", "touch", str(tmp_path / "started")], Output(1, False), none, lambda _job: 0
+        )
+    assert not (tmp_path / "started").exists()
