@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--null", action="store_true", help="keep tpmon stopped: what the host does alone")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training ends, too
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "steps")
         Path(path).write_bytes(bytes(16))
