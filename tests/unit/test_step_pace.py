@@ -214,6 +214,18 @@ def test_a_job_without_a_hook_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read.put([make_rank()]) == (make_rank(),)
 
 
+def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, loop = StepProbe(), Loop()
+    loop.step(100, 20)
+    off = loop.read(state=HookState.DISABLED, error="KeyError('x')")
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, off))
+    read = probe.read([make_process()])
+    assert read.steps == Missing("the hook turned itself off: KeyError('x')")
+    assert read.notes == (
+        "hook-off: the hook of rank 0 turned itself off, its steps are not known any more: KeyError('x')",
+    )
+
+
 def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

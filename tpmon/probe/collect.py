@@ -257,7 +257,7 @@ class Collector:
             collectives=self.records.take(),
             main_threads=looks,
             verdict=_NOT_JUDGED,
-            notes=list_taxes(environment) + gpu.notes + self._remarks(outputs),
+            notes=list_taxes(environment) + gpu.notes + steps.notes + self._remarks(outputs),
             hook=steps.hook,
             steps=steps.steps,
             events=events,

@@ -200,6 +200,18 @@ class StepsRead:
     missing: Mapping[int, Missing]
     """Why a rank has no reading, by PID."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say which hooks turned themselves off: silently for the program, not for who looks."""
+        if not is_known(self.hook):
+            return ()
+        off = next((one for one in self.hook if one.state is HookState.DISABLED), None)
+        if off is None:
+            return ()
+        name = f"rank {off.rank}" if is_known(off.rank) else f"process {off.pid}"
+        why = off.error or "it does not say why"
+        return (f"hook-off: the hook of {name} turned itself off, its steps are not known any more: {why}",)
+
     def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
         """Put each rank's last step into its row of the rank table."""
         paces = {one.pid: one.pace for one in self.hook} if is_known(self.hook) else {}
