@@ -83,6 +83,13 @@ def test_looks_that_never_come_leave_the_word_to_the_readings_after_a_while():
     assert [second for second, one in enumerate(judged) if is_known(one.look)] == [20, 45]
 
 
+def test_a_worker_that_started_before_the_hang_bounds_it_from_the_other_side():
+    job = (make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)"), make_worker(0, 0))
+    finding = conclude(stand(*job))
+    row = next(one for one in finding.evidence if one.name == "youngest worker started")
+    assert (row.value, row.unit) == (3600.0, "s ago")
+
+
 def test_looks_that_come_late_are_waited_for_and_not_replaced_by_the_word_of_the_readings():
     frames = blind(stand(LOCKED, seconds=80, log_age_s=85.0))
     for second, at_s in zip((40, 58, 76), (0.0, 3.0, 6.0), strict=True):

@@ -60,6 +60,16 @@ def test_the_time_that_is_asked_for_is_the_time_that_is_named():
     assert "--for 70s" in finding.try_
 
 
+def test_first_steps_are_steps_and_other_starts_take_their_time():
+    scene = unmoved()
+    first = replace(suspect(Kind.STARTING), cause="first-steps")
+    load = replace(first, cause="load")
+    assert hold_back([first, load], scene) == [
+        Unsure("starting first-steps (nothing has moved since tpmon attached)"),
+        load,
+    ]
+
+
 def test_what_was_seen_to_move_is_said_to_have_moved():
     frames = blind(stand(LOCKED, seconds=15, log_age_s=20.0))
     sooner = [

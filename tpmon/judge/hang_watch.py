@@ -263,6 +263,9 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
     talked = connections_age_s(scene.frame)
     if talked is not None and quiet.sign != LAST_DATA:
         rows.append(reading("last data on connections", talked, "s ago", "TCP_INFO", 0.0))
+    ages = [worker.age_s for rank in scene.ranks for worker in rank.workers]
+    if ages and min(ages) > seconds:
+        rows.append(reading("youngest worker started", min(ages), "s ago", "/proc stat", 0.0))
     rows.append(
         reading("nothing moved", quiet.cornered_s, "s", "schedstat and stacks", scene.frame.ages_s.cpu)
     )

@@ -41,6 +41,10 @@ SPEEDS = frozenset(
 """Kinds that say what a run spends its steps on: without a step there are none of them."""
 
 
+FIRST_STEPS = (Kind.STARTING, "first-steps")
+"""Steps too: a run that stands from its first second on has none."""
+
+
 def watched_s(watch: Watch, frame: Frame) -> float:
     """Return for how long tpmon has watched."""
     return (frame.taken_ns - watch.begun_ns) / 1e9 if watch.begun_ns else 0.0
@@ -106,7 +110,7 @@ def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
         return list(answers)
     return [
         Unsure(f"{_name(one.kind, one.cause)} (nothing has moved since tpmon attached)")
-        if isinstance(one, Suspicion) and one.kind in SPEEDS
+        if isinstance(one, Suspicion) and (one.kind in SPEEDS or (one.kind, one.cause) == FIRST_STEPS)
         else one
         for one in answers
     ]
