@@ -33,16 +33,6 @@ class Program:
     folder: Path
 
 
-@dataclass(frozen=True)
-class TorchrunJob:
-    """Name the processes of a torchrun job by part; ``workers[rank]`` are PIDs in birth order."""
-
-    launcher: int
-    ranks: tuple[int, ...]
-    workers: tuple[tuple[int, ...], ...]
-    folder: Path
-
-
 @contextmanager
 def run_program(command: Sequence[str], folder: Path, trainers: int) -> Iterator[Program]:
     """Run a command in this folder until ``trainers`` processes have trained a batch; end it after use.
@@ -93,19 +83,3 @@ def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-@pytest.fixture(scope="module")
-def torchrun_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchrunJob]:
-    """Start torchrun with 2 ranks over gloo and 2 loader workers a rank, all of them training."""
-    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "job_train.py", "--ready", "{ready}")
-    with run_program((*command, "--seconds", "600"), tmp_path_factory.mktemp("torchrun"), 2) as program:
-        table = read_table()
-        # the order in which a process had its children, as the kernel keeps it
-        children = {
-            pid: tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-            for pid in (program.pid, *program.trainers)
-        }
-        ranks = children[program.pid]
-        assert sorted(ranks) == sorted(program.trainers), table
-        yield TorchrunJob(program.pid, ranks, tuple(children[rank] for rank in ranks), program.folder)

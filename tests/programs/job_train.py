@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+# A worker looks every 5 s whether its rank still lives; a test that kills the rank waits for that.
+torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.5
+
 
 class Samples(Dataset):
     """Hand out rows for ever."""

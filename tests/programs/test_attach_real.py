@@ -1,138 +1,36 @@
-"""`tpmon attach PID --json --once` on real jobs of many kinds, all started in one shell."""
+"""`tpmon attach PID --json --once`, and finding by any member, on jobs of many kinds in one shell."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
-import shlex
 import shutil
-import socket
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.programs.chaos_watch import Document, ask_once, by_pid, run_tpmon, watch
-from tests.programs.conftest import HERE, READY_S, TORCHRUN, end_tree, wait_until
+from tests.programs.conftest import wait_until
+from tests.programs.shell_jobs import LOAD, Started, jobs
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Role
+from tpmon.probe.job import Job
+from tpmon.probe.members import Membership
+from tpmon.probe.target import find_job
+
+__all__ = ["jobs"]  # a fixture of the tests here
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
 ]
-
-LOAD = 0.25
-
-
-@dataclass(frozen=True)
-class Started:
-    """Hold what a job itself says: the PID the shell gave it, its ranks, and its workers by number.
-
-    ``workers[rank_pid][number]`` is a PID; told by torch, not by tpmon.
-    """
-
-    root: int
-    ranks: dict[int, int]
-    workers: dict[int, dict[int, int]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], int]]:
-    """Return the command line of each job and how many processes train in it."""
-    node = (*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
-    node += ("--master-port", str(free_port()))
-    quiet = ("--load", "0.02")
-
-    def train(name: str, *options: str) -> tuple[str, ...]:
-        return ("chaos_train.py", "--ready", str(folder / name), *options)
-
-    return {
-        "torchrun": (
-            (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *train("torchrun", "--load", str(LOAD))),
-            2,
-        ),
-        "node 0": ((*node, "--node-rank", "0", *train("node 0", "--workers", "1", *quiet)), 1),
-        "node 1": ((*node, "--node-rank", "1", *train("node 1", "--workers", "1", *quiet)), 1),
-        "spawned workers": ((sys.executable, *train("spawned workers", "--context", "spawn", *quiet)), 1),
-        "served workers": ((sys.executable, *train("served workers", "--context", "forkserver", *quiet)), 1),
-        "spawned ranks": (
-            (
-                *(sys.executable, "job_spawn.py", "--ready", str(folder / "spawned ranks")),
-                *("--context", "spawn", "--workers", "1", "--seconds", "600"),
-            ),
-            2,
-        ),
-    }
-
-
-def trainers(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-
-
-def read_truth(folder: Path, root: int) -> Started:
-    ranks = {read_rank(pid): pid for pid in trainers(folder)}
-    workers: dict[int, dict[int, int]] = {pid: {} for pid in ranks.values()}
-    for path in folder.glob("worker-*"):
-        _, rank, number, pid = path.name.split("-")
-        workers[ranks[int(rank)]][int(number)] = int(pid)
-    return Started(root, ranks, workers)
-
-
-def read_rank(pid: int) -> int:
-    """Return RANK; 0 where there is none, and then the program is told by its parent."""
-    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next((int(one[5:]) for one in variables if one.startswith(b"RANK=")), 0)
-
-
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
-    """Start every job in the background of one shell, and wait until all of them train."""
-    folder = tmp_path_factory.mktemp("shell")
-    all_jobs = commands(folder)
-    for name in all_jobs:
-        (folder / name).mkdir()
-    lines = [
-        f"{shlex.join(command)} & echo $! > {shlex.quote(str(folder / name / 'root'))}"
-        for name, (command, _) in all_jobs.items()
-    ]
-    log = folder / "output.log"
-    with log.open("wb") as output:
-        shell = subprocess.Popen(
-            ["bash", "-c", "\n".join([*lines, "wait"])],
-            cwd=HERE,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-    try:
-        train = {name: count for name, (_, count) in all_jobs.items()}
-        started = wait_until(lambda: {name: len(trainers(folder / name)) for name in train} == train, READY_S)
-        assert started, log.read_text()[-2000:]
-        yield {
-            name: read_truth(folder / name, int((folder / name / "root").read_text()))
-            for name in all_jobs
-            if name != "spawned ranks"
-        } | {"spawned ranks": spawned_ranks(folder / "spawned ranks")}
-    finally:
-        end_tree(shell)
-
-
-def spawned_ranks(folder: Path) -> Started:
-    """Number the ranks of mp.spawn as it started them: its children, in the kernel's order."""
-    root = int((folder / "root").read_text())
-    children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
-    ranks = [pid for pid in map(int, children) if pid in trainers(folder)]
-    return Started(root, dict(enumerate(ranks)), {})
 
 
 @pytest.fixture(scope="module")
@@ -296,3 +194,59 @@ def test_cpu_agrees_with_pidstat_over_the_same_second(jobs: dict[str, Started]) 
         burnt = [apart[-1][pid][0] for pid in job.ranks.values()]
         assert min(burnt) > 100 * LOAD / 2, "the ranks burn too little to compare"
         assert tpmon.interrupt() == (130, "")
+
+
+def count(job: Job) -> Counter[Role]:
+    return Counter(member.role for member in job.members)
+
+
+def test_a_torchrun_job_is_whole_whichever_member_is_asked(jobs: dict[str, Started]) -> None:
+    started = jobs["torchrun"]
+    workers = [pid for served in started.workers.values() for pid in served.values()]
+    for asked in (started.root, *started.ranks.values(), *workers):
+        job = find_job(asked)
+        assert (job.root.pid, job.asked_pid) == (started.root, asked)
+        assert count(job) == {Role.LAUNCHER: 1, Role.RANK: 2, Role.WORKER: 4}
+    by_number = {member.identity.pid: member for member in job.members}
+    assert by_number[started.root].rank is NOT_APPLICABLE
+    assert (job.world_size, job.rank_source, job.script) == (2, "environment", "chaos_train.py")
+    assert job.torch_version == importlib.metadata.version("torch")
+    assert job.python_version == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert abs(job.start.timestamp() - Path(f"/proc/{started.root}").stat().st_ctime) < 60
+    settings = by_number[started.ranks[1]].environment
+    assert not isinstance(settings, Missing)
+    assert {"RANK": "1", "OMP_NUM_THREADS": "1"}.items() <= {one.name: one.value for one in settings}.items()
+
+
+def test_what_starts_workers_is_a_helper_with_a_name(jobs: dict[str, Started]) -> None:
+    ranks = [jobs[name].root for name in ("spawned workers", "served workers")]
+    labels = {m.label for pid in ranks for m in find_job(pid).members if m.role is Role.HELPER}
+    assert labels == {"resource tracker", "forkserver"}
+
+
+def test_ranks_without_an_environment_are_found_by_any_member_and_their_ends_are_told(
+    jobs: dict[str, Started],
+) -> None:
+    """The last of this job."""
+    started = jobs["spawned ranks"]
+    found = [find_job(pid) for pid in (started.root, *started.ranks.values())]
+    assert {job.root.pid for job in found} == {started.root}
+    job = found[0]
+    assert count(job) == {Role.LAUNCHER: 1, Role.RANK: 2, Role.WORKER: 2, Role.HELPER: 1}
+    assert {m.rank: m.identity.pid for m in job.members if m.role is Role.RANK} == started.ranks
+    assert job.rank_source == "parentage and threads"
+    assert isinstance(job.world_size, Missing)
+    membership = Membership(job)
+    victim = started.ranks[0]
+    os.kill(victim, signal.SIGKILL)
+    gone: dict[int, object] = {}
+
+    def all_gone() -> bool:
+        for departure in membership.refresh(time.monotonic_ns()).gone:
+            gone[departure.member.identity.pid] = departure.wait_status
+        return not membership.members
+
+    assert wait_until(all_gone), membership.members
+    membership.close()
+    assert gone.keys() == {member.identity.pid for member in job.members}
+    assert gone[victim] == signal.SIGKILL or isinstance(gone[victim], Missing)

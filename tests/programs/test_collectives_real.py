@@ -73,28 +73,33 @@ def check_missing(view: Collectives, source: RecordSource) -> CollectiveFinding:
     return found
 
 
-def test_the_debug_server_of_torch_tells_which_rank_never_called(tmp_path):
-    with hung(tmp_path, "--way", "server") as program:
-        found = check_missing(recorded(program), RecordSource.SERVER)
-        assert "record_hang.py" in found.summary, "the stack of the missing rank"
-        assert "gloo gives up in about 14m" in found.summary or "15m" in found.summary or found.waited_s < 2
-        text = call("dump", str(program.pid)).stdout
-        assert "calls    all_reduce number 4 of default_pg: 1 of 2 ranks wait in it" in text
-        assert "rank 1 done up to 3 all_reduce (4x4 Float), called no more" in text
-        # Asking left the ranks as they were, and the server answers again.
-        assert {read_table()[pid].state for pid in program.trainers} <= {"S", "R", "D"}
-        check_missing(recorded(program), RecordSource.SERVER)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Start a job with the debug server of torch, of which one rank never calls what the other waits in."""
+    with hung(tmp_path_factory.mktemp("served"), "--way", "server") as program:
+        yield program
 
 
-def test_a_bundle_holds_what_was_read_after_its_last_look(tmp_path):
-    with hung(tmp_path, "--way", "server") as program:
-        recorded(program)  # both ranks are where they hang
-        done = call("bundle", str(program.pid), "--seconds", "3", "--out", str(tmp_path / "out"))
-        assert done.returncode == 0, done.stderr
-        for name in ("dump-3", "fold"):
-            view = decode(Dump, (tmp_path / "out" / f"{name}.json").read_text()).collectives
-            assert is_known(view)
-            check_missing(view, RecordSource.SERVER)
+def test_the_debug_server_of_torch_tells_which_rank_never_called(served: Program):
+    found = check_missing(recorded(served), RecordSource.SERVER)
+    assert "record_hang.py" in found.summary, "the stack of the missing rank"
+    assert "gloo gives up in about 14m" in found.summary or "15m" in found.summary or found.waited_s < 2
+    text = call("dump", str(served.pid)).stdout
+    assert "calls    all_reduce number 4 of default_pg: 1 of 2 ranks wait in it" in text
+    assert "rank 1 done up to 3 all_reduce (4x4 Float), called no more" in text
+    # Asking left the ranks as they were, and the server answers again.
+    assert {read_table()[pid].state for pid in served.trainers} <= {"S", "R", "D"}
+    check_missing(recorded(served), RecordSource.SERVER)
+
+
+def test_a_bundle_holds_what_was_read_after_its_last_look(served: Program, tmp_path):
+    recorded(served)  # both ranks are where they hang
+    done = call("bundle", str(served.pid), "--seconds", "3", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    for name in ("dump-3", "fold"):
+        view = decode(Dump, (tmp_path / "out" / f"{name}.json").read_text()).collectives
+        assert is_known(view)
+        check_missing(view, RecordSource.SERVER)
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -123,43 +124,48 @@ def test_workers_that_were_spawned_are_told_apart(tmp_path):
                 assert "job_train.py" in group.doing or "work" in group.doing or "batch" in group.doing
 
 
+@pytest.fixture(scope="module")
+def small_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Give the PID of one rank with two workers."""
+    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--workers", "2")
+    with run_program(command, tmp_path_factory.mktemp("small"), 1) as program:
+        yield program.pid
+
+
+def test_another_user_is_refused_with_what_to_do(small_job: int):
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("only root can become another user")
+    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
+    done = subprocess.run(
+        [*become, sys.executable, "-B", "-m", "tpmon", "dump", str(small_job)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "HOME": "/"},
+    )
+    assert done.returncode == 4
+    assert "may not read it" in done.stderr
+    assert "Try: sudo tpmon" in done.stderr
+
+
 def has_ended(pid: int) -> bool:
     """Tell whether a process is gone or a zombie."""
     process = read_table().get(pid)
     return process is None or process.state == "Z"
 
 
-def test_a_worker_that_is_killed_between_two_looks_is_an_error_and_no_group(tmp_path):
-    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--workers", "2")
-    with run_program(command, tmp_path, 1) as program:
-        job = find_job(program.pid)
-        dumper = Dumper(dumpable(job))
-        first = dumper.read_round()
-        assert first.errors == ()
-        victim = next(one.identity.pid for one in job.members if one.role is Role.WORKER)
-        os.kill(victim, signal.SIGKILL)
-        assert wait_until(lambda: has_ended(victim))
-        folded = fold_rounds([first, dumper.read_round()], Origin(job.root.pid, job.script, job.world_size))
-        gone = [error for error in folded.errors if error.pid == victim]
-        assert [error.kind for error in gone] == [ErrorKind.GONE]
-        assert victim not in {thread.pid for group in folded.groups for thread in group.threads}
-
-
-def test_another_user_is_refused_with_what_to_do(tmp_path):
-    if os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("only root can become another user")
-    command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--workers", "0")
-    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
-    with run_program(command, tmp_path, 1) as program:
-        done = subprocess.run(
-            [*become, sys.executable, "-B", "-m", "tpmon", "dump", str(program.pid)],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "HOME": "/"},
-        )
-    assert done.returncode == 4
-    assert "may not read it" in done.stderr
-    assert "Try: sudo tpmon" in done.stderr
+def test_a_worker_that_is_killed_between_two_looks_is_an_error_and_no_group(small_job: int):
+    """The last of this job."""
+    job = find_job(small_job)
+    dumper = Dumper(dumpable(job))
+    first = dumper.read_round()
+    assert first.errors == ()
+    victim = next(one.identity.pid for one in job.members if one.role is Role.WORKER)
+    os.kill(victim, signal.SIGKILL)
+    assert wait_until(lambda: has_ended(victim))
+    folded = fold_rounds([first, dumper.read_round()], Origin(job.root.pid, job.script, job.world_size))
+    gone = [error for error in folded.errors if error.pid == victim]
+    assert [error.kind for error in gone] == [ErrorKind.GONE]
+    assert victim not in {thread.pid for group in folded.groups for thread in group.threads}

@@ -36,30 +36,34 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-@pytest.fixture
-def training(tmp_path):
-    """Start the loader program; yields a function that starts one, and ends all."""
-    started = []
+CONTEXTS = ("fork", "spawn", "forkserver")
 
-    def start(context: str) -> tuple[subprocess.Popen[str], dict[str, object]]:
-        command = [sys.executable, str(HERE / "loader_train.py"), "--context", context]
-        started.append(
-            subprocess.Popen(
-                [*command, "--store", str(tmp_path / context)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-            )
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory):
+    """Start a loader program of each kind, all at once: most of it is the import of torch."""
+    folder = tmp_path_factory.mktemp("stores")
+    command = [sys.executable, str(HERE / "loader_train.py")]
+    started = {
+        context: subprocess.Popen(
+            [*command, "--context", context, "--store", str(folder / context)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
-        return started[-1], json.loads(started[-1].stdout.readline())
-
-    yield start
-    for process in started:
-        end(process)
-        process.stdin.close()
-        process.stdout.close()
+        for context in CONTEXTS
+    }
+    try:
+        yield {
+            context: (process, json.loads(process.stdout.readline())) for context, process in started.items()
+        }
+    finally:
+        for process in started.values():
+            end(process)
+            process.stdin.close()
+            process.stdout.close()
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
@@ -93,9 +97,9 @@ def read_pending_bytes(sample) -> list[int]:
     return [queue.pending_bytes for queue in sample.queues]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(training, context):
-    process, truth = training(context)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(trainings, context):
+    process, truth = trainings[context]
     workers = tuple(LoaderWorker(i, pid, 1) for i, pid in enumerate(truth["workers"]))
     found = map_queues(read_queue_pipes(process.pid), [read_pipes(worker.pid) for worker in workers])
     assert {pipe.read_fd for pipe in found.data} == {truth["data"]}

@@ -12,14 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from tests.unit.test_cli import SECONDS, small_environment, start_training
-from tests.unit.test_stacks import may_sample, spies_of, wait_for
+from tests.unit.test_cli import SECONDS, small_environment
+from tests.unit.test_stacks import spies_of, wait_for
 from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, DumpRequest, ErrorKind
 from tpmon.model.frame import Frame
@@ -43,16 +43,7 @@ Reason: Permission denied (os error 13)
 """
 YAMA = "not permitted: ptrace_scope 1; sudo sysctl kernel.yama.ptrace_scope=0; tpmon doctor says more"
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def job_pid() -> Iterator[int]:
-    """Give the PID of a process with torch that waits, as long as the tests of this file."""
-    if reason := may_sample():
-        pytest.skip(reason)
-    with start_training() as training:
-        yield training.pid
-        training.kill()
+INTERVAL_S = 0.5
 
 
 Install = Callable[[str | None], None]
@@ -99,8 +90,8 @@ class Watched:
         self.dumps: list[DumpUpdate] = []
         self.errors: list[BaseException] = []
         self._lock = threading.Lock()
-        collector = Collector(find_job(pid), 0.5)
-        self.session = Session(collector, (self._take,), 0.5, (self.dumps.append,))
+        collector = Collector(find_job(pid), INTERVAL_S)
+        self.session = Session(collector, (self._take,), INTERVAL_S, (self.dumps.append,))
         self.session.start(self.errors.append)
 
     def _take(self, update: Update) -> None:
@@ -150,11 +141,13 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_pane_says_why_and_the_rest_lives(
-    job_pid: int, install: Install, monkeypatch: pytest.MonkeyPatch, case: Case
+    job: int, install: Install, monkeypatch: pytest.MonkeyPatch, case: Case
 ):
     install(case.text)
     monkeypatch.setattr(dump, "DEADLINE_S", 1.0)
-    watched = Watched(job_pid)
+    if case.kind is ErrorKind.LATE:
+        monkeypatch.setattr(stacks, "GRACE_S", 0.5)
+    watched = Watched(job)
     try:
         assert wait_for(lambda: watched.says_of_stacks(case.words), SECONDS)
         seen = watched.count()
@@ -168,7 +161,7 @@ def test_the_pane_says_why_and_the_rest_lives(
     # The verdict names what it could not see; rows, CPU and memory are there as ever.
     assert is_known(frame.verdict)
     (row,) = frame.processes
-    assert row.pid == job_pid
+    assert row.pid == job
     assert is_known(row.cpu_pct)
     assert is_known(row.waits_for)
     assert is_known(frame.cpu.used_cores)
@@ -179,13 +172,13 @@ def test_the_pane_says_why_and_the_rest_lives(
     (error,) = update.dump.errors
     assert error.kind is case.kind
     assert "\x1b" not in error.reason
-    assert [thread.pid for group in update.dump.groups for thread in group.threads] == [job_pid]
+    assert [thread.pid for group in update.dump.groups for thread in group.threads] == [job]
     assert wait_for(lambda: spies_of(os.getpid()) == [], SECONDS)
 
 
-def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job_pid: int, install: Install):
+def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job: int, install: Install):
     install(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1")
-    watched = Watched(job_pid)
+    watched = Watched(job)
     try:
         assert wait_for(lambda: watched.says_of_stacks(YAMA), SECONDS)
     finally:
@@ -210,14 +203,14 @@ def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedP
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to drop")
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
-def test_root_without_the_capability_sees_all_but_stacks(job_pid: int):
+def test_root_without_the_capability_sees_all_but_stacks(job: int):
     drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
     words = "root without CAP_SYS_PTRACE; docker run --cap-add SYS_PTRACE; tpmon doctor says more"
-    done = call_behind(drop, "dump", str(job_pid))
+    done = call_behind(drop, "dump", str(job))
     assert done.returncode == 4, done.stderr
     assert words in " ".join(done.stdout.split())
     with subprocess.Popen(
-        [*drop, sys.executable, "-B", "-m", "tpmon", "attach", str(job_pid), "--json", "-i", "0.5"],
+        [*drop, sys.executable, "-B", "-m", "tpmon", "attach", str(job), "--json", "-i", "0.5"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -243,15 +236,13 @@ def test_root_without_the_capability_sees_all_but_stacks(job_pid: int):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
 @pytest.mark.parametrize("command", ["attach", "dump", "diagnose", "bundle"])
-def test_another_user_is_told_who_may_and_who_knows_more(job_pid: int, command: str):
+def test_another_user_is_told_who_may_and_who_knows_more(job: int, command: str):
     become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
     if subprocess.run([*become, sys.executable, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip("another user may not start this Python")
     text = ("--once",) if command == "attach" else ()
-    done = call_behind(become, command, str(job_pid), *text)
+    done = call_behind(become, command, str(job), *text)
     assert (done.returncode, done.stdout) == (4, "")
     first, second = done.stderr.splitlines()
-    assert first == f"tpmon: process {job_pid} belongs to user root; this user may not read it"
-    assert (
-        second == f"Try: sudo tpmon attach {job_pid}, or run tpmon as root; tpmon doctor {job_pid} says more"
-    )
+    assert first == f"tpmon: process {job} belongs to user root; this user may not read it"
+    assert second == f"Try: sudo tpmon attach {job}, or run tpmon as root; tpmon doctor {job} says more"

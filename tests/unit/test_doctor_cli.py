@@ -222,7 +222,7 @@ def test_root_without_the_capability_is_told_which_flag_its_container_needs():
         (None, Access.ABSENT, "py-spy is not installed beside tpmon or on PATH"),
         ("echo 'Error: no luck' >&2; exit 1", Access.DENIED, "does not work: Error: no luck"),
         ("echo garbage", Access.DENIED, "does not work: garbage"),
-        ("exec sleep 60", Access.UNKNOWN, "no answer within 5 s"),
+        ("exec sleep 60", Access.UNKNOWN, "no answer within 0.5 s"),
     ],
 )
 def test_a_py_spy_that_is_missing_or_broken_costs_its_own_lines(tmp_path, text, access, words):
@@ -230,7 +230,12 @@ def test_a_py_spy_that_is_missing_or_broken_costs_its_own_lines(tmp_path, text, 
     if text is not None:
         (tmp_path / "py-spy").write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "py-spy").chmod(0o755)
-    code = f"import sys; sys.executable = {str(tmp_path / 'python')!r}; from tpmon.cli import main; main()"
+    hurry = "permissions_tools.SPY_S = 0.5; permissions.SPY_S = 2.0" if access is Access.UNKNOWN else ""
+    code = (
+        f"import sys; sys.executable = {str(tmp_path / 'python')!r}\n"
+        f"from tpmon.probe import permissions, permissions_tools\n{hurry}\n"
+        "from tpmon.cli import main; main()"
+    )
     with child(NAP) as one:
         done = subprocess.run(
             [sys.executable, "-c", code, "doctor", str(one.pid), "--json"],
