@@ -175,6 +175,15 @@ def log_age_s(frame: Frame) -> float | None:
     return min(ages) if ages else None
 
 
+def file_age_s(frame: Frame) -> float | None:
+    """Return how long ago a rank last wrote into another file that it holds open, None where none is known.
+
+    It tells that the job was alive then, and nothing of how long it is silent: many files are written once.
+    """
+    written = frame.written
+    return max(0.0, (frame.taken - written.last_write).total_seconds()) if is_known(written) else None
+
+
 def observe(watch: Watch, frame: Frame) -> Watch:
     """Take one Frame into the memory."""
     now_ns = frame.taken_ns

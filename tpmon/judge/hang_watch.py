@@ -12,7 +12,7 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_blame import find_blame
 from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
-from tpmon.judge.hang_memory import Watch, age_ns, log_age_s
+from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
 from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
@@ -60,6 +60,7 @@ LAST_STEP = "last step by the hook"
 LAST_WRITE = "last log write"
 _SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK}
 LAST_DATA = "last data on its connections"
+LAST_FILE = "last write of an open file"
 
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 
@@ -98,6 +99,9 @@ def see_quiet(watch: Watch, frame: Frame) -> Quiet:
         outside_s, sign = written, LAST_WRITE
     elif talked is not None:
         outside_s, sign = talked, LAST_DATA
+    filed = file_age_s(frame)
+    if sign and filed is not None and filed < outside_s:
+        outside_s, sign = filed, LAST_FILE
     if outside_s < OUTSIDE_S:
         outside_s, sign = 0.0, ""
     event_s = event_age_s(frame)

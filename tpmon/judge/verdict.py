@@ -55,15 +55,19 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
 
 
 def _last_sign(scene: Scene) -> tuple[datetime, str] | None:
-    """Return the last sign of life from before tpmon came: the log, else the job's connections."""
+    """Return the last sign of life from before tpmon came: log or connections, or an open file after them."""
     times = [one.last_write for one in scene.frame.output if is_known(one.last_write)]
+    talked, written = connections_age_s(scene.frame), scene.frame.written
     if times:
-        return max(times), f"last log write {format_clock(max(times))}"
-    talked = connections_age_s(scene.frame)
-    if talked is None:
+        time, words = max(times), "last log write"
+    elif talked is not None:
+        time, words = scene.now - timedelta(seconds=talked), "last data on its connections"
+    else:
         return None
-    time = scene.now - timedelta(seconds=talked)
-    return time, f"last data on its connections {format_clock(time)}"
+    if is_known(written) and written.last_write > time:
+        # It was alive then still, so that it hangs for less long.
+        time, words = written.last_write, f"last write of {written.path.rpartition('/')[2]}"
+    return time, f"{words} {format_clock(time)}"
 
 
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:

@@ -15,13 +15,14 @@ from tpmon.model.dump import DumpRound
 from tpmon.model.gpu import Driver, GpuSample
 from tpmon.model.host import (
     CpuSample,
+    FileWrite,
     LoaderSample,
     MemorySample,
     NetworkSample,
     OutputSample,
     SocketSample,
 )
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.pace import HookSample, StepPace
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.stacks import StackSlice
@@ -174,3 +175,5 @@ class Frame:
     events: tuple[Event, ...]
     """Events since the last Frame; in the first Frame, the attach event."""
     self_: OwnCost
+    written: Applicable[FileWrite] = NOT_APPLICABLE
+    """Which open file of the ranks was written last, on local file systems."""

@@ -133,6 +133,15 @@ class OutputSample:
 
 
 @dataclass(frozen=True, slots=True)
+class FileWrite:
+    """Hold which file of those that the ranks have open for writing was written last, besides logs."""
+
+    pid: int
+    path: str
+    last_write: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSample:
     """Hold the rates of one network interface or InfiniBand port of this host."""
 

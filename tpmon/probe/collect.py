@@ -54,6 +54,7 @@ from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.members import Membership
 from tpmon.probe.memory import Growth, PssRation
 from tpmon.probe.network import NetworkReader
+from tpmon.probe.open_files import watch_writes
 from tpmon.probe.output import OutputReader
 from tpmon.probe.own_cost import OwnCostMeter
 from tpmon.probe.pools import read_pool_library
@@ -116,6 +117,7 @@ class Collector:
         self._outputs = Background[tuple[OutputSample, ...]](
             "output", lambda: self._log.read(self._output_pids()), OUTPUT_EVERY_S
         )
+        self._written = watch_writes(self._rank_pids)
         # InfiniBand counters come from firmware and can take their time.
         self._network = Background[Known[tuple[NetworkSample, ...]]](
             "network", self._read_network, NETWORK_EVERY_S
@@ -133,6 +135,7 @@ class Collector:
             self._pss,
             self._shm,
             self._outputs,
+            self._written,
             self._network,
             self._socket_source,
         )
@@ -262,6 +265,7 @@ class Collector:
             steps=steps.steps,
             events=events,
             self_=_NO_COST,
+            written=self._written.latest()[0],
         )
 
     def _watch(self, readings: Sequence[Reading], processes: Sequence[ProcessSample], now_ns: int) -> None:
