@@ -8,6 +8,7 @@ memfds that vanish with the process. Nothing of it raises into the loop or print
     tpmon.hook.step()                    a step ends here: for loops that it cannot see
     with tpmon.hook.mark("checkpoint"):  time a part, and name it in profiles
     tpmon.hook.ThroughputMeter()         samples a second and latencies, after a warm-up cut
+    tpmon.hook.make_profiler()           torch.profiler with bounds; top_tables(), export_trace()
     tpmon.hook.allow_stacks()            let tpmon read stacks without root under Yama
     tpmon.hook.uninstall()               take all of it back; install() puts it there again
     tpmon.hook.problem()                 what went wrong, "" when nothing did
@@ -20,6 +21,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tpmon.hook.marks import mark
+    from tpmon.hook.profiles import export_trace, make_profiler, top_tables
     from tpmon.hook.ptracer import allow_stacks
     from tpmon.hook.throughput import Throughput, ThroughputMeter
 
@@ -27,10 +29,13 @@ __all__ = [
     "Throughput",
     "ThroughputMeter",
     "allow_stacks",
+    "export_trace",
     "install",
+    "make_profiler",
     "mark",
     "problem",
     "step",
+    "top_tables",
     "uninstall",
 ]
 
@@ -39,6 +44,9 @@ _LAZY = {
     "allow_stacks": "ptracer",
     "Throughput": "throughput",
     "ThroughputMeter": "throughput",
+    "make_profiler": "profiles",
+    "top_tables": "profiles",
+    "export_trace": "profiles",
 }
 
 

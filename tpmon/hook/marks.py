@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from time import monotonic_ns
 
-from typing_extensions import Self
-
 from tpmon.hook import wire
 from tpmon.hook.installation import HOOK
 
@@ -14,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
+
+    from typing_extensions import Self
 
 
 class _Named:
