@@ -91,7 +91,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def build_parser(demo_epilog: str = "") -> argparse.ArgumentParser:
+def build_parser(demo_epilog: str = "") -> Parser:
     """Build the parser of all commands; each flag of a setting comes from the table in ``config``."""
     plain = argparse.RawDescriptionHelpFormatter
     json_setting = next(setting for setting in settings.OUTPUT_SETTINGS if setting.key == "json")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.frames import make_finding, make_frame, make_view
+from tests.frames import make_finding, make_frame, make_target, make_view
+from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.ui.actions import INTERVALS_S, Move
 from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
@@ -41,10 +42,13 @@ def test_no_key_means_two_things_at_once():
 
 
 def test_a_key_that_does_nothing_says_why():
-    assert say_unused("Z") == "Z has no meaning, ? shows the keys"
-    assert say_unused("R").startswith("R works in the stacks, where py-spy could not read")
-    assert say_unused("T").startswith("T works in the stacks, once some are read, or while")
-    assert say_unused("f12") == say_unused("\x07") == ""
+    view = make_view()
+    assert say_unused("Z", view) == "Z has no meaning, ? shows the keys"
+    assert say_unused("R", view).startswith("R works in the stacks, where py-spy could not read")
+    assert say_unused("T", view) == "T does nothing here, ? shows what does"
+    assert say_unused("f12", view) == say_unused("\x07", view) == ""
+    ended = make_view(make_frame(target=make_target(state=TargetState.ENDED)))
+    assert say_unused("d", ended) == "d has nothing to do: the job has ended"
 
 
 def test_whatever_is_shown_does_something():

@@ -76,6 +76,16 @@ def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
     assert screen(make_finding(), 6, 2)[1] == " DATA…"
 
 
+@pytest.mark.parametrize("what", [{"overlay": Overlay.STACKS}, {"zoom": Pane.CPU}, {"overlay": Overlay.HELP}])
+def test_the_smallest_screen_keeps_the_word_above_what_a_key_asked_for(what):
+    frame = make_frame(verdict=HUNG)
+    said = texts_of(paint_screen(make_any_view(frame, **what), Size(20, 6)))
+    assert said[0].split() == ["LIVE", "1", "s", "HUNG"]
+    assert texts_of(paint_screen(make_any_view(frame, **what), Size(8, 6)))[0].split() == ["HUNG"]
+    asked = make_any_view(frame, message="copied", **what)
+    assert texts_of(paint_screen(asked, Size(20, 6)))[0] == " copied"
+
+
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
 def test_severity_is_a_sign_and_an_ink(row):
     sign, ink = {0: ("", Ink.GOOD), 10: ("! ", Ink.WARN), 11: ("? ", Ink.STRONG), 12: ("!! ", Ink.BAD)}[

@@ -228,7 +228,7 @@ class MonitorApp(App[None]):
             elif view.overlay is Overlay.HELP:
                 view = actions.action_close(view)
             else:
-                view = replace(view, message=say_unused(name))
+                view = replace(view, message=say_unused(name, view))
         elif isinstance(key.deed, Effect):
             self._show(view)
             self._carry_out(key.deed)

@@ -10,9 +10,11 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+from tpmon.model.known import is_known
 from tpmon.ui import actions
 from tpmon.ui import situations as when
 from tpmon.ui.actions import INTERVALS_S, Move
+from tpmon.ui.ask_dump import has_ended
 from tpmon.ui.key_row import Action, ByDigit, Effect, Key, OpenRow
 from tpmon.ui.keys_stacks import BUNDLE_KEYS, STACK_KEYS
 from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
@@ -318,12 +320,16 @@ def find_key(name: str, view: ViewState) -> Key | None:
     return None
 
 
-def say_unused(name: str) -> str:
+def say_unused(name: str, view: ViewState) -> str:
     """Say why a key did nothing: where it works, or that it has no meaning; "" for keys without a letter."""
     if len(name) != 1 or not name.isprintable():
         return ""
-    where = dict.fromkeys(key.when.words for key in KEYS if name in key.keys)
-    return f"{name} works {', or '.join(where)}" if where else f"{name} has no meaning, ? shows the keys"
+    where = tuple(dict.fromkeys(key.when.words for key in KEYS if name in key.keys))
+    if not where:
+        return f"{name} has no meaning, ? shows the keys"
+    if is_known(view.frame) and has_ended(view.frame):
+        return f"{name} has nothing to do: the job has ended"
+    return f"{name} works {where[0]}" if len(where) == 1 else f"{name} does nothing here, ? shows what does"
 
 
 def keys_shown(view: ViewState) -> tuple[KeyHelp, ...]:

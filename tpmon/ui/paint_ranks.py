@@ -232,6 +232,9 @@ def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column
     return columns
 
 
+_USUAL_SOURCES = ("environment", "single process")
+
+
 def count_ranks(view: ViewState) -> int:
     """Count the rows that the pane would like to show."""
     return len(view.frame.ranks) if is_known(view.frame) else 0
@@ -257,7 +260,7 @@ def paint_ranks(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
     unread = shared_reason([rank.row.where for rank in ranks])
     if unread:
         details.append(Item(3, f"where ? {unread}", Ink.DIM))
-    if frame.target.rank_source != "environment":
+    if frame.target.rank_source not in _USUAL_SOURCES:
         details.append(Item(4, f"told from {frame.target.rank_source}", Ink.DIM))
     named = name_ranks(frame)
     title = f"{Pane.RANKS.value} ranks: {named}" if named else f"{Pane.RANKS.value} ranks"

@@ -27,6 +27,7 @@ from tpmon.ui.paint_sample import paint_sample
 from tpmon.ui.paint_stacks import paint_hint, paint_stacks, paint_stacks_tiny
 from tpmon.ui.paint_steps import paint_steps
 from tpmon.ui.paint_verdict import (
+    kind_ink,
     paint_headline,
     paint_last_verdict,
     paint_verdict,
@@ -139,6 +140,9 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     if view.message or view.overlay is Overlay.FILTER:
         state = Item(0, view.message or f"/{view.filter_text}_", Ink.STRONG)
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
+    word = _verdict_word(view)
+    if word is not None and not view.message and view.overlay is not Overlay.FILTER:
+        first = justify([Item(1, state.text, state.ink)], [word], size.width, 1)
     if view.overlay is Overlay.STACKS:
         return [first, *paint_stacks_tiny(view, Size(size.width, size.height - 1))]
     text = _text_in_full(view, size, keys)
@@ -161,6 +165,14 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     if size.width >= TINY_WIDTH:
         lines += [((f" {text}", Ink.PLAIN),) for text in facts]
     return lines
+
+
+def _verdict_word(view: ViewState) -> Item | None:
+    """Return the word of the verdict for where nothing else says it; None where there is none to say."""
+    frame = view.frame
+    if not is_known(frame) or not is_known(frame.verdict) or frame.target.state is TargetState.ENDED:
+        return None
+    return Item(0, frame.verdict.kind.value.upper(), kind_ink(frame.verdict))
 
 
 def _paint_top(view: ViewState, size: Size) -> list[Line]:
