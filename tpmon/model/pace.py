@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tpmon.model.hook_settings import NO_DEVICE, NO_SETTINGS, DeviceTimes, TrainSettings
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
 from tpmon.model.steps import HookPatch, HookState, LoopPhase, NamedTime, StepCounts, StepRule
 
@@ -77,6 +78,9 @@ class HookSample:
     lost_records: int
     """Records since the last Frame whose detail was not read; totals hold them."""
     pace: Known[StepPace]
+    settings: Known[TrainSettings] = NO_SETTINGS
+    device: Known[DeviceTimes] = NO_DEVICE
+    """The CUDA device's time of steps that were measured."""
 
 
 def list_shares(pace: StepPace) -> tuple[tuple[LoopPhase, Known[float]], ...]:

@@ -276,4 +276,6 @@ def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]
         marks=reading.marks,
         lost_records=reading.lost_records,
         pace=pace,
+        settings=reading.settings,
+        device=reading.device,
     )

@@ -6,6 +6,7 @@ from collections import Counter
 
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
+from tpmon.model.hook_words import say_device, say_settings
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.pace_words import RULE_WORDS, format_ms, say_rate, say_samples, say_split, say_times
@@ -144,7 +145,13 @@ def _write_steps(frame: Frame, reading: Reading) -> list[str]:
     split = say_split(pace)
     if split:
         lines += lay_phrases("host", [*split.split(", "), "of a step's time on the host"])
-    return lines + lay_paragraph("a step", f"ends at: {RULE_WORDS[pace.rule]}")
+    lines += lay_paragraph("a step", f"ends at: {RULE_WORDS[pace.rule]}")
+    hook = next((one for one in known_or(frame.hook, ()) if one.pid == pace.pid), None)
+    if hook is not None and is_known(hook.settings):
+        lines += lay_phrases("settings", say_settings(hook.settings))
+    if hook is not None and is_known(hook.device) and (device := say_device(hook.device)):
+        lines += lay_paragraph("device", device)
+    return lines
 
 
 def _write_settings(frame: Frame, reading: Reading) -> list[str]:

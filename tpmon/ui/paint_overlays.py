@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
-from tpmon.model.known import Missing, is_known
+from tpmon.model.hook_words import describe_settings, say_device
+from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_rate, format_seconds
 from tpmon.ui.cells import cut, fit_line, pad, pad_line, width_of, wrap_words
@@ -195,6 +196,19 @@ def _describe_row(row: RankRow) -> list[tuple[str, str]]:
     ]
 
 
+def _paint_hook_settings(frame: Frame, pid: int, width: int) -> list[Line]:
+    """Paint what the hook of a process tells of its settings as they are now; nothing without a hook."""
+    hook = next((one for one in known_or(frame.hook, ()) if one.pid == pid), None)
+    if hook is None:
+        return []
+    lines: list[Line] = [((cut(" settings of now, by its hook", width), Ink.STRONG),)]
+    if not is_known(hook.settings):
+        return [*lines, ((cut(f" ? {hook.settings.reason}", width), Ink.DIM),)]
+    pairs = describe_settings(hook.settings)
+    device = say_device(hook.device) if is_known(hook.device) else ""
+    return lines + paint_pairs([*pairs, ("device", device)] if device else pairs, width)
+
+
 def paint_environment(view: ViewState, width: int) -> list[Line]:
     """Paint the start environment of the process under the cursor, as far as it changes speed."""
     frame = view.frame
@@ -209,6 +223,7 @@ def paint_environment(view: ViewState, width: int) -> list[Line]:
         ((cut(f" start environment of {write_role(process)}  pid {process.pid}", width), Ink.STRONG),),
         ((cut(" what the script sets later with os.environ is not seen here", width), Ink.DIM),),
     ]
+    lines = [*_paint_hook_settings(frame, process.pid, width), *lines]
     settings = process.environment
     if isinstance(settings, Missing):
         return [*lines, ((cut(f" ? {settings.reason}", width), Ink.WARN),)]

@@ -1,0 +1,123 @@
+"""Say the settings that a hook tells, and the device's time of a step; what is not known is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpmon.model.hook_settings import DeviceTimes, TrainSettings
+from tpmon.model.known import Known, is_known
+from tpmon.model.pace_words import format_ms
+from tpmon.model.units import format_bytes, format_pct
+
+
+def _switches(settings: TrainSettings) -> Iterator[tuple[str, Known[bool]]]:
+    yield "TF32 in matmul", settings.matmul_tf32
+    yield "TF32 in cuDNN", settings.cudnn_tf32
+    yield "cudnn.benchmark", settings.cudnn_benchmark
+    yield "cudnn.deterministic", settings.cudnn_deterministic
+    yield "deterministic algorithms", settings.deterministic
+    yield "anomaly detection", settings.anomaly
+    yield "a torch profiler records", settings.profiler
+
+
+def _on(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
+def _autocast(settings: TrainSettings) -> str:
+    if not is_known(settings.autocast):
+        return ""
+    dtype = f", {settings.autocast_dtype}" if settings.autocast and is_known(settings.autocast_dtype) else ""
+    return f"{_on(settings.autocast)}{dtype}"
+
+
+def _loader(settings: TrainSettings) -> str:
+    one = settings.loader
+    if not is_known(one):
+        return ""
+    words = [f"num_workers {one.workers}", f"pin_memory {_on(one.pin_memory)}"]
+    if is_known(one.prefetch_factor):
+        words.append(f"prefetch_factor {one.prefetch_factor}")
+    words.append(f"persistent_workers {_on(one.persistent_workers)}")
+    if is_known(one.batch_size):
+        words.append(f"batch_size {one.batch_size}")
+    return ", ".join(words)
+
+
+def _ddp(settings: TrainSettings) -> str:
+    one = settings.ddp
+    if not is_known(one):
+        return ""
+    buckets = f"{one.buckets} buckets of at most {format_bytes(one.bucket_cap_bytes)}"
+    return f"{buckets}, find_unused {_on(one.find_unused)}, static_graph {_on(one.static_graph)}"
+
+
+def _compiled(settings: TrainSettings) -> str:
+    one = settings.compiled
+    if not is_known(one):
+        return ""
+    told = f"{one.frames_ok} of {one.frames} frames, {one.graphs} graphs, {one.graph_breaks} graph breaks"
+    return f"{told}, ! {one.limit_hits} at the recompile limit" if one.limit_hits else told
+
+
+def _allocator(settings: TrainSettings) -> str:
+    one = settings.allocator
+    if not is_known(one):
+        return ""
+    told = f"{format_bytes(one.allocated_bytes)} of {format_bytes(one.reserved_bytes)} reserved"
+    told += f", peak {format_bytes(one.peak_allocated_bytes)}"
+    told += f", inactive in splits {format_bytes(one.inactive_split_bytes)}"
+    mark = "! " if one.alloc_retries or one.ooms else ""
+    return f"{told}, {mark}{one.alloc_retries} retries, {one.ooms} out of memory"
+
+
+def _sizes(settings: TrainSettings) -> str:
+    one = settings.sizes
+    if not is_known(one):
+        return ""
+    sizes = (
+        ("parameters", one.parameter_bytes),
+        ("gradients", one.gradient_bytes),
+        ("optimizer", one.optimizer_bytes),
+    )
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes)
+
+
+def describe_settings(settings: TrainSettings) -> list[tuple[str, str]]:
+    """Return label and words of each setting that the hook tells."""
+    told = [(name, _on(is_on)) for name, is_on in _switches(settings) if is_known(is_on)]
+    told.append(("autocast", _autocast(settings)))
+    if is_known(settings.sdpa):
+        told.append(("attention", ", ".join(settings.sdpa) or "no back end allowed"))
+    if is_known(settings.threads):
+        inter = (
+            f", {settings.interop_threads} between operators" if is_known(settings.interop_threads) else ""
+        )
+        told.append(("torch threads", f"{settings.threads}{inter}"))
+    told += [
+        ("DataLoader", _loader(settings)),
+        ("DDP", _ddp(settings)),
+        ("torch.compile", _compiled(settings)),
+        ("CUDA allocator", _allocator(settings)),
+        ("sizes", _sizes(settings)),
+    ]
+    return [(name, words) for name, words in told if words]
+
+
+def say_settings(settings: TrainSettings) -> list[str]:
+    """Return the settings as phrases: "autocast on, bf16"; switches that are off are left out."""
+    return [f"{name} {words}" for name, words in describe_settings(settings) if words != "off"]
+
+
+def say_device(device: DeviceTimes) -> str:
+    """Say the device's time of a step: "device 212 ms a step (forward 31 %, ...), host 214 ms"."""
+    if not device.steps or device.step_ns <= 0:
+        return ""
+    parts = (
+        ("forward", device.forward_ns),
+        ("backward", device.backward_ns),
+        ("optimizer", device.optimizer_ns),
+    )
+    shares = ", ".join(f"{name} {format_pct(100 * ns / device.step_ns)} %" for name, ns in parts)
+    device_ms, host_ms = (ns / device.steps / 1e6 for ns in (device.step_ns, device.host_ns))
+    return f"{format_ms(device_ms)} a step ({shares}), host {format_ms(host_ms)}, {device.steps} measured"
