@@ -9,6 +9,7 @@ HANGS ?=
 SHARE ?=
 SWITCH ?=
 FRAMEWORKS ?=
+PYTHONS ?=
 FRAMEWORKS_PYTHON ?=
 PYTEST ?=
 
@@ -18,7 +19,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test test-long check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm bench-hook verdicts hangs bench-share bench-switch test-gpu test-frameworks
+        bench-cost bench-stacks bench-harm bench-hook verdicts hangs bench-share bench-switch test-gpu test-frameworks test-pythons
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +111,9 @@ bench-share: torch-for-tests ## does the stated share of data wait hold the trut
 
 bench-switch: torch-for-tests ## how soon the verdict follows a change of cause; SWITCH="--help"
 	@$(BIN)/python -m tests.verdicts.switch $(SWITCH)
+
+test-pythons: torch-for-tests ## the hook on Python 3.8 to 3.14, as far as they are here; PYTHONS="--install --only 3.12"
+	@$(BIN)/python -m tests.pythons.matrix --torch '$(TORCH)' $(PYTHONS)
 
 test-frameworks: setup ## verdicts on Trainer, Lightning and Accelerate with faults; FRAMEWORKS_PYTHON=PATH
 	@test -n '$(FRAMEWORKS_PYTHON)' || { \

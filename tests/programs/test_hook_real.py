@@ -30,6 +30,8 @@ pytestmark = [
 
 PROGRAM = Path(__file__).with_name("hook_loops.py")
 ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("HOOK_PYTHON", sys.executable)
+"""The Python that the loops run in; make test-pythons tries others."""
 
 BY_DATA, BY_UPDATE, BY_BATCH = wire.RULE_DATA_AFTER_UPDATE, wire.RULE_UPDATE, wire.RULE_BATCH
 
@@ -58,7 +60,7 @@ EXPECTED = {
 def run_loops(*flags: str) -> dict[str, object]:
     """Run the loops; the program writes its report and nothing else."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROGRAM), *flags],
+        [PYTHON, "-W", "ignore", str(PROGRAM), *flags],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -121,7 +123,7 @@ def test_a_compiled_optimizer_is_not_compiled_again_for_the_hook() -> None:
 
 def test_tpmon_reads_the_rank_and_takes_no_worker_for_one() -> None:
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(PROGRAM), "--forever"],
+        [PYTHON, "-W", "ignore", str(PROGRAM), "--forever"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": "5"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
