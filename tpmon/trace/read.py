@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 import msgspec
@@ -141,9 +142,10 @@ def _read(path: str, file: BinaryIO, size: int, progress: Progress | None) -> Tr
 
 def _decode(piece: bytes, tally: Tally) -> tuple[list[Event], int | None]:
     """Decode a piece; the second value is where the list of events is closed, if it is in this piece."""
-    whole: list[int | None] = [None]
-    likely = [*find_ends(piece)] if _looks_like_the_end(piece) else []
-    for end in [*likely, *whole, *(() if likely else find_ends(piece))]:
+    ends = find_ends(piece)
+    closes = _looks_like_the_end(piece)
+    # The list is closed in the last piece alone: the others are not searched for its end.
+    for end in chain(ends, (None,)) if closes else chain((None,), ends):
         try:
             text = piece + b"]" if end is None else piece[: end + 1]
             return _EVENTS.decode(b"[" + text), end
