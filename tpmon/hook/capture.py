@@ -9,15 +9,14 @@ and is said on the bus; steps go on being counted.
 
 from __future__ import annotations
 
-import json
 import sys
 from _thread import get_ident
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 
 from tpmon.hook import wire, wire_capture
 from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
-from tpmon.hook.conditions import read_conditions
+from tpmon.hook.conditions import describe_run
 from tpmon.hook.counts import WATCHED
 from tpmon.hook.guard import Guard, find_cupti_user
 from tpmon.hook.headroom import read_resident
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
     from tpmon.hook.counts import Counts
 
+_LONGEST_WAIT_NS = 2_000_000_000
+_YIELDED = "the program began a profile of its own"
 _PROFILES = (wire_capture.KIND_PROBE, wire_capture.KIND_CAPTURE)
 
 
@@ -54,6 +55,7 @@ class Capture:
         "_steps",
         "_thread",
         "_words",
+        "_yields",
         "guard",
     )
 
@@ -183,6 +185,7 @@ class Capture:
             return f"capturing disabled itself: {self._broken}"
         if "torch.autograd.profiler" not in sys.modules:
             return "torch is not there"
+        self._file = CaptureFile(request, self._sizes)
         kind = request.words[wire_capture.ASK_KIND]
         torch: Any = sys.modules["torch"]
         cuda = bool(torch.cuda.is_initialized())
@@ -195,16 +198,12 @@ class Capture:
                     if find_cupti_user()
                     else "nsys is not in front of this run, and cannot be put there now"
                 )
-            return self._file_for(request).refuse()
+            return self._file.refuse()
         tool = find_cupti_user() if cuda else ""
         if tool:
             return f"another tool holds the GPU's profiling slot: {tool}"
         self.guard.install()
-        return self.guard.name_other() or self._file_for(request).refuse()
-
-    def _file_for(self, request: Request) -> CaptureFile:
-        self._file = CaptureFile(request, self._sizes)
-        return self._file
+        return self.guard.name_other() or self._file.refuse()
 
     def _advance(self, request: Request, now: int) -> None:
         """Begin, go on or end, by the step at which the loop is."""
@@ -214,7 +213,9 @@ class Capture:
         first = words[wire_capture.CAP_FIRST_STEP]
         words[wire_capture.CAP_STEP_NOW] = position
         timed = is_timed(request)
-        if self._recorder is not None:
+        if self._yields:
+            self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
+        elif self._recorder is not None:
             done = position - first
             late = now - words[wire_capture.CAP_BEGAN_NS] >= asked[wire_capture.ASK_LONGEST_NS]
             if done > words[wire_capture.CAP_STEPS_DONE]:
@@ -230,8 +231,7 @@ class Capture:
                 )
             elif late:
                 self._finish("" if timed else "the time ran out within a step: validation, or a stall")
-            return
-        if timed or position >= first:
+        elif timed or position >= first:
             if position > first and not timed:
                 self._end(wire_capture.STATE_MISSED, f"the loop was at step {position} already")
             else:
@@ -265,12 +265,7 @@ class Capture:
                 return
         self._watch_exit()
         frame = sys._getframe()  # noqa: SLF001
-        told = read_conditions(frame, self._steps.batch_size, self._steps.rule)
-        told["first_step"] = position
-        metadata = {"tpmon": json.dumps(told)}
-        if told.get("world_size", 1) != 1:
-            names = ("rank", "world_size", "backend")
-            metadata["distributedInfo"] = json.dumps({name: told[name] for name in names})
+        metadata = describe_run(frame, self._steps.batch_size, self._steps.rule, position)
         if kind == wire_capture.KIND_SNAPSHOT:
             self._recorder = Snapshot(request.words[wire_capture.ASK_ENTRIES])
         elif kind == wire_capture.KIND_RANGE:
@@ -324,8 +319,20 @@ class Capture:
         self._end(wire_capture.STATE_VERIFIED, describe_window(reason, evals))
 
     def _yield(self) -> None:
-        """Stop before a profiler of the program begins: two at a time end the process."""
-        self._drop_out(wire_capture.STATE_YIELDED, "the program began a profile of its own")
+        """Stop before a profiler of the program begins: two at a time end the process.
+
+        Where another thread begins one, it waits for the end of the step: a recording that is stopped
+        in another thread than its own leaves torch's state behind.
+        """
+        if get_ident() != self._thread:
+            self._yields = True
+            until = monotonic_ns() + _LONGEST_WAIT_NS
+            while self._recorder is not None and monotonic_ns() < until:
+                sleep(0.001)
+            if self._recorder is None:
+                return
+            self._broken = "a profiler that the program began in another thread had to end a recording"
+        self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
 
     def _watch_exit(self) -> None:
         if not self._exits_watched:
@@ -379,10 +386,12 @@ class Capture:
     def _forget_request(self) -> None:
         self._request = None
         self._file = None
+        self._yields = False
         self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
 
     def _forget(self) -> None:
         self._request = self._recorder = self._file = None
+        self._yields = False
         self._heard = self._thread = self._evals = 0
         self._reason = ""
 

@@ -94,6 +94,7 @@ class CaptureFile:
         path = os.path.join(request.folder, name)
         self._part = path + PART
         try:
+            _try_writing(self._part)
             recorder.save(self._part)
             os.chmod(self._part, 0o600)
             size = os.stat(self._part).st_size
@@ -122,6 +123,17 @@ class CaptureFile:
                     os.unlink(path)
             except OSError:
                 continue  # was never there, or its folder is gone
+
+
+def _try_writing(path: str) -> None:
+    """Find out before torch does that nothing can be written: torch says it on the run's standard error.
+
+    Raises:
+        OSError: when it cannot.
+    """
+    if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _publish(part: str, path: str) -> None:

@@ -5,6 +5,7 @@ Read once, before a recording begins, from objects that are there; nothing is im
 
 from __future__ import annotations
 
+import json
 import sys
 
 TYPE_CHECKING = False
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 _MOST_FRAMES = 64
 _MOST_MODULES = 100_000
+
+
+def describe_run(frame: FrameType | None, batch_size: int, rule: int, first_step: int) -> dict[str, str]:
+    """Return what goes into a trace beside its events: names and JSON."""
+    told = read_conditions(frame, batch_size, rule)
+    told["first_step"] = first_step
+    metadata = {"tpmon": json.dumps(told)}
+    if told.get("world_size", 1) != 1:
+        ranks = {name: told[name] for name in ("rank", "world_size", "backend")}
+        metadata["distributedInfo"] = json.dumps(ranks)
+    return metadata
 
 
 def read_conditions(frame: FrameType | None, batch_size: int, rule: int) -> dict[str, Any]:

@@ -1,0 +1,287 @@
+"""Small real loops that are captured: each writes requests into its own mailbox, as tpmon does, and reports.
+
+Prints one JSON object: scenario -> what came of it. Nothing waits for a clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import threading
+import time
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.data import DataLoader, TensorDataset
+
+import tpmon.hook
+from tpmon.hook import wire_capture as w
+from tpmon.hook.installation import HOOK
+
+FOLDER = sys.argv[1]
+DATA = TensorDataset(torch.arange(1600.0).reshape(200, 8) / 1600, torch.ones(200, 1))
+torch.set_num_threads(1)
+
+
+def model():
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 1)
+    return net, torch.optim.SGD(net.parameters(), lr=0.01)
+
+
+def train(steps: int, before=None) -> list[float]:
+    """Train so many steps of a batch each; ``before(at)`` is called at the beginning of each."""
+    net, optimizer = model()
+    losses = []
+    loader = iter(DataLoader(DATA, batch_size=2))
+    for at in range(steps):
+        if before is not None:
+            before(at)
+        try:
+            x, _ = next(loader)
+        except StopIteration:
+            loader = iter(DataLoader(DATA, batch_size=2))
+            x, _ = next(loader)
+        loss = net(x).pow(2).mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def ask(number: int, kind: int = w.KIND_CAPTURE, folder: str = FOLDER, **words: int) -> None:
+    told = [0] * w.REQUEST_WORDS
+    told[w.ASK_NUMBER], told[w.ASK_KIND] = number, kind
+    told[w.ASK_STEPS] = 1 if kind == w.KIND_PROBE else 3
+    told[w.ASK_LONGEST_NS] = 60_000_000_000
+    told[w.ASK_MOST_EVENTS], told[w.ASK_MOST_BYTES] = 200_000, 1 << 29
+    told[w.ASK_EXPIRES_NS] = time.monotonic_ns() + 10**12
+    for name, value in words.items():
+        told[getattr(w, f"ASK_{name}")] = value
+    w.write_request(HOOK.steps.pages.mailbox, w.Request(tuple(told), folder, f"cap{number}"))
+
+
+def told() -> dict[str, object]:
+    words, reason = w.parse_capture(HOOK.steps.pages.page)
+    return {
+        "number": words[w.CAP_REQUEST],
+        "state": words[w.CAP_STATE],
+        "done": words[w.CAP_STEPS_DONE],
+        "reason": reason,
+        "answer": list(HOOK.steps.pages.answers),
+    }
+
+
+def capture(number: int, **words: int) -> dict[str, object]:
+    ask(number, **words)
+    train(12)
+    return told()
+
+
+def count(number: int) -> dict[str, int]:
+    """Count in the one file of a capture what it is to hold."""
+    (name,) = [one for one in os.listdir(FOLDER) if one.startswith(f"cap{number}-")]
+    path = os.path.join(FOLDER, name)
+    with open(path) as file:
+        events = [one for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
+    return {
+        "steps": len({one["name"] for one in events if one["name"].startswith("ProfilerStep#")}),
+        "marks": sum(one["name"].startswith("ProfilerStep#") for one in events),
+        "optimizer": sum(one["name"].startswith("Optimizer.step") for one in events),
+        "mode": os.stat(path).st_mode & 0o777,
+        "negative": sum(one["dur"] < 0 for one in events),
+    }
+
+
+def listing() -> list[str]:
+    return sorted(os.listdir(FOLDER)) if os.path.isdir(FOLDER) else ["gone"]
+
+
+def exact() -> dict[str, object]:
+    plain = train(40)
+    unprobed = capture(1)
+    probe = capture(2, kind=w.KIND_PROBE)
+    ask(3)
+    losses = train(40)
+    return {
+        "unprobed": unprobed,
+        "probe": probe,
+        "capture": told(),
+        "file": count(3),
+        "same_losses": plain == losses,
+        "files": listing(),
+    }
+
+
+def without_a_loader() -> dict[str, object]:
+    net, optimizer = model()
+    ask(10, STEPS=4)
+    for _ in range(200):
+        net(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    return {"told": told(), "file": count(10)}
+
+
+def requests() -> dict[str, object]:
+    missed = capture(20, START=1)
+    ask(21, STEPS=30)
+    seen = []
+
+    def busy(at: int) -> None:
+        if at == 5:
+            ask(22)
+        if at == 7:
+            seen.append(told())
+            ask(23, kind=w.KIND_CANCEL, SUBJECT=21)
+
+    train(12, busy)
+    cancelled = told()
+    expired = capture(24, START=1 << 40, EXPIRES_NS=1)
+    late = capture(25, LONGEST_NS=1)
+    return {"missed": missed, "busy": seen[0], "cancelled": cancelled, "expired": expired, "late": late}
+
+
+def hostile() -> dict[str, object]:
+    box, source = HOOK.steps.pages.mailbox, random.Random(3)
+
+    def scribble(at: int) -> None:
+        box[64:4096] = source.randbytes(4096 - 64)
+
+    before = HOOK.steps.steps
+    train(100, scribble)
+    counted = HOOK.steps.steps - before
+    return {"counted": counted, "problem": tpmon.hook.problem(), "after": capture(30)}
+
+
+def places() -> dict[str, object]:
+    gone = capture(40, folder="/nowhere/at/all")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    full = capture(41)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    left = [name for name in listing() if "41" in name or name.endswith((".part", ".tmp"))]
+    inside = os.path.join(FOLDER, "inner")
+    ask(42, folder=inside)
+
+    def remove(at: int) -> None:
+        if at == 2:
+            os.rmdir(inside)
+
+    train(12, remove)
+    removed = told()
+    return {"gone": gone, "full": full, "left": left, "removed": removed, "after": capture(43)}
+
+
+def foreign() -> dict[str, object]:
+    """The program's own profiler: active, warming up, and beginning while ours records; both orders."""
+    report = {}
+    own = os.path.join(FOLDER, "own.json")
+
+    def events_of_own() -> int:
+        return os.path.getsize(own)
+
+    with profile(activities=[ProfilerActivity.CPU]) as active:
+        report["active"] = capture(50)
+    active.export_chrome_trace(own)
+    report["active_own"] = events_of_own() > 5000
+    cycles = schedule(wait=0, warmup=40, active=1, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=cycles) as warming:
+        warming.step()
+        report["warming"] = capture(51)
+    ask(52, STEPS=8)
+    mine = profile(activities=[ProfilerActivity.CPU])
+
+    def begin(at: int) -> None:
+        if at == 4:
+            mine.start()
+        if at == 9:
+            mine.stop()
+
+    losses = train(20, begin)
+    report["during"] = told()
+    mine.export_chrome_trace(own)
+    report["during_own"] = events_of_own() > 5000
+    report["during_losses"] = losses == train(20)
+    report["after"] = capture(53)
+    return report
+
+
+def forked() -> dict[str, object]:
+    """Workers that are forked while a capture records: they record nothing, and the capture goes on."""
+    net, optimizer = model()
+    ask(60, STEPS=4)
+    children = []
+    for at in range(10):
+        if at == 4:
+            pid = os.fork()
+            if pid == 0:
+                net(torch.ones(2, 8)).sum().backward()
+                os._exit(0 if HOOK.mailbox.capture._recorder is None else 1)
+            children.append(os.waitpid(pid, 0)[1])
+        for (x, _), _ in zip(
+            DataLoader(DATA, batch_size=2, num_workers=1 if at == 5 else 0), range(1), strict=False
+        ):
+            net(x).sum().backward()
+            optimizer.step()
+    return {"children": children, "told": told()}
+
+
+def many() -> dict[str, object]:
+    def resident() -> int:
+        return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+    capture(70)
+    before = resident()
+    states = [capture(71 + at)["state"] for at in range(20)]
+    return {"states": states, "grown": resident() / before - 1, "threads": threading.active_count()}
+
+
+def broken() -> dict[str, object]:
+    """Each method of what captures raises in turn: the loop goes on, and tpmon is told."""
+    from tpmon.hook import capture as module
+
+    report = {}
+    plain = train(12)
+    source = "def fail(*args):\n    raise ZeroDivisionError('broken on purpose')"
+    made: dict[str, object] = {}
+    exec(compile(source, module.__file__, "exec"), made)  # an error of the hook's own file
+    fail = made["fail"]
+    for at, name in enumerate(["_take", "_advance", "_begin", "_finish", "_hear", "_position", "_publish"]):
+        HOOK.mailbox.capture = None
+        original = getattr(module.Capture, name)
+
+        capture(100 + at * 10, kind=w.KIND_PROBE)
+        setattr(module.Capture, name, fail)
+        ask(101 + at * 10)
+
+        def second(step: int, number: int = 102 + at * 10) -> None:
+            if step == 4:
+                ask(number)
+
+        losses = train(12, second)
+        setattr(module.Capture, name, original)
+        on = torch._C._autograd._profiler_enabled()
+        report[name] = [losses == plain, on, HOOK.steps.problem]
+        HOOK.mailbox.capture.guard.take_back()
+    HOOK.mailbox.capture = None
+    return report
+
+
+os.makedirs(FOLDER, exist_ok=True)
+train(5)
+REPORT = {
+    one.__name__: one()
+    for one in (exact, without_a_loader, requests, hostile, places, foreign, forked, many, broken)
+}
+REPORT["problem"] = tpmon.hook.problem()
+if "--leave" in sys.argv:
+    capture(200, kind=w.KIND_PROBE)
+    ask(201, STEPS=50)
+    train(4)
+print(json.dumps(REPORT), flush=True)
+if "--leave" in sys.argv:
+    sys.exit(7)

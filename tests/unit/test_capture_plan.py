@@ -1,0 +1,195 @@
+"""What a capture may cost and where it begins, told before anything is recorded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpmon import config
+from tpmon.capture.bus import NoHookError, open_bus
+from tpmon.capture.files import parse_conditions
+from tpmon.capture.nsys import judge_nsys
+from tpmon.capture.outcome import judge_end
+from tpmon.capture.plan import (
+    MOST_EVENTS,
+    Pace,
+    choose_start,
+    count_alike,
+    fit_seconds,
+    make_request,
+    mean_step,
+    parse_pace,
+    say_price,
+    size_window,
+)
+from tpmon.capture_command import parse_asked, write_restart
+from tpmon.errors import UsageError
+from tpmon.hook import wire, wire_capture
+from tpmon.hook.headroom import read_memory_left
+from tpmon.model.capture import CaptureAsked, CapturedFile, CaptureKind, CaptureState, RankCapture
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Identity
+
+ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
+RANK = RankCapture(1, 0, CaptureState.VERIFIED, "", 100, 5, 20.0, 10.0, 12.0, 10.0)
+FILE = CapturedFile("/a", "/a", 0, 100, 5, 900, 0, 1000, CaptureKind.TRACE)
+
+
+def record(steps: int, time_ms: float, evals: int = 0, rule: int = wire.RULE_DATA_AFTER_UPDATE) -> list[int]:
+    words = [0] * wire.RECORD_WORDS
+    words[wire.REC_STEPS] = steps
+    words[wire.REC_EVAL_STEPS] = evals
+    words[wire.REC_TIME_NS] = int(time_ms * 1e6)
+    words[wire.REC_RULE] = rule
+    return words
+
+
+def test_a_window_is_as_long_as_asked_where_it_fits() -> None:
+    price = size_window(ASKED, [(242, 67_000, 10.0), (300, 60_000, 12.0)])
+    assert (price.steps, price.events, price.bytes) == (5, 1500, 335_000)
+    assert price.pause_ms == 60.0
+    assert "5 steps: each rank stands still for about 60 ms" in say_price(price, ASKED, 2)
+
+
+def test_a_window_is_cut_to_what_a_run_can_bear() -> None:
+    price = size_window(ASKED, [(MOST_EVENTS // 2, 1000, 400.0)])
+    assert price.steps == 2
+    assert "fewer than asked" in say_price(price, ASKED, 1)
+    assert size_window(ASKED, [(MOST_EVENTS + 1, 1000, 400.0)]).steps == 0
+
+
+def test_a_window_by_time_is_cut_too() -> None:
+    asked = replace(ASKED, timed=True, seconds=10.0)
+    probes = [(MOST_EVENTS // 10, 1000, 5.0)]
+    assert fit_seconds(asked, size_window(asked, probes), probes) == pytest.approx(2.0)
+
+
+def test_all_ranks_hear_of_the_step_before_they_come_to_it() -> None:
+    assert choose_start([Pace(100, 10.0, False), Pace(101, 10.0, False)]) == 104
+    assert choose_start([Pace(100, 0.1, False)]) == 102
+    assert choose_start([Pace(9000, 4000.0, False)]) == 10_000
+
+
+def test_ranks_that_were_hooked_at_different_times_do_not_count_alike() -> None:
+    assert count_alike([Pace(100, 1.0, False), Pace(101, 1.0, False)])
+    assert not count_alike([Pace(100, 1.0, False), Pace(140, 1.0, False)])
+
+
+def test_a_pace_is_told_by_what_ends_steps() -> None:
+    pace = parse_pace([record(10, 0), record(30, 1000)])
+    assert pace == Pace(30, 20.0, False)
+    validates = parse_pace([record(10, 0), record(10, 100, 5)])
+    assert is_known(validates)
+    assert validates.evaluates
+    inference = parse_pace([record(0, 0, 5, wire.RULE_BATCH), record(0, 100, 7, wire.RULE_BATCH)])
+    assert inference == Pace(7, 20.0, False)
+    assert parse_pace([]) == parse_pace([record(0, 0)]) == Missing("no step ended yet")
+
+
+def test_the_mean_step_is_of_the_time_asked_for() -> None:
+    records = [record(at, at * 10) for at in range(10)]
+    assert mean_step(records, 0, 10**12) == 10.0
+    assert mean_step(records, int(85e6), 10**12) == Missing("too few steps to tell")
+
+
+def test_a_request_carries_what_was_asked() -> None:
+    asked = replace(ASKED, stacks=True, memory=True)
+    made = make_request(
+        9, wire_capture.KIND_CAPTURE, asked, "n", steps=4, start=7, seconds=2.0, expires_ns=5
+    ).words
+    assert made[wire_capture.ASK_OPTIONS] == wire_capture.OPTION_STACKS | wire_capture.OPTION_MEMORY
+    assert made[wire_capture.ASK_LONGEST_NS] == 2_000_000_000
+    assert (made[wire_capture.ASK_START], made[wire_capture.ASK_STEPS]) == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("nsys profile -c cudaProfilerApi --capture-range-end=stop python x", ""),
+        ("nsys profile --capture-range=cudaProfilerApi --capture-range-end repeat:3 python x", ""),
+        ("/opt/nsys launch --capture-range=cudaProfilerApi --capture-range-end=repeat python x", ""),
+        ("nsys profile --capture-range=cudaProfilerApi python x", "can end the run"),
+        ("nsys profile -c cudaProfilerApi --capture-range-end=stop-shutdown python x", "can end the run"),
+        ("nsys profile -o report python --capture-range=cudaProfilerApi", "lacks --capture-range"),
+        ("torchrun x.py", "cannot be added to a running process"),
+    ],
+)
+def test_a_range_is_opened_only_where_nsys_lets_the_run_live(words: str, refusal: str) -> None:
+    told = judge_nsys([["bash"], words.split(" ")])
+    assert (told == "") == (refusal == "")
+    assert refusal in told
+
+
+def test_conditions_are_read_from_either_end_and_believed_by_type_alone() -> None:
+    text = b'{"tpmon": {"model": "Net", "parameters": "many", "batch_size": {"missing": "why"}, "training": true},'
+    for head, tail in ((text, b""), (b"{", text)):
+        told = parse_conditions(head, tail)
+        assert is_known(told)
+        assert (told.model, told.training) == ("Net", True)
+        assert told.parameters == Missing("the trace does not say it")
+        assert told.batch_size == Missing("why")
+    assert parse_conditions(b'{"tpmon": [1', b"") == Missing("the trace does not say it")
+
+
+def test_a_set_is_partial_where_a_rank_or_a_step_is_not_there() -> None:
+    missed = replace(RANK, rank=1, state=CaptureState.MISSED, first_step=Missing("x"))
+    assert judge_end(ASKED, [RANK], [FILE]) is CaptureState.DONE
+    assert judge_end(ASKED, [RANK, missed], [FILE]) is CaptureState.PARTIAL
+    assert judge_end(ASKED, [RANK], [replace(FILE, steps=4)]) is CaptureState.PARTIAL
+    assert judge_end(ASKED, [RANK, replace(RANK, first_step=101)], [FILE, FILE]) is CaptureState.PARTIAL
+    assert judge_end(ASKED, [missed], []) is CaptureState.MISSED
+
+
+def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (groups / "a" / "b").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    assert read_memory_left(str(proc), str(groups)) == 8_000 * 1024
+    (groups / "a" / "memory.max").write_text("1000000\n")
+    (groups / "a" / "memory.current").write_text("900000\n")
+    (groups / "a" / "memory.stat").write_text("file 5\ninactive_file 50000\n")
+    (groups / "a" / "b" / "memory.max").write_text("max\n")
+    assert read_memory_left(str(proc), str(groups)) == 150_000
+
+
+def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None:
+    stat = Path("/proc/self/stat").read_text()
+    start = int(stat[stat.rindex(")") + 2 :].split()[19])
+    with pytest.raises(NoHookError, match="has no hook"):
+        open_bus(Identity(os.getpid(), start))
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0--name\0a b\0")
+    (tmp_path / "12" / "cwd").symlink_to("/home/me/my run")
+    assert (
+        write_restart(12, str(tmp_path))
+        == "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'"
+    )
+    assert write_restart(13, str(tmp_path)) == "tpmon run -- COMMAND"
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"rank": "0", "all_ranks": True}, "exclude"),
+        ({"snapshot": True, "cuda_profiler": True}, "exclude"),
+        ({"snapshot": True, "with_stacks": True}, "belongs to a trace"),
+        ({"steps": "0"}, "--steps"),
+        ({"steps": "many"}, "--steps"),
+        ({"seconds": "9h"}, "--seconds"),
+        ({"at": "-1"}, "--at"),
+        ({"rank": "x"}, "--rank"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_looked_at(given, refusal: str) -> None:
+    options = config.settle(config.resolve({}, {}, "", {}))
+    with pytest.raises(UsageError, match=refusal):
+        parse_asked(given, options)
+    with pytest.raises(UsageError, match="readonly"):
+        parse_asked({}, replace(options, readonly=True))
+    asked = parse_asked({"steps": "7", "with_shapes": True}, options)
+    assert (asked.steps, asked.shapes, asked.stacks) == (7, True, False)
