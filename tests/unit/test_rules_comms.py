@@ -313,3 +313,37 @@ def test_a_rank_that_stays_in_a_lock_of_its_own_is_in_no_collective_however_it_t
     before = {Phase.BACKWARD: 0.4, Phase.OTHER: 0.6}
     assert find_waits(locked(before, {Phase.BACKWARD: 1.0}, stays=20.0))[0].ratio == 0.0
     assert find_waits(locked(before, {Phase.BACKWARD: 1.0}))[0].ratio == pytest.approx(0.4)
+
+
+def crowded(*got, lock=4):
+    """See ranks beside others that take the CPUs: CPUs got by each, the first never in a lock."""
+    looks = tuple(make_looks(4211 + i, lock=lock if i else 1) for i in range(len(got)))
+    ranks = tuple(
+        replace(one, runnable=cpus + 0.5, waiting=0.5)
+        for one, cpus in zip(make_ranks(len(got)), got, strict=True)
+    )
+    cpu = make_cpu(budget_cores=2.0, run_delay_ratio=0.4)
+    return scene_of(make_frame(processes=ranks, loader=(), main_threads=looks, cpu=cpu))
+
+
+def test_on_a_crowded_machine_more_cpu_time_tells_the_rank_that_has_more_to_do():
+    assert type(judge_straggler(crowded(0.5, 0.45))) is Cleared
+    assert type(judge_straggler(crowded(0.5, 0.35))) is Cleared
+    late = judge_straggler(crowded(0.8, 0.35))
+    assert said(late) == (Kind.COMMS_BOUND, "straggler")
+    assert (late.rank, late.sources) == (0, {"kernel looks", "schedstat"})
+    assert late.evidence[-1].value == pytest.approx(0.8 / 0.35)
+    assert said(judge_straggler(crowded(0.5, 0.45, lock=8))) == (Kind.COMMS_BOUND, "straggler")
+
+
+def test_more_cpu_time_alone_makes_no_late_rank():
+    assert type(judge_straggler(crowded(0.9, 0.2, lock=1))) is Cleared
+    assert type(judge_straggler(crowded(0.9, 0.2, lock=2))) is Cleared
+    unread = replace(make_ranks(2)[0], waiting=UNREAD)
+    frame = make_frame(
+        processes=(unread, make_ranks(2)[1]),
+        loader=(),
+        main_threads=(make_looks(4211, lock=1), make_looks(4212, lock=4)),
+        cpu=make_cpu(budget_cores=2.0, run_delay_ratio=0.4),
+    )
+    assert type(judge_straggler(scene_of(frame))) is Cleared

@@ -94,6 +94,20 @@ def test_logging_is_named():
     assert "logging" in one.summary
 
 
+def test_one_long_call_is_said_to_be_one():
+    still = make_phases({Phase.OTHER: 1.0}, where="look slow.py:15", same_place_s=48.0, distinct=1)
+    frame = make_frame(
+        processes=(make_process(runnable=0.98, waiting=0.0, busy_threads=1),),
+        loader=(),
+        main_threads=(make_looks(RANK, 10),),
+        cpu=make_cpu(runnable=1.0, used_cores=1.0),
+    )
+    one = judge_single_thread(see(line_up([frame] * 12), {RANK: still}))
+    assert one.summary == "one thread has been in one call for 48 s (look slow.py:15), 7.0 CPUs are free"
+    moving = judge_single_thread(see(line_up([frame] * 12), {RANK: replace(still, same_place_s=0.0)}))
+    assert moving.summary.startswith("one thread runs Python for 100 %")
+
+
 INNOCENT = {
     "one thread computes": (alone({Phase.FORWARD: 0.4, Phase.BACKWARD: 0.5, Phase.OTHER: 0.1}), Cleared),
     "half of it computes": (alone({Phase.FORWARD: 0.5, Phase.OTHER: 0.5}), Cleared),

@@ -16,7 +16,7 @@ from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, see_cards
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Evidence, Kind
@@ -31,6 +31,10 @@ more; two equal gloo ranks of a small model exchange gradients for up to a quart
 CROWDED_RATIO = 0.3
 """Share of their demand that the job's threads wait for a CPU from which ranks take turns and so wait
 for each other."""
+WORKS_MORE = 1.5
+"""CPU time that a late rank takes over what the others take, from which it has more to do: they make the same
+steps, so neighbours change the times of all and not their ratio. Equal work is 1.0; 3 to 6 forward passes
+more than the others' step are 2 to 3."""
 COMM_DEMAND = 0.2
 """Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""
 NIC_BYTES_S = 50e6
@@ -101,14 +105,31 @@ def _is_crowded(scene: Scene) -> bool:
     return not scene.cards and is_known(scene.delay_ratio) and scene.delay_ratio >= CROWDED_RATIO
 
 
+def _cpu_time(rank: RankScene) -> Known[float]:
+    """Return the CPUs that a rank got over the span: its demand without what it waited for them."""
+    if not is_known(rank.demand):
+        return rank.demand
+    return map_known(lambda waiting: max(0.0, known_or(rank.demand, 0.0) - waiting), rank.waiting)
+
+
+def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
+    """Return how much more CPU time a rank takes than the typical other one."""
+    own, typical = _cpu_time(late), median_known(_cpu_time(one) for one in others)
+    if not is_known(own) or not is_known(typical):
+        return own if isinstance(own, Missing) else typical
+    return own / typical if typical > 0 else Missing("the others took no CPU time")
+
+
 def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
     late, others = waits[0], waits[1:]
     if not others:
         return None
     typical = statistics.median(one.ratio for one in others)
     gap = typical - late.ratio
-    # A neighbour takes more from one rank than from the other.
-    least = 2 * BEHIND_RATIO if _is_crowded(scene) else BEHIND_RATIO
+    more = _work_ratio(late.rank, [one.rank for one in others])
+    works_more = is_known(more) and more >= WORKS_MORE
+    # A neighbour takes more from one rank than from the other; it gives neither of them more to do.
+    least = 2 * BEHIND_RATIO if _is_crowded(scene) and not works_more else BEHIND_RATIO
     if typical < WAITING_RATIO or gap < least or late.high >= typical:
         return None
     name = name_rank(late.rank)
@@ -120,11 +141,20 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         cause="straggler",
         weight=gap,
         margin=min(typical / WAITING_RATIO, gap / least),
-        sources=_sources(others),
+        sources=_sources(others) | ({"schedstat"} if works_more else set()),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(
             reading(f"{name} in collectives", 100 * late.ratio, "%", _say_sources(late), age),
             reading("the others in collectives", 100 * typical, "%", _say_sources(others[0]), age),
+            *(
+                (
+                    reading(
+                        f"CPU time of {name} over theirs", more, "x", "schedstat", scene.frame.ages_s.threads
+                    ),
+                )
+                if works_more
+                else ()
+            ),
         ),
         share=gap,
         observed=frozenset((Need.RANK_BEHIND,)),

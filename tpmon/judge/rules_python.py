@@ -29,6 +29,8 @@ RUNNING = 0.8
 PYTHON_SHARE = 0.5
 """Share of stack samples outside of forward, backward and the rest of a step from which it is Python
 that is waited for. High, because operators called straight from a loop leave no frame of their own."""
+ONE_CALL_S = 5.0
+"""How long the newest stacks must be in one line of the program to be one call; a loop changes its line."""
 GPU_IDLE = 0.3
 """A GPU that idles less is not waiting for this thread (starved: below 70 % busy)."""
 
@@ -125,6 +127,15 @@ def _python_share(rank: RankScene) -> Known[Share]:
     return phases.share(*_PYTHON_PHASES)
 
 
+def _say_single(rank: RankScene, share: Share, *, logs: bool) -> str:
+    """Say what the one busy thread does: Python, or a single call that may be a library's own code."""
+    phases = rank.phases
+    if not logs and is_known(phases) and phases.same_place_s >= ONE_CALL_S:
+        return f"one thread has been in one call for {phases.same_place_s:.0f} s ({phases.where})"
+    words = "(logging, metrics) " if logs else ""
+    return f"one thread runs Python {words}for {100 * share.ratio:.0f} % of the time"
+
+
 def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
     demand, threads = rank.demand, rank.busy_threads
     if not is_known(demand):
@@ -162,8 +173,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         weight=gain,
         margin=share.low / PYTHON_SHARE,
         sources=frozenset(("stacks", "schedstat")),
-        summary=f"one thread runs Python {'(logging, metrics) ' if logging else ''}for "
-        f"{100 * share.ratio:.0f} % of the time, {free:.1f} CPUs are free",
+        summary=f"{_say_single(rank, share, logs=logging)}, {free:.1f} CPUs are free",
         evidence=(
             reading(
                 "Python outside of the step", 100 * share.ratio, "%", scene.frame.sources.stacks, ages.stacks
