@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
@@ -17,12 +18,14 @@ from tpmon.model.clean import clean_value
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
 from tpmon.model.dump_words import list_numbers
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.results import DumpUpdate
+from tpmon.probe.background import read_within
 from tpmon.probe.collectives import PIPE_PRICE, read_collectives
 from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper, dumpable
 from tpmon.probe.job import Job, Member
+from tpmon.probe.output import OutputReader
 from tpmon.report.dump import write_dump
 from tpmon.report.dump_formats import write_collapsed, write_speedscope
 from tpmon.report.write import Output, complain
@@ -39,6 +42,8 @@ LOCALS_PRICE = (
     "--locals: nothing is stopped, py-spy needs up to twice the CPU; values are cut, what looks like a secret"
     " is hidden, but read the output before you pass it on"
 )
+LOG_S = 0.5
+"""How long the log may take to tell its time: it may lie on a dead server."""
 _STDIN = "-"
 _RANK_DIGITS = 7
 
@@ -176,9 +181,18 @@ def run_dump(job: Job, options: Options, asked: Asked, output: Output) -> int:
         rounds.append(dumper.read_round(NATIVE_ROUND_S if asked.native else ROUND_S))
     dump = fold_rounds(rounds, _name_origin(job, members))
     reading = read_collectives(job, someone_waits=may_wait(dump.groups), ask_pipes=asked.fr_pipe)
-    dump = add_collectives(dump, reading)
+    dump = replace(add_collectives(dump, reading), last_write=_read_last_write(job))
     _write(dump, form, output)
     return pick_exit_code(dump)
+
+
+def _read_last_write(job: Job) -> Applicable[datetime]:
+    """Read when the job wrote into its log last: what one look cannot tell, for how long it stands."""
+    pids = [one.identity.pid for one in job.members if one.role in (Role.LAUNCHER, Role.RANK)]
+    logs = read_within(LOG_S, lambda: OutputReader().read(pids))
+    if isinstance(logs, Missing):
+        return logs
+    return max((one.last_write for one in logs if is_known(one.last_write)), default=NOT_APPLICABLE)
 
 
 def _name_origin(job: Job, members: Sequence[Member]) -> Origin:

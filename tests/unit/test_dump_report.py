@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -127,6 +128,15 @@ def test_processes_of_several_hosts_are_named_with_their_host():
     assert name_processes([helper, replace(helper, pid=9)]) == "helpers 9,4000"
 
 
+def test_one_look_says_when_the_log_was_written_last(dump):
+    assert "log write" not in text(dump)
+    said = text(replace(dump, last_write=dump.taken - timedelta(minutes=15, seconds=3)))
+    assert "15m03s earlier" in said
+    assert "last log write " in said
+    told = replace(dump, last_write=dump.taken)
+    assert decode(Dump, encode(told)).last_write == dump.taken
+
+
 # formats
 
 
@@ -145,7 +155,7 @@ def test_speedscope_has_every_frame_it_names_and_weighs_threads(dump):
     count = len(document["shared"]["frames"])
     assert [one["name"] for one in document["profiles"]][:2] == [
         "worker 0 of rank 3 main",
-        "rank 3 main",
+        "ranks 0-2,4-6 main",
     ]
     for profile in document["profiles"]:
         assert profile["type"] == "sampled"

@@ -304,7 +304,7 @@ class Dump:
 
     ``host`` names every host that is in it. ``world_size`` is what the job says of itself.
     ``not_asked`` counts ranks here that nobody asked for; it does not apply to a dump of the whole job.
-    ``collectives`` is what the job itself recorded of them.
+    ``collectives`` is what the job itself recorded of them. ``last_write`` is that into its log.
     """
 
     schema: str
@@ -325,3 +325,4 @@ class Dump:
     spy_cpu_ms: float
     not_asked: Applicable[int] = NOT_APPLICABLE
     collectives: Applicable[Collectives] = NOT_APPLICABLE
+    last_write: Applicable[datetime] = NOT_APPLICABLE

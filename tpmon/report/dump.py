@@ -33,6 +33,10 @@ Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
 def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
     lines = lay_paragraph("dump", dump.summary)
+    if is_known(dump.last_write):
+        age_s = max(0.0, (dump.taken - dump.last_write).total_seconds())
+        told = f"last log write {format_clock(dump.last_write)}, {format_seconds(age_s)} earlier"
+        lines += lay_paragraph("", told)
     if is_known(dump.collectives):
         lines += write_collectives(dump.collectives)
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
