@@ -72,13 +72,11 @@ class LastResort:
     def load(self) -> None:
         """Import the hook of that tpmon; of another one only where the program imported it before."""
         if "tpmon" not in sys.modules:
-            from importlib.util import module_from_spec  # noqa: PLC0415
-
-            spec = self.find_spec("tpmon")
-            if spec is None or spec.loader is None:
-                return
-            module = sys.modules["tpmon"] = module_from_spec(spec)
-            spec.loader.exec_module(module)
+            sys.meta_path.insert(0, self)  # for this one import, the first resort
+            try:
+                import tpmon  # noqa: PLC0415
+            finally:
+                sys.meta_path.remove(self)
         import tpmon.hook  # noqa: PLC0415
 
         if os.environ.get(ALLOW_STACKS) == "1":
