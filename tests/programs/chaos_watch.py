@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 _ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("TPMON_")},
     "XDG_CONFIG_HOME": "/nonexistent",
-    "PYTHONDONTWRITEBYTECODE": "1",
 }
 
 
