@@ -8,6 +8,7 @@ VERDICTS ?=
 HANGS ?=
 SHARE ?=
 SWITCH ?=
+TRACE ?=
 FRAMEWORKS ?=
 PYTHONS ?=
 FRAMEWORKS_PYTHON ?=
@@ -19,7 +20,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test test-long check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm bench-hook verdicts hangs bench-share bench-switch test-gpu test-frameworks test-pythons
+        bench-cost bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-pythons
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +100,9 @@ bench-harm: torch-for-tests ## whether a watched training loses steps (docs/over
 
 bench-hook: torch-for-tests ## what the hook costs a training: at import, hot, in real loops (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_hook
+
+bench-trace: setup ## what reading a trace costs, 5 MB to 1 GB; TRACE="--big --beside PYTHON", "--help"
+	@$(BIN)/python -m tests.budget.bench_trace $(TRACE)
 
 verdicts: torch-for-tests ## is the verdict right? each program 5 times idle, 5 times beside a busy core; VERDICTS="--help"
 	@$(BIN)/python -m tests.verdicts.matrix $(VERDICTS)
