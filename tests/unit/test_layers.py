@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-NEVER_IN_TEXT = {"textual", "rich", "asyncio", "torch", "pynvml"}
+NEVER_IN_TEXT = {"textual", "rich", "asyncio", "torch", "pynvml", "numpy", "msgspec"}
 
 IMPORTED = """
 import json, sys
@@ -98,6 +98,7 @@ def test_a_session_imports_no_driver_library() -> None:
         ["fold", "--help"],
         ["doctor", "--help"],
         ["bundle", "--help"],
+        ["trace", "--help"],
         ["--print-config"],
         ["ps", "--json"],
     ],
