@@ -1,0 +1,58 @@
+"""A real torchrun job goes on without its launcher: it stays one job, and it is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.programs.conftest import TORCHRUN, run_program, wait_until
+from tpmon.model.process import Role
+from tpmon.model.results import JobState
+from tpmon.probe.jobs import list_jobs
+from tpmon.probe.members import Membership
+from tpmon.probe.strays import LAUNCHER_GONE
+from tpmon.probe.target import find_job
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+TRAIN = ("job_train.py", "--ready", "{ready}", "--seconds", "300", "--workers", "1")
+
+
+def test_ranks_of_a_killed_torchrun_stay_one_job(tmp_path: Path) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN)
+    with run_program(command, tmp_path / "ready", 2) as program:
+        membership = Membership(find_job(program.pid))
+        try:
+            os.kill(program.pid, signal.SIGKILL)
+            assert wait_until(lambda: find_job(program.trainers[0]).root.pid != program.pid)
+            jobs = [find_job(pid) for pid in program.trainers]
+            assert {job.root for job in jobs} == {jobs[0].root}
+            ranks = {one.rank: one.identity.pid for one in jobs[0].members if one.role is Role.RANK}
+            assert sorted(ranks) == [0, 1]
+            assert sorted(ranks.values()) == sorted(program.trainers)
+            assert (jobs[0].world_size, jobs[0].rank_source) == (2, LAUNCHER_GONE)
+            listed = {one.pid: one for one in list_jobs().jobs}
+            mine = listed[jobs[0].root.pid]
+            assert (mine.ranks, mine.state) == (2, JobState.LAUNCHER_GONE)
+            assert set(program.trainers) & set(listed) == {mine.pid}
+            # who was attached before keeps all of them, and says it too
+            membership.refresh(time.monotonic_ns())
+            assert membership.job.rank_source == LAUNCHER_GONE
+            assert {one.identity.pid for one in membership.members if one.role is Role.RANK} == set(
+                program.trainers
+            )
+        finally:
+            membership.close()
+            for pid in program.trainers:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
