@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.frames import make_frame, make_process, make_rank
-from tests.judging import SECOND, hold, make_phases, scene_of
+from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.judge.data_wait import STACKS, DataWait
 from tpmon.judge.hang_memory import NO_WATCH, Watch, observe
@@ -113,11 +113,31 @@ def test_a_rank_that_loads_itself_is_told_without_stacks() -> None:
     finding = conclude(loads_itself(64.0))
     assert (finding.kind, finding.cause) == (Kind.DATA_BOUND, "no-workers")
     assert finding.share_pct == pytest.approx(64.0)
-    assert any(row.source == "hook" for row in finding.evidence)
+    assert finding.share_low_pct is NOT_APPLICABLE
+    assert [row.source for row in finding.evidence if "hook" in row.source] == ["the hook, 40 steps"]
 
 
-def test_without_the_hook_it_is_no_surer() -> None:
-    frames = loads_itself(64.0)
+def stands_still() -> list[Frame]:
+    """Return half a minute of a rank that waits in a lock and took its last step 14 minutes ago."""
+    last = stands(840.0)
+    return [
+        replace(
+            stands(840.0 - back),
+            taken=last.taken - timedelta(seconds=back),
+            taken_ns=last.taken_ns - back * SECOND,
+        )
+        for back in range(32, -1, -1)
+    ]
+
+
+def computes() -> list[Frame]:
+    """Return some seconds of a rank that is healthy by its looks and by its hook."""
+    return hold(hooked(make_frame(main_threads=(make_looks(looks=20),), loader=()), 4.0), 14)
+
+
+@pytest.mark.parametrize("build", [lambda: loads_itself(64.0), stands_still, computes])
+def test_without_the_hook_no_verdict_is_surer(build: Callable[[], list[Frame]]) -> None:
+    frames = build()
     whole = conclude(frames)
     hidden = Missing("hidden")
     blind = conclude([replace(one, hook=hidden, steps=hidden) for one in frames])
@@ -232,19 +252,11 @@ def test_the_hang_began_with_the_last_step() -> None:
 
 def test_a_job_without_stacks_is_hung_since_its_last_step() -> None:
     """Only waits and the hook are read: half a minute is watched, the loop stands for 14 minutes."""
-    last = stands(840.0)
-    frames = [
-        replace(
-            stands(840.0 - back),
-            taken=last.taken - timedelta(seconds=back),
-            taken_ns=last.taken_ns - back * SECOND,
-        )
-        for back in range(32, -1, -1)
-    ]
+    frames = stands_still()
     finding = conclude(frames)
     assert finding.kind is Kind.HUNG
     assert finding.since_is is SinceIs.ONSET
-    assert round((last.taken - finding.since).total_seconds()) == 840
+    assert round((frames[-1].taken - finding.since).total_seconds()) == 840
 
 
 # --- what only the hook sees

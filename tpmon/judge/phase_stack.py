@@ -21,7 +21,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
+    r"/(site|dist)-packages/|/tpmon/hook/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
 )
 _NATIVE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|rs|S)$|^\[|/python[\d.]*$")
 _PACKAGES = (

@@ -32,6 +32,8 @@ WAITS_FOR_IT = 0.5
 """Part of a late rank's extra time that the others must spend after their forward to wait for it."""
 AGREES_HALF = 0.5
 """The hook agrees with a wait of which it measured half."""
+SAID = "the hook, "
+"""How the source of a wait begins that the hook measured (``starvation``)."""
 STANDS_S = 4.0
 """How long no hook may have told of any event before it speaks for a hang."""
 
@@ -153,6 +155,9 @@ _WORDS: dict[Kind, Callable[[Suspicion, Scene], _Word | None]] = {
 
 def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
     """Add the hook's word: a source and a row of evidence where it agrees, a row against it where not."""
+    if any(row.source.startswith(SAID) for row in suspicion.evidence):
+        # The share is the hook's own: exact, so it has no interval.
+        return replace(suspicion, share_low=NOT_APPLICABLE, share_high=NOT_APPLICABLE)
     ask = _WORDS.get(suspicion.kind)
     if (suspicion.kind, suspicion.cause) == (Kind.COMMS_BOUND, "straggler"):
         ask = _on_straggler

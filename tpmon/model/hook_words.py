@@ -54,7 +54,7 @@ def _ddp(settings: TrainSettings) -> str:
 
 def _compiled(settings: TrainSettings) -> str:
     one = settings.compiled
-    if not is_known(one):
+    if not is_known(one) or not one.frames:
         return ""
     told = f"{one.frames_ok} of {one.frames} frames, {one.graphs} graphs, {one.graph_breaks} graph breaks"
     return f"{told}, ! {one.limit_hits} at the recompile limit" if one.limit_hits else told

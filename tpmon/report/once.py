@@ -9,7 +9,15 @@ from tpmon.model.gpu import GpuSample
 from tpmon.model.hook_words import say_device, say_settings
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Missing, is_known, known_or
-from tpmon.model.pace_words import RULE_WORDS, format_ms, say_rate, say_samples, say_split, say_times
+from tpmon.model.pace_words import (
+    RULE_WORDS,
+    format_ms,
+    is_stalled,
+    say_rate,
+    say_samples,
+    say_split,
+    say_times,
+)
 from tpmon.model.process import ProcessSample, RankRow, Role
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
 from tpmon.report.machine import (
@@ -136,7 +144,7 @@ def _write_steps(frame: Frame, reading: Reading) -> list[str]:
     words = [
         f"{pace.count:,} by {whose}",
         say_rate(pace),
-        say_samples(pace),
+        "" if is_stalled(pace) else say_samples(pace),
         *say_times(pace).split("  "),
         f"longest {longest} of {pace.timed}",
         f"last {format_seconds(pace.step_age_s)} ago",
