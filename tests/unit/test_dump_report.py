@@ -149,6 +149,12 @@ def test_collapsed_stacks_count_each_thread_once_and_divide_at_semicolons(dump):
     assert write_collapsed(odd) == ["rank 0 main;a,b (/x,y.py:3) 1"]
 
 
+def test_collapsed_stacks_of_several_hosts_name_the_host():
+    rounds = [make_round(make_rank(rank), host=f"node-{rank}") for rank in range(2)]
+    lines = write_collapsed(fold_dumps([fold_rounds([one], Origin(1, "a.py", 2)) for one in rounds]))
+    assert lines[0].startswith("ranks 0-1 on node-0, node-1 main;")
+
+
 def test_speedscope_has_every_frame_it_names_and_weighs_threads(dump):
     document = json.loads(write_speedscope(dump))
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
@@ -223,7 +229,7 @@ def test_fold_writes_what_was_asked_for(dump, tmp_path, capfd):
     for form, begin in (
         ("text", "dump "),
         ("json", '{"schema":"tpmon.dump/1"'),
-        ("collapsed", "worker main;"),
+        ("collapsed", "worker 0 of rank 3 main;"),
         ("speedscope", '{"$schema"'),
     ):
         assert run_fold([str(path)], make_options(dump__format=form), Output(1, ascii_only=False)) == 0

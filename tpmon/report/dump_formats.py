@@ -38,7 +38,12 @@ def name_frames(frames: Sequence[StackFrame]) -> tuple[tuple[str, str, int], ...
     )
 
 
-def _stack_of(group: StackGroup) -> PartStack:
+def _stacks_of(dump: Dump) -> list[PartStack]:
+    hosts = {thread.host for group in dump.groups for thread in group.threads}
+    return [_stack_of(group, with_host=len(hosts) > 1) for group in dump.groups]
+
+
+def _stack_of(group: StackGroup, *, with_host: bool) -> PartStack:
     """Return the stack of a group, one frame made up where there is none; its weight is its threads."""
     first = group.threads[0]
     frames = group.frames
@@ -48,19 +53,19 @@ def _stack_of(group: StackGroup) -> PartStack:
         name = "[stack not read]" if isinstance(frames, Missing) else f"[native {first.name}]"
         named = ((clean_text(name, _NAME_CHARS), "", 0),)
     # Which ranks: the file is to tell the odd one out. Of many there is no end to the name.
-    who = clean_text(name_processes(group.threads), _WHO_CHARS)
+    who = clean_text(name_processes(group.threads, with_host=with_host), _WHO_CHARS)
     return PartStack(f"{who} {first.kind.value}", named, len(group.threads))
 
 
 def write_collapsed(dump: Dump) -> list[str]:
     """Write a line for each group, as flame graph tools read it: "ranks 0-2 main;outermost;innermost 3"."""
-    return collapse_stacks(map(_stack_of, dump.groups))
+    return collapse_stacks(_stacks_of(dump))
 
 
 def write_speedscope(dump: Dump) -> str:
     """Write one JSON object for speedscope: a profile for each set of processes, weighted by threads."""
     name = f"{dump.script} on {dump.host}, {dump.taken.isoformat(timespec='seconds')}"
-    return lay_speedscope(name, map(_stack_of, dump.groups))
+    return lay_speedscope(name, _stacks_of(dump))
 
 
 def collapse_stacks(stacks: Iterable[PartStack]) -> list[str]:
