@@ -26,6 +26,7 @@ CLOCK_NS = 46.0
 HOT_US = 2.0
 STEP_US = 7.0
 IMPORT_MS = 5.0
+RUN_MS = 30.0
 
 LOOPS = {
     "linear": 40,
@@ -109,6 +110,19 @@ def measure_import(rounds: int = 11) -> float:
         )
         times.append(int(done.stdout) / 1e6)
     return statistics.median(times[1:])
+
+
+def measure_run(rounds: int = 11) -> float:
+    """Return the CPU time in ms of ``tpmon run true``: what a start takes longer for it, compiled once."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    times = []
+    for _ in range(rounds):
+        started = [sys.executable, "-c", "from tpmon.__main__ import main; main()", "run", "true"]
+        process = subprocess.Popen(started, cwd=ROOT, env=environment)
+        used = os.wait4(process.pid, 0)[2]
+        process.returncode = 0
+        times.append((used.ru_utime + used.ru_stime) * 1e3)
+    return min(times)
 
 
 def build_loop(name: str) -> tuple[Callable[[], None], int]:

@@ -10,10 +10,12 @@ from tests.budget.bench_hook import (
     CLOCK_NS,
     HOT_US,
     IMPORT_MS,
+    RUN_MS,
     STEP_US,
     measure_clock,
     measure_hot,
     measure_import,
+    measure_run,
     run_loop,
 )
 
@@ -35,6 +37,11 @@ def test_the_functions_of_a_step_are_cheap():
 def test_the_import_is_quick():
     before = slowness()
     assert measure_import() <= IMPORT_MS * MARGIN * max(before, slowness())
+
+
+def test_a_program_is_started_hardly_later():
+    before = slowness()
+    assert measure_run() <= RUN_MS * MARGIN * max(before, slowness())
 
 
 @pytest.mark.torch

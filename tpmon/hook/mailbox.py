@@ -7,8 +7,6 @@ system call. It is given back with the hook, and in a forked child.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from _thread import get_ident
 
@@ -35,6 +33,9 @@ class Mailbox:
 
     def opened(self, steps: Counts) -> None:
         """Take the signal when the pages are made, if this is the main thread and nobody has it."""
+        import signal  # noqa: PLC0415 torch imported both already; a program without torch comes never here
+        import threading  # noqa: PLC0415
+
         self.steps = steps
         if self._handling or threading.current_thread() is not threading.main_thread():
             return
@@ -58,8 +59,11 @@ class Mailbox:
 
     def take_back(self) -> None:
         """End what is under way, and give the signal back."""
-        if threading.current_thread() is threading.main_thread():
-            self._give_back()
+        if self._handling:
+            import threading  # noqa: PLC0415
+
+            if threading.current_thread() is threading.main_thread():
+                self._give_back()
         if self.capture is not None:
             self.capture.take_back()
 
@@ -73,6 +77,9 @@ class Mailbox:
 
     def _ring_after(self, seconds: float) -> bool:
         """Have this thread woken after so long, by a thread that ends with it; False where it cannot be."""
+        import signal  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+
         if not self._handling or signal.getsignal(signal.SIGURG) != self._woken:
             return False
         if get_ident() != threading.main_thread().ident:
@@ -82,14 +89,21 @@ class Mailbox:
         return True
 
     def _ring(self, seconds: float) -> None:
+        import signal  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+
         time.sleep(seconds)
         main = threading.main_thread().ident
         if self._handling and main is not None:
             signal.pthread_kill(main, signal.SIGURG)
 
     def _give_back(self) -> None:
-        handling, self._handling = self._handling, False
-        if handling and signal.getsignal(signal.SIGURG) == self._woken:
+        if not self._handling:
+            return
+        import signal  # noqa: PLC0415
+
+        self._handling = False
+        if signal.getsignal(signal.SIGURG) == self._woken:
             signal.signal(signal.SIGURG, self._before)
 
     def _woken(self, number: int, frame: FrameType | None) -> None:

@@ -1,9 +1,10 @@
 """Put the hook's functions where torch passes by, and take them back.
 
 Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
-the entry of the autograd engine, ``GradScaler.update``; and the making of a DDP, for its settings. Class and module attributes are replaced,
-never mutated collections that torch may be walking through, and given back only where they are
-still ours. What torch imports anyway is imported when torch is there: half of a start-up otherwise.
+the entry of the autograd engine, ``GradScaler.update``; and the making of a DDP, for its settings.
+Class and module attributes are replaced, never mutated collections that torch may be walking
+through, and given back only where they are still ours. What torch imports anyway
+is imported when torch is there: half of a start-up otherwise.
 """
 
 from __future__ import annotations
