@@ -21,9 +21,9 @@ pytestmark = pytest.mark.budget
 MARGIN = 1.5
 HELP_CPU_S = 0.060
 FIRST_FRAME_CPU_S = 0.45
-FIRST_FRAME_OVER_TEXTUAL = 4.2
-"""The same over what importing textual takes, 3.1 when measured: hosts that are twice as slow are no regression."""
 TEXTUAL = (sys.executable, "-c", "import textual.app")
+TEXTUAL_CPU_S = 0.20
+"""What this takes on the machine of the promises; a host that is slower now takes as much longer for a picture."""
 TOTAL_CPU_PCT = 2.5
 RSS_MB = 60.0
 RSS_WITH_CHILD_MB = 90.0
@@ -54,8 +54,8 @@ def test_the_first_picture_of_a_large_job_is_cheap(tree):
             costs.append(screen.until(b"runnable", 30.0).cpu_s)
         finally:
             screen.close()
-    slow = FIRST_FRAME_OVER_TEXTUAL * statistics.median(yard)
-    assert statistics.median(costs) <= max(FIRST_FRAME_CPU_S * MARGIN, slow)
+    slowness = max(statistics.median(yard) / TEXTUAL_CPU_S, 1.0)
+    assert statistics.median(costs) <= FIRST_FRAME_CPU_S * MARGIN * slowness
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def test_watching_a_large_job_on_eight_cards_stays_within_the_budget(tree, cards
     screen = Screen([*TPMON, "attach", str(tree.pid), *NO_LOOKS], 200, 50, cards)
     try:
         screen.until(b"runnable", 30.0)
-        screen.drain(12.0)
-        cost = screen.cost_over(15.0)
+        screen.drain(8.0)
+        cost = screen.cost_over(10.0)
     finally:
         screen.close()
     assert b"H100" in screen.text

@@ -16,7 +16,7 @@ from tests.pty.conftest import PROGRAM, Terminal, environment
 
 pytestmark = [pytest.mark.budget, pytest.mark.pty]
 
-SECONDS = 15
+SECONDS = 8
 CPU_PCT = 1.0
 BYTES_S = 20_000
 RSS_MIB = 50
