@@ -147,3 +147,52 @@ def test_an_error_of_the_card_ends_the_times_and_nothing_else(loop: Loop, card: 
     assert (loop.steps.problem, loop.steps.steps) == ("", 70)
     assert loop.steps.watcher._timer is None
     assert is_known(parse_settings(loop.steps.page, loop.now))
+
+
+EVENTS = {
+    "batch": lambda loop: loop.steps.data_ended(loop.iterator),
+    "backward": lambda loop: loop.backward(),
+    "update": lambda loop: loop.update(),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_watcher_that_is_broken_turns_the_hook_off_at_any_event(loop: Loop, event: str) -> None:
+    loop.train(2)
+    loop.steps.data_begins()
+    loop.steps.watch = object()
+    EVENTS[event](loop)
+    loop.train(3)
+    assert "AttributeError" in loop.steps.problem
+    assert loop.turned_off == 1
+
+
+@pytest.mark.parametrize("part", ["watcher", "settings", "page"])
+def test_a_broken_part_of_it_turns_the_hook_off_at_the_end_of_a_step(loop: Loop, part: str) -> None:
+    loop.train(3)
+    if part == "watcher":
+        loop.steps.watcher = 5
+    elif part == "settings":
+        loop.steps.watcher._settings.words = None
+    else:
+        loop.steps.watcher._steps = None
+    loop.steps.watch_at = 0
+    loop.train(4)
+    assert "Error" in loop.steps.problem
+    assert loop.turned_off == 1
+
+
+def test_an_error_of_the_users_signal_handler_within_a_reading_is_the_users(
+    loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace: dict[str, object] = {}
+    exec(compile("def ring():\n    raise TimeoutError('theirs')\n", "/home/user/train.py", "exec"), namespace)
+    torch = sys.modules["torch"]
+    torch._C = types.SimpleNamespace(get_num_threads=namespace["ring"])
+    with pytest.raises(TimeoutError, match="theirs"):
+        loop.train(4)
+    assert (loop.steps.problem, loop.turned_off) == ("", 0)
+    del torch._C
+    loop.train(4)
+    loop.stop()
+    assert loop.steps.problem == ""
