@@ -87,7 +87,9 @@ def judge_yama(scope: Known[int], own: Own) -> Check:
         return make_check("yama", Access.ALLOWED, f"{words}: the same user may look")
     if own.capable:
         return make_check("yama", Access.ALLOWED, f"{words}, and tpmon has CAP_SYS_PTRACE")
-    who = "only a process's own ancestors" if scope == 1 else "only who has CAP_SYS_PTRACE"
+    # A run may open itself: scope 1 asks for it (tpmon.hook.ptracer), the stricter ones do not.
+    ancestors = "only a process's own ancestors, or all where tpmon run --allow-stacks started it,"
+    who = ancestors if scope == 1 else "only who has CAP_SYS_PTRACE"
     if own.contained:
         return make_check("yama", Access.DENIED, f"{words}: {who} may look", ADD_CAPABILITY)
     fix = LIFT_YAMA if scope == 1 else "sudo tpmon attach PID"
