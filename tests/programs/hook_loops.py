@@ -255,6 +255,10 @@ def alarms() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
     torch.set_grad_enabled(True)
+    for _ in range(20):  # in peace: these must all be counted
+        optimizer.zero_grad()
+        net(x).mean().backward()
+        optimizer.step()
     EXTRA["rung"] = rung
 
 
