@@ -378,6 +378,14 @@ async def _(s):
     assert s.view.filter_text == "4"
 
 
+@key("zoom-close")
+async def _(s):
+    await s.press("2")
+    assert is_known(s.view.zoom)
+    await s.press("escape")
+    assert not is_known(s.view.zoom)
+
+
 @key("filter-clear")
 async def _(s):
     await s.press("slash", *"4222", "enter", "escape")

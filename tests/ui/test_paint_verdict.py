@@ -22,7 +22,7 @@ from tests.frames import (
 from tests.frames import make_view as make_any_view
 from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.verdict import BEFORE_THE_END, TABLE, Confidence, Kind, SinceIs
+from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
 from tpmon.model.window import pulse_of
 from tpmon.ui.evidence import fit_widths, paint_evidence
 from tpmon.ui.paint_verdict import kind_ink, paint_headline, paint_verdict, share_lines
@@ -74,6 +74,22 @@ def test_the_smallest_screen_has_the_word_in_a_line_of_its_own():
     assert screen(HUNG, 20, 5)[1:4] == [" !! HUNG", " missing-rank", " at least 26 min"]
     assert screen(make_finding(), 20, 5)[1] == " ! DATA-BOUND"
     assert screen(make_finding(), 6, 2)[1] == " DATA…"
+
+
+def test_a_job_that_ended_without_a_verdict_shows_the_last_words_of_its_log():
+    words = make_evidence("the log ends with", value=IN_WORDS, unit="", text="RuntimeError: bad shape")
+    failed = make_finding(
+        kind=Kind.IDLE, cause="failed", summary="the job has ended: exit 1", evidence=(words,)
+    )
+    target = make_target(state=TargetState.ENDED, ended="exit 1")
+    lines = screen_of_ended(failed, target)
+    assert " the log ends with: RuntimeError: bad shape" in lines
+    assert not any("IDLE" in line for line in lines)
+    assert " the job has ended: exit 1" in screen_of_ended(replace(failed, evidence=()), target)
+
+
+def screen_of_ended(finding, target):
+    return texts_of(paint_screen(make_any_view(judged(finding, target=target)), Size(80, 24)))
 
 
 @pytest.mark.parametrize("what", [{"overlay": Overlay.STACKS}, {"zoom": Pane.CPU}, {"overlay": Overlay.HELP}])

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
-from tpmon.model.known import is_known
-from tpmon.model.verdict import BEFORE_THE_END, Finding, SinceIs, pick_code
+from tpmon.model.known import is_known, known_or
+from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Finding, SinceIs, pick_code
 from tpmon.model.verdict_words import (
     list_try,
     name_cause,
@@ -209,6 +209,10 @@ def paint_last_verdict(frame: Frame, finding: Finding, width: int) -> Line:
     before = next((row.text for row in finding.evidence if row.name == BEFORE_THE_END), "")
     if before:
         return fit_line(((f" last verdict: {before}", Ink.PLAIN),), width)
+    if known_or(finding.cause, "") in END_CAUSES.values():  # how it ended stands above
+        last = next((row for row in finding.evidence if row.value == IN_WORDS), None)
+        said = f"{last.name}: {last.text}" if last is not None else finding.summary
+        return fit_line(((f" {said}", Ink.PLAIN),), width)
     pieces = (finding.kind.value.upper(), name_cause(finding), say_confidence(finding))
     told = "  ".join(piece for piece in pieces if piece)
     since = say_since(finding, frame.taken)

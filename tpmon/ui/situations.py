@@ -86,6 +86,9 @@ WORKERS = Situation(_workers, "while the workers pane is shown")
 TYPING = Situation(lambda view: not _no_typing(view), "while the filter is typed")
 TYPED = Situation(lambda view: not _no_typing(view) and view.filter_text != "", "while the filter is typed")
 FILTERED = Situation(lambda view: _panes(view) and view.filter_text != "", "while a filter is set")
+ZOOMED = Situation(
+    lambda view: _panes(view) and is_known(view.zoom) and view.filter_text == "", "while a pane is alone"
+)
 READ = Situation(lambda view: _no_typing(view) and is_known(view.frame), "once there is a reading")
 TRIABLE = Situation(lambda view: _to_copy(view) and _can_try(view), "while the verdict has something to try")
 NOT_TRIABLE = Situation(
