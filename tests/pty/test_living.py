@@ -53,6 +53,22 @@ def test_ctrl_z_and_fg_repaint(open_terminal):
     assert lent(shell) == settings
 
 
+def test_nothing_of_a_picture_is_written_after_the_screen_was_left(open_terminal):
+    """Suspended in the middle of its output and of a resize, it has left before a byte of a picture follows."""
+    shell, _ = open_shell(open_terminal)
+    shell.press(" ".join((*PROGRAM, "--every", "0.02", "--judged", "--gpus", "8")) + "\n")
+    for columns, rows in ((200, 50), (30, 20), (200, 50)):
+        shell.until("second")
+        shell.resize(columns, rows)
+        before = len(shell.raw)
+        shell.press("jj\x1a")
+        shell.until(lambda before=before: b"Stopped" in shell.raw[before:] and shell.raw.endswith(b"$ "))
+        left = shell.raw.rpartition(b"\x1b[?1049l")[2].partition(b"[1]+")[0]
+        assert left.strip() == b"\x1b[?25h\x1b[?1004l"
+        shell.screen.reset()
+        shell.press("fg\n")
+
+
 def test_a_suspended_screen_ends_on_sigterm(open_terminal):
     shell, settings = open_shell(open_terminal)
     shell.press(" ".join(PROGRAM) + "\n")
