@@ -13,8 +13,10 @@ from tpmon.errors import ExitCode, UsageError
 from tpmon.model.codec import encode
 from tpmon.model.units import format_bytes
 from tpmon.report.trace import TOP, write_report
+from tpmon.report.trace_against import write_comparison
 from tpmon.report.trace_csv import TABLES, write_csv
 from tpmon.report.write import Output, complain
+from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import analyze
 
 _ENDINGS = (".json", ".json.gz")
@@ -25,10 +27,12 @@ MOST_TOP = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Hold what was typed: the table wanted as CSV, "" for none, and how many rows a table shows."""
+    """Hold what was typed: the table wanted as CSV, how many rows, the trace to compare to; "" for none."""
 
     csv: str = ""
     top: str = ""
+    against: str = ""
+    target: str = ""
 
 
 def find_files(given: Sequence[str]) -> list[str]:
@@ -77,14 +81,40 @@ def _parse_top(text: str) -> int:
     return int(text)
 
 
+def _parse_target(asked: Asked) -> float:
+    if not asked.target:
+        return 1.0
+    try:
+        target = float(asked.target.removesuffix("x"))
+    except ValueError:
+        target = 0.0
+    if not asked.against or not 0 < target < 1000:
+        raise UsageError(
+            f"--target takes a speed-up, beside --against; found {asked.target!r}", "--target 1.5x"
+        )
+    return target
+
+
 def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Output) -> int:
     """Analyse the traces that were named and write what was asked for."""
     top = _parse_top(asked.top)
     if asked.csv and asked.csv not in TABLES:
         raise UsageError(f"there is no table {asked.csv!r}", f"--csv with one of {', '.join(TABLES)}")
-    if asked.csv and options.json:
-        raise UsageError("--csv and --json exclude each other", "leave one of the two out")
-    report = analyze(find_files(given), _Progress())
+    if asked.csv and (options.json or asked.against):
+        raise UsageError("--csv stands alone, without --json and --against", "leave one of them out")
+    target = _parse_target(asked)
+    files = find_files(given)
+    if asked.against:
+        if len(files) != 1:
+            raise UsageError(f"--against compares one trace, found {len(files)}", "name one FILE")
+        after, before = analyze([*files, asked.against], _Progress()).files
+        comparison = compare_traces(before, after, target)
+        if options.json:
+            output.write_json(encode(comparison))
+        else:
+            output.write_lines(*write_comparison(comparison, top))
+        return ExitCode.OK
+    report = analyze(files, _Progress())
     if options.json:
         output.write_json(encode(report))
     elif asked.csv:

@@ -292,6 +292,9 @@ def _add_trace(commands: argparse._SubParsersAction[Parser]) -> Parser:
     trace.add_argument("--top", metavar="N", help="rows of each table (default 10)", **own)
     table_help = "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory"
     trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)
+    against_help = "the trace before a change that FILE has: what got faster or slower, and whether it helped"
+    trace.add_argument("--against", metavar="BEFORE", help=against_help, **own)
+    trace.add_argument("--target", metavar="1.5x", help="the speed-up hoped for, with --against", **own)
     for setting in settings.OUTPUT_SETTINGS:
         if setting.key in ("json", "ascii"):
             _add_setting(trace, setting)

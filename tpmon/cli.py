@@ -212,7 +212,7 @@ def _trace(options: Options, given: Mapping[str, Any]) -> int:
     from tpmon.probe.scheduling import step_aside
 
     step_aside()
-    asked = Asked(given.get("csv", ""), given.get("top", ""))
+    asked = Asked(*(given.get(key, "") for key in ("csv", "top", "against", "target")))
     return run_trace(given["files"], options, asked, _stdout(options.ascii_only))
 
 

@@ -260,6 +260,54 @@ class TraceVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Conditions:
+    """Hold what must be equal for two traces to be compared.
+
+    ``inputs`` are shapes and types of the matrix products and convolutions, each once, in order.
+    """
+
+    world_size: Known[int]
+    devices: tuple[str, ...]
+    mode: str
+    inputs: Known[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Hold one line of a comparison in microseconds of the mean step: ``before`` and ``after``."""
+
+    part: str
+    name: str
+    before_us: float
+    after_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceComparison:
+    """Hold what got faster or slower from the trace ``before`` to the trace ``after``.
+
+    ``differences`` name the conditions that are not equal, ``unchecked`` those that a trace does not
+    tell. ``ratio`` is the old over the new mean step, with its 95 % interval. ``helped`` says whether
+    the target was met; it is missing where conditions differ or steps are too few.
+    """
+
+    schema: str
+    before: str
+    after: str
+    before_ms: float
+    after_ms: float
+    ratio: float
+    ratio_low: Known[float]
+    ratio_high: Known[float]
+    target: float
+    helped: Known[bool]
+    summary: str
+    differences: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TraceFile:
     """Hold the analysis of one trace."""
 
@@ -281,6 +329,7 @@ class TraceFile:
     memory: tuple[MemoryPeak, ...]
     communication: Applicable[Communication]
     launched_before: int
+    conditions: Conditions
     verdict: TraceVerdict
     lost: Lost
 

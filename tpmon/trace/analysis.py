@@ -21,6 +21,7 @@ from tpmon.trace.advice import advise
 from tpmon.trace.breakdown import Activity, break_down, find_activity
 from tpmon.trace.cards import use_cards
 from tpmon.trace.comms import sum_communication
+from tpmon.trace.conditions import read_conditions
 from tpmon.trace.gaps import find_causes, find_gaps, split_host
 from tpmon.trace.kernels import LaunchFigures, figure_launches, sum_copies, sum_kernels
 from tpmon.trace.memory import sum_memory
@@ -94,6 +95,7 @@ def analyze_trace(trace: Trace) -> tuple[TraceFile, RankParts]:
         memory=sum_memory(trace),
         communication=sum_communication(trace, activity),
         launched_before=int((launched_by < 0).sum()),
+        conditions=read_conditions(trace),
         verdict=advise(trace, verdict, overview.gpus, ops, causes),
         lost=trace.lost,
     )

@@ -1,0 +1,93 @@
+"""Two traces against each other: the line that says whether it helped, and when it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.traces import TraceBuilder
+from tpmon.analyse import Asked, run_trace
+from tpmon.config import resolve, settle
+from tpmon.errors import UsageError
+from tpmon.model.known import Missing
+from tpmon.model.trace import TraceComparison
+from tpmon.report.trace_against import write_comparison
+from tpmon.report.write import Output
+from tpmon.trace.against import compare_traces
+from tpmon.trace.analysis import analyze
+
+
+def train(path: Path, lengths: list[float], rows: int = 32, **header: object) -> str:
+    trace = TraceBuilder()
+    start = 0.0
+    for number, length in enumerate(lengths):
+        trace.step(number, start, length).loader(start, length - 500)
+        shapes = {"Input Dims": [[rows, 64], [64, 8]], "Input type": ["float", "float"]}
+        trace.op("aten::mm", start + length - 400, 300, **shapes)
+        start += length
+    return trace.write(path, {"deviceProperties": [], **header})
+
+
+def compare(tmp_path: Path, old: list[float], new: list[float], target: float = 1.0) -> TraceComparison:
+    paths = [train(tmp_path / "old.json", old), train(tmp_path / "new.json", new)]
+    return compare_traces(*analyze(paths).files, target)
+
+
+def test_a_fix_that_helps_is_said_with_its_noise(tmp_path: Path) -> None:
+    found = compare(tmp_path, [2000, 2010, 1990, 2000], [1000, 1010, 990, 1000], 1.5)
+    assert found.helped is True
+    assert found.ratio == pytest.approx(2.0)
+    assert isinstance(found.ratio_low, float)
+    assert 1.9 < found.ratio_low < 2 < found.ratio_high < 2.1
+    assert found.summary.startswith("it helped: mean step 2.000 ms before, 1.000 ms after, 2.00x")
+    loader = next(change for change in found.changes if change.name == "data_loader")
+    assert (loader.before_us, loader.after_us) == (1500, 500)
+    assert any("data_loader" in line for line in write_comparison(found, 5))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "target", "says"),
+    [
+        ([2000, 2400, 1600], [1900, 2300, 1500], 1.0, "no difference beyond the noise"),
+        ([1000, 1001, 999], [2000, 2001, 1999], 1.0, "slower"),
+        ([1200, 1201, 1199], [1000, 1001, 999], 1.5, "faster, but less than the 1.5x hoped for"),
+        ([1200], [1000], 1.0, "mean step 1.200 ms before, 1.000 ms after, 1.20x; too few steps"),
+    ],
+)
+def test_what_is_no_help_is_not_called_so(
+    old: list[float], new: list[float], target: float, says: str, tmp_path: Path
+) -> None:
+    found = compare(tmp_path, old, new, target)
+    assert found.helped is not True
+    assert found.summary.startswith(says)
+
+
+def test_another_batch_or_world_is_refused_and_named(tmp_path: Path) -> None:
+    old = train(tmp_path / "old.json", [2000] * 4, distributedInfo={"rank": 0, "world_size": 2})
+    new = train(tmp_path / "new.json", [1000] * 4, 16, distributedInfo={"rank": 0, "world_size": 4})
+    found = compare_traces(*analyze([old, new]).files)
+    assert isinstance(found.helped, Missing)
+    assert found.differences[0] == "world size 2 and 4"
+    assert "[[32, 64], [64, 8]]" in found.differences[1]
+    assert "[[16, 64], [64, 8]]" in found.differences[1]
+    assert found.summary.startswith("not comparable: world size 2 and 4")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(csv="colours"),
+        Asked(csv="steps", against="x"),
+        Asked(top="many"),
+        Asked(target="2x"),
+        Asked(against="x", target="fast"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(asked: Asked, tmp_path: Path) -> None:
+    path = train(tmp_path / "t.json", [1000])
+    options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
+    with pytest.raises(UsageError):
+        run_trace([path], options, asked, Output(1, ascii_only=True))
+    with pytest.raises(UsageError):
+        run_trace([str(tmp_path / "*.none")], options, Asked(), Output(1, ascii_only=True))

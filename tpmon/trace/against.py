@@ -1,0 +1,141 @@
+"""Two traces of the same training, before and after a change: what got faster, and whether it helped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import fields
+
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.trace import Change, Conditions, TraceComparison, TraceFile
+
+COMPARISON_SCHEMA = "tpmon.trace-comparison/1"
+LEAST_STEPS = 3
+"""Fewer steps tell nothing of how much they vary."""
+SURE = 1.96
+MOST_CHANGES = 40
+LEAST_CHANGE_US = 1.0
+_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other")
+
+
+def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> TraceComparison:
+    """Compare ``after`` to ``before``; ``target`` is the speed-up that was hoped for."""
+    differences, unchecked = compare_conditions(before.conditions, after.conditions)
+    old, new = before.overview.step_ms, after.overview.step_ms
+    ratio = old / new if new > 0 else 1.0
+    low, high = _interval(before, after, ratio)
+    helped: Known[bool]
+    change = f"mean step {old:.3f} ms before, {new:.3f} ms after"
+    if differences:
+        helped = Missing("the conditions differ")
+        summary = f"not comparable: {differences[0]} ({change})"
+    elif not (is_known(low) and is_known(high)):
+        helped = Missing(f"fewer than {LEAST_STEPS} steps in one of them")
+        summary = f"{change}, {ratio:.2f}x; too few steps to tell it from noise"
+    else:
+        sure = f"{ratio:.2f}x (95 %: {low:.2f} to {high:.2f})"
+        helped = low > 1 and ratio >= target
+        if low <= 1 <= high:
+            said = "no difference beyond the noise"
+        elif ratio < 1:
+            said = "slower"
+        elif helped:
+            said = "it helped"
+        else:
+            said = f"faster, but less than the {target:g}x hoped for"
+        summary = f"{said}: {change}, {sure}"
+    if unchecked and not differences:
+        summary += f"; not checked: {', '.join(unchecked)}"
+    return TraceComparison(
+        schema=COMPARISON_SCHEMA,
+        before=before.path,
+        after=after.path,
+        before_ms=old,
+        after_ms=new,
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        target=target,
+        helped=helped,
+        summary=summary,
+        differences=differences,
+        unchecked=unchecked,
+        changes=_changes(before, after),
+    )
+
+
+def compare_conditions(one: Conditions, other: Conditions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what differs, and what could not be compared."""
+    differences, unchecked = [], []
+    if is_known(one.world_size) and is_known(other.world_size):
+        if one.world_size != other.world_size:
+            differences.append(f"world size {one.world_size} and {other.world_size}")
+    elif is_known(one.world_size) or is_known(other.world_size):
+        unchecked.append("world size")
+    if one.devices != other.devices:
+        names = (", ".join(devices) or "no device" for devices in (one.devices, other.devices))
+        differences.append(" and ".join(names))
+    if one.mode != other.mode:
+        differences.append(f"{one.mode} and {other.mode}")
+    if is_known(one.inputs) and is_known(other.inputs):
+        mine, theirs = set(one.inputs), set(other.inputs)
+        if mine != theirs:
+            named = [min(left) if left else "nothing" for left in (mine - theirs, theirs - mine)]
+            differences.append(f"batch, shapes or types: {named[0]} and {named[1]}")
+    else:
+        unchecked.append("batch, shapes and types (record_shapes=True)")
+    return tuple(differences), tuple(unchecked)
+
+
+def _interval(before: TraceFile, after: TraceFile, ratio: float) -> tuple[Known[float], Known[float]]:
+    """Return the 95 % interval of the ratio of two means, by the spread of the steps of each."""
+    spreads = []
+    for file in (before, after):
+        steps = [row.ms for row in file.overview.step_table]
+        if file.overview.steps < LEAST_STEPS:
+            few = Missing(f"fewer than {LEAST_STEPS} steps")
+            return few, few
+        mean = sum(steps) / len(steps)
+        variance = sum((step - mean) ** 2 for step in steps) / (len(steps) - 1)
+        spreads.append(variance / len(steps) / mean**2 if mean else 0.0)
+    width = SURE * math.sqrt(sum(spreads))
+    return ratio * math.exp(-width), ratio * math.exp(width)
+
+
+def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
+    """List phases and causes of idle time, then the operators and kernels that changed the most."""
+    steps = (max(before.overview.steps, 1), max(after.overview.steps, 1))
+    found = [
+        Change(
+            "phase",
+            field.name,
+            getattr(before.overview.breakdown_us, field.name),
+            getattr(after.overview.breakdown_us, field.name),
+        )
+        for field in fields(before.overview.breakdown_us)
+    ]
+    if before.gaps and after.gaps:
+        for cause in _CAUSES:
+            sums = [
+                sum(getattr(gaps, cause) for gaps in file.gaps) / count
+                for file, count in zip((before, after), steps, strict=True)
+            ]
+            found.append(Change("idle", cause, *sums))
+    found += _pair(
+        "operator",
+        ((row.name, row.host_self_us / steps[0]) for row in before.operators),
+        ((row.name, row.host_self_us / steps[1]) for row in after.operators),
+    )
+    found += _pair(
+        "kernel",
+        ((row.name, row.total_us / steps[0]) for row in before.kernels),
+        ((row.name, row.total_us / steps[1]) for row in after.kernels),
+    )
+    return tuple(found)
+
+
+def _pair(part: str, before: Iterable[tuple[str, float]], after: Iterable[tuple[str, float]]) -> list[Change]:
+    old, new = dict(before), dict(after)
+    rows = [Change(part, name, old.get(name, 0.0), new.get(name, 0.0)) for name in {**old, **new}]
+    rows = [row for row in rows if abs(row.after_us - row.before_us) >= LEAST_CHANGE_US]
+    return sorted(rows, key=lambda row: -abs(row.after_us - row.before_us))[:MOST_CHANGES]

@@ -1,0 +1,49 @@
+"""Under which conditions a trace was made, as far as it tells: what two of them must share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpmon.model.known import Known, Missing
+from tpmon.model.trace import Conditions
+from tpmon.trace.classes import flag, is_optimizer
+from tpmon.trace.read import Trace, clean_name, find_device, read_distributed
+
+PRODUCTS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::linear",
+    "aten::convolution",
+    "aten::scaled_dot_product_attention",
+)
+MOST_INPUTS = 200
+
+
+def read_conditions(trace: Trace) -> Conditions:
+    """Read world size, cards, whether it trains, and the shapes and types of the products."""
+    cards = [find_device(trace, device) for device in np.unique(trace.work.device).tolist()]
+    size = read_distributed(trace).world_size
+    backward = flag(trace.names, lambda name: is_optimizer(name) or name.startswith("autograd::engine::"))
+    return Conditions(
+        world_size=size if size > 0 else Missing("the trace does not say it"),
+        devices=tuple(clean_name(card.name, 80) for card in cards if card is not None),
+        mode="training" if bool(backward[trace.host.name].any()) else "no training",
+        inputs=_read_inputs(trace),
+    )
+
+
+def _read_inputs(trace: Trace) -> Known[tuple[str, ...]]:
+    wanted = flag(trace.names, lambda name: name in PRODUCTS)
+    rows = np.flatnonzero(wanted[trace.host.name] & (trace.host.shape >= 0))
+    if not len(rows):
+        return Missing("shapes were not recorded (record_shapes=True)")
+    pairs = set(zip(trace.host.name[rows].tolist(), trace.host.shape[rows].tolist(), strict=True))
+    texts = []
+    for name, shape in pairs:
+        dims, types = (part.decode("utf-8", "replace") for part in trace.shapes[shape])
+        sizes = "".join(dims.split()).replace(",", ", ")
+        kinds = " ".join(types.split()).replace("[ ", "[").replace(" ]", "]")
+        texts.append(clean_name(f"{trace.names[name]} {sizes} {kinds}", 300))
+    return tuple(sorted(texts)[:MOST_INPUTS])
