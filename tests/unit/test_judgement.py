@@ -301,6 +301,7 @@ def test_the_end_of_a_job_keeps_what_was_said_before_it_and_is_as_sure_as_it_was
     assert rows[BEFORE_THE_END].startswith("DATA-BOUND cpu-transform, confidence high")
     told = "\n".join(write_verdict(replace(last, verdict=finding)))
     assert "at least" not in told.partition("evidence")[0]
+    assert (finding.ruled_out, finding.unknown) == ((), ())
     assert "DATA-BOUND cpu-transform" in told
 
 

@@ -14,9 +14,10 @@ from tpmon.judge.phases import Phase
 from tpmon.judge.rules_python import judge_gil, judge_single_thread
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.judge.verdict import rate_confidence
 from tpmon.model.known import Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Confidence, Kind
 
 RANK = 4211
 GONE = Missing("permission denied")
@@ -106,6 +107,16 @@ def test_one_long_call_is_said_to_be_one():
     assert one.summary == "one thread has been in one call for 48 s (look slow.py:15), 7.0 CPUs are free"
     moving = judge_single_thread(see(line_up([frame] * 12), {RANK: replace(still, same_place_s=0.0)}))
     assert moving.summary.startswith("one thread runs Python for 100 %")
+
+
+def test_one_thread_whose_cpu_others_take_is_not_surely_the_cause():
+    taken = make_cpu(budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03)
+    one = judge_single_thread(alone(PYTHON, cpu=taken))
+    assert one.summary.endswith(
+        "its threads get 0.03 of the 1.0 CPUs that they want: other processes use the rest"
+    )
+    assert rate_confidence(one, 60.0) is Confidence.LOW
+    assert rate_confidence(judge_single_thread(alone(PYTHON)), 60.0) is Confidence.HIGH
 
 
 INNOCENT = {

@@ -146,6 +146,8 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
         finding = standing.finding
     else:
         finding = find_nothing(answers, scene, decided)
+    if end is not None:
+        return finding, decided, ()
     notes = tuple(note for note in (write(scene) for write in NOTES) if note)
     return finding, decided, notes + _note_others(suspicions, decided.stated)
 

@@ -39,6 +39,8 @@ _THREAD_SETTINGS = frozenset(
 )
 NEIGHBOUR_LEAST = 0.2
 """Threads that a job must want to be worth the note: one that hardly runs loses nothing."""
+CROWDED_MARGIN = 1.0
+"""How sure it is what paces a run whose CPUs others have: what it would do with them is not known."""
 NEIGHBOUR_DELAY_RATIO = 0.3
 NEIGHBOUR_DEMAND_RATIO = 1.2
 NEIGHBOUR_USED_RATIO = 0.8

@@ -10,7 +10,7 @@ from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_cards import answer_without_cards
 from tpmon.judge.rules_comms import ALL_WAIT_RATIO
-from tpmon.judge.rules_cpu import POOL_RATIO, read_waiting, say_got
+from tpmon.judge.rules_cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
 from tpmon.judge.stillness import name_rank
@@ -34,10 +34,6 @@ LIVELY_LOOKS = 0.5
 """Share of looks that must find the main thread running where no stack tells what it does."""
 LEAST_SAMPLES = 10
 """Stack samples of a rank below which nothing is said of its shares."""
-
-CROWDED_MARGIN = 1.0
-"""How sure a healthy end is where other processes have the job's CPUs: what it would do with them is not
-known."""
 
 _HOLDING = (*ELSEWHERE, Phase.SYNC)
 

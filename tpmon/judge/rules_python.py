@@ -6,6 +6,7 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.data_wait import LEAST_SAMPLES, measure_share
 from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase, Share
+from tpmon.judge.rules_cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.judge.starvation import FREE_CORES, find_cores_free, find_gpu_idle, see_pins
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
@@ -163,6 +164,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
     idle = find_gpu_idle(rank, scene)
     gain = min(share.ratio, idle) if is_known(idle) else share.ratio
     ages = scene.frame.ages_s
+    got = say_got(scene)
     logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2
     needs = {Need.ONE_THREAD_BUSY}
     if logging:
@@ -171,9 +173,11 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         kind=Kind.PYTHON_BOUND,
         cause="single-thread",
         weight=gain,
-        margin=share.low / PYTHON_SHARE,
+        margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN) if got else share.low / PYTHON_SHARE,
         sources=frozenset(("stacks", "schedstat")),
-        summary=f"{_say_single(rank, share, logs=logging)}, {free:.1f} CPUs are free",
+        summary=f"{_say_single(rank, share, logs=logging)}, {free:.1f} CPUs are free"
+        if not got
+        else f"{_say_single(rank, share, logs=logging)}; {got}: other processes use the rest",
         evidence=(
             reading(
                 "Python outside of the step", 100 * share.ratio, "%", scene.frame.sources.stacks, ages.stacks
@@ -184,6 +188,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         share=gain,
         share_low=min(share.low, gain),
         share_high=share.high,
+        against=(read_waiting(scene),) if got else (),
         observed=frozenset(needs),
         pid=rank.process.pid,
         rank=rank.process.rank,

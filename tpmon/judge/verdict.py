@@ -153,7 +153,8 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
     cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
     chosen = _pick(suspicion, choose(suspicion.kind, cause, observed, facts))
-    ruled_out, unknown = _texts(answers)
+    # Of a job that is gone nothing is ruled out and nothing more can be read.
+    ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
     return Finding(
         kind=suspicion.kind,

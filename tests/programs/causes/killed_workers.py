@@ -1,40 +1,31 @@
 """Start loader workers again and again because something kills them. Fixed: nothing does."""
 
+import math
 import os
 import signal
+import time
 
 from loop import Images, Network, Program, make_loader, rounds_for
 from torch import Tensor
 
 
 class Deadly(Images):
-    """Kill the worker that reads a sample far into the epoch, as the OOM killer does."""
+    """Kill each worker some seconds after its first sample, as the OOM killer does."""
 
-    def __init__(self, rounds: int, length: int, last: int) -> None:
-        super().__init__(rounds, length)
-        self.last = last
+    def __init__(self, rounds: int, life_s: float) -> None:
+        super().__init__(rounds)
+        self.life_s = life_s
+        self.end_s = math.inf
+
+    def begin(self, _worker: int) -> None:
+        """Note when this worker is to die."""
+        self.end_s = time.monotonic() + self.life_s
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Make one sample, or die."""
-        if index == self.last:
+        if time.monotonic() > self.end_s:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
-
-
-class Retrying:
-    """Begin the epoch anew when a worker is gone, as a loop does that has to run over the weekend."""
-
-    def __init__(self, loader) -> None:
-        self.loader = loader
-
-    def __iter__(self):
-        while True:
-            try:
-                yield from self.loader
-            except RuntimeError as error:
-                print(f"again: {error}", flush=True)
-            else:
-                return
 
 
 def main() -> None:
@@ -42,10 +33,16 @@ def main() -> None:
     program = Program(__doc__)
     batch = program.draw.choice((8, 16))
     step_ms = program.draw.uniform(20, 50)
-    deadly = int(program.draw.uniform(3, 8) * 1000 / step_ms) * batch
-    data = Deadly(rounds_for(step_ms / 4, batch), 1 << 20, -1 if program.fix else deadly)
-    loader = make_loader(data, batch, program.draw.choice((1, 2)), shuffle=False, persistent_workers=False)
-    program.train(Retrying(loader), Network(step_ms, batch))
+    life_s = program.draw.uniform(3, 8)
+    data = Deadly(rounds_for(step_ms / 4, batch), math.inf if program.fix else life_s)
+    workers = program.draw.choice((1, 2))
+    loader = make_loader(data, batch, workers, persistent_workers=False, worker_init_fn=data.begin)
+    network = Network(step_ms, batch)
+    while not program.is_over:
+        try:
+            program.train(loader, network)
+        except RuntimeError as error:  # as a loop does that has to run over the weekend
+            print(f"again: {error}", flush=True)
 
 
 if __name__ == "__main__":
