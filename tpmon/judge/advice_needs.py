@@ -10,6 +10,7 @@ class Sight(str, Enum):
 
     OUTSIDE = "readings from outside"
     STACKS = "stack samples"
+    HOOK = "settings that a hook tells"
     NOT_YET = "not in this version"
 
 
@@ -120,6 +121,15 @@ class Need(str, Enum):
 
 
 _STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {Need.SPINNING}
+_HOOK = frozenset(
+    (
+        Need.EAGER_MODEL,
+        Need.RECOMPILES_SEEN,
+        Need.GRAPH_BREAKS,
+        Need.ALLOCATOR_RETRIES,
+        Need.SMALL_BUCKETS,
+    )
+)
 _NOT_YET = frozenset(
     (
         Need.TRANSFORM_MOVABLE,
@@ -130,16 +140,11 @@ _NOT_YET = frozenset(
         Need.CONV_MODEL,
         Need.FIXED_SHAPES_KNOWN,
         Need.ATTENTION_SLOW_PATH,
-        Need.EAGER_MODEL,
-        Need.RECOMPILES_SEEN,
-        Need.GRAPH_BREAKS,
         Need.ZERO_FILL_SEEN,
         Need.UNFUSED_OPTIMIZER,
-        Need.ALLOCATOR_RETRIES,
         Need.FSDP1_IN_USE,
         Need.ACCUMULATION_SYNCS,
         Need.FIND_UNUSED_ON,
-        Need.SMALL_BUCKETS,
     )
 )
 
@@ -148,4 +153,6 @@ def name_sight(need: Need) -> Sight:
     """Say where ``need`` can be observed; what is NOT_YET visible is never in an observed set."""
     if need in _NOT_YET:
         return Sight.NOT_YET
+    if need in _HOOK:
+        return Sight.HOOK
     return Sight.STACKS if need in _STACKS else Sight.OUTSIDE

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
 from tpmon.judge.starvation import FREE_CORES
@@ -155,7 +156,7 @@ def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
             seen |= rank.phases.sights
         if is_known(rank.process.environment) and list_taxes(rank.process.environment):
             seen.add(Need.DEBUG_TAX_SET)
-    return frozenset(seen | suspicion.observed)
+    return frozenset(seen | observe_settings(scene) | suspicion.observed)
 
 
 def _memory_free(scene: Scene) -> Known[int]:
