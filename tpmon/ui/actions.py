@@ -35,6 +35,9 @@ def action_pause(view: ViewState) -> ViewState:
     return replace(view, paused_ns=NOT_APPLICABLE if is_known(view.paused_ns) else view.now_ns)
 
 
+NO_ROW = "no process in this pane, tab goes to the next one"
+
+
 def action_zoom(view: ViewState, pane: Pane) -> ViewState:
     """Give one pane the whole screen, or all panes their place again."""
     if view.zoom == pane:
@@ -77,7 +80,7 @@ def action_row_overlay(view: ViewState, overlay: Overlay, rows: tuple[int, ...])
     if is_known(view.cursor_pid):
         return replace(view, overlay=overlay, scroll=0)
     if not rows:
-        return replace(view, message="no process in this pane")
+        return replace(view, message=NO_ROW)
     return replace(view, overlay=overlay, scroll=0, cursor_pid=rows[0])
 
 

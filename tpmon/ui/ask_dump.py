@@ -12,6 +12,7 @@ from dataclasses import replace
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpState, ErrorKind
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.ui.actions import NO_ROW
 from tpmon.ui.controls import Asked
 from tpmon.ui.stack_rows import has_unseen, is_priced, shown_dump
 from tpmon.ui.view import Overlay, Price, ViewState
@@ -32,7 +33,7 @@ def ask_row(view: ViewState, rows: Sequence[int]) -> Asked:
     """Show the stacks of the process under the cursor; those of a rank with its loader workers."""
     pid = view.cursor_pid if is_known(view.cursor_pid) else rows[0] if rows else NOT_APPLICABLE
     if not is_known(pid) or not is_known(view.frame):
-        return replace(view, message="no process in this pane"), NOT_APPLICABLE
+        return replace(view, message=NO_ROW), NOT_APPLICABLE
     family = [one.pid for one in view.frame.processes if pid in (one.pid, one.rank_pid)]
     return _ask(view, DumpRequest(Asker.KEY, pids=tuple(sorted({pid, *family}))))
 
