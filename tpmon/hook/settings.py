@@ -152,10 +152,10 @@ class Settings:
     def _read_dynamo(self) -> None:
         utils = sys.modules.get("torch._dynamo.utils")
         counters = getattr(utils, "counters", None)
-        if counters is None:
-            return
+        frames: dict[str, int] = counters.get("frames", {}) if counters is not None else {}
+        if not frames:
+            return  # torch imports it for itself; nothing is compiled
         breaks: dict[str, int] = counters.get("graph_break", {})
-        frames: dict[str, int] = counters.get("frames", {})
         self.words[wire.SET_DYNAMO_FRAMES] = frames.get("total", 0)
         self.words[wire.SET_DYNAMO_FRAMES_OK] = frames.get("ok", 0)
         self.words[wire.SET_DYNAMO_GRAPHS] = counters.get("stats", {}).get("unique_graphs", 0)
