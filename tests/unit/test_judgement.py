@@ -25,7 +25,7 @@ from tpmon.judge.verdict import rate_confidence, write_try
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import Outcome, Role, Setting
+from tpmon.model.process import Outcome, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import BEFORE_THE_END, EXIT_CODES, TABLE, Confidence, Finding, Kind
 from tpmon.report.verdict import write_verdict
@@ -332,3 +332,16 @@ def test_a_title_that_ends_as_its_paste_begins_is_said_once() -> None:
     assert write_try(chosen).startswith(said)
     other = fill_remedy(CATALOGUE["dump-stacks"], frozenset(), Facts(pid=4211))
     assert write_try(other).startswith(f"{other.text}: tpmon dump 4211")
+
+
+def test_a_start_that_is_held_for_some_seconds_is_not_shown_beside_what_its_rule_says_now() -> None:
+    resting = make_process(thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),))
+    compiler = make_process(4300, role=Role.COMPILE, rank=NOT_APPLICABLE, runnable=0.9)
+    compiling = make_frame(processes=(resting, compiler), loader=())
+    frames = line_up([compiling] * 12 + [make_frame(loader=())] * 2)
+    held = conclude(frames)
+    assert (held.kind, held.cause) == (Kind.STARTING, "compile")
+    assert not [text for text in (*held.ruled_out, *held.unknown) if text.startswith("starting")]
+    later = conclude(line_up([compiling] * 12 + [make_frame(loader=())] * 20))
+    assert later.kind is not Kind.STARTING
+    assert [text for text in (*later.ruled_out, *later.unknown) if text.startswith("starting")]
