@@ -206,6 +206,23 @@ def foreign() -> dict[str, object]:
     mine.export_chrome_trace(own)
     report["during_own"] = events_of_own() > 5000
     report["during_losses"] = losses == train(20)
+    ask(54, STEPS=8)
+
+    def profile_elsewhere() -> None:
+        with profile(activities=[ProfilerActivity.CPU]) as elsewhere:
+            torch.ones(3).sum()
+        elsewhere.export_chrome_trace(own)
+
+    threads = [threading.Thread(target=profile_elsewhere)]
+
+    def begin_elsewhere(at: int) -> None:
+        if at == 4:
+            threads[0].start()
+        time.sleep(0.05)
+
+    train(12, begin_elsewhere)
+    threads[0].join()
+    report["elsewhere"] = told()
     report["after"] = capture(53)
     return report
 

@@ -135,6 +135,7 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
         "active": w.STATE_REFUSED,
         "warming": w.STATE_REFUSED,
         "during": w.STATE_YIELDED,
+        "elsewhere": w.STATE_YIELDED,
         "after": w.STATE_VERIFIED,
     }
     assert report["foreign"]["active_own"]
@@ -201,3 +202,15 @@ def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.Mon
         assert sorted(file["rank"] for file in told["files"]) == [0, 1]
         for file in told["files"]:
             assert count(file["path"]) == {"marks": 4, "optimizer": 4}
+
+
+@pytest.mark.long
+def test_a_loop_without_steps_is_captured_by_time(tmp_path: Path) -> None:
+    command = (sys.executable, "capture_stepless.py", "{ready}")
+    with run_program(command, tmp_path / "ready", 1) as program:
+        code, told, said = capture(program.pid, "--seconds", "1", "--out", str(tmp_path / "out"))
+        assert (code, told["state"]) == (0, "done"), said
+        assert "woken by SIGURG" in said
+        assert told["files"][0]["events"] > 10
+        again = capture(program.pid, "--seconds", "1", "--out", str(tmp_path / "again"))
+        assert again[1]["state"] == "done"

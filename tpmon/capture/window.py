@@ -210,6 +210,8 @@ class Window:
         cancel = make_cancel(int.from_bytes(os.urandom(7), "little") + 1, number)
         for bus in self.buses:
             bus.post(cancel)
+            if self.asked.timed:
+                bus.wake()
 
     def _follow(self, number: int) -> tuple[Outcome, ...]:
         """Wait until the request ended on every rank."""
@@ -244,7 +246,8 @@ class Window:
         words = slowest.words
         state = STATES.get(slowest.state)
         if state is CaptureState.ARMED:
-            waits = f"armed, begins with step {words[wire_capture.CAP_FIRST_STEP]}"
+            first = words[wire_capture.CAP_FIRST_STEP]
+            waits = "armed" if self.asked.timed else f"armed, begins with step {first}"
             pace = parse_pace(self.buses[0].read_records())
             if is_known(pace) and pace.evaluates:
                 waits += ": waits for the next training step, the loop evaluates now"

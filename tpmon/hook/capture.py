@@ -93,11 +93,14 @@ class Capture:
         if self._busy or pages is None:
             return
         request = self._request or wire_capture.parse_request(pages.mailbox)
-        if request is not None and is_timed(request) and self._is_due(pages.requests[0]):
+        due = self.is_asked or pages.requests[0] != self._steps.answered
+        if due and request is not None and is_timed(request):
             self.at_boundary()
 
-    def _is_due(self, number: int) -> bool:
-        return self._request is not None or number != self._steps.answered
+    @property
+    def is_asked(self) -> bool:
+        """Tell whether a request is under way."""
+        return self._request is not None
 
     def forked(self) -> None:
         """Leave the recording to the parent: in this child nothing is recorded any more."""
@@ -110,7 +113,7 @@ class Capture:
         self._forget()
 
     def take_back(self) -> None:
-        """End what is under way, without a file, and put back what was wrapped."""
+        """End what is under way, and put back what was wrapped."""
         self._drop_out(wire_capture.STATE_CANCELLED, "the hook was taken out")
         self.guard.take_back()
 
@@ -264,8 +267,7 @@ class Capture:
                 self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
                 return
         self._watch_exit()
-        frame = sys._getframe()  # noqa: SLF001
-        metadata = describe_run(frame, self._steps.batch_size, self._steps.rule, position)
+        metadata = describe_run(sys._getframe(), self._steps.batch_size, self._steps.rule, position)  # noqa: SLF001
         if kind == wire_capture.KIND_SNAPSHOT:
             self._recorder = Snapshot(request.words[wire_capture.ASK_ENTRIES])
         elif kind == wire_capture.KIND_RANGE:
@@ -279,11 +281,11 @@ class Capture:
         words = self._words
         words[wire_capture.CAP_FIRST_STEP] = position
         self._evals = self._steps.eval_steps
-        probe = kind == wire_capture.KIND_PROBE
         self._recorder.mark(position)
         words[wire_capture.CAP_BEGAN_NS] = self._steps.last_ns = monotonic_ns()
         words[wire_capture.CAP_PAUSED_NS] += words[wire_capture.CAP_BEGAN_NS] - began
-        self._set(wire_capture.STATE_WARMING if probe else wire_capture.STATE_RECORDING)
+        probes = kind == wire_capture.KIND_PROBE
+        self._set(wire_capture.STATE_WARMING if probes else wire_capture.STATE_RECORDING)
 
     def _finish(self, reason: str) -> None:
         """Stop, write, look at what was written."""
@@ -306,16 +308,15 @@ class Capture:
                 words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
         except (OSError, RuntimeError) as error:
             # What a disk or torch says of writing is no fault of ours: capturing stays possible.
-            self._words[wire_capture.CAP_PAUSED_NS] += monotonic_ns() - words[wire_capture.CAP_ENDED_NS]
+            if not is_ours(error, torch_folder()):
+                raise
             self._drop_out(wire_capture.STATE_FAILED, str(error))
             return
         self._recorder = None
         recorder.drop()
         self._steps.last_ns = monotonic_ns()  # the pause is ours, and belongs to no phase of the loop
         words[wire_capture.CAP_PAUSED_NS] += self._steps.last_ns - words[wire_capture.CAP_ENDED_NS]
-        evals = self._steps.eval_steps - self._evals
-        if self._steps.rule == wire.RULE_BATCH:
-            evals = 0
+        evals = 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
         self._end(wire_capture.STATE_VERIFIED, describe_window(reason, evals))
 
     def _yield(self) -> None:
@@ -396,5 +397,4 @@ class Capture:
         self._reason = ""
 
 
-_KEPT: list[object] = []
-"""Recordings that must not be ended here: their end belongs to another process, or failed."""
+_KEPT: list[object] = []  # recordings whose end belongs to another process, or failed

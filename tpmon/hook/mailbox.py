@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tpmon.hook.counts import Counts
 
 
+_RING_AGAIN_S = 0.1
+
+
 class Mailbox:
     """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
 
@@ -94,8 +97,10 @@ class Mailbox:
 
         time.sleep(seconds)
         main = threading.main_thread().ident
-        if self._handling and main is not None:
+        # Again until it is heard: the first may come while the recording only begins.
+        while self._handling and main is not None and self.capture is not None and self.capture.is_asked:
             signal.pthread_kill(main, signal.SIGURG)
+            time.sleep(_RING_AGAIN_S)
 
     def _give_back(self) -> None:
         if not self._handling:

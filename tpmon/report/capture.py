@@ -34,12 +34,24 @@ def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host
     return lines
 
 
+def write_capture_line(result: CaptureResult, summaries: Sequence[TraceSummary]) -> str:
+    """Say what came of a capture in one line."""
+    if not result.files:
+        return f"capture {result.state.value}: {'; '.join(result.notes) or 'no file'}"
+    words = [f"{one.steps} steps of {_ms(one.step_ms)}" for one in summaries]
+    words += [f"most in {one.operators[0].name}" for one in summaries if one.operators]
+    words += [file.host_path for file in result.files]
+    return f"capture {result.state.value}: " + ", ".join(words)
+
+
 def _write_rank(rank: RankCapture) -> str:
     who = f"rank {rank.rank}" if is_known(rank.rank) else f"process {rank.pid}"
     if not is_known(rank.first_step):
         why = f": {rank.reason}" if rank.reason else ""
         return f"  {who}: {rank.state.value}{why}"
-    window = f"steps {rank.first_step}-{rank.first_step + rank.steps - 1}" if rank.steps else "a while"
+    if not rank.steps:
+        return f"  {who}: a window by time; the loop stood still for {rank.paused_ms:.0f} ms"
+    window = f"steps {rank.first_step}-{rank.first_step + rank.steps - 1}"
     times = ", ".join(
         f"{name} {_ms(value)}"
         for name, value in (
