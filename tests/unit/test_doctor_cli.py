@@ -114,8 +114,8 @@ def test_obstacles_are_what_is_needed_and_each_is_told_once():
     ("arguments", "code", "what"),
     [
         (["doctor", "train.py"], 2, "a PID is a number"),
-        (["doctor", "1", "2"], 2, "unrecognized arguments: 2"),
-        (["doctor", "--job"], 2, "unrecognized arguments: --job"),
+        (["doctor", "1", "2"], 2, "doctor has no 2"),
+        (["doctor", "--job"], 2, "doctor has no --job"),
     ],
 )
 def test_wrong_calls_are_refused(arguments, code, what):
