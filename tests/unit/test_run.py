@@ -63,8 +63,8 @@ def environment(torch_like: Path, *more: str) -> dict[str, str]:
 
 
 def call(command: list[str], env: dict[str, str], code: int = 0) -> str:
-    """Run a command that must write nothing to stderr."""
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    """Run a command that must write nothing to stderr; from /, where no tpmon lies."""
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (code, "")
     return done.stdout
 
