@@ -1,0 +1,85 @@
+"""tpmon run around torchrun: each rank has the hook, and launcher and workers show none."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs.conftest import READY_S, wait_until
+from tpmon.model.known import is_known
+from tpmon.model.process import Identity
+from tpmon.model.steps import HookState, StepReading
+from tpmon.probe.hook import StepReader
+from tpmon.probe.job import find_descendants
+from tpmon.probe.procread import read_table
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.zeros(4096, 4))
+    while True:
+        for (batch,) in DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="spawn"):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+"""
+
+
+def test_ranks_under_torchrun_have_the_hook_and_nobody_else_looks_like_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tpmon", "run", "--", *launcher, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as job:
+        reader = StepReader()
+
+        def read() -> list[StepReading]:
+            table = read_table()
+            members = (job.pid, *find_descendants(job.pid, table))
+            asked = [Identity(pid, table[pid].start_ticks) for pid in members if pid in table]
+            return [one for one in reader.read_steps(asked).values() if is_known(one)]
+
+        def all_step() -> bool:
+            return sum(one.counts.steps > 50 and is_known(one.settings) for one in read()) >= 2
+
+        try:
+            assert wait_until(all_step, 4 * READY_S)
+            ranks = sorted(read(), key=lambda one: one.rank)
+            assert [(one.rank, one.world_size, one.state) for one in ranks] == [
+                (0, 2, HookState.RUNNING),
+                (1, 2, HookState.RUNNING),
+            ]
+            for one in ranks:
+                assert is_known(one.settings)
+                assert is_known(one.settings.loader)
+                assert (one.settings.loader.workers, one.settings.loader.batch_size) == (1, 4)
+            table = read_table()
+            assert len(find_descendants(job.pid, table)) >= 4  # two ranks, a worker each
+        finally:
+            reader.close()
+            for pid in (*find_descendants(job.pid, read_table()), job.pid):
+                os.kill(pid, signal.SIGKILL)
+        assert job.stdout is not None
+        assert job.stdout.read() == b""
