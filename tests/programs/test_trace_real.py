@@ -38,8 +38,8 @@ def test_sleeping_between_operators_is_python(traces: Path) -> None:
     assert (file.verdict.kind, file.verdict.cause) == (Kind.PYTHON_BOUND, "single-thread")
     assert is_known(file.host_us)
     assert file.host_us.other / 3 >= 50_000
-    assert file.memory[0].kind == "cpu"
-    assert is_known(file.memory[0].allocated_bytes)
+    assert file.memory.peaks[0].kind == "cpu"
+    assert is_known(file.memory.peaks[0].allocated_bytes)
 
 
 def test_the_command_prints_text_json_and_tables(traces: Path) -> None:

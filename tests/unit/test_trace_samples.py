@@ -75,7 +75,9 @@ def test_counts_unions_kernels_memory_and_overlap_are_those_of_the_facts(path: P
         assert (row.min_us, row.max_us) == (near(kernel["min"]), near(kernel["max"]))
     for key, said in facts.get("memory", {}).items():
         kind, device = map(int, key.split(":"))
-        rows = [row for row in file.memory if row.device == device and (row.kind == "cpu") == (kind == 0)]
+        rows = [
+            row for row in file.memory.peaks if row.device == device and (row.kind == "cpu") == (kind == 0)
+        ]
         assert [row.events for row in rows] == [said["events"]]
         assert (rows[0].allocations_bytes, rows[0].frees_bytes) == (said["alloc_bytes"], said["free_bytes"])
         peak = rows[0].allocated_bytes

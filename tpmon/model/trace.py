@@ -214,6 +214,13 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Hold what was recorded of allocations; no peaks where nothing was."""
+
+    peaks: tuple[MemoryPeak, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveRow:
     """Hold the communication of one name; sizes where the trace tells them."""
 
@@ -326,7 +333,7 @@ class TraceFile:
     operators: tuple[OperatorRow, ...]
     kernels: tuple[KernelRow, ...]
     copies: tuple[CopyRow, ...]
-    memory: tuple[MemoryPeak, ...]
+    memory: MemoryUse
     communication: Applicable[Communication]
     launched_before: int
     conditions: Conditions

@@ -75,7 +75,7 @@ def write_file(file: TraceFile, top: int = TOP) -> list[str]:
         lines += ["", *_write_kernels(file.kernels, top)]
     if file.copies:
         lines += ["", *_write_copies(file)]
-    if file.memory:
+    if file.memory.peaks:
         lines += ["", *_write_memory(file)]
     return lines
 
@@ -312,7 +312,7 @@ def _write_memory(file: TraceFile) -> list[str]:
             format_bytes(row.allocations_bytes),
             format_bytes(row.frees_bytes),
         )
-        for row in file.memory
+        for row in file.memory.peaks
     ]
     headers = ("memory", "peak allocated", "peak reserved", "allocated in all", "freed in all")
     return lay_columns(headers, rows, left=("memory",))

@@ -43,7 +43,7 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
         "operators": file.operators,
         "kernels": file.kernels,
         "copies": file.copies,
-        "memory": file.memory,
+        "memory": file.memory.peaks,
     }[table]
 
 

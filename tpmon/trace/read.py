@@ -6,7 +6,6 @@ cannot be read is counted in ``Lost``; only what is no trace at all is an error.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -242,8 +241,3 @@ def read_distributed(trace: Trace) -> Distributed:
 def clean_name(text: str, limit: int = 400) -> str:
     """Make a name of a trace fit for a terminal."""
     return clean_text(text, limit)
-
-
-def finite(value: float) -> bool:
-    """Tell whether a number was there."""
-    return math.isfinite(value)

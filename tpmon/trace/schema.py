@@ -95,9 +95,6 @@ class Header(msgspec.Struct, gc=False):
     cuda_driver: Id = msgspec.field(name="cuda_driver_version", default=None)
     hip_runtime: Id = msgspec.field(name="hip_runtime_version", default=None)
     hip_driver: Id = msgspec.field(name="hip_driver_version", default=None)
-    shapes: Id = msgspec.field(name="record_shapes", default=None)
-    stacks: Id = msgspec.field(name="with_stack", default=None)
-    memory: Id = msgspec.field(name="profile_memory", default=None)
 
 
 class Kind(IntEnum):
