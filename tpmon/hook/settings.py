@@ -151,8 +151,8 @@ class Settings:
 
     def _read_dynamo(self) -> None:
         utils = sys.modules.get("torch._dynamo.utils")
-        counters = getattr(utils, "counters", None)
-        frames: dict[str, int] = counters.get("frames", {}) if counters is not None else {}
+        counters: Any = getattr(utils, "counters", None) or {}
+        frames: dict[str, int] = counters.get("frames", {})
         if not frames:
             return  # torch imports it for itself; nothing is compiled
         breaks: dict[str, int] = counters.get("graph_break", {})
