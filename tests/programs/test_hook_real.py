@@ -24,7 +24,6 @@ from tpmon.probe.procread import read_stat, read_table
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
 ]
 
@@ -72,7 +71,7 @@ def run_loops(*flags: str) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module", params=["before", "after"])
+@pytest.fixture(scope="module", params=["before", pytest.param("after", marks=pytest.mark.long)])
 def report(request: pytest.FixtureRequest) -> dict[str, object]:
     """Return what the loops reported, with the hook imported before and after torch."""
     return run_loops(f"--{request.param}")
@@ -115,6 +114,7 @@ def test_a_hundred_times_in_and_out_leaves_nothing(report: dict[str, object]) ->
     assert report["threads"] == 1
 
 
+@pytest.mark.long
 def test_a_compiled_optimizer_is_not_compiled_again_for_the_hook() -> None:
     report = run_loops("--compile")
     assert report["compiled_optimizer"]["steps"] == 10
@@ -122,6 +122,7 @@ def test_a_compiled_optimizer_is_not_compiled_again_for_the_hook() -> None:
     assert report["frames"] == report["frames_without"] > 0
 
 
+@pytest.mark.long
 def test_tpmon_reads_the_rank_and_takes_no_worker_for_one() -> None:
     with subprocess.Popen(
         [PYTHON, "-W", "ignore", str(PROGRAM), "--forever"],
