@@ -16,8 +16,10 @@ import pyte
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 15.0
+SECONDS = 60.0
 """Longest wait for anything: generous, because the machine may be busy; nothing waits it out."""
+END_S = 15.0
+"""How long a program may take to end."""
 
 PROGRAM = [sys.executable, "-m", "tests.pty.screen_program"]
 
@@ -31,7 +33,6 @@ def environment(state: Path, **changes: str) -> dict[str, str]:
         "TERM": "xterm-256color",
         "XDG_STATE_HOME": str(state),
         "PYTHONPATH": str(ROOT),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     return plain | changes
 
@@ -88,7 +89,7 @@ class Terminal:
         self.screen.resize(rows, columns)
         self.child.setwinsize(rows, columns)
 
-    def end(self, seconds: float = SECONDS) -> int:
+    def end(self, seconds: float = END_S) -> int:
         """Wait for the end of the process and return its exit status, 128 + N after a signal."""
         deadline = time.monotonic() + seconds
         while self.child.isalive():
