@@ -37,6 +37,7 @@ def _sort(sort: SortBy) -> Action:
 
 
 _ROW = "a row or line down, up"
+_BACK = "close, back, clear filter"
 _SORT = "sort: next, reversed"
 
 KEYS: tuple[Key, ...] = (
@@ -187,7 +188,7 @@ KEYS: tuple[Key, ...] = (
         when.OVER,
         "close",
         1,
-        brief="close, and clear the filter",
+        brief=_BACK,
     ),
     Key(
         "zoom-close",
@@ -199,7 +200,7 @@ KEYS: tuple[Key, ...] = (
         when.ZOOMED,
         "all panes",
         3,
-        brief="all panes again",
+        brief=_BACK,
     ),
     _move("down", ("j", "down"), "next row or line", Move.DOWN, brief=_ROW, footer="down"),
     _move("up", ("k", "up"), "previous row or line", Move.UP, brief=_ROW),
@@ -278,13 +279,13 @@ KEYS: tuple[Key, ...] = (
         "filter-clear",
         ("escape",),
         ("esc",),
-        "Workers",
+        "Panes",
         "clear the filter",
         actions.action_filter_clear,
         when.FILTERED,
         "no filter",
         9,
-        brief="clear the filter",
+        brief=_BACK,
     ),
     Key(
         "copy-try",

@@ -55,7 +55,8 @@ def _list_sections(keys: Sequence[KeyHelp], *, brief: bool) -> dict[str, Entries
         entries = sections.setdefault(key.section, [])
         words = (key.brief if brief else "") or key.help
         if entries and entries[-1][1] == words:
-            entries[-1] = (f"{entries[-1][0]} {key.keys[0]}", words)
+            label = entries[-1][0]
+            entries[-1] = (label if key.keys[0] in label.split() else f"{label} {key.keys[0]}", words)
         else:
             entries.append((" ".join(key.keys[:1] if brief else key.keys), words))
     sections["Short words"] = [(word, short if brief else whole) for word, whole, short in WORDS]
