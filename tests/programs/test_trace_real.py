@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("trace_train.py")
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("traces")
-    subprocess.run([sys.executable, str(PROGRAM), str(place)], check=True, timeout=240, capture_output=True)
+    subprocess.run([sys.executable, str(PROGRAM), str(place)], check=True, timeout=500, capture_output=True)
     return place
 
 
