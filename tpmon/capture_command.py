@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,14 @@ from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.outcome import gather
 from tpmon.capture.window import Window
 from tpmon.config import Options
-from tpmon.errors import ExitCode, UsageError
-from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureState
+from tpmon.errors import ExitCode, TpmonError, UsageError
+from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureState
 from tpmon.model.codec import encode
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role
+from tpmon.model.trace import TraceSummary
 from tpmon.probe.job import Job, Member
-from tpmon.report.capture import write_capture
+from tpmon.report.capture import write_capture, write_capture_line
 from tpmon.report.write import Output, complain
 
 STEPS = 5
@@ -137,6 +139,23 @@ def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int
     Raises:
         TpmonError: saying why where nothing can be captured.
     """
+    complain("tpmon: Ctrl-C ends it without a file")
+    result, summaries = capture_job(job, asked, lambda text: complain(f"tpmon: {text}"))
+    if options.json:
+        output.write_json(encode(result))
+    else:
+        output.write_lines(*write_capture(result, summaries, socket.gethostname()))
+    return pick_exit_code(result.state)
+
+
+def capture_job(
+    job: Job, asked: Asked, tell: Callable[[str], None]
+) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
+    """Lead a capture from its ranks to its verified files; ``tell`` gets the price and the progress.
+
+    Raises:
+        TpmonError: saying why where nothing can be captured.
+    """
     members = choose_ranks(job, asked)
     if asked.kind is CaptureKind.NSYS_RANGE:
         for member in members:
@@ -150,20 +169,35 @@ def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int
         wanted = CaptureAsked(
             asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
         )
-        window = Window(buses, wanted, name, lambda text: complain(f"tpmon: {text}"))
-        complain(f"tpmon: {len(buses)} of the job's ranks here; Ctrl-C ends it without a file")
-        outcomes = window.run()
-        ranks = window.describe(outcomes)
-        complain("tpmon: reading what was written")
-        result, summaries = gather(window.asked, name, ranks, places, window.price)
+        window = Window(buses, wanted, name, tell)
+        ranks = window.describe(window.run())
+        tell("reading what was written")
+        return gather(window.asked, name, ranks, places, window.price)
     finally:
         for bus in buses:
             bus.close()
-    if options.json:
-        output.write_json(encode(result))
-    else:
-        output.write_lines(*write_capture(result, summaries, socket.gethostname()))
-    return pick_exit_code(result.state)
+
+
+def start_capture(find: Callable[[], Job], told: Callable[[str, bool], None]) -> None:
+    """Capture a few steps in a daemon thread; ``told`` gets lines, and with the last one True.
+
+    ``find`` reads the job anew, around the rank that is meant, off the caller's thread.
+    """
+    asked = Asked(
+        NOT_APPLICABLE, False, STEPS, SECONDS, NOT_APPLICABLE, "", False, False, False, CaptureKind.TRACE
+    )
+
+    def work() -> None:
+        try:
+            result, summaries = capture_job(find(), asked, lambda text: told(text, False))
+        except TpmonError as error:
+            told(f"no capture: {error.what}; try {error.try_this}", True)
+        except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
+            told(f"the capture failed: {type(error).__name__}: {error}", True)
+        else:
+            told(write_capture_line(result, summaries), True)
+
+    threading.Thread(target=work, name="tpmon-capture", daemon=True).start()
 
 
 def pick_exit_code(state: CaptureState) -> int:

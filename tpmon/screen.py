@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tpmon.config import Options
 from tpmon.looking import RoundKeeper, SharedLook
+from tpmon.model.capture import CaptureRequest
 from tpmon.model.dump import DumpRequest
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
@@ -23,6 +24,7 @@ from tpmon.ui.ask_dump import LOOKS_EVERY_S
 from tpmon.ui.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions
 
 BUNDLING = "a bundle is being written already"
+CAPTURING = "a capture is under way already"
 
 
 class OpenSession(Protocol):
@@ -45,6 +47,7 @@ class Wiring:
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
         self._results: Callable[[Result], None] = lambda _result: None
         self._bundles = False
+        self._captures = False
         self.failures: list[BaseException] = []
 
     def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
@@ -80,10 +83,27 @@ class Wiring:
             session.ask_dump(order)
         elif isinstance(order, SampleRequest):
             session.ask_sample(order)
+        elif isinstance(order, CaptureRequest):
+            self._capture(order)
         elif order is Errand.END_SAMPLING:
             session.finish_sample()
         else:
             self._bundle(session)
+
+    def _capture(self, order: CaptureRequest) -> None:
+        """Capture beside the running session, into a new folder where tpmon was started."""
+        from tpmon.capture_command import start_capture  # the first picture does without it
+
+        if self._captures:
+            self._results(Notice(CAPTURING))
+            return
+        self._captures = True
+        pid = order.pid if is_known(order.pid) else self._job.root.pid
+        start_capture(lambda: find_job(pid), self._tell_capture)
+
+    def _tell_capture(self, line: str, ended: bool) -> None:
+        self._captures = self._captures and not ended
+        self._results(Notice(line))
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""

@@ -568,6 +568,23 @@ async def _(s):
     assert s.app.text_left == "bundle out (9 files, 80K)"
 
 
+@key("capture")
+async def _(s):
+    await s.press("t")
+    assert "t again profiles 5 steps of a rank in the run" in s.text
+    await s.press("b", "t")
+    assert s.asked == [], "another key took the offer back"
+    s.now_ns += int((OFFER_SECONDS + 1) * 1e9)
+    await s.press("t")
+    assert s.asked == [], "the offer has left the screen"
+    await s.press("t")
+    (asked,) = s.asked
+    assert asked.pid == min((row.rank, row.pid) for row in s.view.frame.ranks)[1]
+    await s.send_result(Notice("capture done: 5 steps of 12.00 ms, /tmp/x"))
+    await s.until(lambda: "capture done: 5 steps" in s.text)
+    await s.press("q")
+
+
 @key("looks")
 async def _(s):
     await s.press("1", "j", "D")

@@ -8,13 +8,14 @@ import pytest
 
 from tests.frames import make_frame
 from tests.goldens import dump_views, sample_views
-from tpmon import bundle
+from tpmon import bundle, capture_command
 from tpmon.config import resolve, settle
+from tpmon.model.capture import CaptureRequest
 from tpmon.model.dump import Asker, DumpRequest
-from tpmon.model.known import is_known
+from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results import Update
 from tpmon.model.sample import SampleRequest
-from tpmon.screen import BUNDLING, Wiring, write_reading
+from tpmon.screen import BUNDLING, CAPTURING, Wiring, write_reading
 from tpmon.ui.controls import Errand, Notice
 
 
@@ -90,6 +91,21 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
     told("bundle out (9 files, 80K)")
     assert wired.results[-1] == Notice("bundle out (9 files, 80K)")
     wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert len(started) == 2
+
+
+def test_one_capture_at_a_time_and_its_progress_reaches_the_screen(wired, monkeypatch):
+    started = []
+    monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
+    for _ in range(2):
+        wired.wiring.ask(CaptureRequest(NOT_APPLICABLE))
+    assert (len(started), wired.results) == (1, [Notice(CAPTURING)])
+    _, told = started[0]
+    told("recording step 2 of 5", False)
+    wired.wiring.ask(CaptureRequest(7))
+    assert wired.results[1:] == [Notice("recording step 2 of 5"), Notice(CAPTURING)]
+    told("capture done: 5 steps", True)
+    wired.wiring.ask(CaptureRequest(7))
     assert len(started) == 2
 
 

@@ -58,6 +58,13 @@ class CaptureAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """Ask for a few steps of one rank, with the bounded defaults; without a PID the lowest rank here."""
+
+    pid: Applicable[int]
+
+
+@dataclass(frozen=True, slots=True)
 class CapturePrice:
     """Hold what a window costs each rank, told from one step that was profiled."""
 

@@ -34,6 +34,7 @@ from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.ui import actions, clipboard, editor, panes, stack_rows
+from tpmon.ui.ask_capture import forget_capture
 from tpmon.ui.ask_dump import forget_price
 from tpmon.ui.canvas import Canvas
 from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions, ScreenResult
@@ -222,6 +223,8 @@ class MonitorApp(App[None]):
         key = find_key(name, view)
         if key is None or not isinstance(key.deed, Ask):
             view = forget_price(view)
+        if key is None or key.id != "capture":
+            view = forget_capture(view)
         if key is None:
             if view.overlay is Overlay.FILTER and len(name) == 1:
                 view = actions.action_filter_type(view, name)

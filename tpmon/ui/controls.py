@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
+from tpmon.model.capture import CaptureRequest
 from tpmon.model.dump import DumpRequest
 from tpmon.model.known import Applicable
 from tpmon.model.results import DumpUpdate, SampleUpdate
@@ -28,7 +29,7 @@ class Notice:
     text: str
 
 
-Order = Union[DumpRequest, SampleRequest, Errand]
+Order = Union[DumpRequest, SampleRequest, CaptureRequest, Errand]
 """What a key may ask of the session."""
 Reading = Union[DumpUpdate, SampleUpdate]
 """What is read for an order, also while it grows."""

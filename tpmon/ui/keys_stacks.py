@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tpmon.ui import actions, ask_bundle, ask_dump, ask_sample, stack_rows
+from tpmon.ui import actions, ask_bundle, ask_capture, ask_dump, ask_sample, stack_rows
 from tpmon.ui import situations as when
 from tpmon.ui.key_row import Ask, Effect, Key
 from tpmon.ui.view import Overlay
@@ -238,5 +238,15 @@ BUNDLE_KEYS: tuple[Key, ...] = (
         Ask(ask_bundle.ask_bundle),
         when.ALIVE,
         brief="a bundle for a ticket",
+    ),
+    Key(
+        "capture",
+        ("t",),
+        ("t",),
+        "Copying",
+        "profile 5 steps inside a run that has the hook; says its price first, t again does it",
+        Ask(ask_capture.ask_capture),
+        when.CAPTURABLE,
+        brief="profile 5 steps; asks first",
     ),
 )

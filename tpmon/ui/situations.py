@@ -120,6 +120,12 @@ FRAMED = Situation(_framed, "on a stack with Python frames")
 UNSAMPLED = Situation(
     lambda view: ALIVE.holds(view) and view.overlay is not Overlay.SAMPLE, "outside of the hot functions"
 )
+CAPTURABLE = Situation(
+    lambda view: (
+        ALIVE.holds(view) and not view.readonly and Overlay.STACKS not in (view.overlay, view.behind)
+    ),
+    "outside of the stacks; never with --readonly",
+)
 UNSAMPLING = Situation(lambda view: ALIVE.holds(view) and not is_running(view), "while nothing is sampled")
 PRICED = Situation(
     lambda view: view.overlay is Overlay.SAMPLE and _alive(view) and not is_running(view),

@@ -175,6 +175,8 @@ class ViewState:
     stacks: StacksView = StacksView()
     offered_ns: Applicable[int] = NOT_APPLICABLE
     """When the key of the bundle said what it does: its next press does it."""
+    capture_offered_ns: Applicable[int] = NOT_APPLICABLE
+    """When the key of capturing said its price: its next press pays it."""
     sample: Applicable[SampleUpdate] = NOT_APPLICABLE
     """The newest samples of the job's stacks, also while they come."""
     to_sample: Applicable[SampleRequest] = NOT_APPLICABLE
