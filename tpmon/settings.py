@@ -128,8 +128,8 @@ DIAGNOSE_SETTINGS = (
         "diagnose.until",
         Kind.NAME,
         DECIDED_LATER,
-        "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also of a program"
-        " that just starts",
+        "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also of a"
+        " program that just starts",
         "KINDS",
     ),
     Setting(
