@@ -275,3 +275,23 @@ def test_mutated_files_give_an_error_or_a_report(seed: int, tmp_path: Path) -> N
 def test_many_more_mutated_files(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     survive(tmp_path / "t.json", mutate(small_trace().text().encode(), chance))
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, -(10**30), 10**400])
+def test_numbers_that_no_column_holds_are_counted(value: int, tmp_path: Path) -> None:
+    trace = small_trace()
+    trace.memory(5.0, value, value)
+    trace.kernel(10, 5, launch=8)
+    changed = {"correlation": value, "device": value, "stream": value, "bytes": value}
+    trace.events[-1]["args"].update(changed)
+    card = {**V100, "maxThreadsPerMultiprocessor": value}
+    report = analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [card]})])
+    check_report(report)
+    assert report.files[0].lost.values >= 2
+
+
+@pytest.mark.parametrize("types", [7, True, None, {"a": 1}])
+def test_types_of_inputs_that_are_no_list_say_nothing(types: object, tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 100)
+    trace.op("aten::mm", 0, 90, **{"Input Dims": [[8, 8], [8, 8]], "Input type": types})
+    check_report(analyze([trace.write(tmp_path / "t.json")]))

@@ -28,15 +28,22 @@ _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::line
 def advise(
     trace: Trace, verdict: TraceVerdict, cards: tuple[CardUse, ...], ops: Nest, causes: HostCauses
 ) -> TraceVerdict:
-    """Return the verdict with the remedies that fit; where the trace shows no fit, with none."""
+    """Return the verdict with the remedies that the trace gives evidence for, else with none."""
     if verdict.kind is Kind.NOT_ENOUGH_EVIDENCE:
         return verdict
     cause = verdict.cause if is_known(verdict.cause) else NOT_APPLICABLE
     if verdict.kind is Kind.DATA_BOUND and cause is NOT_APPLICABLE:
         cause = "too-few-workers"
-    chosen = choose(verdict.kind, cause, frozenset(_observe(trace, cards, causes)), Facts())
+    observed = frozenset(_observe(trace, cards, causes))
     low = uses_low_precision(trace, ops)
-    fitting = [one for one in chosen if one.certain and not (low and one.remedy.id in _FOR_HIGH_PRECISION)]
+    # What a trace cannot tell (free cores, say) stands as an "if"; without any evidence nothing is said.
+    evidence = observed - {Need.GPU_PRESENT}
+    fitting = [
+        one
+        for one in choose(verdict.kind, cause, observed, Facts())
+        if (one.certain or evidence.intersection(one.remedy.needs))
+        and not (low and one.remedy.id in _FOR_HIGH_PRECISION)
+    ]
     texts = tuple(one.text for one in fitting[:MOST_ADVICE])
     return replace(verdict, try_=texts[0], advice=texts) if texts else verdict
 
@@ -71,6 +78,8 @@ def uses_low_precision(trace: Trace, ops: Nest) -> bool:
             types = json.loads(trace.shapes[number][1] or b"[]")
         except ValueError:
             continue
-        if any(str(one).lower().removeprefix("c10::").startswith(_LOW_PRECISION) for one in types):
+        if isinstance(types, list) and any(
+            str(one).lower().removeprefix("c10::").startswith(_LOW_PRECISION) for one in types
+        ):
             return True
     return False

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from tpmon.model.frozen import dataclass
 
 K = TypeVar("K", bound=Hashable)
 Ints = npt.NDArray[np.int64]
@@ -52,13 +53,23 @@ def shorten_name(name: str) -> str:
 class Growing:
     """Collect one column in parts; the parts go when it is joined."""
 
-    def __init__(self, kind: type[np.generic]) -> None:
+    def __init__(self, kind: type[np.signedinteger[Any]], absent: int = 0) -> None:
+        """Start empty; ``absent`` stands for a value that the column cannot hold."""
         self._kind = kind
+        self._absent = absent
         self._parts: list[npt.NDArray[Any]] = []
 
-    def add(self, values: Sequence[Any] | npt.NDArray[Any]) -> None:
-        """Add the values of a piece."""
-        self._parts.append(np.asarray(values, dtype=self._kind))
+    def add(self, values: Sequence[Any] | npt.NDArray[Any]) -> int:
+        """Add the values of a piece; return how many of them the column cannot hold."""
+        try:
+            self._parts.append(np.asarray(values, dtype=self._kind))
+        except (OverflowError, ValueError):
+            holds = np.iinfo(self._kind)
+            good = [bool(holds.min <= value <= holds.max) for value in values]
+            kept = [value if keep else self._absent for value, keep in zip(values, good, strict=True)]
+            self._parts.append(np.asarray(kept, dtype=self._kind))
+            return good.count(False)
+        return 0
 
     def join(self) -> npt.NDArray[Any]:
         """Return the whole column."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace import CopyRow, KernelRow
 from tpmon.trace.classes import uses_tensor_cores
@@ -23,6 +23,7 @@ BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}
 _BLOCKS_ELSE = 32
 REPORTED_UP_TO = 49_152
 """kineto asks with the default limit of shared memory, so above 48 KiB a block it reports 0."""
+_MOST_OF_A_CARD = 1 << 31
 _NO_VALUE = Missing("no kernel of the trace has the value")
 
 
@@ -42,7 +43,9 @@ def occupancy(launch: Launch, card: Device) -> tuple[float, str]:
     """
     numbers = (launch.registers, launch.shared_bytes)
     facts = (card.threads_per_sm, card.registers_per_sm, card.shared_per_sm, card.sms, card.major)
-    if len(launch.block) < 3 or len(launch.grid) < 3 or not all(map(math.isfinite, numbers)) or 0 in facts:
+    if len(launch.block) < 3 or len(launch.grid) < 3 or not all(map(math.isfinite, numbers)):
+        return math.nan, ""
+    if min(facts) <= 0 or max(facts) > _MOST_OF_A_CARD:
         return math.nan, ""
     threads = math.prod(launch.block)
     blocks = math.prod(launch.grid)

@@ -10,6 +10,8 @@ from tpmon.trace.read import Trace
 
 _KINDS = {0: "cpu", 1: "cuda", 6: "hip", 9: "vulkan", 12: "xpu", 13: "mps", 17: "hpu"}
 
+_NOT_RESERVED = Missing("memory of the host has no cache that reserves it")
+
 
 def sum_memory(trace: Trace) -> tuple[MemoryPeak, ...]:
     """Return peaks and sums by device; the peaks are missing in traces before torch 1.10."""
@@ -25,7 +27,7 @@ def sum_memory(trace: Trace) -> tuple[MemoryPeak, ...]:
                     device,
                     int(rows.sum()),
                     _peak(memory.allocated[rows]),
-                    _peak(memory.reserved[rows]),
+                    _peak(memory.reserved[rows]) if kind else _NOT_RESERVED,
                     int(changed[changed > 0].sum()),
                     int(-changed[changed < 0].sum()),
                 )

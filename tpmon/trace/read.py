@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
 
 import msgspec
 
 from tpmon.errors import NotPermittedError, TpmonError, UsageError
+from tpmon.model.frozen import dataclass
 from tpmon.model.trace import Lost
 from tpmon.model.units import clean_text
 from tpmon.trace.chunks import BESIDE_BYTES, Pieces, Source, find_ends
@@ -131,7 +131,7 @@ def _read(path: str, file: BinaryIO, size: int, progress: Progress | None) -> Tr
         json_bytes=source.unpacked_bytes,
         lost=Lost(
             events=tally.events + tables.odd_times,
-            values=tally.values,
+            values=tally.values + tables.odd_values,
             bytes=tally.bytes + pieces.dropped_bytes,
             broken_off=bool(source.broken) or not closed,
             reason=source.broken or ("" if closed else "the list of events is not closed"),

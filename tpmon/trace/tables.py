@@ -132,6 +132,7 @@ class Tables:
         self.phases: Counter[str] = Counter()
         self.categories: Counter[str] = Counter()
         self.odd_times = 0
+        self.odd_values = 0
         self.rank = -1
         self._classes = _Classes()
         big, small, tiny = np.int64, np.int32, np.int8
@@ -139,7 +140,18 @@ class Tables:
         self._calls = [Growing(kind) for kind in (big, big, small, tiny, small, big)]
         self._work = [Growing(kind) for kind in (big, big, small, tiny, small, small, big, big, small, small)]
         self._python = [Growing(kind) for kind in (big, big, small, small)]
-        self._memory = [Growing(kind) for kind in (big, big, big, big, small, small, small)]
+        self._memory = [
+            Growing(kind, absent)
+            for kind, absent in (
+                (big, 0),
+                (big, 0),
+                (big, -1),
+                (big, -1),
+                (small, -1),
+                (small, -1),
+                (small, 0),
+            )
+        ]
 
     def add(self, events: Sequence[Event]) -> None:
         """Take the events of a piece."""
@@ -295,10 +307,9 @@ class Tables:
         )
         self._fill(self._memory, columns)
 
-    @staticmethod
-    def _fill(table: list[Growing], columns: Sequence[Any]) -> None:
+    def _fill(self, table: list[Growing], columns: Sequence[Any]) -> None:
         for growing, column in zip(table, columns, strict=True):
-            growing.add(column)
+            self.odd_values += growing.add(column)
 
     def finish_host(self) -> HostTable:
         """Return the host table."""
