@@ -46,6 +46,7 @@ diagnose, and attach with check, end with the verdict (docs/verdicts.md):
   of a job that ended: 0 exit 0, 10 it failed, 11 nobody saw its exit status"""
 
 DEMO_FRAMES = 3
+OWN_PARSERS = ("run", "hook")  # what follows is a program's, or nearly nothing (``starting``)
 
 
 class Parser(argparse.ArgumentParser):
@@ -333,6 +334,11 @@ def _list_bottlenecks() -> str:
     return "\n".join(["bottlenecks:", *lines])
 
 
+def ask_help(arguments: Sequence[str]) -> list[str]:
+    """Return what was typed, with ``help dump`` as ``dump --help``."""
+    return [*arguments[1:2], "--help"] if list(arguments[:1]) == ["help"] else list(arguments)
+
+
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse what was typed; the flags of settings are in the result by their keys, where they were given.
 
@@ -340,9 +346,6 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         UsageError: for arguments that are not understood.
         SystemExit: after the help.
     """
-    arguments = list(arguments)
-    if arguments[:1] == ["help"]:  # tpmon help dump
-        arguments = [*arguments[1:2], "--help"]
     wants_help = "demo" in arguments and not {"-h", "--help"}.isdisjoint(arguments)
     parser = build_parser(_list_bottlenecks() if wants_help else "")
     word = arguments[0] if arguments and not arguments[0].startswith("-") else ""
@@ -363,7 +366,7 @@ def _refuse_command(arguments: Sequence[str], names: Sequence[str]) -> UsageErro
     from difflib import get_close_matches
 
     word, *rest = arguments
-    near = ["attach", word] if word.isdecimal() else get_close_matches(word, names, 1)
+    near = ["attach", word] if word.isdecimal() else get_close_matches(word, (*names, *OWN_PARSERS), 1)
     try_this = shlex.join(("tpmon", *near, *rest)) if near else "tpmon --help"
     return UsageError(f"{word} is no command", try_this)
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tpmon import __version__, config
-from tpmon.arguments import DEMO_FRAMES, check_target, parse_arguments, parse_pid
+from tpmon.arguments import DEMO_FRAMES, OWN_PARSERS, ask_help, check_target, parse_arguments, parse_pid
 from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
@@ -326,7 +326,8 @@ def _watch_on_screen(job: Job, options: Options) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if arguments and arguments[0] in ("run", "hook"):
+    arguments = ask_help(arguments)
+    if arguments and arguments[0] in OWN_PARSERS:
         from tpmon.starting import start_with_hook
 
         return start_with_hook(arguments, _watch_on_screen)

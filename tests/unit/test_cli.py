@@ -162,6 +162,7 @@ def test_version(flag: str):
 def test_help_is_also_a_word():
     assert call("help").stdout == call("--help").stdout
     assert call("help", "dump").stdout == call("dump", "--help").stdout
+    assert call("help", "run").stdout == call("run", "--help").stdout != ""
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,7 @@ def test_help_is_also_a_word():
         (["frobnicate"], {}, 2, "frobnicate is no command", "tpmon --help"),
         (["atach", "1"], {}, 2, "atach is no command", "tpmon attach 1"),
         (["help", "diagnos"], {}, 2, "diagnos is no command", "tpmon diagnose --help"),
+        (["hok", "export", "f"], {}, 2, "hok is no command", "tpmon hook export f"),
         (
             ["diagnose", "1", "--plain"],
             {},
