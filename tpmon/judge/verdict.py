@@ -181,7 +181,7 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
 
 
 def _place_of(suspicion: Suspicion, scene: Scene) -> Applicable[str]:
-    """Return where the accused process is: by its stacks, else as the row of its rank says."""
+    """Return where the accused rank is by its stacks; not applicable for a process that is no rank."""
     if not is_known(suspicion.pid):
         return NOT_APPLICABLE
     phases = next((one.phases for one in scene.ranks if one.process.pid == suspicion.pid), NOT_APPLICABLE)
