@@ -6,11 +6,11 @@ import glob
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.codec import encode
+from tpmon.model.frozen import dataclass
 from tpmon.model.units import format_bytes
 from tpmon.report.trace import TOP, write_report
 from tpmon.report.trace_against import write_comparison

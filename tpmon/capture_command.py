@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
@@ -20,6 +19,7 @@ from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureState
 from tpmon.model.codec import encode
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role
 from tpmon.model.trace import TraceSummary
@@ -216,11 +216,11 @@ def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
     buses: list[Bus] = []
     try:
         for member in members:
-            buses.append(open_bus(member.identity))  # noqa: PERF401 those opened are closed after an error
+            buses.append(open_bus(member.identity))
     except NoHookError as error:
         for bus in buses:
             bus.close()
-        raise _offer(error, job) if not error.try_this else error from None
+        raise _offer(error, job, member.identity.pid) if not error.try_this else error from None
     except BaseException:
         for bus in buses:
             bus.close()
@@ -228,14 +228,44 @@ def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
     return buses
 
 
-def _offer(error: NoHookError, job: Job) -> UsageError:
-    """Say what is possible without a hook, and the line that starts the run with one."""
+def _offer(error: NoHookError, job: Job, pid: int) -> UsageError:
+    """Say when the hook comes, or what is possible without one and the line that starts the run with it."""
+    if is_armed(pid):
+        return UsageError(
+            f"{error.what} yet: it was started with one, which begins with the loop's first batch or step",
+            f"again once it trains: tpmon capture {pid} (python -I or -E would keep the hook out)",
+        )
     pid = job.root.pid
     return UsageError(
         f"{error.what}: no profile of it is possible without touching the run",
         f"tpmon sample {pid}, which shows hot functions and stops nothing; or start it again:"
         f" {write_restart(pid)}",
     )
+
+
+def is_armed(pid: int, proc: str = "/proc") -> bool:
+    """Tell whether a process was started with the hook: by tpmon run, or by the zip of tpmon hook export."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            words = file.read().decode("utf-8", "surrogateescape").split("\0")
+    except OSError:
+        return False
+    places = [place for word in words if word.startswith("PYTHONPATH=") for place in word[11:].split(":")]
+    return any(
+        place.endswith("/tpmon/hook/boot") or _is_export(f"{proc}/{pid}/root{place}") for place in places
+    )
+
+
+def _is_export(path: str) -> bool:
+    import zipfile  # noqa: PLC0415
+
+    if not os.path.isfile(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "tpmon_awaits_torch.py" in archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
 
 
 def write_restart(pid: int, proc: str = "/proc") -> str:

@@ -9,11 +9,11 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from tpmon.errors import UsageError
+from tpmon.model.frozen import dataclass
 from tpmon.settings import (
     DECIDED_LATER,
     SETTINGS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from tpmon.config import Options
@@ -18,6 +18,7 @@ from tpmon.model.clean import clean_value
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
 from tpmon.model.dump_words import list_numbers
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.results import DumpUpdate

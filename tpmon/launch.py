@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 
 from tpmon.errors import NoTargetError, UsageError
+from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
 
 _PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo")

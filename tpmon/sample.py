@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from tpmon.config import Options
@@ -17,6 +16,7 @@ from tpmon.judge.hot import fold_stacks, hot_functions
 from tpmon.model.codec import encode
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.dump_words import list_numbers
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.model.sample import (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import Union
+
+from tpmon.model.frozen import dataclass
 
 INTERVAL_LOW_S = 0.5
 INTERVAL_HIGH_S = 10.0

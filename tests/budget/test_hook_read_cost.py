@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -57,9 +57,11 @@ class Ring:
 
 
 @pytest.fixture(scope="module")
-def ring() -> Ring:
-    """Make one page for all tests of this process: the first that is found is the one that is read."""
-    return Ring()
+def ring() -> Iterator[Ring]:
+    """Make one page for all tests of this module: the first that is found is the one that is read."""
+    ring = Ring()
+    yield ring
+    ring.pages.close()
 
 
 def measure_us(read: Callable[[], object], write: Callable[[], None]) -> float:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-from dataclasses import dataclass
 
-from tpmon.errors import NotPermittedError, TpmonError, UsageError
+from tpmon.errors import NoTargetError, NotPermittedError, UsageError
 from tpmon.hook import wire, wire_capture
+from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
 from tpmon.model.units import clean_text
 
@@ -25,7 +25,7 @@ class NoHookError(UsageError):
     """Say that a process has no hook that captures."""
 
 
-class GoneError(TpmonError):
+class GoneError(NoTargetError):
     """Say that a process ended."""
 
 
@@ -52,7 +52,7 @@ class Bus:
         self._maps = (page, box)
         self.page = memoryview(page)
         self.mailbox = memoryview(box)
-        self._descriptor = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
+        self._descriptor = _hold(process.pid)
 
     def close(self) -> None:
         """Give back both pages."""
@@ -133,7 +133,7 @@ def open_bus(process: Identity) -> Bus:
             f"process {pid} belongs to somebody else", f"run tpmon as its user, or sudo tpmon capture {pid}"
         ) from error
     except OSError as error:
-        raise GoneError(f"process {pid} ended", "tpmon ps lists the training jobs") from error
+        raise _gone(pid) from error
     box = _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, writable=True)
     page = _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, writable=False)
     if page is None or box is None:
@@ -220,6 +220,24 @@ def _map(path: str, size: int, writable: bool) -> mmap.mmap | None:
         return mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
     finally:
         os.close(descriptor)
+
+
+def _hold(pid: int) -> int:
+    """Return a pidfd, -1 where there are none: no signal is sent then, and all else works.
+
+    Raises:
+        GoneError: when the process ended.
+    """
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+    except ProcessLookupError as error:
+        raise _gone(pid) from error
+    except OSError:
+        return -1  # a kernel before 5.3, or a container that forbids it
+
+
+def _gone(pid: int) -> GoneError:
+    return GoneError(f"process {pid} ended", "tpmon ps lists the training jobs")
 
 
 def _read_status(pid: int) -> dict[str, str]:

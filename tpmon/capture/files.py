@@ -7,11 +7,11 @@ import gzip
 import json
 import os
 import shutil
-from dataclasses import dataclass
 
 from tpmon.errors import TpmonError
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CapturedFile, CaptureKind, Conditions
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.trace import TraceSummary
 from tpmon.model.units import clean_text
@@ -43,9 +43,11 @@ def locate(pid: int, folder: str) -> Place:
 
 
 def pack(path: str) -> str:
-    """Compress a file beside it and remove it; return the new path, or the old one where that fails."""
+    """Compress a file beside it and remove it; return the new path, or the old one where that cannot be."""
     packed = f"{path}.gz"
     part = f"{packed}.part"
+    if os.path.lexists(packed):
+        return path  # of an earlier capture, which is kept
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with (
@@ -66,14 +68,15 @@ def pack(path: str) -> str:
     return packed
 
 
-def clear_parts(place: Place, name: str) -> list[str]:
-    """Remove what a capture that ended early left behind, and return the names."""
+def clear_parts(place: Place, name: str, rank: int) -> list[str]:
+    """Remove what a process that ended within its capture left behind, and return the names."""
+    start = wire_capture.file_name(name, rank, 0, "")[:-1]
     removed = []
     with contextlib.suppress(OSError):
         for entry in os.listdir(place.here):
-            if entry.startswith(name) and entry.endswith((".part", ".part.tmp")):
+            if entry.startswith(start) and entry.endswith((".part", ".part.tmp")):
                 os.unlink(place.reach(entry))
-                removed.append(entry)
+                removed.append(clean_text(entry, 255))
     return removed
 
 
@@ -150,7 +153,7 @@ def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
             told, _ = json.JSONDecoder().raw_decode(text)
             if isinstance(told, str):
                 told = json.loads(told)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(told, dict):
             return Conditions(

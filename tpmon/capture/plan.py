@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tpmon.hook import wire, wire_capture
 from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 
 MOST_EVENTS = 200_000

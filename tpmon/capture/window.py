@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.capture.bus import Bus, Progress
 from tpmon.capture.plan import (
@@ -28,6 +28,7 @@ from tpmon.capture.plan import (
 from tpmon.errors import UsageError
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice, CaptureState, RankCapture
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 
 _EVERY_S = 0.02

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from tpmon.judge.advice_needs import Need
+from tpmon.model.frozen import dataclass
 
 
 class Risk(str, Enum):

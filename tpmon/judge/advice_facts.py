@@ -6,8 +6,8 @@ import math
 import shlex
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes
 

@@ -9,7 +9,7 @@ and waits nowhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 
@@ -27,6 +27,7 @@ from tpmon.model.collectives import (
     RankRecord,
 )
 from tpmon.model.dump import Dump
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 
 DEFAULT_TIMEOUTS_S = {"nccl": 600.0, "gloo": 1800.0}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tpmon.judge.fold_scene import IN_COLLECTIVE
 from tpmon.judge.fold_words import Wait, describe_stack
 from tpmon.model.dump import DumpThread, StackGroup
 from tpmon.model.dump_words import say_wait
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_seconds

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
 from tpmon.judge.phase_shares import DESIGN, Share, share_of
 from tpmon.judge.phases import DataPart, Phase, RankPhases
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 
 STACKS = "stacks"

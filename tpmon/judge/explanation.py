@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NotApplicable
 from tpmon.model.verdict import Kind
 

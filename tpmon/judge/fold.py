@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tpmon.judge.fold_looks import Sighting, join_looks, looks_of_dump, looks_of_round
 from tpmon.judge.fold_scene import Seen, order_threads, see_threads, set_scene
 from tpmon.judge.odd_one import find_odd
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpError, DumpRound, Motion, OddOne, StackGroup
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame

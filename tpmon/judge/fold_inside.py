@@ -7,10 +7,10 @@ file while the others wait for it in a barrier of the same save.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_stack import Reading, is_users, mark_frame, name_line, read_stack
+from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackFrame
 
 _KEEPS = frozenset((Phase.CHECKPOINT, Phase.VALIDATION, Phase.LOAD))

@@ -6,10 +6,11 @@ A look is one thread of one round of a dump, or of one Dump of several that are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.judge.phase_stack import is_users
 from tpmon.model.dump import Dump, DumpRound, DumpThread, FrameLocals, Motion
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.stacks import StackFrame
 

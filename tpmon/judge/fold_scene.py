@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.judge.fold_looks import Sighting
 from tpmon.judge.fold_words import Doing, Wait, describe_stack
 from tpmon.judge.phase_kinds import Phase
 from tpmon.model.dump import DumpThread, Motion
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame

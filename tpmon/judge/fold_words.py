@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 
@@ -26,6 +26,7 @@ from tpmon.judge.phase_stack import (
     read_stack,
 )
 from tpmon.model.dump import ShownFrame
+from tpmon.model.frozen import dataclass
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from tpmon.judge.advice_needs import Need
@@ -14,6 +14,7 @@ from tpmon.judge.hang_stances import Stance, find_gil_holder, find_stance
 from tpmon.judge.phase_kinds import Phase
 from tpmon.model.dump import DeadChild, Motion, WaitKind
 from tpmon.model.dump_words import LOCK_CALLS, name_process, name_rank, say_wait
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadKind
 

@@ -7,7 +7,7 @@ it was the same; whatever CPU and GPU say, because a wait for other ranks or for
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.judge.collectives import judge_collectives
 from tpmon.judge.hang_picture import Corner, Picture, choose_rounds, draw_picture, find_corner
@@ -16,6 +16,7 @@ from tpmon.judge.phases import main_stacks
 from tpmon.model.collectives import Collectives
 from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.stacks import StackSlice

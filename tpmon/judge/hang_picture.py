@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.judge.fold_looks import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.fold_scene import Scene, Seen, see_threads, set_scene
 from tpmon.judge.phase_stack import is_library, is_users
 from tpmon.model.dump import DeadChild, DumpError, DumpRound, ThreadLook
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame

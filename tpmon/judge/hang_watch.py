@@ -6,8 +6,6 @@ itself, or what the log and the job's connections tell of the time before, where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_blame import find_blame
 from tpmon.judge.hang_calls import CAUSES, show_calls
@@ -25,6 +23,7 @@ from tpmon.judge.unmoved import are_ranks_unmoved, is_unmoved, say_unmoved, watc
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.dump_words import name_process, say_wait
 from tpmon.model.frame import Frame, TargetState
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind
 
@@ -58,9 +57,9 @@ ANSWER_S = 25.0
 
 LAST_STEP = "last step by the hook"
 LAST_WRITE = "last log write"
-_SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK}
 LAST_DATA = "last data on its connections"
 LAST_FILE = "last write of an open file"
+_SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK, LAST_DATA: "connections", LAST_FILE: "files"}
 
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 
@@ -220,7 +219,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
     process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     sources = {"stacks", "schedstat", *blame.sources}
     if quiet.sign:
-        sources.add(_SIGNS.get(quiet.sign, "connections"))
+        sources.add(_SIGNS[quiet.sign])
     return Suspicion(
         kind=Kind.HUNG,
         cause=blame.cause,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.judge import (
     notes_cards,
@@ -31,6 +31,7 @@ from tpmon.judge.unmoved import hold_back
 from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import RankRow
 from tpmon.model.verdict import BEFORE_THE_END, END_CAUSES, IN_WORDS, Evidence, Finding, Kind, pick_code
@@ -93,7 +94,10 @@ def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
 
 
 def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[str, ...]:
-    """Name what else was seen, so that the second cause is no surprise when the first is gone."""
+    """Name what else was seen, so that the second cause is no surprise when the first is gone.
+
+    Beside no verdict there is no "also": what is suspected then may become the verdict.
+    """
     keys = [key_of(one) for one in suspicions]
     explained = find_explained([*keys, stated] if stated is not None else keys)
     others = [
@@ -101,7 +105,8 @@ def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[s
         for one, key in zip(suspicions, keys, strict=True)
         if key != stated and key not in explained and one.weight >= OTHER_WEIGHT and not _is_calm(one)
     ]
-    return tuple(f"also {join_cause(*key_of(one))}: {one.summary}" for one in others[:2])
+    word = "also" if stated is not None else "may be"
+    return tuple(f"{word} {join_cause(*key_of(one))}: {one.summary}" for one in others[:2])
 
 
 def _is_calm(suspicion: Suspicion) -> bool:

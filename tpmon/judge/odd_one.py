@@ -8,12 +8,12 @@ the cause is then on another machine, in the network, or in something that all o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tpmon.judge.fold_scene import Camp, Scene, Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.model.dump import DumpError, Motion, OddOne
 from tpmon.model.dump_words import ONCE_HINT, name_process, name_rank, name_ranks, say_motion, say_wait
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.units import format_seconds
 

@@ -7,10 +7,9 @@ version lacks is never met there. What runs in C has no frame: ``.item()``, ``.c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phase_kinds import DataPart, Mark, Phase
+from tpmon.model.frozen import dataclass
 
 QUEUE = Mark(Phase.DATA_WAIT, DataPart.QUEUE)
 FETCH = Mark(Phase.DATA_WAIT, DataPart.FETCH)

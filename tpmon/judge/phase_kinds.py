@@ -6,10 +6,10 @@ Pure. The tables of frames are in ``phase_frames`` and ``phase_frameworks``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from tpmon.judge.advice_needs import Need
+from tpmon.model.frozen import dataclass
 
 
 class Phase(str, Enum):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import TypeVar
+
+from tpmon.model.frozen import dataclass
 
 Kind = TypeVar("Kind", bound=Hashable)
 

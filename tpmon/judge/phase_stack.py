@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 
@@ -17,6 +17,7 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.phase_frames import COLLATE, FETCH, PYTHON, TORCH, Rule
 from tpmon.judge.phase_frameworks import FRAMEWORKS, USER_NAMES
 from tpmon.judge.phase_kinds import GIVES_WAY, DataPart, Mark, Phase
+from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 

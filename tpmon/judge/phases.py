@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
@@ -16,6 +15,7 @@ from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
 from tpmon.judge.phase_stack import classify, read_stack
 from tpmon.judge.sights import find_sights
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 

@@ -7,7 +7,7 @@ thread sits in a synchronise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.judge.phase_shares import share_of
 from tpmon.judge.phases import Phase
@@ -15,6 +15,7 @@ from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import cards_of, judge_hollow
 from tpmon.judge.slack import rank_slack
 from tpmon.judge.stillness import fresh_phase, name_rank
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 

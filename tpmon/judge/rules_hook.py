@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.judge.hook_signs import HOOK, event_age_s, find_pace, last_stepped, list_hooks
 from tpmon.judge.hook_wait import exact_wait
@@ -16,6 +16,7 @@ from tpmon.judge.rules_healthy import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.stillness import name_rank
 from tpmon.judge.suspicion import Answer, Rule, Suspicion, reading
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.pace import StepPace
 from tpmon.model.pace_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
@@ -256,7 +257,9 @@ def _suspect_first_steps(scene: Scene) -> Suspicion | None:
     fewest = min(one.counts.steps for one in hooks)
     if fewest >= FIRST_STEPS or any(one.counts.eval_steps for one in hooks):
         return None
-    count = "1 step" if fewest == 1 else f"{fewest} steps"
+    if any(one.counts.steps == 0 and not is_known(one.phase) for one in hooks):
+        return None  # no loop was seen yet, and it may never come to one
+    count = ("no step yet", "1 step", f"{fewest} steps")[min(fewest, 2)]
     return Suspicion(
         kind=Kind.STARTING,
         cause="first-steps",

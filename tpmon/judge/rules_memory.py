@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import Scene
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct

@@ -7,7 +7,6 @@ what the thread waits for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 from tpmon.judge.advice_needs import Need
@@ -15,6 +14,7 @@ from tpmon.judge.scene import Scene, WorkerScene
 from tpmon.judge.starvation import WORKERS, Starved, find_starved, suspect_loader
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
 from tpmon.judge.worker_load import BLOCKED_WORKER, Load, mean_wait, name_load
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Evidence

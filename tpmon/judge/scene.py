@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from operator import attrgetter
@@ -22,6 +21,7 @@ from tpmon.judge.medians import NO_FRAMES, median_known, share_of
 from tpmon.judge.phases import RankPhases, Share
 from tpmon.judge.scene_gpu import CardScene, see_cards
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Applicable, Known, Missing, is_known

@@ -7,10 +7,10 @@ maximum. A single second of one card says little; a rule never looks at one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tpmon.judge.medians import median_known
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import (
@@ -17,6 +16,7 @@ from tpmon.judge.scene_gpu import (
     judge_hollow,
 )
 from tpmon.judge.suspicion import reading
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.verdict import Evidence
 

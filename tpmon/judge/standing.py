@@ -7,11 +7,12 @@ does not; a reading at the threshold, suspected half of the time, so drifts and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.verdict import Finding, Kind
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Union
 
 from tpmon.judge.advice_needs import Need
@@ -22,6 +21,7 @@ from tpmon.judge.rules_cards import find_unseen_cards
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, demand_of
 from tpmon.judge.scene_gpu import cards_of, mean_busy_pct
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure, reading
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct

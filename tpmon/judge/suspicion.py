@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Union
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import Scene
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.verdict import Evidence, Kind
 

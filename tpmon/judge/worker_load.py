@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from tpmon.judge.once import Once
@@ -12,6 +11,7 @@ from tpmon.judge.phase_stack import classify
 from tpmon.judge.phases import main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 
 BUSY_WORKER = 0.5

@@ -5,9 +5,9 @@ Times in ms, sizes in bytes; steps are counted from 0 at the hook's first event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing
 
 CAPTURE_SCHEMA = "tpmon.capture/1"

@@ -6,10 +6,10 @@ number. ``RankRecord`` is what one rank recorded, ``Collectives`` all records wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
 from tpmon.model.stacks import StackFrame
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable
 
 DOCTOR_SCHEMA = "tpmon.doctor/1"

@@ -6,11 +6,11 @@ several hosts, and the JSON that ``tpmon dump --json`` prints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
 from tpmon.model.collectives import Collectives
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame

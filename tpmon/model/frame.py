@@ -6,12 +6,12 @@ immutable, so the screen, the text reports, replay and every test read the same 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
 from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import DumpRound
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import Driver, GpuSample
 from tpmon.model.host import (
     CpuSample,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known
 
 

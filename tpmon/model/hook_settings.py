@@ -6,8 +6,7 @@ does not tell, or what the job does not use, is missing with the reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 
 

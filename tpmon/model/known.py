@@ -7,9 +7,10 @@ its reason, never 0 and never None. Knows nothing of where values come from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar, Union
+
+from tpmon.model.frozen import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -7,8 +7,9 @@ those of docs/json.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.hook_settings import NO_DEVICE, NO_SETTINGS, DeviceTimes, TrainSettings
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
 from tpmon.model.steps import HookPatch, HookState, LoopPhase, NamedTime, StepCounts, StepRule

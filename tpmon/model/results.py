@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from tpmon.model.dump import Dump, DumpState, ShownFrame, StackGroup
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
 from tpmon.model.sample import HotSample, SampleState
 from tpmon.model.window import Pulse

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
 from tpmon.model.dump import DumpError
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount, StackFrame

@@ -6,9 +6,9 @@ Totals count from the hook's first event on. ``ns`` are of CLOCK_MONOTONIC.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.hook_settings import NO_DEVICE, NO_SETTINGS, DeviceTimes, TrainSettings
 from tpmon.model.known import Applicable, Known
 from tpmon.model.process import Identity

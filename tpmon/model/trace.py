@@ -5,8 +5,7 @@ Durations are microseconds, those with ``ms`` milliseconds. Shares are percent o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
 from tpmon.model.verdict import Kind
 

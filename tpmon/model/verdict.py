@@ -6,11 +6,11 @@ A kind says what holds the run; a cause says why. Exit codes are those of ``--ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Outcome
 

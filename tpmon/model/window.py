@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.known import Known, Missing, is_known
 

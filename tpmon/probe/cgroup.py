@@ -12,9 +12,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.cgroup_budget import HIDDEN_ABOVE, CpuBudget, read_cpu_budget
 from tpmon.probe.cgroup_layout import HOST, NO_GROUP, NO_LIMIT, Limit, find_layout

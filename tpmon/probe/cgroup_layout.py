@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.probe.cgroup_budget import HIDDEN_ABOVE, read_quotas
 from tpmon.probe.cgroup_tree import NOT_MOUNTED, V2, Group, JobGroups

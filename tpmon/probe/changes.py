@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Union
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.probe.ending import UNSEEN, describe_end

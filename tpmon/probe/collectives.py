@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -25,6 +24,7 @@ from tpmon.model.collectives import (
     RecordSource,
     SourceNote,
 )
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.units import clean_text

@@ -11,9 +11,10 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.model.collectives import GroupRecord, RankRecord
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.probe.flight_recorder import Origin, parse_json
 from tpmon.probe.listeners import Listener, read_listeners

@@ -13,10 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from tpmon.model.dump import DeadChild, DumpRound, ErrorKind, ProcessLook
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from tpmon.model.dump import FrameLocals, Local
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import clean_text

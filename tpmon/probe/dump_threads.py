@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.model.dump import ThreadLook, WaitTarget
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame

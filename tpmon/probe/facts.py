@@ -10,9 +10,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.probe.background import read_within
 from tpmon.probe.procread import (

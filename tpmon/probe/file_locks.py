@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.probe.procread import PROC, read_file
 

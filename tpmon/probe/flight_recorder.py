@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from tpmon.model.collectives import CallState, CollectiveCall, GroupRecord, RankRecord, RecordSource
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text

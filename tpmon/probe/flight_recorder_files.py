@@ -11,9 +11,9 @@ import re
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
+from tpmon.model.frozen import dataclass
 from tpmon.probe.procread import PROC, read_file
 
 PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import Driver, GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import clean_text

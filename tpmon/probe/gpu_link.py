@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 
 BACKOFF_S = (1.0, 5.0, 30.0)

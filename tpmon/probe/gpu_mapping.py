@@ -12,8 +12,9 @@ import re
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuProcess, GpuSample
 from tpmon.model.known import Known, Missing, is_known
 

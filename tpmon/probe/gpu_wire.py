@@ -6,9 +6,8 @@ line costs a second of a rate and nothing else; slower tiers come when they were
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tpmon.model.codec import CodecError, decode, encode
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.frozen import dataclass
 from tpmon.model.host import ShmSample
 from tpmon.model.known import Known, Missing
 from tpmon.probe.procfs import ProcFile

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.probe.network import same_network_namespace
 from tpmon.probe.procread import PROC

@@ -9,9 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tpmon.model.doctor import say_refusal
+from tpmon.model.frozen import dataclass
 from tpmon.model.host import LoaderSample, WorkerQueue
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.probe.background import Background

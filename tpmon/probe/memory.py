@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
 from tpmon.probe.background import Background

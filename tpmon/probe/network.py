@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
 from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.frozen import dataclass
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import clean_text

@@ -16,9 +16,9 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from tpmon.model.dump import OtherEnd
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.units import clean_text
 from tpmon.probe.procread import PROC, list_pids, read_file

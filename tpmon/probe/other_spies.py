@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.probe.procread import PROC, list_pids, parse_cmdline, read_file, read_stat
 
 _NAME = "py-spy"

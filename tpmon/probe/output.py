@@ -12,10 +12,10 @@ import re
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text

@@ -9,11 +9,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
 from tpmon.model.doctor import DOCTOR_SCHEMA, Access, Check, Checkup, JobCheckup
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role
 from tpmon.probe.job import Job, Member, user_name

@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from tpmon.model.codec import CodecError
 from tpmon.model.doctor import Access, Check
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known
 from tpmon.probe.gpu_calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu_link import ChildLink, Listener, child_command

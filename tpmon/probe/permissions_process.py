@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tpmon.model.doctor import Access, Check
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.dump import Dumper
 from tpmon.probe.job import Member

@@ -7,9 +7,9 @@ here. Whether a certain process may be read is tried in ``permissions_process``.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from tpmon.model.doctor import Access, Check
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.procread import PROC, read_file

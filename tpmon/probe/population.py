@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity, ThreadKind
 from tpmon.probe.job import Member, now_ticks
 from tpmon.probe.processes import ProcessProbe, ProcessReading

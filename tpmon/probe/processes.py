@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from tpmon.model.doctor import say_refusal
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import clean_text

@@ -11,9 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from dataclasses import dataclass
 
 from tpmon.errors import UsageError
+from tpmon.model.frozen import dataclass
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
 

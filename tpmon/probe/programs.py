@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
 from tpmon.probe.procread import is_python_name
 

@@ -15,10 +15,10 @@ import re
 import struct
 import termios
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from tpmon.model.doctor import say_refusal
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 
 MAX_DESCRIPTORS_READ = 4096

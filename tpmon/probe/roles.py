@@ -7,8 +7,9 @@ the threads of a process group (gloo, NCCL) and by birth order; ``Part.source`` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe.facts import Facts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from tpmon.model.dump import ErrorKind
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.sample import Counted, SampledProcess
 from tpmon.model.stacks import StackCount, StackFrame

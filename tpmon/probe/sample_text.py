@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from tpmon.model.frozen import dataclass
 
 _SUMMARY = re.compile(rb"Samples: (\d{1,12}) Errors: (\d{1,12})")
 _BEHIND = re.compile(rb"(\d{1,9}(?:\.\d{1,9})?)s behind in sampling")

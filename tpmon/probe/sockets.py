@@ -11,9 +11,9 @@ import os
 import socket
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.frozen import dataclass
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.network import LOOPBACK, same_network_namespace

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tpmon.model.dump import DumpError, ErrorKind
+from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
 from tpmon.probe.deleted_python import explain_deleted
 from tpmon.probe.job import Member

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.probe.procfs import parse_stat
 

@@ -9,9 +9,10 @@ dear to look at (thousands of mappings) is looked at less.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Identity, ProcessSample, Role
 

@@ -7,9 +7,9 @@ where Yama or a container takes that away, and a process that did not protect it
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from tpmon.model.doctor import SAYS_MORE
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import clean_text
 from tpmon.probe.memory_trial import try_memory

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 from typing import TypeVar
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import clean_text
 

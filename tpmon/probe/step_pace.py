@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
 from tpmon.model.pace import HookSample, StepPace, join_paces
 from tpmon.model.process import Identity, ProcessSample, RankRow, Role

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.probe.facts import Facts
 from tpmon.probe.places import parse_place

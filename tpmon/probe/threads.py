@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.probe.procfs import NO_DESCRIPTOR, ProcFile, SchedStat, parse_schedstat

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
 from tpmon.probe.procread import PROC, read_file

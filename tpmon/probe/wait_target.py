@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 
 from tpmon.model.dump import OtherEnd, WaitKind, WaitTarget
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.units import clean_text
 from tpmon.probe.file_locks import LOCK_CALLS, find_lock_holders

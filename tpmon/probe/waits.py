@@ -6,8 +6,7 @@ matched. System call numbers are those of x86-64 and arm64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tpmon.model.dump import Dump, StackGroup
 from tpmon.model.dump_words import name_processes
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import date
 
 from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import EventKind, Frame, TargetState
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict_words import is_undecided, name_verdict
@@ -214,7 +214,8 @@ class PlainReport:
         for gist, (note, seen_ns) in list(self._notes.items()):
             if frame.taken_ns - seen_ns >= HOLD_S * 1e9:
                 del self._notes[gist]
-                if not note.startswith(f"also {self._verdict}:"):  # it has become the verdict
+                # It has become the verdict, which was said.
+                if not note.startswith((f"also {self._verdict}:", f"may be {self._verdict}:")):
                     yield f"{clock} no longer: {note}"
 
     def _say_figures(self, frame: Frame) -> Iterable[str]:

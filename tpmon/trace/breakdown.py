@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.trace import Breakdown
 from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_loader, is_step
 from tpmon.trace.read import Trace

@@ -7,10 +7,10 @@ other calls, operators, other. Parts are differences of growing unions, so they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.trace import DeviceGaps, HostTime, LargeGap
 from tpmon.trace.breakdown import Activity, loader_rows

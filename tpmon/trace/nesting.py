@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from tpmon.model.frozen import dataclass
 from tpmon.trace.columns import Ints, Small
 
 SLACK_NS = 1000

@@ -6,12 +6,12 @@ Whole nanoseconds, so that parts add up exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tpmon.model.frozen import dataclass
 from tpmon.trace.columns import Ints
 
 

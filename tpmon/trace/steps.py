@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
+from tpmon.model.frozen import dataclass
 from tpmon.trace.classes import flag, is_step
 from tpmon.trace.columns import Ints
 from tpmon.trace.read import Trace

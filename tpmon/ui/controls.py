@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
 from tpmon.model.capture import CaptureRequest
 from tpmon.model.dump import DumpRequest
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable
 from tpmon.model.results import DumpUpdate, SampleUpdate
 from tpmon.model.sample import SampleRequest

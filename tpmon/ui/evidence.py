@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict import Evidence

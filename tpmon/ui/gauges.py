@@ -6,10 +6,10 @@ A gauge is data: ``paint_cpu`` draws it. Knows nothing of widths.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.host import LoaderSample
 from tpmon.model.known import Known, Missing, NotApplicable, is_known, known_or
 from tpmon.model.units import format_bytes, format_pct, format_rate

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
+from tpmon.model.frozen import dataclass
 from tpmon.ui.actions import Move
 from tpmon.ui.controls import Asked
 from tpmon.ui.situations import Situation

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 from tpmon.model.facts import NO_RANK_LEFT, WAITING_FROM
 from tpmon.model.frame import Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.pace_words import format_ms

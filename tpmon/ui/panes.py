@@ -7,10 +7,13 @@ panes keep their places from one second to the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
+from tpmon.model.facts import JOIN
 from tpmon.model.frame import TargetState
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
+from tpmon.model.pace_words import say_steps_fact
 from tpmon.model.verdict import Finding, pick_code
 from tpmon.ui.cells import cut, fit_line, wrap, wrap_words
 from tpmon.ui.ink import DOT, to_ascii
@@ -179,13 +182,24 @@ def _paint_top(view: ViewState, size: Size) -> list[Line]:
     top = [paint_header(view, size.width)]
     if view.overlay in (Overlay.HELP, Overlay.VERDICT):
         return top
-    top += _paint_judged(view, size)
     frame = view.frame
-    if size.height >= LOW_HEIGHT and view.overlay is Overlay.NONE and not is_known(view.zoom):
+    shows_steps = size.height >= LOW_HEIGHT and view.overlay is Overlay.NONE and not is_known(view.zoom)
+    top += _paint_judged(_without_steps(view) if shows_steps else view, size)
+    if shows_steps:
         top += paint_steps(view, size.width, _STEP_LINES)
     if is_known(frame) and not (is_known(frame.verdict) and size.height < LOW_HEIGHT):
         top += paint_notes(frame, size.width, 1 if size.height < 30 else 4)
     return top if view.overlay is Overlay.STACKS else [*top, *paint_hint(view, size.width)]
+
+
+def _without_steps(view: ViewState) -> ViewState:
+    """Leave out of the facts what the lines of the steps below say again."""
+    frame = view.frame
+    if not is_known(frame) or not is_known(frame.steps):
+        return view
+    said = say_steps_fact(frame.steps)
+    facts = JOIN.join(fact for fact in frame.facts.split(JOIN) if fact not in said)
+    return replace(view, frame=replace(frame, facts=facts))
 
 
 def _paint_judged(view: ViewState, size: Size) -> list[Line]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.ui.actions import INTERVALS_S, PANES_WITH_ROWS
 from tpmon.ui.ask_dump import has_ended, list_stoppable

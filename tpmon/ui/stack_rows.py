@@ -6,9 +6,10 @@ A row is named by the mark of its group, so that the cursor stays where it is wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpmon.model.dump import Asker, Dump, DumpState, ShownFrame, StackGroup
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results import GroupStack, TreeLine

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar, Union
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.ui.cells import cut, fit_line, line_width, pad, pad_left, width_of, wrap_words
 from tpmon.ui.ink import FOCUS_RULE, RULE

@@ -6,10 +6,10 @@ Knows nothing of textual.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from tpmon.model.frame import Event, Frame
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results import DumpUpdate, SampleUpdate
 from tpmon.model.sample import SampleRequest
