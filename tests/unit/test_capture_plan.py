@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tpmon import config
 from tpmon.capture.bus import NoHookError, open_bus
-from tpmon.capture.files import parse_conditions
+from tpmon.capture.files import Place, clear_parts, pack, parse_conditions
 from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.outcome import judge_end
 from tpmon.capture.plan import (
@@ -25,13 +28,16 @@ from tpmon.capture.plan import (
     say_price,
     size_window,
 )
-from tpmon.capture_command import parse_asked, write_restart
+from tpmon.capture_command import is_armed, parse_asked, write_restart
 from tpmon.errors import UsageError
 from tpmon.hook import wire, wire_capture
+from tpmon.hook.conditions import read_conditions
 from tpmon.hook.headroom import read_memory_left
+from tpmon.hook_file import write_export
 from tpmon.model.capture import CaptureAsked, CapturedFile, CaptureKind, CaptureState, RankCapture
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
+from tpmon.run import BOOT
 
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
 RANK = RankCapture(1, 0, CaptureState.VERIFIED, "", 100, 5, 20.0, 10.0, 12.0, 10.0)
@@ -131,7 +137,8 @@ def test_conditions_are_read_from_either_end_and_believed_by_type_alone() -> Non
         assert (told.model, told.training) == ("Net", True)
         assert told.parameters == Missing("the trace does not say it")
         assert told.batch_size == Missing("why")
-    assert parse_conditions(b'{"tpmon": [1', b"") == Missing("the trace does not say it")
+    for broken in (b'{"tpmon": [1', b'{"tpmon": ' + b"[" * 60_000):
+        assert parse_conditions(broken, b"") == Missing("the trace does not say it")
 
 
 def test_a_set_is_partial_where_a_rank_or_a_step_is_not_there() -> None:
@@ -170,6 +177,71 @@ def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None
         == "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'"
     )
     assert write_restart(13, str(tmp_path)) == "tpmon run -- COMMAND"
+
+
+def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path) -> None:
+    write_export(str(tmp_path / "hook.zip"))
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "root").symlink_to("/")
+    for path, armed in (
+        (f"/mine:{BOOT}", True),
+        (f"{tmp_path}/hook.zip", True),
+        (str(tmp_path), False),
+        ("/nowhere/other.zip", False),
+    ):
+        (tmp_path / "12" / "environ").write_bytes(b"A=1\0PYTHONPATH=" + os.fsencode(path) + b"\0")
+        assert is_armed(12, str(tmp_path)) == armed
+    assert not is_armed(13, str(tmp_path))
+
+
+def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_path) -> None:
+    names = [
+        "host-12-rank0-step5.json.part",
+        "host-12-rank1-step5.json.part",
+        "host-123-rank0-step5.json.part",
+        "host-12-rank0-step1.json",
+    ]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    place = Place(str(tmp_path), str(tmp_path))
+    assert clear_parts(place, "host-12", 0) == [names[0]]
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
+    earlier = tmp_path / f"{names[3]}.gz"
+    earlier.write_text("earlier")
+    assert pack(str(tmp_path / names[3])) == str(tmp_path / names[3])
+    assert earlier.read_text() == "earlier"
+
+
+def test_looking_for_the_model_keeps_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        """A module of one part."""
+
+        training = True
+
+        def __init__(self) -> None:
+            self._modules: dict[str, object] = {}
+
+        def modules(self) -> list[Module]:
+            return [self]
+
+        def parameters(self) -> list[object]:
+            return []
+
+    class Batch:
+        """What a loop replaces with each step."""
+
+    def loop() -> None:
+        net, batch = Module(), Batch()
+        gone = weakref.ref(batch)
+        assert read_conditions(sys._getframe(), 0, 0)["model"] == "Module"
+        del batch
+        assert gone() is None
+        assert net.training
+
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(Module=Module), __version__="2")
+    )
+    loop()
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,14 @@ def gather(
     notes: list[str] = []
     conditions: Known[Conditions] = Missing("no trace was written")
     for rank, place in zip(ranks, places, strict=True):
+        number = rank.rank if is_known(rank.rank) else -1
+        if rank.state is CaptureState.GONE:
+            left = clear_parts(place, name, number)
+            notes += [f"removed {removed}, which was not whole" for removed in left]
         if rank.state is not CaptureState.VERIFIED:
-            notes += [f"removed {removed}, which was not whole" for removed in clear_parts(place, name)]
-            continue
+            continue  # a hook that lives removes its own, and another capture may be under way
         if asked.kind is CaptureKind.NSYS_RANGE or not is_known(rank.first_step):
             continue
-        number = rank.rank if is_known(rank.rank) else -1
         try:
             if asked.kind is CaptureKind.SNAPSHOT:
                 files.append(look_at_snapshot(place, name, number, rank.first_step))

@@ -44,7 +44,6 @@ class Capture:
         "_broken",
         "_busy",
         "_evals",
-        "_exits_watched",
         "_file",
         "_heard",
         "_reason",
@@ -67,7 +66,6 @@ class Capture:
         self.guard = Guard(self._yield)
         self._sizes = Sizes()
         self._broken = ""
-        self._exits_watched = False
         self._words = [0] * wire_capture.CAPTURE_WORDS
         self._request: Request | None = None
         self._recorder: Recorder | Snapshot | Range | None = None
@@ -112,6 +110,10 @@ class Capture:
         self.guard.ours = None
         self._forget()
 
+    def at_exit(self) -> None:
+        """End what is under way with the program."""
+        self._drop_out(wire_capture.STATE_CANCELLED, "the program ended")
+
     def take_back(self) -> None:
         """End what is under way, and put back what was wrapped."""
         self._drop_out(wire_capture.STATE_CANCELLED, "the hook was taken out")
@@ -140,12 +142,15 @@ class Capture:
             steps.reply(number, wire_capture.ANSWER_UNKNOWN)
         else:
             self._request = request
+            self._yields = False
             self._heard = number
             self._begin_words(request)
             self._set(wire_capture.STATE_REGISTERED)
             steps.reply(number, wire_capture.ANSWER_TAKEN)
             steps.answered = WATCHED
+            looked = monotonic_ns()
             refusal = self._refuse(request)
+            self._words[wire_capture.CAP_PAUSED_NS] = monotonic_ns() - looked
             if refusal:
                 self._end(wire_capture.STATE_REFUSED, refusal)
             else:
@@ -266,7 +271,6 @@ class Capture:
             if not self._ring_after(seconds):
                 self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
                 return
-        self._watch_exit()
         metadata = describe_run(sys._getframe(), self._steps.batch_size, self._steps.rule, position)  # noqa: SLF001
         if kind == wire_capture.KIND_SNAPSHOT:
             self._recorder = Snapshot(request.words[wire_capture.ASK_ENTRIES])
@@ -328,28 +332,23 @@ class Capture:
         if get_ident() != self._thread:
             self._yields = True
             until = monotonic_ns() + _LONGEST_WAIT_NS
-            while self._recorder is not None and monotonic_ns() < until:
+            while self.guard.ours is not None and monotonic_ns() < until:
                 sleep(0.001)
-            if self._recorder is None:
+            if self.guard.ours is None:
                 return
             self._broken = "a profiler that the program began in another thread had to end a recording"
         self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
-
-    def _watch_exit(self) -> None:
-        if not self._exits_watched:
-            import atexit  # noqa: PLC0415
-
-            self._exits_watched = True
-            atexit.register(self._drop_out, wire_capture.STATE_CANCELLED, "the program ended")
 
     # The ends of a request.
 
     def _drop_out(self, state: int, reason: str) -> None:
         """End a request that may be recording, without a file."""
         recorder, self._recorder = self._recorder, None
-        self.guard.ours = None
         if recorder is not None:
-            recorder.stop()
+            try:
+                recorder.stop()
+            finally:
+                self.guard.ours = None  # not before: a thread that waits for it begins its own then
             recorder.drop()
             if self._file is not None:
                 self._file.remove()
@@ -361,11 +360,12 @@ class Capture:
         if ours:
             self._broken = describe(error)
         reason = self._broken if ours else f"interrupted by {type(error).__name__}"
+        recorder = self._recorder
         try:
             self._drop_out(wire_capture.STATE_FAILED, reason)
         except Exception as second:
             self._broken = f"{reason}; then {second}"
-            _KEPT.append(self._recorder)
+            _KEPT.append(recorder)
             self._forget()
             self._steps.answered = self._steps.requests[0]
 

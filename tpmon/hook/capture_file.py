@@ -92,9 +92,9 @@ class CaptureFile:
         request = self._request
         name = wire_capture.file_name(request.name, rank, first, recorder.ending)
         path = os.path.join(request.folder, name)
-        self._part = path + PART
+        _try_writing(path + PART)
+        self._part = path + PART  # from here on it is ours to remove
         try:
-            _try_writing(self._part)
             recorder.save(self._part)
             os.chmod(self._part, 0o600)
             size = os.stat(self._part).st_size

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _MOST_FRAMES = 64
 _MOST_MODULES = 100_000
+_OPTIMIZED = 1
+"""Of a code's flags: a function, whose variables do not live in a dictionary."""
 
 
 def describe_run(frame: FrameType | None, batch_size: int, rule: int, first_step: int) -> dict[str, str]:
@@ -78,8 +80,23 @@ def _find_model(torch: Any, frame: FrameType | None) -> Any:
                     break
             if size > most:
                 most, found = size, one
+        names = []
+        _forget_variables(frame)
         frame = frame.f_back
     return found
+
+
+def _forget_variables(frame: FrameType) -> None:
+    """Empty the copy of a function's variables that reading them left with its frame before Python 3.13.
+
+    It would keep a batch and what was computed of it in memory until the loop ends. Left alone where
+    the program called ``locals()`` and holds that copy, and where a debugger may write it back.
+    """
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & _OPTIMIZED or sys.gettrace() is not None:
+        return
+    copy = frame.f_locals
+    if sys.getrefcount(copy) <= 3:  # the frame's, ours, and that of the call
+        copy.clear()
 
 
 def _read_settings(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa: ARG001

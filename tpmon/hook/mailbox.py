@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _RING_AGAIN_S = 0.1
+_LOOK_AGAIN_S = 0.5
 
 
 class Mailbox:
@@ -73,10 +74,20 @@ class Mailbox:
     def _load(self) -> Capture:
         capture = self.capture
         if capture is None:
+            import atexit  # noqa: PLC0415
+
             from tpmon.hook.capture import Capture  # noqa: PLC0415 only who captures pays for it
 
             capture = self.capture = Capture(self.steps, self._ring_after)
+            atexit.register(self._at_exit)
         return capture
+
+    def _at_exit(self) -> None:
+        try:
+            if self.capture is not None:
+                self.capture.at_exit()
+        except Exception:
+            pass  # Python would print it, and there is nothing left to turn off
 
     def _ring_after(self, seconds: float) -> bool:
         """Have this thread woken after so long, by a thread that ends with it; False where it cannot be."""
@@ -95,12 +106,18 @@ class Mailbox:
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
-        time.sleep(seconds)
+        until = time.monotonic() + seconds
         main = threading.main_thread().ident
         # Again until it is heard: the first may come while the recording only begins.
         while self._handling and main is not None and self.capture is not None and self.capture.is_asked:
-            signal.pthread_kill(main, signal.SIGURG)
-            time.sleep(_RING_AGAIN_S)
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                try:
+                    signal.pthread_kill(main, signal.SIGURG)
+                except OSError:
+                    return  # that thread is gone, and a thread's error would be printed
+            # In parts, so that the thread ends soon after a request that was cancelled.
+            time.sleep(min(left_s, _LOOK_AGAIN_S) if left_s > 0 else _RING_AGAIN_S)
 
     def _give_back(self) -> None:
         if not self._handling:
