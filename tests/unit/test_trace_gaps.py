@@ -157,3 +157,27 @@ def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path: Path) -> Non
     assert all(text.startswith("if ") for text in advice)
     workers = TraceBuilder().step(1, 0, 1000).loader(0, 800, single=False).op("aten::mm", 800, 200)
     assert analyse(workers, tmp_path).verdict.advice == ()
+
+
+def rank_trace(tmp_path: Path, name: str, rank: int, world: int, comm_us: float) -> str:
+    trace = TraceBuilder().step(1, 0, 9000)
+    trace.kernel(100, comm_us, launch=50, name="ncclDevKernel_AllReduce_Sum_f32(x)")
+    about = {"rank": rank, "world_size": world, "backend": "nccl"}
+    return trace.write(tmp_path / name, {"distributedInfo": about})
+
+
+def test_two_windows_of_one_rank_are_not_matched_as_two_ranks(tmp_path: Path) -> None:
+    paths = [rank_trace(tmp_path, f"{at}.json", at % 2, 2, 400 + 4000 * at) for at in range(4)]
+    two = analyze(paths[:2]).ranks
+    assert two is not NOT_APPLICABLE
+    assert (two.straggler, two.matched) == (0, 1)
+    every = analyze(paths).ranks
+    assert every is not NOT_APPLICABLE
+    assert (every.straggler, every.matched) == (NOT_APPLICABLE, 0)
+    assert every.summary == "4 traces, several traces of one rank: they are of different times"
+
+
+def test_an_absurd_size_of_the_job_names_no_missing_ranks(tmp_path: Path) -> None:
+    table = analyze([rank_trace(tmp_path, f"{at}.json", at, 10**12, 400) for at in range(2)]).ranks
+    assert table is not NOT_APPLICABLE
+    assert table.missing == ()

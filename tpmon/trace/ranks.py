@@ -23,6 +23,9 @@ SPREAD = 1.2
 LEAST_SPREAD_MS = 1.0
 _ALONE = Missing("one rank alone does not tell waiting from moving data")
 _UNMATCHED = Missing("no collective is in the traces of all ranks")
+_TWICE = Missing("several traces of one rank: they are of different times")
+_MOST_RANKS = 1_000_000
+"""A trace that says more says nothing: no job is that large."""
 
 Key = tuple[str, str, int]
 """Group, collective, and which one of them: by its sequence number, else by order."""
@@ -87,19 +90,26 @@ def _collectives(trace: Trace, on_device: bool) -> dict[Key, tuple[int, int]]:
 def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     """Lay ranks side by side. A rank given twice, or without a number, keeps its row.
 
+    Where a rank is given twice nothing is matched: its traces are of different times.
     What a collective takes on the rank where it is shortest moves data; what it takes longer elsewhere
     is waiting for that rank. Ranges that overlap on a rank count once.
     """
-    sizes = [part.world_size for part in parts if is_known(part.world_size)]
+    sizes = [
+        part.world_size for part in parts if is_known(part.world_size) and part.world_size <= _MOST_RANKS
+    ]
     world: Known[int] = max(sizes) if sizes else Missing("no trace says the size of the job")
-    have = {part.row.rank for part in parts if is_known(part.row.rank)}
+    told = [part.row.rank for part in parts if is_known(part.row.rank)]
+    have = set(told)
+    is_twice = len(have) < len(told)
     missing = tuple(rank for rank in range(world) if rank not in have) if is_known(world) and have else ()
-    shared = sorted(set.intersection(*(set(part.collectives) for part in parts)))
+    shared = [] if is_twice else sorted(set.intersection(*(set(part.collectives) for part in parts)))
     every = set().union(*(part.collectives for part in parts))
-    rows = sorted((_split_waits(part, shared, parts) for part in parts), key=_order)
+    why = _TWICE if is_twice else _UNMATCHED
+    rows = sorted((_split_waits(part, shared, parts, why) for part in parts), key=_order)
     straggler: Applicable[int] = NOT_APPLICABLE
     spread: Applicable[float] = NOT_APPLICABLE
-    summary = f"{len(parts)} ranks, {len(shared)} of {len(every)} collectives matched"
+    summary = f"{_say_traces(len(parts), len(told), len(have))}, "
+    summary += why.reason if is_twice else f"{len(shared)} of {len(every)} collectives matched"
     waits = [(row.wait_ms, row.rank) for row in rows if is_known(row.wait_ms)]
     if len(waits) > 1:
         least, rank = min(waits, key=lambda one: one[0])
@@ -112,10 +122,18 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     return RankTable(tuple(rows), world, missing, straggler, spread, len(shared), len(every), summary)
 
 
-def _split_waits(part: RankParts, shared: Sequence[Key], parts: Sequence[RankParts]) -> RankRow:
+def _say_traces(traces: int, told: int, ranks: int) -> str:
+    """Say how many ranks there are; of traces that tell no rank, or the same one, only how many."""
+    if told == traces == ranks:
+        return f"{traces} ranks"
+    untold = f", {traces - told} of them without a rank" if told < traces else ""
+    return f"{traces} traces{untold}"
+
+
+def _split_waits(part: RankParts, shared: Sequence[Key], parts: Sequence[RankParts], why: Missing) -> RankRow:
     """Split the collectives that every rank has into waiting and moving data."""
     if not shared:
-        return replace(part.row, wait_ms=_UNMATCHED, transfer_ms=_UNMATCHED)
+        return replace(part.row, wait_ms=why, transfer_ms=why)
     own = np.array([part.collectives[key] for key in shared], dtype=np.int64)
     least = np.array([min(one.collectives[key][1] for one in parts) for key in shared], dtype=np.int64)
     total = unite(own[:, 0], own[:, 1]).total
