@@ -103,7 +103,7 @@ class Wiring:
 
     def _tell_capture(self, line: str, ended: bool) -> None:
         self._captures = self._captures and not ended
-        self._results(Notice(line))
+        self._results(Notice(line, passing=not ended))
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""

@@ -571,7 +571,7 @@ async def _(s):
 @key("capture")
 async def _(s):
     await s.press("t")
-    assert "t again profiles 5 steps of a rank in the run" in s.text
+    assert "t again profiles 5 steps of one rank: its loop stands still" in s.text
     await s.press("b", "t")
     assert s.asked == [], "another key took the offer back"
     s.now_ns += int((OFFER_SECONDS + 1) * 1e9)
@@ -580,9 +580,15 @@ async def _(s):
     await s.press("t")
     (asked,) = s.asked
     assert asked.pid == min((row.rank, row.pid) for row in s.view.frame.ranks)[1]
+    await s.send_result(Notice("recording step 2 of 5", passing=True))
+    await s.until(lambda: "recording step 2 of 5" in s.text)
     await s.send_result(Notice("capture done: 5 steps of 12.00 ms, /tmp/x"))
     await s.until(lambda: "capture done: 5 steps" in s.text)
+    s.now_ns += int((MESSAGE_SECONDS + 1) * 1e9)
+    await s.send(JOB)
+    assert "capture done: 5 steps" in s.text, "who looked away still finds the file"
     await s.press("q")
+    assert s.app.text_left == "capture done: 5 steps of 12.00 ms, /tmp/x"
 
 
 @key("looks")

@@ -169,16 +169,24 @@ def test_notes_that_do_not_fit_are_counted():
 
 def test_the_footer_shows_keys_by_priority_and_the_message_beside_them():
     view = make_view()
-    assert text_of(paint_footer(view, KEYS, 60)).rstrip() == " q quit  ? help  s sort"
-    assert text_of(paint_footer(view, KEYS, 18)).rstrip() == " q quit  ? help"
-    line = text_of(paint_footer(replace(view, message="copied"), KEYS, 40))
+    assert text_of(paint_footer(view, KEYS, 60)[0]).rstrip() == " q quit  ? help  s sort"
+    assert text_of(paint_footer(view, KEYS, 18)[0]).rstrip() == " q quit  ? help"
+    line = text_of(paint_footer(replace(view, message="copied"), KEYS, 40)[0])
     assert line.startswith(" q quit")
     assert line.endswith("copied")
 
 
+def test_an_answer_that_is_longer_than_a_line_is_not_cut():
+    said = "capture done: 5 steps, /runs/" + "deep/" * 20 + "step7.json.gz"
+    for width in (30, 40, 80):
+        lines = [text_of(line) for line in paint_footer(make_view(message=said), KEYS, width)]
+        assert "".join("".join(lines).split()) == "".join(said.split())
+        assert max(map(len, lines)) <= width
+
+
 def test_the_footer_shows_the_filter_while_it_is_typed():
     view = make_view(overlay=Overlay.FILTER, filter_text="rank 1")
-    assert text_of(paint_footer(view, KEYS, 60)).startswith(" /rank 1_  q quit")
+    assert text_of(paint_footer(view, KEYS, 60)[0]).startswith(" /rank 1_  q quit")
 
 
 def test_the_one_fact_is_the_worst():

@@ -51,6 +51,8 @@ STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
 REPAINT_SECONDS = 1.0
 MESSAGE_SECONDS = 6.0
+RESULT_SECONDS = 60.0
+"""What was asked for and came later, mostly a path: until a key is pressed, or so long."""
 _JOINED_SECONDS = 0.5
 """Resizes this close may have been joined."""
 _SETTLE_SECONDS = 0.05
@@ -93,7 +95,7 @@ class MonitorApp(App[None]):
         self._sample: SampleUpdate | None = None
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._rows: tuple[int, ...] = ()
-        self._message_ns = 0
+        self._message_until_ns = 0
         self._resized: tuple[object, int] = (None, 0)
         self.crash: Exception | None = None
         self.copied = ""
@@ -111,9 +113,10 @@ class MonitorApp(App[None]):
     def receive_result(self, result: Result) -> None:
         """Take what came of an order from any thread; never blocks and never raises."""
         if isinstance(result, Notice):
-            self.notices.append(result.text)
+            if not result.passing:
+                self.notices.append(result.text)
             with suppress(RuntimeError):  # the screen has ended; the line is printed
-                self.post_message(Told(result.text))
+                self.post_message(Told(result.text, RESULT_SECONDS))
         elif self._inbox.put_reading(result):
             self._tell_arrival()
 
@@ -149,7 +152,7 @@ class MonitorApp(App[None]):
     def _show(self, view: ViewState, next_seconds: float = REPAINT_SECONDS) -> None:
         """Bring ``view`` up to date and paint it; paint again in ``next_seconds`` at the latest."""
         now_ns = self._clock()
-        if view.message and now_ns - self._message_ns > MESSAGE_SECONDS * 1e9:
+        if view.message and now_ns > self._message_until_ns:
             view = replace(view, message="")
         if self._newest is not None and not is_known(view.paused_ns):
             newest = self._newest
@@ -257,7 +260,7 @@ class MonitorApp(App[None]):
         if view.interval_s != self.view.interval_s:
             self._controls.set_interval(view.interval_s)
             view = replace(view, message=f"reads every {view.interval_s:g} s")
-        self._message_ns = self._clock()
+        self._message_until_ns = self._clock() + int(MESSAGE_SECONDS * 1e9)
         self._show(view)
 
     def _carry_out(self, effect: Effect) -> None:
@@ -289,16 +292,16 @@ class MonitorApp(App[None]):
             self._driver.write(sequence)
 
         def tell(line: str) -> None:
-            self.post_message(Told(line))
+            self.post_message(Told(line, MESSAGE_SECONDS))
 
         clipboard.tell_tmux(what, text, sequence, tell)
 
     def on_told(self, message: Told) -> None:
         """Say what a thread has found."""
-        self._say(message.text)
+        self._say(message.text, message.seconds)
 
-    def _say(self, text: str) -> None:
-        self._message_ns = self._clock()
+    def _say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
+        self._message_until_ns = self._clock() + int(seconds * 1e9)
         self._show(replace(self.view, message=text))
 
     def _plan_edit(self) -> None:

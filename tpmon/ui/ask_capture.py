@@ -25,7 +25,7 @@ def ask_capture(view: ViewState, rows: Sequence[int]) -> Asked:
             view, capture_offered_ns=NOT_APPLICABLE, message="captures, says its progress here ..."
         )
         return asked, CaptureRequest(_choose_rank(view, rows))
-    offer = "t again profiles 5 steps of a rank in the run: one step first, to size it; its loop stands still"
+    offer = "t again profiles 5 steps of one rank: its loop stands still for a moment, longer the first time"
     return replace(view, capture_offered_ns=view.now_ns, message=offer), NOT_APPLICABLE
 
 

@@ -24,9 +24,13 @@ class Errand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Say in one line what became of an errand; it is printed again when the screen ends."""
+    """Say in one line what became of an errand; it is printed again when the screen ends.
+
+    What is ``passing`` tells how far the errand is, and is not printed again.
+    """
 
     text: str
+    passing: bool = False
 
 
 Order = Union[DumpRequest, SampleRequest, CaptureRequest, Errand]

@@ -11,10 +11,11 @@ from tpmon.ui.editor import EditorCall
 class Told(Message):
     """Say one line that a thread has found: where a copy or a bundle went."""
 
-    def __init__(self, text: str) -> None:
-        """Keep the line."""
+    def __init__(self, text: str, seconds: float) -> None:
+        """Keep the line, and how long it stands where no key is pressed."""
         super().__init__()
         self.text = text
+        self.seconds = seconds
 
 
 class Planned(Message):

@@ -8,7 +8,7 @@ from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.process import RankRow
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
-from tpmon.ui.cells import cut, fit_line, width_of, wrap, wrap_words
+from tpmon.ui.cells import cut, fit_line, width_of, wrap, wrap_all, wrap_words
 from tpmon.ui.ink import DOT
 from tpmon.ui.marks import age_of, is_old
 from tpmon.ui.table import Item, justify
@@ -190,11 +190,16 @@ def paint_notes(frame: Frame, width: int, most: int) -> list[Line]:
     return [fit_line(((text, Ink.WARN),), width) for text in texts]
 
 
-def paint_footer(view: ViewState, keys: Sequence[KeyHelp], width: int) -> Line:
-    """Paint the last line: the filter being typed, else the answer to the last key and the keys."""
+def paint_footer(view: ViewState, keys: Sequence[KeyHelp], width: int) -> list[Line]:
+    """Paint the last line: the filter being typed, else the answer to the last key and the keys.
+
+    An answer that is longer takes as many lines as it needs: it may end with a path, or with a price.
+    """
     typed = [Item(0, f"/{view.filter_text}_", Ink.STRONG)] if view.overlay is Overlay.FILTER else []
+    if not typed and width_of(view.message) > width - 2:
+        return [((f" {text}", Ink.STRONG),) for text in wrap_all(view.message, max(1, width - 2))]
     message = cut(view.message, width - 2)
     answer = [Item(0, message, Ink.STRONG)] if message else []
     offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)
     items = [Item(100 + n, f"{key.keys[0]} {key.footer}") for n, key in enumerate(offered)]
-    return justify([*typed, *items], answer, width, gap=3 if width >= 100 else 2)
+    return [justify([*typed, *items], answer, width, gap=3 if width >= 100 else 2)]

@@ -109,8 +109,8 @@ def _find(frame: Frame, pid: int) -> ProcessSample | None:
 
 
 def _paint_gone(pid: int, width: int) -> list[Line]:
-    text = f" process {pid} is gone; its last reading is no longer kept"
-    return [((cut(text, width), Ink.WARN),)]
+    text = f"process {pid} is gone; its last reading is no longer kept"
+    return [((f" {line}", Ink.WARN),) for line in wrap_words(text, max(1, width - 1))]
 
 
 def paint_details(view: ViewState, width: int) -> list[Line]:

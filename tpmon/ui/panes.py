@@ -231,10 +231,10 @@ def _verdict_height(finding: Finding, size: Size) -> int:
 def _paint_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line]:
     top = _paint_top(view, size)
     body = Size(size.width, size.height - len(top) - 1)
-    footer = paint_footer(view, keys, size.width)
-    lines = [*top, *_paint_body(view, body, size, keys)]
-    lines = lines[: size.height - 1]
-    return [*lines, *([()] * (size.height - 1 - len(lines))), footer]
+    footer = paint_footer(view, keys, size.width)[: size.height // 2]
+    room = size.height - len(footer)
+    lines = [*top, *_paint_body(view, body, size, keys)][:room]
+    return [*lines, *([()] * (room - len(lines))), *footer]
 
 
 def _text_in_full(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
