@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tpmon.capture.bus import Bus
+from tpmon.capture.bus import Bus, GoneError
+from tpmon.errors import ExitCode
 from tpmon.hook import wire
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
@@ -85,3 +86,13 @@ def test_a_process_that_ended_is_sent_nothing() -> None:
         assert not bus.is_alive()
         assert not bus.wake()
         bus.close()
+
+
+def test_a_process_that_ended_meanwhile_is_no_bug_of_tpmon() -> None:
+    with process("pass") as child:
+        start = read_stat(child.pid).start_ticks
+        finish(child)
+    page, box = mmap.mmap(-1, wire.TELEMETRY_BYTES), mmap.mmap(-1, wire.MAILBOX_BYTES)
+    with pytest.raises(GoneError, match="ended") as caught:
+        Bus(Identity(child.pid, start), wire.Header(child.pid, start, 1), page, box)
+    assert caught.value.exit_code == ExitCode.NO_TARGET

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from tpmon.hook import wire, wire_capture
+from tpmon.hook.capture import Capture
 from tpmon.hook.capture_request import is_sane, is_timed
+from tpmon.hook.counts import Counts
 from tpmon.hook.wire_capture import Request
 
 
@@ -114,3 +117,14 @@ def test_only_what_can_be_meant_is_taken() -> None:
 def test_a_file_is_named_after_rank_and_step() -> None:
     assert wire_capture.file_name("h-1", 3, 250, ".json") == "h-1-rank3-step250.json"
     assert wire_capture.file_name("h-1", -1, 0, ".json") == "h-1-step0.json"
+
+
+def test_a_recording_is_ours_until_it_has_stopped() -> None:
+    """A thread that is about to begin a profiler of its own waits for exactly that."""
+    capture = Capture(Counts(), lambda _: False)
+    seen = []
+    recorder = SimpleNamespace(stop=lambda: seen.append(capture.guard.ours), drop=lambda: None)
+    capture._recorder, capture.guard.ours = recorder, "our profile"
+    capture.at_exit()
+    assert seen == ["our profile"]
+    assert capture.guard.ours is None
