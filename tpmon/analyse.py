@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from tpmon.config import Options
-from tpmon.errors import ExitCode, UsageError
+from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import format_bytes
@@ -114,7 +114,15 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         else:
             output.write_lines(*write_comparison(comparison, top))
         return ExitCode.OK
-    report = analyze(files, _Progress())
+
+    def skip(path: str, error: TpmonError) -> bool:
+        """Leave out what only a directory or a pattern named: other files lie there too."""
+        if path in given:
+            return False
+        complain(f"tpmon: left out: {error.what}")
+        return True
+
+    report = analyze(files, _Progress(), skip)
     if options.json:
         output.write_json(encode(report))
     elif asked.csv:

@@ -91,3 +91,25 @@ def test_what_cannot_be_asked_is_refused(asked: Asked, tmp_path: Path) -> None:
         run_trace([path], options, asked, Output(1, ascii_only=True))
     with pytest.raises(UsageError):
         run_trace([str(tmp_path / "*.none")], options, Asked(), Output(1, ascii_only=True))
+
+
+def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
+    whole = TraceBuilder().op("aten::mm", 0, 900).write(tmp_path / "whole.json", {"deviceProperties": []})
+    found = compare_traces(*analyze([whole, train(tmp_path / "new.json", [1000] * 4)]).files)
+    assert isinstance(found.helped, Missing)
+    assert found.summary == f"not comparable: no steps are marked in {whole} (profiler.step())"
+
+
+def test_what_a_directory_brings_along_is_named_and_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "a.json", [1000])
+    other = tmp_path / "settings.json"
+    other.write_text("{}")
+    options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
+    assert run_trace([str(tmp_path)], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
+    said = capfd.readouterr()
+    assert f"left out: {other}" in said.err
+    assert "ProfilerStep#0" in said.out
+    with pytest.raises(UsageError, match="no trace"):
+        run_trace([str(other)], options, Asked(), Output(1, ascii_only=True))

@@ -69,6 +69,7 @@ def test_large_gaps_are_named_with_call_operator_and_line(tmp_path: Path) -> Non
     trace.op("aten::item", 10, 889).call("cudaStreamSynchronize", 20, 800)
     trace.add("python_function", "train.py(12): step", 5, 950)
     trace.add("python_function", "torch/_tensor.py(40): item", 8, 900)
+    trace.add("python_function", "monitor.py(7): watch", 9, 940, tid=7)
     largest = analyse(trace, tmp_path).gaps[0].largest[0]
     assert (largest.start_ms, largest.us, largest.cause) == (0.01, 890, "sync_explicit")
     assert (largest.call, largest.operator) == ("cudaStreamSynchronize", "aten::item")

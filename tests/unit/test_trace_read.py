@@ -295,3 +295,13 @@ def test_types_of_inputs_that_are_no_list_say_nothing(types: object, tmp_path: P
     trace = TraceBuilder().step(1, 0, 100)
     trace.op("aten::mm", 0, 90, **{"Input Dims": [[8, 8], [8, 8]], "Input type": types})
     check_report(analyze([trace.write(tmp_path / "t.json")]))
+
+
+def test_times_at_both_ends_of_what_fits_give_no_negative_time(tmp_path: Path) -> None:
+    trace = TraceBuilder(0.0).step(1, 0, 100).kernel(10, 5, launch=8).op("aten::mm", 0, 90)
+    trace.op("aten::mm", 4.5e15, 1e10).op("aten::add", -4.5e15, 10).op("aten::mul", 9e15, 4e15)
+    report = analyze([trace.write(tmp_path / "t.json")])
+    check_report(report)
+    overview = report.files[0].overview
+    assert report.files[0].lost.events == 1
+    assert min(overview.step_ms, overview.window_us, overview.breakdown_us.other) >= 0

@@ -26,7 +26,11 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
     low, high = _interval(before, after, ratio)
     helped: Known[bool]
     change = f"mean step {old:.3f} ms before, {new:.3f} ms after"
-    if differences:
+    unmarked = [file.path for file in (before, after) if not file.overview.steps]
+    if unmarked:
+        helped = Missing("no steps are marked")
+        summary = f"not comparable: no steps are marked in {unmarked[0]} (profiler.step())"
+    elif differences:
         helped = Missing("the conditions differ")
         summary = f"not comparable: {differences[0]} ({change})"
     elif not (is_known(low) and is_known(high)):
@@ -44,7 +48,7 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
         else:
             said = f"faster, but less than the {target:g}x hoped for"
         summary = f"{said}: {change}, {sure}"
-    if unchecked and not differences:
+    if unchecked and not differences and not unmarked:
         summary += f"; not checked: {', '.join(unchecked)}"
     return TraceComparison(
         schema=COMPARISON_SCHEMA,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tpmon.errors import TpmonError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
 from tpmon.model.trace import (
     TRACE_SCHEMA,
@@ -37,21 +38,34 @@ MOST_STEPS = 1000
 """Rows of the step table; a capture is bounded to far fewer."""
 
 
-def analyze(paths: Sequence[str], progress: Progress | None = None) -> TraceReport:
+def analyze(
+    paths: Sequence[str],
+    progress: Progress | None = None,
+    skip: Callable[[str, TpmonError], bool] | None = None,
+) -> TraceReport:
     """Analyse the traces at ``paths``, one after the other, so that one alone is held.
 
+    ``skip`` is asked whether the others are wanted without one that cannot be read.
+
     Raises:
-        UsageError: where one is no trace.
+        UsageError: where one is no trace, or none is left.
         NotPermittedError: where one may not be read.
     """
     files = []
     parts: list[RankParts] = []
     for path in paths:
-        trace = read_trace(path, progress)
+        try:
+            trace = read_trace(path, progress)
+        except TpmonError as error:
+            if skip is None or not skip(path, error):
+                raise
+            continue
         file, part = analyze_trace(trace)
         del trace
         files.append(file)
         parts.append(part)
+    if not files:
+        raise UsageError("none of the files is a trace", "tpmon trace FILE...")
     ranks: Applicable[RankTable] = compare_ranks(parts) if len(files) > 1 else NOT_APPLICABLE
     return TraceReport(TRACE_SCHEMA, tuple(files), ranks)
 

@@ -148,7 +148,7 @@ def _name_gaps(
                 cause,
                 operator,
                 _longest_call(trace, int(start[at]), int(end[at])) if cause in _CALLS else NOT_APPLICABLE,
-                _source(trace, int(middle[at])),
+                _source(trace, main, int(middle[at])),
             )
         )
     return tuple(found)
@@ -189,11 +189,12 @@ def _longest(trace: Trace, cause: str, begin: int, stop: int) -> Applicable[str]
     return clean_name(trace.names[host.name[int(np.argmax(shared))]])
 
 
-def _source(trace: Trace, time: int) -> Applicable[str]:
-    """Return the innermost Python line around a time that is no line of torch, where stacks are there."""
+def _source(trace: Trace, main: int, time: int) -> Applicable[str]:
+    """Return the innermost Python line of the main thread around a time that is no line of torch."""
     python = trace.python
     until = int(np.searchsorted(python.start, time, side="right"))
-    around = np.flatnonzero(python.start[:until] + python.duration[:until] > time)
+    inside = (python.start[:until] + python.duration[:until] > time) & (python.track[:until] == main)
+    around = np.flatnonzero(inside)
     for row in reversed(around.tolist()):
         name = trace.names[python.name[row]]
         if "(" in name and ".py(" in name and not name.startswith(("torch/", "<", "threading.py")):

@@ -26,8 +26,8 @@ from tpmon.trace.columns import (
 )
 from tpmon.trace.schema import Args, Event, Id, Kind, classify, guess_category
 
-MOST_US = 9.2e15
-"""Times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones into some events."""
+MOST_US = 4.6e15
+"""Differences of times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones at times."""
 _LAST_NUMBER = re.compile(r"(\d+)\s*$")
 _NO_ARGS = Args()
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class Tables:
         start = np.array([event.ts for event in events], dtype=np.float64)
         length = np.array([event.dur for event in events], dtype=np.float64)
         length = np.where(length > 0, length, 0.0)  # also where it is not there
-        good = (np.abs(start) < MOST_US) & (length < MOST_US / 2)
+        good = np.abs(start) + length < MOST_US
         if not good.all():
             self.odd_times += int((~good).sum())
             events = [event for event, keep in zip(events, good.tolist(), strict=True) if keep]
