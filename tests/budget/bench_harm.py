@@ -2,9 +2,10 @@
 
 One real training runs all the time, with ``tpmon attach`` at 1 Hz beside it. Every second tpmon with
 all its children is stopped (SIGSTOP) or goes on: the speed of a shared host drifts by more than a
-watcher takes within seconds, and turns this short share its drift. A pair is many such turns; its
-figure is the ratio of steps/s. After each stop tpmon reads at once, so it reads once a second of its
-own time at least. TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
+watcher takes within seconds, and turns this short share its drift. A pair is many such turns. Its
+figure is the median ratio of steps/s of neighbouring turns: a burst of another tenant then costs one
+turn; the ratio of all steps is printed, too. After each stop tpmon reads at once, so it reads once a
+second of its own time at least. TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
 """
 
 from __future__ import annotations
@@ -66,15 +67,18 @@ def freeze(pid: int, number: signal.Signals) -> None:
 
 
 class Arm:
-    """Add up the steps and the seconds of the turns of one kind."""
+    """Add up the steps and the seconds of the turns of one kind, and keep the speed of each turn."""
 
     def __init__(self) -> None:
         self.steps, self.ns = 0, 0
+        self.rates: list[float] = []
 
     def add(self, before: tuple[int, int], after: tuple[int, int]) -> None:
         """Add one turn, from its first finished step to its last."""
-        self.steps += after[0] - before[0]
-        self.ns += after[1] - before[1]
+        steps, ns = after[0] - before[0], after[1] - before[1]
+        self.steps += steps
+        self.ns += ns
+        self.rates.append(steps / (ns / 1e9))
 
     @property
     def rate(self) -> float:
@@ -111,7 +115,7 @@ def print_pairs(pid: int, steps: Steps, options: argparse.Namespace) -> None:
     screen = Screen([TPMON, "attach", str(pid)], 120, 40, {})
     screen.until(b"runnable", 20.0)
     screen.drain(10.0)
-    ratios, traced, samples = [], 0, 0
+    ratios, sums, traced, samples = [], [], 0, 0
     for pair in range(options.pairs):
         alone, watched = Arm(), Arm()
         for turn in range(2 * round(options.seconds / options.turn)):
@@ -124,22 +128,32 @@ def print_pairs(pid: int, steps: Steps, options: argparse.Namespace) -> None:
             arm.add(before, steps.read())
             traced += count_tracers(pid)
             samples += 1
-        ratios.append(watched.rate / alone.rate)
+        # The turns of one number are neighbours: each kind has every second turn or the one beside it.
+        turns = zip(watched.rates, alone.rates, strict=True)
+        ratios.append(statistics.median(one / other for one, other in turns))
+        sums.append(watched.rate / alone.rate)
         print(
             f"pair {pair + 1:2d}: {alone.rate:8.2f} steps/s alone, {watched.rate:8.2f} watched, "
-            f"{ratios[-1]:.4f}",
+            f"{sums[-1]:.4f}; median of turns {ratios[-1]:.4f}",
             flush=True,
         )
     freeze(screen.pid, signal.SIGCONT)
     screen.close()
+    print_interval("median of turns", ratios)
+    print_interval("all steps", sums)
+    print(f"processes seen with a tracer: {traced} in {samples} samples")
+
+
+def print_interval(name: str, ratios: list[float]) -> None:
+    """Print the mean ratio of the pairs with its 95 % interval (Student's t of the logarithms)."""
     logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.fmean(logs)
-    half = T_95[options.pairs] * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = T_95[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
     low, high = math.exp(mean - half), math.exp(mean + half)
     print(
-        f"ratio watched/alone: {math.exp(mean):.4f}, 95 % interval {low:.4f} to {high:.4f}, {len(ratios)} pairs"
+        f"ratio watched/alone, {name}: {math.exp(mean):.4f}, 95 % interval {low:.4f} to {high:.4f}, "
+        f"{len(ratios)} pairs"
     )
-    print(f"processes seen with a tracer: {traced} in {samples} samples")
 
 
 if __name__ == "__main__":
