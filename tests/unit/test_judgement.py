@@ -90,10 +90,15 @@ def test_each_situation_is_named_within_fifteen_seconds(name: str) -> None:
 
 
 def test_at_first_it_says_that_it_looks() -> None:
-    finding = run(starved(COMPUTES)[:2])[-1].frame.verdict
+    frame = run(starved(COMPUTES)[:2])[-1].frame
+    finding = frame.verdict
     assert is_known(finding)
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "looking" in finding.summary
+    assert [note.partition(":")[0] for note in frame.notes] == ["may be data-bound (cpu-transform)"]
+    target = make_target(state=TargetState.ENDED, ended="exit 1", outcome=Outcome.FAILED)
+    ended = replace(frame, target=target, taken_ns=frame.taken_ns + SECOND, notes=())
+    assert run([*starved(COMPUTES)[:2], ended])[-1].frame.notes == (), "nothing else holds what has ended"
 
 
 def test_where_no_rule_fits_the_place_of_the_main_thread_and_the_next_command_are_said() -> None:

@@ -318,6 +318,16 @@ def test_a_loop_with_few_steps_is_starting(frame: Frame, said: bool) -> None:
     assert any((one.kind, one.cause) == (Kind.STARTING, "first-steps") for one in answers) is said
 
 
+def test_before_the_first_step_a_loop_must_have_begun() -> None:
+    begun, counts = first_steps(0), replace(make_hook().counts, steps=0)
+    found = next(one for rule in RULES if isinstance(one := rule(scene_of(begun)), Suspicion) and one.cause)
+    assert found.summary == "the loop runs and has taken no step yet"
+    nothing = Missing("nothing happened yet")
+    idle = with_hooks(begun, make_hook(counts=counts, pace=nothing, phase=nothing, phase_s=nothing))
+    answers = [one for rule in RULES if isinstance(one := rule(scene_of(idle)), Suspicion)]
+    assert all(one.kind is not Kind.STARTING for one in answers)
+
+
 def test_evaluation_steps_are_a_validation_and_inference_is_none() -> None:
     fields = {"rate_hz": 0.0, "eval_hz": 8.0, "eval_pct": 100.0, "eval_count": 40}
     finding = conclude(hold(hooked(**fields), 12))
