@@ -112,7 +112,7 @@ def hung() -> Frame:
         summary="7 ranks wait in all-reduce; rank 11 (51203) is not there: it waits for a lock in "
         "save_shard, checkpoint.py:212",
         try_="dump the stacks of rank 11, then continue or restart from the last checkpoint:\n"
-        "py-spy dump --pid 51203 --locals\n"
+        "tpmon dump 51203 --rank 11 --locals\n"
         "kill -CONT 51203  # if it is stopped",
         ceiling=Missing("the share of time that it costs is not known"),
         evidence=(
