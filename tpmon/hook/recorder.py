@@ -116,18 +116,25 @@ class Recorder:
 
 
 class _Quiet:
-    """Keep libkineto from writing to the program's standard error while it begins."""
+    """Keep libkineto from writing to the program's standard error; it looks once, when it first begins.
+
+    Only then: another thread of the program may be reading the environment in C, which no lock guards.
+    """
 
     __slots__ = ("_ours",)
 
     def __enter__(self) -> None:
-        self._ours = _LOG_LEVEL not in os.environ
+        self._ours = _LOG_LEVEL not in os.environ and not _BEGUN
         if self._ours:
             os.environ[_LOG_LEVEL] = "99"
 
     def __exit__(self, *error: object) -> None:
         if self._ours:
             os.environ.pop(_LOG_LEVEL, None)
+        _BEGUN[:] = [True]
+
+
+_BEGUN: list[bool] = []
 
 
 def check_whole(path: str) -> int:
