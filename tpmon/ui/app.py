@@ -51,7 +51,7 @@ STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
 REPAINT_SECONDS = 1.0
 MESSAGE_SECONDS = 6.0
-RESULT_SECONDS = 60.0
+RESULT_SECONDS = 20.0
 """What was asked for and came later, mostly a path: until a key is pressed, or so long."""
 _JOINED_SECONDS = 0.5
 """Resizes this close may have been joined."""
