@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tpmon import __version__, config
+from tpmon import __version__
 from tpmon.arguments import DEMO_FRAMES, OWN_PARSERS, ask_help, check_target, parse_arguments, parse_pid
-from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError
 from tpmon.report.write import Output, ReaderGone, complain, hold_descriptors
 
 if TYPE_CHECKING:
+    from tpmon.config import Options
     from tpmon.model.frame import Frame
     from tpmon.model.results import Update
     from tpmon.probe.job import Job
@@ -335,6 +335,8 @@ def _run(arguments: Sequence[str]) -> int:
     if given.get("version"):
         _stdout().write_lines(f"tpmon {__version__}")
         return ExitCode.OK
+    from tpmon import config
+
     path = config.config_path(os.environ)
     choices = config.resolve(given, os.environ, path, config.read_file(path))
     options = config.settle(choices)

@@ -25,6 +25,8 @@ TEXTUAL = (sys.executable, "-c", "import textual.app")
 TEXTUAL_CPU_S = 0.20
 """What this takes on the machine of the promises; a host that is slower now takes as much longer for a picture."""
 TOTAL_CPU_PCT = 2.5
+STACKS_CPU_PCT = 1.0
+"""What stack sampling may take beside that; its py-spy is among the children."""
 RSS_MB = 60.0
 RSS_WITH_CHILD_MB = 90.0
 OUTPUT_BYTES_S = 20_000
@@ -75,7 +77,7 @@ def test_watching_a_large_job_on_eight_cards_stays_within_the_budget(tree, cards
         screen.close()
     assert b"H100" in screen.text
     assert cost.children_cpu_pct > 0
-    assert cost.cpu_pct + cost.children_cpu_pct <= TOTAL_CPU_PCT * MARGIN
+    assert cost.cpu_pct + cost.children_cpu_pct <= (TOTAL_CPU_PCT + STACKS_CPU_PCT) * MARGIN
     assert cost.rss_mb <= RSS_MB * MARGIN
     assert cost.rss_mb + cost.children_rss_mb <= RSS_WITH_CHILD_MB * MARGIN
     assert cost.bytes_s <= OUTPUT_BYTES_S * MARGIN
