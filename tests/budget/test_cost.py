@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import sys
 
 import pytest
 
@@ -21,12 +20,7 @@ pytestmark = pytest.mark.budget
 MARGIN = 1.5
 HELP_CPU_S = 0.060
 FIRST_FRAME_CPU_S = 0.45
-TEXTUAL = (sys.executable, "-c", "import textual.app")
-TEXTUAL_CPU_S = 0.20
-"""What this takes on the machine of the promises; a host that is slower now takes as much longer for a picture."""
 TOTAL_CPU_PCT = 2.5
-STACKS_CPU_PCT = 1.0
-"""What stack sampling may take beside that; its py-spy is among the children."""
 RSS_MB = 60.0
 RSS_WITH_CHILD_MB = 90.0
 OUTPUT_BYTES_S = 20_000
@@ -48,16 +42,14 @@ def test_help_costs_little_more_than_python():
 
 
 def test_the_first_picture_of_a_large_job_is_cheap(tree):
-    costs, yard = [], []
+    costs = []
     for _ in range(3):
-        yard.append(run_cpu_seconds(TEXTUAL))
         screen = Screen([*TPMON, "attach", str(tree.pid), *NO_LOOKS], 200, 50, {})
         try:
             costs.append(screen.until(b"runnable", 30.0).cpu_s)
         finally:
             screen.close()
-    slowness = max(statistics.median(yard) / TEXTUAL_CPU_S, 1.0)
-    assert statistics.median(costs) <= FIRST_FRAME_CPU_S * MARGIN * slowness
+    assert statistics.median(costs) <= FIRST_FRAME_CPU_S * MARGIN
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +64,14 @@ def test_watching_a_large_job_on_eight_cards_stays_within_the_budget(tree, cards
     try:
         screen.until(b"runnable", 30.0)
         screen.drain(8.0)
-        cost = screen.cost_over(10.0)
+        costs = [screen.cost_over(10.0) for _ in range(3)]
     finally:
         screen.close()
     assert b"H100" in screen.text
+    cost = costs[-1]
     assert cost.children_cpu_pct > 0
-    assert cost.cpu_pct + cost.children_cpu_pct <= (TOTAL_CPU_PCT + STACKS_CPU_PCT) * MARGIN
+    total_pct = statistics.median(one.cpu_pct + one.children_cpu_pct for one in costs)
+    assert total_pct <= TOTAL_CPU_PCT * MARGIN, costs
     assert cost.rss_mb <= RSS_MB * MARGIN
     assert cost.rss_mb + cost.children_rss_mb <= RSS_WITH_CHILD_MB * MARGIN
     assert cost.bytes_s <= OUTPUT_BYTES_S * MARGIN
