@@ -1,12 +1,12 @@
 """Print whether a training loses speed while tpmon watches it: interleaved pairs in one process.
 
-One real training runs all the time, with ``tpmon attach`` at 1 Hz beside it. Every second tpmon with
+One real training runs all the time, with ``tpmon attach`` at 1 Hz beside it. Every few seconds tpmon with
 all its children is stopped (SIGSTOP) or goes on: the speed of a shared host drifts by more than a
-watcher takes within seconds, and turns this short share its drift. A pair is many such turns. Its
+watcher takes within a minute, and turns this short share its drift. The first second of each turn is not
+counted: whoever was stopped makes up for what he missed, py-spy with all the looks of that time at once. A pair is many such turns. Its
 figure is the median ratio of steps/s of neighbouring turns: a burst of another tenant then costs one
 turn; the ratio of all steps is printed, too. Two neighbours are left out when the hypervisor took more than
-2 % of the CPUs' time from this machine in one of them ("steal" in /proc/stat): that is no doing of tpmon's. After each stop tpmon reads at once, so it reads once a
-second of its own time at least. TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
+2 % of the CPUs' time from this machine in one of them ("steal" in /proc/stat): that is no doing of tpmon's. TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind in a pair")
-    parser.add_argument("--turn", type=float, default=1.0, help="seconds of one turn")
+    parser.add_argument("--seconds", type=float, default=30.0, help="counted of each kind in a pair")
+    parser.add_argument("--turn", type=float, default=3.0, help="seconds of one turn that count")
+    parser.add_argument("--settle", type=float, default=1.0, help="seconds before them that do not")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--null", action="store_true", help="keep tpmon stopped: what the host does alone")
     options = parser.parse_args()
@@ -130,6 +131,7 @@ def print_pairs(pid: int, steps: Steps, options: argparse.Namespace) -> None:
             # The order alternates: ab ba ab ba.
             arm = watched if (turn + turn // 2 + pair) % 2 else alone
             freeze(screen.pid, signal.SIGCONT if arm is watched and not options.null else signal.SIGSTOP)
+            screen.drain(options.settle)
             stolen_s, begun_s, before = read_stolen_s(), time.monotonic(), steps.read()
             # The bench itself does the same in both kinds: its own load must not tell them apart.
             screen.drain(options.turn)
