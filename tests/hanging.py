@@ -25,12 +25,14 @@ LOOKS_AT_S = (0.0, 3.0, 6.0)
 
 
 def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
-    """Let the threads that run, state R, use a CPU for ``seconds`` more."""
+    """Let the threads that run, state R, use a CPU for ``seconds`` more, half in the kernel where that is known."""
 
     def run(thread: ThreadLook) -> ThreadLook:
         if thread.state != "R" or not is_known(thread.run_ns):
             return thread
-        return replace(thread, run_ns=thread.run_ns + round(seconds * 1e9))
+        used_ns = round(seconds * 1e9)
+        inside = thread.kernel_ns + used_ns // 2 if is_known(thread.kernel_ns) else thread.kernel_ns
+        return replace(thread, run_ns=thread.run_ns + used_ns, kernel_ns=inside)
 
     return replace(look, threads=tuple(map(run, look.threads)))
 

@@ -276,6 +276,40 @@ def test_a_long_call_of_a_library_that_lets_others_run_has_five_minutes():
     assert said(busy(310, None, frames=LSTM, holds_gil=False)) == hung("spin")
 
 
+def polling(**fields):
+    """Build a rank that asks the kernel all the time, without the interpreter's lock, silent for minutes."""
+    frames = busy(30, 400.0, holds_gil=False, kernel_ns=10**9)
+    return [
+        replace(frame, processes=tuple(replace(one, **fields) for one in frame.processes)) for frame in frames
+    ]
+
+
+def test_a_loop_that_asks_the_kernel_again_and_again_is_no_long_call():
+    finding = conclude(polling())
+    assert (finding.kind, finding.cause) == hung("spin")
+    assert "runs without end in wait_for_flag train.py:50" in finding.summary
+    assert "50 % of it in the kernel" in finding.evidence[0].text
+
+
+@pytest.mark.parametrize(
+    "gets",
+    [
+        {"asked_read_bytes_s": 50e6},
+        {"asked_write_bytes_s": 50e6},
+        {"minor_faults_s": 5000.0},
+        {"runnable": 1.9},
+        {"minor_faults_s": Missing("not read")},
+    ],
+)
+def test_a_call_that_gets_something_from_the_kernel_may_take_its_time(gets):
+    assert said(polling(**gets))[0] is not Kind.HUNG
+
+
+def test_a_wait_for_a_card_asks_the_kernel_and_is_no_endless_loop():
+    frames = [replace(frame, **card(99.0)) for frame in polling()]
+    assert said(frames)[0] is not Kind.HUNG
+
+
 def test_a_rank_that_moves_excuses_those_that_wait_for_it():
     slow = make_rank(1, frames=DECODE, **RUNS)
     moved = make_rank(1, frames=(*DECODE[:-1], StackFrame("resize", "/run/data.py", 120)), **RUNS)

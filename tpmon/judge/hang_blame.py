@@ -30,6 +30,14 @@ _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase
 _CHILD_WORDS = ("queue.get", "pool result", "pipe read", "process join", "future.result", "subprocess")
 IDLE_CARD_PCT = 5.0
 """Utilisation of a card below which it does nothing."""
+POLLS_RATIO = 0.15
+"""Share of its CPU in the kernel from which a thread that gets nothing there asks it again and again."""
+ALONE_DEMAND = 1.15
+"""Demand of a process, in threads, up to which one thread of it runs: several wait by yielding."""
+FEW_BYTES_S = 1e6
+"""Bytes a second up to which a process neither reads nor writes what matters."""
+FEW_FAULTS_S = 100.0
+"""Page faults a second up to which the kernel's time is none of making memory."""
 
 
 def find_blame(scene: Scene, picture: Picture) -> Blame | str:
@@ -157,7 +165,28 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
     cards = cards_of(seen.thread.pid, scene.gpus)
     if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and not picture.goes_round(seen))):
         return _blame_card(seen, scene)
-    return blame_thread(seen, stance, name, picture)
+    return blame_thread(seen, stance, name, picture, polls=_polls(seen, scene, picture))
+
+
+def _polls(seen: Seen, scene: Scene, picture: Picture) -> bool:
+    """Tell whether a thread that goes round asks the kernel again and again, and gets nothing.
+
+    Such a call gives the interpreter's lock away, as a long call of a library does; that one computes
+    outside of the kernel, or moves bytes, or makes memory.
+    """
+    trait = picture.trait_of(seen)
+    if trait is None or not trait.goes_round or trait.kernel_ratio < POLLS_RATIO or picture.rests(seen):
+        return False
+    process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
+    if process is None:
+        return False
+    limits = (
+        (process.runnable, ALONE_DEMAND),
+        (process.asked_read_bytes_s, FEW_BYTES_S),
+        (process.asked_write_bytes_s, FEW_BYTES_S),
+        (process.minor_faults_s, FEW_FAULTS_S),
+    )
+    return all(is_known(value) and value <= limit for value, limit in limits)
 
 
 def _blame_card(seen: Seen, scene: Scene) -> Blame | str:

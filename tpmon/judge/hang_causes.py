@@ -73,8 +73,13 @@ def pick_blame(blames: Sequence[Blame]) -> Blame:
     return min(blames, key=lambda one: (order.index(one.patience), one.cause == "no-progress"))
 
 
-def blame_thread(seen: Seen, stance: Stance, name: str, picture: Picture) -> Blame | str:
-    """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's."""
+def blame_thread(
+    seen: Seen, stance: Stance, name: str, picture: Picture, *, polls: bool = False
+) -> Blame | str:
+    """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's.
+
+    ``polls``: it asks the kernel again and again and gets nothing.
+    """
     text = f"{name} {say_place(seen)}"
     target = seen.thread.waits_on
     if stance is Stance.IO:
@@ -94,7 +99,7 @@ def blame_thread(seen: Seen, stance: Stance, name: str, picture: Picture) -> Bla
             "lock", seen, f"{text}{_say_holders(seen, holders)}", needs=_lock_needs(seen), also=holders
         )
     if stance is Stance.RUNS:
-        endless = _is_endless(seen, picture)
+        endless = _is_endless(seen, picture, polls=polls)
         verb = "runs without end" if endless else "computes"
         patience = Patience.LOOPS if endless else Patience.WORKS
         text = f"{name} {verb} in {seen.doing.text}"
@@ -145,14 +150,14 @@ def _say_feeders(feeders: Sequence[Seen]) -> str:
     return f"; nothing comes: {name_thread(first)} {say_place(first)}"
 
 
-def _is_endless(seen: Seen, picture: Picture) -> bool:
+def _is_endless(seen: Seen, picture: Picture, *, polls: bool) -> bool:
     """Tell whether a thread that runs is more likely in a loop without end than at work.
 
     At work are those that load data, in a worker or in the main thread, unless one call keeps the
     interpreter in every look.
     """
     trait = picture.trait_of(seen)
-    if trait is None or not picture.goes_round(seen):
+    if trait is None or not (polls or picture.goes_round(seen)):
         return False
     if seen.motion is Motion.FROZEN and trait.gil_ratio >= 1.0:
         return True

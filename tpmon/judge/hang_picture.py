@@ -17,6 +17,8 @@ from tpmon.model.stacks import StackFrame
 LEAST_ROUNDS = 3
 LEAST_SPAN_S = 4.0
 """Between the first and the last look of a picture."""
+LEAST_USED_S = 0.3
+"""CPU that a thread must have used until the kernel's part of it is told: ticks are of 10 ms."""
 
 Corner = tuple[StackFrame, ...]
 
@@ -27,7 +29,8 @@ class Trait:
 
     ``used_s`` is the CPU that it used from the first look to the last; ``ready``: each look found it
     runnable, so that where it used none it got none: others had the CPUs. ``gil_ratio`` is the share of the
-    looks in which it held the interpreter's lock. ``goes_round``: it was in one function of the program
+    looks in which it held the interpreter's lock, ``kernel_ratio`` that of its CPU inside the kernel, 0
+    where it is not known or too little to tell. ``goes_round``: it was in one function of the program
     each time, whatever its line, and in nothing that this calls but the standard library.
     """
 
@@ -35,6 +38,7 @@ class Trait:
     ready: bool
     gil_ratio: float
     goes_round: bool
+    kernel_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +166,19 @@ def _find_trait(same: Sequence[ThreadLook]) -> Trait | None:
     begun_ns, ended_ns = same[0].run_ns, same[-1].run_ns
     if not is_known(begun_ns) or not is_known(ended_ns):
         return None
+    used_ns = max(0, ended_ns - begun_ns)
     stacks = [look.frames for look in same if is_known(look.frames)]
     return Trait(
-        used_s=max(0, ended_ns - begun_ns) / 1e9,
+        used_s=used_ns / 1e9,
         ready=all(look.state == "R" for look in same),
         gil_ratio=sum(look.holds_gil is True for look in same) / len(same),
         goes_round=len(stacks) == len(same) and find_corner(stacks) is not None,
+        kernel_ratio=_kernel_ratio(same, used_ns),
     )
+
+
+def _kernel_ratio(same: Sequence[ThreadLook], used_ns: int) -> float:
+    begun_ns, ended_ns = same[0].kernel_ns, same[-1].kernel_ns
+    if not is_known(begun_ns) or not is_known(ended_ns) or used_ns < LEAST_USED_S * 1e9:
+        return 0.0
+    return min(1.0, max(0, ended_ns - begun_ns) / used_ns)

@@ -7,7 +7,7 @@ itself, or what the log and the job's connections tell of the time before, where
 from __future__ import annotations
 
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_blame import find_blame
+from tpmon.judge.hang_blame import POLLS_RATIO, find_blame
 from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
@@ -287,6 +287,8 @@ def _show(seen: Seen, picture: Picture, age_s: float) -> Evidence:
     )
     trait = picture.trait_of(seen)
     used = f"{100 * trait.used_s / picture.seconds:.0f} % CPU" if trait is not None else ""
+    if trait is not None and trait.kernel_ratio >= POLLS_RATIO:
+        used += f", {100 * trait.kernel_ratio:.0f} % of it in the kernel"
     words = (" < ".join(lines) or say_place(seen), say_wait(seen.thread), used)
     return Evidence(
         name=f"{name_process(seen.thread)} ({seen.thread.pid}){tail}",

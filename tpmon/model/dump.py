@@ -87,7 +87,8 @@ class ThreadLook:
     """Hold one thread in one look. ``frames`` are outermost first; a native thread has none.
 
     ``run_ns`` and ``delay_ns`` count since the thread began: on a CPU, and runnable without one
-    (/proc/PID/task/TID/schedstat). ``holds_gil``: whether it held the interpreter's lock.
+    (/proc/PID/task/TID/schedstat). ``kernel_ns`` is what of it went to the kernel, in clock ticks
+    (/proc/PID/task/TID/stat). ``holds_gil``: whether it held the interpreter's lock.
     """
 
     tid: Known[int]
@@ -103,6 +104,7 @@ class ThreadLook:
     frames: Applicable[tuple[StackFrame, ...]]
     locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
     holds_gil: Applicable[bool] = NOT_APPLICABLE
+    kernel_ns: Applicable[int] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

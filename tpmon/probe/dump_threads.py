@@ -15,7 +15,7 @@ from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.dump_text import DumpedStack
 from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.procfs import parse_schedstat
-from tpmon.probe.procread import PROC, Stat, parse_stat, read_file, read_status
+from tpmon.probe.procread import PROC, TICKS_PER_S, Stat, parse_stat, read_file, read_status
 from tpmon.probe.roles import thread_kind
 from tpmon.probe.wait_call import name_call, read_memory
 from tpmon.probe.wait_target import Waiter, read_target
@@ -181,6 +181,7 @@ class _Reader:
             run_ns=run_ns,
             delay_ns=delay_ns,
             frames=frames,
+            kernel_ns=round(stat.kernel_ticks * 1e9 / TICKS_PER_S),
         )
 
     def read_native(self, tids: Iterable[int]) -> tuple[list[ThreadLook], int]:

@@ -53,7 +53,8 @@ class Stat:
 
     ``start_ticks`` is field 22, clock ticks since boot. ``wait_status`` is field 52: 0 while the
     process lives, and also 0 for a reader without ptrace read permission. So is ``image``, field
-    28: where the stack begins, which is another place after each exec.
+    28: where the stack begins, which is another place after each exec. ``kernel_ticks`` is field 15,
+    clock ticks of CPU inside the kernel.
     """
 
     pid: int
@@ -65,6 +66,7 @@ class Stat:
     start_ticks: int
     wait_status: int
     image: int = 0
+    kernel_ticks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def parse_stat(data: bytes) -> Stat:
         start_ticks=int(rest[19]),
         wait_status=int(rest[49]) if len(rest) > 49 else 0,
         image=int(rest[25]) if len(rest) > 25 else 0,
+        kernel_ticks=int(rest[12]),
     )
 
 
