@@ -302,8 +302,10 @@ def test_one_rank_without_a_hook_leaves_the_late_one_open() -> None:
     assert find_late(see(hold(with_hooks(scene.frame, *scene.frame.hook[:2]), 12))) is None
 
 
-def first_steps(steps: int, age_s: float = 40.0) -> Frame:
-    counts = replace(make_hook().counts, steps=steps)
+def first_steps(steps: int, age_s: float = 40.0, **turns: int) -> Frame:
+    counts = replace(
+        make_hook().counts, **{"batches": 5, "backwards": 5, "optimizer_calls": 0} | turns, steps=steps
+    )
     frame = make_frame()
     young = make_process(started=frame.taken - timedelta(seconds=age_s))
     hook = make_hook(counts=counts, pace=Missing("one step ended so far"))
@@ -325,6 +327,14 @@ def test_before_the_first_step_a_loop_must_have_begun() -> None:
     nothing = Missing("nothing happened yet")
     idle = with_hooks(begun, make_hook(counts=counts, pace=nothing, phase=nothing, phase_s=nothing))
     answers = [one for rule in RULES if isinstance(one := rule(scene_of(idle)), Suspicion)]
+    assert all(one.kind is not Kind.STARTING for one in answers)
+
+
+@pytest.mark.parametrize("turns", ["batches", "backwards", "elsewhere"])
+def test_a_loop_that_goes_round_and_whose_steps_are_not_counted_is_not_starting(turns: str) -> None:
+    answers = [
+        one for rule in RULES if isinstance(one := rule(scene_of(first_steps(0, **{turns: 200}))), Suspicion)
+    ]
     assert all(one.kind is not Kind.STARTING for one in answers)
 
 

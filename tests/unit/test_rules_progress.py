@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.dumps import BACKWARD, MAIN
 from tests.frames import (
     NOW,
     NOW_NS,
@@ -20,6 +21,7 @@ from tests.frames import (
     make_target,
     make_worker,
 )
+from tests.hanging import make_slice
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tpmon.judge import rules_progress
 from tpmon.judge.advice import REMEDIES_FOR
@@ -42,9 +44,11 @@ from tpmon.judge.scene import see
 from tpmon.judge.standing import Standing
 from tpmon.judge.stillness import fresh_phase
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.frame import Frame
 from tpmon.model.gpu import GpuState
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind, SinceIs
 
 UNREAD = Missing("not permitted")
@@ -514,3 +518,27 @@ def test_a_function_that_bears_the_word_of_a_phase_is_no_such_phase():
     asking = make_phases({Phase.OTHER: 1.0}, where="load train.py:7")
     assert fresh_phase(asking) is None
     assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD
+
+
+# Over
+
+
+def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
+    importing = (MAIN, StackFrame("_find_and_load", "<frozen importlib._bootstrap>", 1176))
+    standing, said_each = Standing(), []
+    frames: list[Frame] = []
+    for second, stack in enumerate((importing, BACKWARD, BACKWARD)):
+        frame = make_frame(
+            taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=()
+        )
+        frames.append(replace(frame, stacks=(make_slice(frame, 4211, (stack,), 0.1),)))
+        judged = judge(frames, standing)
+        standing = judged.standing
+        finding = judged.frame.verdict
+        assert is_known(finding)
+        said_each.append((finding.kind, judged.frame.ranks[0].where.split()[0]))
+    assert said_each == [
+        (Kind.STARTING, "import"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
+    ]

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.dumps import IN_LOCK, make_rank, make_worker
-from tests.frames import make_process
+from tests.dumps import FUTEX, IN_LOCK, make_rank, make_worker
+from tests.frames import make_cpu, make_frame, make_process
 from tests.hanging import run, sample_of, stand
 from tests.judging import scene_of
+from tests.starving import line_up
 from tpmon.judge.hang_memory import Watch
 from tpmon.judge.scene import Scene
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.judge.unmoved import SPEEDS, hold_back, is_unmoved
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.process import Setting, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Finding, Kind
 
 LOCKED = make_rank(0, frames=IN_LOCK)
@@ -117,3 +119,25 @@ def test_a_run_of_which_somebody_works_has_moved(busy):
 
 def test_before_the_first_reading_is_remembered_nothing_is_held_back():
     assert not is_unmoved(replace(unmoved(), watch=Watch()))
+
+
+def test_a_verdict_about_speed_does_not_outlast_the_movement():
+    threads = (Setting("OMP_NUM_THREADS", "16"),)
+    crowd = make_process(runnable=11.0, waiting=9.3, busy_threads=16, environment=threads)
+    groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.0),)
+    rest = replace(
+        crowd, state="S", runnable=0.0, waiting=0.0, busy_threads=0, thread_groups=groups, waits_for=FUTEX
+    )
+    cpus = {"budget_cores": 2.0, "host_cores": 2, "pool_runnable": 11.0, "oversubscription": 5.5}
+    crowded = make_cpu(**cpus, runnable=11.0, used_cores=1.9, run_delay_ratio=0.84)
+    works = make_frame(processes=(crowd,), loader=(), cpu=crowded, output=())
+    stands = replace(works, cpu=make_cpu(**cpus, runnable=0.0, used_cores=0.0, run_delay_ratio=0.0))
+    resting = [
+        replace(stands, processes=(replace(rest, waits_unchanged_s=float(second)),)) for second in range(25)
+    ]
+    judged = run(line_up([works] * 25 + resting))
+    kinds = [one.frame.verdict.kind for one in judged]
+    assert kinds[24] is Kind.OVERSUBSCRIBED
+    assert kinds[30] is Kind.OVERSUBSCRIBED
+    assert not SPEEDS.intersection(kinds[37:])
+    assert judged[-1].frame.verdict.summary == "nothing has moved for 24 s, too short to call it hung"

@@ -25,9 +25,19 @@ from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
 from tpmon.judge.rules_hook import with_hooks
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
-from tpmon.judge.standing import Key, Standing, follow, key_of, leave_out_own, note_cleared, note_rules, state
+from tpmon.judge.standing import (
+    Key,
+    Standing,
+    drop,
+    follow,
+    key_of,
+    leave_out_own,
+    note_cleared,
+    note_rules,
+    state,
+)
 from tpmon.judge.suspicion import Rule, Suspicion
-from tpmon.judge.unmoved import hold_back
+from tpmon.judge.unmoved import SPEEDS, STILL_S, hold_back, still_s
 from tpmon.judge.verdict import find, find_nothing
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import Event, EventKind, Frame, TargetState
@@ -124,6 +134,15 @@ def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
     return replace(finding, evidence=(*finding.evidence, row))
 
 
+def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: Scene) -> Standing:
+    """Drop what was said of a start whose steps go on by now, or of the speed of a run that stands still."""
+    suspected = {key_of(one) for one in suspicions}
+    past, stands = rules_progress.find_past_starts(scene), still_s(scene) >= STILL_S
+    keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
+    over = {key for key in keys if key is not None and (key in past or (stands and key[0] in SPEEDS))}
+    return drop(followed, over - suspected)
+
+
 def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tuple[str, ...]]:
     """Run every rule on a Scene; return the Finding, what to remember, and the notes."""
     answers = hold_back([rule(scene) for rule in RULES], scene)
@@ -137,6 +156,7 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     }
     interval_s = scene.frame.interval_s
     followed = follow(noted, suspicions, now_ns, interval_s=interval_s, cleared_ns=cleared_ns)
+    followed = _drop_outlived(followed, suspicions, scene)
     ranked = rank(followed.tracks, followed.stated)
     decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
     end = next((key_of(one) for one in suspicions if one.seen and key_of(one) in ENDS), None)

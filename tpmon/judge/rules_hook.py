@@ -20,6 +20,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.pace import StepPace
 from tpmon.model.pace_words import EVALUATES_PCT, format_ms, is_evaluating, is_stalled, say_rate
+from tpmon.model.steps import StepCounts
 from tpmon.model.units import format_pct, format_seconds
 from tpmon.model.verdict import Evidence, Kind
 
@@ -27,6 +28,8 @@ FIRST_STEPS = 3
 """A loop that took fewer is still warming up: compilers, caches and allocators work in the first steps."""
 FIRST_STEPS_AGE_S = 600.0
 """A rank older than this is slow, not new, however few steps it took."""
+UNCOUNTED_TURNS = 30
+"""A loop that went round so often without a step has steps that its hook does not count."""
 SAME_RATE = 0.2
 """Difference of the step rates up to which ranks go in step."""
 WAITS_FOR_IT = 0.5
@@ -245,6 +248,11 @@ def _suspect_straggler(scene: Scene) -> Suspicion | None:
     )
 
 
+def _count_turns(counts: StepCounts) -> int:
+    """Return how often a loop went round by any of its events, whatever counts as a step."""
+    return max(counts.batches, counts.backwards, counts.optimizer_calls, counts.elsewhere)
+
+
 def _suspect_first_steps(scene: Scene) -> Suspicion | None:
     hooks = list_hooks(scene.frame)
     ages = [(scene.now - rank.process.started).total_seconds() for rank in scene.ranks]
@@ -259,6 +267,8 @@ def _suspect_first_steps(scene: Scene) -> Suspicion | None:
         return None
     if any(one.counts.steps == 0 and not is_known(one.phase) for one in hooks):
         return None  # no loop was seen yet, and it may never come to one
+    if fewest == 0 and any(_count_turns(one.counts) >= UNCOUNTED_TURNS for one in hooks):
+        return None
     count = ("no step yet", "1 step", f"{fewest} steps")[min(fewest, 2)]
     return Suspicion(
         kind=Kind.STARTING,

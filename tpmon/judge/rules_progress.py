@@ -9,6 +9,7 @@ from tpmon.judge.rules_cpu import say_got
 from tpmon.judge.rules_end import judge_finished
 from tpmon.judge.rules_still import judge_no_progress
 from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.standing import Key
 from tpmon.judge.stillness import FRESH_S, INPUT_WAITS, TERMINAL_WAIT, fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
@@ -28,6 +29,7 @@ checkpoint between steps is a part of the run, not a pause of it."""
 INPUT_S = 3.0
 """How long a terminal must be waited for; keys come faster."""
 
+_STEP = (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _STARTS = {Phase.IMPORT: "import", Phase.LOAD: "load", Phase.COMPILE: "compile"}
 _START_NEEDS = {
     "import": Need.IMPORT_IN_STACK,
@@ -141,6 +143,17 @@ def judge_starting(scene: Scene) -> Answer:
     if any(is_known(rank.phases) for rank in scene.ranks):
         return Cleared("starting (no import, load or compile in the stacks)")
     return _starts_by_age(scene)
+
+
+def find_past_starts(scene: Scene) -> frozenset[Key]:
+    """Return the starts that are over by the newest stacks of every rank: their steps go on.
+
+    A start says what a rank does right now, so that it may not be said beside a row that shows a step.
+    """
+    phases = [fresh_phase(rank.phases) if is_known(rank.phases) else None for rank in scene.ranks]
+    if not phases or any(phase not in _STEP for phase in phases):
+        return frozenset()
+    return frozenset(((Kind.STARTING, "import"), (Kind.STARTING, "load")))
 
 
 def find_pause(rank: RankScene) -> Phase | None:

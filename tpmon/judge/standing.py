@@ -6,7 +6,7 @@ does not; a reading at the threshold, suspected half of the time, so drifts and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -152,6 +152,17 @@ def follow(
     ]
     kept = tuple(track for track in tracks if track.score > 0 or key_of(track.suspicion) in found)
     return replace(standing, tracks=kept, begun_ns=begun_ns, judged_ns=now_ns)
+
+
+def drop(standing: Standing, keys: Collection[Key]) -> Standing:
+    """Forget causes of which it is seen that they are over; the stated one among them does not linger."""
+    if not keys:
+        return standing
+    return replace(
+        standing,
+        tracks=tuple(track for track in standing.tracks if key_of(track.suspicion) not in keys),
+        stated=None if standing.stated in keys else standing.stated,
+    )
 
 
 def _let_go(standing: Standing, now_ns: int) -> Standing:
