@@ -6,6 +6,7 @@ tpmon had never been there. Imports next to nothing, so that a start is hardly l
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
@@ -29,6 +30,10 @@ tpmon: python train.py, torchrun --nproc-per-node 8 train.py, bash job.sh. tpmon
 same PID, signals, exit code and output.
 
 options:
+  --kineto        let tpmon capture record with kineto, whose export does not stop the loop; it costs one
+                  thread of libkineto in each process that imports torch, which asks once a second
+  --nsys          start PROGRAM under nsys, for tpmon capture --cuda-profiler: nsys waits, records each
+                  range that is asked for, and the run goes on after it
   --allow-stacks  let any process of this user read the stacks of the ranks and their workers (and change
                   them), so that tpmon needs no root where Yama forbids it (kernel.yama.ptrace_scope 1)
   --attach        keep this terminal for the screen: the program runs beside it, in a session of its own,
@@ -57,12 +62,12 @@ _ENDS_WITHIN_S = 0.2
 class Request:
     """Hold what was asked for. No dataclass: to import that takes longer than all else here."""
 
-    __slots__ = ("allow_stacks", "attach", "command", "log", "wants_help")
+    __slots__ = ("allow_stacks", "attach", "command", "kineto", "log", "nsys", "wants_help")
 
     def __init__(self) -> None:
         """Ask for nothing yet."""
         self.command: list[str] = []
-        self.allow_stacks = self.attach = self.wants_help = False
+        self.allow_stacks = self.attach = self.kineto = self.nsys = self.wants_help = False
         self.log = ""
 
 
@@ -85,6 +90,10 @@ def parse_request(arguments: Sequence[str]) -> Request:
             request.allow_stacks = True
         elif option == "--attach":
             request.attach = True
+        elif option == "--kineto":
+            request.kineto = True
+        elif option == "--nsys":
+            request.nsys = True
         elif option == "--log" and rest:
             request.log, rest = rest[0], rest[1:]
         elif option.startswith("--log="):
@@ -95,6 +104,10 @@ def parse_request(arguments: Sequence[str]) -> Request:
         raise UsageError("which program? None is given", _TRY)
     if request.log and not request.attach:
         raise UsageError("--log is for --attach alone", "tpmon run --attach --log FILE -- python train.py")
+    if request.kineto and request.nsys:
+        raise UsageError(
+            "--kineto and --nsys exclude each other: a GPU has one profiling slot", "leave one of the two out"
+        )
     request.command = rest
     return request
 
@@ -106,6 +119,34 @@ def arm(environment: dict[str, str], *, allow_stacks: bool) -> dict[str, str]:
     if allow_stacks:
         armed[ALLOW_STACKS] = "1"
     return armed
+
+
+def _prepare(request: Request) -> dict[str, str]:
+    """Return the environment of the program, and put nsys in front of it where that is asked for.
+
+    Raises:
+        UsageError: where it cannot be as asked.
+    """
+    environment = arm(dict(os.environ), allow_stacks=request.allow_stacks)
+    if not (request.nsys or request.kineto):
+        return environment
+    import shutil  # noqa: PLC0415 a plain start needs none of these
+
+    nsys = shutil.which("nsys") or ""
+    if request.nsys and not nsys:
+        raise UsageError(
+            "nsys is not in PATH: it comes with Nsight Systems", "tpmon run without --nsys, or set PATH"
+        )
+    if shutil.which(request.command[0]) is None:
+        raise _refuse(request, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    if request.nsys:
+        from tpmon.capture.nsys import write_nsys_command  # noqa: PLC0415
+
+        request.command = write_nsys_command(nsys, request.command)
+        return environment
+    from tpmon.capture.kineto_run import prepare  # noqa: PLC0415
+
+    return prepare(environment)
 
 
 def start(arguments: Sequence[str]) -> None:
@@ -124,7 +165,7 @@ def become(request: Request) -> NoReturn:
     Raises:
         UsageError: when there is no such program.
     """
-    environment = arm(dict(os.environ), allow_stacks=request.allow_stacks)
+    environment = _prepare(request)
     for name in _IGNORED_BY_PYTHON:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -166,11 +207,12 @@ def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
 
     from tpmon.report.write import complain  # noqa: PLC0415
 
+    environment = _prepare(request)
     log, path = _open_log(request.log)
     try:
         child = subprocess.Popen(
             request.command,
-            env=arm(dict(os.environ), allow_stacks=request.allow_stacks),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -122,6 +123,17 @@ def test_a_tpmon_of_the_same_python_is_not_hidden_by_the_file(exported: str) -> 
     assert done.strip() == str(ROOT / "tpmon" / "__init__.py")
 
 
+def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(UsageError, match="cannot write"):
+            hook_file.write_export(str(tmp_path / "hook.zip"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == []
+
+
 def test_equal_hooks_make_equal_files_and_no_file_is_written_over(exported: str, tmp_path: Path) -> None:
     again = tmp_path / "again.zip"
     hook_file.write_export(str(again))
@@ -209,7 +221,8 @@ def test_what_cannot_be_started_is_refused_before_anything_runs(monkeypatch: pyt
     for arguments, word in (
         ([], "which program"),
         (["--"], "which program"),
-        (["--nsys", "python"], "no option --nsys"),
+        (["--cuda", "python"], "no option --cuda"),
+        (["--nsys", "--kineto", "python"], "exclude each other"),
         (["--log", "x", "true"], "--attach alone"),
     ):
         with pytest.raises(UsageError, match=word):

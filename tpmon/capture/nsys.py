@@ -1,4 +1,8 @@
-"""Judge by its command line whether the nsys in front of a run takes a range without ending it. Pure."""
+"""Know nsys by its command line: write the one that captures on request, judge the one in front of a run.
+
+nsys (Nsight Systems) collects between cudaProfilerStart and Stop where it is told to, and may end the run
+with the range where it is not told otherwise. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,47 @@ from collections.abc import Sequence
 
 _RANGE = "cudaProfilerApi"
 _ENDS_WELL = re.compile(r"stop|repeat(:\d+)?(:sync)?")
-_SHORT = {"-c": "--capture-range"}
+_SHORT = {"-c": "--capture-range", "-t": "--trace"}
+_NAMES = ("nsys", "nsys-launcher")
+_INTERPRETERS = ("sh", "bash", "dash", "zsh")
+_COMMANDS = ("profile", "launch", "start")
+_DEFAULT_TRACE = "cuda,opengl,nvtx,osrt"
+
+HOLDS_SLOT = "nsys in front of this run holds the GPU's one profiling slot (CUPTI)"
+
+
+def write_nsys_command(nsys: str, program: Sequence[str]) -> list[str]:
+    """Write the command that starts a program under an nsys that waits for ranges and survives each.
+
+    Reports come from nsys, one a range, in the folder of the start: ``report1.nsys-rep`` and so on.
+    """
+    return [
+        nsys,
+        "profile",
+        "--trace=cuda,nvtx,osrt",
+        "--sample=none",
+        f"--capture-range={_RANGE}",
+        "--capture-range-end=repeat",
+        *program,
+    ]
 
 
 def judge_nsys(commands: Sequence[Sequence[str]]) -> str:
     """Say why a range must not be opened, "" when it may; ``commands`` stand above the run, nearest first."""
+    found = [flags for words in commands if (flags := _parse_nsys(words)) is not None]
+    if not found:
+        return "nsys is not in front of this run, and cannot be added to a running process"
+    # nsys starts helpers of its own, whose lines hold none of what was asked for.
+    return _judge_flags(next((flags for flags in found if "--capture-range" in flags), found[0]))
+
+
+def traces_cuda(commands: Sequence[Sequence[str]]) -> bool:
+    """Tell whether an nsys in front of the run records CUDA, which torch.profiler then cannot."""
     for words in commands:
-        if words and os.path.basename(words[0]) in ("nsys", "nsys-launcher"):
-            return _judge_flags(_parse_flags(words[1:]))
-    return "nsys is not in front of this run, and cannot be added to a running process"
+        flags = _parse_nsys(words)
+        if flags is not None:
+            return "cuda" in flags.get("--trace", _DEFAULT_TRACE).split(",")
+    return False
 
 
 def _judge_flags(flags: dict[str, str]) -> str:
@@ -28,18 +64,26 @@ def _judge_flags(flags: dict[str, str]) -> str:
     return ""
 
 
+def _parse_nsys(words: Sequence[str]) -> dict[str, str] | None:
+    """Return the flags of an nsys, called by its name or by a shell script of that name; else None."""
+    at = 1 if len(words) > 1 and os.path.basename(words[0]) in _INTERPRETERS else 0
+    if at >= len(words) or os.path.basename(words[at]) not in _NAMES:
+        return None
+    return _parse_flags(words[at + 1 :])
+
+
 def _parse_flags(words: Sequence[str]) -> dict[str, str]:
-    """Read --name=value, --name value and -c value, up to the program that nsys starts."""
+    """Read --name=value, --name value and -c value, up to the program that nsys starts.
+
+    Each option of nsys takes a value.
+    """
     flags: dict[str, str] = {}
-    rest = iter(words)
-    for word in rest:
-        if word in ("profile", "launch"):
-            continue
-        if not word.startswith("-"):
-            break
-        name, sign, value = word.partition("=")
-        name = _SHORT.get(name, name)
-        if not sign and name in ("--capture-range", "--capture-range-end"):
-            value = next(rest, "")
-        flags[name] = value
+    rest = list(words)
+    while rest and rest[0] in _COMMANDS:
+        rest.pop(0)
+    while rest and rest[0].startswith("-"):
+        name, sign, value = rest.pop(0).partition("=")
+        if not sign and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        flags[_SHORT.get(name, name)] = value
     return flags

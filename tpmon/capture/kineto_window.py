@@ -1,0 +1,215 @@
+"""Lead one window that kineto records by itself: order, progress, the file that it writes.
+
+kineto records whole updates of the optimizer and writes in a thread of its own, without Python's lock:
+the loop is not stopped for it. What is ordered cannot be taken back; where nobody wants it any more, the
+folder that it would write to is taken away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+from tpmon.capture.kineto import Order, is_sayable
+from tpmon.capture.kineto_daemon import Daemon, TakenError
+from tpmon.capture.kineto_target import KinetoClient
+from tpmon.capture.plan import size_window
+from tpmon.errors import UsageError
+from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureState
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
+
+_LISTEN_S = 0.1
+_ASKS_S = 20.0
+"""kineto asks every second under ``tpmon run --kineto``, else every five."""
+
+_WAIT_S = 600.0
+_SPARE_S = 120.0
+_SETTLES_S = 10.0
+"""So long after kineto is free again its file may still be missing: it renames it last."""
+
+_UNTOLD = Missing("kineto does not say it")
+_EVENT = b'"ph": "X"'
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Hold how an order ended: verified with a file, or why there is none."""
+
+    state: CaptureState
+    reason: str
+    path: str
+
+
+class KinetoWindow:
+    """Lead one capture of one process; ``tell`` gets a line of progress whenever something changes."""
+
+    def __init__(
+        self,
+        client: KinetoClient,
+        asked: CaptureAsked,
+        tell: Callable[[str], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take the daemon's place.
+
+        Raises:
+            TakenError: where it is taken, or the folder cannot be said to kineto.
+        """
+        self.asked = asked
+        self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
+        self._client = client
+        self._tell = tell
+        self._stopped = stopped
+        self._said = ""
+        self._folder = os.path.join(asked.folder, f"kineto-{client.process.pid}.part")
+        if not is_sayable(self._folder):
+            raise TakenError(
+                f"kineto cannot be told this folder: {asked.folder!r}",
+                "tpmon capture --out FOLDER, a plain one",
+            )
+        self._daemon = Daemon(client)
+
+    def run(self) -> Recorded:
+        """Record one update to size the rest, then as many as fit; leaves nothing but the file.
+
+        Raises:
+            UsageError: where not even one fits, or the folder cannot be made.
+        """
+        try:
+            self._make_folder()
+            self._say("asking kineto for one update first, to size the rest")
+            probe = self._record(1, "probe")
+            if probe.state is not CaptureState.VERIFIED:
+                return probe
+            events, size = count_events(probe.path)
+            os.unlink(probe.path)
+            price = self.price = size_window(self.asked, [(events, size, 0.0)])
+            if not price.steps:
+                raise UsageError(
+                    f"one update has {events:,} events: more than one window may have",
+                    "leave --stacks, --shapes and --memory out",
+                )
+            left = os.statvfs(self._folder)
+            if price.bytes * 2 > left.f_bavail * left.f_frsize:
+                return self._end(CaptureState.REFUSED, f"too little room in {self.asked.folder}")
+            self._say(
+                f"{price.steps} updates: about {price.memory_bytes / 2**20:.1f} MiB of memory for a while and"
+                f" {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto writes"
+            )
+            return self._record(price.steps, "trace")
+        except OSError as error:
+            return self._end(CaptureState.FAILED, f"{error.strerror or error}: {self.asked.folder}")
+
+    def close(self) -> None:
+        """Give the daemon's place back, and take the folder away."""
+        self._daemon.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _make_folder(self) -> None:
+        os.makedirs(self.asked.folder, mode=0o700, exist_ok=True)
+        os.mkdir(self._folder, 0o700)
+        owner = os.stat(f"/proc/{self._client.process.pid}")
+        if owner.st_uid != os.geteuid():
+            os.chown(self._folder, owner.st_uid, owner.st_gid)
+
+    def _record(self, updates: int, name: str) -> Recorded:
+        """Order so many updates, and wait for the file."""
+        asked = self.asked
+        pid = self._client.process.pid
+        path = os.path.join(self._folder, f"{name}.json")
+        self._daemon.orders[pid] = Order(path, updates, asked.stacks, asked.shapes, asked.memory)
+        began = time.monotonic()
+        ordered = busy = freed = 0.0
+        while True:
+            heard = self._daemon.listen(_LISTEN_S)
+            now = time.monotonic()
+            if heard is not None and heard.pid == pid and not heard.ask.registers:
+                if heard.ordered:
+                    ordered = now
+                elif ordered and not heard.ask.free:
+                    busy, freed = busy or now, 0.0
+                elif busy and heard.ask.free:
+                    freed = freed or now
+            if written := self._find_whole(name):
+                return Recorded(CaptureState.VERIFIED, "", written)
+            if not self._is_alive():
+                return self._end(CaptureState.GONE, "the process ended")
+            if self._stopped():
+                return self._end(CaptureState.CANCELLED, "nobody waits for it any more")
+            if not ordered and now - began > _ASKS_S:
+                return self._end(CaptureState.REFUSED, "kineto did not ask: is it busy with another profile?")
+            if freed and now - freed > _SETTLES_S:
+                return self._end(
+                    CaptureState.YIELDED,
+                    "kineto gave it up: the program began a profile of its own, or disk full",
+                )
+            if ordered and not busy and now - ordered > _WAIT_S:
+                return self._end(CaptureState.EXPIRED, "the loop came to no update of an optimizer")
+            if busy and now - busy > asked.seconds + _SPARE_S:
+                return self._end(CaptureState.EXPIRED, "the updates took too long")
+            self._say_state(updates, ordered, busy, name)
+
+    def _say_state(self, updates: int, ordered: float, busy: float, name: str) -> None:
+        what = "one update" if name == "probe" else f"{updates} updates"
+        if not ordered:
+            self._say_once("waiting until kineto asks")
+        elif not busy:
+            self._say_once(f"armed: {what} from the next one on")
+        else:
+            self._say_once(f"recording {what}, or writing them")
+
+    def _find_whole(self, name: str) -> str:
+        """Return the path of the trace when kineto gave it its name, "" until then."""
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(self._folder):
+                if entry.startswith(name) and entry.endswith(".json"):
+                    path = os.path.join(self._folder, entry)
+                    return path if is_whole(path) else ""
+        return ""
+
+    def _is_alive(self) -> bool:
+        process = self._client.process
+        try:
+            with open(f"/proc/{process.pid}/stat", "rb") as file:
+                data = file.read()
+        except OSError:
+            return False
+        words = data[data.rindex(b")") + 2 :].split()
+        return words[0] not in (b"Z", b"X") and int(words[19]) == process.start_ticks
+
+    def _end(self, state: CaptureState, reason: str) -> Recorded:
+        return Recorded(state, reason, "")
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._said = text
+        self._tell(text)
+
+
+def is_whole(path: str) -> bool:
+    """Tell whether a trace is there to its last brace."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(size - 64, 0))
+            return file.read(64).rstrip().endswith(b"}")
+    except OSError:
+        return False
+
+
+def count_events(path: str) -> tuple[int, int]:
+    """Count the events with a duration in a trace that kineto wrote, and its bytes."""
+    found, rest = 0, b""
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            data = rest + chunk
+            found += data.count(_EVENT)
+            rest = data[-(len(_EVENT) - 1) :]
+        return found, file.tell()
