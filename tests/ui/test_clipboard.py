@@ -29,6 +29,10 @@ def test_tmux_is_asked_only_inside_tmux(monkeypatch, tmp_path):
     assert load_tmux_buffer("text") in ("tmux refused (1)", "no tmux command")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert load_tmux_buffer("text") == "no tmux command"
+    (tmp_path / "tmux").write_text("no program")
+    assert load_tmux_buffer("text") == "tmux did not start (Permission denied)"
+    (tmp_path / "tmux").chmod(0o755)
+    assert load_tmux_buffer("text") == "tmux did not start (Exec format error)"
 
 
 def test_facts_name_the_job_the_host_and_the_time():

@@ -49,6 +49,8 @@ def load_tmux_buffer(text: str) -> str:
         )
     except FileNotFoundError:
         return "no tmux command"
+    except OSError as error:
+        return f"tmux did not start ({error.strerror})"
     except subprocess.TimeoutExpired:
         return "tmux did not answer"
     return "tmux buffer" if done.returncode == 0 else f"tmux refused ({done.returncode})"
