@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -124,8 +125,10 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     command = parse_command(options.diagnose_on_change) if options.diagnose_on_change else ()
     limit_s = options.diagnose_for_s if options.diagnose_for_s or until else LOOK_S
     output = _stdout(options.ascii_only)
+    # What a person gives as the limit of a wait holds for all of it: until the job is there, and then.
+    begun_s = time.monotonic() if until else None
     job = _find_job(asked, (options.diagnose_for_s or AWAIT_S) if until else 0.0)
-    watch = Watch(limit_s, until, OnChange(command) if command else None)
+    watch = Watch(limit_s, until, OnChange(command) if command else None, begun_s)
 
     def sink(update: Update) -> None:
         if watch.read(update):

@@ -156,12 +156,21 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 class Watch:
     """Follow the verdict of a session: a sink that knows when to stop."""
 
-    def __init__(self, limit_s: float | None, until: frozenset[str], on_change: OnChange | None) -> None:
-        """Stop after ``limit_s`` (None: never), or at a verdict of ``until``, or when the job ended."""
+    def __init__(
+        self,
+        limit_s: float | None,
+        until: frozenset[str],
+        on_change: OnChange | None,
+        begun_s: float | None = None,
+    ) -> None:
+        """Stop after ``limit_s`` (None: never), or at a verdict of ``until``, or when the job ended.
+
+        The limit counts from ``begun_s`` (monotonic), None: from now.
+        """
         self._limit_s = limit_s
         self._until = until
         self._on_change = on_change
-        self._begun = time.monotonic()
+        self._begun_s = time.monotonic() if begun_s is None else begun_s
 
     def read(self, update: Update) -> bool:
         """Take one Frame; tell whether enough was seen."""
@@ -174,7 +183,7 @@ class Watch:
                 return True
         if frame.target.state is TargetState.ENDED:
             return True
-        return self._limit_s is not None and time.monotonic() - self._begun >= self._limit_s
+        return self._limit_s is not None and time.monotonic() - self._begun_s >= self._limit_s
 
     def finish(self) -> None:
         """Let a command of --on-change that still runs come to its end, within its limit."""

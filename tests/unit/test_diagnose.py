@@ -69,6 +69,7 @@ def test_a_watch_ends_with_the_job_and_with_its_time() -> None:
     assert Watch(None, frozenset(), None).read(update(Kind.DATA_BOUND, target=ended))
     assert Watch(0.0, frozenset(), None).read(update(Kind.DATA_BOUND))
     assert not Watch(60.0, frozenset(), None).read(update(Kind.DATA_BOUND))
+    assert Watch(60.0, frozenset(), None, time.monotonic() - 61.0).read(update(Kind.DATA_BOUND))
 
 
 def test_the_exit_code_is_that_of_the_kind() -> None:
