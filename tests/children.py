@@ -29,6 +29,16 @@ def start_burning(count, stop=None):
 """
 
 
+MAP_TORCH = """
+import mmap
+with open(sys.argv[1] + "/libtorch_cpu.so", "wb") as file:
+    file.write(bytes(4096))
+with open(file.name, "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+"""
+"""What a child runs to be taken for one that has loaded torch; its first argument is a folder for the library."""
+
+
 class Child:
     """Hold a running child; ``say`` and ``hear`` exchange lines with it."""
 

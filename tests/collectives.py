@@ -11,9 +11,12 @@ from tests.frames import NOW
 from tpmon.model.collectives import (
     CallState,
     CollectiveCall,
+    CollectivesReading,
     GroupRecord,
     RankRecord,
+    RasReport,
     RecordSource,
+    SourceNote,
 )
 from tpmon.model.known import NOT_APPLICABLE
 
@@ -89,3 +92,16 @@ def make_record(rank: int, *groups: GroupRecord, **fields: Any) -> RankRecord:
     """Build the record of one rank."""
     plain = RankRecord(HOST, 4000 + 10 * rank, rank, RecordSource.SERVER, NOW, True, groups)
     return replace(plain, **fields)
+
+
+def reading(
+    *records: RankRecord, ras: Sequence[RasReport] = (), notes: Sequence[SourceNote] = ()
+) -> CollectivesReading:
+    """Gather what was read of the collectives of a job."""
+    return CollectivesReading(tuple(records), tuple(ras), tuple(notes))
+
+
+def one_missing() -> list[RankRecord]:
+    """Build records in which rank 3 has not called what the others wait in."""
+    waiting = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
+    return [*waiting, make_record(3, make_group(17, 17))]

@@ -10,51 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.collectives import HOST, make_call, make_group, make_record
-from tests.dumps import DECODE, NFS, SITE, make_native, make_rank, make_round
+from tests.collectives import make_call, make_group, make_record, one_missing, reading
 from tests.frames import NOW
-from tpmon.judge.collectives import (
-    add_collectives,
-    find_open,
-    fold_collectives,
-    judge_collectives,
-    order_findings,
-)
+from tpmon.judge.collectives import find_open, judge_collectives, order_findings
 from tpmon.judge.collectives_match import find_differences
-from tpmon.judge.collectives_stacks import Standing, may_wait
-from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
-from tpmon.model.codec import decode, encode
-from tpmon.model.collectives import (
-    CallState,
-    CollectiveCause,
-    Collectives,
-    CollectivesReading,
-    RasRank,
-    RasReport,
-    RecordSource,
-    SourceNote,
-)
-from tpmon.model.dump import Dump
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.stacks import StackFrame
-from tpmon.report.dump import write_dump
+from tpmon.judge.collectives_stacks import Standing
+from tpmon.model.collectives import CollectiveCause, Collectives, RecordSource
+from tpmon.model.known import NOT_APPLICABLE, Missing
 
-ORIGIN = Origin(4000, "train.py", 4)
-NO_SERVER = SourceNote(HOST, RecordSource.SERVER, "no debug server in it")
 UNKNOWN = Missing("the record does not name its members")
-
-
-def reading(*records, ras=(), notes=()) -> CollectivesReading:
-    return CollectivesReading(tuple(records), tuple(ras), tuple(notes))
 
 
 def judge(*records, world_size=4, standings=None) -> Collectives:
     return judge_collectives([reading(*records)], world_size, standings or {})
-
-
-def one_missing() -> list:
-    waiting = [make_record(rank, make_group(17, 18)) for rank in (0, 1, 2)]
-    return [*waiting, make_record(3, make_group(17, 17))]
 
 
 def test_a_rank_that_has_not_called_is_missing():
@@ -311,115 +279,3 @@ def test_the_rank_that_is_away_is_found_among_512():
     found = judge(*records, world_size=512).findings
     assert found[0].missing == (3,)
     assert {one.cause for one in found} == {CollectiveCause.MISSING_RANK}
-
-
-BEHIND = RasRank("00a1b2c3d4e5f607", 3, "behind", "AllReduce", 4710, 4711, 4242, "10.0.0.1")
-REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
-
-
-def test_ncclls_report_is_said_beside_the_records_and_alone():
-    alone = judge_collectives([reading(ras=[REPORT])], 4, {})
-    assert alone.summary == (
-        "NCCL RAS: rank 3 of communicator e5f607 (process 4242 on 10.0.0.1) launched 4710 of 4711 AllReduce"
-    )
-    both = judge_collectives([reading(*one_missing(), ras=[REPORT])], 4, {})
-    assert both.summary.endswith(alone.summary)
-    fine = replace(REPORT, ranks=(), errors=())
-    assert "names no rank" in judge_collectives([reading(ras=[fine])], 4, {}).summary
-    dead = replace(REPORT, dead=2, silent=1, ranks=(replace(BEHIND, problem="status ABORT"),) * 5)
-    said = judge_collectives([reading(ras=[dead])], 4, {}).summary
-    assert "2 processes are dead, 1 process gave no answer" in said
-    assert "status ABORT" in said
-    assert said.endswith("2 more")
-
-
-def hung_dump(ranks=range(4), host: str = HOST) -> Dump:
-    native = make_native(77, "pt_nccl_watchdg")
-    looks = [
-        make_round(
-            *(
-                make_rank(
-                    rank,
-                    native,
-                    **({"frames": DECODE, "state": "D", "waits_on": NFS} if rank == 3 else {}),
-                )
-                for rank in ranks
-            ),
-            at_s=at_s,
-            host=host,
-        )
-        for at_s in (0.0, 60.0)
-    ]
-    return fold_rounds(looks, Origin(4000, "train.py", 4))
-
-
-def test_a_dump_carries_what_was_recorded_and_survives_its_json():
-    dump = add_collectives(hung_dump(), reading(*one_missing(), notes=[NO_SERVER]))
-    assert is_known(dump.collectives)
-    assert (
-        "rank 3 has not called it: decode data.py:88 (data wait), blocked in a read"
-        in dump.collectives.summary
-    )
-    assert decode(Dump, encode(dump)) == dump
-    text = "\n".join(write_dump(dump, lambda _: ()))
-    assert "calls    all_reduce number 18 of default_pg" in text
-    assert (
-        "  default_pg: ranks 0-2 done up to 17 all_reduce (4x4 Float), in 18 all_reduce (4x4 Float)" in text
-    )
-    assert "  default_pg: rank 3 done up to 17 all_reduce (4x4 Float), called no more" in text
-    assert "from debug server of torch (4 ranks, 03:07:41)" in text
-
-
-def test_a_dump_of_an_older_tpmon_is_read():
-    line = encode(hung_dump())
-    assert '"collectives"' not in line
-    assert decode(Dump, line).collectives is NOT_APPLICABLE
-
-
-def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
-    dump = add_collectives(hung_dump(), reading(notes=[NO_SERVER]))
-    assert is_known(dump.collectives)
-    assert dump.collectives.summary == (
-        "no record of its collectives; NCCL aborts this job in at most about 9m00s"
-        " (assumed: its default timeout)"
-    )
-    text = "\n".join(write_dump(dump, lambda _: ()))
-    assert "debug server of torch: no debug server in it" in text
-
-
-def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_run():
-    running = fold_rounds([make_round(*(make_rank(one, frames=DECODE) for one in range(2)))], ORIGIN)
-    assert not may_wait(running.groups)
-    waiting = fold_rounds([make_round(make_rank(0, frames=DECODE), make_rank(1))], ORIGIN)
-    assert may_wait(waiting.groups)
-    synchronize = (*DECODE[:2], StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 900))
-    assert may_wait(fold_rounds([make_round(make_rank(0, frames=synchronize))], ORIGIN).groups)
-    assert may_wait(fold_rounds([make_round(make_rank(0, frames=Missing("denied")))], ORIGIN).groups)
-
-
-def test_a_job_that_waits_for_no_rank_is_told_nothing_of_records_that_are_not_there():
-    looks = make_round(*(make_rank(rank, frames=DECODE) for rank in range(2)))
-    dump = fold_rounds([looks], Origin(4000, "train.py", 2))
-    assert add_collectives(dump, reading(notes=[NO_SERVER])).collectives is NOT_APPLICABLE
-    assert add_collectives(dump, reading()).collectives is NOT_APPLICABLE
-
-
-def test_records_of_two_hosts_are_judged_together():
-    """Neither host alone can accuse a rank; both together do."""
-    first = add_collectives(hung_dump((0, 1)), reading(*one_missing()[:2]))
-    second = hung_dump((2, 3), "node-02")
-    second = add_collectives(second, reading(*(replace(one, host="node-02") for one in one_missing()[2:])))
-    assert is_known(first.collectives)
-    assert first.collectives.findings[0].cause is CollectiveCause.REMOTE_RANK
-    folded = fold_collectives(fold_dumps([first, second]), [first, second])
-    assert is_known(folded.collectives)
-    (found,) = folded.collectives.findings
-    assert (found.cause, found.missing) == (CollectiveCause.MISSING_RANK, (3,))
-    assert len(folded.collectives.records) == 4
-
-
-def test_a_call_that_runs_ahead_is_shown_with_how_many_more():
-    group = make_group(17, 21, [make_call(18, state=CallState.STARTED, input_sizes=((), (2, 3), (4,)))])
-    dump = add_collectives(hung_dump(), reading(make_record(0, group)))
-    text = "\n".join(write_dump(dump, lambda _: ()))
-    assert "done up to 17, in 18 all_reduce (1+2x3+... Float), 3 calls ahead" in text

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 
 import pynvml
 import pytest
 
 from tests.fake_nvml import FakeCard, FakeNvml, ring
+from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.codec import to_plain
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import Missing, is_known
 from tpmon.probe.gpu_calls import describe_code
-from tpmon.probe.gpu_wire import CardLine, Line, decode_line, encode_line
-from tpmon.probe.nvml import CardReader, measure_busy
+from tpmon.probe.nvml import measure_busy
 
-SECOND_NS = 1_000_000_000
 CODES = (3, 4, 6, 13, 15, 18, 999)
 COUNTERS_WITHOUT_ANOTHER_CALL = {
     f"fast.counters.{name}"
@@ -30,7 +28,6 @@ COUNTERS_WITHOUT_ANOTHER_CALL = {
         "pcie_rx_bytes",
     )
 }
-
 # What a failing call costs; a call with a second source costs nothing.
 COSTS = {
     "nvmlDeviceGetSamples": {"fast.busy.idle_ratio", "fast.busy.busy_ratio"},
@@ -67,34 +64,6 @@ SECOND_SOURCE = {
     ("nvmlDeviceGetComputeRunningProcesses_v3", 13): set(),
     ("nvmlDeviceGetProcessesUtilizationInfo", 6): {"fast.processes[0].sm_pct"},
 }
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ns = 1000 * SECOND_NS
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    def step(self, seconds: float) -> None:
-        self.now_ns += int(seconds * SECOND_NS)
-
-
-def make_reader(nvml: FakeNvml) -> tuple[CardReader, Clock]:
-    clock = Clock()
-    return CardReader(nvml, 0, clock), clock
-
-
-def read_twice(nvml: FakeNvml) -> tuple[CardLine, CardLine]:
-    """Read a card in two seconds; both have new samples."""
-    reader, clock = make_reader(nvml)
-    first = reader.read()
-    clock.step(1)
-    for card in nvml.cards:
-        card.samples = ring([50], 11, 1)
-        card.memory_samples = ring([20], 11, 1)
-        card.busy_rows = [(pid, stamp + 1_000_000, pct) for pid, stamp, pct in card.busy_rows]
-    return first, reader.read()
 
 
 def flatten(value: object, path: str = "") -> dict[str, object]:
@@ -325,186 +294,3 @@ def test_the_size_zero_quirk_is_no_failure() -> None:
     listed = make_reader(Empty())[0].read().fast.processes
     assert is_known(listed)
     assert listed[0].sm_pct == Missing("no sample since the last reading")
-
-
-def test_pcie_throughput_is_never_asked() -> None:
-    nvml = FakeNvml()
-    read_twice(nvml)
-    assert not [name for name in nvml.calls if "Throughput" in name]
-
-
-def test_a_second_costs_at_most_fifteen_calls() -> None:
-    nvml = FakeNvml()
-    nvml.cards[0].fields[91] = 18
-    reader, clock = make_reader(nvml)
-    reader.read()
-    clock.step(1)
-    nvml.calls.clear()
-    reader.read()
-    assert len(nvml.calls) <= 15
-
-
-def test_tiers_are_read_when_due() -> None:
-    reader, clock = make_reader(FakeNvml())
-    seen: dict[str, list[int]] = {"slow": [], "health": [], "identity": []}
-    for second in range(31):
-        line = reader.read()
-        for tier, seconds in seen.items():
-            if getattr(line, tier) is not NOT_APPLICABLE:
-                seconds.append(second)
-        clock.step(1)
-    assert seen == {"slow": [0, 10, 20, 30], "health": [0, 30], "identity": [0, 30]}
-
-
-def test_what_is_not_supported_is_asked_again_with_the_health_tier_only() -> None:
-    nvml = FakeNvml()
-    nvml.failures["nvmlDeviceGetPowerUsage"] = 3
-    reader, clock = make_reader(nvml)
-    for _ in range(31):
-        reader.read()
-        clock.step(1)
-    assert nvml.calls.count("nvmlDeviceGetPowerUsage") == 2
-
-
-@pytest.mark.parametrize(
-    ("processes", "reasons", "next_s"),
-    [([], 0x1, 10.0), ([], 0x0, 1.0), ([], 0x5, 1.0), ([(1, 2)], 0x1, 1.0)],
-)
-def test_only_an_unused_idle_card_is_read_rarely(processes: list, reasons: int, next_s: float) -> None:
-    card = FakeCard(processes=processes, reasons=reasons)
-    assert make_reader(FakeNvml([card]))[0].read().next_s == next_s
-
-
-@pytest.mark.parametrize("code", [15, 999])
-def test_a_card_that_answers_nothing_is_lost_and_opened_anew(code: int) -> None:
-    nvml = FakeNvml()
-    reader, clock = make_reader(nvml)
-    assert reader.read().lost is NOT_APPLICABLE
-    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith("nvmlDevice")}
-    clock.step(1)
-    line = reader.read()
-    assert line.lost == describe_code(code)
-    assert line.uuid == "GPU-0000"
-    assert line.fast.power_w == Missing(describe_code(code))
-    assert (reader.handle, line.next_s) == (None, 30.0)
-    assert reader.read().lost == describe_code(code)
-    nvml.failures = {}
-    clock.step(30)
-    line = reader.read()
-    assert line.lost is NOT_APPLICABLE
-    assert line.fast.power_w == 412.5
-
-
-def test_a_card_that_may_not_be_opened_is_not_lost() -> None:
-    nvml = FakeNvml()
-    nvml.failures["nvmlDeviceGetHandleByIndex"] = 4
-    line = make_reader(nvml)[0].read()
-    assert line.lost is NOT_APPLICABLE
-    assert line.fast.power_w == Missing("no permission")
-
-
-@pytest.mark.parametrize("code", [1, 9, 18])
-def test_a_driver_that_went_away_is_told_from_a_failing_call(code: int) -> None:
-    nvml = FakeNvml()
-    reader, clock = make_reader(nvml)
-    reader.read()
-    assert reader.calls.gone_code() == 0
-    nvml.failures = {name: code for name in dir(FakeNvml) if name.startswith("nvml")}
-    clock.step(1)
-    reader.read()
-    assert reader.calls.gone_code() == code
-
-
-def test_gpm_wants_two_samples_and_no_gap() -> None:
-    reader, clock = make_reader(FakeNvml())
-    assert reader.read().fast.gpm == Missing("first GPM sample")
-    clock.step(0.05)
-    assert reader.read().fast.gpm == Missing("GPM samples lie too close together")
-    clock.step(0.06)
-    gpm = reader.read().fast.gpm
-    assert is_known(gpm)
-    assert (gpm.sm_active_pct, gpm.nvlink_tx_bytes_s) == (91.0, 3 * (1 << 20))
-    clock.step(5.5)
-    assert reader.read().fast.gpm == Missing("GPM sampled anew after a gap")
-    clock.step(1)
-    assert is_known(reader.read().fast.gpm)
-
-
-def test_gpm_metrics_fail_one_by_one_and_implausible_ones_are_dropped() -> None:
-    card = FakeCard(gpm={2: 100.4, 3: float("nan"), 10: 240.0})
-    gpm = read_twice(FakeNvml([card]))[1].fast.gpm
-    assert is_known(gpm)
-    assert gpm.sm_active_pct == 100.0
-    assert gpm.occupancy_pct == Missing("GPM gave no number")
-    assert gpm.tensor_pct == Missing("not supported by this card")
-    assert gpm.dram_pct == Missing("GPM gave 240 %")
-
-
-def test_a_card_without_gpm_is_asked_once() -> None:
-    nvml = FakeNvml([FakeCard(gpm=None)])
-    second = read_twice(nvml)[1]
-    assert second.fast.gpm == Missing("no GPM on this card (Hopper and newer have it)")
-    assert nvml.calls.count("nvmlGpmQueryDeviceSupport") == 1
-
-
-def make_mig_card() -> FakeCard:
-    def device(number: int) -> FakeCard:
-        return FakeCard(
-            uuid=f"MIG-{number}",
-            instance=number,
-            used=number << 30,
-            total=10 << 30,
-            processes=[(100 + number, 1 << 30), (7, 1)],
-            gpm={2: 10.0 * number},
-        )
-
-    return FakeCard(mig=1, mig_devices=[device(1), device(2)])
-
-
-def test_mig_instances_have_memory_activity_and_processes() -> None:
-    nvml = FakeNvml([make_mig_card()])
-    nvml.failures["nvmlDeviceGetSamples"] = 3
-    nvml.failures["nvmlDeviceGetUtilizationRates"] = 3
-    first, second = read_twice(nvml)
-    assert is_known(first.slow)
-    assert first.slow.mig is True
-    shown = [(one.uuid, one.memory_used_bytes, one.sm_active_pct) for one in second.fast.instances]
-    assert shown == [("MIG-1", 1 << 30, 10.0), ("MIG-2", 2 << 30, 20.0)]
-    assert is_known(second.fast.processes)
-    assert {one.pid for one in second.fast.processes} == {101, 102, 7}
-    assert second.fast.busy == Missing("not supported by this card")
-
-
-def test_mig_rebuilt_instances_are_found_anew() -> None:
-    nvml = FakeNvml([make_mig_card()])
-    reader, clock = make_reader(nvml)
-    reader.read()
-    nvml.cards[0].mig_devices[0] = FakeCard(uuid="MIG-9", instance=9)
-    clock.step(10)
-    line = reader.read()
-    assert [one.uuid for one in line.fast.instances] == ["MIG-9", "MIG-2"]
-    assert isinstance(line.fast.instances[0].sm_active_pct, Missing)
-
-
-def test_lines_survive_the_pipe() -> None:
-    for line in (*read_twice(FakeNvml()), *read_twice(FakeNvml([make_mig_card()]))):
-        assert decode_line(encode_line(Line(card=line))) == Line(card=line)
-
-
-def test_strange_answers_cost_their_field() -> None:
-    class Strange(FakeNvml):
-        def nvmlDeviceGetRemappedRows(self, card: FakeCard) -> object:
-            return ()
-
-        def nvmlDeviceGetPowerUsage(self, card: FakeCard) -> object:
-            return float("inf")
-
-        def nvmlDeviceGetMigMode(self, card: FakeCard) -> object:
-            return SimpleNamespace()
-
-    line = make_reader(Strange())[0].read()
-    assert is_known(line.health)
-    assert is_known(line.slow)
-    assert isinstance(line.health.remapped_rows_pending, Missing)
-    assert isinstance(line.fast.power_w, Missing)
-    assert isinstance(line.slow.mig, Missing)

@@ -1,0 +1,23 @@
+"""Say who runs tpmon in a test of its permissions, and what a check answers."""
+
+from __future__ import annotations
+
+from tpmon.model.doctor import Access, Check
+from tpmon.model.known import is_known
+from tpmon.probe.permissions_rules import Own
+
+ALLOWED, DENIED, ABSENT, UNKNOWN = Access.ALLOWED, Access.DENIED, Access.ABSENT, Access.UNKNOWN
+STATUS = (
+    b"Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\nCapPrm:\t0000000000000000\nCapEff:\t%016x\nSeccomp:\t%d\n"
+)
+
+
+def own(
+    uid: int = 1000, *capabilities: int, contained: bool = False, all_users: bool = True, filtered: int = 0
+):
+    mask = sum(1 << number for number in capabilities)
+    return Own(uid, 19 in capabilities, contained, all_users, STATUS % (mask, filtered))
+
+
+def fix_of(check: Check) -> str:
+    return check.fix if is_known(check.fix) else ""

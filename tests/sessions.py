@@ -1,0 +1,127 @@
+"""Stand for the probe and the screen of a session: a source that hands out Frames, a sink that keeps them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+from tests.frames import make_cpu, make_frame, make_target
+from tpmon.model.collectives import CollectivesReading, DumpRecords, RankRecord
+from tpmon.model.dump import Asker, DumpRequest, DumpState
+from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.results import Update
+from tpmon.model.sample import SampleRequest, SampleState
+
+
+class Dumps:
+    """Answer a request with the states that a test gives, one at each call of ``tell``."""
+
+    def __init__(self) -> None:
+        self.on_change = lambda: None
+        self.state: Applicable[DumpState] = NOT_APPLICABLE
+        self.asked: list[DumpRequest] = []
+
+    def ask(self, request: DumpRequest) -> None:
+        self.asked.append(request)
+
+    def tell(self, state: DumpState) -> None:
+        self.state = state
+        self.on_change()
+
+
+class Records:
+    """Answer with the records that a test gives."""
+
+    def __init__(self) -> None:
+        self.on_change = lambda: None
+        self.newest: Applicable[DumpRecords] = NOT_APPLICABLE
+        self.asked: list[int] = []
+
+    def ask(self, dump_ns: int) -> None:
+        self.asked.append(dump_ns)
+
+    def tell(self, dump_ns: int, *records: RankRecord) -> None:
+        self.newest = DumpRecords(dump_ns, CollectivesReading(records, (), ()))
+        self.on_change()
+
+
+class Samples:
+    """Answer a request for samples with the states that a test gives."""
+
+    def __init__(self) -> None:
+        self.on_change = lambda: None
+        self.state: Applicable[SampleState] = NOT_APPLICABLE
+        self.asked: list[SampleRequest] = []
+        self.finished = 0
+
+    def ask(self, request: SampleRequest) -> None:
+        self.asked.append(request)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+    def tell(self, state: SampleState) -> None:
+        self.state = state
+        self.on_change()
+
+
+class Source:
+    """Hand out numbered Frames; a test may make one slow, failing or the last."""
+
+    def __init__(
+        self, *, slow: dict[int, float] | None = None, ends_at: int = -1, fails_at: int = -1
+    ) -> None:
+        self.dumps = Dumps()
+        self.records = Records()
+        self.samples = Samples()
+        self.times: list[float] = []
+        self.intervals: list[float] = []
+        self.closed = 0
+        self.open = threading.Event()
+        self.open.set()
+        self._slow, self._ends_at, self._fails_at = slow or {}, ends_at, fails_at
+
+    def collect(self) -> Frame:
+        number = len(self.times)
+        self.times.append(time.monotonic())
+        if number == self._fails_at:
+            raise ZeroDivisionError("a bug in a probe")
+        time.sleep(self._slow.get(number, 0))
+        self.open.wait(20)
+        state = TargetState.ENDED if number == self._ends_at else TargetState.RUNNING
+        return make_frame(
+            taken_ns=time.monotonic_ns(),
+            target=make_target(state=state, world_size=8),
+            cpu=make_cpu(runnable=float(number)),
+        )
+
+    def set_interval(self, seconds: float) -> None:
+        self.intervals.append(seconds)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Sink:
+    """Keep every update and wake whoever waits for the n-th."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, update: Update) -> None:
+        with self._changed:
+            self.updates.append(update)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, seconds: float = 5.0) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.updates) >= count, seconds)
+
+
+def dump_state(**fields) -> DumpState:
+    """Return the state of a dump of the key that has begun."""
+    begun = DumpState(DumpRequest(Asker.KEY), (), answered=0, asked=2, running=True, refused="")
+    return replace(begun, **fields)

@@ -1,0 +1,45 @@
+"""The list of jobs as text."""
+
+from __future__ import annotations
+
+from tpmon.model.known import Missing
+from tpmon.model.results import JobList, JobState, JobSummary
+from tpmon.report.jobs import write_jobs
+
+
+def test_jobs_are_listed_longest_running_first():
+    jobs = (
+        JobSummary(4211, "usr", JobState.STOPPED, "train.py", "--lr 0.1", 1, 2, 0, 720.0),
+        JobSummary(
+            48213, "grace", JobState.RUNNING, "pretrain.py", "", 8, 16, Missing("another user's"), 11_520.0
+        ),
+    )
+    assert write_jobs(JobList("", jobs, 0)) == [
+        "  PID  USER   STATE    RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
+        "48213  grace  running      8       16     ?   3h12m  pretrain.py",
+        " 4211  usr    stopped      1        2     0  12m00s  train.py --lr 0.1",
+        "not read GPUs (another user's)",
+    ]
+
+
+def test_what_of_other_users_could_not_be_read_is_said():
+    hidden = Missing("this user may not read a process of the job")
+    cards = Missing("Permission denied")
+    jobs = (JobSummary(48213, "grace", hidden, "pretrain.py", "--big", hidden, hidden, cards, 11_520.0),)
+    assert write_jobs(JobList("", jobs, 3)) == [
+        "  PID  USER   STATE  RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
+        "48213  grace  ?          ?        ?     ?   3h12m  pretrain.py --big",
+        "not read state, ranks, workers (this user may not read a process of the job); GPUs (Permission",
+        "         denied)",
+        "3 Python processes of other users could not be read (sudo tpmon ps shows them)",
+    ]
+    assert write_jobs(JobList("", (), 1)) == [
+        "no training job on this machine that this user may read",
+        "1 Python process of other users could not be read (sudo tpmon ps shows them)",
+    ]
+
+
+def test_no_job_is_said_in_words():
+    what, hint = write_jobs(JobList("", (), 0))
+    assert what.startswith("no training job on this machine")
+    assert hint.startswith("Try: tpmon demo")

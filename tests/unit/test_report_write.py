@@ -1,0 +1,64 @@
+"""How text is written to a reader that is slow, gone or full."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tpmon.errors import UsageError
+from tpmon.report.write import Output, ReaderGone
+
+
+def test_output_writes_whole_lines():
+    read, write = os.pipe()
+    Output(write, ascii_only=False).write_lines("GPU 41 % busy · 4 workers", "")
+    Output(write, ascii_only=True).write_lines("GPU 41 % busy · 4 wörkers…")
+    Output(write, ascii_only=True).write_json('{"script":"träin.py"}')
+    os.close(write)
+    with open(read, "rb") as file:
+        assert file.read().decode() == (
+            'GPU 41 % busy · 4 workers\n\nGPU 41 % busy | 4 w?rkers~\n{"script":"träin.py"}\n'
+        )
+
+
+def test_output_says_quietly_that_the_reader_has_gone():
+    read, write = os.pipe()
+    output = Output(write, ascii_only=False)
+    output.check_reader()
+    os.close(read)
+    with pytest.raises(ReaderGone):
+        output.check_reader()
+    with pytest.raises(ReaderGone):
+        output.write_lines("nobody reads this")
+    os.close(write)
+    with pytest.raises(ReaderGone):
+        output.write_lines("nor this")
+
+
+def test_output_waits_for_a_full_pipe_that_does_not_block():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    text = "x" * 300_000
+    received = bytearray()
+
+    import threading
+
+    def take() -> None:
+        while len(received) < len(text) + 1:
+            received.extend(os.read(read, 65536))
+
+    reader = threading.Thread(target=take)
+    reader.start()
+    Output(write, ascii_only=False).write_lines(text)
+    reader.join(10)
+    assert received.decode() == text + "\n"
+    os.close(read)
+    os.close(write)
+
+
+def test_output_names_a_disk_that_is_full():
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(UsageError, match="No space left"):
+        Output(descriptor, ascii_only=False).write_lines("x")
+    os.close(descriptor)

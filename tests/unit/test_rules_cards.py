@@ -1,0 +1,241 @@
+"""Cards that are hot, capped, badly linked or unwell, on made-up Windows; any reading gets an answer."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.frames import make_frame, make_gpu, make_process
+from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on, said
+from tests.judging import hold, scene_of
+from tpmon.judge import rules_gpu
+from tpmon.judge.advice import REMEDIES_FOR
+from tpmon.judge.notes_cards import note_hollow, note_memory_full, note_power_limited
+from tpmon.judge.phases import Phase
+from tpmon.judge.rules_cards import judge_brake, judge_odd_cap, judge_pcie, judge_thermal, judge_unhealthy
+from tpmon.judge.rules_gpu import judge_gpu_compute
+from tpmon.judge.scene import see
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.gpu import GpuSample, ThrottleShare
+from tpmon.model.verdict import Kind
+
+IDLE_LINKS = {
+    "pcie_tx_bytes_s": 0.0,
+    "pcie_rx_bytes_s": 0.0,
+    "nvlink_tx_bytes_s": 0.0,
+    "nvlink_rx_bytes_s": 0.0,
+}
+HEAT = [
+    ("counter", held("SW thermal", 12.0), True),
+    ("hardware", held("HW thermal", 6.0), True),
+    ("bit for 4 of 10 s", held("SW thermal", 40.0, "bit"), True),
+    ("bit for 1 s", held("SW thermal", 10.0, "bit"), False),
+    ("counter just moved", held("SW thermal", 1.0), False),
+    ("idle card", {**held("SW thermal", 50.0), "sm_pct": 5.0}, False),
+    ("power cap is not heat", held("power cap", 100.0), False),
+]
+
+
+@pytest.mark.parametrize(("name", "card", "guilty"), HEAT, ids=[row[0] for row in HEAT])
+def test_heat_is_a_cause_when_it_holds_a_loaded_card(name, card, guilty):
+    answer = judge_thermal(on(make_gpu(**{"sm_clock_mhz": 1300.0, **card})))
+    assert isinstance(answer, Suspicion) is guilty
+    if guilty:
+        assert said(answer) == (Kind.GPU_THROTTLED, "thermal")
+        assert answer.weight == pytest.approx(0.96 * (1 - 1300 / 1980))
+        assert answer.sources == {"NVML reasons", "NVML clock"}
+        assert answer.card == 0
+
+
+def test_a_small_margin_to_the_slowdown_is_a_further_source_of_heat():
+    hot = {**held("SW thermal", 12.0), "sm_clock_mhz": 1300.0}
+    assert "NVML temperature" in judge_thermal(on(make_gpu(**hot, temperature_margin_c=1.0))).sources
+    unread = judge_thermal(on(make_gpu(**hot, temperature_margin_c=UNREAD)))
+    assert "NVML temperature" not in unread.sources
+
+
+def test_the_worst_card_is_named_with_its_rank():
+    hot = held("SW thermal", 20.0)
+    cards = (make_gpu(0, **hot, sm_clock_mhz=1500.0), make_gpu(1, **hot, sm_clock_mhz=900.0, pids=(4212,)))
+    ranks = (make_process(4211), make_process(4212, rank=1))
+    answer = judge_thermal(scene_of(make_frame(gpus=cards, processes=ranks)))
+    assert (answer.card, answer.rank) == (1, 1)
+
+
+def test_the_power_brake_is_its_own_cause():
+    assert said(judge_brake(on(make_gpu(**held("power brake", 8.0), sm_clock_mhz=700.0)))) == (
+        Kind.GPU_THROTTLED,
+        "brake",
+    )
+    assert type(judge_brake(on(make_gpu(**held("power brake", 10.0, "bit"))))) is Cleared
+    assert type(judge_brake(on(make_gpu(throttle_known=UNREAD)))) is Unsure
+
+
+CAPS = [
+    ("capped far below its limit", {**held("power cap", 100.0), "power_w": 300.0}, True),
+    ("capped at its limit: normal", {**held("power cap", 100.0), "power_w": 690.0}, False),
+    ("clocks locked low", {**held("application clocks", 100.0), "sm_clock_mhz": 1200.0}, True),
+    ("default application clocks", {**held("application clocks", 100.0), "sm_clock_mhz": 1755.0}, False),
+    ("bursts at the cap", {**held("power cap", 20.0), "power_w": 300.0}, False),
+    ("starved card", {**held("power cap", 100.0), "power_w": 300.0, "sm_pct": 60.0}, False),
+    ("power not read", {**held("power cap", 100.0), "power_w": UNREAD}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "card", "guilty"), CAPS, ids=[row[0] for row in CAPS])
+def test_only_a_cap_that_the_limit_does_not_explain_is_odd(name, card, guilty):
+    answer = judge_odd_cap(on(make_gpu(**card)))
+    assert isinstance(answer, Suspicion) is guilty
+    if guilty:
+        assert said(answer) == (Kind.GPU_THROTTLED, "odd-cap")
+        assert answer.margin > 1
+
+
+def test_running_at_the_power_limit_is_a_note_and_no_fault():
+    scene = on(make_gpu(**held("power cap", 100.0), power_w=690.0, sm_clock_mhz=1500.0))
+    assert note_power_limited(scene).startswith("power-limited")
+    assert note_power_limited(on(make_gpu())) == ""
+    for rule in rules_gpu.RULES:
+        answer = rule(scene)
+        assert not isinstance(answer, Suspicion) or answer.kind is Kind.COMPUTE_BOUND
+
+
+def test_a_full_card_memory_is_a_note_and_no_fault():
+    scene = on(make_gpu(memory_used_bytes=97, memory_total_bytes=100))
+    assert note_memory_full(scene).startswith("memory-full: card 0 has 97 %")
+    assert note_memory_full(on(make_gpu(memory_total_bytes=UNREAD))) == ""
+    for rule in rules_gpu.RULES:
+        answer = rule(scene)
+        assert not isinstance(answer, Suspicion) or answer.kind is Kind.COMPUTE_BOUND
+
+
+def test_hollow_is_a_note_that_names_the_figure():
+    assert "SM activity 8.0 %" in note_hollow(on(make_gpu(**HOLLOW)))
+    assert "power 19 %" in note_hollow(on(make_gpu(**{**HOLLOW, **NO_GPM})))
+    assert note_hollow(on(make_gpu())) == ""
+    assert note_hollow(on(make_gpu(**{**HOLLOW, "sm_clock_mhz": 800.0}))) == ""
+    assert note_hollow(on(make_gpu(**{**HOLLOW, "power_w": 500.0}))) == ""
+
+
+LINKS = [
+    ("whole", {}, Cleared),
+    ("x4, and much goes over it", {"pcie_width": 4, "pcie_rx_bytes_s": 9e9}, Suspicion),
+    ("x8, little goes over it", {"pcie_width": 8, "pcie_rx_bytes_s": 1e8}, Cleared),
+    ("generation 1 of 5, much goes over it", {"pcie_generation": 1, "pcie_rx_bytes_s": 3e9}, Suspicion),
+    ("idle card", {"pcie_generation": 1, "sm_pct": 4.0}, Unsure),
+    ("x8, traffic not read", {"pcie_width": 8, **dict.fromkeys(IDLE_LINKS, UNREAD)}, Unsure),
+    ("x1, traffic not read", {"pcie_width": 1, **dict.fromkeys(IDLE_LINKS, UNREAD)}, Suspicion),
+    ("link not read", {"pcie_width": UNREAD}, Unsure),
+]
+
+
+@pytest.mark.parametrize(("name", "card", "kind"), LINKS, ids=[row[0] for row in LINKS])
+def test_a_downtrained_link_is_judged_under_load_by_what_goes_over_it(name, card, kind):
+    answer = judge_pcie(on(make_gpu(**card)))
+    assert type(answer) is kind
+    if kind is Suspicion:
+        assert said(answer) == (Kind.GPU_THROTTLED, "pcie")
+        assert answer.margin >= 1
+
+
+HEALTH = [
+    ("remap failed", {"remapped_rows_failed": True}, True),
+    ("remap pending", {"remapped_rows_pending": True}, True),
+    ("recovery wanted", {"recovery_action": 1}, True),
+    ("fell off the bus", {"xids": (79,)}, True),
+    ("a program's own fault", {"xids": (13, 31, 43)}, False),
+    ("old errors", {"ecc_uncorrected": 4}, False),
+    ("well", {}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "card", "guilty"), HEALTH, ids=[row[0] for row in HEALTH])
+def test_a_card_is_unhealthy_by_its_own_report(name, card, guilty):
+    answer = judge_unhealthy(on(make_gpu(**card)))
+    assert isinstance(answer, Suspicion) is guilty
+    assert not guilty or answer.kind is Kind.GPU_UNHEALTHY
+
+
+def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks():
+    frames = hold(make_frame(gpus=(make_gpu(ecc_uncorrected=4),)))
+    frames[-1] = replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=6),))
+    answer = judge_unhealthy(see(frames))
+    assert "2 new uncorrected" in answer.summary
+
+
+def test_a_card_without_health_figures_is_not_called_well():
+    silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
+    assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
+
+
+def test_idle_cards_that_are_only_visible_are_not_the_jobs():
+    used = make_gpu(0, pids_are_visible_only=True)
+    unused = make_gpu(1, pids_are_visible_only=True, sm_pct=0.0)
+    assert [card.index for card in on(used, unused).gpus] == [0]
+    assert len(on(unused).gpus) == 1
+
+
+def test_a_card_that_answers_in_half_of_the_readings_only_is_not_read():
+    frames = hold(make_frame(gpus=(make_gpu(sm_pct=UNREAD),)))
+    frames[-1] = make_frame(gpus=(make_gpu(),))
+    assert type(judge_gpu_compute(see(frames))) is Unsure
+
+
+NUMBERS = st.one_of(st.floats(0, 1e12), st.floats(0, 120), st.just(UNREAD))
+FIELDS = [field.name for field in fields(GpuSample) if str(field.type) == "Known[float]"]
+REASONS = ("power cap", "SW thermal", "HW thermal", "power brake", "HW slowdown", "application clocks")
+
+
+@st.composite
+def cards(draw, index=0):
+    values = {name: draw(NUMBERS) for name in FIELDS}
+    values["throttle_shares"] = tuple(
+        ThrottleShare(reason, draw(st.floats(0, 100)), draw(st.sampled_from(("counter", "bit"))))
+        for reason in draw(st.lists(st.sampled_from(REASONS), unique=True))
+    )
+    values["xids"] = tuple(draw(st.lists(st.integers(1, 150), max_size=3)))
+    for name in ("pcie_generation", "pcie_width", "recovery_action", "ecc_uncorrected"):
+        values[name] = draw(st.one_of(st.integers(0, 20), st.just(UNREAD)))
+    for name in ("memory_used_bytes", "memory_total_bytes"):
+        values[name] = draw(st.one_of(st.integers(0, 10), st.just(UNREAD)))
+    return make_gpu(index, **values)
+
+
+@st.composite
+def ratios(draw):
+    weights = {phase: draw(st.integers(0, 10)) for phase in draw(st.sets(st.sampled_from(Phase), min_size=1))}
+    total = sum(weights.values()) or 1
+    return {phase: weight / total for phase, weight in weights.items()}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(cards(), max_size=3), ratios(), st.booleans())
+def test_any_finite_window_gets_an_answer(drawn, phases, sampled):
+    samples = tuple(replace(card, index=i, uuid=f"GPU-{i}") for i, card in enumerate(drawn))
+    scene = on(*samples, phases=phases if sampled else {})
+    for rule in rules_gpu.RULES:
+        answer = rule(scene)
+        if isinstance(answer, Suspicion):
+            assert (answer.kind, answer.cause) in REMEDIES_FOR
+            assert answer.sources
+            assert answer.summary
+            assert 0 <= answer.weight <= 1
+            assert answer.margin >= 0.999
+        else:
+            assert answer.text
+    for note in (note_hollow, note_memory_full, note_power_limited):
+        assert isinstance(note(scene), str)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cards(), ratios(), st.sampled_from(FIELDS))
+def test_a_reading_that_goes_missing_adds_no_source(card, phases, lost):
+    for rule in rules_gpu.RULES:
+        before = rule(on(card, phases=phases))
+        after = rule(on(replace(card, **{lost: UNREAD}), phases=phases))
+        if isinstance(before, Suspicion) and isinstance(after, Suspicion):
+            assert after.sources <= before.sources
+            assert after.margin <= before.margin * 1.001 or after.cause != before.cause
