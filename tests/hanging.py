@@ -13,7 +13,7 @@ from tests.judging import SECOND
 from tpmon.judge.hang_memory import Watch
 from tpmon.judge.judgement import Judgement, judge
 from tpmon.judge.standing import Standing
-from tpmon.model.dump import DeadChild, ProcessLook, ThreadLook
+from tpmon.model.dump import DeadChild, ProcessLook, ProcessToll, ThreadLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ProcessSample, Role, ThreadGroup, ThreadKind
@@ -25,7 +25,10 @@ LOOKS_AT_S = (0.0, 3.0, 6.0)
 
 
 def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
-    """Let the threads that run, state R, use a CPU for ``seconds`` more, half in the kernel where that is known."""
+    """Let the threads that run, state R, use a CPU for ``seconds`` more; half in the kernel where that is known.
+
+    A toll grows by the same CPU, and by what it holds of faults and bytes for each second.
+    """
 
     def run(thread: ThreadLook) -> ThreadLook:
         if thread.state != "R" or not is_known(thread.run_ns):
@@ -34,7 +37,14 @@ def add_run(look: ProcessLook, seconds: float) -> ProcessLook:
         inside = thread.kernel_ns + used_ns // 2 if is_known(thread.kernel_ns) else thread.kernel_ns
         return replace(thread, run_ns=thread.run_ns + used_ns, kernel_ns=inside)
 
-    return replace(look, threads=tuple(map(run, look.threads)))
+    toll = look.toll
+    if is_known(toll):
+        toll = ProcessToll(
+            round(toll.cpu_ns * (1 + seconds)),
+            round(toll.faults * (1 + seconds)),
+            round(toll.moved_bytes * (1 + seconds)),
+        )
+    return replace(look, threads=tuple(map(run, look.threads)), toll=toll)
 
 
 def sample_of(look: ProcessLook, unchanged_s: float) -> ProcessSample:

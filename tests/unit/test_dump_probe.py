@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,14 +18,16 @@ from pathlib import Path
 import pytest
 
 from tests.children import child
-from tests.unit.test_stacks import may_sample, spies_of, wait_for
+from tests.nobody import needs_setpriv, run_as_nobody
+from tests.spying import may_sample, spies_of
+from tests.waiting import wait_until
 from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
 from tpmon.probe import dump, spy_failure
 from tpmon.probe.dump import Depth, Dumper
 from tpmon.probe.dump_pause import is_held, watch_pause
-from tpmon.probe.dump_threads import read_threads
+from tpmon.probe.dump_threads import read_threads, read_toll
 from tpmon.probe.job import Member
 from tpmon.probe.other_spies import find_spies, parse_subject
 from tpmon.probe.procread import read_stat
@@ -155,7 +155,7 @@ def test_a_zombie_and_a_reused_number_are_gone():
         reused = replace(member(two.pid), identity=Identity(two.pid, 1))
         zombie = member(one.pid)
         one.process.send_signal(signal.SIGKILL)
-        assert wait_for(lambda: read_stat(one.pid).state == "Z")
+        assert wait_until(lambda: read_stat(one.pid).state == "Z")
         look = Dumper([zombie, reused]).read_round()
         assert look.processes == ()
         assert [error.kind for error in look.errors] == [ErrorKind.GONE, ErrorKind.GONE]
@@ -194,17 +194,12 @@ def test_a_process_with_a_tracer_is_left_alone():
         assert main_of(process).frames == Missing(error.reason)
 
 
+@needs_setpriv
 def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
-    if os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("only root can become another user")
-    become = "setpriv --reuid 65534 --regid 65534 --clear-groups"
     spy = find_spy()
     assert is_known(spy)
-    # Not below tmp_path, which only its owner may enter.
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder, child(NAP) as one:
-        os.chmod(folder, 0o755)
-        readable = shutil.copy(spy, folder)
-        fake = script(tmp_path, f'exec {become} {readable} "$@"')
+    with run_as_nobody(spy) as command, child(NAP) as one:
+        fake = script(tmp_path, f'exec {command} "$@"')
         look = read_one(one.pid, spy=lambda: fake)
     (error,) = look.errors
     assert error.kind is ErrorKind.DENIED
@@ -238,7 +233,7 @@ def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, 
         assert [process.pid for process in look.processes] == [one.pid, two.pid]
         assert main_of(look.processes[0]).waits_for == "sleep"
         assert functions(main_of(look.processes[1]))[-1] == "nap"
-    assert wait_for(lambda: spies_of(os.getpid()) == [])
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
 
 
 def test_a_missing_py_spy_is_said_for_each_process():
@@ -259,7 +254,7 @@ def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
         assert time.monotonic() - begun < 30
         assert [error.kind for error in look.errors] == [ErrorKind.LATE] * len(members)
         assert sum("not reached" in error.reason for error in look.errors) == 2
-    assert wait_for(lambda: spies_of(os.getpid()) == [])
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
 
 
 # stops
@@ -282,7 +277,7 @@ def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
 def test_a_held_process_is_timed():
     with child(NAP) as one:
         os.kill(one.pid, signal.SIGSTOP)
-        assert wait_for(lambda: read_stat(one.pid).state == "T")
+        assert wait_until(lambda: read_stat(one.pid).state == "T")
         with watch_pause(one.pid) as stopped:
             time.sleep(0.05)
         assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
@@ -306,8 +301,8 @@ def test_a_dump_that_is_ended_while_it_holds_a_process_lets_it_go():
                 time.sleep(0.0005)
             dumper.stop()
             looking.join()
-            assert wait_for(lambda: read_stat(one.pid).state == "S")
-            assert wait_for(lambda: b"TracerPid:\t0\n" in Path(f"/proc/{one.pid}/status").read_bytes())
+            assert wait_until(lambda: read_stat(one.pid).state == "S")
+            assert wait_until(lambda: b"TracerPid:\t0\n" in Path(f"/proc/{one.pid}/status").read_bytes())
         assert held, "nothing was ever held"
 
 
@@ -323,10 +318,10 @@ time.sleep(60)
 
 def test_a_process_that_a_tracer_holds_counts_as_paused():
     with child(NAP) as one, child(HOLDER, str(one.pid)):
-        if not wait_for(lambda: read_stat(one.pid).state == "t", 2.0):
+        if not wait_until(lambda: read_stat(one.pid).state == "t", 2.0):
             pytest.skip("ptrace is not permitted here")
         with watch_pause(one.pid) as pause:
-            assert wait_for(lambda: pause.paused_ms > 20.0)
+            assert wait_until(lambda: pause.paused_ms > 20.0)
 
 
 # other py-spies
@@ -371,7 +366,7 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
             stderr=subprocess.DEVNULL,
         ) as other:
             try:
-                assert wait_for(lambda: one.pid in find_spies())
+                assert wait_until(lambda: one.pid in find_spies())
                 assert [(found.pid, found.nonblocking) for found in find_spies()[one.pid]] == [
                     (other.pid, True)
                 ]
@@ -383,3 +378,16 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
                 assert str(other.pid) in refused.errors[0].reason
             finally:
                 other.kill()
+
+
+def test_a_process_is_read_with_what_it_used(tmp_path):
+    before = read_toll(os.getpid())
+    with open(os.devnull, "wb", buffering=0) as null:
+        null.write(bytes(1_000_000))
+    after = read_toll(os.getpid())
+    assert is_known(before)
+    assert is_known(after)
+    assert 1_000_000 <= after.moved_bytes - before.moved_bytes < 50_000_000
+    assert after.faults >= before.faults > 0
+    assert after.cpu_ns >= before.cpu_ns > 0
+    assert isinstance(read_toll(os.getpid(), str(tmp_path)), Missing)

@@ -32,8 +32,8 @@ IDLE_CARD_PCT = 5.0
 """Utilisation of a card below which it does nothing."""
 POLLS_RATIO = 0.15
 """Share of its CPU in the kernel from which a thread that gets nothing there asks it again and again."""
-ALONE_DEMAND = 1.15
-"""Demand of a process, in threads, up to which one thread of it runs: several wait by yielding."""
+OTHERS_RATIO = 0.1
+"""CPUs that the other threads of its process may use meanwhile: those of a pool wait by yielding."""
 FEW_BYTES_S = 1e6
 """Bytes a second up to which a process neither reads nor writes what matters."""
 FEW_FAULTS_S = 100.0
@@ -165,28 +165,24 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
     cards = cards_of(seen.thread.pid, scene.gpus)
     if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and not picture.goes_round(seen))):
         return _blame_card(seen, scene)
-    return blame_thread(seen, stance, name, picture, polls=_polls(seen, scene, picture))
+    return blame_thread(seen, stance, name, picture, polls=_polls(seen, picture))
 
 
-def _polls(seen: Seen, scene: Scene, picture: Picture) -> bool:
+def _polls(seen: Seen, picture: Picture) -> bool:
     """Tell whether a thread that goes round asks the kernel again and again, and gets nothing.
 
     Such a call gives the interpreter's lock away, as a long call of a library does; that one computes
     outside of the kernel, or moves bytes, or makes memory.
     """
-    trait = picture.trait_of(seen)
-    if trait is None or not trait.goes_round or trait.kernel_ratio < POLLS_RATIO or picture.rests(seen):
+    trait, toll = picture.trait_of(seen), picture.tolls.get(seen.thread.pid)
+    if trait is None or toll is None or not trait.goes_round or picture.rests(seen):
         return False
-    process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
-    if process is None:
-        return False
-    limits = (
-        (process.runnable, ALONE_DEMAND),
-        (process.asked_read_bytes_s, FEW_BYTES_S),
-        (process.asked_write_bytes_s, FEW_BYTES_S),
-        (process.minor_faults_s, FEW_FAULTS_S),
+    return (
+        trait.kernel_ratio >= POLLS_RATIO
+        and toll.cpu_s - trait.used_s <= OTHERS_RATIO * picture.seconds
+        and toll.faults <= FEW_FAULTS_S * picture.seconds
+        and toll.moved_bytes <= FEW_BYTES_S * picture.seconds
     )
-    return all(is_known(value) and value <= limit for value, limit in limits)
 
 
 def _blame_card(seen: Seen, scene: Scene) -> Blame | str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 from tpmon.judge.fold_looks import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.fold_scene import Scene, Seen, see_threads, set_scene
 from tpmon.judge.phase_stack import is_library, is_users
 from tpmon.model.dump import DeadChild, DumpError, DumpRound, ThreadLook
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
@@ -42,10 +42,19 @@ class Trait:
 
 
 @dataclass(frozen=True, slots=True)
+class Toll:
+    """Hold what one process used from the first look to the last: CPU seconds, page faults, bytes moved."""
+
+    cpu_s: float
+    faults: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """Hold where everybody is as the last looks together tell it.
 
-    ``traits`` are by process and thread, of those that were there in every look.
+    ``traits`` are by process and thread, of those that were there in every look; ``tolls`` by process.
     """
 
     first_ns: int
@@ -56,6 +65,7 @@ class Picture:
     traits: Mapping[tuple[int, int], Trait]
     errors: tuple[DumpError, ...]
     dead: tuple[DeadChild, ...] = ()
+    tolls: Mapping[int, Toll] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -145,7 +155,22 @@ def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Pi
         traits=_find_traits(rounds),
         errors=last.errors,
         dead=last.dead,
+        tolls=_find_tolls(rounds),
     )
+
+
+def _find_tolls(rounds: Sequence[DumpRound]) -> dict[int, Toll]:
+    begun = {(one.pid, one.start_ticks): one.toll for one in rounds[0].processes}
+    found = {}
+    for one in rounds[-1].processes:
+        before = begun.get((one.pid, one.start_ticks), NOT_APPLICABLE)
+        if is_known(before) and is_known(one.toll):
+            found[one.pid] = Toll(
+                max(0, one.toll.cpu_ns - before.cpu_ns) / 1e9,
+                max(0, one.toll.faults - before.faults),
+                max(0, one.toll.moved_bytes - before.moved_bytes),
+            )
+    return found
 
 
 def _find_traits(rounds: Sequence[DumpRound]) -> dict[tuple[int, int], Trait]:

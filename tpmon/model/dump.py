@@ -108,6 +108,18 @@ class ThreadLook:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessToll:
+    """Count what a process used since it began: CPU of all its threads, page faults, bytes it read and wrote.
+
+    From /proc/PID/stat (clock ticks) and /proc/PID/io (rchar, wchar).
+    """
+
+    cpu_ns: int
+    faults: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessLook:
     """Hold one process in one look. ``idle`` counts native threads that are not listed."""
 
@@ -120,6 +132,7 @@ class ProcessLook:
     label: str
     idle: int
     threads: tuple[ThreadLook, ...]
+    toll: Applicable[ProcessToll] = NOT_APPLICABLE
 
 
 class ErrorKind(str, Enum):

@@ -24,7 +24,7 @@ from tpmon.model.stacks import StackCount
 from tpmon.probe.background import read_within
 from tpmon.probe.dump_pause import watch_pause
 from tpmon.probe.dump_text import parse_dump
-from tpmon.probe.dump_threads import read_threads
+from tpmon.probe.dump_threads import read_threads, read_toll
 from tpmon.probe.ending import describe_end
 from tpmon.probe.job import Job, Member
 from tpmon.probe.other_ends import OtherEnds
@@ -260,6 +260,7 @@ class Dumper:
             label=member.label,
             idle=threads.idle,
             threads=threads.looks,
+            toll=read_toll(member.identity.pid, self._proc),
         )
 
     def _work(self, member: Member, around: _Around, answers: queue.Queue[tuple[Member, _Answer]]) -> None:

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tpmon.model.dump import ThreadLook, WaitTarget
+from tpmon.model.dump import ProcessToll, ThreadLook, WaitTarget
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.dump_text import DumpedStack
 from tpmon.probe.other_ends import OtherEnds
-from tpmon.probe.procfs import parse_schedstat
+from tpmon.probe.procfs import parse_io, parse_schedstat
+from tpmon.probe.procfs import parse_stat as parse_counters
 from tpmon.probe.procread import PROC, TICKS_PER_S, Stat, parse_stat, read_file, read_status
 from tpmon.probe.roles import thread_kind
 from tpmon.probe.wait_call import name_call, read_memory
@@ -125,6 +126,17 @@ def _read_inner_numbers(pid: int, tids: Iterable[int], proc: str) -> dict[int, i
             if line.startswith(b"NSpid:"):
                 inner[int(line.split()[-1])] = tid
     return inner
+
+
+def read_toll(pid: int, proc: str = PROC) -> Known[ProcessToll]:
+    """Read what a process used since it began."""
+    try:
+        stat = parse_counters(read_file(f"{proc}/{pid}/stat", 4096))
+        moved = parse_io(read_file(f"{proc}/{pid}/io", 1024))
+    except (OSError, ValueError) as error:
+        return Missing(f"what the process used: {error}")
+    faults = stat.minor_faults + stat.major_faults
+    return ProcessToll(round(stat.cpu_s * 1e9), faults, moved.asked_read + moved.asked_write)
 
 
 def _unplaced(stack: StackCount) -> ThreadLook:
