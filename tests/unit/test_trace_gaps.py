@@ -82,6 +82,32 @@ def test_devices_have_gaps_of_their_own(tmp_path: Path) -> None:
     assert [(gap.device, gap.idle) for gap in gaps] == [(0, 0), (1, 60)]
 
 
+def test_work_of_one_device_hides_no_communication_of_another(tmp_path: Path) -> None:
+    """Device 0 communicates while device 1 computes: half of the time of both is exposed."""
+    trace = TraceBuilder().step(1, 0, 1000)
+    trace.kernel(0, 1000, launch=0, name="ncclDevKernel_AllReduce", **{"Collective name": "allreduce"})
+    trace.kernel(0, 1000, launch=1, device=1)
+    file = analyse(trace, tmp_path)
+    shares = {share.name: share.pct for share in file.verdict.shares}
+    assert (shares["comms"], shares["compute"]) == (50, 50)
+    assert file.verdict.kind is Kind.COMMS_BOUND
+    assert file.communication is not NOT_APPLICABLE
+    assert (file.communication.overlap_us, file.communication.exposed_us) == (0, 1000)
+    assert (file.overview.breakdown_us.kernel, file.overview.breakdown_us.communication) == (500, 500)
+
+
+def test_ranks_with_several_devices_give_the_mean_of_them(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(2):
+        trace = TraceBuilder().step(1, 0, 1000)
+        trace.kernel(0, 600, launch=0).kernel(400, 600, launch=1, device=1, name="ncclKernel_AllReduce")
+        paths.append(trace.write(tmp_path / f"rank{rank}.json"))
+    table = analyze(paths).ranks
+    assert table is not NOT_APPLICABLE
+    row = table.ranks[0]
+    assert (row.compute_ms, row.comm_ms, row.overlap_ms, row.other_ms) == (0.3, 0.3, 0.0, 0.4)
+
+
 @pytest.mark.parametrize(
     ("cause", "kind", "named"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +20,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Hold when each kind of thing ran, over all devices and threads together."""
+    """Hold when each kind of thing ran, over all devices and threads together.
+
+    ``devices`` are the same of each device alone, where there are several: work of one hides nothing
+    on another.
+    """
 
     kernel: Spans
     memcpy: Spans
@@ -27,6 +33,11 @@ class Activity:
     runtime: Spans
     data_loader: Spans
     cpu: Spans
+    devices: tuple[Activity, ...] = ()
+
+    def each(self) -> tuple[Activity, ...]:
+        """Return the activity of each device alone; itself where there is one or none."""
+        return self.devices or (self,)
 
     def layers(self) -> tuple[Spans, ...]:
         """Return the sets in the order in which one hides the next."""
@@ -76,7 +87,7 @@ def find_activity(trace: Trace) -> Activity:
     def of_host(rows: Mask) -> Spans:
         return unite(host.start[rows], host.duration[rows])
 
-    return Activity(
+    together = Activity(
         kernel=of_work(kernels),
         memcpy=of_work(work.category == Category.MEMCPY),
         memset=of_work(work.category == Category.MEMSET),
@@ -85,28 +96,49 @@ def find_activity(trace: Trace) -> Activity:
         data_loader=of_host(loader),
         cpu=of_host(is_op if has_work else is_op & ~on_host),
     )
+    numbers = np.unique(work.device).tolist()
+    if len(numbers) < 2:
+        return together
+    alone = []
+    for device in numbers:
+        here = work.device == device
+        alone.append(
+            replace(
+                together,
+                kernel=of_work(kernels & here),
+                memcpy=of_work((work.category == Category.MEMCPY) & here),
+                memset=of_work((work.category == Category.MEMSET) & here),
+                communication=of_work(comm & here),
+            )
+        )
+    return replace(together, devices=tuple(alone))
 
 
 def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
-    """Return the mean step by what was running, in microseconds.
+    """Return the mean step by what was running, in microseconds; of several devices their mean.
 
     Exclusive: each moment counts for the first kind of the order alone, and the sum is the step.
     Else each kind counts all of its time, so that the sum may be more; other is what none covers.
     """
-    lengths = steps.end - steps.start
+    has_device = any(len(layer.start) for layer in activity.layers()[:3])
+    each = [_break_down_one(one, steps, exclusive, has_device) for one in activity.each()]
+    means = np.mean(np.array(each), axis=0)
+    kernel, memcpy, memset, communication, runtime, data_loader, cpu, other = means.tolist()
+    return Breakdown(kernel, memcpy, memset, communication, runtime, data_loader, cpu, other)
+
+
+def _break_down_one(activity: Activity, steps: Steps, exclusive: bool, has_device: bool) -> list[float]:
     layers = activity.layers()
-    has_device = any(len(layer.start) for layer in layers[:3])
     # Without a device the host is what computes, and communication behind it is hidden.
     order = tuple(range(7)) if has_device else (0, 1, 2, 5, 6, 3, 4)
-    means = [0.0] * 7
+    means = [0.0] * 8
     covered: list[Spans] = []
-    before = np.zeros(len(lengths), dtype=np.int64)
+    before = np.zeros(len(steps.start), dtype=np.int64)
     for at in order:
         covered = [unite_all([*covered, layers[at]])]
         until = covered[0].within(steps.start, steps.end)
         own = until - before if exclusive else layers[at].within(steps.start, steps.end)
         means[at] = float(own.mean()) / 1000
         before = until
-    other = float((lengths - before).mean()) / 1000
-    kernel, memcpy, memset, communication, runtime, data_loader, cpu = means
-    return Breakdown(kernel, memcpy, memset, communication, runtime, data_loader, cpu, other)
+    means[7] = float((steps.end - steps.start - before).mean()) / 1000
+    return means

@@ -60,20 +60,20 @@ def message_bytes(one: Collective) -> int:
 
 
 def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communication]:
-    """Sum the communication of the whole trace; NOT_APPLICABLE where there is none."""
+    """Sum the communication of the whole trace, device by device; NOT_APPLICABLE where there is none."""
     on_device = len(trace.work.start) > 0
-    comm = activity.communication
-    if not comm.total:
+    if not activity.communication.total:
         return NOT_APPLICABLE
-    compute = activity.kernel if on_device else activity.cpu
-    overlap = intersect_total(comm, compute)
+    each = [(one.communication, one.kernel if on_device else one.cpu) for one in activity.each()]
+    overlap = sum(intersect_total(mine, compute) for mine, compute in each)
+    total = sum(mine.total for mine, _compute in each)
     rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_rows(trace)
     return Communication(
         len(rows),
-        comm.total / 1000,
-        compute.total / 1000,
+        total / 1000,
+        sum(compute.total for _mine, compute in each) / 1000,
         overlap / 1000,
-        (comm.total - overlap) / 1000,
+        (total - overlap) / 1000,
         tuple(_collectives(trace, rows.tolist()) if on_device else _host_collectives(trace, rows.tolist())),
     )
 

@@ -41,22 +41,24 @@ class RankParts:
 
 
 def take_parts(trace: Trace, file: TraceFile, steps: Steps, activity: Activity) -> RankParts:
-    """Take from a trace what ``compare_ranks`` needs."""
+    """Take from a trace what ``compare_ranks`` needs; times of several devices as their mean."""
     on_device = len(trace.work.start) > 0
-    compute = activity.kernel if on_device else activity.cpu
-    comm = activity.communication
     start, end = steps.start, steps.end
-    both = unite_all([compute, comm]).within(start, end)
-    alone = (compute.within(start, end), comm.within(start, end))
-    overlap = alone[0] + alone[1] - both
+    parts = []
+    for one in activity.each():
+        compute = one.kernel if on_device else one.cpu
+        both = unite_all([compute, one.communication]).within(start, end)
+        alone = (compute.within(start, end), one.communication.within(start, end))
+        parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))
+    computing, talking, overlap, other = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)).tolist()
     row = RankRow(
         rank=file.rank,
         path=file.path,
         step_ms=float((end - start).mean()) / 1e6,
-        compute_ms=float(alone[0].mean()) / 1e6,
-        comm_ms=float(alone[1].mean()) / 1e6,
-        overlap_ms=float(overlap.mean()) / 1e6,
-        other_ms=float(((end - start) - both).mean()) / 1e6,
+        compute_ms=computing / 1e6,
+        comm_ms=talking / 1e6,
+        overlap_ms=overlap / 1e6,
+        other_ms=other / 1e6,
         wait_ms=_ALONE,
         transfer_ms=_ALONE,
     )

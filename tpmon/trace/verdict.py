@@ -44,13 +44,11 @@ _KINDS = {
 def judge_device(
     trace: Trace, activity: Activity, gaps: tuple[DeviceGaps, ...], window: tuple[int, int]
 ) -> TraceVerdict:
-    """Judge a trace with device work: all its devices together."""
+    """Judge a trace with device work: times of its devices add up, and so do their windows."""
     total = sum(gap.window for gap in gaps)
     if total <= 0:
         return _undecided("the window of the steps is empty")
-    compute = unite_all([activity.kernel, activity.memcpy, activity.memset])
-    both = unite_all([compute, activity.communication])
-    exposed = (both.within_one(*window) - compute.within_one(*window)) / 1000
+    exposed = sum(_exposed_us(one, window) for one in activity.each())
     alloc = sum(gap.alloc for gap in gaps)
     explicit = sum(gap.sync_explicit for gap in gaps)
     implicit = sum(gap.sync_implicit for gap in gaps)
@@ -73,6 +71,13 @@ def judge_device(
     else:
         cause = _cause(trace, first, "gpu")
     return _write(first, cause, shares, total)
+
+
+def _exposed_us(activity: Activity, window: tuple[int, int]) -> float:
+    """Return the communication of one device that no other work of it hides."""
+    compute = unite_all([activity.kernel, activity.memcpy, activity.memset])
+    both = unite_all([compute, activity.communication])
+    return (both.within_one(*window) - compute.within_one(*window)) / 1000
 
 
 def judge_host(trace: Trace, host: HostTime) -> TraceVerdict:
