@@ -1,4 +1,8 @@
-"""Train for ever on one thread and keep the number of steps in a shared file."""
+"""Train for ever on one thread and keep the number of steps in a shared file.
+
+Arguments: the file, the loader workers, and the ms of each step in which a device computes and the
+thread sleeps, as it does behind a GPU: no device is used, the time passes without one.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +39,15 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     started = time.monotonic()
+    device_s = float(sys.argv[3]) / 1e3
     loader = DataLoader(Samples(), batch_size=64, num_workers=int(sys.argv[2]))
     for step, batch in enumerate(loader, 1):
         for _ in range(4):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+        if device_s > 0:
+            time.sleep(device_s)
         page[:16] = struct.pack("qq", step, time.monotonic_ns())
         if time.monotonic() - started > LIFETIME_S:
             return
