@@ -11,7 +11,7 @@ from tpmon.analyse import Asked, run_trace
 from tpmon.config import resolve, settle
 from tpmon.errors import UsageError
 from tpmon.model.known import Missing
-from tpmon.model.trace import TraceComparison
+from tpmon.model.trace_change import TraceComparison
 from tpmon.report.trace_against import write_comparison
 from tpmon.report.write import Output
 from tpmon.trace.against import compare_traces

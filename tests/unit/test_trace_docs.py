@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.model import trace
+from tpmon.model import trace, trace_change, trace_tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
+_OF_CAPTURES = (trace.TraceSummary,)
 KINDS = [
     kind
-    for kind in vars(trace).values()
-    if dataclasses.is_dataclass(kind) and kind.__module__ == trace.__name__ and kind is not trace.TraceSummary
+    for module in (trace, trace_change, trace_tables)
+    for kind in vars(module).values()
+    if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__ and kind not in _OF_CAPTURES
 ]
 
 

@@ -64,6 +64,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "cudnn-benchmark",
         "compile-max-autotune",
         "compile-fullgraph",
+        "align-shapes",
         *_PROGRAM,
     ),
     (Kind.COMPUTE_BOUND, "gpu-memory-bandwidth"): (
@@ -82,6 +83,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "fused-optimizer",
         "channels-last",
         "cudnn-benchmark",
+        "align-shapes",
         *_PROGRAM,
     ),
     (Kind.COMPUTE_BOUND, "cpu"): (

@@ -124,6 +124,19 @@ REMEDIES = (
         never_with=(Need.GPU_MEMORY_FULL,),
     ),
     Remedy(
+        id="align-shapes",
+        title="pad vocabulary, classes and widths to a multiple of 64",
+        applies="Matrix products in 16 bits or less have sizes that are no multiple of 8: tensor cores take "
+        "16 bytes at once.",
+        not_when="The products are a small part of the step, or a checkpoint fixes the sizes: then pad the "
+        "weight after loading it and cut the result.",
+        needs=(Need.GPU_PRESENT, Need.MISALIGNED_PRODUCTS),
+        paste="vocabulary = -(-vocabulary // 64) * 64  # before the layers are made; mask the added outputs",
+        ceiling="up to 2x of the products that are concerned",
+        risk=Risk.NUMERICS,
+        proof="Kernels of another name (align8) in a trace; steps get shorter.",
+    ),
+    Remedy(
         id="debug-taxes-off",
         title="start without the debug settings",
         applies="The run was started with CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, "

@@ -64,6 +64,7 @@ class Need(str, Enum):
     COMPILE_IN_STACK = "the main thread is in the compiler"
     PAGEABLE_COPIES = "batches are copied to the GPU from pageable memory"
     FP32_MATMUL_SEEN = "matrix products or convolutions run in plain fp32"
+    MISALIGNED_PRODUCTS = "sizes of matrix products are no multiples of 8"
     CONV_MODEL = "convolutions take most of the time"
     FIXED_SHAPES_KNOWN = "the shapes of the inputs do not change from step to step"
     ATTENTION_SLOW_PATH = "attention does not run in a fused kernel"
@@ -137,6 +138,7 @@ _NOT_YET = frozenset(
         Need.LOCAL_DISK_FREE,
         Need.PAGEABLE_COPIES,
         Need.FP32_MATMUL_SEEN,
+        Need.MISALIGNED_PRODUCTS,
         Need.CONV_MODEL,
         Need.FIXED_SHAPES_KNOWN,
         Need.ATTENTION_SLOW_PATH,

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
+from tpmon.model.trace_tables import (
+    AllocationRow,
+    FrameRow,
+    HotKernel,
+    MemoryCurve,
+    ModuleRow,
+    OperatorGroupRow,
+    PatternRow,
+    ProductRow,
+)
 from tpmon.model.verdict import Kind
 
 TRACE_SCHEMA = "tpmon.trace/1"
@@ -171,7 +181,11 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Hold one kernel by name; ``operator`` is the one that launched most of its time."""
+    """Hold one kernel by name; ``operator`` is the one that launched most of its time.
+
+    ``gb_s`` and ``tflop_s`` are by the shapes of that operator; ``bound_by`` says which of both is near
+    what the card can.
+    """
 
     name: str
     count: int
@@ -185,6 +199,11 @@ class KernelRow:
     limited_by: Known[str]
     tensor_cores: str
     operator: Known[str]
+    gb_s: Known[float]
+    gb_s_peak_pct: Known[float]
+    tflop_s: Known[float]
+    tflop_s_peak_pct: Known[float]
+    bound_by: Known[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +220,11 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """Hold the allocations of one device; ``kind`` is cpu, cuda, hip or a number."""
+    """Hold the allocations of one device; ``kind`` is cpu, cuda, hip or a number.
+
+    ``growth_bytes`` is what more is allocated at the end of the last step than at the end of the first,
+    ``unused_pct`` what of the reserved memory nothing used when most was allocated.
+    """
 
     kind: str
     device: int
@@ -210,6 +233,8 @@ class MemoryPeak:
     reserved_bytes: Known[int]
     allocations_bytes: int
     frees_bytes: int
+    growth_bytes: Known[int]
+    unused_pct: Known[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +242,8 @@ class MemoryUse:
     """Hold what was recorded of allocations; no peaks where nothing was."""
 
     peaks: tuple[MemoryPeak, ...]
+    by_operator: tuple[AllocationRow, ...]
+    curves: tuple[MemoryCurve, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,41 +306,6 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Hold one line of a comparison in microseconds of the mean step: ``before`` and ``after``."""
-
-    part: str
-    name: str
-    before_us: float
-    after_us: float
-
-
-@dataclass(frozen=True, slots=True)
-class TraceComparison:
-    """Hold what got faster or slower from the trace ``before`` to the trace ``after``.
-
-    ``differences`` name the conditions that are not equal, ``unchecked`` those that a trace does not
-    tell. ``ratio`` is the old over the new mean step, with its 95 % interval. ``helped`` says whether
-    the target was met; it is missing where conditions differ or steps are too few.
-    """
-
-    schema: str
-    before: str
-    after: str
-    before_ms: float
-    after_ms: float
-    ratio: float
-    ratio_low: Known[float]
-    ratio_high: Known[float]
-    target: float
-    helped: Known[bool]
-    summary: str
-    differences: tuple[str, ...]
-    unchecked: tuple[str, ...]
-    changes: tuple[Change, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TraceFile:
     """Hold the analysis of one trace."""
 
@@ -338,6 +330,13 @@ class TraceFile:
     conditions: Conditions
     verdict: TraceVerdict
     lost: Lost
+    products: tuple[ProductRow, ...]
+    hot_kernel: Applicable[HotKernel]
+    patterns: tuple[PatternRow, ...]
+    modules: Applicable[tuple[ModuleRow, ...]]
+    frames: Applicable[tuple[FrameRow, ...]]
+    shapes: Applicable[tuple[OperatorGroupRow, ...]]
+    lines: Applicable[tuple[OperatorGroupRow, ...]]
 
 
 @dataclass(frozen=True, slots=True)

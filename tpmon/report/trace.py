@@ -19,6 +19,7 @@ from tpmon.model.trace import (
 )
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_paragraph
+from tpmon.report.trace_tables import say_growth, write_hot_kernel, write_more, write_patterns, write_rates
 
 TOP = 10
 MOST_STEPS = 12
@@ -60,6 +61,7 @@ def write_file(file: TraceFile, top: int = TOP) -> list[str]:
     lines = lay_paragraph("trace", _say_file(file))
     lines += _write_lost(file.lost)
     lines += _write_verdict(file.verdict)
+    lines += write_patterns(file.patterns)
     lines += ["", *_write_steps(file.overview)]
     lines += ["", *_write_breakdown(file.overview)]
     if file.overview.gpus:
@@ -73,11 +75,14 @@ def write_file(file: TraceFile, top: int = TOP) -> list[str]:
     lines += ["", *_write_operators(file.operators, top)]
     if file.kernels:
         lines += ["", *_write_kernels(file.kernels, top)]
+        rates = write_rates(file.kernels, top)
+        lines += ["", *rates] if rates else []
+        lines += write_hot_kernel(file)
     if file.copies:
         lines += ["", *_write_copies(file)]
     if file.memory.peaks:
         lines += ["", *_write_memory(file)]
-    return lines
+    return lines + write_more(file, top)
 
 
 def _number(value: Applicable[float] | Known[float], digits: int = 1) -> str:
@@ -311,10 +316,20 @@ def _write_memory(file: TraceFile) -> list[str]:
             format_bytes(row.reserved_bytes) if is_known(row.reserved_bytes) else _NA,
             format_bytes(row.allocations_bytes),
             format_bytes(row.frees_bytes),
+            say_growth(row.growth_bytes),
+            _pct(row.unused_pct),
         )
         for row in file.memory.peaks
     ]
-    headers = ("memory", "peak allocated", "peak reserved", "allocated in all", "freed in all")
+    headers = (
+        "memory",
+        "peak allocated",
+        "peak reserved",
+        "allocated in all",
+        "freed in all",
+        "growth",
+        "unused",
+    )
     return lay_columns(headers, rows, left=("memory",))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpmon.model.trace import Change, TraceComparison
+from tpmon.model.trace_change import Change, TraceComparison
 from tpmon.model.units import clean_text
 from tpmon.report.table import lay_columns, lay_paragraph
 

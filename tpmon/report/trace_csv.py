@@ -8,10 +8,29 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from tpmon.model.known import is_known
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Applicable, is_known
 from tpmon.model.trace import TraceFile, TraceReport
+from tpmon.model.trace_tables import CurvePoint
 
-TABLES = ("steps", "breakdown", "gpus", "gaps", "operators", "kernels", "copies", "memory")
+TABLES = (
+    "steps",
+    "breakdown",
+    "gpus",
+    "gaps",
+    "operators",
+    "kernels",
+    "copies",
+    "memory",
+    "patterns",
+    "products",
+    "modules",
+    "frames",
+    "allocations",
+    "curve",
+    "shapes",
+    "lines",
+)
 _LEFT_OUT = ("largest",)
 
 
@@ -35,7 +54,7 @@ def write_csv(report: TraceReport, table: str) -> list[str]:
 
 def _rows(file: TraceFile, table: str) -> Iterable[Any]:
     overview = file.overview
-    return {
+    rows: dict[str, Applicable[Iterable[Any]]] = {
         "steps": overview.step_table,
         "breakdown": (overview.breakdown_us,),
         "gpus": overview.gpus,
@@ -44,11 +63,43 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
         "kernels": file.kernels,
         "copies": file.copies,
         "memory": file.memory.peaks,
-    }[table]
+        "patterns": file.patterns,
+        "products": file.products,
+        "modules": file.modules,
+        "frames": file.frames,
+        "allocations": file.memory.by_operator,
+        "shapes": file.shapes,
+        "lines": file.lines,
+    }
+    if table == "curve":
+        return [
+            _CurveRow(curve.kind, curve.device, *_cells(point))
+            for curve in file.memory.curves
+            for point in curve.points
+        ]
+    found = rows[table]
+    return found if is_known(found) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _CurveRow:
+    """Hold one point of a memory curve with the device that it is of."""
+
+    kind: str
+    device: int
+    ms: float
+    allocated_bytes: int
+    reserved_bytes: Applicable[int]
+
+
+def _cells(point: CurvePoint) -> tuple[float, int, Applicable[int]]:
+    return point.ms, point.allocated_bytes, point.reserved_bytes
 
 
 def _safe(value: object) -> object:
     """Keep a name from being a formula where the file is opened in a spreadsheet."""
     if not is_known(value):
         return ""
+    if isinstance(value, tuple):
+        value = "; ".join(map(str, value))
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from tpmon.judge.advice import choose
+from tpmon.judge.advice import CATALOGUE, choose, fill_remedy
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.trace import CardUse, TraceVerdict
+from tpmon.model.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
 from tpmon.trace.classes import CallClass, flag
+from tpmon.trace.conditions import does_train
 from tpmon.trace.gaps import HostCauses
 from tpmon.trace.nesting import Nest
+from tpmon.trace.parts import Parts
+from tpmon.trace.patterns import Seen
 from tpmon.trace.read import Trace
 
 MOST_ADVICE = 3
 IDLE_TENSOR_PCT = 1.0
 _LOW_PRECISION = ("bfloat16", "half", "float8", "float4", "c10::bf16")
 _FOR_HIGH_PRECISION = ("bf16", "tf32")
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "triton_", "## Call CompiledFxGraph")
+CONV_PCT = 30.0
+"""Of the kernels' time in convolutions: from here on they are what the model is made of."""
+_REMEDIES: dict[str, tuple[str, ...]] = {
+    "copy-heavy": (),
+    "launch-heavy": ("compile-reduce-overhead", "torch-compile", "bigger-micro-batch"),
+    "tiny-operators": ("torch-compile",),
+    "unfused-optimizer": ("fused-optimizer",),
+    "sync-per-step": ("find-hidden-syncs", "where-not-mask"),
+    "math-attention": ("sdpa-forced",),
+    "fp32-products": ("tf32", "bf16"),
+    "recompiles": ("recompilation-trap",),
+    "recompute": ("checkpointing-off",),
+    "misaligned-products": ("align-shapes",),
+}
+"""What helps against each pattern, of the catalogue."""
+_WHEN: dict[str, tuple[str, ...]] = {"pageable": ("pin-memory",), "item": ("sync-rarely",)}
+"""What comes first where something more was seen."""
+_NEEDS: dict[str, tuple[Need, ...]] = {
+    "pageable": (Need.PAGEABLE_COPIES,),
+    "item": (Need.SYNC_IN_STACK,),
+    "memory free": (Need.GPU_MEMORY_FREE,),
+    "unfused-optimizer": (Need.UNFUSED_OPTIMIZER,),
+    "sync-per-step": (Need.SYNC_IN_STACK,),
+    "math-attention": (Need.ATTENTION_SLOW_PATH,),
+    "fp32-products": (Need.FP32_MATMUL_SEEN, Need.TENSOR_CORES_IDLE),
+    "recompiles": (Need.RECOMPILES_SEEN,),
+    "recompute": (Need.RECOMPUTE_IN_STACK,),
+    "misaligned-products": (Need.MISALIGNED_PRODUCTS,),
+}
+"""What a pattern proves."""
+_FOR_TRAINING = ("bigger-micro-batch",)
 _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::convolution")
 
 
 def advise(
-    trace: Trace, verdict: TraceVerdict, cards: tuple[CardUse, ...], ops: Nest, causes: HostCauses
+    parts: Parts, verdict: TraceVerdict, cards: tuple[CardUse, ...], patterns: Sequence[Seen]
 ) -> TraceVerdict:
     """Return the verdict with the remedies that the trace gives evidence for, else with none."""
     if verdict.kind is Kind.NOT_ENOUGH_EVIDENCE:
@@ -34,8 +71,8 @@ def advise(
     cause = verdict.cause if is_known(verdict.cause) else NOT_APPLICABLE
     if verdict.kind is Kind.DATA_BOUND and cause is NOT_APPLICABLE:
         cause = "too-few-workers"
-    observed = frozenset(_observe(trace, cards, causes))
-    low = uses_low_precision(trace, ops)
+    observed = observe(parts, cards, patterns)
+    low = uses_low_precision(parts.trace, parts.ops)
     # What a trace cannot tell (free cores, say) stands as an "if"; without any evidence nothing is said.
     evidence = observed - {Need.GPU_PRESENT}
     fitting = [
@@ -46,6 +83,40 @@ def advise(
     ]
     texts = tuple(one.text for one in fitting[:MOST_ADVICE])
     return replace(verdict, try_=texts[0], advice=texts) if texts else verdict
+
+
+def explain(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) -> tuple[PatternRow, ...]:
+    """Say what helps against each pattern; what the trace does not tell stands as an "if"."""
+    observed = observe(parts, cards, patterns)
+    low = uses_low_precision(parts.trace, parts.ops)
+    trains = does_train(parts.trace)
+    rows = []
+    for seen in patterns:
+        first = [name for also in sorted(seen.also) for name in _WHEN.get(also, ())]
+        remedies = [CATALOGUE[name] for name in dict.fromkeys([*first, *_REMEDIES[seen.name]])]
+        texts = [
+            fill_remedy(remedy, observed, Facts()).text
+            for remedy in remedies
+            if not observed.intersection(remedy.never_with)
+            and (trains or remedy.id not in _FOR_TRAINING)
+            and not (low and remedy.id in _FOR_HIGH_PRECISION)
+        ]
+        rows.append(PatternRow(seen.name, seen.words, seen.share_pct, tuple(texts[:MOST_ADVICE])))
+    return tuple(rows)
+
+
+def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) -> frozenset[Need]:
+    """Return what a trace proves of what remedies need."""
+    observed = _observe(parts.trace, cards, parts.causes)
+    for seen in patterns:
+        for said in (seen.name, *seen.also):
+            observed.update(_NEEDS.get(said, ()))
+    convolved = sum(row.share_pct for row in parts.products if row.kind == "convolution")
+    if convolved >= CONV_PCT:
+        observed.add(Need.CONV_MODEL)
+    if cards and len(parts.ops.row) and not any(name.startswith(_COMPILED) for name in parts.trace.names):
+        observed.add(Need.EAGER_MODEL)
+    return frozenset(observed)
 
 
 def _observe(trace: Trace, cards: tuple[CardUse, ...], causes: HostCauses) -> set[Need]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.trace import Change, Conditions, TraceComparison, TraceFile
+from tpmon.model.trace import Conditions, TraceFile
+from tpmon.model.trace_change import Change, TraceComparison
 
 COMPARISON_SCHEMA = "tpmon.trace-comparison/1"
 LEAST_STEPS = 3

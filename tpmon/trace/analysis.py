@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from tpmon.errors import TpmonError, UsageError
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
 from tpmon.model.trace import (
     TRACE_SCHEMA,
@@ -19,33 +20,69 @@ from tpmon.model.trace import (
     TraceFile,
     TraceReport,
 )
-from tpmon.trace.advice import advise
+from tpmon.model.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
+from tpmon.trace.advice import advise, explain
+from tpmon.trace.allocations import sum_allocations
 from tpmon.trace.breakdown import Activity, break_down, find_activity
 from tpmon.trace.cards import use_cards
 from tpmon.trace.comms import sum_communication
 from tpmon.trace.conditions import read_conditions
-from tpmon.trace.gaps import find_causes, find_gaps, split_host
+from tpmon.trace.gaps import HostCauses, find_causes, find_gaps, split_host
+from tpmon.trace.hot_kernel import find_hot_kernel
 from tpmon.trace.kernels import LaunchFigures, figure_launches, sum_copies, sum_kernels
-from tpmon.trace.memory import sum_memory
-from tpmon.trace.operators import find_launchers, nest_operators, sum_operators
+from tpmon.trace.memory import draw_memory, sum_memory
+from tpmon.trace.modules import sum_modules
+from tpmon.trace.operators import (
+    find_launchers,
+    group_by_line,
+    group_by_shape,
+    nest_operators,
+    sum_operators,
+    time_operators,
+)
+from tpmon.trace.parts import Parts
+from tpmon.trace.patterns import find_patterns
+from tpmon.trace.products import count_work, sum_products
+from tpmon.trace.python_lines import nest_python, sum_frames
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.schema import Header
 from tpmon.trace.steps import Steps, find_steps, match_calls
 from tpmon.trace.verdict import judge_device, judge_host
 
+ON_REQUEST = ("shapes", "lines")
+"""Tables that take long and are long: made where they are asked for."""
+_NOT_ASKED = Missing("not asked for (--table shapes, --table lines)")
 MOST_STEPS = 1000
 """Rows of the step table; a capture is bounded to far fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Hold what the analysis of one trace went through: the trace, and what was found out on the way."""
+
+    trace: Trace
+    steps: Steps
+    activity: Activity
+    causes: HostCauses
+    figures: LaunchFigures
+
+
+Keep = Callable[[Findings], None]
+"""Is given the findings of each trace that was analysed."""
 
 
 def analyze(
     paths: Sequence[str],
     progress: Progress | None = None,
     skip: Callable[[str, TpmonError], bool] | None = None,
+    keep: Keep | None = None,
+    wanted: Collection[str] = (),
 ) -> TraceReport:
     """Analyse the traces at ``paths``, one after the other, so that one alone is held.
 
-    ``skip`` is asked whether the others are wanted without one that cannot be read.
+    ``skip`` is asked whether the others are wanted without one that cannot be read. ``keep`` takes
+    what a trace was analysed from, which is gone otherwise. ``wanted`` names tables of ``ON_REQUEST``.
 
     Raises:
         UsageError: where one is no trace, or none is left.
@@ -60,7 +97,7 @@ def analyze(
             if skip is None or not skip(path, error):
                 raise
             continue
-        file, part = analyze_trace(trace)
+        file, part = analyze_trace(trace, keep, wanted)
         del trace
         files.append(file)
         parts.append(part)
@@ -70,8 +107,10 @@ def analyze(
     return TraceReport(TRACE_SCHEMA, tuple(files), ranks)
 
 
-def analyze_trace(trace: Trace) -> tuple[TraceFile, RankParts]:
-    """Analyse one trace that is read."""
+def analyze_trace(
+    trace: Trace, keep: Keep | None = None, wanted: Collection[str] = ()
+) -> tuple[TraceFile, RankParts]:
+    """Analyse one trace that is read; ``wanted`` names tables of ``ON_REQUEST``."""
     launched_by = match_calls(trace)
     steps = find_steps(trace, launched_by)
     ops = nest_operators(trace)
@@ -88,7 +127,17 @@ def analyze_trace(trace: Trace) -> tuple[TraceFile, RankParts]:
     else:
         host = split_host(activity, causes, window)
         verdict = judge_host(trace, host)
+    counted = count_work(trace, ops, launchers)
+    times = time_operators(trace, ops, launchers)
+    products = sum_products(trace, ops, launchers, counted)
+    kernels = sum_kernels(trace, figures, limited, counted, (ops, launchers))
+    peaks = sum_memory(trace, steps)
     overview = _overview(trace, steps, activity, figures)
+    parts = Parts(
+        trace, steps, ops, times, launched_by, launchers, activity, causes, counted, gaps, products, peaks
+    )
+    patterns = find_patterns(parts)
+    python = _tabulate_python(parts, wanted)
     about = read_distributed(trace)
     unsaid = Missing("the trace does not say it")
     file = TraceFile(
@@ -104,17 +153,46 @@ def analyze_trace(trace: Trace) -> tuple[TraceFile, RankParts]:
         overview=overview,
         gaps=gaps,
         host_us=host,
-        operators=sum_operators(trace, ops, launchers),
-        kernels=sum_kernels(trace, figures, limited, ops, launchers),
+        operators=sum_operators(trace, ops, times),
+        kernels=kernels,
         copies=sum_copies(trace),
-        memory=MemoryUse(sum_memory(trace)),
+        memory=MemoryUse(peaks, sum_allocations(trace, ops), draw_memory(trace, int(steps.host_start[0]))),
         communication=sum_communication(trace, activity),
         launched_before=int((launched_by < 0).sum()),
         conditions=read_conditions(trace),
-        verdict=advise(trace, verdict, overview.gpus, ops, causes),
+        verdict=advise(parts, verdict, overview.gpus, patterns),
         lost=trace.lost,
+        products=products,
+        hot_kernel=find_hot_kernel(trace, kernels, len(steps.names)),
+        patterns=explain(parts, overview.gpus, patterns),
+        modules=python.modules,
+        frames=python.frames,
+        shapes=group_by_shape(trace, ops, times) if "shapes" in wanted else _NOT_ASKED,
+        lines=python.lines,
     )
+    if keep is not None:
+        keep(Findings(trace, steps, activity, causes, figures))
     return file, take_parts(trace, file, steps, activity)
+
+
+@dataclass(frozen=True, slots=True)
+class _PythonTables:
+    modules: Applicable[tuple[ModuleRow, ...]]
+    frames: Applicable[tuple[FrameRow, ...]]
+    lines: Applicable[tuple[OperatorGroupRow, ...]]
+
+
+def _tabulate_python(parts: Parts, wanted: Collection[str]) -> _PythonTables:
+    """Make the tables that need Python functions; NOT_APPLICABLE where the trace has none."""
+    trace = parts.trace
+    if not len(trace.python.start):
+        return _PythonTables(NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
+    stacks = nest_python(trace)
+    return _PythonTables(
+        sum_modules(trace, parts.ops, parts.launchers, parts.launched_by),
+        sum_frames(trace, stacks),
+        group_by_line(trace, parts.ops, parts.times, stacks) if "lines" in wanted else _NOT_ASKED,
+    )
 
 
 def _overview(trace: Trace, steps: Steps, activity: Activity, figures: LaunchFigures) -> Overview:

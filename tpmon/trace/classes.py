@@ -25,7 +25,14 @@ _TENSOR = re.compile(
     r"|gemm\w*(?:_bfloat16_|_f16|bf16)",
     re.IGNORECASE | re.DOTALL,
 )
-_MATMUL = re.compile(r"gemm|conv|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass", re.IGNORECASE)
+_MATMUL = re.compile(
+    r"gemm|conv(?!ert)|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass", re.IGNORECASE
+)
+_FUSED = re.compile(r"^triton_(?:poi|red|per|for)_")
+"""What the compiler fused is named after the operators in it, products among them, and is none itself."""
+_BESIDE = re.compile(r"splitK_?reduce|ReduceSplitK|reduce_wgrad|_helper", re.IGNORECASE)
+"""What sums up the parts of a product."""
+_PLAIN = re.compile(r"volta_s|sgemm|scudnn|gemv")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 
@@ -82,9 +89,18 @@ def is_comm_host(name: str) -> bool:
 
 def uses_tensor_cores(name: str) -> str:
     """Tell whether a kernel uses tensor cores: yes, no, or unknown for products that do not say."""
+    if _FUSED.match(name):
+        return "no"
     if _TENSOR.search(name):
         return "yes"
-    return "unknown" if _MATMUL.search(name) and not re.search(r"volta_s|sgemm|scudnn", name) else "no"
+    return "unknown" if _MATMUL.search(name) and not _PLAIN.search(name) else "no"
+
+
+def is_product_kernel(name: str) -> bool:
+    """Tell whether a kernel multiplies matrices, convolves or attends."""
+    if _FUSED.match(name) or _BESIDE.search(name):
+        return False
+    return bool(_TENSOR.search(name) or _MATMUL.search(name) or _PLAIN.search(name))
 
 
 def class_of_call(name: str) -> CallClass:

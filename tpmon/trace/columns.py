@@ -82,6 +82,7 @@ class HostTable:
     """Hold ops, annotations and every category that is not known, ordered by start.
 
     ``name``, ``track`` and ``shape`` are numbers of the trace's lists; ``shape`` is -1 without one.
+    ``sequence`` is what autograd counts: a node of the backward pass has that of its operator; -1 without.
     """
 
     start: Ints
@@ -90,6 +91,7 @@ class HostTable:
     category: Tiny
     track: Small
     shape: Small
+    sequence: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,10 @@ class PythonTable:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """Hold allocations (positive) and frees (negative); totals are -1 where the trace has none."""
+    """Hold allocations (positive) and frees (negative); totals are -1 where the trace has none.
+
+    ``address`` is 0 where the trace does not tell it.
+    """
 
     time: Ints
     changed_bytes: Ints
@@ -144,6 +149,7 @@ class MemoryTable:
     device_type: Small
     device: Small
     track: Small
+    address: Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,18 @@ def read_conditions(trace: Trace) -> Conditions:
     """Read world size, cards, whether it trains, and the shapes and types of the products."""
     cards = [find_device(trace, device) for device in np.unique(trace.work.device).tolist()]
     size = read_distributed(trace).world_size
-    backward = flag(trace.names, lambda name: is_optimizer(name) or name.startswith("autograd::engine::"))
     return Conditions(
         world_size=size if size > 0 else Missing("the trace does not say it"),
         devices=tuple(clean_name(card.name, 80) for card in cards if card is not None),
-        mode="training" if bool(backward[trace.host.name].any()) else "no training",
+        mode="training" if does_train(trace) else "no training",
         inputs=_read_inputs(trace),
     )
+
+
+def does_train(trace: Trace) -> bool:
+    """Tell whether a trace has a backward pass or a step of an optimizer."""
+    backward = flag(trace.names, lambda name: is_optimizer(name) or name.startswith("autograd::engine::"))
+    return bool(backward[trace.host.name].any())
 
 
 def _read_inputs(trace: Trace) -> Known[tuple[str, ...]]:

@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.trace import CopyRow, KernelRow
 from tpmon.trace.classes import uses_tensor_cores
 from tpmon.trace.columns import Ints, Launch
 from tpmon.trace.nesting import Nest
+from tpmon.trace.peaks import find_peak
+from tpmon.trace.products import DTYPES, Counted, rate, share_of_peak
 from tpmon.trace.read import Trace, clean_name, find_device
 from tpmon.trace.schema import Category, Device
 
@@ -24,6 +26,8 @@ _BLOCKS_ELSE = 32
 REPORTED_UP_TO = 49_152
 """kineto asks with the default limit of shared memory, so above 48 KiB a block it reports 0."""
 _MOST_OF_A_CARD = 1 << 31
+NEAR_PEAK_PCT = 60.0
+"""From here on a kernel is held by what the card can; the best libraries reach 70 to 90 % of a data sheet."""
 _NO_VALUE = Missing("no kernel of the trace has the value")
 
 
@@ -102,9 +106,14 @@ def weigh(values: Reals, weights: npt.NDArray[np.int64]) -> Known[float]:
 
 
 def sum_kernels(
-    trace: Trace, figures: LaunchFigures, limited: dict[tuple[int, int], str], ops: Nest, launchers: Ints
+    trace: Trace,
+    figures: LaunchFigures,
+    limited: dict[tuple[int, int], str],
+    counted: Counted,
+    launched: tuple[Nest, Ints],
 ) -> tuple[KernelRow, ...]:
-    """Sum the kernels by name, the longest total first."""
+    """Sum the kernels by name, the longest total first; ``launched`` are operators and launchers."""
+    ops, launchers = launched
     work = trace.work
     rows = np.flatnonzero(work.category == Category.KERNEL)
     order = rows[np.argsort(work.name[rows], kind="stable")]
@@ -129,9 +138,35 @@ def sum_kernels(
                 why or Missing("the trace lacks what the formula needs"),
                 uses_tensor_cores(trace.names[number]),
                 _main_operator(trace, ops, launchers[part], length),
+                *_rates(trace, counted, part, length),
             )
         )
     return tuple(sorted(found, key=lambda row: -row.total_us))
+
+
+Rates = tuple[Known[float], Known[float], Known[float], Known[float], Known[str]]
+
+
+def _rates(trace: Trace, counted: Counted, part: Ints, length: Ints) -> Rates:
+    """Return GB/s and TFLOP/s, each with its part of the card's peak, and which of both holds the kernel."""
+    devices = np.unique(trace.work.device[part]).tolist()
+    peak = find_peak(find_device(trace, devices[0])) if len(devices) == 1 else None
+    dtype = DTYPES[int(np.bincount(counted.dtype[part]).argmax())]
+    gb_s, gflop_s = rate(counted.moved[part], length), rate(counted.flops[part], length)
+    tflop_s = gflop_s / 1000 if is_known(gflop_s) else gflop_s
+    memory = share_of_peak(gb_s, peak.gb_s if peak else None)
+    compute = share_of_peak(tflop_s, peak.tflop_s.get(dtype) if peak else None)
+    return gb_s, memory, tflop_s, compute, _name_bound(memory, compute, is_product=bool(dtype))
+
+
+def _name_bound(memory: Known[float], compute: Known[float], is_product: bool) -> Known[str]:
+    """Tell what holds a kernel: the memory or the arithmetic of the card, or neither."""
+    for name, pct in (("compute", compute), ("memory", memory)):
+        if is_known(pct) and pct >= NEAR_PEAK_PCT:
+            return name
+    if is_known(memory) and (is_known(compute) or not is_product):
+        return "neither"
+    return compute if is_product and not is_known(compute) else Missing("no shapes that tell it")
 
 
 def _main_operator(trace: Trace, ops: Nest, places: Ints, length: Ints) -> Known[str]:

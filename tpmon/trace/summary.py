@@ -8,7 +8,7 @@ from tpmon.model.known import Missing
 from tpmon.model.trace import TraceSummary
 from tpmon.trace.breakdown import break_down, find_activity
 from tpmon.trace.classes import flag, is_optimizer
-from tpmon.trace.operators import find_launchers, nest_operators, sum_operators
+from tpmon.trace.operators import find_launchers, nest_operators, sum_operators, time_operators
 from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.schema import Category
 from tpmon.trace.steps import find_steps, match_calls
@@ -50,6 +50,6 @@ def summarize_trace(trace: Trace) -> TraceSummary:
         split_us=break_down(find_activity(trace), steps, exclusive=True),
         kernels=int((trace.work.category == Category.KERNEL).sum()),
         optimizer_steps=int((optimizers & on_host).sum()),
-        operators=sum_operators(trace, ops, launchers, TOP_OPERATORS),
+        operators=sum_operators(trace, ops, time_operators(trace, ops, launchers), TOP_OPERATORS),
         lost=trace.lost,
     )

@@ -24,7 +24,7 @@ from tpmon.trace.columns import (
     WorkTable,
     shorten_name,
 )
-from tpmon.trace.schema import Args, Event, Id, Kind, classify, guess_category
+from tpmon.trace.schema import Args, Category, Event, Id, Kind, classify, guess_category
 
 MOST_US = 4.6e15
 """Differences of times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones at times."""
@@ -134,9 +134,11 @@ class Tables:
         self.odd_times = 0
         self.odd_values = 0
         self.rank = -1
+        self._threads: set[int] = set()
+        self._main_thread = -1
         self._classes = _Classes()
         big, small, tiny = np.int64, np.int32, np.int8
-        self._host = [Growing(kind) for kind in (big, big, small, tiny, small, small)]
+        self._host = [Growing(kind) for kind in (big, big, small, tiny, small, small, big)]
         self._calls = [Growing(kind) for kind in (big, big, small, tiny, small, big)]
         self._work = [Growing(kind) for kind in (big, big, small, tiny, small, small, big, big, small, small)]
         self._python = [Growing(kind) for kind in (big, big, small, small)]
@@ -150,6 +152,7 @@ class Tables:
                 (small, -1),
                 (small, -1),
                 (small, 0),
+                (big, 0),
             )
         ]
 
@@ -170,11 +173,11 @@ class Tables:
             elif event.name == "[memory]" and event.args is not None:
                 memory.append(event)
         self.categories.update(seen)
-        self._add_host(buckets[Kind.HOST])
-        self._add_calls(buckets[Kind.CALL])
-        self._add_work(buckets[Kind.WORK])
-        self._add_python(buckets[Kind.PYTHON])
-        self._add_memory(memory)
+        buckets[Kind.SKIPPED] = memory
+        takers = (self._add_host, self._add_calls, self._add_work, self._add_python, self._add_memory)
+        for bucket, take in zip(buckets, takers, strict=True):
+            if bucket:
+                take(bucket)
 
     def _times(self, events: list[Event]) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the events whose times make sense, with start and duration in nanoseconds."""
@@ -192,8 +195,6 @@ class Tables:
         return events, first, np.rint(length * 1000).astype(np.int64)
 
     def _add_host(self, events: list[Event]) -> None:
-        if not events:
-            return
         events, start, length = self._times(events)
         names, tracks, shapes, classes = self.names, self.tracks, self.shapes, self._classes
         args = [event.args or _NO_ARGS for event in events]
@@ -204,6 +205,7 @@ class Tables:
             [classes[event.cat][1] for event in events],
             [tracks[event.pid, event.tid] for event in events],
             [shapes[bytes(one.dims), bytes(one.types)] if one.dims else -1 for one in args],
+            [one.sequence_number for one in args],
         )
         self._fill(self._host, columns)
         if self.rank < 0:
@@ -211,8 +213,6 @@ class Tables:
             self.rank = max(_whole(bytes(ranks[0])), -1) if ranks else -1
 
     def _add_calls(self, events: list[Event]) -> None:
-        if not events:
-            return
         events, start, length = self._times(events)
         names, tracks, classes = self.names, self.tracks, self._classes
         columns = (
@@ -226,8 +226,6 @@ class Tables:
         self._fill(self._calls, columns)
 
     def _add_work(self, events: list[Event]) -> None:
-        if not events:
-            return
         events, start, length = self._times(events)
         names, classes = self.names, self._classes
         launches, collectives = self.launches, self.collectives
@@ -279,21 +277,15 @@ class Tables:
         self._fill(self._work, columns)
 
     def _add_python(self, events: list[Event]) -> None:
-        if not events:
-            return
         events, start, length = self._times(events)
+        self._fill(self._python, (start, length, *self._places(events)))
+
+    def _places(self, events: list[Event]) -> tuple[list[int], list[int]]:
+        """Return the numbers of the names and of the tracks."""
         names, tracks = self.names, self.tracks
-        columns = (
-            start,
-            length,
-            [names[event.name] for event in events],
-            [tracks[event.pid, event.tid] for event in events],
-        )
-        self._fill(self._python, columns)
+        return [names[event.name] for event in events], [tracks[event.pid, event.tid] for event in events]
 
     def _add_memory(self, events: list[Event]) -> None:
-        if not events:
-            return
         events, start, _length = self._times(events)
         args = [event.args or _NO_ARGS for event in events]
         columns = (
@@ -304,6 +296,7 @@ class Tables:
             [one.device_type for one in args],
             [one.device_id for one in args],
             [self.tracks[event.pid, event.tid] for event in events],
+            [one.address for one in args],
         )
         self._fill(self._memory, columns)
 
@@ -312,8 +305,14 @@ class Tables:
             self.odd_values += growing.add(column)
 
     def finish_host(self) -> HostTable:
-        """Return the host table."""
-        return _order(self._host, HostTable)
+        """Return the host table. Comes before the table of Python functions, which may need its threads."""
+        table = _order(self._host, HostTable)
+        tracks = table.track[table.category == Category.OP]
+        marked = table.track[table.category == Category.ANNOTATION]
+        self._threads = set(np.unique(tracks).tolist())
+        main = marked if len(marked) else tracks
+        self._main_thread = int(np.bincount(main).argmax()) if len(main) else -1
+        return table
 
     def finish_calls(self) -> CallTable:
         """Return the table of calls."""
@@ -324,8 +323,16 @@ class Tables:
         return _order(self._work, WorkTable)
 
     def finish_python(self) -> PythonTable:
-        """Return the table of Python functions."""
-        return _order(self._python, PythonTable)
+        """Return the table of Python functions.
+
+        Some versions write process and thread 0 for them: where none of their threads has operators, the
+        one with most functions stands for the one that has the annotations, else most operators.
+        """
+        table = _order(self._python, PythonTable)
+        found = set(np.unique(table.track).tolist())
+        if found and self._main_thread >= 0 and not found & self._threads:
+            table.track[table.track == int(np.bincount(table.track).argmax())] = self._main_thread
+        return table
 
     def finish_memory(self) -> MemoryTable:
         """Return the table of allocations."""

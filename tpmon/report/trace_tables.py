@@ -1,0 +1,242 @@
+"""Write the further tables of a trace: patterns, products, rates of kernels, modules, Python, allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.trace import KernelRow, TraceFile, TraceReport
+from tpmon.model.trace_tables import (
+    AllocationRow,
+    FrameRow,
+    ModuleRow,
+    OperatorGroupRow,
+    PatternRow,
+    ProductRow,
+)
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.report.table import lay_columns, lay_paragraph
+
+_LINE_CHARS = 400
+_NA = "n/a"
+_NO_STACKS = "none recorded (with_stack=True)"
+_NO_MODULES = "none recorded (with_stack=True and modules called)"
+
+
+def write_us(value: Applicable[float]) -> str:
+    """Write microseconds as milliseconds."""
+    return f"{value / 1000:,.3f}" if is_known(value) else _NA
+
+
+def write_number(value: Applicable[float], digits: int = 1) -> str:
+    """Write a number that may not be known."""
+    return f"{value:,.{digits}f}" if is_known(value) else _NA
+
+
+def write_share(value: Applicable[float]) -> str:
+    """Write a percentage that may not be known."""
+    return f"{value:.1f} %" if is_known(value) else _NA
+
+
+def write_size(value: Applicable[int]) -> str:
+    """Write bytes that may not be known."""
+    return format_bytes(value) if is_known(value) else _NA
+
+
+def lay_top(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], top: int, left: Iterable[str], name: str
+) -> list[str]:
+    """Lay the first rows of a table and say how many more there are; nothing without rows."""
+    if not rows:
+        return []
+    hidden = len(rows) - top
+    more = [f"  {hidden} more (--top, --csv {name})"] if hidden > 0 else []
+    return lay_columns(headers, rows[:top], left=left) + more
+
+
+def write_patterns(patterns: tuple[PatternRow, ...]) -> list[str]:
+    """Write what costs time, each with what helps."""
+    lines: list[str] = []
+    for row in patterns:
+        lines += lay_paragraph(
+            "pattern", f"{row.name}, {write_share(row.share_pct)} of the window: {row.seen}"
+        )
+        for advice in row.advice:
+            lines += lay_paragraph("", f"try: {advice}")
+    return lines
+
+
+def write_products(rows: tuple[ProductRow, ...], top: int) -> list[str]:
+    """Write matrix products, convolutions and attention by number type."""
+    cells = [
+        (
+            write_us(row.total_us),
+            write_share(row.share_pct),
+            f"{row.calls:,}",
+            write_number(row.tflop_s, 2),
+            write_share(row.peak_pct),
+            write_share(row.misaligned_pct),
+            row.dtype if is_known(row.dtype) else _NA,
+            row.kind,
+        )
+        for row in rows
+    ]
+    headers = ("ms", "share", "calls", "TFLOP/s", "of peak", "misaligned", "type", "product")
+    return lay_top(headers, cells, top, ("type", "product"), "products")
+
+
+def write_rates(kernels: tuple[KernelRow, ...], top: int) -> list[str]:
+    """Write what kernels reach of their card, of those whose shapes tell it."""
+    rows = [
+        (
+            write_number(row.gb_s, 0),
+            write_share(row.gb_s_peak_pct),
+            write_number(row.tflop_s, 2),
+            write_share(row.tflop_s_peak_pct),
+            row.bound_by if is_known(row.bound_by) else _NA,
+            row.limited_by if is_known(row.limited_by) else _NA,
+            row.name,
+        )
+        for row in kernels[:top]
+        if is_known(row.gb_s) or is_known(row.tflop_s)
+    ]
+    headers = ("GB/s", "of peak", "TFLOP/s", "of peak ", "held by", "occ. limit", "kernel")
+    return lay_columns(headers, rows, left=("held by", "occ. limit", "kernel")) if rows else []
+
+
+def write_hot_kernel(file: TraceFile) -> list[str]:
+    """Write the longest kernel and how to profile it."""
+    hot = file.hot_kernel
+    if not is_known(hot):
+        return []
+    command = hot.command if is_known(hot.command) else _NA
+    return [
+        *lay_paragraph("hottest", f"{hot.share_pct:.1f} % of the kernels' time: {hot.name[:160]}"),
+        f"  {command}",
+    ]
+
+
+def write_modules(rows: tuple[ModuleRow, ...], top: int) -> list[str]:
+    """Write the modules of the model."""
+    cells = [
+        (
+            write_us(row.forward_total_us),
+            write_us(row.backward_total_us),
+            write_us(row.forward_self_us),
+            write_us(row.host_total_us),
+            write_us(row.host_self_us),
+            f"{row.calls:,}",
+            f"{row.name} in {row.inside}" if is_known(row.inside) else row.name,
+        )
+        for row in rows
+    ]
+    headers = ("gpu fwd ms", "bwd ms", "fwd self ms", "host ms", "host self ms", "calls", "module")
+    return lay_top(headers, cells, top, ("module",), "modules") if rows else [f"modules: {_NO_MODULES}"]
+
+
+def write_frames(rows: tuple[FrameRow, ...], top: int) -> list[str]:
+    """Write the Python functions."""
+    cells = [
+        (
+            write_us(row.self_us),
+            write_us(row.total_us),
+            f"{row.calls:,}",
+            f"{row.name}  < {row.called_by}" if is_known(row.called_by) else row.name,
+        )
+        for row in rows
+    ]
+    headers = ("self ms", "ms", "calls", "Python function")
+    return lay_top(headers, cells, top, ("Python function",), "frames")
+
+
+def write_allocations(rows: tuple[AllocationRow, ...], top: int) -> list[str]:
+    """Write which operators allocate, the cards first."""
+    cells = [
+        (
+            f"{row.kind} {row.device}" if row.device >= 0 else row.kind,
+            write_size(row.at_peak_bytes),
+            write_size(row.kept_bytes),
+            format_bytes(row.allocated_bytes),
+            f"{row.allocations:,}",
+            row.operator,
+        )
+        for row in sorted(rows, key=_by_device_and_peak)
+    ]
+    headers = ("memory of", "at peak", "kept", "allocated", "times", "by operator")
+    return lay_top(headers, cells, top, ("memory of", "by operator"), "allocations")
+
+
+def _by_device_and_peak(row: AllocationRow) -> tuple[bool, str, int, int, int]:
+    at_peak = row.at_peak_bytes if is_known(row.at_peak_bytes) else 0
+    return row.kind == "cpu", row.kind, row.device, -at_peak, -row.allocated_bytes
+
+
+def write_groups(rows: tuple[OperatorGroupRow, ...], top: int, name: str) -> list[str]:
+    """Write operators by shape or by line."""
+    cells = [
+        (
+            write_us(row.host_self_us),
+            write_us(row.device_self_us),
+            write_us(row.device_total_us),
+            f"{row.calls:,}",
+            f"{row.name}  {row.group if is_known(row.group) else _NA}",
+        )
+        for row in rows
+    ]
+    headers = ("host self ms", "gpu self ms", "gpu ms", "calls", "operator")
+    return lay_top(headers, cells, top, ("operator",), name)
+
+
+def _write_asked(
+    rows: Applicable[tuple[OperatorGroupRow, ...]], top: int, name: str, without: str
+) -> list[str]:
+    if not is_known(rows) or not rows:
+        return [f"{name}: {without}"]
+    return write_groups(rows, top, name)
+
+
+_WRITERS: dict[str, Callable[[TraceFile, int], list[str]]] = {
+    "patterns": lambda file, _top: write_patterns(file.patterns) or ["patterns: none seen"],
+    "products": lambda file, top: write_products(file.products, top) or ["products: none recorded"],
+    "rates": lambda file, top: write_rates(file.kernels, top) or ["rates: no shapes (record_shapes=True)"],
+    "modules": lambda file, top: (
+        write_modules(file.modules, top) if is_known(file.modules) else [f"modules: {_NO_MODULES}"]
+    ),
+    "frames": lambda file, top: (
+        write_frames(file.frames, top) if is_known(file.frames) else [f"frames: {_NO_STACKS}"]
+    ),
+    "allocations": lambda file, top: (
+        write_allocations(file.memory.by_operator, top)
+        or ["allocations: none recorded (profile_memory=True)"]
+    ),
+    "shapes": lambda file, top: _write_asked(
+        file.shapes, top, "shapes", "none recorded (record_shapes=True)"
+    ),
+    "lines": lambda file, top: _write_asked(file.lines, top, "lines", _NO_STACKS),
+}
+TEXT_TABLES = tuple(_WRITERS)
+"""Tables that can be written alone as text."""
+
+
+def write_tables(report: TraceReport, table: str, top: int) -> list[str]:
+    """Write one table of ``TEXT_TABLES`` alone, of each file."""
+    lines: list[str] = []
+    for file in report.files:
+        lines += [*lay_paragraph("trace", file.path), *_WRITERS[table](file, top), ""]
+    return [clean_text(line, _LINE_CHARS) if line else "" for line in lines[:-1]]
+
+
+def write_more(file: TraceFile, top: int) -> list[str]:
+    """Write the further tables that a trace has, each after an empty line."""
+    parts = [write_products(file.products, top) if file.products else []]
+    parts.append(write_modules(file.modules, top) if is_known(file.modules) and file.modules else [])
+    parts.append(write_frames(file.frames, top) if is_known(file.frames) else [])
+    parts.append(write_allocations(file.memory.by_operator, top))
+    return [line for part in parts if part for line in ("", *part)]
+
+
+def say_growth(value: Known[int]) -> str:
+    """Write by how much the memory grew, with its sign."""
+    if not is_known(value):
+        return _NA
+    return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"
