@@ -43,18 +43,28 @@ def run_hook(arguments: Sequence[str], output: Output) -> int:
 
 
 def write_export(path: str) -> None:
-    """Write the hook and what arms it into a new zip.
+    """Write the hook and what arms it into a new zip: whole under its name, or not at all.
 
     Raises:
         UsageError: when the file is there already or cannot be written.
     """
     import zipfile  # noqa: PLC0415
 
+    part = f"{path}.{os.getpid()}.part"
     try:
-        with open(path, "xb") as file, zipfile.ZipFile(file, "w") as archive:
-            for name, source in list_files():
-                with open(source, "rb") as data:
-                    archive.writestr(zipfile.ZipInfo(name, _WHEN), data.read())
+        if os.path.lexists(path):
+            raise FileExistsError(path)
+        with open(part, "xb") as file:
+            try:
+                with zipfile.ZipFile(file, "w") as archive:
+                    for name, source in list_files():
+                        with open(source, "rb") as data:
+                            archive.writestr(zipfile.ZipInfo(name, _WHEN), data.read())
+                file.flush()
+                os.rename(part, path)
+            except BaseException:
+                os.unlink(part)
+                raise
     except FileExistsError as error:
         raise UsageError(f"{path} is there already", "another name, or remove it first") from error
     except OSError as error:

@@ -18,10 +18,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpmon.hook
+from tests.programs.capture_asking import FOLDER, ask, count, told
 from tpmon.hook import wire_capture as w
 from tpmon.hook.installation import HOOK
 
-FOLDER = sys.argv[1]
 DATA = TensorDataset(torch.arange(1600.0).reshape(200, 8) / 1600, torch.ones(200, 1))
 torch.set_num_threads(1)
 
@@ -53,48 +53,10 @@ def train(steps: int, before=None) -> list[float]:
     return losses
 
 
-def ask(number: int, kind: int = w.KIND_CAPTURE, folder: str = FOLDER, **words: int) -> None:
-    told = [0] * w.REQUEST_WORDS
-    told[w.ASK_NUMBER], told[w.ASK_KIND] = number, kind
-    told[w.ASK_STEPS] = 1 if kind == w.KIND_PROBE else 3
-    told[w.ASK_LONGEST_NS] = 60_000_000_000
-    told[w.ASK_MOST_EVENTS], told[w.ASK_MOST_BYTES] = 200_000, 1 << 29
-    told[w.ASK_EXPIRES_NS] = time.monotonic_ns() + 10**12
-    for name, value in words.items():
-        told[getattr(w, f"ASK_{name}")] = value
-    w.write_request(HOOK.steps.pages.mailbox, w.Request(tuple(told), folder, f"cap{number}"))
-
-
-def told() -> dict[str, object]:
-    words, reason = w.parse_capture(HOOK.steps.pages.page)
-    return {
-        "number": words[w.CAP_REQUEST],
-        "state": words[w.CAP_STATE],
-        "done": words[w.CAP_STEPS_DONE],
-        "reason": reason,
-        "answer": list(HOOK.steps.pages.answers),
-    }
-
-
 def capture(number: int, **words: int) -> dict[str, object]:
     ask(number, **words)
     train(12)
     return told()
-
-
-def count(number: int) -> dict[str, int]:
-    """Count in the one file of a capture what it is to hold."""
-    (name,) = [one for one in os.listdir(FOLDER) if one.startswith(f"cap{number}-")]
-    path = os.path.join(FOLDER, name)
-    with open(path) as file:
-        events = [one for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
-    return {
-        "steps": len({one["name"] for one in events if one["name"].startswith("ProfilerStep#")}),
-        "marks": sum(one["name"].startswith("ProfilerStep#") for one in events),
-        "optimizer": sum(one["name"].startswith("Optimizer.step") for one in events),
-        "mode": os.stat(path).st_mode & 0o777,
-        "negative": sum(one["dur"] < 0 for one in events),
-    }
 
 
 def listing() -> list[str]:
@@ -151,9 +113,21 @@ def hostile() -> dict[str, object]:
     def scribble(at: int) -> None:
         box[64:4096] = source.randbytes(4096 - 64)
 
+    words = [name[4:] for name in vars(w) if name.startswith("ASK_")]
+    words = [name for name in words if name not in ("NUMBER", "KIND", "CHECK", "LAYOUT", "NUMBER_AGAIN")]
+    places = (FOLDER, "/", "/proc/self", "relative", "", FOLDER + "/\n", "/" + "x" * 1000)
+
+    def mislead(at: int) -> None:
+        """Whole requests, as far as their checksum goes, of anything."""
+        values = {name: source.choice((0, 1, 7, 1 << 40, 2**64 - 1)) for name in source.sample(words, 3)}
+        ask(1000 + at, kind=source.randrange(8), folder=source.choice(places), **values)
+
     before = HOOK.steps.steps
     train(100, scribble)
+    train(100, mislead)
     counted = HOOK.steps.steps - before
+    ask(29, kind=w.KIND_CANCEL, SUBJECT=told()["number"])
+    train(5)
     return {"counted": counted, "problem": tpmon.hook.problem(), "after": capture(30)}
 
 
@@ -227,6 +201,28 @@ def foreign() -> dict[str, object]:
     return report
 
 
+def nested() -> dict[str, object]:
+    """Ranges of the program that begin before a window and end in it, and in it and after it; old profilers."""
+    ranges = [torch.autograd.profiler.record_function(name) for name in ("from before", "until after")]
+    turns = {1: ranges[0].__enter__, 3: lambda: ranges[0].__exit__(None, None, None)}
+    turns |= {4: ranges[1].__enter__, 9: lambda: ranges[1].__exit__(None, None, None)}
+    ask(80, STEPS=4)
+    train(12, lambda at: turns[at]() if at in turns else None)
+    across = told()
+    with torch.autograd.profiler.profile() as old:
+        legacy = capture(81)
+    with torch.autograd.profiler.emit_itt(torch.profiler.itt.is_available()):
+        itt = capture(82)
+    return {
+        "across": across,
+        "file": count(80),
+        "legacy": legacy,
+        "legacy_own": len(old.function_events) > 10,
+        "itt": itt if torch.profiler.itt.is_available() else legacy,
+        "after": capture(83),
+    }
+
+
 def forked() -> dict[str, object]:
     """Workers that are forked while a capture records: they record nothing, and the capture goes on."""
     net, optimizer = model()
@@ -292,7 +288,7 @@ os.makedirs(FOLDER, exist_ok=True)
 train(5)
 REPORT = {
     one.__name__: one()
-    for one in (exact, without_a_loader, requests, hostile, places, foreign, forked, many, broken)
+    for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked, many, broken)
 }
 REPORT["problem"] = tpmon.hook.problem()
 if "--leave" in sys.argv:

@@ -2,75 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import READY_S, TORCHRUN, run_program, wait_until
+from tests.captures import read_told
+from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, capture, training
+from tests.programs.conftest import READY_S, run_program
+from tests.waiting import wait_until
 from tpmon.hook import wire_capture as w
-from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import read_table
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
 ]
-
-HERE = Path(__file__).parent
-ROOT = Path(__file__).parents[2]
-TPMON = (sys.executable, "-m", "tpmon")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-@contextmanager
-def training() -> Iterator[int]:
-    """Start a hooked training of one process and one worker, 10 ms a batch, that goes on until killed."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as job:
-        try:
-            assert job.stdout is not None
-            assert job.stdout.readline() == "ready\n"
-            yield job.pid
-        finally:
-            for pid in (job.pid, *find_descendants(job.pid, read_table())):
-                with_pid = Path(f"/proc/{pid}")
-                if with_pid.exists():
-                    os.kill(pid, signal.SIGKILL)
-
-
-def capture(pid: int, *flags: str) -> tuple[int, dict[str, object], str]:
-    done = subprocess.run(
-        [*TPMON, "capture", str(pid), "--json", *flags],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=READY_S,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
-
-
-def count(path: str) -> dict[str, int]:
-    with gzip.open(path) as file:
-        events = [one for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
-    return {
-        "marks": sum(one["name"].startswith("ProfilerStep#") for one in events),
-        "optimizer": sum(one["name"].startswith("Optimizer.step") for one in events),
-    }
 
 
 def test_a_capture_holds_the_steps_that_were_asked_for(tmp_path: Path) -> None:
@@ -81,7 +32,8 @@ def test_a_capture_holds_the_steps_that_were_asked_for(tmp_path: Path) -> None:
         assert (told["schema"], told["state"], told["notes"]) == ("tpmon.capture/1", "done", [])
         (file,) = told["files"]
         assert file["steps"] == 3
-        assert count(file["path"]) == {"marks": 3, "optimizer": 3}
+        assert read_told(file["path"]).wrong == ()
+        assert (len(read_told(file["path"]).marks), read_told(file["path"]).optimizer) == (3, 3)
         assert os.stat(file["path"]).st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path / "out") == [os.path.basename(file["path"])]
         assert told["conditions"]["model"] == "Linear"
@@ -109,7 +61,14 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
         "probe": w.STATE_VERIFIED,
         "capture": w.STATE_VERIFIED,
     }
-    assert exact["file"] == {"steps": 3, "marks": 3, "optimizer": 3, "mode": 0o600, "negative": 0}
+    conditions = exact["file"].pop("conditions")
+    assert exact["file"] == {"marks": 3, "optimizer": 3, "mode": 0o600, "wrong": []}
+    assert conditions["inputs"] == ["float32[2, 8]", "float32[2, 1]"]
+    assert (conditions["mode"], conditions["dtype"], conditions["autocast"]) == (
+        "training",
+        "torch.float32",
+        False,
+    )
     assert exact["same_losses"] is True
     assert len(exact["files"]) == 1
     assert report["without_a_loader"]["file"]["marks"] == 4
@@ -122,7 +81,7 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
         "late": w.STATE_VERIFIED,
     }
     assert report["requests"]["busy"]["answer"] == [22, w.ANSWER_BUSY]
-    assert (report["hostile"]["counted"], report["hostile"]["problem"]) == (100, "")
+    assert (report["hostile"]["counted"], report["hostile"]["problem"]) == (200, "")
     assert report["hostile"]["after"]["state"] == w.STATE_VERIFIED
     assert state["places"] == {
         "gone": w.STATE_REFUSED,
@@ -141,6 +100,14 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
     assert report["foreign"]["active_own"]
     assert report["foreign"]["during_own"]
     assert report["foreign"]["during_losses"] is True
+    assert state["nested"] == {
+        "across": w.STATE_VERIFIED,
+        "legacy": w.STATE_REFUSED,
+        "itt": w.STATE_REFUSED,
+        "after": w.STATE_VERIFIED,
+    }
+    assert (report["nested"]["file"]["marks"], report["nested"]["file"]["optimizer"]) == (4, 4)
+    assert report["nested"]["legacy_own"]
     assert report["forked"]["children"] == [0]
     assert report["forked"]["told"]["state"] == w.STATE_VERIFIED
     assert report["many"]["states"] == [w.STATE_VERIFIED] * 20
@@ -149,6 +116,24 @@ def test_captures_end_as_they_should_whatever_happens(tmp_path: Path) -> None:
     for name, (same_losses, still_recording, problem) in report["broken"].items():
         assert (name, same_losses, still_recording, problem) == (name, True, False, "")
     assert report["problem"] == ""
+
+
+@pytest.mark.long
+def test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_what_it_ever_wrote(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "capture_quiet.py"), str(tmp_path / "out")],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=READY_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    nothing, before, captured, after = done.stderr.split("== ")
+    assert (nothing, captured) == ("", "captured\n")
+    assert before.count("\n") == after.count("\n") > 1
 
 
 @pytest.mark.long
@@ -172,12 +157,14 @@ def test_tpmon_killed_in_the_middle_leaves_a_whole_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_training_killed_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     with (
         training() as pid,
         subprocess.Popen(
-            [*TPMON, "capture", str(pid), "--steps", "400", "--out", str(out)],
+            [*TPMON, "capture", str(pid), "--steps", "1000", "--out", str(out)],
             env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
@@ -185,6 +172,8 @@ def test_a_training_killed_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     ):
         assert tool.stderr is not None
         assert any("recording step" in line for line in tool.stderr)
+        code, told, _ = capture(pid, "--out", str(tmp_path / "second"))
+        assert (code, told["state"]) == (2, "busy")
         os.kill(pid, signal.SIGKILL)
         tool.stderr.read()
         assert tool.wait() == 3
@@ -192,16 +181,15 @@ def test_a_training_killed_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "capture_ranks.py", "{ready}")
+def test_a_program_that_took_the_signal_is_sent_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with run_program(command, tmp_path / "ready", 2) as program:
-        code, told, said = capture(program.pid, "--all-ranks", "--steps", "4", "--out", str(tmp_path / "out"))
-        assert (code, told["state"]) == (0, "done"), said
-        assert len({rank["first_step"] for rank in told["ranks"]}) == 1
-        assert sorted(file["rank"] for file in told["files"]) == [0, 1]
-        for file in told["files"]:
-            assert count(file["path"]) == {"marks": 4, "optimizer": 4}
+    command = (sys.executable, "capture_stepless.py", "{ready}", "--takes-the-signal")
+    with run_program(command, tmp_path / "ready", 1) as program:
+        code, told, said = capture(program.pid, "--seconds", "1", "--out", str(tmp_path / "out"))
+        assert (code, told["state"]) == (2, "refused"), said
+        assert "no signal was sent" in told["notes"][0]
+        assert not (tmp_path / "ready" / "signal").exists()
+        assert Path(f"/proc/{program.pid}").exists()
 
 
 @pytest.mark.long

@@ -233,7 +233,8 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop(monkeypatch: pytest.Mon
     def loop() -> None:
         net, batch = Module(), Batch()
         gone = weakref.ref(batch)
-        assert read_conditions(sys._getframe(), 0, 0)["model"] == "Module"
+        steps = SimpleNamespace(rule=0, batch_size=0, watcher=None, page=memoryview(b""))
+        assert read_conditions(sys._getframe(), steps)["model"] == "Module"
         del batch
         assert gone() is None
         assert net.training

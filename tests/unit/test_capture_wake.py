@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import mmap
 import os
 import signal
@@ -9,23 +10,44 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tpmon.capture import bus as capture_bus
 from tpmon.capture.bus import Bus, GoneError
 from tpmon.errors import ExitCode
 from tpmon.hook import wire
+from tpmon.hook.mailbox import Mailbox
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd")
 
+ROOT = Path(__file__).parents[2]
 HANDLES = "signal.signal(signal.SIGURG, lambda *_: print('woken', flush=True))"
+
+LOSES = f"""
+{HANDLES}
+def lose(*_):
+    WAY
+    print("lost", flush=True)
+signal.signal(signal.SIGWINCH, lose)
+"""
+"""A program that loses its handler when it is told to, by a signal that harms nobody."""
+
+WAYS = {
+    "default": "signal.signal(signal.SIGURG, signal.SIG_DFL)",
+    "ignored": "signal.signal(signal.SIGURG, signal.SIG_IGN)",
+    "exec": "import os; os.execv(sys.executable, [sys.executable, '-c', AFTER])",
+}
+AFTER = "import sys; print('lost', flush=True); sys.stdin.readline(); print('end', flush=True)"
 
 
 @contextmanager
 def process(setup: str) -> Iterator[subprocess.Popen[str]]:
-    program = f"import signal, sys; {setup}; print('ready', flush=True); sys.stdin.readline(); print('end', flush=True)"
+    program = f"import signal, sys\n{setup}\nprint('ready', flush=True); sys.stdin.readline(); print('end', flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -37,13 +59,14 @@ def process(setup: str) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def bus_of(pid: int, *, header_pid: int = 0, ticks: int = 0) -> Bus:
+def bus_of(pid: int, *, header_pid: int = 0, ticks: int = 0, ours: bool = True) -> Bus:
     start = read_stat(pid).start_ticks
     page, box = mmap.mmap(-1, wire.TELEMETRY_BYTES), mmap.mmap(-1, wire.MAILBOX_BYTES)
     data = wire.pack_header(wire.Header(header_pid or pid, ticks or start, 1))
     page[: len(data)] = data
     with memoryview(page) as view:
         header = wire.parse_header(view)
+        wire.write_signal(view, ours=ours)
     return Bus(Identity(pid, start), header, page, box)
 
 
@@ -59,24 +82,83 @@ def test_a_process_that_handles_it_is_woken() -> None:
         assert "woken" in finish(child)
 
 
-@pytest.mark.parametrize("wrong", ["no handler", "another's page", "another start"])
+@pytest.mark.parametrize("wrong", ["no handler", "another's page", "another start", "another's handler"])
 def test_nothing_is_sent_after_a_check_that_failed(wrong: str) -> None:
     with process("pass" if wrong == "no handler" else HANDLES) as child:
         bus = bus_of(
             child.pid,
             header_pid=1 if wrong == "another's page" else 0,
             ticks=1 if wrong == "another start" else 0,
+            ours=wrong != "another's handler",
         )
         assert not bus.wake()
         bus.close()
         assert finish(child) == "end\n"
 
 
-def test_a_process_whose_handler_vanished_lives_on() -> None:
-    with process("pass") as child:
-        os.kill(child.pid, signal.SIGURG)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_process_whose_handler_vanishes_between_look_and_signal_lives_on(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = signal.pidfd_send_signal
+    sent = []
+    with process(LOSES.replace("WAY", WAYS[way].replace("AFTER", repr(AFTER)))) as child:
+
+        def lose_and_send(descriptor: int, number: int) -> None:
+            os.kill(child.pid, signal.SIGWINCH)
+            assert child.stdout is not None
+            assert child.stdout.readline() == "lost\n"
+            sent.append(number)
+            send(descriptor, number)
+
+        monkeypatch.setattr(capture_bus.signal, "pidfd_send_signal", lose_and_send)
+        bus = bus_of(child.pid)
+        assert bus.wake()
+        bus.close()
+        assert sent == [signal.SIGURG]
         assert finish(child) == "end\n"
         assert child.returncode == 0
+
+
+def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_back() -> None:
+    page = memoryview(bytearray(wire.TELEMETRY_BYTES))
+    steps = SimpleNamespace(pages=SimpleNamespace(page=page), owner=0)
+    mailbox = Mailbox()
+    before = signal.getsignal(signal.SIGURG)
+    said = []
+    try:
+        mailbox.opened(steps)
+        ours = signal.getsignal(signal.SIGURG)
+        said.append(wire.parse_signal(page))
+        for handler in (lambda *_: None, ours, signal.SIG_DFL, ours):
+            signal.signal(signal.SIGURG, handler)
+            mailbox.look_at_signal()
+            said.append(wire.parse_signal(page))
+        mailbox.take_back()
+        said.append(wire.parse_signal(page))
+        assert signal.getsignal(signal.SIGURG) == before
+    finally:
+        signal.signal(signal.SIGURG, before)
+    assert said == [True, False, True, False, True, False]
+
+
+def test_no_other_signal_is_sent_from_where_trainings_are_asked() -> None:
+    """Every call that sends a signal, in what captures and in the hook itself."""
+    sends = {"kill", "killpg", "pidfd_send_signal", "pthread_kill", "raise_signal", "send_signal", "tgkill"}
+    files = [*(ROOT / "tpmon" / "capture").glob("*.py"), *(ROOT / "tpmon" / "hook").rglob("*.py")]
+    calls = [
+        (path.name, node)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    names = [getattr(call.func, "attr", getattr(call.func, "id", "")) for _, call in calls]
+    found = [
+        (path, ast.unparse(call.args[1]))
+        for (path, call), name in zip(calls, names, strict=True)
+        if name in sends
+    ]
+    assert sorted(found) == [("bus.py", "signal.SIGURG"), ("mailbox.py", "signal.SIGURG")]
 
 
 def test_a_process_that_ended_is_sent_nothing() -> None:

@@ -12,6 +12,7 @@ import signal
 
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
 from tpmon.hook import wire, wire_capture
+from tpmon.model.capture import CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
 from tpmon.model.units import clean_text
@@ -45,10 +46,14 @@ class Progress:
 class Bus:
     """Hold the mapped pages of one process."""
 
-    def __init__(self, process: Identity, header: wire.Header, page: mmap.mmap, box: mmap.mmap) -> None:
-        """Hold what ``open_bus`` found."""
+    def __init__(
+        self, process: Identity, header: wire.Header, page: mmap.mmap, box: mmap.mmap, link: str = ""
+    ) -> None:
+        """Hold what ``open_bus`` found; ``link`` is the path that the page was mapped by."""
         self.process = process
         self.header = header
+        self._link = link
+        self._inode = _read_inode(link)
         self._maps = (page, box)
         self.page = memoryview(page)
         self.mailbox = memoryview(box)
@@ -70,6 +75,21 @@ class Bus:
         except OSError:
             return False
         return stat == self.process.start_ticks
+
+    def find_end(self) -> tuple[CaptureState, str] | None:
+        """Say how and why nothing is to be expected of this hook any more; None while it runs."""
+        if not self.is_alive():
+            return CaptureState.GONE, "the process ended"
+        state, _, error = wire.parse_status(self.page)
+        if state != wire.STATE_RUNNING:
+            why = (
+                f"the hook turned itself off: {clean_text(error, 200)}" if error else "the hook was taken out"
+            )
+            return CaptureState.FAILED, why
+        # exec keeps PID and start time, and takes every page; a loop that closes descriptors leaves the maps.
+        if _read_inode(self._link) != self._inode and not _is_mapped(self.process.pid, self._inode):
+            return CaptureState.GONE, "the process became another program"
+        return None
 
     def read_progress(self, number: int) -> Progress | None:
         """Return what the hook says of this request; None while it says nothing of it."""
@@ -96,7 +116,8 @@ class Bus:
         """Send SIGURG, once everything says that the process handles it; tell whether it was sent.
 
         The process is held by a pidfd, so that its PID cannot become another's between look and signal;
-        a handler that vanishes then does no harm, since a process that has none ignores SIGURG.
+        a handler that vanishes then does no harm, since a process that has none ignores SIGURG. Where the
+        program has put its own in the place of the hook's, nothing is sent.
         """
         if self._descriptor < 0 or not self.is_alive():
             return False
@@ -108,7 +129,8 @@ class Bus:
             header = wire.parse_header(self.page)
         except (OSError, KeyError, ValueError):
             return False
-        if not caught or header.pid != inner or header.start_ticks != self.process.start_ticks:
+        theirs = header.pid != inner or header.start_ticks != self.process.start_ticks
+        if not caught or theirs or not wire.parse_signal(self.page):
             return False
         try:
             signal.pidfd_send_signal(self._descriptor, signal.SIGURG)
@@ -134,10 +156,13 @@ def open_bus(process: Identity) -> Bus:
         ) from error
     except OSError as error:
         raise _gone(pid) from error
-    box = _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, writable=True)
-    page = _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, writable=False)
+    found = [
+        _find(links, wire.MAILBOX_NAME, inner, wire.MAILBOX_BYTES, writable=True),
+        _find(links, wire.TELEMETRY_NAME, inner, wire.TELEMETRY_BYTES, writable=False),
+    ]
+    (box, _), (page, link) = found
     if page is None or box is None:
-        for mapped in (page, box):
+        for mapped, _ in found:
             if mapped is not None:
                 mapped.close()
         raise NoHookError(f"process {pid} has no hook", "")
@@ -156,7 +181,7 @@ def open_bus(process: Identity) -> Bus:
         page.close()
         box.close()
         raise NoHookError(reason, "start the run again with this tpmon: tpmon run -- COMMAND")
-    return Bus(process, header, page, box)
+    return Bus(process, header, page, box, link)
 
 
 def _list_links(pid: int) -> list[tuple[str, str]]:
@@ -176,8 +201,8 @@ def _list_links(pid: int) -> list[tuple[str, str]]:
 
 def _find(
     links: list[tuple[str, str]], name: str, pid: int, size: int, *, writable: bool
-) -> mmap.mmap | None:
-    """Map the page of this name that says it belongs to ``pid``, as the process itself sees it."""
+) -> tuple[mmap.mmap | None, str]:
+    """Map the page of this name that says it belongs to ``pid``, as the process sees itself; and its path."""
     for path, target in links:
         if target != f"/memfd:{name} (deleted)":
             continue
@@ -202,9 +227,27 @@ def _find(
         except ValueError:
             owner = -1
         if owner == pid:
-            return mapped
+            return mapped, path
         mapped.close()
-    return None
+    return None, ""
+
+
+def _read_inode(link: str) -> int:
+    """Return the number of the page behind a descriptor of /proc, -1 where there is none any more."""
+    try:
+        return os.stat(link).st_ino
+    except OSError:
+        return -1
+
+
+def _is_mapped(pid: int, inode: int) -> bool:
+    """Tell whether a process still has a page among its maps; True where they may not be read."""
+    wanted = f"{inode} /memfd:{wire.TELEMETRY_NAME} (deleted)"
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+            return any(" ".join(line.split()[4:]) == wanted for line in maps)
+    except OSError:
+        return True
 
 
 def _map(path: str, size: int, writable: bool) -> mmap.mmap | None:

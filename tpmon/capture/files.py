@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 
-from tpmon.errors import TpmonError
+from tpmon.capture.summary import read_summary
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CapturedFile, CaptureKind, Conditions
 from tpmon.model.frozen import dataclass
@@ -19,6 +19,9 @@ from tpmon.model.units import clean_text
 _CONDITIONS = b'"tpmon":'
 _EDGE = 1 << 16
 _NOT_THERE = Missing("the trace does not say it")
+_MOST_INPUTS = 16
+
+NOT_READ = Missing("the clocks of the GPU were not read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +87,10 @@ def look_at_trace(
     place: Place, name: str, rank: int, first_step: int
 ) -> tuple[CapturedFile, TraceSummary | Missing, Known[Conditions]]:
     """Verify the trace of one rank: read it whole, count steps, events and kernels, and pack it."""
-    file = wire_capture.file_name(name, rank, first_step, ".json")
+    file = wire_capture.file_name(name, rank, first_step, wire_capture.TRACE_ENDING)
     path = place.reach(file)
     conditions = read_conditions(path)
-    summary: TraceSummary | Missing
-    try:
-        from tpmon.trace.summary import summarize  # noqa: PLC0415 numpy and msgspec, where they are used
-
-        summary = summarize(path)
-    except TpmonError as error:
-        summary = Missing(error.what)
-    except ImportError as error:
-        summary = Missing(f"no summary: {error}")
+    summary = read_summary(path)
     path = pack(path)
     here = os.path.basename(path)
     found = CapturedFile(
@@ -162,13 +157,17 @@ def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
                 dtype=_text(told.get("dtype")),
                 device=_text(told.get("device")),
                 training=_bool(told.get("training")),
+                mode=_text(told.get("mode")),
+                inputs=_texts(told.get("inputs")),
                 batch_size=_int(told.get("batch_size")),
                 world_size=_int(told.get("world_size")),
                 gpu=_text(told.get("gpu")),
+                clocks=NOT_READ,
                 torch=_text(told.get("torch")),
                 python=_text(told.get("python")),
                 threads=_int(told.get("threads")),
                 autocast=_bool(told.get("autocast")),
+                autocast_dtype=_text(told.get("autocast_dtype")),
                 matmul_precision=_text(told.get("matmul_precision")),
             )
     return _NOT_THERE
@@ -186,6 +185,12 @@ def _why(value: object) -> Missing:
 
 def _text(value: object) -> Known[str]:
     return clean_text(value, 120) if isinstance(value, str) else _why(value)
+
+
+def _texts(value: object) -> Known[tuple[str, ...]]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        return _why(value)
+    return tuple(clean_text(one, 120) for one in value[:_MOST_INPUTS])
 
 
 def _int(value: object) -> Known[int]:

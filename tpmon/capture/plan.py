@@ -14,15 +14,24 @@ MOST_EVENTS = 200_000
 """About a second that the loop stands still, and a quarter of a gigabyte beside it."""
 
 MOST_BYTES = 512 << 20
+"""Of the trace before it is packed: what a viewer in a browser still opens."""
+
 MOST_ENTRIES = 100_000
 """Allocations that a snapshot remembers, with their stacks: some hundred bytes each."""
 
 _LEAST_AHEAD = 2
+"""Steps from the furthest rank to the first that is recorded: the one under way, and one to hear of it."""
+
 _AHEAD_S = 0.25
-_EVENT_BYTES = 1_300
-_EVENT_BYTES_DETAILED = 3_500
+"""The same in time, for short steps. Four mailboxes are written in 23 us; the rest is for a tpmon that waits
+for a core. Too short shows: a rank that was past the step cancels all, and nothing is recorded."""
+
 _PROBE_NS = 200_000_000
+"""How long the probe of a loop without steps records, in ns."""
+
 _MOST_APART = 2
+"""Steps by which ranks that count alike may seem to differ: their counts are read one after the other, while
+ranks that exchange gradients are within one step of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,8 @@ def size_window(asked: CaptureAsked, probes: Sequence[tuple[int, int, float]]) -
         events=round(events * fit),
         pause_ms=max(probe[2] for probe in probes) * fit,
         bytes=round(size * fit),
-        memory_bytes=round(events * fit) * (_EVENT_BYTES_DETAILED if detailed else _EVENT_BYTES),
+        memory_bytes=round(events * fit)
+        * (wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY),
     )
 
 

@@ -32,12 +32,23 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 
 _EVERY_S = 0.02
+"""How often the bus is read while a capture is under way: a page of memory, and one line of /proc."""
+
 _DISCOVER_S = 5.0
 """A loop that ends no step for so long, and never ended one, is taken for one without steps."""
 
 _WAIT_S = 600.0
+"""So long a request may wait for its step; the same is said in docs/capture.md."""
+
 _SPARE_S = 120.0
+"""Beyond what was asked: to stop and write 512 MiB while other ranks do the same."""
+
 _AFTER_S = 2.0
+"""So long the steps after the window are waited for, which the result compares with those before."""
+
+_NOT_WOKEN = (
+    "no signal was sent: SIGURG is not the hook's in that process, and without it the loop cannot be asked"
+)
 
 STATES = {
     wire_capture.STATE_REGISTERED: CaptureState.REGISTERED,
@@ -193,10 +204,9 @@ class Window:
             bus.post(request)
         if start and any(self._is_past(bus, start) for bus in self.buses):
             self._cancel(number)
-        if self.asked.timed:
-            for bus in self.buses:
-                if not bus.wake():
-                    self._say("no signal was sent: its handler or its process is not what was looked at")
+        if self.asked.timed and not all(bus.wake() for bus in self.buses):
+            self._cancel(number)
+            return tuple(Outcome(CaptureState.REFUSED, _NOT_WOKEN, _NOTHING) for _ in self.buses)
         try:
             return self._follow(number)
         except BaseException:
@@ -277,8 +287,8 @@ def _find_end(bus: Bus, number: int, progress: Progress | None) -> Outcome | Non
     if progress is not None and progress.state in wire_capture.FINAL_STATES:
         return Outcome(STATES[progress.state], progress.reason, progress.words)
     words = progress.words if progress is not None else _NOTHING
-    if not bus.is_alive():
-        return Outcome(CaptureState.GONE, "the process ended", words)
+    if end := bus.find_end():
+        return Outcome(*end, words)
     answered, answer = bus.read_answer()
     if answered == number and answer == wire_capture.ANSWER_BUSY:
         return Outcome(CaptureState.BUSY, "another capture is under way there", words)

@@ -51,9 +51,11 @@ class Arrival:
                 if spec is not None:
                     self._follow(spec)
                     return spec
-            return None
+        except Exception:
+            return None  # ours, or another finder's: Python asks that one again, and gets it from there
         finally:
             self._looking = False
+        return None
 
     def _follow(self, spec: ModuleSpec) -> None:
         loader: Any = spec.loader

@@ -18,7 +18,7 @@ from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
 from tpmon.hook.counts import WATCHED
-from tpmon.hook.guard import Guard, find_cupti_user
+from tpmon.hook.guard import Guard
 from tpmon.hook.headroom import read_resident
 from tpmon.hook.recorder import Recorder
 from tpmon.hook.recorder_cuda import Range, Snapshot
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_NS = 2_000_000_000
 _YIELDED = "the program began a profile of its own"
-_PROFILES = (wire_capture.KIND_PROBE, wire_capture.KIND_CAPTURE)
+_BEGAN_TO_TRAIN = "the loop began to train within the window: ask again"
 
 
 class Capture:
@@ -46,6 +46,7 @@ class Capture:
         "_evals",
         "_file",
         "_heard",
+        "_infers",
         "_reason",
         "_recorder",
         "_request",
@@ -166,8 +167,8 @@ class Capture:
         words[wire_capture.CAP_REQUEST] = asked[wire_capture.ASK_NUMBER]
         words[wire_capture.CAP_STEPS_ASKED] = asked[wire_capture.ASK_STEPS]
         words[wire_capture.CAP_RSS_BYTES] = read_resident()
-        start = asked[wire_capture.ASK_START]
-        words[wire_capture.CAP_FIRST_STEP] = start or self._position() + 1
+        self._infers = self._steps.rule == wire.RULE_BATCH
+        words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or self._position() + 1
         self._reason = ""
 
     def _hear(self, number: int) -> None:
@@ -195,23 +196,8 @@ class Capture:
             return "torch is not there"
         self._file = CaptureFile(request, self._sizes)
         kind = request.words[wire_capture.ASK_KIND]
-        torch: Any = sys.modules["torch"]
-        cuda = bool(torch.cuda.is_initialized())
-        if kind not in _PROFILES:
-            if not cuda:
-                return "this process does not use CUDA"
-            if kind == wire_capture.KIND_RANGE:
-                return (
-                    ""
-                    if find_cupti_user()
-                    else "nsys is not in front of this run, and cannot be put there now"
-                )
-            return self._file.refuse()
-        tool = find_cupti_user() if cuda else ""
-        if tool:
-            return f"another tool holds the GPU's profiling slot: {tool}"
-        self.guard.install()
-        return self.guard.name_other() or self._file.refuse()
+        refusal = self.guard.refuse(kind)
+        return refusal or ("" if kind == wire_capture.KIND_RANGE else self._file.refuse())
 
     def _advance(self, request: Request, now: int) -> None:
         """Begin, go on or end, by the step at which the loop is."""
@@ -221,6 +207,12 @@ class Capture:
         first = words[wire_capture.CAP_FIRST_STEP]
         words[wire_capture.CAP_STEP_NOW] = position
         timed = is_timed(request)
+        if self._infers and self._steps.rule != wire.RULE_BATCH and not timed:
+            self._infers = False  # that was a validation before the first step: steps of training count now
+            if self._recorder is not None:
+                self._drop_out(wire_capture.STATE_CANCELLED, _BEGAN_TO_TRAIN)
+                return
+            first = words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or position + 1
         if self._yields:
             self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
         elif self._recorder is not None:
@@ -260,7 +252,7 @@ class Capture:
         began = monotonic_ns()
         torch: Any = sys.modules["torch"]
         kind = request.words[wire_capture.ASK_KIND]
-        other = self.guard.name_other() if kind in _PROFILES else ""
+        other = self.guard.name_other() if kind in wire_capture.PROFILES else ""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             other = "a CUDA graph is being captured"
         if other:
@@ -271,7 +263,7 @@ class Capture:
             if not self._ring_after(seconds):
                 self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
                 return
-        metadata = describe_run(sys._getframe(), self._steps.batch_size, self._steps.rule, position)  # noqa: SLF001
+        metadata = describe_run(sys._getframe(), self._steps, position)  # noqa: SLF001
         if kind == wire_capture.KIND_SNAPSHOT:
             self._recorder = Snapshot(request.words[wire_capture.ASK_ENTRIES])
         elif kind == wire_capture.KIND_RANGE:
@@ -392,7 +384,7 @@ class Capture:
 
     def _forget(self) -> None:
         self._request = self._recorder = self._file = None
-        self._yields = False
+        self._yields = self._infers = False
         self._heard = self._thread = self._evals = 0
         self._reason = ""
 

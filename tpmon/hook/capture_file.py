@@ -10,18 +10,18 @@ import os
 
 from tpmon.hook import wire_capture
 from tpmon.hook.headroom import read_disk_left, read_memory_left
-from tpmon.hook.recorder import PART, Recorder, count_events
+from tpmon.hook.recorder import PART, TEMPORARY, Recorder, count_events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tpmon.hook.recorder_cuda import Range, Snapshot
 
-_EVENT_MEMORY = 1_300
-_EVENT_MEMORY_DETAILED = 3_500
-"""Bytes of memory an event takes, measured on torch 2.13; the larger with shapes, stacks or memory."""
-
 _MEMORY_SPARE = 256 << 20
+"""Bytes that stay free for the run beside what a capture takes: a batch and its activations come and go."""
+
 _DISK_SPARE = 64 << 20
+"""Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""
+
 _MIB = 1 << 20
 
 
@@ -65,7 +65,8 @@ class CaptureFile:
         if size > most_bytes:
             return f"about {size // _MIB} MiB, more than {most_bytes // _MIB}: ask for fewer steps"
         detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
-        need = events * (_EVENT_MEMORY_DETAILED if detailed else _EVENT_MEMORY) + _MEMORY_SPARE
+        per_event = wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY
+        need = events * per_event + _MEMORY_SPARE
         left = read_memory_left()
         if need > left:
             return f"needs {need // _MIB} MiB of memory beside the run, {left // _MIB} are left"
@@ -117,7 +118,7 @@ class CaptureFile:
 
     def remove(self) -> None:
         """Remove what is not whole."""
-        for path in (self._part, self._part + ".tmp"):
+        for path in (self._part, self._part + TEMPORARY):
             try:
                 if self._part:
                     os.unlink(path)
@@ -133,6 +134,8 @@ def _try_writing(path: str) -> None:
     """
     if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    if os.path.lexists(path + TEMPORARY):  # torch would write through a link that lies there
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path + TEMPORARY)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 import json
 import sys
 
+from tpmon.hook import wire, wire_settings
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import Any
+
+    from tpmon.hook.counts import Counts
 
 _MOST_FRAMES = 64
 _MOST_MODULES = 100_000
@@ -19,9 +24,16 @@ _OPTIMIZED = 1
 """Of a code's flags: a function, whose variables do not live in a dictionary."""
 
 
-def describe_run(frame: FrameType | None, batch_size: int, rule: int, first_step: int) -> dict[str, str]:
+_DTYPES = {
+    wire_settings.DTYPE_FLOAT32: "float32",
+    wire_settings.DTYPE_FLOAT16: "float16",
+    wire_settings.DTYPE_BFLOAT16: "bfloat16",
+}
+
+
+def describe_run(frame: FrameType | None, steps: Counts, first_step: int) -> dict[str, str]:
     """Return what goes into a trace beside its events: names and JSON."""
-    told = read_conditions(frame, batch_size, rule)
+    told = read_conditions(frame, steps)
     told["first_step"] = first_step
     metadata = {"tpmon": json.dumps(told)}
     if told.get("world_size", 1) != 1:
@@ -30,20 +42,31 @@ def describe_run(frame: FrameType | None, batch_size: int, rule: int, first_step
     return metadata
 
 
-def read_conditions(frame: FrameType | None, batch_size: int, rule: int) -> dict[str, Any]:
+def read_conditions(frame: FrameType | None, steps: Counts) -> dict[str, Any]:
     """Return the conditions of the loop that ``frame`` belongs to, ready for JSON."""
     torch: Any = sys.modules["torch"]
+    inputs = getattr(steps.watcher, "inputs", None)
     found: dict[str, Any] = {
         "torch": str(torch.__version__),
         "python": ".".join(map(str, sys.version_info[:3])),
-        "step_rule": rule,
-        "batch_size": batch_size or {"missing": "the DataLoader does not say it"},
+        "step_rule": steps.rule,
+        "mode": "evaluation" if steps.rule == wire.RULE_BATCH else "training",
+        "batch_size": steps.batch_size or {"missing": "the DataLoader does not say it"},
+        "inputs": inputs
+        or {"missing": "no batch of torch's DataLoader was looked at, or it holds no plain tensor"},
     }
-    for read in (_read_model, _read_settings, _read_ranks, _read_device):
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "model": lambda: _read_model(torch, frame),
+        "settings": lambda: _read_settings(torch),
+        "autocast": lambda: _read_autocast(torch, steps),
+        "ranks": _read_ranks,
+        "device": lambda: _read_device(torch),
+    }
+    for name, read in parts.items():
         try:
-            found.update(read(torch, frame))
+            found.update(read())
         except Exception as error:  # one of them is no reason to go without the others
-            found[read.__name__[6:]] = {"missing": f"{type(error).__name__}: {error}"}
+            found[name] = {"missing": f"{type(error).__name__}: {error}"}
     return found
 
 
@@ -99,7 +122,7 @@ def _forget_variables(frame: FrameType) -> None:
         copy.clear()
 
 
-def _read_settings(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa: ARG001
+def _read_settings(torch: Any) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
@@ -108,11 +131,20 @@ def _read_settings(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # no
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
         "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
         "anomaly_mode": bool(torch.is_anomaly_enabled()),
-        "autocast": bool(torch.is_autocast_enabled()),
     }
 
 
-def _read_ranks(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa: ARG001
+def _read_autocast(torch: Any, steps: Counts) -> dict[str, Any]:
+    """Say what was so where the last watched backward began: at the end of a step autocast is over."""
+    words = wire_settings.parse_settings(steps.page) if len(steps.page) else ()
+    on = words[wire_settings.SET_AUTOCAST] if words else wire_settings.UNKNOWN
+    if on == wire_settings.UNKNOWN:
+        return {"autocast": bool(torch.is_autocast_enabled()), "autocast_dtype": ""}
+    dtype = _DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type")
+    return {"autocast": bool(on), "autocast_dtype": dtype if on else ""}
+
+
+def _read_ranks() -> dict[str, Any]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return {"rank": 0, "world_size": 1, "backend": ""}
@@ -123,8 +155,13 @@ def _read_ranks(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa:
     }
 
 
-def _read_device(torch: Any, frame: FrameType | None) -> dict[str, Any]:  # noqa: ARG001
+def _read_device(torch: Any) -> dict[str, Any]:
     if not torch.cuda.is_initialized():
         return {"gpu": ""}
     told = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {"gpu": told.name, "gpu_memory_bytes": told.total_memory, "cuda": str(torch.version.cuda)}
+    return {
+        "gpu": told.name,
+        "gpu_uuid": str(getattr(told, "uuid", "")),
+        "gpu_memory_bytes": told.total_memory,
+        "cuda": str(torch.version.cuda),
+    }

@@ -204,6 +204,12 @@ class Counts:
         self.records = number + 1
         self.live[wire.LIVE_RECORDS] = number + 1
 
+    def publish_between(self, now: int) -> None:
+        """Write a record where no step ended for long, and whether such a loop can still be woken."""
+        self.publish(now)
+        if self.mailbox is not None:
+            self.mailbox.look_at_signal()
+
     def look(self, now: int) -> None:
         """Begin or end to watch a step: settings, and times of the device."""
         if self.watcher is None:

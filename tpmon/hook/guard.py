@@ -10,6 +10,8 @@ import gc
 import sys
 from weakref import WeakSet
 
+from tpmon.hook import wire_capture
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +73,22 @@ class Guard:
         if enabled is not None and enabled():
             return "the program is recording with torch's profiler, or marks its operators for another one"
         return ""
+
+    def refuse(self, kind: int) -> str:
+        """Say what of the device or of other profilers forbids a recording of this kind, "" when nothing."""
+        torch: Any = sys.modules["torch"]
+        cuda = bool(torch.cuda.is_initialized())
+        if kind not in wire_capture.PROFILES:
+            if not cuda:
+                return "this process does not use CUDA"
+            if kind == wire_capture.KIND_RANGE and not find_cupti_user():
+                return "nsys is not in front of this run, and cannot be put there now"
+            return ""
+        tool = find_cupti_user() if cuda else ""
+        if tool:
+            return f"another tool holds the GPU's profiling slot: {tool}"
+        self.install()
+        return self.name_other()
 
     def _replace(self, place: Any, name: str, ours: Any) -> None:
         self._replaced.append((place, name, place.__dict__[name], ours))

@@ -2,13 +2,16 @@
 
 SIGURG, because a process that does not handle it ignores it. The handler is put in place with the
 pages, by the main thread, where nobody else has one; it calls what was there before, and interrupts no
-system call. It is given back with the hook, and in a forked child.
+system call. It is given back with the hook, and in a forked child. Where the program puts another one in
+its place, that is said on the bus, so that tpmon sends no more.
 """
 
 from __future__ import annotations
 
 import time
 from _thread import get_ident
+
+from tpmon.hook import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +53,16 @@ class Mailbox:
         signal.signal(signal.SIGURG, self._woken)
         signal.siginterrupt(signal.SIGURG, False)
         self._handling = True
+        self.look_at_signal()
+
+    def look_at_signal(self) -> None:
+        """Say on the bus whether the signal is ours: the program may have taken it, or given it back."""
+        import signal  # noqa: PLC0415
+
+        pages = self.steps.pages if self.steps is not None else None
+        if pages is not None:
+            ours = self._handling and signal.getsignal(signal.SIGURG) == self._woken
+            wire.write_signal(pages.page, ours=ours)
 
     def requested(self) -> None:
         """Do what the mailbox asks, at the end of a step."""
@@ -68,6 +81,7 @@ class Mailbox:
 
             if threading.current_thread() is threading.main_thread():
                 self._give_back()
+        self.look_at_signal()
         if self.capture is not None:
             self.capture.take_back()
 
@@ -103,6 +117,12 @@ class Mailbox:
         return True
 
     def _ring(self, seconds: float) -> None:
+        from contextlib import suppress  # noqa: PLC0415
+
+        with suppress(Exception):  # Python would print it; the request can still be cancelled
+            self._ring_until_heard(seconds)
+
+    def _ring_until_heard(self, seconds: float) -> None:
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 

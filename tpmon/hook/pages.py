@@ -29,6 +29,9 @@ _NOEXEC_SEAL = 0x8
 
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
 _POPULATE = 0x8000
+_REQUEST_BYTES = 16
+"""Number and kind of a request: what the end of a step looks at."""
+
 _HIGH_DESCRIPTORS = (2000, 1000)
 """Loops that close all low descriptors miss ours; a limit of 1,024 leaves room for the second."""
 
@@ -59,7 +62,7 @@ class Pages:
         self.mailbox = box = memoryview(mailbox)
         self.live = self.page[wire.LIVE_OFFSET : wire.LIVE_OFFSET + wire.LIVE_WORDS * 8].cast("Q")
         self.answers = self.page[wire.ANSWER_OFFSET : wire.ANSWER_OFFSET + 16].cast("Q")
-        self.requests = box[wire.REQUEST_OFFSET : wire.REQUEST_OFFSET + wire.REQUEST_WORDS * 8].cast("Q")
+        self.requests = box[wire.REQUEST_OFFSET : wire.REQUEST_OFFSET + _REQUEST_BYTES].cast("Q")
         pid = os.getpid()
         box[:16] = wire.pack_mailbox(pid)
         self.set_status(wire.STATE_RUNNING, 0, "")

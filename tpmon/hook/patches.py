@@ -164,7 +164,7 @@ def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], 
                 stopped()
             raise
         if ours:
-            ended(self)
+            ended(self, batch)
         return batch
 
     return __next__

@@ -10,16 +10,23 @@ import os
 import sys
 from contextlib import suppress
 
-from tpmon.hook.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS
+from tpmon.hook.surroundings import torch_folder
+from tpmon.hook.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS, TRACE_ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ENDING = ".json"
 PART = ".part"
+TEMPORARY = ".tmp"
+"""What torch appends to the name of a trace while it writes."""
+
 _PROFILER = "torch.autograd.profiler"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+_LEVEL_SYMBOL = "_ZN9libkineto6Logger14severityLevel_E"
+_LEAST_LEVEL, _OURS, _SILENT = -1, 98, 99
+"""Of libkineto's messages, 0 to 5; what is above all of them is not written."""
+
 _EVENT = b'"ph": "X"'
 _CHUNK = 1 << 20
 
@@ -31,7 +38,7 @@ class NotWrittenError(OSError):
 class Recorder:
     """Hold one window of torch's profiler: ``start``, ``mark`` at each step, ``stop``, ``save``, ``drop``."""
 
-    ending = ENDING
+    ending = TRACE_ENDING
 
     __slots__ = ("_profile", "_range", "options")
 
@@ -72,7 +79,8 @@ class Recorder:
         self._end_step()
         profile = self._profile
         if profile is not None and profile.entered and profile.kineto_results is None:
-            profile.__exit__(None, None, None)
+            with _Quiet():
+                profile.__exit__(None, None, None)
 
     def save(self, path: str) -> None:
         """Write what was recorded.
@@ -116,25 +124,47 @@ class Recorder:
 
 
 class _Quiet:
-    """Keep libkineto from writing to the program's standard error; it looks once, when it first begins.
+    """Keep libkineto from writing to the program's standard error while we begin or end a recording.
 
-    Only then: another thread of the program may be reading the environment in C, which no lock guards.
+    It takes its level from the environment once, when it first begins: set then, and only then, since
+    another thread of the program may be reading the environment in C, which no lock guards. Later the
+    level itself is changed and put back, so that the program's own profiler says what it ever said.
     """
 
-    __slots__ = ("_ours",)
+    __slots__ = ("_before", "_level", "_ours")
 
     def __enter__(self) -> None:
         self._ours = _LOG_LEVEL not in os.environ and not _BEGUN
         if self._ours:
-            os.environ[_LOG_LEVEL] = "99"
+            os.environ[_LOG_LEVEL] = str(_SILENT)
+        self._level = _find_level()
+        if self._level is not None:
+            self._before = self._level.value
+            self._level.value = _OURS
 
     def __exit__(self, *error: object) -> None:
+        # Another value now: it began just now, and read it from the environment.
+        if self._level is not None and self._level.value == _OURS:
+            self._level.value = self._before
         if self._ours:
             os.environ.pop(_LOG_LEVEL, None)
         _BEGUN[:] = [True]
 
 
 _BEGUN: list[bool] = []
+
+
+def _find_level() -> Any:
+    """Return libkineto's level as a C integer, None in a torch that has it elsewhere."""
+    try:
+        import ctypes  # noqa: PLC0415
+
+        # Loaded long ago: this finds it, and loads nothing.
+        library = ctypes.CDLL(f"{torch_folder()}lib/libtorch_cpu.so", os.RTLD_NOLOAD | os.RTLD_LAZY)
+        level = ctypes.c_int.in_dll(library, _LEVEL_SYMBOL)
+    except (ImportError, OSError, ValueError, AttributeError):
+        return None
+    return level if _LEAST_LEVEL <= level.value <= _SILENT else None
 
 
 def check_whole(path: str) -> int:

@@ -100,7 +100,7 @@ class Steps(Counts):
             return False
         return True
 
-    def data_ended(self, iterator: object) -> None:
+    def data_ended(self, iterator: object, batch: object = None) -> None:
         """Note that the batch came."""
         try:
             if not self.in_data:  # the hook began anew meanwhile
@@ -116,7 +116,7 @@ class Steps(Counts):
             self.batches_open += 1
             self.updates_at_batch = self.updates
             if self.watch is not None:
-                self.watch.batch(iterator)
+                self.watch.batch(iterator, batch)
             # Straight from the dictionaries: no code of a user's sampler runs.
             try:
                 size = iterator.__dict__["_index_sampler"].__dict__["batch_size"]
@@ -190,7 +190,7 @@ class Steps(Counts):
                 self.update_in_backward = False
                 self._update(now)
             elif now - self.published_ns > _SILENT_NS:
-                self.publish(now)
+                self.publish_between(now)
         except Exception as error:
             if not self.fail(error):
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from tpmon.hook import device, wire_settings
+from tpmon.hook.batch import describe_batch
 from tpmon.hook.settings import Settings
 from tpmon.hook.surroundings import is_ours, torch_folder
 
@@ -24,15 +25,16 @@ _POLL_NS = 20_000_000
 class Watcher:
     """Read settings and time the device for one hook."""
 
-    __slots__ = ("_began_ns", "_no_device", "_seen", "_settings", "_steps", "_timer")
+    __slots__ = ("_began_ns", "_no_device", "_seen", "_settings", "_steps", "_timer", "inputs")
 
     def __init__(self, steps: Any) -> None:
-        """Watch nothing yet; ``steps`` are the Counts whose step is watched."""
+        """Watch nothing yet; ``steps`` are the Counts whose step is watched, ``inputs`` its tensors."""
         self._steps: Any = steps
         self._settings = Settings()
         self._timer: device.DeviceTimer | None = None
         self._no_device = False
         self._began_ns = self._seen = 0
+        self.inputs: list[str] = []
 
     def at_step(self, now: int) -> int:
         """Begin to watch the next step, or end; return when to be called again, 0 for at its end."""
@@ -54,11 +56,12 @@ class Watcher:
             return self._began_ns + _EVERY_NS
         return now + _POLL_NS if self._timer.pending else self._began_ns + _EVERY_ON_CUDA_NS
 
-    def batch(self, iterator: object) -> None:
+    def batch(self, iterator: object, batch: object) -> None:
         """Note a batch of the step that is watched."""
         if not self._seen & 1:
             self._seen |= 1
             self._settings.see_loader(iterator)
+            self.inputs = describe_batch(batch)
         self._note(device.BATCH)
 
     def backward_begins(self) -> None:

@@ -4,7 +4,8 @@ Two memfds of the training process, found through /proc/PID/fd. ``tpmon``, 200,7
 only the process itself can write it (F_SEAL_FUTURE_WRITE). All numbers little-endian:
 
     offset  size     what
-    0       256      header, written once, its magic last: ``_HEADER``
+    0       240      header, written once, its magic last: ``_HEADER``
+    240     8        1 while SIGURG is the hook's
     256     16       state, patches: u64 each
     272     240      error text, UTF-8, zero-padded, written before the state that it explains
     512     64       live words, u64: LIVE_*
@@ -49,6 +50,7 @@ TELEMETRY_BYTES = RING_OFFSET + RING_RECORDS * RECORD_BYTES
 MAILBOX_BYTES = 4096
 
 _HEADER = struct.Struct("<8sIIIIQQiii16s24s16s")
+SIGNAL_OFFSET = 240
 STATUS_OFFSET = 256
 _STATUS = struct.Struct("<QQ240s")
 ERROR_BYTES = 240
@@ -63,7 +65,8 @@ _MARK_TIMES = struct.Struct("<QQQ")
 _MARK = struct.Struct("<40sQQQ")
 MARK_NAME_BYTES = 40
 REQUEST_OFFSET = 64
-REQUEST_WORDS = 8
+"""Where the number of the request lies, and its kind; ``wire_capture`` has the rest."""
+
 _MAILBOX_HEADER = struct.Struct("<8sII")
 
 RECORD = struct.Struct("<24Q")
@@ -265,6 +268,16 @@ def parse_mailbox(page: memoryview) -> int:
 def pack_status(state: int, patches: int, error: str) -> bytes:
     """Return the status; whoever writes it writes the first 8 bytes, the state, last."""
     return _STATUS.pack(state, patches, _fit(error, ERROR_BYTES))
+
+
+def write_signal(page: memoryview, *, ours: bool) -> None:
+    """Write whether a SIGURG would be the hook's to handle."""
+    page[SIGNAL_OFFSET : SIGNAL_OFFSET + 8] = int(ours).to_bytes(8, "little")
+
+
+def parse_signal(page: memoryview) -> bool:
+    """Tell whether a SIGURG would be the hook's to handle, by what it said last."""
+    return page[SIGNAL_OFFSET] == 1
 
 
 def parse_status(page: memoryview) -> tuple[int, int, str]:

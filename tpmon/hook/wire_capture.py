@@ -24,10 +24,11 @@ from __future__ import annotations
 import struct
 from binascii import crc32
 
+from tpmon.hook.wire import REQUEST_OFFSET
+
 REQUEST_LAYOUT = 1
 """Raised whenever a hook of the old layout would misread a new request."""
 
-REQUEST_OFFSET = 64
 REQUEST_WORDS = 16
 _REQUEST = struct.Struct("<16Q")
 _CHECKED = struct.Struct("<14Q")
@@ -40,6 +41,9 @@ _CAPTURE = struct.Struct("<16Q256s")
 CAPTURE_WORDS = 16
 REASON_OFFSET = CAPTURE_OFFSET + CAPTURE_WORDS * 8
 REASON_BYTES = 256
+
+TRACE_ENDING = ".pt.trace.json"
+"""By it TensorBoard's profiler plugin finds a trace, packed or not."""
 
 # Words of a request.
 ASK_NUMBER = 0
@@ -67,6 +71,9 @@ KIND_SNAPSHOT = 4
 KIND_RANGE = 5
 KIND_CANCEL = 6
 
+PROFILES = (KIND_PROBE, KIND_CAPTURE)
+"""What torch's profiler records."""
+
 CLOCK_STEPS = 0
 """ASK_START counts training steps since the hook's first event; there is no other clock yet."""
 
@@ -75,6 +82,13 @@ OPTION_SHAPES = 2
 OPTION_MEMORY = 4
 OPTION_TIMED = 8
 """Begin where a signal finds the loop and end by time: for loops without steps."""
+
+EVENT_MEMORY = 1_300
+EVENT_MEMORY_DETAILED = 3_500
+"""Bytes of memory that a recorded event takes; the larger with shapes, stacks or memory.
+
+Measured on torch 2.13 as growth of resident memory over 82,000 to 231,000 events: 1.2 KB, and 2 to 3 KB.
+"""
 
 ANSWER_DONE = 1
 ANSWER_UNKNOWN = 2

@@ -9,6 +9,7 @@ from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing
+from tpmon.model.trace import TraceSummary
 
 CAPTURE_SCHEMA = "tpmon.capture/1"
 
@@ -107,21 +108,40 @@ class CapturedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuClocks:
+    """Hold the clocks of a card as NVML told them at the end of the window, in MHz."""
+
+    index: int
+    name: str
+    sm_mhz: Known[float]
+    sm_max_mhz: Known[float]
+    memory_mhz: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Conditions:
-    """Hold under which conditions a window was recorded, as the hook wrote them into the file."""
+    """Hold under which conditions a window was recorded, as the hook wrote them into the file.
+
+    ``inputs`` are type and shape of each tensor of a batch shortly before, as "float32[8, 512]"; ``mode``
+    is "training" or "evaluation" by what the steps did. ``clocks`` alone are tpmon's own reading.
+    """
 
     model: Known[str]
     parameters: Known[int]
     dtype: Known[str]
     device: Known[str]
     training: Known[bool]
+    mode: Known[str]
+    inputs: Known[tuple[str, ...]]
     batch_size: Known[int]
     world_size: Known[int]
     gpu: Known[str]
+    clocks: Known[tuple[GpuClocks, ...]]
     torch: Known[str]
     python: Known[str]
     threads: Known[int]
     autocast: Known[bool]
+    autocast_dtype: Known[str]
     matmul_precision: Known[str]
 
 
@@ -139,6 +159,13 @@ class CaptureResult:
     price: Known[CapturePrice]
     paused_ms: float
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryReply:
+    """Hold what a child says that read one trace: its summary, or why there is none."""
+
+    summary: Known[TraceSummary]
 
 
 NOT_SIZED = Missing("no step was profiled to size it")

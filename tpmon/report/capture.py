@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from tpmon.model.capture import CaptureResult, RankCapture
+from tpmon.model.capture import CaptureResult, Conditions, GpuClocks, RankCapture
 from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.trace import TraceSummary
 
 _TOP = 10
 _NAME = 40
+_MOST_INPUTS = 4
 
 
 def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host: str) -> list[str]:
@@ -18,6 +19,8 @@ def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host
     lines = [f"{result.state.value}: {result.backend}"]
     lines += [_write_rank(rank) for rank in result.ranks]
     lines += [f"  {note}" for note in result.notes]
+    if is_known(result.conditions):
+        lines.append(f"  {_write_conditions(result.conditions)}")
     for summary in summaries:
         lines += ["", *_write_summary(summary)]
     if result.files:
@@ -61,6 +64,30 @@ def _write_rank(rank: RankCapture) -> str:
         )
     )
     return f"  {who}: {window}; step {times}; the loop stood still for {rank.paused_ms:.0f} ms"
+
+
+def _write_conditions(told: Conditions) -> str:
+    """Write in one line under which conditions was recorded; what is not known is in the JSON alone."""
+    parts = [told.model, told.mode] if is_known(told.model) else [told.mode]
+    words = [part for part in parts if is_known(part)]
+    if is_known(told.inputs):
+        words.append("batch " + ", ".join(told.inputs[:_MOST_INPUTS]))
+    if is_known(told.dtype) and told.dtype:
+        words.append(told.dtype.removeprefix("torch."))
+    if is_known(told.autocast) and told.autocast and is_known(told.autocast_dtype):
+        words.append(f"autocast {told.autocast_dtype}".rstrip())
+    if is_known(told.world_size) and told.world_size > 1:
+        words.append(f"{told.world_size} ranks")
+    if is_known(told.clocks):
+        words += [f"{card.name} at {_mhz(card)}" for card in told.clocks]
+    elif is_known(told.gpu) and told.gpu:
+        words.append(told.gpu)
+    return "of: " + ", ".join(words)
+
+
+def _mhz(card: GpuClocks) -> str:
+    most = f" of {card.sm_max_mhz:.0f}" if is_known(card.sm_max_mhz) else ""
+    return f"{card.sm_mhz:.0f}{most} MHz" if is_known(card.sm_mhz) else "unknown clocks"
 
 
 def _write_summary(summary: TraceSummary) -> list[str]:

@@ -1,0 +1,44 @@
+"""Use torch's profiler, be captured, use it again: what is written to standard error stands between lines of ours.
+
+Run: python capture_quiet.py FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.programs.capture_asking import FOLDER, ask, told
+from tpmon.hook import wire_capture as w
+
+DATA = TensorDataset(torch.ones(40, 8))
+torch.set_num_threads(1)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+
+def train() -> None:
+    for (x,) in DataLoader(DATA, batch_size=4):
+        net(x).sum().backward()
+        optimizer.step()
+
+
+def use_profiler(part: str) -> None:
+    os.write(2, f"== {part}\n".encode())
+    with profile(activities=[ProfilerActivity.CPU]):
+        train()
+
+
+os.makedirs(FOLDER, exist_ok=True)
+train()
+use_profiler("before")
+os.write(2, b"== captured\n")
+ask(1, w.KIND_PROBE)
+train()
+ask(2)
+train()
+assert told()["state"] == w.STATE_VERIFIED, told()
+use_profiler("after")

@@ -1,0 +1,54 @@
+"""Start a hooked training, and ask tpmon for a capture of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.programs.conftest import READY_S
+from tpmon.probe.job import find_descendants
+from tpmon.probe.procread import read_table
+
+HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+TPMON = (sys.executable, "-m", "tpmon")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def training() -> Iterator[int]:
+    """Start a hooked training of one process and one worker, 10 ms a batch, that goes on until killed."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            yield job.pid
+        finally:
+            for pid in (job.pid, *find_descendants(job.pid, read_table())):
+                with_pid = Path(f"/proc/{pid}")
+                if with_pid.exists():
+                    os.kill(pid, signal.SIGKILL)
+
+
+def capture(pid: int, *flags: str) -> tuple[int, dict[str, object], str]:
+    done = subprocess.run(
+        [*TPMON, "capture", str(pid), "--json", *flags],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=READY_S,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr

@@ -1,0 +1,176 @@
+"""What a capture says beside its events: the batch, the conditions, the clocks, the summary of a child."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import UserDict
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from tests.frames import make_gpu
+from tests.traces import TraceBuilder
+from tpmon.capture.files import Place, look_at_trace, parse_conditions
+from tpmon.capture.summary import read_summary
+from tpmon.hook import wire, wire_settings
+from tpmon.hook.batch import describe_batch
+from tpmon.hook.conditions import read_conditions
+from tpmon.model.capture import CaptureResult, CaptureState, GpuClocks
+from tpmon.model.known import Missing, is_known
+from tpmon.probe.clocks import NO_GPU, ClockWatch
+from tpmon.probe.gpu import GpuReading
+from tpmon.report.capture import write_capture
+
+
+class Pair(NamedTuple):
+    """What a collate function may make."""
+
+    x: object
+    y: object
+
+
+class Tensor:
+    """What a batch holds, as far as it is asked."""
+
+    def __init__(self, dtype: str, *shape: int) -> None:
+        self.dtype = f"torch.{dtype}"
+        self.shape = shape
+
+
+class Own(Tensor):
+    """A tensor class of the user's, which may run anything."""
+
+    @property
+    def shape(self):
+        raise AssertionError("code of the user ran")
+
+    @shape.setter
+    def shape(self, value):
+        pass
+
+
+class Odd:
+    """An object whose attributes are code of the user's."""
+
+    def __getattribute__(self, name):
+        raise AssertionError("code of the user ran")
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    made = SimpleNamespace(Tensor=Tensor, __version__="2.13", __file__="/nowhere/torch/__init__.py")
+    monkeypatch.setitem(sys.modules, "torch", made)
+    return made
+
+
+X, Y = Tensor("float32", 8, 512), Tensor("int64", 8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        (X, ["float32[8, 512]"]),
+        ([X, Y], ["float32[8, 512]", "int64[8]"]),
+        (Pair(X, [Y]), ["float32[8, 512]", "int64[8]"]),
+        ({"input_ids": Y, 7: X}, ["input_ids int64[8]", "float32[8, 512]"]),
+        (UserDict(input_ids=Y), ["input_ids int64[8]"]),
+        ([X] * 100, ["float32[8, 512]"] * 16),
+        ([[[[X]]]], []),
+        (["text", 7, None, Odd(), Own("float32", 1)], []),
+        (Tensor("bool"), ["bool[]"]),
+    ],
+)
+def test_a_batch_is_told_by_its_plain_tensors(torch, batch: object, told: list[str]) -> None:
+    assert describe_batch(batch) == told
+
+
+def settings_page(**words: int) -> memoryview:
+    every = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
+    every[wire_settings.SET_NUMBER] = every[wire_settings.SET_NUMBER_AGAIN] = 1
+    for name, value in words.items():
+        every[getattr(wire_settings, name)] = value
+    page = memoryview(bytearray(wire.TELEMETRY_BYTES))
+    wire_settings.write_settings(page, every)
+    return page
+
+
+def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(torch) -> None:
+    torch.nn = SimpleNamespace(Module=type("Module", (), {}))
+    on = settings_page(SET_AUTOCAST=1, SET_AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16)
+    steps = SimpleNamespace(
+        rule=wire.RULE_UPDATE, batch_size=4, watcher=SimpleNamespace(inputs=["x"]), page=on
+    )
+    told = read_conditions(None, steps)
+    assert (told["autocast"], told["autocast_dtype"], told["inputs"]) == (True, "bfloat16", ["x"])
+    assert told["mode"] == "training"
+    steps = SimpleNamespace(
+        rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(SET_AUTOCAST=0)
+    )
+    told = read_conditions(None, steps)
+    assert (told["autocast"], told["autocast_dtype"], told["mode"]) == (False, "", "evaluation")
+    assert "missing" in told["inputs"]
+
+
+def test_conditions_that_the_hook_wrote_come_back() -> None:
+    told = {"model": "Net", "mode": "training", "inputs": ["float32[2, 8]"], "autocast_dtype": "bfloat16"}
+    conditions = parse_conditions(json.dumps({"tpmon": json.dumps(told)}).encode(), b"")
+    assert is_known(conditions)
+    assert (conditions.mode, conditions.inputs) == ("training", ("float32[2, 8]",))
+    assert conditions.autocast_dtype == "bfloat16"
+    odd = parse_conditions(b'{"tpmon": {"inputs": [1], "mode": {"missing": "why"}}}', b"")
+    assert is_known(odd)
+    assert (odd.inputs, odd.mode) == (Missing("the trace does not say it"), Missing("why"))
+
+
+class Cards:
+    """Answer as the GPU probe does: first that it waits, then with cards."""
+
+    def __init__(self, *cards: object) -> None:
+        self._answers = [Missing("waits for NVML"), cards]
+
+    def read(self, job_pids: dict[int, int]) -> GpuReading:
+        gpus = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return GpuReading(Missing("x"), gpus, Missing("x"), "", (), ())
+
+
+def test_the_clocks_are_those_of_the_cards_that_are_used() -> None:
+    mine = make_gpu(1, pids=(7,), sm_clock_mhz=1755.0, sm_clock_max_mhz=1980.0, memory_clock_mhz=2619.0)
+    watch = ClockWatch({7: 1}, Cards(make_gpu(0, pids=(8,)), mine))
+    assert watch.read() == (GpuClocks(1, mine.name, 1755.0, 1980.0, 2619.0),)
+    assert ClockWatch({9: 1}, Cards(mine)).read(0.0) == Missing("waits for NVML")
+    assert ClockWatch({9: 1}, Cards(mine)).read(0.06) == Missing("no card lists these processes")
+    assert ClockWatch({7: 1}, None).read() == NO_GPU
+
+
+def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for step in range(3):
+        trace.step(step, step * 1000, 900).op("aten::mm", step * 1000 + 10, 500)
+    path = tmp_path / "host-1-rank0-step0.pt.trace.json"
+    trace.write(path, tpmon=json.dumps({"model": "Net", "mode": "training"}))
+    file, summary, conditions = look_at_trace(Place(str(tmp_path), str(tmp_path)), "host-1", 0, 0)
+    assert not isinstance(summary, Missing)
+    assert (summary.steps, file.steps, summary.operators[0].name) == (3, 3, "aten::mm")
+    assert is_known(conditions)
+    assert os.listdir(tmp_path) == [f"{path.name}.gz"]
+    result = CaptureResult(
+        "tpmon.capture/1",
+        CaptureState.DONE,
+        "torch.profiler from the step hook",
+        str(tmp_path),
+        (file,),
+        (),
+        replace(conditions, clocks=(GpuClocks(0, "H100", 1755.0, 1980.0, Missing("x")),)),
+        Missing("x"),
+        1.0,
+        (),
+    )
+    assert "  of: Net, training, H100 at 1755 of 1980 MHz" in write_capture(result, (summary,), "host")
+    assert read_summary(str(tmp_path / "gone.json")) == Missing(
+        f"{tmp_path}/gone.json: No such file or directory"
+    )
