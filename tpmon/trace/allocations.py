@@ -35,7 +35,7 @@ def sum_allocations(trace: Trace, ops: Nest) -> tuple[AllocationRow, ...]:
             continue
         size = memory.changed_bytes[rows[grown]]
         has_addresses = bool(memory.address[rows].any())
-        freed = _find_frees(memory.address[rows], memory.changed_bytes[rows])[grown]
+        freed = _find_ends(memory.address[rows])[grown]
         peak = int(np.argmax(memory.allocated[rows]))
         has_totals = int(memory.allocated[rows[peak]]) >= 0
         alive = (grown <= peak) & (freed > peak)
@@ -82,13 +82,14 @@ def _find_owners(trace: Trace, ops: Nest) -> Ints:
     return name
 
 
-def _find_frees(address: Ints, changed: Ints) -> Ints:
-    """Return for each event the place of the next one of its address if that is a free, else their number."""
+def _find_ends(address: Ints) -> Ints:
+    """Return for each event the place of the next one of its address, else their number.
+
+    It is a free, or an allocation where the trace has missed the free.
+    """
     count = len(address)
     order = np.lexsort((np.arange(count), address))
     following = np.full(count, count, dtype=np.int64)
     same = address[order[1:]] == address[order[:-1]]
-    frees = changed[order[1:]] < 0
-    good = same & frees
-    following[order[:-1][good]] = order[1:][good]
+    following[order[:-1][same]] = order[1:][same]
     return following
