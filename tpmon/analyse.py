@@ -15,6 +15,7 @@ from tpmon.model.units import format_bytes
 from tpmon.report.trace import TOP, write_report
 from tpmon.report.trace_against import write_comparison
 from tpmon.report.trace_csv import TABLES, write_csv
+from tpmon.report.trace_tables import TEXT_TABLES, write_tables
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import analyze
@@ -27,12 +28,16 @@ MOST_TOP = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Hold what was typed: the table wanted as CSV, how many rows, the trace to compare to; "" for none."""
+    """Hold what was typed: the table wanted as CSV, how many rows, the trace to compare to; "" for none.
+
+    ``table`` is one table as text alone; in JSON it is added where it is made on request.
+    """
 
     csv: str = ""
     top: str = ""
     against: str = ""
     target: str = ""
+    table: str = ""
 
 
 def find_files(given: Sequence[str]) -> list[str]:
@@ -102,6 +107,12 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         raise UsageError(f"there is no table {asked.csv!r}", f"--csv with one of {', '.join(TABLES)}")
     if asked.csv and (options.json or asked.against):
         raise UsageError("--csv stands alone, without --json and --against", "leave one of them out")
+    if asked.table and (asked.table not in TEXT_TABLES or asked.csv or asked.against):
+        raise UsageError(
+            f"--table takes one of {', '.join(TEXT_TABLES)}, without --csv and --against; "
+            f"found {asked.table!r}",
+            "--table patterns",
+        )
     target = _parse_target(asked)
     files = find_files(given)
     if asked.against:
@@ -122,11 +133,13 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         complain(f"tpmon: left out: {error.what}")
         return True
 
-    report = analyze(files, _Progress(), skip)
+    report = analyze(files, _Progress(), skip, wanted=(asked.csv, asked.table))
     if options.json:
         output.write_json(encode(report))
     elif asked.csv:
         output.write_lines(*write_csv(report, asked.csv))
+    elif asked.table:
+        output.write_lines(*write_tables(report, asked.table, top))
     else:
         output.write_lines(*write_report(report, top))
     return ExitCode.OK

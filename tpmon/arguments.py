@@ -291,8 +291,16 @@ def _add_trace(commands: argparse._SubParsersAction[Parser]) -> Parser:
     own: dict[str, Any] = {"default": argparse.SUPPRESS}
     trace.add_argument("files", metavar="FILE", nargs="+", help="traces, patterns, or directories of traces")
     trace.add_argument("--top", metavar="N", help="rows of each table (default 10)", **own)
-    table_help = "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory"
+    table_help = (
+        "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, products, "
+        "modules, frames, allocations, curve, shapes, lines"
+    )
     trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)
+    alone_help = (
+        "one table alone: patterns, products (matmul by type), rates (of kernels), modules, frames (Python), "
+        "allocations, and on request only: shapes, lines (operators by input shapes, by Python line)"
+    )
+    trace.add_argument("--table", metavar="TABLE", help=alone_help, **own)
     against_help = "the trace before a change that FILE has: what got faster or slower, and whether it helped"
     trace.add_argument("--against", metavar="BEFORE", help=against_help, **own)
     trace.add_argument("--target", metavar="1.5x", help="the speed-up hoped for, with --against", **own)

@@ -215,7 +215,7 @@ def _trace(options: Options, given: Mapping[str, Any]) -> int:
     from tpmon.probe.scheduling import step_aside
 
     step_aside()
-    asked = Asked(*(given.get(key, "") for key in ("csv", "top", "against", "target")))
+    asked = Asked(*(given.get(key, "") for key in ("csv", "top", "against", "target", "table")))
     return run_trace(given["files"], options, asked, _stdout(options.ascii_only))
 
 
