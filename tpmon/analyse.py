@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Sequence
 
+from tpmon.analyse_memory import are_snapshots, run_snapshots
+from tpmon.analyse_slice import AskedSlice, run_slice
 from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.codec import encode
@@ -19,6 +21,8 @@ from tpmon.report.trace_tables import TEXT_TABLES, write_tables
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import analyze
+from tpmon.trace.places import find_remote, is_remote
+from tpmon.trace.snapshot_read import ENDINGS
 
 _ENDINGS = (".json", ".json.gz")
 MOST_FILES = 4096
@@ -30,13 +34,17 @@ MOST_TOP = 100_000
 class Asked:
     """Hold what was typed: the table wanted as CSV, how many rows, the trace to compare to; "" for none.
 
-    ``table`` is one table as text alone; in JSON it is added where it is made on request.
+    ``slice_out`` is the file for a slice of ``steps`` or of the ``top_gaps`` longest gaps. ``table`` is one
+    table as text alone; in JSON it is added where it is made on request.
     """
 
     csv: str = ""
     top: str = ""
     against: str = ""
     target: str = ""
+    slice_out: str = ""
+    steps: str = ""
+    top_gaps: str = ""
     table: str = ""
 
 
@@ -48,7 +56,9 @@ def find_files(given: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for one in given:
-        if os.path.isdir(one):
+        if is_remote(one):
+            files = [one] if one.endswith(ENDINGS) else find_remote(one, _ENDINGS)
+        elif os.path.isdir(one):
             names = sorted(name for name in os.listdir(one) if name.endswith(_ENDINGS))
             files = [os.path.join(one, name) for name in names]
             if not files:
@@ -103,6 +113,20 @@ def _parse_target(asked: Asked) -> float:
 def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Output) -> int:
     """Analyse the traces that were named and write what was asked for."""
     top = _parse_top(asked.top)
+    files = find_files(given)
+    wanted = AskedSlice(asked.slice_out, asked.steps, asked.top_gaps)
+    if wanted != AskedSlice("", "", ""):
+        if asked.csv or asked.against or options.json:
+            raise UsageError(
+                "--slice stands alone, without --json, --csv and --against", "leave the others out"
+            )
+        return run_slice(files, wanted, _Progress(), output)
+    if are_snapshots(files):
+        if asked.against or (asked.csv and options.json):
+            raise UsageError(
+                "--against compares traces; --csv and --json exclude each other", "leave one out"
+            )
+        return run_snapshots(files, options, asked.csv, top, output)
     if asked.csv and asked.csv not in TABLES:
         raise UsageError(f"there is no table {asked.csv!r}", f"--csv with one of {', '.join(TABLES)}")
     if asked.csv and (options.json or asked.against):
@@ -114,7 +138,6 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
             "--table patterns",
         )
     target = _parse_target(asked)
-    files = find_files(given)
     if asked.against:
         if len(files) != 1:
             raise UsageError(f"--against compares one trace, found {len(files)}", "name one FILE")

@@ -215,7 +215,8 @@ def _trace(options: Options, given: Mapping[str, Any]) -> int:
     from tpmon.probe.scheduling import step_aside
 
     step_aside()
-    asked = Asked(*(given.get(key, "") for key in ("csv", "top", "against", "target", "table")))
+    keys = ("csv", "top", "against", "target", "slice_out", "steps", "top_gaps", "table")
+    asked = Asked(*(given.get(key, "") for key in keys))
     return run_trace(given["files"], options, asked, _stdout(options.ascii_only))
 
 

@@ -70,6 +70,19 @@ def test_what_stands_behind_the_events_is_read_too(tmp_path: Path) -> None:
     assert (trace.events, trace.lost.events) == (32, 0)
 
 
+@pytest.mark.parametrize("size", range(300, 3000, 150))
+def test_cards_behind_the_events_survive_a_cut_between_them(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [{**V100, "id": number, "name": f"card {number}"} for number in range(8)]
+    path = TraceBuilder().step(0, 0, 10).write(tmp_path / "t.json", {}, tpmon_none=1, deviceProperties=cards)
+    monkeypatch.setattr(chunks, "PIECE_BYTES", size)
+    monkeypatch.setattr(chunks, "READ_BYTES", size // 3)
+    trace = read_trace(path)
+    assert [card.name for card in trace.header.devices or []] == [f"card {number}" for number in range(8)]
+    assert (trace.events, trace.lost.values) == (1, 0)
+
+
 def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "list.json"
     path.write_text(json.dumps(small_trace().events))

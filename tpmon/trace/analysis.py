@@ -47,6 +47,7 @@ from tpmon.trace.python_lines import nest_python, sum_frames
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.schema import Header
+from tpmon.trace.slice import describe_slice
 from tpmon.trace.steps import Steps, find_steps, match_calls
 from tpmon.trace.verdict import judge_device, judge_host
 
@@ -214,7 +215,7 @@ def _overview(trace: Trace, steps: Steps, activity: Activity, figures: LaunchFig
         breakdown_us=break_down(activity, steps, exclusive=True),
         overlapping_us=break_down(activity, steps, exclusive=False),
         gpus=use_cards(trace, figures, steps.window),
-        notes=tuple(clean_name(note) for note in steps.notes),
+        notes=tuple(clean_name(note) for note in (*steps.notes, *describe_slice(trace.header))),
     )
 
 

@@ -11,7 +11,8 @@ from tpmon.trace.columns import Ints
 from tpmon.trace.kernels import LaunchFigures, Reals, weigh
 from tpmon.trace.read import Trace, clean_name, find_device
 from tpmon.trace.schema import Category
-from tpmon.trace.spans import unite
+from tpmon.trace.slice_parts import find_cuts
+from tpmon.trace.spans import Spans, intersect_total, unite
 
 
 def use_cards(trace: Trace, figures: LaunchFigures, window: tuple[int, int]) -> tuple[CardUse, ...]:
@@ -27,7 +28,8 @@ def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], dev
     start, length = work.start[rows], work.duration[rows]
     busy = unite(start, length)
     every = unite(work.start[here], work.duration[here])
-    span = max(window[1] - window[0], 1)
+    cuts = find_cuts(trace.header, window)
+    span = max(window[1] - window[0] - cuts.total, 1)
     inside = np.clip(np.minimum(start + length, window[1]) - np.maximum(start, window[0]), 0, None)
     tensor = {
         number: uses_tensor_cores(trace.names[number]) for number in np.unique(work.name[rows]).tolist()
@@ -48,9 +50,9 @@ def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], dev
         kernel_us=total / 1000,
         kernel_busy_us=busy.total / 1000,
         busy_us=every.total / 1000,
-        utilization_pct=100 * busy.within_one(*window) / span,
-        busy_pct=100 * every.within_one(*window) / span,
-        sm_efficiency_pct=_sm_efficiency(start, start + length, figures.blocks_per_sm[rows], window),
+        utilization_pct=100 * (busy.within_one(*window) - intersect_total(busy, cuts)) / span,
+        busy_pct=100 * (every.within_one(*window) - intersect_total(every, cuts)) / span,
+        sm_efficiency_pct=_sm_efficiency(start, start + length, figures.blocks_per_sm[rows], window, cuts),
         occupancy_reported_pct=weigh(figures.reported_pct[rows], inside),
         occupancy_pct=weigh(figures.occupancy_pct[rows], inside),
         tensor_core_pct=100 * by_answer["yes"] / total if total else no_kernels,
@@ -58,8 +60,13 @@ def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], dev
     )
 
 
-def _sm_efficiency(start: Ints, end: Ints, blocks: Reals, window: tuple[int, int]) -> Known[float]:
-    """Integrate min(sum of blocks per SM of the kernels that run, 1) over the window, in percent of it."""
+def _sm_efficiency(
+    start: Ints, end: Ints, blocks: Reals, window: tuple[int, int], cuts: Spans
+) -> Known[float]:
+    """Integrate min(sum of blocks per SM of the kernels that run, 1) over the window, in percent of it.
+
+    What was cut out of the window counts for nothing.
+    """
     good = np.isfinite(blocks) & (blocks > 0)
     if not bool(good.any()):
         return Missing("no kernel of the trace has blocks per SM")
@@ -69,4 +76,6 @@ def _sm_efficiency(start: Ints, end: Ints, blocks: Reals, window: tuple[int, int
     change = np.concatenate((blocks[inside], -blocks[inside]))
     order = np.argsort(times, kind="stable")
     level = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
-    return float((level * np.diff(times[order])).sum()) * 100 / max(window[1] - window[0], 1)
+    times = times[order]
+    lengths = np.diff(times) - cuts.within(times[:-1], times[1:])
+    return float((level * lengths).sum()) * 100 / max(window[1] - window[0] - cuts.total, 1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from tpmon.errors import UsageError
+from tpmon.trace.places import Readable
 
 PIECE_BYTES = 2 << 20
 READ_BYTES = 256 << 10
@@ -33,7 +33,7 @@ _NOT_A_TRACE = "give a file that torch.profiler's export_chrome_trace or tpmon w
 class Source:
     """Give the bytes of a file, unpacked, with how far it is read and whether it broke off."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Readable) -> None:
         self._file = file
         first = file.read(READ_BYTES)
         self._packed = first.startswith(_GZIP)
@@ -95,6 +95,7 @@ class Pieces:
         self._source = source
         self.dropped_bytes = 0
         self.is_list = False
+        self._was_cut = False
         self.head, self._rest = self._find_start()
 
     def _find_start(self) -> tuple[bytes, bytes]:
@@ -129,17 +130,23 @@ class Pieces:
             enough = PIECE_BYTES if cut is not None else 2 * len(self._rest)
             if cut is not None:
                 piece, self._rest = self._rest[: cut[0]], self._rest[cut[1] :]
+                self._was_cut = True
                 yield piece
             elif len(self._rest) > EVENT_BYTES:
                 self.dropped_bytes += len(self._rest) - 64
                 self._rest = self._rest[-64:]
         piece, self._rest = self._rest, b""
+        self._was_cut = False
         if piece.strip():
             yield piece
 
     def drain(self) -> bytes:
-        """Return what follows the piece given last, up to a cap; nothing is cut any more."""
-        parts, total = [self._rest], len(self._rest)
+        """Return what follows the piece given last, up to a cap; nothing is cut any more.
+
+        Where cards stand behind the events, the last cut may have been between two of them: its comma is
+        given back.
+        """
+        parts, total = [b"," if self._was_cut else b"", self._rest], len(self._rest)
         self._rest = b""
         while total < BESIDE_BYTES:
             data = self._source.read()

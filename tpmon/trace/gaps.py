@@ -19,6 +19,7 @@ from tpmon.trace.columns import Ints
 from tpmon.trace.nesting import Nest
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
+from tpmon.trace.slice_parts import find_cuts
 from tpmon.trace.spans import Spans, invert, unite, unite_all
 
 CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other")
@@ -98,7 +99,8 @@ def _device_gaps(
 ) -> DeviceGaps:
     work = trace.work
     here = work.device == device
-    busy = unite(work.start[here], work.duration[here])
+    cuts = find_cuts(trace.header, window)
+    busy = unite_all([unite(work.start[here], work.duration[here]), cuts])
     start, end = np.array([window[0]]), np.array([window[1]])
     data, explicit, implicit, alloc, launch, cpu_op, other = (
         int(part[0]) / 1000 for part in _split(causes.layers, busy, start, end)
@@ -106,8 +108,8 @@ def _device_gaps(
     idle = invert(busy, *window)
     return DeviceGaps(
         device=device,
-        window=(window[1] - window[0]) / 1000,
-        busy=busy.within_one(*window) / 1000,
+        window=(window[1] - window[0] - cuts.total) / 1000,
+        busy=(busy.within_one(*window) - cuts.total) / 1000,
         idle=idle.total / 1000,
         data=data,
         sync_explicit=explicit,

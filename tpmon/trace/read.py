@@ -10,16 +10,16 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import BinaryIO
 
 import msgspec
 
-from tpmon.errors import NotPermittedError, TpmonError, UsageError
+from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.trace import Lost
 from tpmon.model.units import clean_text
 from tpmon.trace.chunks import BESIDE_BYTES, Pieces, Source, find_ends
 from tpmon.trace.columns import CallTable, Collective, HostTable, Launch, MemoryTable, PythonTable, WorkTable
+from tpmon.trace.places import Readable, open_bytes
 from tpmon.trace.repair import Tally, read_pieces
 from tpmon.trace.schema import Device, Distributed, Event, Header, Id
 from tpmon.trace.tables import Tables, parse_collective, parse_launch
@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 
 _EVENTS = msgspec.json.Decoder(list[Event])
 _HEADER = msgspec.json.Decoder(Header, strict=False)
+_HEADER_FIELDS = msgspec.structs.fields(Header)
 _RANK = re.compile(r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _FAILURES = (msgspec.MsgspecError, RecursionError, ValueError)
 MOST_EVENTS = 60_000_000
@@ -65,34 +66,32 @@ class Trace:
 
 
 def read_trace(path: str, progress: Progress | None = None) -> Trace:
-    """Read the trace at ``path``, plain or gzip.
+    """Read the trace at ``path``, plain or gzip, of this machine or of an object store (``places``).
 
     Raises:
         UsageError: where there is no file, or it is no trace.
         NotPermittedError: where it may not be read.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+    with open_bytes(path) as (file, size):
+        try:
             return _read(path, file, size, progress)
-    except PermissionError as error:
-        raise NotPermittedError(f"{path} may not be read", f"ls -l {path}") from error
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}", "tpmon trace FILE...") from error
-    except TpmonError as error:
-        raise type(error)(f"{path}: {error.what}", error.try_this) from error
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}", "tpmon trace FILE...") from error
 
 
-def _read(path: str, file: BinaryIO, size: int, progress: Progress | None) -> Trace:
+def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Trace:
     source = Source(file)
-    pieces = Pieces(source)
+    try:
+        pieces = Pieces(source)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.what}", error.try_this) from error
     tally = Tally()
     tables = Tables()
     tail = b""
     closed = False
     events = 0
     for piece in pieces:
-        decoded, end = _decode(piece, tally)
+        decoded, end = decode_piece(piece, tally)
         if events + len(decoded) > MOST_EVENTS:
             tally.events += len(decoded)
             tally.bytes += len(piece)
@@ -109,7 +108,9 @@ def _read(path: str, file: BinaryIO, size: int, progress: Progress | None) -> Tr
     header = _read_header(pieces, tail, tally)
     rank = _find_rank(path, header, tables.rank)
     if not events and not tables.phases and not closed and tally.events:
-        raise UsageError("none of its events could be read", "tpmon trace FILE, with a file that is whole")
+        raise UsageError(
+            f"{path}: none of its events could be read", "tpmon trace FILE, with a file that is whole"
+        )
     return Trace(
         path=path,
         header=header,
@@ -139,7 +140,7 @@ def _read(path: str, file: BinaryIO, size: int, progress: Progress | None) -> Tr
     )
 
 
-def _decode(piece: bytes, tally: Tally) -> tuple[list[Event], int | None]:
+def decode_piece(piece: bytes, tally: Tally) -> tuple[list[Event], int | None]:
     """Decode a piece; the second value is where the list of events is closed, if it is in this piece."""
     ends = find_ends(piece)
     closes = _looks_like_the_end(piece)
@@ -166,7 +167,7 @@ def _read_header(pieces: Pieces, tail: bytes, tally: Tally) -> Header:
         if not text.strip() or len(text) > BESIDE_BYTES:
             continue
         read = _read_part(text, tally)
-        for field in msgspec.structs.fields(Header):
+        for field in _HEADER_FIELDS:
             value = getattr(read, field.name)
             if value is not None:
                 setattr(header, field.name, value)
@@ -179,7 +180,7 @@ def _read_part(text: bytes, tally: Tally) -> Header:
     except _FAILURES:
         pass
     header = Header()
-    for field in msgspec.structs.fields(Header):  # one bad value does not cost the others
+    for field in _HEADER_FIELDS:  # one bad value does not cost the others
         found = re.search(rb'"' + field.encode_name.encode() + rb'"\s*:\s*', text)
         if found is None:
             continue

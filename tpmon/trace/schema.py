@@ -84,6 +84,18 @@ class Distributed(msgspec.Struct, gc=False):
     nccl_version: str = ""
 
 
+BY_STEPS, BY_GAPS = "steps", "gaps"
+
+
+class Slice(msgspec.Struct, gc=False):
+    """Hold what a slice was taken from, and what of it was kept: by steps or by gaps, in which times."""
+
+    of: str = ""
+    by: str = ""
+    kept: str = ""
+    windows_ns: list[tuple[int, int]] = msgspec.field(default_factory=list)
+
+
 class Header(msgspec.Struct, gc=False):
     """Hold what stands beside the events, before or after them."""
 
@@ -97,6 +109,7 @@ class Header(msgspec.Struct, gc=False):
     cuda_driver: Id = msgspec.field(name="cuda_driver_version", default=None)
     hip_runtime: Id = msgspec.field(name="hip_runtime_version", default=None)
     hip_driver: Id = msgspec.field(name="hip_driver_version", default=None)
+    slice: Union[Slice, None] = msgspec.field(name="tpmon_slice", default=None)
 
 
 class Kind(IntEnum):

@@ -11,6 +11,7 @@ from tpmon.trace.classes import flag, is_step
 from tpmon.trace.columns import Ints
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
+from tpmon.trace.slice_parts import find_parts
 
 INCOMPLETE = 0.8
 """A last step with less than this part of the device events before it was not captured whole (as in tb)."""
@@ -59,6 +60,9 @@ def match_calls(trace: Trace) -> Ints:
 
 def find_steps(trace: Trace, launched_by: Ints) -> Steps:
     """Find the steps. ``launched_by`` is what ``match_calls`` returned."""
+    parts = _parts_of_slice(trace)
+    if parts is not None:
+        return parts
     host = trace.host
     marks = flag(trace.names, is_step)[host.name] if len(host.name) else np.zeros(0, np.bool_)
     kinds = (host.category == Category.ANNOTATION) | (host.category == Category.OP)
@@ -87,6 +91,15 @@ def find_steps(trace: Trace, launched_by: Ints) -> Steps:
         real_start[1:] = np.maximum(start[1:], real_end[:-1])
     real_end = np.maximum(real_end, real_start)
     return Steps(names, start, end, real_start, real_end, marked=True, notes=tuple(notes))
+
+
+def _parts_of_slice(trace: Trace) -> Steps | None:
+    """Return the parts of a slice around gaps, in place of steps of which only a part is there."""
+    parts = find_parts(trace.header)
+    if not len(parts.start):
+        return None
+    names = tuple(f"around gap {number}" for number in range(1, len(parts.start) + 1))
+    return Steps(names, parts.start, parts.end, parts.start, parts.end, marked=True, notes=())
 
 
 def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:

@@ -1,0 +1,191 @@
+"""Write memory snapshots as text and CSV: pieces of each device, what lives by stack, and the peak."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from tpmon.model.known import Known, is_known, known_or
+from tpmon.model.snapshot import (
+    DeviceSnapshot,
+    MemoryMoment,
+    OutOfMemory,
+    Pieces,
+    SnapshotFile,
+    SnapshotLost,
+    SnapshotReport,
+    StackBytes,
+)
+from tpmon.model.units import clean_text, format_bytes
+from tpmon.report.table import count_of, lay_columns, lay_paragraph
+
+SNAPSHOT_TABLES = ("devices", "live", "peak", "oom")
+_LINE_CHARS = 400
+_CALLERS = 3
+"""Lines of each stack that are shown below its own line."""
+_NA = "n/a"
+
+
+def write_snapshots(report: SnapshotReport, top: int) -> list[str]:
+    """Write every snapshot; ``top`` is the rows of each table."""
+    lines: list[str] = []
+    for file in report.files:
+        lines += [*_write_file(file, top), ""]
+    return [clean_text(line, _LINE_CHARS) if line else "" for line in lines[:-1]]
+
+
+def _write_file(file: SnapshotFile, top: int) -> list[str]:
+    lines = lay_paragraph("snapshot", f"{file.path}, {format_bytes(file.file_bytes)}")
+    lines += _write_lost(file.lost)
+    if not file.devices:
+        lines.append("         the allocator held nothing, and no history was recorded")
+    for device in file.devices:
+        lines += ["", *_write_device(device, top)]
+    return lines
+
+
+def _write_lost(lost: SnapshotLost) -> list[str]:
+    parts = [
+        count_of(count, noun)
+        for count, noun in ((lost.segments, "segment"), (lost.blocks, "block"), (lost.events, "event"))
+        if count
+    ]
+    return lay_paragraph("lost", f"could not be read: {', '.join(parts)}") if parts else []
+
+
+def _write_device(device: DeviceSnapshot, top: int) -> list[str]:
+    lines = [*lay_paragraph(f"gpu {device.device}", _say_pieces(device.pieces))]
+    lines += lay_paragraph("free", _say_free(device.pieces))
+    for one in device.out_of_memory[-3:]:
+        lines += lay_paragraph("oom", _say_oom(one))
+    lines += ["", "alive at the end, by stack", *_write_stacks(device.live, top)]
+    peak = device.peak
+    if is_known(peak):
+        lines += ["", *lay_paragraph("peak", _say_peak(peak)), *_write_stacks(peak.alive, top)]
+        if peak.older_bytes:
+            older = format_bytes(peak.older_bytes)
+            lines += [f"  {older} more were allocated before the history begins, and freed after the peak"]
+    else:
+        lines += ["", *lay_paragraph("peak", f"{_NA}: {peak.reason}")]
+    return lines
+
+
+def _say_pieces(pieces: Pieces) -> str:
+    rounded = map_bytes(pieces.rounding_bytes)
+    return (
+        f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
+        f"{format_bytes(pieces.allocated_bytes)} allocated ({rounded} of it by rounding up), "
+        f"{format_bytes(pieces.pending_bytes)} freed and waiting for a stream"
+    )
+
+
+def _say_free(pieces: Pieces) -> str:
+    if not pieces.free_bytes:
+        return "nothing of what is reserved is free"
+    cut_up = known_or(pieces.fragmentation_pct, 0.0)
+    return (
+        f"{format_bytes(pieces.free_bytes)} in {count_of(pieces.free_blocks, 'block')}, the largest "
+        f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
+        f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
+        f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
+    )
+
+
+def _say_oom(one: OutOfMemory) -> str:
+    when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
+    free = (
+        f", the device had {format_bytes(one.device_free_bytes)} left"
+        if is_known(one.device_free_bytes)
+        else ""
+    )
+    where = f", asked for in {one.line}" if is_known(one.line) else ""
+    return f"{when}{format_bytes(one.asked_bytes)} were asked for{free}{where}"
+
+
+def _say_peak(peak: MemoryMoment) -> str:
+    when = f"at {peak.at_ms:,.3f} ms of the history" if is_known(peak.at_ms) else f"at event {peak.at_event}"
+    return (
+        f"{format_bytes(peak.requested_bytes)} requested {when}, {format_bytes(peak.end_bytes)} at the end; "
+        "alive then, by stack"
+    )
+
+
+def map_bytes(value: Known[int]) -> str:
+    """Write bytes, or that they are not known."""
+    return format_bytes(value) if is_known(value) else _NA
+
+
+def _write_stacks(stacks: Sequence[StackBytes], top: int) -> list[str]:
+    if not stacks:
+        return ["  nothing"]
+    lines = lay_columns(("bytes", "blocks", "where"), [], left=("where",), indent=2)
+    for row in stacks[:top]:
+        known = row.line if is_known(row.line) else f"({row.line.reason})"
+        lines.append(f"  {format_bytes(row.bytes):>6}  {row.blocks:>6,}  {known}")
+        rest = [frame for frame in row.frames if frame != row.line and not frame.startswith("??")]
+        lines += [f"                  in {frame}" for frame in rest[:_CALLERS]]
+    hidden = len(stacks) - top
+    return [*lines, f"  {hidden} more (--top, --csv)"] if hidden > 0 else lines
+
+
+def write_snapshot_csv(report: SnapshotReport, table: str) -> list[str]:
+    """Write ``table`` of every snapshot; a value that is not known is an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("path", "device", *_HEADERS[table]))
+    for file in report.files:
+        for device in file.devices:
+            for row in _rows(device, table):
+                writer.writerow([_safe(cell) for cell in (file.path, device.device, *row)])
+    return out.getvalue().splitlines()
+
+
+_STACK_HEADERS = ("bytes", "requested_bytes", "blocks", "line", "frames")
+_HEADERS = {
+    "devices": (
+        *(
+            "segments",
+            "reserved_bytes",
+            "allocated_bytes",
+            "pending_bytes",
+            "free_bytes",
+            "free_blocks",
+            "largest_free_bytes",
+            "releasable_bytes",
+            "stuck_bytes",
+            "rounding_bytes",
+            "fragmentation_pct",
+        ),
+        "events",
+        "peak_requested_bytes",
+    ),
+    "live": _STACK_HEADERS,
+    "peak": _STACK_HEADERS,
+    "oom": ("asked_bytes", "device_free_bytes", "at_ms", "line", "frames"),
+}
+
+
+def _rows(device: DeviceSnapshot, table: str) -> Iterable[tuple[object, ...]]:
+    peak = device.peak
+    if table == "devices":
+        pieces = tuple(getattr(device.pieces, key) for key in _HEADERS[table][:-2])
+        yield (*pieces, device.events, peak.requested_bytes if is_known(peak) else peak)
+    elif table == "oom":
+        for one in device.out_of_memory:
+            yield (one.asked_bytes, one.device_free_bytes, one.at_ms, one.line, _join(one.frames))
+    else:
+        rows = device.live if table == "live" else peak.alive if is_known(peak) else ()
+        for row in rows:
+            yield (row.bytes, row.requested_bytes, row.blocks, row.line, _join(row.frames))
+
+
+def _join(frames: Sequence[str]) -> str:
+    return ";".join(frame.replace(";", ",") for frame in frames)
+
+
+def _safe(value: object) -> object:
+    """Keep a name from being a formula where the file is opened in a spreadsheet."""
+    if not is_known(value):
+        return ""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

@@ -1,0 +1,119 @@
+"""Where traces lie: files of this machine, and of object stores with the optional extra ``cloud``.
+
+Nothing of fsspec and its stores is imported before a path names one. Credentials are those that the
+store's own client finds (environment, profile, instance); tpmon reads and prints none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tpmon.errors import NotPermittedError, TpmonError, UsageError
+
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "az")
+_BLOCK_BYTES = 8 << 20
+_TRY_FILE = "tpmon trace FILE..."
+_TRY_EXTRA = "pip install 'tpmon[cloud]'"
+_TRY_STORE = "check the name, the credentials and the network with the store's own client"
+
+
+class Readable(Protocol):
+    """Give the bytes of a file, one part after the other."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most ``size`` bytes, none at the end."""
+
+
+def is_remote(path: str) -> bool:
+    """Tell whether a path names an object store."""
+    return path.partition("://")[0] in SCHEMES and "://" in path
+
+
+@contextmanager
+def open_bytes(path: str) -> Iterator[tuple[Readable, int]]:
+    """Open what lies at ``path`` for reading, and tell its size in bytes.
+
+    Raises:
+        UsageError: where there is no file, or the extra for its store is missing.
+        NotPermittedError: where it may not be read.
+    """
+    if is_remote(path):
+        store = _find_store(path)
+        file = _ask(path, lambda: store.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead"))
+        try:
+            yield _Remote(path, file), int(file.size or 0)
+        finally:
+            file.close()
+        return
+    try:
+        local = open(path, "rb", buffering=0)  # noqa: SIM115  # closed below; errors of the reader are not ours
+    except PermissionError as error:
+        raise NotPermittedError(f"{path} may not be read", f"ls -l {path}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}", _TRY_FILE) from error
+    with local:
+        yield local, os.fstat(local.fileno()).st_size
+
+
+def find_remote(path: str, endings: tuple[str, ...]) -> list[str]:
+    """Return the files of a store that ``path`` names: one, those of a directory, or those of a pattern.
+
+    Raises:
+        UsageError: where it names nothing, or the extra for its store is missing.
+        NotPermittedError: where it may not be listed.
+    """
+    store = _find_store(path)
+    if any(sign in path for sign in "*?["):
+        found = [store.unstrip_protocol(name) for name in _ask(path, lambda: sorted(store.glob(path)))]
+        if not found:
+            raise UsageError(f"nothing matches {path}", _TRY_FILE)
+        return found
+    if path.endswith(endings):
+        return [path]
+    names = sorted(_ask(path, lambda: store.ls(path, detail=False)))
+    found = [store.unstrip_protocol(name) for name in names if name.endswith(endings)]
+    if found:
+        return found
+    if names == [path.partition("://")[2].rstrip("/")]:
+        return [path]
+    raise UsageError(f"{path} holds no trace ({', '.join('*' + one for one in endings)})", _TRY_FILE)
+
+
+def _find_store(path: str) -> Any:
+    scheme = path.partition("://")[0]
+    try:
+        core = importlib.import_module("fsspec.core")
+        return _ask(path, lambda: core.url_to_fs(path)[0])
+    except ImportError as error:
+        raise UsageError(f"reading {scheme}:// needs the extra cloud: {error}", _TRY_EXTRA) from error
+
+
+def _ask(path: str, call: Any) -> Any:
+    """Ask a store; each of them has errors of its own, which all become one line."""
+    try:
+        return call()
+    except (ImportError, TpmonError):
+        raise
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: No such file", _TRY_STORE) from error
+    except PermissionError as error:
+        raise NotPermittedError(f"{path} may not be read: {error}", _TRY_STORE) from error
+    except Exception as error:
+        raise UsageError(f"{path}: {type(error).__name__}: {error}", _TRY_STORE) from error
+
+
+class _Remote:
+    """Read an object; an error of the store is told as one."""
+
+    def __init__(self, path: str, file: Any) -> None:
+        self._path = path
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most ``size`` bytes, none at the end."""
+        data: bytes = _ask(self._path, lambda: self._file.read(size))
+        return data
