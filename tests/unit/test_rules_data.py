@@ -26,7 +26,7 @@ from tpmon.judge.rules_data import (
     judge_pin,
 )
 from tpmon.judge.scene import BATCH_WAIT, see
-from tpmon.judge.starvation import Starved, find_starved
+from tpmon.judge.starvation import Starved, find_starved, see_waits
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
@@ -158,6 +158,24 @@ def test_bursts_are_periodic_after_three_periods(period, late):
     one = judge_periodic(scene)
     assert Need.PERIODIC_SEEN in one.observed
     assert f"every {period} s" in one.summary
+
+
+def test_bursts_that_ceased_are_no_cause_any_more():
+    waits = [(i, float(i % 5 < 2)) for i in range(40)]
+    assert is_known(find_period(waits))
+    assert is_known(find_period([*waits, *((i, 0.0) for i in range(40, 47))]))
+    over = find_period([*waits, *((i, 0.1) for i in range(40, 60))])
+    assert not is_known(over)
+    assert over.reason == "the bursts are over"
+
+
+def test_bursts_of_workers_that_always_have_work_are_a_slow_loader():
+    busy = make_second(0.0, [COMPUTES] * 2, loader={"empty_ratio": 0.9})
+    stall = make_second(1.0, [COMPUTES] * 2, loader={"empty_ratio": 1.0})
+    scene = see(line_up([stall if i % 5 < 4 else busy for i in range(40)]))
+    assert is_known(find_period(see_waits(scene.ranks[0], scene)))
+    assert "keeps up" in judge_periodic(scene).text
+    assert causes(scene) & {"too-few-workers", "cpu-transform"}
 
 
 def test_a_steady_wait_and_a_noisy_one_have_no_period():

@@ -20,6 +20,8 @@ LEAST_SWING = 0.2
 LULL = 0.1
 LEAST_LULLS = 0.2
 """Share of the seconds that hardly wait at all: the loader is fast enough between the bursts."""
+OVER_PERIODS = 2.0
+"""So long after the last burst, in periods, they are over: the run has changed."""
 
 
 def _correlate(values: Sequence[float], lag: int) -> float:
@@ -30,6 +32,12 @@ def _correlate(values: Sequence[float], lag: int) -> float:
         return 0.0
     pairs = [(one - mean) * (other - mean) for one, other in zip(values, values[lag:], strict=False)]
     return sum(pairs) / len(pairs) / power
+
+
+def _count_since_burst(shares: Sequence[float]) -> int:
+    """Return how many readings came after the last one that waited more than the mean."""
+    mean = statistics.fmean(shares)
+    return next(number for number, share in enumerate(reversed(shares)) if share >= mean)
 
 
 def find_period(waits: Sequence[tuple[int, float]]) -> Known[tuple[float, float]]:
@@ -48,6 +56,8 @@ def find_period(waits: Sequence[tuple[int, float]]) -> Known[tuple[float, float]
     for lag in range(LEAST_PERIOD, longest + 1):
         least = max(CORRELATION, CORRELATION_SIGMAS / math.sqrt(len(shares) - lag))
         if scores[lag] >= least and scores[lag - 1] <= scores[lag] >= scores[lag + 1]:
+            if _count_since_burst(shares) > OVER_PERIODS * lag:
+                return Missing("the bursts are over")
             interval_s = (waits[-1][0] - waits[0][0]) / 1e9 / (len(waits) - 1)
             return lag * interval_s, scores[lag]
     return Missing("the bursts have no period")

@@ -27,7 +27,14 @@ from tpmon.judge.starvation import (
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
-from tpmon.judge.worker_load import COLLATE_SHARE, Load, find_collate_share, look_at_workers, name_load
+from tpmon.judge.worker_load import (
+    COLLATE_SHARE,
+    Load,
+    find_collate_share,
+    look_at_workers,
+    name_load,
+    never_idle,
+)
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 
@@ -242,6 +249,8 @@ def judge_periodic(scene: Scene) -> Answer:
         return Unsure("waits every few steps (seen only at the queue of workers)")
     period = find_period(see_waits(found.rank, scene))
     idle = _idle_at_times(found, scene)
+    if is_known(period) and never_idle(found, scene):
+        return Cleared("waits every few steps (the workers never have no work: the loader never keeps up)")
     if not is_known(period):
         if not is_known(idle):
             return Cleared(f"waits every few steps ({period.reason}, {idle.reason})")

@@ -23,6 +23,12 @@ RECENT_S = 15.0
 """How far back single workers are compared; ten readings cannot tell 0 % idle from 30 %."""
 
 
+IDLE_HARDLY = 0.1
+"""Share of its readings without work below which a worker hardly ever is."""
+LEAST_LOOKS = 15
+"""Readings of a worker that this takes."""
+
+
 class Load(Enum):
     """Name what workers do most of the time."""
 
@@ -103,6 +109,20 @@ class WorkerLooks:
     def backlog_ratio(self) -> float:
         """Return the share of looks at its queue that found a request, 0 where none was made."""
         return self.backlogs / self.queue_looks if self.queue_looks else 0.0
+
+
+def never_idle(found: Starved, scene: Scene) -> bool:
+    """Tell whether every worker had work nearly all the time of the history: the loader never keeps up."""
+    counts = {worker.pid: [0, 0] for worker in found.workers}
+    for frame in scene.history:
+        for process in frame.processes:
+            count = counts.get(process.pid)
+            if count is not None and is_known(process.waits_for):
+                count[0] += process.waits_for == WORK_WAIT
+                count[1] += 1
+    return bool(counts) and all(
+        looks >= LEAST_LOOKS and idle < IDLE_HARDLY * looks for idle, looks in counts.values()
+    )
 
 
 def _look_at_all(scene: Scene) -> dict[int, list[int]]:

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 
 import torch
-from loop import CPUS, Images, Network, Program, blur, make_loader, rounds_for
+from loop import CPUS, SIDE, Images, Network, Program, blur, make_loader, rounds_for, take_cpu_ms
 from torch import Tensor
 
 THREADS = 16
@@ -50,15 +50,23 @@ def apply(cause: str) -> None:
     print(f"cause: {cause}", flush=True)
 
 
+def deviate(images: Tensor) -> float:
+    """Compute the variance of some images in Python."""
+    values = images[:8].flatten().tolist()
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
+
+
 def measure(images: Tensor, _loss: Tensor) -> None:
     """Compute statistics of a batch in Python, if that is the cause in force."""
     if causes[now] == "single-thread":
-        for _ in range(round(TIMES * step_ms / 30)):
-            values = images[:8].flatten().tolist()
-            mean = sum(values) / len(values)
-            sum((value - mean) ** 2 for value in values)
+        for _ in range(rounds):
+            deviate(images)
 
 
+torch.set_num_threads(1)
+some = torch.rand(batch, 3, SIDE, SIDE)
+rounds = max(1, round(TIMES * step_ms / take_cpu_ms(lambda: deviate(some))))
 apply(causes[0])
 signal.signal(signal.SIGUSR1, next_cause)
 program.train(make_loader(data, batch, CPUS), Network(step_ms, batch), measure)
