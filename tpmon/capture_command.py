@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
@@ -196,7 +196,14 @@ def _step_back() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
 
 
-def start_capture(find: Callable[[], Job], told: Callable[[str, bool], None]) -> None:
+class Told(Protocol):
+    """Take a line of progress, or the last one, where something was written with its trace."""
+
+    def __call__(self, line: str, ended: bool, trace: str = "") -> None:
+        """Take what became of a capture so far."""
+
+
+def start_capture(find: Callable[[], Job], told: Told) -> None:
     """Capture a few steps in a daemon thread; ``told`` gets lines, and with the last one True.
 
     ``find`` reads the job anew, around the rank that is meant, off the caller's thread.
@@ -213,7 +220,8 @@ def start_capture(find: Callable[[], Job], told: Callable[[str, bool], None]) ->
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
             told(f"the capture failed: {type(error).__name__}: {error}", True)
         else:
-            told(write_capture_line(result, summaries), True)
+            traces = [file.host_path for file in result.files if file.kind is CaptureKind.TRACE]
+            told(write_capture_line(result, summaries), True, traces[0] if traces else "")
 
     threading.Thread(target=work, name="tpmon-capture", daemon=True).start()
 

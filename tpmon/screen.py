@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -101,9 +102,9 @@ class Wiring:
         pid = order.pid if is_known(order.pid) else self._job.root.pid
         start_capture(lambda: find_job(pid), self._tell_capture)
 
-    def _tell_capture(self, line: str, ended: bool) -> None:
+    def _tell_capture(self, line: str, ended: bool, trace: str = "") -> None:
         self._captures = self._captures and not ended
-        self._results(Notice(line, passing=not ended))
+        self._results(Notice(line, passing=not ended, trace=trace))
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
@@ -130,7 +131,13 @@ def watch_on_screen(job: Job, options: Options, open_session: OpenSession, outpu
     result = run_screen(
         ScreenOptions(options.interval_s, options.ascii_only, options.bell, options.readonly),
         wiring.start,
-        Controls(wiring.set_interval, wiring.stop, wiring.ask, write_reading),
+        Controls(
+            wiring.set_interval,
+            wiring.stop,
+            wiring.ask,
+            write_reading,
+            lambda path: trace_command(path, ascii_only=options.ascii_only),
+        ),
     )
     if wiring.failures:
         raise wiring.failures[0]
@@ -139,6 +146,21 @@ def watch_on_screen(job: Job, options: Options, open_session: OpenSession, outpu
     if result.text:
         output.write_lines(result.text)
     return result.exit_code
+
+
+def trace_command(path: str, *, ascii_only: bool) -> tuple[str, ...]:
+    """Return the command that shows a trace: a process of its own, so that numpy and the trace go again.
+
+    The working directory is not on its module path: there may be a file of any name.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    code = (
+        "import sys; "
+        "sys.path[:] = [path for path in sys.path if path]; "
+        f"sys.path[len(sys.path):] = [path for path in [{root!r}] if path not in sys.path]; "
+        "from tpmon.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return (sys.executable, "-c", code, "trace", path, *(["--ascii"] if ascii_only else []))
 
 
 def write_reading(reading: Reading) -> str:

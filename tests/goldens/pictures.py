@@ -240,6 +240,24 @@ _SHOWN = (
 )
 
 
+_TRACES = (
+    (
+        "A trace",
+        "overview.120x40",
+        "`tpmon trace FILE`, or `o` after a capture. A letter says what held most of a column's idle time.",
+    ),
+    (
+        "The gaps of a trace",
+        "gaps.80x24",
+        "`2`; the gap under the cursor is marked above the strip, `o` opens the line that it was in.",
+    ),
+    ("One step of a trace", "step.80x24", "`right` the next step, `+` closer, `-` wider, `0` all steps."),
+    ("The ranks beside each other", "ranks.120x40", "`tpmon trace FOLDER`; enter opens the trace of a rank."),
+    ("A trace in a side pane", "gaps.40x50", "In 40 columns."),
+    ("A trace of the CPU alone", "cpu.80x24", "What the host did takes the place of the device."),
+)
+
+
 def write_screens_page() -> str:
     """Write docs/screens.md from the pictures."""
     parts = [
@@ -248,5 +266,8 @@ def write_screens_page() -> str:
     ]
     for heading, name, words in _SHOWN:
         text = (PICTURES / f"{name}.txt").read_text(encoding="utf-8")
+        parts.append(f"## {heading}\n\n{words}\n\n```text\n{text}```\n")
+    for heading, name, words in _TRACES:
+        text = (HERE / "trace_pictures" / f"{name}.txt").read_text(encoding="utf-8")
         parts.append(f"## {heading}\n\n{words}\n\n```text\n{text}```\n")
     return "\n".join(parts)

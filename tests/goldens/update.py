@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.goldens import pictures
+from tests.goldens import pictures, trace_views
 from tests.goldens.states import STATES
 
 
@@ -35,6 +35,11 @@ def main() -> None:
         _write(pictures.picture_path(picture), pictures.write_text(pictures.paint_picture(picture)))
     _remove_others(pictures.FRAMES, map(pictures.frame_path, STATES))
     _remove_others(pictures.PICTURES, map(pictures.picture_path, listed))
+    trace_views.FOLDER.mkdir(exist_ok=True)
+    traces = list(trace_views.list_trace_pictures())
+    for one in traces:
+        _write(trace_views.picture_path(one), pictures.write_text(trace_views.paint_picture(one)))
+    _remove_others(trace_views.FOLDER, map(trace_views.picture_path, traces))
     _write(pictures.SCREENS_PAGE, pictures.write_screens_page())
 
 

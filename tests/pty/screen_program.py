@@ -209,7 +209,7 @@ def draw(options: argparse.Namespace) -> int:
     result = app.run_screen(
         ScreenOptions(interval_s=1.0, ascii_only=options.ascii),
         start,
-        Controls(set_interval=lambda _seconds: None, stop=stop, ask=ask, write=str),
+        Controls(lambda _seconds: None, stop, ask, write=str, trace_command=lambda path: ("cat", path)),
         paint,
     )
     if result.text:

@@ -72,6 +72,7 @@ class Session:
             stop=lambda: None,
             ask=self.asked.append,
             write=lambda result: f"text of {type(result).__name__}",
+            trace_command=lambda path: ("tpmon", "trace", path),
         )
         options = ScreenOptions(1.0, False, readonly=self.readonly)
         self.app = MonitorApp(options, controls, paint, lambda: self.now_ns)
@@ -589,6 +590,21 @@ async def _(s):
     assert "capture done: 5 steps" in s.text, "who looked away still finds the file"
     await s.press("q")
     assert s.app.text_left == "capture done: 5 steps of 12.00 ms, /tmp/x"
+
+
+@key("open-trace")
+async def _(s):
+    lent = []
+    s.app.lend = lambda command: lent.append(command) or ("tpmon ended with 2" if len(lent) > 1 else "")
+    await s.press("o")
+    assert lent == [], "nothing was captured yet"
+    await s.send_result(Notice("capture done: 5 steps, /tmp/x.json.gz", trace="/tmp/x.json.gz"))
+    await s.until(lambda: "/tmp/x.json.gz  (o opens it)" in s.text)
+    await s.press("o")
+    assert lent == [("tpmon", "trace", "/tmp/x.json.gz")]
+    await s.press("o")
+    assert "/tmp/x.json.gz could not be shown: tpmon ended with 2" in s.text
+    assert s.app.text_left == "capture done: 5 steps, /tmp/x.json.gz"
 
 
 @key("looks")

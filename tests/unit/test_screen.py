@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results import Update
 from tpmon.model.sample import SampleRequest
-from tpmon.screen import BUNDLING, CAPTURING, Wiring, write_reading
+from tpmon.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
 from tpmon.ui.controls import Errand, Notice
 
 
@@ -104,9 +105,20 @@ def test_one_capture_at_a_time_and_its_progress_reaches_the_screen(wired, monkey
     told("recording step 2 of 5", False)
     wired.wiring.ask(CaptureRequest(7))
     assert wired.results[1:] == [Notice("recording step 2 of 5", passing=True), Notice(CAPTURING)]
-    told("capture done: 5 steps", True)
+    told("capture done: 5 steps", True, "/tmp/x.json.gz")
+    assert wired.results[-1] == Notice("capture done: 5 steps", trace="/tmp/x.json.gz")
     wired.wiring.ask(CaptureRequest(7))
     assert len(started) == 2
+
+
+def test_a_trace_is_shown_by_a_process_of_its_own_that_finds_tpmon_from_any_folder(tmp_path):
+    path = tmp_path / "rank0.json"
+    path.write_text('{"traceEvents": []}')
+    (tmp_path / "tpmon.py").write_text("raise SystemExit('the wrong tpmon')")
+    command = trace_command(str(path), ascii_only=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"trace    {path}"), "without a terminal it is text"
 
 
 def test_a_copy_is_what_the_commands_print():

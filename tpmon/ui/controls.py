@@ -26,11 +26,13 @@ class Errand(Enum):
 class Notice:
     """Say in one line what became of an errand; it is printed again when the screen ends.
 
-    What is ``passing`` tells how far the errand is, and is not printed again.
+    What is ``passing`` tells how far the errand is, and is not printed again. ``trace`` is the one that
+    was written, "" for none.
     """
 
     text: str
     passing: bool = False
+    trace: str = ""
 
 
 Order = Union[DumpRequest, SampleRequest, CaptureRequest, Errand]
@@ -64,6 +66,8 @@ class Controls:
     ask: Callable[[Order], None]
     write: Callable[[Reading], str]
     """Write what was read as text, to be pasted into a ticket."""
+    trace_command: Callable[[str], tuple[str, ...]]
+    """Return the command that shows a trace on the terminal until it is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,17 @@ from collections.abc import Mapping, Sequence
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.stacks import StackFrame
+from tpmon.model.timeline import CodePlace
 from tpmon.model.units import clean_text
 
 VARIABLES = ("VISUAL", "EDITOR")
-_NOT_THEIRS = ("ESCDELAY", "TEXTUAL_ANIMATIONS", "TEXTUAL_DISABLE_KITTY_KEY", "TEXTUAL_SMOOTH_SCROLL")
+_NOT_THEIRS = (
+    "ESCDELAY",
+    "TEXTUAL_ANIMATIONS",
+    "TEXTUAL_DISABLE_KITTY_KEY",
+    "TEXTUAL_SMOOTH_SCROLL",
+    "OPENBLAS_NUM_THREADS",
+)
 """What the screen sets for itself: an editor on a slow line needs its own ESCDELAY."""
 
 
@@ -44,6 +51,29 @@ def plan_edit(frame: StackFrame, environ: Mapping[str, str]) -> Known[EditorCall
     except OSError as error:
         return Missing(f"cannot open {place} here: {error.strerror or error}")
     return EditorCall((*command, f"+{max(1, frame.line)}", frame.file), place)
+
+
+def plan_place(place: CodePlace, beside: str, environ: Mapping[str, str]) -> Known[EditorCall]:
+    """Return the command that opens a line as a trace names it: its file is cut at an entry of sys.path.
+
+    Looked for are the folders of the run where the trace has them, else where tpmon was started and
+    ``beside``, the folder of the trace.
+    """
+    if os.path.isabs(place.file):
+        return plan_edit(StackFrame(place.function, place.file, place.line), environ)
+    folders = place.folders or tuple(dict.fromkeys((os.getcwd(), beside)))
+    for folder in folders:
+        path = os.path.join(folder, place.file)
+        if os.path.isfile(path):
+            return plan_edit(StackFrame(place.function, path, place.line), environ)
+    said = clean_text(f"{place.file}:{place.line}")
+    if place.folders:
+        return Missing(
+            f"{said} is in none of the {len(folders)} folders of the run's sys.path on this machine"
+        )
+    return Missing(
+        f"{said} is not below {clean_text(folders[0], 80)}: start tpmon trace where the run was started"
+    )
 
 
 def find_editor(environ: Mapping[str, str]) -> Known[tuple[str, ...]]:

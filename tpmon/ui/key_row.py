@@ -24,6 +24,7 @@ class Effect(Enum):
     COPY_SCREEN = "copy screen"
     COPY_RESULT = "copy result"
     EDIT = "edit"
+    OPEN_TRACE = "open trace"
 
 
 @dataclass(frozen=True, slots=True)

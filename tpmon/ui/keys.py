@@ -362,20 +362,24 @@ def keys_shown(view: ViewState) -> tuple[KeyHelp, ...]:
 
 
 def keys_markdown() -> str:
-    """Write docs/keys.md."""
+    """Write docs/keys.md, which has the keys of a trace's screen too."""
+    from tpmon.ui.trace_keys import TRACE_KEYS  # noqa: PLC0415  # the live screen does without them
+
     lines = [
         "# Keys",
         "",
-        "Written by `python -m tpmon.ui.keys` from the table in `tpmon/ui/keys.py`.",
+        "Written by `python -m tpmon.ui.keys` from the tables in `tpmon/ui/keys.py` and `trace_keys.py`.",
         "The footer and the help overlay (`?`) show only what works at that moment.",
-        "While a filter is typed, letters and digits go into the filter.",
+        "While a filter is typed, letters and digits go into the filter. The sections from Trace on are of",
+        "the screen of a trace (`tpmon trace FILE`); keys that both screens have mean the same in both.",
     ]
-    for section in dict.fromkeys(key.section for key in KEYS):
-        lines += ["", f"## {section}", "", "| key | does | when |", "|---|---|---|"]
-        for key in KEYS:
-            if key.section == section:
-                shown = " ".join(f"`{name}`" for name in key.shown)
-                lines.append(f"| {shown} | {key.help} | {key.when.words} |")
+    for table in (KEYS, TRACE_KEYS):
+        for section in dict.fromkeys(key.section for key in table):
+            lines += ["", f"## {section}", "", "| key | does | when |", "|---|---|---|"]
+            for key in table:
+                if key.section == section:
+                    shown = " ".join(f"`{name}`" for name in key.shown)
+                    lines.append(f"| {shown} | {key.help} | {key.when.words} |")
     return "\n".join(lines) + "\n"
 
 

@@ -249,4 +249,16 @@ BUNDLE_KEYS: tuple[Key, ...] = (
         when.CAPTURABLE,
         brief="profile 5 steps; asks first",
     ),
+    Key(
+        "open-trace",
+        ("o",),
+        ("o",),
+        "Copying",
+        "open the trace that was captured last; q comes back here",
+        Effect.OPEN_TRACE,
+        when.CAPTURED,
+        "open trace",
+        2,
+        brief="open the captured trace",
+    ),
 )

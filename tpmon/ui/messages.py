@@ -18,6 +18,15 @@ class Told(Message):
         self.seconds = seconds
 
 
+class Captured(Message):
+    """Say which trace was written."""
+
+    def __init__(self, path: str) -> None:
+        """Keep its path."""
+        super().__init__()
+        self.path = path
+
+
 class Planned(Message):
     """Say how to open a line in an editor, or why it cannot be opened."""
 

@@ -195,11 +195,17 @@ def paint_footer(view: ViewState, keys: Sequence[KeyHelp], width: int) -> list[L
 
     An answer that is longer takes as many lines as it needs: it may end with a path, or with a price.
     """
-    typed = [Item(0, f"/{view.filter_text}_", Ink.STRONG)] if view.overlay is Overlay.FILTER else []
-    if not typed and width_of(view.message) > width - 2:
-        return [((f" {text}", Ink.STRONG),) for text in wrap_all(view.message, max(1, width - 2))]
-    message = cut(view.message, width - 2)
-    answer = [Item(0, message, Ink.STRONG)] if message else []
+    typed = f"/{view.filter_text}_" if view.overlay is Overlay.FILTER else ""
+    return paint_key_line(view.message, typed, keys, width)
+
+
+def paint_key_line(message: str, typed: str, keys: Sequence[KeyHelp], width: int) -> list[Line]:
+    """Paint the footer of any screen: what is ``typed``, else the answer to the last key, and the keys."""
+    head = [Item(0, typed, Ink.STRONG)] if typed else []
+    if not head and width_of(message) > width - 2:
+        return [((f" {text}", Ink.STRONG),) for text in wrap_all(message, max(1, width - 2))]
+    text = cut(message, width - 2)
+    answer = [Item(0, text, Ink.STRONG)] if text else []
     offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)
     items = [Item(100 + n, f"{key.keys[0]} {key.footer}") for n, key in enumerate(offered)]
-    return [justify([*typed, *items], answer, width, gap=3 if width >= 100 else 2)]
+    return [justify([*head, *items], answer, width, gap=3 if width >= 100 else 2)]

@@ -35,21 +35,22 @@ WORDS = (
 """What the short words of the screen mean, in full and in brief."""
 
 Entries = list[tuple[str, str]]
+Words = Sequence[tuple[str, str, str]]
 
 
-def paint_help(keys: Sequence[KeyHelp], size: Size) -> list[Line]:
+def paint_help(keys: Sequence[KeyHelp], size: Size, words: Words = WORDS) -> list[Line]:
     """Paint the keys that work now by section, and the short words, in columns where there is room.
 
     Where the whole words need more lines than there are, the brief ones take their place.
     """
     columns = max(1, size.width // COLUMN_WIDTH)
-    lines = _lay(_list_sections(keys, brief=False), columns, size.width)
+    lines = _lay(_list_sections(keys, words, brief=False), columns, size.width)
     if len(lines) <= size.height - AROUND_HELP:
         return lines
-    return _lay(_list_sections(keys, brief=True), columns, size.width)
+    return _lay(_list_sections(keys, words, brief=True), columns, size.width)
 
 
-def _list_sections(keys: Sequence[KeyHelp], *, brief: bool) -> dict[str, Entries]:
+def _list_sections(keys: Sequence[KeyHelp], short_words: Words, *, brief: bool) -> dict[str, Entries]:
     sections: dict[str, Entries] = {}
     for key in keys:
         entries = sections.setdefault(key.section, [])
@@ -59,7 +60,7 @@ def _list_sections(keys: Sequence[KeyHelp], *, brief: bool) -> dict[str, Entries
             entries[-1] = (label if key.keys[0] in label.split() else f"{label} {key.keys[0]}", words)
         else:
             entries.append((" ".join(key.keys[:1] if brief else key.keys), words))
-    sections["Short words"] = [(word, short if brief else whole) for word, whole, short in WORDS]
+    sections["Short words"] = [(word, short if brief else whole) for word, whole, short in short_words]
     return sections
 
 

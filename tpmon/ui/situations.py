@@ -126,6 +126,9 @@ CAPTURABLE = Situation(
     ),
     "outside of the stacks; never with --readonly",
 )
+CAPTURED = Situation(
+    lambda view: _panes(view) and is_known(view.captured), "in the panes, once a capture has written a trace"
+)
 UNSAMPLING = Situation(lambda view: ALIVE.holds(view) and not is_running(view), "while nothing is sampled")
 PRICED = Situation(
     lambda view: view.overlay is Overlay.SAMPLE and _alive(view) and not is_running(view),

@@ -181,3 +181,5 @@ class ViewState:
     """The newest samples of the job's stacks, also while they come."""
     to_sample: Applicable[SampleRequest] = NOT_APPLICABLE
     """What the key of sampling asks for next: its price is on the screen."""
+    captured: Applicable[str] = NOT_APPLICABLE
+    """The trace that was captured last, to be opened."""

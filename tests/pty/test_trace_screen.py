@@ -1,0 +1,46 @@
+"""`tpmon trace` on a real terminal: a screen there, text in a pipe and where it was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.goldens.trace_views import build_gpu_run
+from tests.pty.conftest import ROOT, SECONDS, environment
+
+pytestmark = pytest.mark.pty
+
+COMMAND = [sys.executable, "-m", "tpmon", "trace"]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return build_gpu_run(0, 1).write(tmp_path / "rank0.pt.trace.json")
+
+
+def test_a_trace_opens_its_screen_and_q_leaves_the_terminal_as_it_was(open_terminal, trace):
+    terminal = open_terminal(command=[*COMMAND, trace])
+    terminal.until("DATA-BOUND (no-workers)")
+    terminal.until("timeline  all 5 steps")
+    terminal.press("2")
+    terminal.until("largest gaps of GPU 0")
+    terminal.press("G")
+    terminal.press("y")
+    terminal.until("copied the row")
+    terminal.press("q")
+    assert terminal.end() == 0
+    terminal.assert_restored()
+    assert b"gap of 0.240 ms at 14.380 ms" in terminal.raw.rpartition(b"\x1b[?1049l")[2], "the copy stays"
+
+
+def test_text_is_printed_where_it_was_asked_for_and_in_a_pipe(open_terminal, trace, tmp_path):
+    terminal = open_terminal(command=[*COMMAND, trace, "--top", "5"])
+    assert terminal.end(SECONDS) == 0
+    assert b"\x1b[?1049h" not in terminal.raw
+    assert b"verdict  DATA-BOUND (no-workers)" in terminal.raw
+    piped = subprocess.run(
+        [*COMMAND, trace], cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=True
+    )
+    assert piped.stdout.startswith("trace    ")

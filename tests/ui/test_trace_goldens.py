@@ -1,0 +1,39 @@
+"""The pictures of traces are what the painters paint, at every size; `make goldens` rewrites them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.goldens import trace_views
+from tests.goldens.pictures import write_text
+from tests.goldens.trace_views import make_run
+from tpmon.ui.cells import line_width
+from tpmon.ui.paint_trace import paint_trace
+from tpmon.ui.trace_keys import trace_keys_shown
+from tpmon.ui.trace_view import Tab, TraceOverlay
+from tpmon.ui.view import Size
+
+LISTED = list(trace_views.list_trace_pictures())
+
+
+@pytest.mark.parametrize("picture", LISTED, ids=lambda picture: picture.name)
+def test_the_picture_is_what_is_painted(picture):
+    painted = write_text(trace_views.paint_picture(picture))
+    assert painted == trace_views.picture_path(picture).read_text(encoding="utf-8"), "run: make goldens"
+    if picture.changes.get("ascii_only"):
+        assert painted.isascii()
+
+
+def test_no_file_is_left_over():
+    assert {path.name for path in trace_views.FOLDER.iterdir()} == {f"{one.name}.txt" for one in LISTED}
+
+
+@pytest.mark.parametrize("run", ["one", "ranks", "cpu"])
+def test_every_picture_fits_whatever_the_size(run):
+    for width, height in ((1, 1), (7, 3), (29, 40), (30, 9), (41, 12), (66, 21), (133, 36), (300, 80)):
+        for tab in Tab:
+            for overlay in TraceOverlay:
+                view = make_run(run).view(width, tab=tab, overlay=overlay, cursors=(99,) * len(Tab))
+                lines = paint_trace(view, Size(width, height), trace_keys_shown(view))
+                assert len(lines) == height
+                assert all(line_width(line) <= width for line in lines), (width, height, tab, overlay)

@@ -1,0 +1,224 @@
+"""What a trace looks like over time, in as many columns as are asked for: any stretch, any device.
+
+Keeps unions of time and the tables that name a line of Python, not the trace: what stays is a part of
+it. Columns are differences of growing unions, as the gaps are, so that they add up to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.timeline import StepStart, Stretch, TimeCell, Timeline, TimeShare
+from tpmon.trace.breakdown import Activity, comm_rows
+from tpmon.trace.classes import STEP
+from tpmon.trace.columns import Ints
+from tpmon.trace.gaps import CAUSES, HostCauses
+from tpmon.trace.kernels import LaunchFigures, Reals
+from tpmon.trace.read import Trace, clean_name
+from tpmon.trace.schema import Category
+from tpmon.trace.spans import Spans, unite, unite_all
+from tpmon.trace.steps import Steps
+
+HOST_CAUSES = ("data", "comms", "sync", "alloc", "other")
+MOST_PARTS = 4096
+NO_SM = Missing("no kernel of the trace has blocks per SM")
+_NO_DEVICE = Missing("no device work in the trace")
+_NAME_CHARS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Hold a value that changes at ``times`` after ``origin``, and its integral up to each of them."""
+
+    origin: int
+    times: Ints
+    until: Reals
+
+    def within(self, edges: Ints) -> Reals:
+        """Return the mean between each two edges; nothing counts outside of the first and last time."""
+        sums = np.interp(edges - self.origin, self.times, self.until)
+        mean: Reals = np.diff(sums) / np.maximum(np.diff(edges), 1)
+        return mean
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Hold what was busy and, growing set by set, what explains the rest, in the order of ``causes``.
+
+    ``exposed`` is what of the busy time is communication alone.
+    """
+
+    device: Applicable[int]
+    causes: tuple[str, ...]
+    busy: Spans
+    exposed: Spans
+    grown: tuple[Spans, ...]
+    sm: Known[Level]
+
+
+@dataclass(frozen=True, slots=True)
+class Timelines:
+    """Hold the lanes of one trace, and where its steps begin and end."""
+
+    lanes: tuple[Lane, ...]
+    names: tuple[str, ...]
+    start: Ints
+    end: Ints
+    marked: bool
+
+    def look(self, lane: int, stretch: Stretch, cells: int) -> Timeline:
+        """Return a stretch in ``cells`` columns; a stretch beyond the trace is moved into it."""
+        steps = len(self.names)
+        first = min(max(stretch.first, 0), steps - 1)
+        last = min(first + max(stretch.count, 1), steps) - 1
+        begin, end = int(self.start[first]), int(self.end[last])
+        parts = min(max(stretch.parts, 1), MOST_PARTS)
+        part = min(max(stretch.part, 0), parts - 1)
+        if parts > 1:
+            length = end - begin
+            begin, end = begin + length * part // parts, begin + length * (part + 1) // parts
+        end = max(end, begin + 1)
+        # Absolute nanoseconds do not fit a double: the columns are counted from the begin.
+        edges = begin + np.linspace(0, end - begin, max(cells, 1) + 1).astype(np.int64)
+        shown = self.lanes[min(max(lane, 0), len(self.lanes) - 1)]
+        columns, shares = _fill(shown, edges)
+        origin = int(self.start[0])
+        devices = tuple(lane.device for lane in self.lanes if is_known(lane.device))
+        return Timeline(
+            device=shown.device,
+            devices=devices,
+            said=self._say(first, last, part, parts),
+            steps_in_all=steps if self.marked else 0,
+            start_ms=(begin - origin) / 1e6,
+            end_ms=(end - origin) / 1e6,
+            cells=columns,
+            steps=self._place_steps(first, last, edges) if self.marked else (),
+            shares=shares,
+            exposed_pct=100 * shown.exposed.within_one(begin, end) / (end - begin),
+        )
+
+    def _say(self, first: int, last: int, part: int, parts: int) -> str:
+        if not self.marked:
+            whole = "the whole trace"
+        elif first == 0 and last == len(self.names) - 1:
+            whole = f"all {last + 1} steps" if last else "its one step"
+        elif first == last:
+            whole = f"step {_short(self.names[first])}"
+        else:
+            whole = f"steps {_short(self.names[first])} to {_short(self.names[last])}"
+        return f"part {part + 1} of {parts} of {whole}" if parts > 1 else whole
+
+    def _place_steps(self, first: int, last: int, edges: Ints) -> tuple[StepStart, ...]:
+        found = []
+        for at in range(first, last + 1):
+            cell = int(np.searchsorted(edges, self.start[at], side="right")) - 1
+            if 0 <= cell < len(edges) - 1:
+                found.append(StepStart(_short(self.names[at]), cell))
+        return tuple(found)
+
+
+def _short(name: str) -> str:
+    return clean_name(name.removeprefix(STEP), _NAME_CHARS)
+
+
+def _fill(lane: Lane, edges: Ints) -> tuple[tuple[TimeCell, ...], tuple[TimeShare, ...]]:
+    start, end = edges[:-1], edges[1:]
+    length = np.maximum(end - start, 1)
+    before = lane.busy.within(start, end)
+    parts = [before]
+    for grown in lane.grown:
+        until = grown.within(start, end)
+        parts.append(until - before)
+        before = until
+    parts.append((end - start) - before)
+    table = np.array(parts)
+    busy = 100 * table[0] / length
+    exposed = 100 * lane.exposed.within(start, end) / length
+    largest = np.argmax(table[1:], axis=0)
+    held = table[1:].max(axis=0) > 0
+    sm = lane.sm
+    levels = (100 * sm.within(edges)).tolist() if is_known(sm) else []
+    cells = tuple(
+        TimeCell(pct, comm, lane.causes[cause] if rest else "", levels[at] if is_known(sm) else sm)
+        for at, (pct, comm, cause, rest) in enumerate(
+            zip(busy.tolist(), exposed.tolist(), largest.tolist(), held.tolist(), strict=True)
+        )
+    )
+    whole = max(int(edges[-1] - edges[0]), 1)
+    sums = (100 * table.sum(axis=1) / whole).tolist()
+    shares = tuple(TimeShare(name, pct) for name, pct in zip(("busy", *lane.causes), sums, strict=True))
+    return cells, shares
+
+
+def lay_timelines(
+    trace: Trace, steps: Steps, activity: Activity, causes: HostCauses, figures: LaunchFigures
+) -> Timelines:
+    """Keep of a trace what its timelines are drawn from: a lane for each device, or one of the host.
+
+    Steps begin and end with their marks on the host, as the window of the gaps does.
+    """
+    work = trace.work
+    comms = comm_rows(trace)
+    lanes = []
+    for device in np.unique(work.device).tolist():
+        here = work.device == device
+        busy = unite(work.start[here], work.duration[here])
+        computes = here & (work.category == Category.KERNEL) & ~comms
+        compute = unite(work.start[computes], work.duration[computes])
+        talk = unite(work.start[here & comms], work.duration[here & comms])
+        exposed = _without(talk, compute) if len(talk.start) else talk
+        sm = _level_sm(trace, figures, device)
+        lanes.append(Lane(device, CAUSES, busy, exposed, _grow(busy, causes.layers), sm))
+    if not lanes:
+        sync = unite_all(causes.layers[1:3])
+        layers = (activity.communication, sync, causes.layers[3])
+        data = activity.data_loader
+        # The loader comes first, as in the split of the host: what its operators do is not compute.
+        compute = _without(activity.cpu, data)
+        grown = _grow(compute, (data, *layers))
+        lanes.append(Lane(NOT_APPLICABLE, HOST_CAUSES, compute, unite_all(()), grown, _NO_DEVICE))
+    return Timelines(tuple(lanes), steps.names, steps.host_start, steps.host_end, steps.marked)
+
+
+def _grow(busy: Spans, layers: Sequence[Spans]) -> tuple[Spans, ...]:
+    grown = []
+    covered = busy
+    for layer in layers:
+        covered = unite_all([covered, layer])
+        grown.append(covered)
+    return tuple(grown)
+
+
+def _without(one: Spans, other: Spans) -> Spans:
+    """Return what of ``one`` is not in ``other``."""
+    times = np.unique(np.concatenate((one.start, one.end, other.start, other.end)))
+    start, end = times[:-1], times[1:]
+    kept = (one.within(start, end) > 0) & (other.within(start, end) == 0)
+    return unite(start[kept], (end - start)[kept])
+
+
+def _level_sm(trace: Trace, figures: LaunchFigures, device: int) -> Known[Level]:
+    """Return min(sum of blocks per SM of the kernels that run, 1) over time."""
+    work = trace.work
+    blocks = figures.blocks_per_sm
+    rows = np.flatnonzero(
+        (work.device == device)
+        & (work.category == Category.KERNEL)
+        & np.isfinite(blocks)
+        & (blocks > 0)
+        & (work.duration > 0)
+    )
+    if not len(rows):
+        return NO_SM
+    times = np.concatenate((work.start[rows], work.start[rows] + work.duration[rows]))
+    change = np.concatenate((blocks[rows], -blocks[rows]))
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    level = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
+    until = np.zeros(len(times))
+    np.cumsum(level * np.diff(times), out=until[1:])
+    return Level(int(times[0]), times - times[0], until)

@@ -1,0 +1,116 @@
+"""The wiring of a trace's screen: read and analyse first, then draw; what the screen may ask goes here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from tpmon.analyse import PROGRESS_AFTER_S, find_files
+from tpmon.config import Options
+from tpmon.errors import TpmonError
+from tpmon.model.known import Known, Missing
+from tpmon.model.timeline import CodePlace, Stretch, Timeline
+from tpmon.model.units import format_bytes
+from tpmon.report.write import Output, complain
+from tpmon.trace.analysis import Findings, analyze
+from tpmon.trace.lines import find_line
+from tpmon.trace.timeline import Timelines, lay_timelines
+
+MOST_KEPT_EVENTS = 12_000_000
+"""Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
+PROGRESS_EVERY_S = 0.25
+_TOO_LARGE = Missing("not kept in memory beside the traces before it: open it alone for its timeline")
+
+
+class _Kept:
+    """Hold what the screen may ask of each trace beyond its analysis."""
+
+    def __init__(self) -> None:
+        self._events = 0
+        self._timelines: list[Known[Timelines]] = []
+        self._findings: list[Findings | None] = []
+
+    def keep(self, found: Findings) -> None:
+        """Take what a trace was analysed from, as long as there is room."""
+        self._events += found.trace.events
+        if self._events > MOST_KEPT_EVENTS and self._findings:
+            self._timelines.append(_TOO_LARGE)
+            self._findings.append(None)
+            return
+        self._timelines.append(
+            lay_timelines(found.trace, found.steps, found.activity, found.causes, found.figures)
+        )
+        self._findings.append(found)
+
+    def look(self, file: int, lane: int, stretch: Stretch, cells: int) -> Known[Timeline]:
+        """Return a stretch of the timeline of a trace."""
+        kept = self._timelines[file]
+        return kept if isinstance(kept, Missing) else kept.look(lane, stretch, cells)
+
+    def find_line(self, file: int, name: str) -> Known[CodePlace]:
+        """Return the line of Python of what has this name in a trace."""
+        found = self._findings[file]
+        return _TOO_LARGE if found is None else find_line(found.trace, name)
+
+
+class _Progress:
+    """Say in one line of the terminal how far a file is read, once it takes a second."""
+
+    def __init__(self) -> None:
+        self._next_s = time.monotonic() + PROGRESS_AFTER_S
+        self._said = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + PROGRESS_EVERY_S
+            self._said = True
+            share = 100 * done // max(total, 1)
+            self._write(
+                f"\rtpmon: read {format_bytes(done)} of {format_bytes(total)}, {share} %; ctrl-c ends\x1b[K"
+            )
+
+    def end(self) -> None:
+        """Leave the line empty for what is said next."""
+        if self._said:
+            self._said = False
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+
+
+def show_traces(given: Sequence[str], options: Options, output: Output) -> int:
+    """Analyse the traces that were named and draw them until the screen ends; return its exit code.
+
+    Raises:
+        TpmonError: where one is no trace or may not be read.
+    """
+    files = find_files(given)
+    kept = _Kept()
+    progress = _Progress()
+
+    def skip(path: str, error: TpmonError) -> bool:
+        """Leave out what only a directory or a pattern named: other files lie there too."""
+        if path in given:
+            return False
+        progress.end()
+        complain(f"tpmon: left out: {error.what}")
+        return True
+
+    try:
+        report = analyze(files, progress, skip, kept.keep)
+    finally:
+        progress.end()
+    from tpmon.ui.trace_app import run_trace_screen  # noqa: PLC0415  # a wrong file is told without it
+    from tpmon.ui.trace_view import TraceControls  # noqa: PLC0415
+
+    result = run_trace_screen(report, TraceControls(kept.look, kept.find_line), ascii_only=options.ascii_only)
+    if result.complaint:
+        complain(result.complaint)
+    if result.text:
+        output.write_lines(result.text)
+    return result.exit_code

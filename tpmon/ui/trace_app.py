@@ -1,0 +1,155 @@
+"""The screen of a trace: keys in, lines out. It reads no file; what is behind the analysis it asks for.
+
+Beside it is ``app.py``, the screen of a job; what both have in common is in ``shell.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+# before textual: the shell sets what textual reads while it is imported
+from tpmon.ui.shell import MESSAGE_SECONDS, Shell, draw  # isort: skip
+
+from textual.timer import Timer
+
+from tpmon.errors import ExitCode
+from tpmon.model.known import Known, is_known
+from tpmon.model.trace import TraceReport
+from tpmon.ui import editor
+from tpmon.ui import trace_actions as actions
+from tpmon.ui.actions import Move
+from tpmon.ui.controls import ScreenResult
+from tpmon.ui.key_row import Effect
+from tpmon.ui.paint_timeline import count_cells
+from tpmon.ui.paint_trace import page_of_trace, paint_trace
+from tpmon.ui.terminal import require_terminal
+from tpmon.ui.trace_keys import find_trace_key, say_trace_unused, trace_keys_shown
+from tpmon.ui.trace_sheets import find_paragraph, find_row, list_blocks
+from tpmon.ui.trace_situations import OpenTab
+from tpmon.ui.trace_view import WHOLE, Tab, TraceControls, TraceOverlay, TraceView
+
+
+class TraceApp(Shell):
+    """Show one analysis until a key or a signal ends it."""
+
+    def __init__(self, report: TraceReport, controls: TraceControls, *, ascii_only: bool) -> None:
+        """Prepare an empty screen."""
+        super().__init__()
+        self._controls = controls
+        self._timer: Timer | None = None
+        self._drawn: tuple[object, ...] = ()
+        several = is_known(report.ranks)
+        first = Tab.RANKS if several else Tab.OVERVIEW
+        timeline = controls.look(0, 0, WHOLE, count_cells(80))
+        self.view = TraceView(report, timeline, ascii_only, tab=first)
+
+    def on_mount(self) -> None:
+        """Paint for the first time."""
+        self._opened = True
+        self.repaint()
+
+    def repaint(self) -> None:
+        """Paint what is known now."""
+        self._show(self.view)
+
+    def _show(self, view: TraceView) -> None:
+        size = self._extent()
+        asked = (view.file, view.lane, view.stretch, count_cells(size.width))
+        if asked != self._drawn and size.width:
+            self._drawn = asked
+            view = replace(view, timeline=self._controls.look(*asked))
+        self.view = view
+        if size.width:
+            self._canvas.set_lines(paint_trace(view, size, trace_keys_shown(view)))
+
+    def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
+        """Show one line for some seconds, or until a key is pressed."""
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_timer(seconds, self._forget_message) if text else None
+        self._show(replace(self.view, message=text))
+
+    def _forget_message(self) -> None:
+        self._show(replace(self.view, message=""))
+
+    def paste(self, text: str) -> None:
+        """Add what was pasted to the filter that is typed."""
+        if self.view.overlay is TraceOverlay.FILTER:
+            self._show(actions.action_filter_type(self.view, text))
+
+    def press(self, name: str) -> None:
+        """Do what the key ``name`` means now."""
+        view = replace(self.view, message="")
+        key = find_trace_key(name, view)
+        if key is None:
+            if view.overlay is TraceOverlay.FILTER and len(name) == 1:
+                view = actions.action_filter_type(view, name)
+            elif view.overlay is TraceOverlay.HELP:
+                view = actions.action_close(view)
+            else:
+                view = replace(view, message=say_trace_unused(name, view))
+        elif isinstance(key.deed, Effect):
+            self._show(view)
+            self._carry_out(key.deed)
+            return
+        elif isinstance(key.deed, Move):
+            page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
+            view = actions.action_move(view, key.deed, page, limit)
+        elif isinstance(key.deed, OpenTab):
+            view = actions.action_tab(view, Tab(int(name)))
+        else:
+            view = key.deed(view)
+        if view.message:
+            self.view = view
+            self.say(view.message)
+        else:
+            self._show(view)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if effect is Effect.QUIT:
+            self.leave(ExitCode.OK)
+        elif effect is Effect.REDRAW:
+            self.redraw()
+        elif effect is Effect.SUSPEND:
+            self.action_suspend_process()
+        elif effect is Effect.COPY_SCREEN:
+            self.copy_text("the screen", self._canvas.text())
+        elif effect is Effect.COPY_RESULT:
+            self._copy_chosen()
+        elif effect is Effect.EDIT:
+            self._open_line()
+
+    def _copy_chosen(self) -> None:
+        paragraph = find_paragraph(self.view, list_blocks(self.view))
+        if paragraph is not None:
+            self.copy_text(paragraph.label or "the text", paragraph.text)
+            return
+        found = find_row(self.view)
+        if found is not None:
+            self.copy_text("the row", found.sheet.name(found.row))
+
+    def _open_line(self) -> None:
+        found = find_row(self.view)
+        if found is None:
+            return
+        name = found.sheet.source(found.row) or found.sheet.name(found.row)
+        number, find = self.view.file, self._controls.find_line
+        beside = os.path.dirname(os.path.abspath(self.view.shown.path))
+
+        def plan() -> Known[editor.EditorCall]:
+            place = find(number, name)
+            return editor.plan_place(place, beside, os.environ) if is_known(place) else place
+
+        self.plan_edit(plan)
+
+
+def run_trace_screen(report: TraceReport, controls: TraceControls, *, ascii_only: bool) -> ScreenResult:
+    """Draw an analysis until it ends and say how it ended.
+
+    Raises:
+        NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
+    """
+    require_terminal()
+    app = TraceApp(report, controls, ascii_only=ascii_only)
+    return draw(app, lambda: None, lambda: None)

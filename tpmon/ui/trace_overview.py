@@ -1,0 +1,196 @@
+"""The tabs that say what holds a run: the overview, and idle time by its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import is_known
+from tpmon.model.trace import Breakdown, CardUse, DeviceGaps, LargeGap, Lost, StepRow, TraceFile, TraceVerdict
+from tpmon.model.units import format_bytes
+from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, bar, ms_of_us, number, pct, said
+from tpmon.ui.table import Column
+from tpmon.ui.trace_words import CAUSES, KINDS, name_verdict, say_file
+from tpmon.ui.view import Ink
+
+_BAR = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Hold one part of a whole: microseconds and share, and with what overlaps counted in full."""
+
+    name: str
+    us: float
+    share_pct: float
+    overlapping_us: float = 0.0
+
+
+def list_parts(names: Mapping[str, str], own: object, full: object | None = None) -> tuple[Part, ...]:
+    """Return the named fields of a split with their shares of all of them."""
+    whole = sum(getattr(own, key) for key in names) or 1.0
+    return tuple(
+        Part(name, getattr(own, key), 100 * getattr(own, key) / whole, getattr(full, key) if full else 0.0)
+        for key, name in names.items()
+    )
+
+
+def parts_sheet(title: str, parts: Sequence[Part], *more: Column[Part]) -> Sheet[Part]:
+    """Make a table of parts with a bar for each."""
+    return Sheet(
+        title,
+        (
+            Column("", 22, 0, lambda part: part.name, right=False),
+            Column("ms", 12, 1, lambda part: ms_of_us(part.us)),
+            Column("share", 7, 2, lambda part: pct(part.share_pct)),
+            Column("", _BAR, 4, lambda part: bar(part.share_pct, _BAR), right=False),
+            *more,
+        ),
+        tuple(parts),
+        lambda part: f"{part.name} {ms_of_us(part.us)} ms, {pct(part.share_pct)}",
+    )
+
+
+def list_overview(file: TraceFile) -> list[Block]:
+    """Say what holds the run, what its steps take and are made of, and how busy its devices were."""
+    overview = file.overview
+    blocks: list[Block] = [
+        *_say_verdict(file.verdict),
+        Paragraph("trace", say_file(file)),
+        *_say_lost(file.lost),
+    ]
+    if overview.steps:
+        blocks.append(
+            Paragraph(
+                "steps",
+                f"{overview.steps}, mean {overview.step_ms:,.3f} ms, p50 {overview.step_p50_ms:,.3f}, "
+                f"p95 {overview.step_p95_ms:,.3f}; marks of the host alone {overview.host_step_ms:,.3f} ms",
+            )
+        )
+    else:
+        blocks.append(Paragraph("steps", f"none marked; the whole trace is {overview.step_ms:,.3f} ms"))
+    blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
+    blocks.append(_breakdown_sheet(overview.breakdown_us, overview.overlapping_us))
+    if overview.gpus:
+        blocks.append(_cards_sheet(overview.gpus))
+    if overview.steps:
+        blocks.append(_steps_sheet(overview.step_table, overview.steps))
+    return blocks
+
+
+def _say_verdict(verdict: TraceVerdict) -> list[Block]:
+    said_of = [Paragraph("verdict", f"{name_verdict(verdict)}: {verdict.summary}", Ink.STRONG)]
+    said_of += [Paragraph("try", advice) for advice in verdict.advice]
+    shares = ", ".join(f"{one.name} {one.pct:.1f} %" for one in verdict.shares)
+    return [*said_of, *([Paragraph("shares", shares)] if shares else [])]
+
+
+def _say_lost(lost: Lost) -> list[Block]:
+    parts = []
+    if lost.events or lost.bytes:
+        what = f"{lost.events:,} events, " if lost.events else ""
+        parts.append(f"{what}{format_bytes(lost.bytes)} could not be read")
+    if lost.values:
+        parts.append(f"{lost.values:,} events without some of their values")
+    if lost.broken_off:
+        parts.append(f"the file is not whole: {lost.reason}")
+    return [Paragraph("lost", "; ".join(parts), Ink.WARN)] if parts else []
+
+
+def _breakdown_sheet(own: Breakdown, full: Breakdown) -> Sheet[Part]:
+    overlapping: Column[Part] = Column("ms, overlapping", 15, 3, lambda part: ms_of_us(part.overlapping_us))
+    return parts_sheet("of a step, exclusive", list_parts(KINDS, own, full), overlapping)
+
+
+def _cards_sheet(cards: tuple[CardUse, ...]) -> Sheet[CardUse]:
+    return Sheet(
+        "devices",
+        (
+            Column("gpu", 4, 0, lambda card: str(card.device)),
+            Column("kernels", 7, 1, lambda card: pct(card.utilization_pct)),
+            Column("busy", 7, 2, lambda card: pct(card.busy_pct)),
+            Column("est. SM eff.", 12, 3, lambda card: pct(card.sm_efficiency_pct)),
+            Column("occ. reported", 13, 5, lambda card: pct(card.occupancy_reported_pct)),
+            Column("recomputed", 10, 4, lambda card: pct(card.occupancy_pct)),
+            Column("tensor cores", 12, 6, lambda card: pct(card.tensor_core_pct)),
+            Column("unknown", 7, 8, lambda card: pct(card.tensor_core_unknown_pct)),
+            Column("count", 9, 9, lambda card: f"{card.kernels:,}"),
+            Column("name", 20, 7, lambda card: said(card.name), right=False, grows=True),
+        ),
+        cards,
+        lambda card: (
+            f"GPU {card.device} {said(card.name)}: kernels {pct(card.utilization_pct)} of the window"
+        ),
+    )
+
+
+def _steps_sheet(steps: tuple[StepRow, ...], in_all: int) -> Sheet[StepRow]:
+    longest = max((step.ms for step in steps), default=0.0) or 1.0
+    return Sheet(
+        "steps",
+        (
+            Column("step", 20, 0, lambda step: step.name, right=False),
+            Column("start ms", 12, 2, lambda step: number(step.start_ms, 3)),
+            Column("host ms", 12, 3, lambda step: number(step.host_ms, 3)),
+            Column("ms", 12, 1, lambda step: number(step.ms, 3)),
+            Column("", _BAR, 4, lambda step: bar(100 * step.ms / longest, _BAR), right=False),
+        ),
+        steps,
+        lambda step: f"{step.name}: {step.ms:,.3f} ms, the mark of the host {step.host_ms:,.3f} ms",
+        (("ms", lambda step: step.ms), ("host ms", lambda step: step.host_ms)),
+        hidden=max(0, in_all - len(steps)),
+        place_ms=lambda step: (step.start_ms, step.start_ms + step.ms),
+    )
+
+
+def list_gaps(file: TraceFile) -> list[Block]:
+    """Split the idle time of each device by cause, or the time of the host where there is no device."""
+    if file.gaps:
+        return [block for gaps in file.gaps for block in _device_gaps(gaps)]
+    if not is_known(file.host_us):
+        return [Paragraph(NA, "no device work in the trace, and nothing of the host either")]
+    said_why = "no device work in the trace, so no device was idle; this is what the host did with the window"
+    names = {key: CAUSES[key] for key in ("data", "comms", "sync", "alloc", "compute", "other")}
+    return [
+        Paragraph(NA, said_why),
+        parts_sheet("host, window of the steps", list_parts(names, file.host_us)),
+    ]
+
+
+def _device_gaps(gaps: DeviceGaps) -> list[Block]:
+    idle_pct = 100 * gaps.idle / gaps.window if gaps.window else 0.0
+    names = {key: name for key, name in CAUSES.items() if hasattr(gaps, key)}
+    parts = [
+        Part(name, getattr(gaps, key), 100 * getattr(gaps, key) / (gaps.window or 1.0))
+        for key, name in names.items()
+    ]
+    text = f"idle {ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {idle_pct:.1f} %"
+    largest: Sheet[LargeGap] = Sheet(
+        f"largest gaps of GPU {gaps.device}",
+        (
+            Column("at ms", 12, 3, lambda gap: number(gap.start_ms, 3)),
+            Column("gap ms", 11, 0, lambda gap: ms_of_us(gap.us)),
+            Column("cause", 16, 2, lambda gap: CAUSES[gap.cause], right=False),
+            Column("what", 14, 1, say_gap, right=False, grows=True),
+        ),
+        gaps.largest,
+        lambda gap: (
+            f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: {CAUSES[gap.cause]}, {say_gap(gap)}"
+        ),
+        (("gap ms", lambda gap: gap.us), ("at ms", lambda gap: -gap.start_ms)),
+        source=lambda gap: _first_known(gap.source, gap.operator),
+        place_ms=lambda gap: (gap.start_ms, gap.start_ms + gap.us / 1000),
+        findable=True,
+    )
+    by_cause = parts_sheet("idle by cause, share of the window", parts)
+    return [Paragraph(f"GPU {gaps.device}", text), by_cause, largest]
+
+
+def say_gap(gap: LargeGap) -> str:
+    """Name what a gap was in: its call, its operator and its line, as far as they are known."""
+    known = [text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text]
+    return " ".join(known) or "-"
+
+
+def _first_known(*values: object) -> str:
+    return next((str(value) for value in values if is_known(value) and value), "")

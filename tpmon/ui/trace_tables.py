@@ -1,0 +1,207 @@
+"""The tabs that are tables: operators, kernels and copies, memory, ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from tpmon.model.known import Applicable, is_known
+from tpmon.model.trace import (
+    CollectiveRow,
+    CopyRow,
+    KernelRow,
+    MemoryPeak,
+    OperatorRow,
+    RankRow,
+    RankTable,
+    TraceFile,
+)
+from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, ms_of_us, number, said, size
+from tpmon.ui.table import Column
+from tpmon.ui.trace_words import name_rank
+from tpmon.ui.view import Ink
+
+Orders = tuple[tuple[str, Callable[[OperatorRow], float]], ...]
+
+
+def list_operators(file: TraceFile) -> list[Block]:
+    """List the operators, those first that take the most time themselves."""
+    operators = file.operators
+    if not operators:
+        return [Paragraph(NA, "the trace has no operators of the host")]
+    on_device = is_known(operators[0].device_self_us)
+    host: tuple[Column[OperatorRow], ...] = (
+        Column("host self ms", 12, 2 if on_device else 1, lambda row: ms_of_us(row.host_self_us)),
+        Column("host ms", 12, 4, lambda row: ms_of_us(row.host_total_us)),
+    )
+    device: tuple[Column[OperatorRow], ...] = (
+        Column("gpu self ms", 12, 1, lambda row: ms_of_us(row.device_self_us)),
+        Column("gpu ms", 12, 3, lambda row: ms_of_us(row.device_total_us)),
+    )
+    host_orders: Orders = (
+        ("host self ms", lambda row: as_number(row.host_self_us)),
+        ("host ms", lambda row: as_number(row.host_total_us)),
+    )
+    device_orders: Orders = (
+        ("gpu self ms", lambda row: as_number(row.device_self_us)),
+        ("gpu ms", lambda row: as_number(row.device_total_us)),
+    )
+    sheet: Sheet[OperatorRow] = Sheet(
+        "operators",
+        (
+            *(device if on_device else ()),
+            *host,
+            Column("calls", 8, 5, lambda row: f"{row.calls:,}"),
+            Column("operator", 16, 0, lambda row: row.name, right=False, grows=True),
+        ),
+        operators,
+        lambda row: row.name,
+        (*(device_orders if on_device else ()), *host_orders, ("calls", lambda row: row.calls)),
+        findable=True,
+    )
+    return [sheet]
+
+
+def list_kernels(file: TraceFile) -> list[Block]:
+    """List kernels and copies, the longest first."""
+    blocks: list[Block] = []
+    if file.kernels:
+        blocks.append(_kernels_sheet(file.kernels))
+    else:
+        blocks.append(Paragraph(NA, "the trace has no kernels: it was recorded on the CPU alone"))
+    if file.launched_before:
+        text = (
+            f"{file.launched_before:,} kernels and copies were launched before the trace begins: no operator"
+        )
+        blocks.append(Paragraph("note", text))
+    if file.copies:
+        blocks.append(_copies_sheet(file.copies))
+    return blocks
+
+
+def _kernels_sheet(kernels: tuple[KernelRow, ...]) -> Sheet[KernelRow]:
+    return Sheet(
+        "kernels",
+        (
+            Column("ms", 11, 1, lambda row: ms_of_us(row.total_us)),
+            Column("count", 7, 2, lambda row: f"{row.count:,}"),
+            Column("mean us", 9, 3, lambda row: number(row.mean_us)),
+            Column("max us", 9, 7, lambda row: number(row.max_us)),
+            Column("blocks/SM", 9, 8, lambda row: number(row.blocks_per_sm)),
+            Column("occ.", 4, 9, lambda row: number(row.occupancy_reported_pct, 0)),
+            Column("recomp.", 7, 5, lambda row: number(row.occupancy_pct, 0)),
+            Column("limited by", 14, 11, lambda row: said(row.limited_by), right=False),
+            Column("tensor", 7, 6, lambda row: row.tensor_cores, right=False),
+            Column("operator", 24, 10, lambda row: said(row.operator), right=False),
+            Column("kernel", 16, 0, lambda row: row.name, right=False, grows=True),
+        ),
+        kernels,
+        lambda row: row.name,
+        (
+            ("ms", lambda row: row.total_us),
+            ("count", lambda row: row.count),
+            ("mean us", lambda row: row.mean_us),
+            ("max us", lambda row: row.max_us),
+        ),
+        findable=True,
+    )
+
+
+def _copies_sheet(copies: tuple[CopyRow, ...]) -> Sheet[CopyRow]:
+    return Sheet(
+        "copies",
+        (
+            Column("ms", 11, 1, lambda row: ms_of_us(row.total_us)),
+            Column("count", 7, 2, lambda row: f"{row.count:,}"),
+            Column("bytes", 7, 3, lambda row: size(row.bytes)),
+            Column("GB/s", 8, 4, lambda row: number(row.gb_s)),
+            Column("copy", 16, 0, lambda row: row.name, right=False, grows=True),
+        ),
+        copies,
+        lambda row: row.name,
+        findable=True,
+    )
+
+
+def list_memory(file: TraceFile) -> list[Block]:
+    """List the peaks of memory."""
+    peaks = file.memory.peaks
+    if not peaks:
+        text = "no allocations in the trace: tpmon capture --memory, or profile_memory=True, records them"
+        return [Paragraph(NA, text)]
+    sheet: Sheet[MemoryPeak] = Sheet(
+        "memory",
+        (
+            Column("of", 8, 0, _name_device, right=False),
+            Column("peak allocated", 14, 1, lambda row: size(row.allocated_bytes)),
+            Column("peak reserved", 13, 2, lambda row: size(row.reserved_bytes)),
+            Column("allocated in all", 16, 3, lambda row: size(row.allocations_bytes)),
+            Column("freed in all", 12, 4, lambda row: size(row.frees_bytes)),
+            Column("events", 9, 5, lambda row: f"{row.events:,}"),
+        ),
+        peaks,
+        lambda row: f"{_name_device(row)}: peak {size(row.allocated_bytes)}",
+    )
+    return [sheet]
+
+
+def _name_device(row: MemoryPeak) -> str:
+    return f"{row.kind} {row.device}" if row.device >= 0 else row.kind
+
+
+def list_ranks(table: Applicable[RankTable], file: TraceFile) -> list[Block]:
+    """Put the ranks beside each other, and list the communication of one."""
+    blocks: list[Block] = []
+    if is_known(table):
+        blocks.append(Paragraph("ranks", table.summary, Ink.STRONG))
+        if table.missing:
+            named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")
+            blocks.append(Paragraph("missing", f"no trace of rank {named}", Ink.WARN))
+        blocks.append(_ranks_sheet(table.ranks))
+    else:
+        blocks.append(Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other"))
+    comms = file.communication
+    if is_known(comms):
+        hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
+        text = f"{ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, "
+        text += f"{ms_of_us(comms.exposed_us)} ms exposed"
+        blocks += [Paragraph("comms", f"{name_rank(file)}: {text}"), _collectives(comms.collectives)]
+    else:
+        blocks.append(Paragraph(NA, f"no communication in the trace of {name_rank(file)}"))
+    return blocks
+
+
+def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
+    return Sheet(
+        "ranks, ms of the mean step; waits and moves of all matched collectives",
+        (
+            Column("rank", 4, 0, lambda row: said(row.rank)),
+            Column("step", 11, 1, lambda row: number(row.step_ms, 3)),
+            Column("compute", 11, 3, lambda row: number(row.compute_ms, 3)),
+            Column("comms", 11, 4, lambda row: number(row.comm_ms, 3)),
+            Column("of it hidden", 12, 5, lambda row: number(row.overlap_ms, 3)),
+            Column("neither", 11, 6, lambda row: number(row.other_ms, 3)),
+            Column("waits", 11, 2, lambda row: number(row.wait_ms, 3)),
+            Column("moves data", 11, 7, lambda row: number(row.transfer_ms, 3)),
+            Column("file", 12, 8, lambda row: os.path.basename(row.path), right=False, grows=True),
+        ),
+        ranks,
+        lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {row.path}",
+        (("step", lambda row: row.step_ms), ("waits", lambda row: as_number(row.wait_ms))),
+    )
+
+
+def _collectives(rows: tuple[CollectiveRow, ...]) -> Sheet[CollectiveRow]:
+    return Sheet(
+        "collectives",
+        (
+            Column("ms", 11, 1, lambda row: ms_of_us(row.total_us)),
+            Column("calls", 7, 2, lambda row: f"{row.count:,}"),
+            Column("bytes", 7, 3, lambda row: size(row.bytes)),
+            Column("bus GB/s", 8, 4, lambda row: number(row.bus_gb_s)),
+            Column("collective", 16, 0, lambda row: row.name, right=False, grows=True),
+        ),
+        rows,
+        lambda row: row.name,
+        findable=True,
+    )
