@@ -75,7 +75,7 @@ def write_slice(path: str, out: str, choice: Choice, progress: Progress | None =
 
 
 @contextmanager
-def _open_new(out: str) -> Iterator[IO[bytes]]:
+def _open_new(out: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """Open a file that is not there yet; it goes again where something fails."""
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
