@@ -10,13 +10,16 @@ from typing import Any
 from tests.frames import NOW, NOW_NS
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.model.dump import Dump, DumpError, DumpRound, ProcessLook, ThreadLook, WaitKind, WaitTarget
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
 SITE = "/env/lib/python3.11/site-packages"
 LIB = "/env/lib/python3.11"
 HOST = "node-01"
+
+ONCE = " (seen once: --rounds 3 tells whether it moves)"
+RUNNING = {"state": "R", "waits_for": "running", "wchan": Missing("running"), "call": Missing("running")}
 
 MAIN = StackFrame("<module>", "/run/train.py", 90)
 TRAIN = StackFrame("train", "/run/train.py", 40)

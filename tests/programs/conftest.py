@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from tpmon.probe.job import find_descendants
 from tpmon.probe.procread import read_table
 
@@ -33,6 +33,21 @@ class Program:
     folder: Path
 
 
+def start_logged(command: Sequence[str], folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a command in this folder of programs; its output goes to the file that is returned too."""
+    log = folder / "output.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=HERE,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+    return process, log
+
+
 @contextmanager
 def run_program(command: Sequence[str], folder: Path, trainers: int) -> Iterator[Program]:
     """Run a command in this folder until ``trainers`` processes have trained a batch; end it after use.
@@ -42,26 +57,16 @@ def run_program(command: Sequence[str], folder: Path, trainers: int) -> Iterator
     if "torch" in sys.modules:
         pytest.fail("a test imported torch, so pytest is the highest Python process with torch here")
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "output.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [word.replace("{ready}", str(folder)) for word in command],
-            cwd=HERE,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1"},
-        )
+    process, log = start_logged([word.replace("{ready}", str(folder)) for word in command], folder)
+
+    def ready() -> tuple[int, ...]:
+        return tuple(sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()))
+
     try:
-        deadline = time.monotonic() + READY_S
-        while (
-            len(ready := sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()))
-            < trainers
-        ):
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{command} did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(0.05)
-        yield Program(process.pid, tuple(ready), folder)
+        wait_until(lambda: len(ready()) >= trainers or process.poll() is not None, READY_S)
+        if len(started := ready()) < trainers:
+            pytest.fail(f"{command} did not start:\n{log.read_text()[-2000:]}")
+        yield Program(process.pid, started, folder)
     finally:
         end_tree(process)
 
@@ -73,13 +78,3 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Wait until something holds; False when it does not within ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import HERE, READY_S, TORCHRUN, end_tree, wait_until
+from tests.programs.conftest import READY_S, TORCHRUN, end_tree, start_logged
+from tests.waiting import wait_until
 
 LOAD = 0.25
 
@@ -94,16 +93,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started
         f"{shlex.join(command)} & echo $! > {shlex.quote(str(folder / name / 'root'))}"
         for name, (command, _) in all_jobs.items()
     ]
-    log = folder / "output.log"
-    with log.open("wb") as output:
-        shell = subprocess.Popen(
-            ["bash", "-c", "\n".join([*lines, "wait"])],
-            cwd=HERE,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1"},
-        )
+    shell, log = start_logged(["bash", "-c", "\n".join([*lines, "wait"])], folder)
     try:
         train = {name: count for name, (_, count) in all_jobs.items()}
         started = wait_until(lambda: {name: len(trainers(folder / name)) for name in train} == train, READY_S)

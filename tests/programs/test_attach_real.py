@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.programs.chaos_watch import Document, ask_once, by_pid, run_tpmon, watch
-from tests.programs.conftest import wait_until
 from tests.programs.shell_jobs import LOAD, Started, jobs
+from tests.waiting import wait_until
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
 from tpmon.probe.job import Job

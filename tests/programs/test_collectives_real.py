@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import TORCHRUN, Program, run_program, wait_until
-from tests.programs.test_dump_real import call, dump
-from tests.unit.test_stacks import may_sample
+from tests.commands import call
+from tests.programs.conftest import TORCHRUN, Program, run_program
+from tests.programs.test_dump_real import dump
+from tests.spying import may_sample
+from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.collectives import CollectiveCause, CollectiveFinding, Collectives, RecordSource
 from tpmon.model.dump import Dump

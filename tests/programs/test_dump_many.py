@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import HERE, Program, run_program, wait_until
+from tests.programs.conftest import HERE, Program, run_program
 from tests.programs.test_harmless import sampling
-from tests.unit.test_stacks import may_sample
+from tests.spying import may_sample
+from tests.waiting import wait_until
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, Dump, DumpRequest

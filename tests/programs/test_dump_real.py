@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import TORCHRUN, run_program, wait_until
+from tests.commands import call, call_behind
+from tests.nobody import AS_NOBODY, needs_setpriv
+from tests.programs.conftest import TORCHRUN, run_program
 from tests.programs.test_harmless import sampling
-from tests.unit.test_stacks import may_sample
+from tests.spying import may_sample
+from tests.waiting import wait_until
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, ErrorKind, Motion, StackGroup
@@ -29,25 +29,12 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
 ]
-NOBODY = 65534
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _sampling_works() -> None:
     if reason := may_sample():
         pytest.skip(reason)
-
-
-def call(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tpmon", *arguments],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
 
 
 def dump(pid: int, *arguments: str) -> Dump:
@@ -132,19 +119,9 @@ def small_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield program.pid
 
 
+@needs_setpriv
 def test_another_user_is_refused_with_what_to_do(small_job: int):
-    if os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("only root can become another user")
-    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
-    done = subprocess.run(
-        [*become, sys.executable, "-B", "-m", "tpmon", "dump", str(small_job)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "HOME": "/"},
-    )
+    done = call_behind(AS_NOBODY, "dump", str(small_job))
     assert done.returncode == 4
     assert "may not read it" in done.stderr
     assert "Try: sudo tpmon" in done.stderr

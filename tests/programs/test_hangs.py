@@ -15,7 +15,7 @@ from tests.hangs.programs import start_trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import CannotBeMadeError
 from tests.programs.hangs.table import ALIVE_ROWS, ROWS, AliveRow, Row
-from tests.unit.test_stacks import may_sample
+from tests.spying import may_sample
 
 pytestmark = [pytest.mark.torch]
 

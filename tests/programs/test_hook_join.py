@@ -15,7 +15,8 @@ from statistics import median
 
 import pytest
 
-from tests.programs.conftest import READY_S, wait_until
+from tests.programs.conftest import READY_S
+from tests.waiting import wait_until
 from tpmon.judge.judgement import judge
 from tpmon.judge.standing import Standing
 from tpmon.model.codec import decode, encode

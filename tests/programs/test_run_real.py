@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import READY_S, wait_until
+from tests.programs.conftest import READY_S
+from tests.waiting import wait_until
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
 from tpmon.model.steps import HookState, StepReading

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.programs.chaos_watch import ask_once, watch
-from tests.programs.conftest import run_program, wait_until
+from tests.programs.conftest import run_program
 from tests.programs.test_harmless import sampling
-from tests.unit.test_stacks import may_sample, spies_of
+from tests.spying import may_sample, spies_of
+from tests.waiting import wait_until
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
 from tpmon.model.stacks import StackCount, StackSlice

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import TORCHRUN, run_program, wait_until
+from tests.programs.conftest import TORCHRUN, run_program
+from tests.waiting import wait_until
 from tpmon.model.process import Role
 from tpmon.model.results import JobState
 from tpmon.probe.jobs import list_jobs

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import run_program, wait_until
+from tests.programs.conftest import run_program
+from tests.waiting import wait_until
 from tpmon.model.process import Role
 from tpmon.probe.changes import describe_changes
 from tpmon.probe.members import Membership

@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from tpmon.model.known import Missing
 from tpmon.probe.background import Background, read_within
-
-
-def wait_until(condition, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.002)
-    return bool(condition())
 
 
 def is_running(name: str) -> bool:
@@ -103,7 +97,7 @@ def test_a_refused_source_is_missing_and_tried_again():
     seen = []
     source = Background("refused", read, 0.02)
     source.start()
-    assert wait_until(lambda: seen.append(source.latest()[0]) or source.latest()[0] == 7)
+    assert wait_until(lambda: seen.append(source.latest()[0]) or source.latest()[0] == 7, every_s=0.002)
     source.stop()
     assert Missing("Permission denied") in seen
     assert Missing("bare") in seen

@@ -1,10 +1,9 @@
-"""A bundle is private, redacted, never written over anything, and keeps what it has when a part fails."""
+"""A bundle of a real process with torch is private, redacted, never written over anything, and keeps what it has."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -14,37 +13,32 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
-from tests.collectives import make_group, make_record
+from tests.commands import SECONDS, call, start
 from tests.dumps import IN_LOCK, make_rank, make_round
-from tests.frames import make_frame
-from tests.unit.test_cli import SECONDS, call, small_environment, start
-from tests.unit.test_stacks import may_sample, wait_for
+from tests.frames import NOW, make_frame
+from tests.looks import RECORDS, update
+from tests.spying import may_sample
+from tests.waiting import wait_until
 from tpmon import bundle
 from tpmon.bundle import Bundler, default_name, open_sink, start_bundle
-from tpmon.errors import UsageError
-from tpmon.judge.collectives import add_collectives
-from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.looking import ROUNDS, RoundKeeper, SharedLook
 from tpmon.model.codec import decode
 from tpmon.model.collectives import CollectivesReading
 from tpmon.model.doctor import Checkup
-from tpmon.model.dump import Asker, Dump, DumpRequest, DumpRound, DumpState
+from tpmon.model.dump import Dump, DumpRequest, DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
-from tpmon.model.results import DumpUpdate
-from tpmon.probe import bundle_sources
-from tpmon.probe.bundle_sources import describe_processes, list_versions, read_cards, read_logs
+from tpmon.probe.bundle_sources import describe_processes, list_versions, read_logs
 from tpmon.probe.job import Job
 from tpmon.probe.other_spies import find_spies
 from tpmon.probe.target import find_job
-from tpmon.report.bundle import README, Contents, FolderSink, TarSink, say_result, write_readme
+from tpmon.report.bundle import README, FolderSink
 
-__all__ = ["small_environment"]  # a fixture of every test here too
+pytestmark = pytest.mark.usefixtures("small_environment")
 
 SECRET = "hunter2-and-more"
 TRAINING = (
@@ -71,7 +65,6 @@ PARTS = {
     "fold.txt",
     "fold.json",
 }
-NOW = datetime(2026, 3, 14, 3, 7, 41, tzinfo=timezone.utc)
 
 
 @contextmanager
@@ -87,7 +80,7 @@ def training(folder: Path) -> Iterator[int]:
             env={**os.environ, "OMP_NUM_THREADS": "3", "WANDB_API_KEY": SECRET, "MASTER_ADDR": "127.0.0.1"},
         )
         try:
-            assert wait_for(ready.exists, SECONDS)
+            assert wait_until(ready.exists, SECONDS)
             yield process.pid
         finally:
             process.kill()
@@ -179,7 +172,7 @@ def test_a_bundle_is_a_private_folder_without_secrets(job_pid: int, tmp_path):
     assert "api_key=***" in (folder / "log.txt").read_text()
     assert "torch of the job" in (folder / "versions.txt").read_text()
     assert json.loads((folder / "verdict.json").read_text())
-    assert wait_for(lambda: job_pid not in find_spies())
+    assert wait_until(lambda: job_pid not in find_spies())
 
 
 @pytest.mark.torch
@@ -211,7 +204,7 @@ def test_a_tar_file_holds_the_same_and_is_never_written_over(job_pid: int, tmp_p
 def test_what_there_is_stays_when_a_signal_ends_it(job_pid: int, tmp_path, number: int, code: int):
     folder = tmp_path / "out"
     with start("bundle", str(job_pid), "--seconds", "60", "--out", str(folder)) as running:
-        assert wait_for((folder / "doctor.json").exists, SECONDS)
+        assert wait_until((folder / "doctor.json").exists, SECONDS)
         running.send_signal(number)
         assert running.wait(SECONDS) == code
         assert running.stderr is not None
@@ -219,7 +212,7 @@ def test_what_there_is_stays_when_a_signal_ends_it(job_pid: int, tmp_path, numbe
     text = (folder / README).read_text()
     assert "the rest: it was interrupted before the rest was written" in text.replace("\n         ", " ")
     assert "doctor.json" in text
-    assert wait_for(lambda: job_pid not in find_spies())
+    assert wait_until(lambda: job_pid not in find_spies())
 
 
 @pytest.mark.torch
@@ -227,25 +220,11 @@ def test_a_job_that_ends_meanwhile_is_still_a_bundle(tmp_path):
     with training(tmp_path) as pid:
         folder = tmp_path / "out"
         with start("bundle", str(pid), "--seconds", "20", "--out", str(folder)) as running:
-            assert wait_for((folder / "doctor.json").exists, SECONDS)
+            assert wait_until((folder / "doctor.json").exists, SECONDS)
             os.kill(pid, signal.SIGKILL)
             assert running.wait(SECONDS) == 0
     assert (folder / "frames.jsonl").exists()
     assert "ended" in (folder / "once.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "what"),
-    [
-        (["bundle"], 2, "which job? PID is missing"),
-        (["bundle", "x"], 2, "a PID is a number"),
-        (["bundle", "1", "--seconds", "1"], 2, "--seconds: expected a number from 2 to 600"),
-    ],
-)
-def test_wrong_calls_are_refused(arguments, code, what):
-    done = call(*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(f"tpmon: {what}")
 
 
 @pytest.mark.torch
@@ -316,80 +295,6 @@ def test_of_the_processes_nothing_secret_is_told(job: Job):
     assert versions["Python of the job"] == job.python_version
 
 
-def test_a_job_without_a_log_file_has_no_log(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as one:
-        with pytest.raises(FileNotFoundError, match="no process of the job writes"):
-            list(read_logs([one.pid]))
-        one.kill()
-
-
-def test_nvidia_smi_may_be_missing_fail_or_hang(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="no nvidia-smi"):
-        read_cards()
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0 \033[2J'\necho password=abc\n")
-    smi.chmod(0o755)
-    assert read_cards() == ("GPU 0 ?[2J", "password=***")
-    monkeypatch.setattr(bundle_sources, "_SMI_S", 0.3)
-    sleep = shutil.which("sleep", path="/usr/bin:/bin")
-    smi.write_text(f"#!/bin/sh\nexec {sleep} 30\n")
-    with pytest.raises(TimeoutError, match="no answer within"):
-        read_cards()
-
-
-# the sinks
-
-
-def test_a_folder_is_never_written_into_twice(tmp_path):
-    path = str(tmp_path / "out")
-    sink = FolderSink(path)
-    sink.add("a", b"1")
-    with pytest.raises(FileExistsError):
-        sink.add("a", b"2")
-    sink.close()
-    with pytest.raises(UsageError, match="is there already"):
-        FolderSink(path)
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="is there already"):
-        TarSink(str(tmp_path / "link"))
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_files_are_private_whatever_the_umask_is(tmp_path):
-    before = os.umask(0)
-    try:
-        folder, tar = FolderSink(str(tmp_path / "out")), TarSink(str(tmp_path / "a.tar"))
-        for sink in (folder, tar):
-            sink.add("a", b"1")
-            sink.close()
-    finally:
-        os.umask(before)
-    assert mode_of(tmp_path / "out") == 0o700
-    assert mode_of(tmp_path / "out" / "a") == 0o600
-    assert mode_of(tmp_path / "a.tar") == 0o600
-    with tarfile.open(tmp_path / "a.tar") as opened:
-        assert opened.getnames() == ["a", "a/a"]
-
-
-def test_the_readme_names_what_is_there_and_what_is_not():
-    contents = Contents([("fold.txt", 2048, "all looks folded")], [("kernel.txt", "operation not permitted")])
-    text = "\n".join(write_readme([("job", "4211 train.py")], contents))
-    assert "job      4211 train.py" in text
-    assert "fold.txt             2.0K  all looks folded" in text
-    assert "kernel.txt: operation not permitted" in text
-    assert "replaced by ***" in text
-    assert say_result("/x", contents) == [
-        "bundle   /x (1 files, 2.0K)",
-        "not in it kernel.txt; README.txt says why",
-    ]
-
-
 @pytest.mark.torch
 def test_the_folder_is_named_after_host_job_and_time(job: Job, monkeypatch, tmp_path):
     name = default_name(job, NOW)
@@ -399,77 +304,6 @@ def test_the_folder_is_named_after_host_job_and_time(job: Job, monkeypatch, tmp_
     sink = open_sink(job)
     sink.close()
     assert [path.name for path in tmp_path.iterdir()] == [sink.path]
-
-
-# looks that a session reads for us
-
-
-def update(request: DumpRequest, *, running: bool, rounds: int = 0, refused: str = "") -> DumpUpdate:
-    one = DumpRound("node-07", NOW, 0, (), (), 0.0, 1.0)
-    return DumpUpdate(DumpState(request, (one,) * rounds, 0, 1, running, refused), Missing("not folded"))
-
-
-def test_a_dump_of_somebody_else_ends_first_and_then_ours_is_asked_for_again():
-    keeper = RoundKeeper(0.1)
-    other = DumpRequest(Asker.WATCH)
-    asked: list[DumpRequest] = []
-
-    def ask(request: DumpRequest) -> None:
-        asked.append(request)
-        if len(asked) == 1:
-            keeper(update(other, running=True, refused="a dump is being read already"))
-            keeper(update(other, running=False, rounds=1))
-        else:
-            keeper(update(request, running=True, rounds=2))
-            keeper(update(request, running=False, rounds=3))
-
-    keeper.read(ask, time.monotonic() + 20)
-    assert len(asked) == 2
-    assert asked[0].block is False
-    rounds = keeper.rounds()
-    assert is_known(rounds)
-    assert len(rounds) == 3
-
-
-def with_dump(request: DumpRequest, reading: CollectivesReading | None = None) -> DumpUpdate:
-    """Say that our looks are done, with the records of the job or before they were read."""
-    rounds = tuple(make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=at_s) for at_s in (0.0, 5.0))
-    dump = fold_rounds(rounds, Origin(1, "train.py", 2))
-    dump = add_collectives(dump, reading) if reading is not None else dump
-    state = DumpState(request, rounds, 2, 2, running=False, refused="")
-    return DumpUpdate(state, dump, awaits_records=reading is None)
-
-
-RECORDS = CollectivesReading((make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3))), (), ())
-
-
-def test_the_looks_are_done_when_the_records_that_the_job_keeps_are_read_too():
-    keeper = RoundKeeper(0.1)
-    request = capture(keeper)
-    keeper(with_dump(request))
-    assert not keeper.done.is_set()
-    assert keeper.records() is NOT_APPLICABLE
-    keeper(with_dump(request, RECORDS))
-    assert keeper.done.is_set()
-    assert keeper.records() == RECORDS
-
-
-def test_records_that_another_dump_came_before_are_not_waited_for():
-    keeper = RoundKeeper(0.1)
-    keeper(with_dump(capture(keeper)))
-    keeper(update(DumpRequest(Asker.KEY), running=True))
-    assert keeper.done.is_set()
-    assert keeper.records() is NOT_APPLICABLE
-    rounds = keeper.rounds()
-    assert is_known(rounds)
-    assert len(rounds) == 2
-
-
-def capture(keeper: RoundKeeper) -> DumpRequest:
-    """Return what a keeper asks a session for."""
-    asked: list[DumpRequest] = []
-    keeper.read(asked.append, time.monotonic() + 0.05)
-    return asked[0]
 
 
 @pytest.mark.torch
@@ -489,17 +323,6 @@ def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job: Job, tmp_pat
     said = "all_reduce number 4 of default_pg"
     assert f"calls    {said}" in (tmp_path / "out" / "fold.txt").read_text()
     assert said in (tmp_path / "out" / README).read_text()
-
-
-def test_looks_that_do_not_come_are_given_up_and_said():
-    keeper = RoundKeeper(0.1)
-    keeper.read(lambda _: None, time.monotonic() + 0.2)
-    assert keeper.rounds() == Missing("no look at the stacks was done in time")
-    refused = RoundKeeper(0.1)
-    refused.read(
-        lambda one: refused(update(one, running=False, refused="no process to look at")), time.monotonic() + 5
-    )
-    assert refused.rounds() == Missing("no process to look at")
 
 
 @pytest.mark.torch

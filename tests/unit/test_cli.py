@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import SECONDS, call, start, start_training
 from tpmon import __version__, cli
 from tpmon.errors import ExitCode
 from tpmon.launch import bottlenecks
@@ -38,8 +39,8 @@ from tpmon.settings import (
     WATCH_SETTINGS,
 )
 
-SECONDS = 60.0
-"""Longest wait for anything; nothing waits it out."""
+pytestmark = pytest.mark.usefixtures("small_environment")
+
 STACK_SETTINGS = [STACKS_SETTING, *WATCH_SETTINGS]
 TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
 OWN_FLAGS = {
@@ -49,47 +50,6 @@ OWN_FLAGS = {
 }
 """Flags that belong to one call and are no settings."""
 PLACE_SETTINGS = [setting for setting in OUTPUT_SETTINGS if setting.key in ("ascii", "interval")]
-TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
-
-
-@pytest.fixture(autouse=True)
-def small_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the settings of whoever runs the tests."""
-    for name in list(os.environ):
-        if name.startswith(("TPMON_", "XDG_", "LC_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("LANG", "C.UTF-8")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
-def call(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    """Run tpmon with nothing on stdin and no terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "tpmon", *arguments],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        **options,
-    )
-
-
-def start(*arguments: str, **options) -> subprocess.Popen[str]:
-    """Start tpmon and leave it running."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-m", "tpmon", *arguments], text=True, **(pipes | options))
-
-
-def start_training() -> subprocess.Popen[bytes]:
-    """Start a Python process that has loaded torch and waits."""
-    training = subprocess.Popen(
-        [sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert training.stdout is not None
-    assert training.stdout.readline() == b"ready\n"
-    return training
 
 
 @pytest.fixture(scope="module")

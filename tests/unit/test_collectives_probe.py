@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 
 from tests.collectives import make_entry, make_raw
+from tests.members import made_up
 from tests.unit.test_ras import BEHIND
 from tpmon.model.collectives import CollectivesReading, RecordSource
-from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Identity, Role
+from tpmon.model.known import Missing
 from tpmon.probe.collectives import read_collectives
-from tpmon.probe.job import Member
 
 RANK = """
 import json, os, socket, sys, threading
@@ -72,24 +71,11 @@ def rank_process(
             process.kill()
 
 
-def make_member(pid: int, rank: int) -> Member:
-    return Member(
-        identity=Identity(pid, 1),
-        parent=1,
-        role=Role.RANK,
-        rank=rank,
-        local_rank=rank,
-        worker=NOT_APPLICABLE,
-        rank_pid=NOT_APPLICABLE,
-        name="python",
-        label="train.py",
-        started=STARTED,
-        environment=Missing("not read here"),
-    )
-
-
 def read(*pids: int, world_size: int = 2, **options: Any) -> CollectivesReading:
-    members = tuple(make_member(pid, rank) for rank, pid in enumerate(pids))
+    members = tuple(
+        made_up(pid, rank, started=STARTED, environment=Missing("not read here"))
+        for rank, pid in enumerate(pids)
+    )
     job: Any = SimpleNamespace(members=members, world_size=world_size)
     return read_collectives(job, someone_waits=True, **options)
 

@@ -7,19 +7,20 @@ refused, broken, silent or raving one prints.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from tests.unit.test_cli import SECONDS, small_environment
-from tests.unit.test_stacks import spies_of, wait_for
+from tests.commands import SECONDS, call_behind
+from tests.nobody import AS_NOBODY, WITHOUT_PTRACE, needs_setpriv
+from tests.spying import spies_of
+from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.dump import Asker, DumpRequest, ErrorKind
 from tpmon.model.frame import Frame
@@ -32,9 +33,7 @@ from tpmon.probe.target import find_job
 from tpmon.report.once import write_once
 from tpmon.session import Session
 
-__all__ = ["small_environment"]  # a fixture of every test here too
-
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("small_environment")]
 
 REFUSAL = """\
 Permission Denied: Try running again with elevated permissions by going 'sudo env "PATH=$PATH" !!'
@@ -42,7 +41,6 @@ Error: Permission denied (os error 13)
 Reason: Permission denied (os error 13)
 """
 YAMA = "not permitted: ptrace_scope 1; sudo sysctl kernel.yama.ptrace_scope=0; tpmon doctor says more"
-NOBODY = 65534
 INTERVAL_S = 0.5
 
 
@@ -149,11 +147,11 @@ def test_the_pane_says_why_and_the_rest_lives(
         monkeypatch.setattr(stacks, "GRACE_S", 0.5)
     watched = Watched(job)
     try:
-        assert wait_for(lambda: watched.says_of_stacks(case.words), SECONDS)
+        assert wait_until(lambda: watched.says_of_stacks(case.words), SECONDS)
         seen = watched.count()
-        assert wait_for(lambda: watched.count() >= seen + 3, SECONDS)
+        assert wait_until(lambda: watched.count() >= seen + 3, SECONDS)
         watched.session.ask_dump(DumpRequest(Asker.KEY))
-        assert wait_for(lambda: watched.ended_dump() is not None, SECONDS)
+        assert wait_until(lambda: watched.ended_dump() is not None, SECONDS)
     finally:
         watched.session.stop()
     assert watched.errors == []
@@ -173,14 +171,14 @@ def test_the_pane_says_why_and_the_rest_lives(
     assert error.kind is case.kind
     assert "\x1b" not in error.reason
     assert [thread.pid for group in update.dump.groups for thread in group.threads] == [job]
-    assert wait_for(lambda: spies_of(os.getpid()) == [], SECONDS)
+    assert wait_until(lambda: spies_of(os.getpid()) == [], SECONDS)
 
 
 def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job: int, install: Install):
     install(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1")
     watched = Watched(job)
     try:
-        assert wait_for(lambda: watched.says_of_stacks(YAMA), SECONDS)
+        assert wait_until(lambda: watched.says_of_stacks(YAMA), SECONDS)
     finally:
         watched.session.stop()
     said = " ".join(" ".join(write_once(watched.last())).split())
@@ -188,29 +186,14 @@ def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job: int, install: 
     assert "tpmon doctor" in said
 
 
-def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*before, sys.executable, "-B", "-m", "tpmon", *arguments],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "HOME": "/"},
-    )
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to drop")
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+@needs_setpriv
 def test_root_without_the_capability_sees_all_but_stacks(job: int):
-    drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
     words = "root without CAP_SYS_PTRACE; docker run --cap-add SYS_PTRACE; tpmon doctor says more"
-    done = call_behind(drop, "dump", str(job))
+    done = call_behind(WITHOUT_PTRACE, "dump", str(job))
     assert done.returncode == 4, done.stderr
     assert words in " ".join(done.stdout.split())
     with subprocess.Popen(
-        [*drop, sys.executable, "-B", "-m", "tpmon", "attach", str(job), "--json", "-i", "0.5"],
+        [*WITHOUT_PTRACE, sys.executable, "-B", "-m", "tpmon", "attach", str(job), "--json", "-i", "0.5"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -233,15 +216,13 @@ def test_root_without_the_capability_sees_all_but_stacks(job: int):
     assert is_known(found.verdict)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+@needs_setpriv
 @pytest.mark.parametrize("command", ["attach", "dump", "diagnose", "bundle"])
 def test_another_user_is_told_who_may_and_who_knows_more(job: int, command: str):
-    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
-    if subprocess.run([*become, sys.executable, "-c", ""], check=False, capture_output=True).returncode:
+    if subprocess.run([*AS_NOBODY, sys.executable, "-c", ""], check=False, capture_output=True).returncode:
         pytest.skip("another user may not start this Python")
     text = ("--once",) if command == "attach" else ()
-    done = call_behind(become, command, str(job), *text)
+    done = call_behind(AS_NOBODY, command, str(job), *text)
     assert (done.returncode, done.stdout) == (4, "")
     first, second = done.stderr.splitlines()
     assert first == f"tpmon: process {job} belongs to user root; this user may not read it"

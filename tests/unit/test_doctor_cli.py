@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -13,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.children import child
-from tests.unit.test_cli import SECONDS, call, small_environment
-from tests.unit.test_stacks import may_sample, wait_for
+from tests.commands import SECONDS, call, call_behind
+from tests.nobody import AS_NOBODY, WITHOUT_PTRACE, needs_setpriv
+from tests.spying import may_sample
+from tests.waiting import wait_until
 from tpmon.model.codec import decode, encode
 from tpmon.model.doctor import (
     DOCTOR_SCHEMA,
@@ -29,9 +30,8 @@ from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.probe.other_spies import find_spies
 from tpmon.report.doctor import ALL_WELL, write_checkup
 
-__all__ = ["small_environment"]  # a fixture of every test here too
+pytestmark = pytest.mark.usefixtures("small_environment")
 
-NOBODY = 65534
 NAP = "say('up')\ntime.sleep(50)\n"
 LIFT = "sudo sysctl kernel.yama.ptrace_scope=0"
 
@@ -130,19 +130,9 @@ def test_a_process_that_is_not_there_is_3():
     assert call("doctor", str(gone.pid)).returncode == 3
 
 
-def doctor(pid: int, *arguments: str, before: tuple[str, ...] = (), **options) -> tuple[int, Checkup]:
+def doctor(pid: int, *arguments: str, before: tuple[str, ...] = ()) -> tuple[int, Checkup]:
     """Call doctor as JSON, behind a command that takes rights away."""
-    command = [*before, sys.executable, "-B", "-m", "tpmon", "doctor", str(pid), "--json", *arguments]
-    done = subprocess.run(
-        command,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=Path(__file__).parents[2],
-        **options,
-    )
+    done = call_behind(before, "doctor", str(pid), "--json", *arguments)
     assert done.stderr == ""
     return done.returncode, decode(Checkup, done.stdout)
 
@@ -167,7 +157,7 @@ def test_of_an_own_process_everything_is_allowed_and_it_notices_nothing():
         names = {"yama", "capability", "container", "hidepid", "seccomp", "lsm", "perf", "kernel-log", "nvml"}
         assert names | {"counters", "clipboard", "cgroup", "cards", "ras", "place"} <= set(checks)
         assert one.process.poll() is None
-        assert wait_for(lambda: one.pid not in find_spies())
+        assert wait_until(lambda: one.pid not in find_spies())
 
 
 def test_without_stacks_nothing_touches_its_memory():
@@ -179,16 +169,13 @@ def test_without_stacks_nothing_touches_its_memory():
         assert (checks[name].access, checks[name].why) == (Access.UNKNOWN, "not tried: --no-stacks")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+@needs_setpriv
 def test_another_users_process_is_4_with_what_permits_it():
-    become = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")
     with child(NAP) as one:
-        probe = subprocess.run([*become, sys.executable, "-c", ""], check=False, capture_output=True)
+        probe = subprocess.run([*AS_NOBODY, sys.executable, "-c", ""], check=False, capture_output=True)
         if probe.returncode:
             pytest.skip("another user may not start this Python")
-        environment = {**os.environ, "HOME": "/"}
-        code, checkup = doctor(one.pid, before=become, env=environment)
+        code, checkup = doctor(one.pid, before=AS_NOBODY)
         checks = checks_of(checkup)
     assert code == 4
     assert checkup.user == "nobody" or checkup.user.isdigit()
@@ -201,12 +188,10 @@ def test_another_users_process_is_4_with_what_permits_it():
     assert "stacks" in {check.name for check in list_obstacles(checkup)}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to drop")
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+@needs_setpriv
 def test_root_without_the_capability_is_told_which_flag_its_container_needs():
-    drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
     with child(NAP) as one:
-        code, checkup = doctor(one.pid, before=drop)
+        code, checkup = doctor(one.pid, before=WITHOUT_PTRACE)
         checks = checks_of(checkup)
     assert code == 4
     for name in ("capability", "syscall", "memory", "stacks"):
@@ -248,7 +233,7 @@ def test_a_py_spy_that_is_missing_or_broken_costs_its_own_lines(tmp_path, text, 
             env={**os.environ, "PATH": "/usr/bin:/bin"},
         )
         checks = checks_of(decode(Checkup, done.stdout))
-        assert wait_for(lambda: one.pid not in find_spies())
+        assert wait_until(lambda: one.pid not in find_spies())
     spy = checks["py-spy"]
     assert spy.access is access
     assert words in spy.why

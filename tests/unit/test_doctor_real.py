@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.children import child
-from tests.unit.test_cli import SECONDS, small_environment
-from tests.unit.test_stacks import wait_for
+from tests.commands import SECONDS, call_behind
+from tests.nobody import AS_NOBODY
+from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.doctor import Access, Check, Checkup
 from tpmon.probe.other_spies import find_spies
 
-__all__ = ["small_environment"]  # a fixture of every test here too
+pytestmark = pytest.mark.usefixtures("small_environment")
 
 ROOT = Path(__file__).parents[2]
-NOBODY = "65534"
-BECOME = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
 DENIED, ALLOWED = Access.DENIED, Access.ALLOWED
 NAP = "say('up')\ntime.sleep(50)\n"
 needs_root = pytest.mark.skipif(
@@ -48,16 +47,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def look(pid: int | str, before: tuple[str, ...] = ()) -> tuple[int, Checkup]:
     """Call doctor as JSON behind a command that puts a wall up."""
-    done = subprocess.run(
-        [*before, sys.executable, "-B", "-m", "tpmon", "doctor", str(pid), "--json"],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=ROOT,
-        env={**os.environ, "HOME": "/"},
-    )
+    done = call_behind(before, "doctor", str(pid), "--json")
     if done.returncode == 77:
         pytest.skip("no seccomp filter may be installed here")
     assert done.stderr == ""
@@ -74,7 +64,7 @@ def test_a_seccomp_filter_is_told_from_everything_else():
     with child(NAP) as one:
         code, checkup = look(one.pid, (sys.executable, "-c", FILTER))
         checks = checks_of(checkup)
-        assert wait_for(lambda: one.pid not in find_spies())
+        assert wait_until(lambda: one.pid not in find_spies())
     # py-spy reads /proc/PID/mem instead, so that all that is needed is there.
     assert (code, checks["stacks"].access) == (0, ALLOWED)
     assert checks["seccomp"].access is DENIED
@@ -100,9 +90,9 @@ time.sleep(50)
 @needs_root
 def test_a_process_that_protects_itself_is_told_from_one_that_does_not():
     with child(PROTECTED, "0") as shy, child(PROTECTED, "1") as open_:
-        code, checkup = look(shy.pid, BECOME)
+        code, checkup = look(shy.pid, AS_NOBODY)
         checks = checks_of(checkup)
-        _, other = look(open_.pid, BECOME)
+        _, other = look(open_.pid, AS_NOBODY)
     assert code == 4
     for name in ("io", "environ", "fd", "syscall", "memory"):
         assert checks[name].access is DENIED, name
@@ -114,7 +104,7 @@ def test_a_process_that_protects_itself_is_told_from_one_that_does_not():
 
 @needs_root
 def test_a_proc_that_hides_processes_is_said_and_ends_with_4():
-    mount = f'mount -t proc -o hidepid=2 proc /proc && exec {" ".join(BECOME)} "$@"'
+    mount = f'mount -t proc -o hidepid=2 proc /proc && exec {" ".join(AS_NOBODY)} "$@"'
     hide = ("unshare", "--mount", "sh", "-c", mount, "sh")
     if subprocess.run([*hide, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no mount of /proc is permitted here")

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from tests.unit.test_cli import SECONDS, call, small_environment, start
-from tests.unit.test_stacks import wait_for
+from tests.commands import SECONDS, call, start
+from tests.waiting import wait_until
 from tpmon.dump import FORMATS
 from tpmon.model.codec import decode
 from tpmon.model.dump import Dump, Motion
@@ -18,7 +18,7 @@ from tpmon.model.known import is_known
 from tpmon.probe.other_spies import find_spies
 from tpmon.probe.procread import read_stat
 
-__all__ = ["small_environment"]  # a fixture of every test here too
+pytestmark = pytest.mark.usefixtures("small_environment")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_native_frames_and_variables_come_after_their_price(job: int, tmp_path):
     assert is_known(main.frames)
     assert any(".so" in frame.file for frame in main.frames)
     assert is_known(main.threads[0].locals)
-    assert wait_for(lambda: read_stat(job).state == "S"), "it goes on as before"
+    assert wait_until(lambda: read_stat(job).state == "S"), "it goes on as before"
     path = tmp_path / "native.json"
     path.write_text(done.stdout)
     text = call("fold", str(path)).stdout
@@ -134,11 +134,11 @@ def test_native_frames_and_variables_come_after_their_price(job: int, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_with_its_code_and_leaves_no_py_spy(job: int, number: int, code: int):
     with start("dump", str(job), "--rounds", "100", "--every", "0.1") as running:
-        assert wait_for(lambda: job in find_spies())
+        assert wait_until(lambda: job in find_spies())
         running.send_signal(number)
         assert running.wait(SECONDS) == code
         assert running.stdout is not None
         assert running.stdout.read() == ""
         assert running.stderr is not None
         assert running.stderr.read() == ""
-    assert wait_for(lambda: job not in find_spies())
+    assert wait_until(lambda: job not in find_spies())

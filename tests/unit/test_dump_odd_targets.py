@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 
 from tests.children import child
-from tests.unit.test_dump_probe import functions, main_of, member
-from tests.unit.test_stacks import may_sample, wait_for
+from tests.members import member
+from tests.spying import may_sample
+from tests.unit.test_dump_probe import functions, main_of
+from tests.waiting import wait_until
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.codec import decode, encode
@@ -101,7 +103,7 @@ def test_each_python_is_read_with_threads_variables_and_no_stop(minor: int):
     if python is None:
         pytest.skip(f"no python3.{minor} here")
     with running([python, "-c", NAPS]) as pid:
-        assert wait_for(lambda: read_stat(pid).state == "S")
+        assert wait_until(lambda: read_stat(pid).state == "S")
         look = read_one(pid, Depth(variables=True))
         assert look.errors == ()
         assert look.paused_ms == 0.0
@@ -213,7 +215,7 @@ def train(api_key, password, url, tokens, model, text):
 train("sk-abcdefghijklmnop", "hunter2", "s3://user:geheim@host/x", 4096, object(), "x" * 500)
 """
     with child(code) as one:
-        assert wait_for(lambda: read_stat(one.pid).state == "S")
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
         (process,) = read_one(one.pid, Depth(variables=True)).processes
         main = main_of(process)
         assert is_known(main.locals)
@@ -268,7 +270,7 @@ def test_what_ends_while_it_is_read_is_gone_and_never_a_crash():
 def test_a_stopped_process_is_read_and_said_to_be_stopped():
     with child("def train():\n say('up')\n time.sleep(60)\ntrain()\n") as one:
         os.kill(one.pid, signal.SIGSTOP)
-        assert wait_for(lambda: read_stat(one.pid).state == "T")
+        assert wait_until(lambda: read_stat(one.pid).state == "T")
         dump = fold(read_one(one.pid))
         assert dump.groups[0].state == "T"
         assert "stopped by a signal" in dump.summary

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from tests.children import child
+from tests.members import member
 from tests.nobody import needs_setpriv, run_as_nobody
 from tests.spying import may_sample, spies_of
 from tests.waiting import wait_until
@@ -28,7 +28,6 @@ from tpmon.probe import dump, spy_failure
 from tpmon.probe.dump import Depth, Dumper
 from tpmon.probe.dump_pause import is_held, watch_pause
 from tpmon.probe.dump_threads import read_threads, read_toll
-from tpmon.probe.job import Member
 from tpmon.probe.other_spies import find_spies, parse_subject
 from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import find_spy
@@ -49,22 +48,6 @@ X86 = os.uname().machine == "x86_64"
 def _sampling_works() -> None:
     if reason := may_sample():
         pytest.skip(reason)
-
-
-def member(pid: int, rank: int = 0, role: Role = Role.RANK) -> Member:
-    return Member(
-        identity=Identity(pid, read_stat(pid).start_ticks),
-        parent=os.getpid(),
-        role=role,
-        rank=rank,
-        local_rank=rank,
-        worker=NOT_APPLICABLE,
-        rank_pid=NOT_APPLICABLE,
-        name="python",
-        label="train.py",
-        started=datetime.now().astimezone(),
-        environment=(),
-    )
 
 
 def main_of(process: ProcessLook) -> ThreadLook:

@@ -6,33 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import TypeVar
 
 from tests.dumps import make_rank, make_round
+from tests.members import made_up
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.process import Identity, Role
 from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth
 from tpmon.probe.dump_service import ALREADY, NOBODY, DumpService
 from tpmon.probe.job import Member
-
-
-def member(pid: int) -> Member:
-    return Member(
-        identity=Identity(pid, 1),
-        parent=1,
-        role=Role.RANK,
-        rank=0,
-        local_rank=0,
-        worker=NOT_APPLICABLE,
-        rank_pid=NOT_APPLICABLE,
-        name="python",
-        label="train.py",
-        started=datetime.now().astimezone(),
-        environment=(),
-    )
-
 
 State = TypeVar("State")
 
@@ -77,7 +59,7 @@ class Bench:
         self.made: list[SlowDumper] = []
         self.blocks: list[bool] = []
         self.depths: list[Depth] = []
-        self.service = DumpService(lambda: (member(11), member(12)), self.make)
+        self.service = DumpService(lambda: (made_up(11), made_up(12)), self.make)
 
     def make(self, members: Sequence[Member], depth: Depth) -> SlowDumper:
         self.made.append(SlowDumper(members))

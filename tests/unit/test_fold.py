@@ -16,6 +16,8 @@ from tests.dumps import (
     LIB,
     NEXT_BATCH,
     NFS,
+    ONCE,
+    RUNNING,
     WORKER_READS,
     WORKER_WAITS,
     fold,
@@ -35,10 +37,6 @@ from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
-
-ONCE = " (seen once: --rounds 3 tells whether it moves)"
-RUNNING = {"state": "R", "waits_for": "running", "wchan": Missing("running"), "call": Missing("running")}
-
 
 # the odd one out
 

@@ -34,10 +34,6 @@ from tpmon.model.dump import Dump, ProcessLook
 from tpmon.model.known import Missing, is_known, known_or
 from tpmon.model.process import ThreadKind
 
-ONCE = " (seen once: --rounds 3 tells whether it moves)"
-RUNNING = {"state": "R", "waits_for": "running", "wchan": Missing("running"), "call": Missing("running")}
-
-
 STACKS = [ALL_REDUCE, BROADCAST, BACKWARD, DECODE, NEXT_BATCH, IN_LOCK, inner(1), inner(2), ()]
 STATES = ["R", "S", "D", "T"]
 

@@ -23,10 +23,6 @@ from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
-ONCE = " (seen once: --rounds 3 tells whether it moves)"
-RUNNING = {"state": "R", "waits_for": "running", "wchan": Missing("running"), "call": Missing("running")}
-
-
 WORDS = [
     (Role.WORKER, ThreadKind.MAIN, WORKER_WAITS, "waits for work (queue.get)"),
     (Role.WORKER, ThreadKind.MAIN, WORKER_READS, "decode data.py:88"),

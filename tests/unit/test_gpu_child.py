@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.unit.test_gpu_link import is_gone, read_until, wait_until
+from tests.unit.test_gpu_link import is_gone, read_until
+from tests.waiting import wait_until
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.gpu import GpuProbe
@@ -71,8 +73,19 @@ nvml = Wedged(cards)
 """
 
 
-def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it() -> None:
-    probe = start_child(WEDGE_ONE.format(after=0.5))
+@pytest.fixture(scope="module")
+def wedging() -> Iterator[tuple[GpuProbe, GpuProbe]]:
+    """Start a child whose card wedges after its first lines, and one whose card never answers."""
+    probes = (start_child(WEDGE_ONE.format(after=0.5)), start_child(WEDGE_ONE.format(after=-1)))
+    yield probes
+    for probe in probes:
+        probe.stop()
+
+
+def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it(
+    wedging: tuple[GpuProbe, GpuProbe],
+) -> None:
+    probe, _ = wedging
     read_until(probe, has_cards(3))
     reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
     assert is_known(reading.gpus)
@@ -89,19 +102,18 @@ def test_one_wedged_card_ages_alone_and_quitting_does_not_wait_for_it() -> None:
     assert is_gone(pid)
 
 
-def test_a_card_wedged_from_the_start_has_its_place() -> None:
-    probe = start_child(WEDGE_ONE.format(after=-1))
+def test_a_card_wedged_from_the_start_has_its_place(wedging: tuple[GpuProbe, GpuProbe]) -> None:
+    _, probe = wedging
     reading = read_until(probe, lambda one: states(one) == [GpuState.OK, GpuState.STALE, GpuState.OK])
     assert is_known(reading.gpus)
     assert reading.gpus[1].uuid == "card-1"
-    probe.stop()
 
 
 def test_an_init_that_never_returns_blocks_nobody() -> None:
     started = time.monotonic()
     probe = start_child("FakeNvml.nvmlInit = lambda self: time.sleep(600)")
     assert time.monotonic() - started < 1
-    wait_until(lambda: is_known(probe.child_pid()))
+    assert wait_until(lambda: is_known(probe.child_pid()))
     assert probe.read({}).gpus == Missing("NVML has not answered yet")
     pid = probe.child_pid()
     assert is_known(pid)
@@ -146,7 +158,7 @@ def test_no_driver_is_said_and_not_asked_in_a_hot_loop(body: str, reason: str) -
     probe = start_child(body, backoff_s=(0.01,))
     reading = read_until(probe, lambda one: not is_known(one.driver) and one.gpus == Missing(reason))
     assert reading.events == ()
-    wait_until(lambda: not is_known(probe.child_pid()))
+    assert wait_until(lambda: not is_known(probe.child_pid()))
     ended = probe._link._process
     time.sleep(0.2)
     assert probe._link._process is ended
@@ -288,7 +300,7 @@ def test_the_child_ends_when_its_parent_is_killed() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_until(lambda: is_gone(child) or is_zombie(child))
+    assert wait_until(lambda: is_gone(child) or is_zombie(child))
 
 
 def is_zombie(pid: int) -> bool:

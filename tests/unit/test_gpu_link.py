@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.probe import gpu_link
 from tpmon.probe.gpu import GpuProbe
@@ -18,13 +19,6 @@ from tpmon.probe.gpu_link import ChildLink, LineSplitter, Listener
 from tpmon.probe.gpu_wire import DriverLine, Line, encode_line
 
 DRIVER = encode_line(Line(driver=DriverLine("580", "13.0", 0)))
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:
@@ -136,7 +130,7 @@ def test_stop_kills_a_child_that_ignores_everything() -> None:
         "while True: time.sleep(600)"
     )
     link, lines, ends, _ = run_link(code)
-    wait_until(lambda: lines == [b"ready"])
+    assert wait_until(lambda: lines == [b"ready"])
     pid = link.pid()
     assert is_known(pid)
     started = time.monotonic()
@@ -150,7 +144,7 @@ def test_stop_before_the_child_runs_leaves_none() -> None:
     before = set(threading.enumerate())
     link, _, ends, _ = run_link("import time; time.sleep(600)")
     link.stop()
-    wait_until(lambda: set(threading.enumerate()) <= before)
+    assert wait_until(lambda: set(threading.enumerate()) <= before)
     assert ends == []
     assert link._process is None or link._process.returncode is not None
 
@@ -168,7 +162,7 @@ def read_until(probe: GpuProbe, condition: Callable[[GpuReading], bool]) -> GpuR
         found.append(probe.read({}))
         return condition(found[-1])
 
-    wait_until(check)
+    assert wait_until(check)
     return found[-1]
 
 
@@ -207,7 +201,7 @@ def test_restarts_back_off_while_a_child_keeps_dying() -> None:
         return waited[-1]
 
     object.__setattr__(probe._link._listener, "on_end", on_end)
-    wait_until(lambda: len(waited) >= 5)
+    assert wait_until(lambda: len(waited) >= 5)
     probe.stop()
     assert waited[-2:] == [0.03, 0.03]
     assert waited == sorted(waited)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.test_hook_steps import MS, Loop
+from tests.hook_loop import MS, Loop
 from tpmon.hook import watch, wire_settings
 from tpmon.model.hook_settings import NO_DEVICE, DeviceTimes
 from tpmon.model.known import is_known

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.phase_stacks import FRAMES, SITE, stack
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phase_frames import PYTHON, TORCH
 from tpmon.judge.phase_frameworks import FRAMEWORKS
@@ -13,137 +14,6 @@ from tpmon.judge.phase_kinds import GIVES_WAY
 from tpmon.judge.phase_stack import is_library, mark_frame, read_stack
 from tpmon.judge.phases import DataPart, Phase, classify
 from tpmon.model.stacks import StackFrame
-
-SITE = "/usr/lib/python3/dist-packages/"
-PYTHON_LIB = "/usr/lib/python3.11/"
-
-# Short names for the frames of the tables below: function and file.
-FRAMES = {
-    "main": ("main", "/home/usr/train/train.py"),
-    "module": ("<module>", "/home/usr/train/train.py"),
-    "train": ("train_one_epoch", "/home/usr/train/engine.py"),
-    "step": ("training_step", "/home/usr/train/net.py"),
-    "net": ("Net.forward", "/home/usr/train/net.py"),
-    "decode": ("Images.decode", "/home/usr/train/data.py"),
-    "user_collate": ("my_collate", "/home/usr/train/data.py"),
-    "collator": ("Padder.__call__", "/home/usr/train/data.py"),
-    "get_batch": ("get_batch", "/home/usr/train/data.py"),
-    "validate": ("validate", "/home/usr/train/train.py"),
-    "evaluate": ("Runner.evaluate", "/home/usr/train/runner.py"),
-    "validate_input": ("validate_input", "/home/usr/train/net.py"),
-    "save_checkpoint": ("save_checkpoint", "/home/usr/train/train.py"),
-    "pydantic_validate": ("validate", SITE + "pydantic/main.py"),
-    "next": ("_BaseDataLoaderIter.__next__", SITE + "torch/utils/data/dataloader.py"),
-    "next_data": ("_next_data", SITE + "torch/utils/data/dataloader.py"),
-    "get_data": ("_get_data", SITE + "torch/utils/data/dataloader.py"),
-    "try_get": ("_try_get_data", SITE + "torch/utils/data/dataloader.py"),
-    "next_index": ("_next_index", SITE + "torch/utils/data/dataloader.py"),
-    "loader_init": ("_MultiProcessingDataLoaderIter.__init__", SITE + "torch/utils/data/dataloader.py"),
-    "shutdown": ("_shutdown_workers", SITE + "torch/utils/data/dataloader.py"),
-    "stateful": ("_next_data", SITE + "torchdata/stateful_dataloader/stateful_dataloader.py"),
-    "fetch_iter": ("_IterableDatasetFetcher.fetch", SITE + "torch/utils/data/_utils/fetch.py"),
-    "fetch_old": ("fetch", SITE + "torch/utils/data/_utils/fetch.py"),
-    "pad": ("pad_and_stack", "/home/usr/train/data.py"),
-    "timed": ("timed.<locals>.wrapper", "/home/usr/train/tools.py"),
-    "item": ("Images.__getitem__", "/home/usr/train/data.py"),
-    "fetch": ("_MapDatasetFetcher.fetch", SITE + "torch/utils/data/_utils/fetch.py"),
-    "listcomp": ("_MapDatasetFetcher.fetch.<locals>.<listcomp>", SITE + "torch/utils/data/_utils/fetch.py"),
-    "default_collate": ("default_collate", SITE + "torch/utils/data/_utils/collate.py"),
-    "pin": ("pin_memory", SITE + "torch/utils/data/_utils/pin_memory.py"),
-    "queue_get": ("Queue.get", PYTHON_LIB + "multiprocessing/queues.py"),
-    "rebuild": ("rebuild_storage_fd", SITE + "torch/multiprocessing/reductions.py"),
-    "sampler": ("RandomSampler.__iter__", SITE + "torch/utils/data/sampler.py"),
-    "call": ("Module._call_impl", SITE + "torch/nn/modules/module.py"),
-    "linear": ("Linear.forward", SITE + "torch/nn/modules/linear.py"),
-    "functional": ("cross_entropy", SITE + "torch/nn/functional.py"),
-    "to": ("Module._apply", SITE + "torch/nn/modules/module.py"),
-    "backward": ("Tensor.backward", SITE + "torch/_tensor.py"),
-    "engine": ("_engine_run_backward", SITE + "torch/autograd/graph.py"),
-    "wrapper": ("Optimizer.profile_hook_step.<locals>.wrapper", SITE + "torch/optim/optimizer.py"),
-    "adam": ("_multi_tensor_adam", SITE + "torch/optim/adam.py"),
-    "my_opt": ("MyOptimizer.step", "/home/usr/train/opt.py"),
-    "schedule": ("LRScheduler.step", SITE + "torch/optim/lr_scheduler.py"),
-    "clip": ("clip_grad_norm_", SITE + "torch/nn/utils/clip_grad.py"),
-    "scaler": ("GradScaler.step", SITE + "torch/amp/grad_scaler.py"),
-    "scaler_item": ("GradScaler._maybe_opt_step.<locals>.<genexpr>", SITE + "torch/amp/grad_scaler.py"),
-    "synchronize": ("synchronize", SITE + "torch/cuda/__init__.py"),
-    "event": ("Event.synchronize", SITE + "torch/cuda/streams.py"),
-    "empty_cache": ("empty_cache", SITE + "torch/cuda/memory.py"),
-    "format": ("Tensor.__format__", SITE + "torch/_tensor.py"),
-    "c10d": ("_exception_logger.<locals>.wrapper", SITE + "torch/distributed/c10d_logger.py"),
-    "all_reduce": ("all_reduce", SITE + "torch/distributed/distributed_c10d.py"),
-    "barrier": ("barrier", SITE + "torch/distributed/distributed_c10d.py"),
-    "init_group": ("init_process_group", SITE + "torch/distributed/distributed_c10d.py"),
-    "rendezvous": ("_env_rendezvous_handler", SITE + "torch/distributed/rendezvous.py"),
-    "ddp": ("DistributedDataParallel.forward", SITE + "torch/nn/parallel/distributed.py"),
-    "ddp_sync": ("DistributedDataParallel._sync_buffers", SITE + "torch/nn/parallel/distributed.py"),
-    "unshard": ("FSDPParamGroup.unshard", SITE + "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py"),
-    "save": ("save", SITE + "torch/serialization.py"),
-    "load": ("load", SITE + "torch/serialization.py"),
-    "dcp_save": ("save", SITE + "torch/distributed/checkpoint/state_dict_saver.py"),
-    "dcp_load": ("load", SITE + "torch/distributed/checkpoint/state_dict_loader.py"),
-    "from_pretrained": ("PreTrainedModel.from_pretrained", SITE + "transformers/modeling_utils.py"),
-    "load_dataset": ("load_dataset", SITE + "datasets/load.py"),
-    "users_datasets": ("load_all", "/home/usr/train/datasets/load.py"),
-    "import": ("_find_and_load", "<frozen importlib._bootstrap>"),
-    "torch_module": ("<module>", SITE + "torch/__init__.py"),
-    "dynamo_module": ("<module>", SITE + "torch/_dynamo/convert_frame.py"),
-    "decorate": ("_use_grad", SITE + "torch/optim/optimizer.py"),
-    "compile_wrapper": ("compile_wrapper", SITE + "torch/_dynamo/eval_frame.py"),
-    "convert": ("ConvertFrame.__call__", SITE + "torch/_dynamo/convert_frame.py"),
-    "codecache": ("CppCodeCache.load_async", SITE + "torch/_inductor/codecache.py"),
-    "autotune": ("Autotuner._bench", SITE + "triton/runtime/autotuner.py"),
-    "checkpoint": ("checkpoint", SITE + "torch/utils/checkpoint.py"),
-    "unpack": ("_checkpoint_hook.unpack_hook", SITE + "torch/utils/checkpoint.py"),
-    "logging": ("StreamHandler.emit", PYTHON_LIB + "logging/__init__.py"),
-    "tqdm_iter": ("tqdm.__iter__", SITE + "tqdm/std.py"),
-    "tqdm": ("tqdm.update", SITE + "tqdm/std.py"),
-    "wandb": ("Run.log", SITE + "wandb/sdk/wandb_run.py"),
-    "metric": ("Metric.forward", SITE + "torchmetrics/metric.py"),
-    "cmdloop": ("Cmd.cmdloop", PYTHON_LIB + "cmd.py"),
-    "pdb_main": ("main", PYTHON_LIB + "pdb.py"),
-    "bdb_run": ("Bdb.run", PYTHON_LIB + "bdb.py"),
-    "ipython_run": ("InteractiveShell.run_code", SITE + "IPython/core/interactiveshell.py"),
-    "prompt": ("Application.run", SITE + "prompt_toolkit/application/application.py"),
-    "pl_run": ("Trainer.fit", SITE + "lightning/pytorch/trainer/trainer.py"),
-    "pl_eval": ("_EvaluationLoop.run", SITE + "lightning/pytorch/loops/evaluation_loop.py"),
-    "pl_fetch": ("_PrefetchDataFetcher.__next__", SITE + "pytorch_lightning/loops/fetchers.py"),
-    "pl_step": (
-        "_AutomaticOptimization._training_step",
-        SITE + "lightning/pytorch/loops/optimization/automatic.py",
-    ),
-    "pl_closure": ("Closure.closure", SITE + "lightning/pytorch/loops/optimization/automatic.py"),
-    "pl_save": (
-        "_CheckpointConnector.save_checkpoint",
-        SITE + "lightning/pytorch/trainer/connectors/checkpoint_connector.py",
-    ),
-    "hf_inner": ("Trainer._inner_training_loop", SITE + "transformers/trainer.py"),
-    "hf_batches": ("Trainer.get_batch_samples", SITE + "transformers/trainer.py"),
-    "hf_step": ("Trainer.training_step", SITE + "transformers/trainer.py"),
-    "hf_prepare": ("Trainer._prepare_inputs", SITE + "transformers/trainer.py"),
-    "hf_log": ("Trainer._maybe_log_save_evaluate", SITE + "transformers/trainer.py"),
-    "hf_evaluate": ("Trainer.evaluate", SITE + "transformers/trainer.py"),
-    "hf_save": ("Trainer._save_checkpoint", SITE + "transformers/trainer.py"),
-    "acc_iter": ("DataLoaderShard.__iter__", SITE + "accelerate/data_loader.py"),
-    "acc_gather": ("gather", SITE + "accelerate/utils/operations.py"),
-    "acc_backward": ("Accelerator.backward", SITE + "accelerate/accelerator.py"),
-    "ds_step": ("DeepSpeedEngine.step", SITE + "deepspeed/runtime/engine.py"),
-    "ds_backward": ("DeepSpeedEngine.backward", SITE + "deepspeed/runtime/engine.py"),
-    "ds_gather": (
-        "PartitionedParameterCoordinator.fetch_sub_module",
-        SITE + "deepspeed/runtime/zero/partitioned_param_coordinator.py",
-    ),
-    "ds_comm": ("all_reduce", SITE + "deepspeed/comm/comm.py"),
-    "timm_iter": ("PrefetchLoader.__iter__", SITE + "timm/data/loader.py"),
-    "timm_saver": ("CheckpointSaver.save_checkpoint", SITE + "timm/utils/checkpoint_saver.py"),
-    "sgd_module": ("AveragedModel.forward", SITE + "torch/optim/swa_utils.py"),
-}
-
-
-def stack(names: str) -> tuple[StackFrame, ...]:
-    """Build a stack from short names, outermost first."""
-    return tuple(StackFrame(*FRAMES[name], line) for line, name in enumerate(names.split(), 1))
-
 
 TABLE = [
     # Plain loops

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.unit.test_cli import SECONDS, call, small_environment, start, start_training
-from tests.unit.test_stacks import may_sample, wait_for
+from tests.commands import SECONDS, call, start, start_training
+from tests.nobody import needs_setpriv, run_as_nobody
+from tests.spying import may_sample
+from tests.waiting import wait_until
 from tpmon.model.codec import decode
 from tpmon.model.known import is_known
 from tpmon.model.sample import Counted, HotSample, SampleRequest
@@ -26,7 +26,7 @@ from tpmon.probe.stack_child import find_spy
 from tpmon.probe.target import find_job
 from tpmon.sample import FORMATS
 
-__all__ = ["small_environment"]  # a fixture of every test here too
+pytestmark = pytest.mark.usefixtures("small_environment")
 
 
 @pytest.mark.parametrize(
@@ -107,28 +107,28 @@ def test_an_interrupt_ends_it_early_and_prints_what_there_is(job: int):
     with start("sample", str(job), "--seconds", "600", "--json") as running:
         assert running.stderr is not None
         assert running.stderr.readline().startswith("tpmon: samples")
-        assert wait_for(lambda: job in find_spies())
+        assert wait_until(lambda: job in find_spies())
         # The first slice is over, so that there is something whatever the second one gives.
         (first,) = find_spies()[job]
-        assert wait_for(lambda: not first.lives())
+        assert wait_until(lambda: not first.lives())
         running.send_signal(signal.SIGINT)
         assert running.wait(SECONDS) == 0
         assert running.stdout is not None
         hot = decode(HotSample, running.stdout.read())
     assert hot.asked_seconds == 600
     assert hot.groups[0].looks > 0
-    assert wait_for(lambda: job not in find_spies())
+    assert wait_until(lambda: job not in find_spies())
 
 
 @pytest.mark.torch
 def test_terminate_ends_it_with_its_code_and_leaves_no_py_spy(job: int):
     with start("sample", str(job), "--seconds", "600") as running:
-        assert wait_for(lambda: job in find_spies())
+        assert wait_until(lambda: job in find_spies())
         running.send_signal(signal.SIGTERM)
         assert running.wait(SECONDS) == 143
         assert running.stdout is not None
         assert running.stdout.read() == ""
-    assert wait_for(lambda: job not in find_spies())
+    assert wait_until(lambda: job not in find_spies())
 
 
 @pytest.mark.torch
@@ -136,9 +136,9 @@ def test_a_job_that_ends_meanwhile_is_said_with_what_there_is():
     if reason := may_sample():
         pytest.skip(reason)
     with start_training() as training, start("sample", str(training.pid), "--seconds", "600") as running:
-        assert wait_for(lambda: training.pid in find_spies())
+        assert wait_until(lambda: training.pid in find_spies())
         (first,) = find_spies()[training.pid]
-        assert wait_for(lambda: not first.lives())
+        assert wait_until(lambda: not first.lives())
         training.kill()
         training.wait()
         assert running.wait(SECONDS) == 0
@@ -148,21 +148,17 @@ def test_a_job_that_ends_meanwhile_is_said_with_what_there_is():
     assert "\nrank 0: " in said
 
 
+@needs_setpriv
 @pytest.mark.torch
 def test_denied_is_4_with_the_reason_and_the_fix(job: int, tmp_path: Path):
-    if os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("only root can become another user")
     spy = find_spy()
     assert is_known(spy)
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        os.chmod(folder, 0o755)
-        readable = shutil.copy(spy, folder)
+    with run_as_nobody(spy) as command:
         # Beside a Python of its own: that is where py-spy is looked for first.
         python = tmp_path / "python"
         python.symlink_to(sys.executable)
         fake = tmp_path / "py-spy"
-        become = "setpriv --reuid 65534 --regid 65534 --clear-groups"
-        fake.write_text(f'#!/bin/sh\nexec {become} {readable} "$@"\n')
+        fake.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
         program = (
             f"import sys; sys.executable = {str(python)!r}; from tpmon.cli import main;"
@@ -189,7 +185,7 @@ def test_a_collector_samples_its_job_on_demand_and_not_where_stacks_are_off(job:
     collector = Collector(found, stacks=True)
     try:
         collector.samples.ask(SampleRequest(seconds=1.0))
-        assert wait_for(lambda: is_over(collector), SECONDS)
+        assert wait_until(lambda: is_over(collector), SECONDS)
         state = collector.samples.state
     finally:
         collector.close()

@@ -14,9 +14,11 @@ from dataclasses import replace
 import pytest
 
 from tests.children import child
+from tests.members import member
+from tests.spying import spies_of
 from tests.unit.test_dump_odd_targets import NEWEST, find_python, running
-from tests.unit.test_dump_probe import NAP, member
-from tests.unit.test_stacks import spies_of, wait_for
+from tests.unit.test_dump_probe import NAP
+from tests.waiting import wait_until
 from tpmon.judge.fold import Origin
 from tpmon.judge.hot import hot_functions
 from tpmon.model.known import Missing, is_known
@@ -143,7 +145,7 @@ def test_stacks_beyond_the_most_stay_counted():
 def test_the_share_of_a_known_function_is_found(tmp_path):
     truth = tmp_path / "truth"
     with child(BURN, str(truth)) as one:
-        assert wait_for(lambda: truth.stat().st_size == 16)
+        assert wait_until(lambda: truth.stat().st_size == 16)
         before = struct.unpack("dd", truth.read_bytes())
         reading = run(member(one.pid), seconds=3.0, rate_hz=40)
         after = struct.unpack("dd", truth.read_bytes())
@@ -302,7 +304,7 @@ def test_finish_ends_early_and_keeps_what_there_is():
     with child(NAP) as one:
         sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
         with sampling(sampler) as found:
-            assert wait_for(lambda: bool(spies_of(os.getpid())))
+            assert wait_until(lambda: bool(spies_of(os.getpid())))
             time.sleep(0.7)
             sampler.finish()
         (process,) = found[0].processes
@@ -338,13 +340,13 @@ def test_finish_at_once_is_no_error_of_py_spy():
     with child(NAP) as one:
         sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
         with sampling(sampler) as found:
-            assert wait_for(lambda: bool(spies_of(os.getpid())))
+            assert wait_until(lambda: bool(spies_of(os.getpid())))
             sampler.finish()
         assert found[0].errors == ()
         sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=60.0))
         sampler.finish()
         assert sampler.run().processes == ()
-    assert wait_for(lambda: spies_of(os.getpid()) == [])
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
 
 
 @pytest.mark.usefixtures("sampling_works")
@@ -354,7 +356,7 @@ def test_a_bug_on_the_way_leaves_no_py_spy():
 
     with child(NAP) as one, pytest.raises(ZeroDivisionError):
         run(member(one.pid), seconds=60.0, progress=fail)
-    assert wait_for(lambda: spies_of(os.getpid()) == [])
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
 
 
 @pytest.mark.usefixtures("sampling_works")
@@ -363,8 +365,8 @@ def test_stop_kills_every_py_spy_and_leaves_nothing():
         held = len(os.listdir("/proc/self/fd"))
         sampler = Sampler(lambda: (member(one.pid), member(two.pid, 1)), SampleRequest(seconds=60.0))
         with sampling(sampler) as found:
-            assert wait_for(lambda: len(spies_of(os.getpid())) == 2)
+            assert wait_until(lambda: len(spies_of(os.getpid())) == 2)
             sampler.stop()
         assert found[0].errors == ()
-        assert wait_for(lambda: spies_of(os.getpid()) == [])
-        assert wait_for(lambda: len(os.listdir("/proc/self/fd")) == held)
+        assert wait_until(lambda: spies_of(os.getpid()) == [])
+        assert wait_until(lambda: len(os.listdir("/proc/self/fd")) == held)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 
 import pytest
 
 from tests.children import child
-from tests.unit.test_dump_probe import NAP, member, script, traced
+from tests.members import member
+from tests.nobody import needs_setpriv, run_as_nobody
+from tests.spying import spies_of
+from tests.unit.test_dump_probe import NAP, script, traced
 from tests.unit.test_sample_probe import functions_of, read_state, run
-from tests.unit.test_stacks import spies_of, wait_for
+from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
 from tpmon.model.known import Missing, is_known
 from tpmon.model.sample import SampleReading, SampleRequest
@@ -28,7 +29,7 @@ def test_gone_zombie_and_traced_processes_are_said_and_the_others_are_sampled(mo
         gone, zombie, held = member(one.pid), member(two.pid, 1), member(three.pid, 2)
         one.kill()
         two.process.send_signal(signal.SIGKILL)
-        assert wait_for(lambda: read_state(two.pid) == "Z")
+        assert wait_until(lambda: read_state(two.pid) == "Z")
         with traced(three.pid), child(NAP) as four:
             reading = run(gone, zombie, held, member(four.pid, 3))
     assert [process.rank for process in reading.processes] == [3]
@@ -96,7 +97,7 @@ def test_a_py_spy_that_fails_costs_its_process_alone(tmp_path, monkeypatch, text
     assert [process.rank for process in reading.processes] == ([1] if others_work else [])
     again = kind in (ErrorKind.LATE, ErrorKind.FAILED) and "more stacks" not in words
     assert (tmp_path / "fake-spy.n").read_text().count(".") == (2 if again else 1)
-    assert wait_for(lambda: spies_of(os.getpid()) == [])
+    assert wait_until(lambda: spies_of(os.getpid()) == [])
 
 
 def test_a_missing_py_spy_is_said_for_each_process():
@@ -110,17 +111,13 @@ def test_a_missing_py_spy_is_said_for_each_process():
         assert absent.processes == ()
 
 
+@needs_setpriv
 @pytest.mark.usefixtures("sampling_works")
 def test_another_user_is_refused_with_the_reason(tmp_path):
-    if os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("only root can become another user")
-    become = "setpriv --reuid 65534 --regid 65534 --clear-groups"
     spy = find_spy()
     assert is_known(spy)
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder, child(NAP) as one:
-        os.chmod(folder, 0o755)
-        readable = shutil.copy(spy, folder)
-        fake = script(tmp_path, f'echo x >> "$0.n"; exec {become} {readable} "$@"')
+    with run_as_nobody(spy) as command, child(NAP) as one:
+        fake = script(tmp_path, f'echo x >> "$0.n"; exec {command} "$@"')
         reading = run(member(one.pid), seconds=5.0, spy=lambda: fake)
     (error,) = reading.errors
     assert error.kind is ErrorKind.DENIED

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from tests.members import made_up
 from tests.samples import make_reading, make_sampled
-from tests.unit.test_dump_service import member, wait_for_state
+from tests.unit.test_dump_service import wait_for_state
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
@@ -49,7 +50,7 @@ class Bench:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.made: list[SlowSampler] = []
-        self.members: list[Member] = [member(11), replace(member(12), rank=1)]
+        self.members: list[Member] = [made_up(11), replace(made_up(12), rank=1)]
         self.changes = 0
         self.service = SampleService(lambda: tuple(self.members), self.make, enabled=enabled)
         self.service.on_change = self.count
@@ -85,8 +86,8 @@ def test_the_lowest_rank_is_sampled_with_the_workers_that_it_has_at_the_time():
     bench.wait(lambda state: state.running)
     find = bench.made[0].find
     assert [one.identity.pid for one in find()] == [11]
-    bench.members.append(replace(member(13), role=Role.WORKER, rank_pid=11))
-    bench.members.insert(0, replace(member(10), rank=0))
+    bench.members.append(replace(made_up(13), role=Role.WORKER, rank_pid=11))
+    bench.members.insert(0, replace(made_up(10), rank=0))
     assert [one.identity.pid for one in find()] == [11, 13], "it stays with the rank that it began with"
     bench.service.stop()
 

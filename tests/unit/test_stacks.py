@@ -9,17 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.children import Child, child
+from tests.nobody import NOBODY, needs_setpriv, run_as_nobody
+from tests.spying import spies_of
+from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.stacks import StackSlice
 from tpmon.probe import stack_child, stack_plan, stacks
-from tpmon.probe.procread import read_stat, read_table
+from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import SpyChild, dump_arguments, find_spy, record_arguments
 from tpmon.probe.stack_plan import Subject
 from tpmon.probe.stack_refusal import (
@@ -43,16 +46,6 @@ train()
 """
 
 
-def may_sample() -> str:
-    """Say why this machine lets nobody sample a child; "" when it does."""
-    spy = find_spy()
-    if not is_known(spy):
-        return spy.reason
-    with child(NAP) as one:
-        outcome = SpyChild().run((spy, *dump_arguments(one.pid)), 20)
-        return explain_refusal(read_standing(one.pid)) if outcome.status else ""
-
-
 def subject(pid: int, rank: int = 0) -> Subject:
     return Subject(Identity(pid, read_stat(pid).start_ticks), rank)
 
@@ -66,16 +59,7 @@ def sampling(*subjects: Subject) -> Iterator[StackSampler]:
         yield sampler
     finally:
         sampler.stop()
-        assert wait_for(lambda: sampler_threads() == 0)
-
-
-def wait_for(found: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while not found():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
+        assert wait_until(lambda: sampler_threads() == 0)
 
 
 def collect(sampler: StackSampler, slices: list[StackSlice]) -> list[StackSlice]:
@@ -83,11 +67,6 @@ def collect(sampler: StackSampler, slices: list[StackSlice]) -> list[StackSlice]
     if is_known(taken):
         slices.extend(taken)
     return slices
-
-
-def spies_of(pid: int) -> list[int]:
-    """Return the py-spy children of a process, zombies included."""
-    return [one.pid for one in read_table().values() if one.parent == pid and one.name == "py-spy"]
 
 
 def sampler_threads() -> int:
@@ -100,7 +79,7 @@ def test_a_dump_tells_where_every_rank_is_and_a_slice_follows():
         slices: list[StackSlice] = []
         assert sampler.take() == ()
         assert not is_known(sampler.age_s(time.monotonic_ns()))
-        assert wait_for(lambda: len(collect(sampler, slices)) >= 3)
+        assert wait_until(lambda: len(collect(sampler, slices)) >= 3)
         assert [(one.pid, two.pid)[number] for number in (0, 1, 0)] == [piece.pid for piece in slices]
         dump, other, piece = slices[:3]
         assert (dump.rank, dump.samples, dump.seconds, dump.rate_hz) == (0, 1, 0.0, 0.0)
@@ -124,8 +103,10 @@ def test_stopping_kills_the_slice_that_runs_and_leaves_nothing():
     with child(NAP) as one:
         held = len(os.listdir("/proc/self/fd"))
         with sampling(subject(one.pid)) as sampler:
-            assert wait_for(lambda: sampler.age_s(time.monotonic_ns()) != Missing("no stack was sampled yet"))
-            assert wait_for(lambda: len(spies_of(os.getpid())) == 1)
+            assert wait_until(
+                lambda: sampler.age_s(time.monotonic_ns()) != Missing("no stack was sampled yet")
+            )
+            assert wait_until(lambda: len(spies_of(os.getpid())) == 1)
             assert sampler_threads() == 1
         assert spies_of(os.getpid()) == []
         assert len(os.listdir("/proc/self/fd")) == held
@@ -155,7 +136,7 @@ def test_the_kernel_ends_the_slice_of_a_tpmon_that_was_killed():
         tpmon = Child(SAMPLE_ALONE, str(one.pid), *sys.path)
         try:
             assert tpmon.hear() == "sampling"
-            assert wait_for(lambda: len(spies_of(tpmon.pid)) == 1)
+            assert wait_until(lambda: len(spies_of(tpmon.pid)) == 1)
             (spy,) = spies_of(tpmon.pid)
             started = read_stat(spy).start_ticks
         finally:
@@ -169,17 +150,17 @@ def test_the_kernel_ends_the_slice_of_a_tpmon_that_was_killed():
             # A container without an init keeps its zombies; they are no process of ours.
             return stat.start_ticks != started or stat.state == "Z"
 
-        assert wait_for(gone, 3), "it would have ended by itself only after the slice"
+        assert wait_until(gone, 3), "it would have ended by itself only after the slice"
 
 
 @pytest.mark.usefixtures("sampling_works")
 def test_a_rank_that_ends_during_its_slice_is_no_error():
     with child(NAP) as one, sampling(subject(one.pid)) as sampler:
         slices: list[StackSlice] = []
-        assert wait_for(lambda: len(collect(sampler, slices)) == 1)
-        assert wait_for(lambda: len(spies_of(os.getpid())) == 1)
+        assert wait_until(lambda: len(collect(sampler, slices)) == 1)
+        assert wait_until(lambda: len(spies_of(os.getpid())) == 1)
         one.kill()
-        assert wait_for(lambda: spies_of(os.getpid()) == [])
+        assert wait_until(lambda: spies_of(os.getpid()) == [])
         taken = sampler.take()
         assert is_known(taken)
         assert sampler.source() == stacks.SOURCE
@@ -191,7 +172,7 @@ def test_a_process_that_is_no_python_is_told_by_rank_and_the_others_go_on():
         try:
             with sampling(subject(sleeper.pid), subject(one.pid, 1)) as sampler:
                 slices: list[StackSlice] = []
-                assert wait_for(lambda: len(collect(sampler, slices)) >= 2)
+                assert wait_until(lambda: len(collect(sampler, slices)) >= 2)
                 assert {piece.rank for piece in slices} == {1}
                 told = sampler.source()
                 assert told.startswith(f"{stacks.SOURCE}; rank 0: py-spy does not know its Python: ")
@@ -213,42 +194,35 @@ def test_a_process_that_somebody_else_traces_is_left_alone(monkeypatch):
                     with open(traced, "rb") as file:
                         return parse_tracer(file.read())
 
-                assert wait_for(lambda: tracer_pid() == tracer.pid)
+                assert wait_until(lambda: tracer_pid() == tracer.pid)
                 with sampling(subject(one.pid)) as sampler:
                     held = f"stacks: not sampled while pid {tracer.pid} traces the process"
-                    assert wait_for(lambda: sampler.take() == Missing(held))
+                    assert wait_until(lambda: sampler.take() == Missing(held))
                     assert sampler.cost() == (0.0, 0)
                     tracer.terminate()
                     tracer.wait()
                     slices: list[StackSlice] = []
-                    assert wait_for(lambda: len(collect(sampler, slices)) >= 1)
+                    assert wait_until(lambda: len(collect(sampler, slices)) >= 1)
             finally:
                 tracer.kill()
 
 
 @pytest.mark.usefixtures("sampling_works")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+@needs_setpriv
 def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_path):
     spy = find_spy()
     assert is_known(spy)
-    nobody = tmp_path / "py-spy"
-    shutil.copy(spy, tmp_path / "spy")
-    become = "setpriv --reuid 65534 --regid 65534 --clear-groups"
-    nobody.write_text(f'#!/bin/sh\nexec {become} "{tmp_path}/spy" "$@"\n')
-    nobody.chmod(0o755)
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder.stat().st_uid == os.getuid() and folder != tmp_path.anchor:
-            folder.chmod(folder.stat().st_mode | 0o055)
-    monkeypatch.setattr(stacks, "find_spy", lambda: str(nobody))
+    fake = tmp_path / "py-spy"
+    monkeypatch.setattr(stacks, "find_spy", lambda: str(fake))
     monkeypatch.setattr(
-        stacks, "read_standing", lambda _pid, _proc: Standing(Missing("no Yama"), 65534, 0, False)
+        stacks, "read_standing", lambda _pid, _proc: Standing(Missing("no Yama"), NOBODY, 0, False)
     )
-    with child(NAP) as one, sampling(subject(one.pid)) as sampler:
-        reason = (
-            "stacks: not permitted: it is a process of uid 0; sudo tpmon attach PID; tpmon doctor says more"
-        )
-        assert wait_for(lambda: sampler.take() == Missing(reason))
+    with run_as_nobody(spy) as command, child(NAP) as one:
+        fake.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        fake.chmod(0o755)
+        with sampling(subject(one.pid)) as sampler:
+            reason = "stacks: not permitted: it is a process of uid 0; sudo tpmon attach PID; tpmon doctor says more"
+            assert wait_until(lambda: sampler.take() == Missing(reason))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +282,7 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with sampling(subject(os.getpid())) as sampler:
         missing = Missing("stacks: py-spy is not installed beside tpmon or on PATH: pip install py-spy")
-        assert wait_for(lambda: sampler.take() == missing)
+        assert wait_until(lambda: sampler.take() == missing)
         assert sampler.age_s(0) == missing
         assert sampler.source() == missing.reason
 
@@ -335,8 +309,8 @@ def test_a_sampler_that_fails_twice_is_off_with_its_reason(monkeypatch):
 
     monkeypatch.setattr(stacks, "find_spy", fail)
     with sampling(subject(os.getpid())) as sampler:
-        assert wait_for(lambda: sampler.take() == Missing("stacks: failed: ValueError: unforeseen"))
-        assert wait_for(lambda: sampler_threads() == 0)
+        assert wait_until(lambda: sampler.take() == Missing("stacks: failed: ValueError: unforeseen"))
+        assert wait_until(lambda: sampler_threads() == 0)
 
 
 def run_shell(script: str, deadline_s: float = 20.0) -> stack_child.Outcome:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child, child
-from tests.unit.test_stacks import wait_for
+from tests.waiting import wait_until
 from tpmon.model.dump import ThreadLook, WaitKind, WaitTarget
 from tpmon.model.dump_words import say_target
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
@@ -32,7 +32,7 @@ HIDDEN = Missing("not every process of this machine could be looked through")
 
 def look_at(pid: int, names: dict[int, str] | None = None) -> ThreadLook:
     """Read the main thread, once it sleeps in its call."""
-    assert wait_for(lambda: read_stat(pid).state == "S")
+    assert wait_until(lambda: read_stat(pid).state == "S")
     time.sleep(0.05)
     threads = read_threads(pid, Role.RANK, Missing("not asked"), ends=OtherEnds(names or {pid: "rank 0"}))
     return next(thread for thread in threads.looks if thread.kind is ThreadKind.MAIN)

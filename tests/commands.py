@@ -1,0 +1,57 @@
+"""Run tpmon as a person does, and a program with torch for it to look at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SECONDS = 120.0
+"""Longest wait for anything; nothing waits it out."""
+TRAINING = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
+
+
+def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run tpmon with nothing on stdin and no terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "tpmon", *arguments],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        **options,
+    )
+
+
+def call_behind(before: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run tpmon behind a command that takes rights away or builds a wall."""
+    return subprocess.run(
+        [*before, sys.executable, "-B", "-m", "tpmon", *arguments],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "HOME": "/"},
+    )
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start tpmon and leave it running."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-m", "tpmon", *arguments], text=True, **(pipes | options))
+
+
+def start_training() -> subprocess.Popen[bytes]:
+    """Start a Python process that has loaded torch and waits."""
+    training = subprocess.Popen(
+        [sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert training.stdout is not None
+    assert training.stdout.readline() == b"ready\n"
+    return training

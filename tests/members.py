@@ -1,0 +1,37 @@
+"""Build members of a job out of PIDs."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Any
+
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.process import Identity, Role
+from tpmon.probe.job import Member
+from tpmon.probe.procread import read_stat
+
+
+def made_up(pid: int, rank: int = 0, **fields: Any) -> Member:
+    """Build a rank that no process stands for."""
+    plain: dict[str, Any] = {
+        "identity": Identity(pid, 1),
+        "parent": 1,
+        "role": Role.RANK,
+        "rank": rank,
+        "local_rank": rank,
+        "worker": NOT_APPLICABLE,
+        "rank_pid": NOT_APPLICABLE,
+        "name": "python",
+        "label": "train.py",
+        "started": datetime.now().astimezone(),
+        "environment": (),
+    }
+    return Member(**{**plain, **fields})
+
+
+def member(pid: int, rank: int = 0, role: Role = Role.RANK) -> Member:
+    """Build the member that a child of this process is."""
+    return made_up(
+        pid, rank, role=role, identity=Identity(pid, read_stat(pid).start_ticks), parent=os.getpid()
+    )

@@ -1,0 +1,26 @@
+"""Say whether this machine lets py-spy look at a child, and which py-spys run."""
+
+from __future__ import annotations
+
+from tests.children import child
+from tpmon.model.known import is_known
+from tpmon.probe.procread import read_table
+from tpmon.probe.stack_child import SpyChild, dump_arguments, find_spy
+from tpmon.probe.stack_refusal import explain_refusal, read_standing
+
+NAP = "say('up')\ntime.sleep(60)\n"
+
+
+def may_sample() -> str:
+    """Say why this machine lets nobody sample a child; "" when it does."""
+    spy = find_spy()
+    if not is_known(spy):
+        return spy.reason
+    with child(NAP) as one:
+        outcome = SpyChild().run((spy, *dump_arguments(one.pid)), 20)
+        return explain_refusal(read_standing(one.pid)) if outcome.status else ""
+
+
+def spies_of(pid: int) -> list[int]:
+    """Return the py-spy children of a process, zombies included."""
+    return [one.pid for one in read_table().values() if one.parent == pid and one.name == "py-spy"]

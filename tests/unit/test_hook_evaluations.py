@@ -1,0 +1,212 @@
+"""Evaluation steps, loops without an optimizer, threads and errors, with a clock that the test holds."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hook_loop import MS, Loop
+from tpmon.hook import steps, wire
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    loop = Loop(monkeypatch)
+    yield loop
+    loop.steps.drop_pages()
+
+
+def test_evaluation_steps_and_their_time_are_told_apart(loop: Loop) -> None:
+    loop.train(10)
+    loop.stop()
+    before = loop.phases_ms()
+    for _ in range(20):
+        loop.batch(1)
+        loop.spend(6)
+    loop.stop(3)
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.eval_samples) == (10, 20, 80)
+    assert loop.evals_ms() == [20, 120, 0]
+    loop.train(1)
+    loop.stop()
+    after = loop.phases_ms()
+    assert [late - early for early, late in zip(before, after, strict=True)] == [2 + 3, 3, 5, 1, 0]
+
+
+def test_an_evaluation_after_half_an_accumulation_keeps_its_time_to_itself(loop: Loop) -> None:
+    loop.train(3)
+    loop.batch()
+    loop.backward()
+    loop.stop()
+    for _ in range(5):
+        loop.batch(1)
+        loop.spend(6)
+    loop.stop()
+    assert loop.steps.eval_steps == 5
+    assert loop.evals_ms() == [5, 30, 0]
+    assert loop.phases_ms()[:3] == [8, 12, 20]
+
+
+def test_gradients_of_the_model_within_an_evaluation_are_no_training(loop: Loop) -> None:
+    loop.train(3)
+    for _ in range(6):
+        loop.batch()
+        loop.backward(counts=False)
+        loop.spend(1)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.backwards) == (3, 6, 3)
+
+
+def test_inference_counts_batches(loop: Loop) -> None:
+    for _ in range(10):
+        loop.batch()
+        loop.spend(1)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.rule) == (0, 10, wire.RULE_BATCH)
+
+
+def test_without_a_torch_optimizer_batches_with_a_backward_are_steps(loop: Loop) -> None:
+    for _ in range(200):
+        loop.batch()
+        loop.backward()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.rule) == (200, wire.RULE_BACKWARD)
+    loop.train(10)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.rule) == (210, wire.RULE_DATA_AFTER_UPDATE)
+
+
+def test_backwards_alone_are_published_every_second(loop: Loop) -> None:
+    for _ in range(250):
+        loop.backward(5, 5)
+    records = loop.records()
+    assert [record[wire.REC_BACKWARDS] for record in records] == [101, 202]
+
+
+def test_what_the_user_says_ends_a_step_and_nothing_else(loop: Loop) -> None:
+    loop.steps.step_called(0, True)
+    for _ in range(5):
+        loop.train(3)
+        loop.steps.step_called(32, True)
+    loop.batch()
+    loop.spend(1)
+    loop.steps.step_called(7, False)
+    one = loop.steps
+    assert (one.steps, one.eval_steps, one.rule) == (6, 1, wire.RULE_CALL)
+    assert (one.samples, one.eval_samples) == (160, 7)
+
+
+def test_an_interrupted_fetch_does_not_stop_the_counting(loop: Loop) -> None:
+    loop.train(2)
+    assert loop.steps.data_begins()  # and an interrupt came before it ended
+    loop.backward()
+    loop.update()
+    loop.train(2)
+    loop.stop()
+    assert loop.steps.steps == 5
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_an_interrupted_backward_does_not_stop_the_counting(loop: Loop, with_data: bool) -> None:
+    for number in range(10):
+        if with_data:
+            loop.batch()
+        if number == 3:
+            assert loop.steps.backward_begins()  # and an interrupt came before it ended
+        loop.backward()
+        loop.update()
+    loop.stop()
+    loop.backward()
+    assert 9 <= loop.steps.steps <= 10
+    assert loop.steps.depth == 0
+
+
+def test_another_thread_counts_nothing_until_the_training_moves_there(loop: Loop) -> None:
+    loop.train(3)
+
+    def elsewhere() -> None:
+        for _ in range(5):
+            loop.train(1)
+
+    run_in_thread(elsewhere)
+    assert loop.steps.steps == 2
+    assert loop.steps.elsewhere == 15
+    run_in_thread(lambda: loop.train(30))
+    assert loop.steps.steps > 15
+
+
+def test_batches_of_a_prefetching_thread_leave_the_steps_to_the_updates(loop: Loop) -> None:
+    run_in_thread(lambda: [loop.batch() for _ in range(4)])
+    for _ in range(10):
+        loop.backward()
+        loop.update()
+    run_in_thread(loop.batch)
+    assert (loop.steps.steps, loop.steps.rule) == (10, wire.RULE_UPDATE)
+
+
+def run_in_thread(target: object) -> None:
+    thread = threading.Thread(target=target)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_an_error_of_the_hook_turns_it_off_and_is_said_on_the_bus(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    loop.train(2)
+    # A clock that fails at its nth call, in C: a frame of this file would be the user's.
+    monkeypatch.setattr(steps, "monotonic_ns", iter(range(loop.now, loop.now + at * MS, MS)).__next__)
+    loop.train(4)
+    loop.stop()
+    assert loop.turned_off == 1
+    assert "StopIteration" in loop.steps.problem
+    assert loop.steps.pages is not None
+    state, patches, error = wire.parse_status(loop.steps.pages.page)
+    assert (state, patches) == (wire.STATE_DISABLED, 0)
+    assert error == loop.steps.problem
+    assert "line" in error
+    counted = loop.steps.steps
+    loop.train(3)
+    assert loop.steps.steps == counted
+
+
+def test_an_error_of_the_users_signal_handler_is_the_users(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler may raise while our code runs; whoever set the alarm waits for its error."""
+    loop.train(2)
+
+    def interrupted() -> int:
+        raise TimeoutError("alarm")
+
+    monkeypatch.setattr(steps, "monotonic_ns", interrupted)
+    with pytest.raises(TimeoutError):
+        loop.steps.data_begins()
+    assert loop.steps.problem == ""
+    assert not loop.turned_off
+
+
+def test_a_page_that_cannot_be_made_turns_the_hook_off(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpmon.hook import pages
+
+    monkeypatch.setattr(pages.os, "memfd_create", operator.truediv)
+    loop.train(2)
+    assert loop.steps.steps == 0
+    assert "TypeError" in loop.steps.problem
+    assert loop.turned_off == 1
+
+
+def test_the_mailbox_is_answered_at_the_end_of_a_step_and_garbage_does_nothing(loop: Loop) -> None:
+    loop.train(2)
+    pages = loop.steps.pages
+    assert pages is not None
+    for number, kind, answer in [(1, 1, wire.ANSWER_DONE), (2, 77, wire.ANSWER_UNKNOWN), (2**64 - 1, 1, 1)]:
+        pages.requests[1] = kind
+        pages.requests[0] = number
+        loop.train(2)
+        assert (pages.answers[0], pages.answers[1]) == (number, answer)
+    loop.stop()
+    assert loop.steps.problem == ""
