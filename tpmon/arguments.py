@@ -8,6 +8,7 @@ from typing import Any
 
 from tpmon import settings
 from tpmon.arguments_capture import add_capture
+from tpmon.arguments_trace import add_trace
 from tpmon.errors import UsageError
 from tpmon.report.write import Output
 
@@ -220,7 +221,7 @@ def build_parser(demo_epilog: str = "") -> Parser:
     sample = _add_sample(commands)
     capture = add_capture(commands, _add_setting, EXIT_CODES)
     bundle = _add_bundle(commands)
-    trace = _add_trace(commands)
+    trace = add_trace(commands, _add_setting)
     demo = commands.add_parser(
         "demo",
         usage="tpmon demo [options]",
@@ -274,49 +275,6 @@ def _add_sample(commands: argparse._SubParsersAction[Parser]) -> Parser:
             _add_setting(sample, setting)
     _add_setting(sample, settings.STACKS_SETTING)
     return sample
-
-
-def _add_trace(commands: argparse._SubParsersAction[Parser]) -> Parser:
-    trace = commands.add_parser(
-        "trace",
-        usage="tpmon trace FILE... [options]",
-        description=(
-            "Analyse traces of torch.profiler where they lie, plain or .gz: steps, verdict, and\n"
-            "idle time of each device by cause, operators, kernels, memory, ranks side by side.\n"
-            "What of a file cannot be read is counted and said. docs/metrics.md has every formula.\n"
-            "Memory snapshots of torch (.pickle): what lives on the device by stack, now and at the peak."
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    own: dict[str, Any] = {"default": argparse.SUPPRESS}
-    trace.add_argument(
-        "files", metavar="FILE", nargs="+", help="traces, patterns, directories; also s3:// gs:// abfs://"
-    )
-    trace.add_argument("--top", metavar="N", help="rows of each table (default 10)", **own)
-    table_help = (
-        "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
-        "products, modules, frames, allocations, curve, shapes, lines; "
-        "of a memory snapshot: devices, live, peak, oom"
-    )
-    trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)
-    alone_help = (
-        "one table alone: patterns, products (matmul by type), rates (of kernels), modules, frames (Python), "
-        "allocations, and on request only: shapes, lines (operators by input shapes, by Python line)"
-    )
-    trace.add_argument("--table", metavar="TABLE", help=alone_help, **own)
-    against_help = "the trace before a change that FILE has: what got faster or slower, and whether it helped"
-    trace.add_argument("--against", metavar="BEFORE", help=against_help, **own)
-    trace.add_argument("--target", metavar="1.5x", help="the speed-up hoped for, with --against", **own)
-    slice_help = "write a small trace for Perfetto or a ticket to the new file OUT (.json, .json.gz)"
-    trace.add_argument("--slice", metavar="OUT", dest="slice_out", help=slice_help, **own)
-    trace.add_argument("--steps", metavar="A-B", help="of --slice: these steps, as they are numbered", **own)
-    gaps_help = "of --slice: the surroundings of the N longest gaps"
-    trace.add_argument("--top-gaps", metavar="N", help=gaps_help, **own)
-    for setting in settings.OUTPUT_SETTINGS:
-        if setting.key in ("json", "ascii"):
-            _add_setting(trace, setting)
-    return trace
 
 
 def _add_bundle(commands: argparse._SubParsersAction[Parser]) -> Parser:

@@ -212,20 +212,12 @@ def _bundle(options: Options, asked: str | None, job_was_asked: bool, place: tup
 def _trace(options: Options, given: Mapping[str, Any]) -> int:
     """Analyse traces: on the screen where there is a terminal and no text was asked for."""
     from tpmon.probe.scheduling import step_aside
-    from tpmon.ui.terminal import has_terminal
 
     step_aside()
-    texts = ("csv", "top", "table", "against", "target", "slice_out", "steps", "top_gaps")
-    if not options.is_text and not any(key in given for key in texts) and has_terminal():
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each CPU, for nothing
-        from tpmon.trace_screen import show_traces
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each CPU, for nothing
+    from tpmon.trace_screen import start_trace
 
-        return show_traces(given["files"], options, _stdout(options.ascii_only))
-    from tpmon.analyse import Asked, run_trace
-
-    keys = ("csv", "top", "against", "target", "slice_out", "steps", "top_gaps", "table")
-    asked = Asked(*(given.get(key, "") for key in keys))
-    return run_trace(given["files"], options, asked, _stdout(options.ascii_only))
+    return start_trace(given, options, _stdout(options.ascii_only))
 
 
 def _demo(options: Options) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tpmon.analyse import PROGRESS_AFTER_S, find_files
+from tpmon.analyse import PROGRESS_AFTER_S, Asked, find_files, run_trace
+from tpmon.analyse_memory import are_snapshots
 from tpmon.config import Options
 from tpmon.errors import TpmonError
 from tpmon.model.known import Known, Missing
@@ -17,6 +19,7 @@ from tpmon.report.write import Output, complain
 from tpmon.trace.analysis import Findings, analyze
 from tpmon.trace.lines import find_line
 from tpmon.trace.timeline import Timelines, lay_timelines
+from tpmon.ui.terminal import has_terminal
 
 MOST_KEPT_EVENTS = 12_000_000
 """Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
@@ -83,19 +86,37 @@ class _Progress:
             os.write(2, text.encode())
 
 
-def show_traces(given: Sequence[str], options: Options, output: Output) -> int:
-    """Analyse the traces that were named and draw them until the screen ends; return its exit code.
+def start_trace(given: Mapping[str, Any], options: Options, output: Output) -> int:
+    """Draw the traces that were named; write them as text where that was asked for or nothing can be drawn.
 
     Raises:
         TpmonError: where one is no trace or may not be read.
     """
-    files = find_files(given)
+    keys = ("csv", "top", "against", "target", "slice_out", "steps", "top_gaps", "table")
+    asked = Asked(*(given.get(key, "") for key in keys))
+    named: Sequence[str] = given["files"]
+    if options.is_text or asked != Asked() or not has_terminal():
+        return run_trace(named, options, asked, output)
+    files = find_files(named)
+    if are_snapshots(files):
+        return run_trace(named, options, asked, output)
+    return show_traces(files, named, options, output)
+
+
+def show_traces(files: Sequence[str], named: Sequence[str], options: Options, output: Output) -> int:
+    """Analyse traces and draw them until the screen ends; return its exit code.
+
+    A file that is not among the ``named`` ones came of a directory or a pattern.
+
+    Raises:
+        TpmonError: where one is no trace or may not be read.
+    """
     kept = _Kept()
     progress = _Progress()
 
     def skip(path: str, error: TpmonError) -> bool:
         """Leave out what only a directory or a pattern named: other files lie there too."""
-        if path in given:
+        if path in named:
             return False
         progress.end()
         complain(f"tpmon: left out: {error.what}")

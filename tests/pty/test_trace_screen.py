@@ -36,7 +36,7 @@ def test_a_trace_opens_its_screen_and_q_leaves_the_terminal_as_it_was(open_termi
 
 
 def test_text_is_printed_where_it_was_asked_for_and_in_a_pipe(open_terminal, trace, tmp_path):
-    terminal = open_terminal(command=[*COMMAND, trace, "--top", "5"])
+    terminal = open_terminal(command=[*COMMAND, trace, "--plain"])
     assert terminal.end(SECONDS) == 0
     assert b"\x1b[?1049h" not in terminal.raw
     assert b"verdict  DATA-BOUND (no-workers)" in terminal.raw

@@ -6,6 +6,7 @@ Read once, before a recording begins, from objects that are there; nothing is im
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from tpmon.hook import wire, wire_settings
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tpmon.hook.counts import Counts
 
 _MOST_FRAMES = 64
+_MOST_PLACES = 64
 _MOST_MODULES = 100_000
 _OPTIMIZED = 1
 """Of a code's flags: a function, whose variables do not live in a dictionary."""
@@ -56,6 +58,7 @@ def read_conditions(frame: FrameType | None, steps: Counts) -> dict[str, Any]:
         or {"missing": "no batch of torch's DataLoader was looked at, or it holds no plain tensor"},
     }
     parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "places": _read_places,
         "model": lambda: _read_model(torch, frame),
         "settings": lambda: _read_settings(torch),
         "autocast": lambda: _read_autocast(torch, steps),
@@ -68,6 +71,12 @@ def read_conditions(frame: FrameType | None, steps: Counts) -> dict[str, Any]:
         except Exception as error:  # one of them is no reason to go without the others
             found[name] = {"missing": f"{type(error).__name__}: {error}"}
     return found
+
+
+def _read_places() -> dict[str, Any]:
+    """Say where the files of the stacks lie: torch cuts their paths at the entries of sys.path."""
+    folder = os.getcwd()
+    return {"folder": folder, "sys_path": [os.path.join(folder, one) for one in sys.path[:_MOST_PLACES]]}
 
 
 def _read_model(torch: Any, frame: FrameType | None) -> dict[str, Any]:

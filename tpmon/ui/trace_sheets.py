@@ -133,7 +133,7 @@ def _tab_of(name: str) -> Tab:
 
 
 def is_other(holder: str, name: str, value: object) -> bool:
-    """Tell whether a field of a TraceFile, or of its part ``holder``, is a result without a table of its own."""
+    """Tell whether a field of a TraceFile, or of its part ``holder``, has no table of its own."""
     return holder in _KNOWN and name not in _KNOWN[holder] and _is_table(value)
 
 
