@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
-from tpmon.capture.nsys import judge_nsys
+from tpmon.capture.kineto_capture import try_kineto
+from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
 from tpmon.capture.outcome import gather
 from tpmon.capture.window import Window
 from tpmon.config import Options
@@ -161,18 +162,17 @@ def capture_job(
         TpmonError: saying why where nothing can be captured.
     """
     members = choose_ranks(job, asked)
-    if asked.kind is CaptureKind.NSYS_RANGE:
-        for member in members:
-            refusal = judge_nsys(_read_ancestors(member.identity.pid))
-            if refusal:
-                raise UsageError(refusal, "tpmon capture without --cuda-profiler records with torch.profiler")
+    for member in members:
+        _check_nsys(member.identity.pid, asked)
+    name, folder = _choose_place(members[0].identity.pid, job, asked)
+    wanted = CaptureAsked(
+        asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
+    )
+    if not asked.every and (told := try_kineto(members[0].identity, members[0].rank, wanted, name, tell)):
+        return told
     buses = _open_all(members, job)
     try:
-        name, folder = _choose_place(members[0].identity.pid, job, asked)
         places = [_locate(bus, folder) for bus in buses]
-        wanted = CaptureAsked(
-            asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
-        )
         window = Window(buses, wanted, name, tell)
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
@@ -187,6 +187,29 @@ def capture_job(
     finally:
         for bus in buses:
             bus.close()
+
+
+def _check_nsys(pid: int, asked: Asked) -> None:
+    """Refuse a range that could end the run, and a trace where nsys records the GPU.
+
+    Raises:
+        UsageError: saying which.
+    """
+    above = _read_ancestors(pid)
+    if asked.kind is CaptureKind.NSYS_RANGE:
+        refusal = judge_nsys(above)
+        if refusal:
+            raise UsageError(refusal, "tpmon run --nsys -- COMMAND starts nsys so that it can be asked")
+    elif asked.kind is CaptureKind.TRACE and traces_cuda(above) and _uses_cuda(pid):
+        raise UsageError(HOLDS_SLOT, f"tpmon capture {pid} --cuda-profiler has nsys record")
+
+
+def _uses_cuda(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            return any("/libcuda.so" in line for line in file)
+    except OSError:
+        return False  # the hook asks again from within
 
 
 def _step_back() -> None:

@@ -73,7 +73,7 @@ def gather(
         ranks=tuple(ranks),
         conditions=conditions,
         price=price,
-        paused_ms=max((rank.paused_ms for rank in ranks), default=0.0),
+        paused_ms=max((one.paused_ms for one in ranks if is_known(one.paused_ms)), default=0.0),
         notes=(*sorted(reasons), *notes),
     )
     return result, tuple(summaries)

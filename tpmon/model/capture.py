@@ -86,7 +86,7 @@ class RankCapture:
     reason: str
     first_step: Known[int]
     steps: int
-    paused_ms: float
+    paused_ms: Known[float]
     step_before_ms: Known[float]
     step_during_ms: Known[float]
     step_after_ms: Known[float]
@@ -99,7 +99,7 @@ class CapturedFile:
     path: str
     host_path: str
     rank: Applicable[int]
-    first_step: int
+    first_step: Known[int]
     steps: Known[int]
     events: Known[int]
     kernels: Known[int]
@@ -157,7 +157,7 @@ class CaptureResult:
     ranks: tuple[RankCapture, ...]
     conditions: Known[Conditions]
     price: Known[CapturePrice]
-    paused_ms: float
+    paused_ms: Known[float]
     notes: tuple[str, ...]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from tpmon.model.capture import CaptureResult, Conditions, GpuClocks, RankCapture
+from tpmon.model.capture import CaptureResult, CaptureState, Conditions, GpuClocks, RankCapture
 from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.trace import TraceSummary
 
@@ -49,12 +49,19 @@ def write_capture_line(result: CaptureResult, summaries: Sequence[TraceSummary])
 
 def _write_rank(rank: RankCapture) -> str:
     who = f"rank {rank.rank}" if is_known(rank.rank) else f"process {rank.pid}"
-    if not is_known(rank.first_step):
+    if rank.state is not CaptureState.VERIFIED:
         why = f": {rank.reason}" if rank.reason else ""
         return f"  {who}: {rank.state.value}{why}"
+    stood = (
+        f"the loop stood still for {rank.paused_ms:.0f} ms"
+        if is_known(rank.paused_ms)
+        else "the loop went on meanwhile"
+    )
     if not rank.steps:
-        return f"  {who}: a window by time; the loop stood still for {rank.paused_ms:.0f} ms"
-    window = f"steps {rank.first_step}-{rank.first_step + rank.steps - 1}"
+        return f"  {who}: a window by time; {stood}"
+    window = f"{rank.steps} updates"
+    if is_known(rank.first_step):
+        window = f"steps {rank.first_step}-{rank.first_step + rank.steps - 1}"
     times = ", ".join(
         f"{name} {_ms(value)}"
         for name, value in (
@@ -63,7 +70,7 @@ def _write_rank(rank: RankCapture) -> str:
             ("after", rank.step_after_ms),
         )
     )
-    return f"  {who}: {window}; step {times}; the loop stood still for {rank.paused_ms:.0f} ms"
+    return f"  {who}: {window}; step {times}; {stood}"
 
 
 def _write_conditions(told: Conditions) -> str:

@@ -1,0 +1,53 @@
+"""A plain training loop with no tpmon in it: says "ready", then trains until it is killed or told to stop.
+
+Options: --profile PATH begins a torch profiler of its own at SIGUSR1 and writes its trace there, then says "profiled".
+--steps N ends after so many and prints the losses as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import time
+
+import torch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", default="")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    wanted: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda *_: wanted.append(1))
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(net.parameters())
+    data = torch.randn(32, 64)
+    losses = []
+    profiler = None
+    for step in range(asked.steps):
+        if wanted and profiler is None:
+            profiler = torch.profiler.profile()
+            profiler.start()
+            began = step
+        optimizer.zero_grad()
+        loss = net(data).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        time.sleep(0.01)
+        if profiler is not None and wanted and step == began + 30:
+            profiler.stop()
+            profiler.export_chrome_trace(asked.profile)
+            wanted.clear()
+            print("profiled", flush=True)
+        if step == 3:
+            print("ready", flush=True)
+    print(json.dumps(losses), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""kineto on demand in a real torch: whole updates, no hook needed, and nothing that the run would notice."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs.conftest import READY_S
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+PROGRAM = Path(__file__).with_name("kineto_train.py")
+ROOT = Path(__file__).parents[2]
+TPMON = (sys.executable, "-m", "tpmon")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+FROM_KINETO = "kineto on demand, from a thread of its own"
+FROM_HOOK = "torch.profiler from the step hook"
+
+
+@contextmanager
+def training(*flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a training by ``tpmon run --kineto``; what it prints on standard error is kept."""
+    command = [*TPMON, "run", "--kineto", "--", sys.executable, "-W", "ignore", str(PROGRAM), *flags]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        folder = ""
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            folder = read_folder(job.pid)
+            yield job
+        finally:
+            job.kill()
+            if folder:
+                shutil.rmtree(folder)
+
+
+def capture(pid: int, *flags: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [*TPMON, "capture", str(pid), "--json", *flags],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=READY_S,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def count(path: str) -> dict[str, int]:
+    with gzip.open(path) as file:
+        names = [one["name"] for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
+    starts = {"marks": "ProfilerStep#", "optimizer": "Optimizer.step#"}
+    return {kind: sum(name.startswith(start) for name in names) for kind, start in starts.items()}
+
+
+def read_folder(pid: int) -> str:
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return next(word.partition("=")[2] for word in words if word.startswith("KINETO_IPC_SOCKET_DIR="))
+
+
+def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path) -> None:
+    with training() as job:
+        code, told, said = capture(job.pid, "--steps", "3", "--out", str(tmp_path / "out"))
+        assert code == 0, said
+        assert (told["state"], told["backend"], told["notes"]) == ("done", FROM_KINETO, [])
+        (file,) = told["files"]
+        assert file["steps"] == 3
+        assert count(file["path"]) == {"marks": 3, "optimizer": 3}
+        assert os.stat(file["path"]).st_mode & 0o777 == 0o600
+        assert os.listdir(tmp_path / "out") == [os.path.basename(file["path"])]
+        assert job.poll() is None
+        assert "conf" in os.listdir(read_folder(job.pid))
+        assert "dynolog" not in os.listdir(read_folder(job.pid))
+        job.kill()
+        assert job.stderr is not None
+        assert len(job.stderr.read().splitlines()) == 1  # the price, before the program began
+
+
+@pytest.mark.long
+def test_a_taken_place_falls_back_to_the_hook_where_there_is_one(tmp_path: Path) -> None:
+    import socket
+
+    with training() as job, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken:
+        taken.bind(f"{read_folder(job.pid)}/dynolog")
+        code, told, said = capture(job.pid, "--out", str(tmp_path / "out"))
+        # This loop has no DataLoader, so the hook counts its updates.
+        assert code == 0, said
+        assert told["backend"] == FROM_HOOK
+        assert f"process {os.getpid()} (" in said
+        assert "torch.profiler records from the step hook instead" in said
+
+
+@pytest.mark.long
+def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path) -> None:
+    folder = Path("/tmp") / f"tpmon-kineto-test{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    try:
+        (folder / "conf").write_text("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n")
+        armed = {
+            **ENVIRONMENT, "KINETO_USE_DAEMON": "1", "KINETO_LOG_LEVEL": "99",
+            "KINETO_IPC_SOCKET_DIR": str(folder), "KINETO_CONFIG": str(folder / "conf"),
+        }  # fmt: skip
+        command = [sys.executable, "-W", "ignore", str(PROGRAM), "--steps", "700"]
+        with subprocess.Popen(
+            command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as job:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            code, told, said = capture(job.pid, "--steps", "3", "--shapes", "--out", str(tmp_path / "out"))
+            assert (code, told["backend"]) == (0, FROM_KINETO), said
+            with gzip.open(told["files"][0]["path"]) as file:
+                assert b"Input Dims" in file.read()
+            with_capture, noise = job.communicate(timeout=READY_S)
+        assert noise == ""
+        plain = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        assert with_capture == plain.stdout.partition("\n")[2]
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.long
+def test_neither_hook_nor_kineto_offers_the_sample_and_the_restart() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(PROGRAM)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            code, _, said = capture(job.pid)
+            assert code == 2
+            assert "no profile of it is possible without touching the run" in said
+            assert f"tpmon sample {job.pid}" in said
+            assert f"tpmon run -- {sys.executable} -W ignore {PROGRAM}" in said
+        finally:
+            job.kill()
+
+
+NSYS = """#!/bin/sh
+while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do shift; done
+"$@"
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["run", "unsafe"])
+def test_a_range_is_asked_for_under_a_line_that_lets_the_run_live_and_no_other(
+    tmp_path: Path, way: str
+) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text(NSYS)
+    nsys.chmod(0o755)
+    program = [sys.executable, "-W", "ignore", str(PROGRAM)]
+    start = (
+        ["run", "--nsys", "--"]
+        if way == "run"
+        else ["run", "--", str(nsys), "profile", "--capture-range=cudaProfilerApi"]
+    )
+    env = {**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([*TPMON, *start, *program], env=env, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        pid = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0])
+        try:
+            code, told, said = capture(pid, "--cuda-profiler")
+            if way == "run":
+                assert (code, told["state"]) == (2, "refused")
+                assert "this process does not use CUDA" in told["notes"][0]
+            else:
+                assert code == 2
+                assert "can end the run with the window" in said
+            assert job.poll() is None
+        finally:
+            os.kill(pid, signal.SIGKILL)
