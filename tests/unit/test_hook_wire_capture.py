@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from tpmon.hook import wire, wire_capture
 from tpmon.hook.capture import Capture
+from tpmon.hook.capture_file import CaptureFile, Sizes
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.counts import Counts
 from tpmon.hook.wire_capture import Request
@@ -111,6 +113,20 @@ def test_only_what_can_be_meant_is_taken() -> None:
         request(name=""),
     ):
         assert not is_sane(wrong)
+
+
+@pytest.mark.parametrize("part", ["a\nb", "a\\b", 'a"b', "a://b", "a\x1bb", "a\udcffb"])
+def test_a_folder_that_torch_would_write_beside_is_refused(tmp_path, part: str) -> None:
+    words = [0] * wire_capture.REQUEST_WORDS
+    words[wire_capture.ASK_KIND] = wire_capture.KIND_PROBE
+    words[wire_capture.ASK_MOST_EVENTS] = words[wire_capture.ASK_MOST_BYTES] = 1 << 20
+
+    def refuse(folder: str) -> str:
+        return CaptureFile(wire_capture.Request(tuple(words), folder, "x"), Sizes()).refuse()
+
+    assert "torch cannot write to a path with" in refuse(f"{tmp_path}/{part}")
+    assert os.listdir(tmp_path) == []
+    assert refuse(f"{tmp_path}/my run's é") == ""
 
 
 def test_a_file_is_named_after_rank_and_step() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 from tpmon.hook import wire_capture
 from tpmon.hook.headroom import read_disk_left, read_memory_left
@@ -23,6 +24,7 @@ _DISK_SPARE = 64 << 20
 """Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""
 
 _MIB = 1 << 20
+_ODD = re.compile(r'[\x00-\x1f\x7f"\\]|://')
 
 
 class Sizes:
@@ -51,6 +53,8 @@ class CaptureFile:
         words = self._request.words
         kind = words[wire_capture.ASK_KIND]
         folder = self._request.folder
+        if not _can_write_to(folder):
+            return "torch cannot write to a path with a quote, a backslash, :// or a control character in it"
         events = size = 0
         if kind == wire_capture.KIND_CAPTURE:
             told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
@@ -124,6 +128,15 @@ class CaptureFile:
                     os.unlink(path)
             except OSError:
                 continue  # was never there, or its folder is gone
+
+
+def _can_write_to(folder: str) -> bool:
+    """Tell whether torch writes where it is told: it drops some signs of a path, and writes elsewhere."""
+    try:
+        folder.encode()
+    except UnicodeEncodeError:
+        return False
+    return _ODD.search(folder) is None
 
 
 def _try_writing(path: str) -> None:
