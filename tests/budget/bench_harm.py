@@ -9,8 +9,9 @@ tenant then costs one turn; the ratio of all steps is printed, too. Two neighbou
 hypervisor took more than 2 % of the CPUs' time from this machine in one of them ("steal" in /proc/stat): that is
 no doing of tpmon's. TracerPid of every process of the job is sampled. Run: ``make bench-harm``.
 
-Each step waits 10 ms as behind a GPU: the usual training. With ``--device-ms 0`` the thread computes all the time, and its speed on a shared host is the host's: two neighbouring turns of 2 s differed by
-12 % (standard deviation) with tpmon stopped or not, of which no bench of half an hour makes 1 %.
+Each step waits 10 ms as behind a GPU: the usual training. With ``--device-ms 0`` the thread computes all the
+time, and its speed on a shared host is the host's: two neighbouring turns of 2 s differed by 12 % (standard
+deviation), with tpmon stopped or not, of which no bench of half an hour makes 1 %.
 """
 
 from __future__ import annotations
