@@ -21,8 +21,7 @@ from tpmon.report.trace_tables import TEXT_TABLES, write_tables
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import analyze
-from tpmon.trace.places import find_remote, is_remote
-from tpmon.trace.snapshot_read import ENDINGS
+from tpmon.trace.places import SNAPSHOT_ENDINGS, find_remote, is_remote
 
 _ENDINGS = (".json", ".json.gz")
 MOST_FILES = 4096
@@ -57,7 +56,7 @@ def find_files(given: Sequence[str]) -> list[str]:
     found: list[str] = []
     for one in given:
         if is_remote(one):
-            files = [one] if one.endswith(ENDINGS) else find_remote(one, _ENDINGS)
+            files = [one] if one.endswith(SNAPSHOT_ENDINGS) else find_remote(one, _ENDINGS)
         elif os.path.isdir(one):
             names = sorted(name for name in os.listdir(one) if name.endswith(_ENDINGS))
             files = [os.path.join(one, name) for name in names]

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.codec import encode
-from tpmon.report.snapshot import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
 from tpmon.report.write import Output
-from tpmon.trace.snapshot import analyze_snapshots
-from tpmon.trace.snapshot_read import is_snapshot
+from tpmon.trace.places import is_snapshot
 
 
 def are_snapshots(files: Sequence[str]) -> bool:
@@ -27,6 +25,13 @@ def are_snapshots(files: Sequence[str]) -> bool:
 
 def run_snapshots(files: Sequence[str], options: Options, table: str, top: int, output: Output) -> int:
     """Analyse memory snapshots; ``table`` is the one wanted as CSV, "" for all as text."""
+    from tpmon.report.snapshot import (  # noqa: PLC0415  # 30 ms that a trace does not need
+        SNAPSHOT_TABLES,
+        write_snapshot_csv,
+        write_snapshots,
+    )
+    from tpmon.trace.snapshot import analyze_snapshots  # noqa: PLC0415
+
     if table and table not in SNAPSHOT_TABLES:
         raise UsageError(
             f"a memory snapshot has no table {table!r}", f"--csv with one of {', '.join(SNAPSHOT_TABLES)}"

@@ -10,7 +10,6 @@ from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.write import Output
 from tpmon.trace.read import Progress, read_trace
 from tpmon.trace.slice import choose_gaps, choose_steps
-from tpmon.trace.slice_write import write_slice
 
 MOST_GAPS = 1000
 _TRY = "tpmon trace FILE --slice small.json.gz --steps 3-5"
@@ -27,6 +26,8 @@ class AskedSlice:
 
 def run_slice(files: Sequence[str], asked: AskedSlice, progress: Progress, output: Output) -> int:
     """Write the slice of one trace that was asked for, and say how much it is."""
+    from tpmon.trace.slice_write import write_slice  # noqa: PLC0415  # not needed by an analysis
+
     out, steps, gaps = asked.out, asked.steps, asked.gaps
     if not out:
         raise UsageError("--steps and --top-gaps say what a slice holds: it needs --slice OUT", _TRY)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tpmon.errors import NotPermittedError, TpmonError, UsageError
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "az")
+SNAPSHOT_ENDINGS = (".pickle", ".pkl")
 _BLOCK_BYTES = 8 << 20
 _TRY_FILE = "tpmon trace FILE..."
 _TRY_EXTRA = "pip install 'tpmon[cloud]'"
@@ -31,6 +32,18 @@ class Readable(Protocol):
 def is_remote(path: str) -> bool:
     """Tell whether a path names an object store."""
     return path.partition("://")[0] in SCHEMES and "://" in path
+
+
+def is_snapshot(path: str) -> bool:
+    """Tell whether a file is named, or begins, like a pickle: a memory snapshot."""
+    if path.endswith(SNAPSHOT_ENDINGS) or is_remote(path):
+        return path.endswith(SNAPSHOT_ENDINGS)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            first = file.read(2)
+    except OSError:
+        return False
+    return len(first) == 2 and first[0] == 0x80 and first[1] <= 5
 
 
 @contextmanager

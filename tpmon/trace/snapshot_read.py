@@ -16,9 +16,8 @@ from tpmon.model.snapshot import SnapshotLost
 from tpmon.model.units import clean_text
 from tpmon.model.unpickle import load_plain
 from tpmon.model.unpickle_shape import Limits, PlainError
-from tpmon.trace.places import is_remote, open_bytes
+from tpmon.trace.places import open_bytes
 
-ENDINGS = (".pickle", ".pkl")
 FILE_BYTES = 1 << 30
 MOST_VALUES = 60_000_000
 VALUES_PER_BYTE = 0.5
@@ -79,18 +78,6 @@ class Snapshot:
     stacks: Sequence[tuple[str, ...]]
     lost: SnapshotLost
     file_bytes: int
-
-
-def is_snapshot(path: str) -> bool:
-    """Tell whether a file is named or begins like a pickle."""
-    if path.endswith(ENDINGS) or is_remote(path):
-        return path.endswith(ENDINGS)
-    try:
-        with open(path, "rb", buffering=0) as file:
-            first = file.read(2)
-    except OSError:
-        return False
-    return len(first) == 2 and first[0] == 0x80 and first[1] <= 5
 
 
 def read_snapshot(path: str) -> Snapshot:
