@@ -1,7 +1,9 @@
 """Measure what reading and analysing a trace costs: CPU seconds and peak memory of the whole command.
 
-Tiles a training trace of a GPU (or ``--trace FILE``) to 5 MB, 100 MB and, with ``--big``, 1 GB. With
-``--beside PYTHON`` also runs torch-tb-profiler and HolisticTraceAnalysis of that Python on the same files.
+Tiles a training trace of a GPU (or ``--trace FILE``) to 5 MB, 100 MB and, with ``--big``, 1 GB; with
+``--stacks`` torch records a real trace with Python stacks. With ``--beside PYTHON`` also runs
+torch-tb-profiler and HolisticTraceAnalysis of that Python on the same files, each with its default tables;
+one that takes more CPU time or memory than it may is stopped, and the table says so.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import argparse
 import gzip
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,14 +30,20 @@ PROMISES = {5: (0.5, None), 100: (2.0, 130), 1000: (20.0, 1000)}
 OPS = 90
 STEP_US = 12_000.0
 
+LIMIT_S = 900
+LIMIT_MB = 18_000
+
 TB = """
 import sys
-from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.io.cache import Cache
-RunProfileData.parse("w", 1, sys.argv[1], Cache()).process()
+from torch_tb_profiler.profiler.data import RunProfileData
+from torch_tb_profiler.profiler.run_generator import RunGenerator
+read = RunProfileData.parse("worker0", 1, sys.argv[1], Cache())
+read.process()
+RunGenerator("worker0", 1, read).generate_run_profile()
 """
 HTA = """
-import os, shutil, sys, tempfile
+import os, sys
 from hta.trace_analysis import TraceAnalysis
 found = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=os.path.dirname(sys.argv[1]))
 found.get_temporal_breakdown(visualize=False)
@@ -41,6 +51,29 @@ found.get_gpu_kernel_breakdown(visualize=False)
 found.get_idle_time_breakdown(visualize=False)
 found.get_comm_comp_overlap(visualize=False)
 found.get_cuda_kernel_launch_stats(visualize=False)
+"""
+VERSIONS = """
+import importlib.metadata as found, platform
+names = ("torch-tb-profiler", "HolisticTraceAnalysis", "pandas", "numpy")
+print(", ".join(f"{name} {found.version(name)}" for name in names) + f", Python {platform.python_version()}")
+"""
+RECORD = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, schedule
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+def scale(value, by): return value * by
+def prepare(rows): return [scale(row, 0.5) for row in rows]
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True,
+             schedule=schedule(wait=0, warmup=1, active=4)) as prof:
+    for _step in range(5):
+        rows = prepare(list(range(110_000)))
+        loss = model(torch.rand(32, 64)).sum() + rows[0]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        prof.step()
+prof.export_chrome_trace(sys.argv[1])
 """
 
 
@@ -123,48 +156,109 @@ def _shift(events: list[dict[str, Any]], number: int, span: float) -> Iterator[d
         yield moved
 
 
-def measure(command: list[str], directory: str) -> tuple[float, float]:
-    """Run a command and return its CPU seconds and its peak of resident memory in MB."""
+class Stopped(Exception):  # noqa: N818  # said in the table
+    """Say why a program has no figures."""
+
+
+def measure(
+    command: list[str], directory: str, limit_s: int = LIMIT_S, limit_mb: int = LIMIT_MB
+) -> tuple[float, float]:
+    """Run a command and return its CPU seconds and its peak of resident memory in MB.
+
+    Raises:
+        Stopped: where it fails, or takes more CPU time or memory than it may.
+    """
+
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=directory) as child:
+        resource.prlimit(child.pid, resource.RLIMIT_CPU, (limit_s, limit_s + 5))
+        resource.prlimit(child.pid, resource.RLIMIT_AS, (limit_mb << 20, limit_mb << 20))
         assert child.stderr is not None
-        said = child.stderr.read().decode(errors="replace")
+        said = child.stderr.read().decode(errors="replace").strip()
         _pid, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise Stopped(f"stopped at {limit_s} s of CPU")
+    if child.returncode and "MemoryError" in said:
+        raise Stopped(f"stopped at {limit_mb} MB")
     if child.returncode:
-        raise SystemExit(f"{command[:4]} ended with {child.returncode}: {said[-500:]}")
+        raise Stopped(f"failed: {said.splitlines()[-1][:100] if said else child.returncode}")
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
+def compare(
+    path: Path, label: str, promise: tuple[float, int | None], runs: int, beside: str
+) -> Iterator[str]:
+    """Measure every tool on one file, a row each; of several runs of tpmon the median counts."""
+    tools = {"tpmon trace": [sys.executable, "-m", "tpmon", "trace", str(path)]}
+    if beside:
+        tools["torch-tb-profiler"] = [beside, "-c", TB, str(path)]
+        tools["HolisticTraceAnalysis"] = [beside, "-c", HTA, str(path)]
+    own: tuple[float, float] | None = None
+    for name, command in tools.items():
+        try:
+            taken = sorted(measure(command, str(ROOT)) for _run in range(1 if own else runs))
+        except Stopped as error:
+            yield f"| {label} | {name} | {error} | | |"
+            continue
+        cpu_s, memory = taken[len(taken) // 2]
+        if own is None:
+            own = (cpu_s, memory)
+            limit_s, limit_mb = promise
+            held = cpu_s <= limit_s and (limit_mb is None or memory <= limit_mb)
+            said = f"{limit_s:g} s{f', {limit_mb} MB' if limit_mb else ''}: {'held' if held else 'NOT HELD'}"
+        else:
+            said = f"{cpu_s / own[0]:.1f} x the CPU, {memory / own[1]:.1f} x the memory"
+        yield f"| {label} | {name} | {cpu_s:.2f} | {memory:.0f} | {said} |"
+
+
 def rows(sizes: list[int], runs: int, given: str, beside: str) -> Iterator[str]:
-    """Measure all and write the table line by line; of several runs the median counts."""
-    yield "| file | tool | CPU s | peak MB | promise |"
-    yield "|---|---|---|---|---|"
+    """Measure tiled traces and write the table line by line."""
     with tempfile.TemporaryDirectory() as directory:
         for size in sizes:
             path = Path(directory) / f"rank0_{size}.pt.trace.json"
             tile(path, size, given)
-            tools = {"tpmon trace": [sys.executable, "-m", "tpmon", "trace", str(path)]}
-            if beside:
-                tools["torch-tb-profiler"] = [beside, "-c", TB, str(path)]
-                tools["HolisticTraceAnalysis"] = [beside, "-c", HTA, str(path)]
-            for name, command in tools.items():
-                ours = name.startswith("tpmon")
-                taken = sorted(measure(command, str(ROOT)) for _run in range(runs if ours else 1))
-                cpu_s, memory = taken[len(taken) // 2]
-                limit_s, limit_mb = PROMISES[size]
-                promise = f"{limit_s:g} s" + (f", {limit_mb} MB" if limit_mb else "")
-                yield f"| {size} MB | {name} | {cpu_s:.2f} | {memory:.0f} | {promise if ours else ''} |"
+            yield from compare(path, f"{size} MB", PROMISES[size], runs, beside)
             path.unlink()
+
+
+def rows_with_stacks(runs: int, beside: str) -> Iterator[str]:
+    """Measure a trace that torch records here, with the Python functions of a busy loop in it."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "rank0_stacks.pt.trace.json"
+        subprocess.run([sys.executable, "-c", RECORD, str(path)], check=True, capture_output=True)
+        megabytes = path.stat().st_size / 1e6
+        promise = (PROMISES[100][0] * megabytes / 100, 130)
+        yield from compare(path, f"{megabytes:.0f} MB, real, with stacks", promise, runs, beside)
+
+
+def describe(beside: str) -> Iterator[str]:
+    """Say what is measured, and on what."""
+    asked = ["git", "describe", "--always", "--dirty=, with changes"]
+    commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    yield f"commit {commit or 'unknown'}; {os.cpu_count()} CPUs, load {load}; Python {sys.version.split()[0]}"
+    if beside:
+        said = subprocess.run([beside, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout
+        yield f"beside: {said.strip()}; stopped at {LIMIT_S} s of CPU or {LIMIT_MB} MB"
+    yield ""
+    yield "| file | tool | CPU s | peak MB | |"
+    yield "|---|---|---|---|---|"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--big", action="store_true", help="also 1 GB")
+    parser.add_argument("--stacks", action="store_true", help="also a real trace with stacks (needs torch)")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--trace", default="", help="tile this trace instead")
     parser.add_argument("--beside", default="", help="a Python with torch-tb-profiler and HTA")
     given = parser.parse_args()
     started = time.monotonic()
-    for row in rows([5, 100, *([1000] if given.big else [])], given.runs, given.trace, given.beside):
+    sizes = [5, 100, *([1000] if given.big else [])]
+    for row in describe(given.beside):
         print(row, flush=True)
-    print(f"\n{time.monotonic() - started:.0f} s in all")
+    for row in rows(sizes, given.runs, given.trace, given.beside):
+        print(row, flush=True)
+    for row in rows_with_stacks(given.runs, given.beside) if given.stacks else ():
+        print(row, flush=True)
+    print(f"\n{time.monotonic() - started:.0f} s in all, load {os.getloadavg()[0]:.1f} at the end")
