@@ -248,13 +248,16 @@ def describe(beside: str) -> Iterator[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--big", action="store_true", help="also 1 GB")
+    parser.add_argument(
+        "--only", type=int, choices=sorted(PROMISES), help="of these sizes this one alone, MB"
+    )
     parser.add_argument("--stacks", action="store_true", help="also a real trace with stacks (needs torch)")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--trace", default="", help="tile this trace instead")
     parser.add_argument("--beside", default="", help="a Python with torch-tb-profiler and HTA")
     given = parser.parse_args()
     started = time.monotonic()
-    sizes = [5, 100, *([1000] if given.big else [])]
+    sizes = [given.only] if given.only else [5, 100, *([1000] if given.big else [])]
     for row in describe(given.beside):
         print(row, flush=True)
     for row in rows(sizes, given.runs, given.trace, given.beside):
