@@ -142,8 +142,8 @@ def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path: P
     assert len(write_csv(report, "shapes")) == 1
 
 
-def memory(trace: TraceBuilder, at: float, changed: int, allocated: int, address: int, kind: int = 1) -> None:
-    trace.memory(at, changed, allocated, kind=kind, device=0 if kind else -1)
+def memory(trace: TraceBuilder, at: float, changed: int, allocated: int, address: int) -> None:
+    trace.memory(at, changed, allocated, kind=1, device=0)
     trace.events[-1]["args"]["Addr"] = address
     trace.events[-1]["tid"] = HOST
 

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.traces import A100, V100, TraceBuilder
+from tpmon.analyse import Asked, run_trace
+from tpmon.config import resolve, settle
+from tpmon.errors import UsageError
 from tpmon.model.known import is_known
 from tpmon.model.trace import TraceFile
 from tpmon.model.trace_tables import PatternRow
 from tpmon.report.trace import write_report
+from tpmon.report.write import Output
 from tpmon.trace.advice import _NEEDS, _REMEDIES, _WHEN
 from tpmon.trace.analysis import analyze
 
@@ -42,7 +46,8 @@ def test_copies_that_no_kernel_hides(length: float, seen: bool, tmp_path: Path) 
     if row is not None:
         assert row.share_pct == pytest.approx(length / 10)
         assert (
-            row.seen == "1 copies a step with no kernel beside them, most: Memcpy HtoD (Pageable -> Device)"
+            row.seen
+            == "1 copies a step that kernels do not hide, most of the time: Memcpy HtoD (Pageable -> Device)"
         )
         assert row.advice[0].startswith("pin the batches")
 
@@ -77,6 +82,8 @@ def test_one_operator_over_and_over(count: int, seen: bool, tmp_path: Path) -> N
     assert (row is not None) is seen
     if row is not None:
         assert row.seen == "aten::add_ is called 120 times a step, 12.0 us each"
+    trace.kernel(0, 9_900, launch=1)  # a busy device: the operators cost nothing
+    assert see(trace, tmp_path, "tiny-operators") is None
 
 
 @pytest.mark.parametrize(("count", "seen"), [(150, True), (20, False)])
@@ -198,6 +205,26 @@ def test_shares_are_of_all_devices(tmp_path: Path) -> None:
     assert row is not None
     assert row.share_pct == 20
     assert is_known(row.share_pct)
+
+
+def test_a_host_that_runs_ahead_gives_no_share_above_the_whole(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 100).op("aten::mm", 0, 100, **FP32)
+    trace.kernel(50, 10_000, launch=20, name="ampere_sgemm_128x64_tn")
+    row = see(trace, tmp_path, "fp32-products")
+    assert row is not None
+    assert row.share_pct == pytest.approx(100 * 10_000 / 10_050)
+
+
+def test_one_table_is_written_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 100, **FP32)
+    path = trace.kernel(20, 970, launch=20, name="ampere_sgemm_128x64_tn").write(tmp_path / "t.json")
+    options, out = settle(resolve({}, {}, tmp_path / "none.toml", {})), Output(1, ascii_only=True)
+    assert run_trace([path], options, Asked(table="shapes"), out) == 0
+    assert "aten::mm  [[64,64],[64,64]]" in capfd.readouterr().out
+    with pytest.raises(UsageError, match="--table takes one of"):
+        run_trace([path], options, Asked(table="none"), out)
+    with pytest.raises(UsageError, match="without --csv"):
+        run_trace([path], options, Asked(table="lines", csv="steps"), out)
 
 
 def test_every_remedy_of_a_pattern_is_in_the_catalogue() -> None:

@@ -208,7 +208,12 @@ def test_types_in_the_names_of_kernels(name: str, dtype: str) -> None:
         ("aten::mm", "not JSON", math.nan),
         ("aten::mm", '{"a": 1}', math.nan),
         ("aten::mm", "[[2,-3],[-3,5]]", math.nan),
+        ("aten::bmm", f"[{[1 << 59] * 40},{[1 << 59] * 40}]", math.nan),
         ("aten::add", "[[2,3],[2,3]]", math.nan),
+        ("aten::convolution_backward", "[[1,6,4],[1,5,4],[6,5,3]]", 2 * 2 * 24 * 15),
+        ("aten::convolution_backward", "[[1,6,8],[1,6,4],[6,6,2]]", math.nan),
+        ("aten::convolution_backward", "[[1,6,4],[1,5,4],[5,6,3]]", math.nan),
+        ("aten::convolution_backward", "[[1,6],[1,5,4],[6,5,3]]", math.nan),
     ],
 )
 def test_operations_of_a_call(op: str, dims: str, flops: float) -> None:

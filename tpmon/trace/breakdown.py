@@ -15,6 +15,8 @@ from tpmon.trace.schema import Category
 from tpmon.trace.spans import Spans, unite, unite_all
 from tpmon.trace.steps import Steps
 
+MOST_DEVICES = 256
+"""No machine has more; a damaged file may name thousands, and they then count as one."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -97,7 +99,7 @@ def find_activity(trace: Trace) -> Activity:
         cpu=of_host(is_op if has_work else is_op & ~on_host),
     )
     numbers = np.unique(work.device).tolist()
-    if len(numbers) < 2:
+    if not 1 < len(numbers) <= MOST_DEVICES:
         return together
     alone = []
     for device in numbers:

@@ -47,7 +47,7 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
     base = base_name(row.name)
     if not base:
         return Missing("no name to give to Nsight Compute")
-    alike = [one for one in kernels if base_name(one.name) == base]
+    alike = [one for one in kernels if base in one.name and base_name(one.name) == base]
     each = math.ceil(sum(one.count for one in alike) / max(steps, 1))
     count = 1 if len(alike) == 1 else min(each, MOST_LAUNCHES)
     return (

@@ -42,8 +42,8 @@ _ATTENTION = re.compile(
     r"flash_attn|flash_attention|efficient_attention|scaled_dot_product|cudnn_attention|xformers",
     re.IGNORECASE,
 )
-_WIDEST = 1 << 50
-"""A size beyond this is no size."""
+_WIDEST = 1 << 60
+"""More elements than this have no tensor around them."""
 
 _ELEMENTWISE = re.compile(
     r"^aten::(?:add|sub|rsub|mul|div|relu|gelu|silu|sigmoid|tanh|exp|log|sqrt|rsqrt|neg|abs|clamp|clamp_min"
@@ -108,9 +108,9 @@ def _parse_size(given: object) -> Dims | None:
     """Return the sizes of one tensor, None for a list of tensors."""
     if not isinstance(given, list):
         return ()
-    if all(isinstance(one, int) and 0 <= one < _WIDEST for one in given):
-        return tuple(given)
-    return None
+    if not all(isinstance(one, int) for one in given):
+        return None
+    return tuple(given) if min(given, default=0) >= 0 and math.prod(given) < _WIDEST else ()
 
 
 def name_kind(operator: str) -> str:
@@ -152,9 +152,13 @@ def measure_product(operator: str, inputs: Inputs) -> Product | None:
 def key_convolution(operator: str, inputs: Inputs) -> tuple[tuple[Dims, Dims], Dims] | None:
     """Return input, weight and output sizes of a backward convolution: its forward does not tell the last."""
     dims = inputs.dims
-    if operator != _CONV_BACKWARD or len(dims) < 3 or not all(len(one) > 2 for one in dims[:3]):
+    if operator != _CONV_BACKWARD or len(dims) < 3 or len({len(one) for one in dims[:3]}) != 1:
         return None
-    return (dims[1], dims[2]), dims[0]
+    output, image, weight = dims[:3]
+    grows = any(out > size + side for out, size, side in zip(output[2:], image[2:], weight[2:], strict=True))
+    if len(output) < 3 or output[1] != weight[0] or grows:
+        return None  # a transposed one, of which the sizes mean something else
+    return (image, weight), output
 
 
 def count_flops(operator: str, inputs: Inputs, outputs: Mapping[tuple[Dims, Dims], Dims]) -> float:

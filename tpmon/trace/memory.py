@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -17,6 +18,8 @@ _KINDS = {0: "cpu", 1: "cuda", 6: "hip", 9: "vulkan", 12: "xpu", 13: "mps", 17: 
 MOST_POINTS = 200
 """Points of a curve: more than columns of a wide terminal."""
 
+MOST_DEVICES = 256
+"""No machine has more; a damaged file may name thousands."""
 _NOT_RESERVED = Missing("memory of the host has no cache that reserves it")
 _NO_TOTALS = Missing("the trace has no totals")
 
@@ -27,7 +30,11 @@ def name_kind(kind: int) -> str:
 
 
 def each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
-    """Give type, number and rows of each device that allocated."""
+    """Give type, number and rows of each device that allocated, at most ``MOST_DEVICES``."""
+    return islice(_each_device(trace), MOST_DEVICES)
+
+
+def _each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
     memory = trace.memory
     for kind in np.unique(memory.device_type).tolist():
         for device in np.unique(memory.device[memory.device_type == kind]).tolist():

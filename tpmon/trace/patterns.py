@@ -17,6 +17,7 @@ from tpmon.trace.columns import Ints
 from tpmon.trace.inputs import measure_product, parse_inputs
 from tpmon.trace.modules import BACKWARD, find_roots
 from tpmon.trace.parts import Parts
+from tpmon.trace.products import DTYPES, KINDS
 from tpmon.trace.read import clean_name, find_device
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import Spans, intersect_total, unite
@@ -46,6 +47,9 @@ _FORWARD = re.compile(
 )
 _MATH = "aten::_scaled_dot_product_attention_math"
 _COMPILES = "_compile.compile_inner (dynamo_timed)"
+_ROUNDED = ("matmul", "convolution")
+"""What torch may round to TF32; attention has switches of its own."""
+_FP32 = DTYPES.index("fp32")
 _REGION = re.compile(r"^Torch-Compiled Region: \d+/(\d+)")
 
 
@@ -80,10 +84,18 @@ def find_patterns(parts: Parts) -> tuple[Seen, ...]:
     return tuple(sorted(found, key=lambda seen: -(seen.share_pct if is_known(seen.share_pct) else 0.0)))
 
 
-def window_us(parts: Parts) -> float:
-    """Return the window of all devices together, that of the host without device work."""
-    start, end = parts.steps.host_window
-    return max((end - start) / 1000 * max(len(parts.gaps), 1), 1.0)
+def _idle_pct(parts: Parts, us: float) -> float:
+    """Return idle time in percent of the window of the marks, of all devices together."""
+    return 100 * us / max(sum(gap.window for gap in parts.gaps), 1.0)
+
+
+def _busy_pct(parts: Parts, ns: float) -> float:
+    """Return device work in percent of the window of the steps, of all devices together.
+
+    Without device work it is time of the host, in the window of the marks.
+    """
+    start, end = parts.steps.window if parts.gaps else parts.steps.host_window
+    return min(100 * ns / max((end - start) * max(len(parts.gaps), 1), 1), 100.0)
 
 
 def _inside(parts: Parts, rows: Ints) -> Ints:
@@ -108,16 +120,15 @@ def _copies(parts: Parts) -> Iterator[Seen]:
         kernels = np.flatnonzero((work.category == Category.KERNEL) & (work.device == device))
         copies = unite(work.start[own], work.duration[own])
         exposed += copies.total - intersect_total(copies, unite(work.start[kernels], work.duration[kernels]))
-    share = exposed / 10 / window_us(parts)
+    share = _busy_pct(parts, exposed)
     if share < COPIES_PCT:
         return
     names = work.name[rows]
     numbers, place = np.unique(names, return_inverse=True)
     spent = np.bincount(place, weights=work.duration[rows])
     largest = parts.trace.names[numbers[int(np.argmax(spent))]]
-    words = (
-        f"{len(rows) / _count_steps(parts):,.0f} copies a step with no kernel beside them, most: {largest}"
-    )
+    count = len(rows) / _count_steps(parts)
+    words = f"{count:,.0f} copies a step that kernels do not hide, most of the time: {largest}"
     also = frozenset({"pageable"} if "Pageable" in largest else ())
     yield Seen("copy-heavy", clean_name(words), share, also)
 
@@ -128,7 +139,7 @@ def _launches(parts: Parts) -> Iterator[Seen]:
     if not len(rows):
         return
     median = float(np.median(work.duration[rows])) / 1000
-    share = 100 * sum(gap.launch + gap.cpu_op for gap in parts.gaps) / window_us(parts)
+    share = _idle_pct(parts, sum(gap.launch + gap.cpu_op for gap in parts.gaps))
     if median < TINY_KERNEL_US and share >= LAUNCH_PCT:
         count = len(rows) / _count_steps(parts)
         yield Seen("launch-heavy", f"{count:,.0f} kernels a step, half of them below {median:.1f} us", share)
@@ -136,9 +147,12 @@ def _launches(parts: Parts) -> Iterator[Seen]:
 
 def _tiny_operators(parts: Parts) -> Iterator[Seen]:
     """Find one operator that is called over and over for little: a loop over elements or parameters."""
+    if parts.gaps and _idle_pct(parts, sum(gap.launch + gap.cpu_op for gap in parts.gaps)) < TINY_PCT:
+        return  # the host is ahead of the device: its operators cost nothing
     ops, host = parts.ops, parts.trace.host
     start, end = parts.steps.host_window
-    outer = np.flatnonzero((ops.depth == 0) & (ops.start >= start) & (ops.start < end))
+    nodes = flag(parts.trace.names, lambda name: name.startswith(BACKWARD))[host.name[ops.row]]
+    outer = np.flatnonzero((ops.depth == 0) & ~nodes & (ops.start >= start) & (ops.start < end))
     if not len(outer):
         return
     names = host.name[ops.row[outer]].astype(np.int64)
@@ -177,7 +191,7 @@ def _optimizer(parts: Parts) -> Iterator[Seen]:
 
 def _syncs(parts: Parts) -> Iterator[Seen]:
     calls, steps = parts.trace.calls, parts.steps
-    share = 100 * sum(gap.sync_explicit + gap.sync_implicit for gap in parts.gaps) / window_us(parts)
+    share = _idle_pct(parts, sum(gap.sync_explicit + gap.sync_implicit for gap in parts.gaps))
     if not steps.marked or not parts.gaps or share < SYNC_PCT:
         return
     copies = flag(parts.trace.names, lambda name: "Memcpy" in name)[calls.name]
@@ -211,8 +225,7 @@ def _main_root(parts: Parts, calls: Ints) -> int:
 def _attention(parts: Parts) -> Iterator[Seen]:
     ops = parts.ops
     rows = np.flatnonzero(flag(parts.trace.names, lambda name: name == _MATH)[parts.trace.host.name[ops.row]])
-    spent = float(parts.times.device_total[rows].sum()) / 1000 if len(rows) else 0.0
-    share = 100 * spent / window_us(parts)
+    share = _busy_pct(parts, float(parts.times.device_total[rows].sum()))
     if share >= ATTENTION_PCT:
         count = len(rows) / _count_steps(parts)
         words = f"scaled_dot_product_attention computes {count:,.0f} times a step without a fused kernel"
@@ -224,10 +237,12 @@ def _plain_products(parts: Parts) -> Iterator[Seen]:
     cards = [find_device(trace, device) for device in np.unique(trace.work.device).tolist()]
     if not cards or not all(card is not None and card.major >= 8 and card.warp_size == 32 for card in cards):
         return
-    rows = [row for row in parts.products if row.dtype == "fp32" and row.kind in ("matmul", "convolution")]
-    share = 100 * sum(row.total_us for row in rows) / window_us(parts)
+    named = [row.kind for row in parts.products if row.dtype == "fp32" and row.kind in _ROUNDED]
+    counted = parts.counted
+    wanted = np.isin(counted.kind, [KINDS.index(kind) for kind in named]) & (counted.dtype == _FP32)
+    share = _busy_pct(parts, float(trace.work.duration[_inside(parts, np.flatnonzero(wanted))].sum()))
     if share >= FP32_PCT:
-        kinds = " and ".join(row.kind for row in rows)
+        kinds = " and ".join(named)
         yield Seen("fp32-products", f"{kinds} in fp32 on ordinary cores, though the card has TF32", share)
 
 
@@ -266,7 +281,7 @@ def _recomputes(parts: Parts) -> Iterator[Seen]:
     if is_known(used) and used > FREE_MEMORY:
         return
     times = parts.times.device_total if parts.gaps else parts.times.own
-    share = float(times[rows].sum()) / 10 / window_us(parts)
+    share = _busy_pct(parts, float(times[rows].sum()))
     if share < RECOMPUTE_PCT:
         return
     words = f"{len(rows) / _count_steps(parts):,.0f} forward operators a step run again in the backward pass"
@@ -287,8 +302,8 @@ def _share_of_memory(parts: Parts) -> Known[float]:
 
 def _misaligned(parts: Parts) -> Iterator[Seen]:
     work = parts.trace.work
-    rows = np.flatnonzero(parts.counted.misaligned == 1)
-    share = float(work.duration[rows].sum()) / 10 / window_us(parts)
+    rows = _inside(parts, np.flatnonzero(parts.counted.misaligned == 1))
+    share = _busy_pct(parts, float(work.duration[rows].sum()))
     if not len(rows) or share < MISALIGNED_PCT:
         return
     shapes = parts.trace.host.shape[parts.ops.row[parts.launchers[rows]]]
