@@ -102,7 +102,13 @@ def _(_tmp_path: Path) -> None:
     names = ("nvjet_hsh_128x128", "flash_fwd_kernel", "bmm_Bfloat16_E4m3", "Cijk_Ailk_Bljk_MI16x16x16")
     assert [uses_tensor_cores(name) for name in names] == ["yes"] * 4
     assert uses_tensor_cores("cutlass_kernel_gemm_x") == "unknown"
-    assert uses_tensor_cores("vectorized_elementwise_kernel") == "no"
+    plain = (
+        "vectorized_elementwise_kernel",
+        "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)",
+        "void fbgemm_gpu::permute_2D_data_kernel<false, int>(int)",
+        "void cutlass::Kernel<cutlass::reduction::kernel::ReduceSplitK<x>>",
+    )
+    assert [uses_tensor_cores(name) for name in plain] == ["no"] * 4
 
 
 @fault("advice-on-bf16")

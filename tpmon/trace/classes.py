@@ -32,7 +32,12 @@ _FUSED = re.compile(r"^triton_(?:poi|red|per|for)_")
 """What the compiler fused is named after the operators in it, products among them, and is none itself."""
 _BESIDE = re.compile(r"splitK_?reduce|ReduceSplitK|reduce_wgrad|_helper", re.IGNORECASE)
 """What sums up the parts of a product."""
-_PLAIN = re.compile(r"volta_s|sgemm|scudnn|gemv")
+_PLAIN = re.compile(
+    r"volta_s|sgemm|scudnn|gemv|Gemv|_engine<float|winograd\w*<float|winograd_nonfused::\w+<float"
+)
+"""Products on the ordinary cores: fp32 of cuBLAS, cuDNN's engines of before TF32, matrix by vector."""
+_NO_PRODUCT = re.compile(r"fbgemm_gpu::|embedding|bounds_check|im2col|compute\w*Offsets", re.IGNORECASE)
+"""What only has the name of a product in its own, or prepares one."""
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 
@@ -93,12 +98,14 @@ def uses_tensor_cores(name: str) -> str:
         return "no"
     if _TENSOR.search(name):
         return "yes"
-    return "unknown" if _MATMUL.search(name) and not _PLAIN.search(name) else "no"
+    if _PLAIN.search(name) or _NO_PRODUCT.search(name) or _BESIDE.search(name):
+        return "no"
+    return "unknown" if _MATMUL.search(name) else "no"
 
 
 def is_product_kernel(name: str) -> bool:
     """Tell whether a kernel multiplies matrices, convolves or attends."""
-    if _FUSED.match(name) or _BESIDE.search(name):
+    if _FUSED.match(name) or _BESIDE.search(name) or _NO_PRODUCT.search(name):
         return False
     return bool(_TENSOR.search(name) or _MATMUL.search(name) or _PLAIN.search(name))
 
