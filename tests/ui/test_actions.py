@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.frames import make_view
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.ui import actions
-from tpmon.ui.actions import Move
+from tpmon.ui.moves import Move
 from tpmon.ui.view import Overlay, Pane, SortBy
 
 ROWS = (11, 12, 13, 14)

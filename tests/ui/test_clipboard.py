@@ -6,7 +6,8 @@ import base64
 
 from tests.frames import make_frame, make_target
 from tpmon.model.frame import TargetState
-from tpmon.ui.clipboard import OSC_52_LIMIT_BYTES, copied_message, facts_text, load_tmux_buffer, osc_52
+from tpmon.ui.clipboard import OSC_52_LIMIT_BYTES, copied_message, load_tmux_buffer, osc_52
+from tpmon.ui.paste import facts_text
 
 
 def test_osc_52_carries_the_text():

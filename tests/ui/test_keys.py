@@ -11,9 +11,10 @@ import pytest
 from tests.frames import make_finding, make_frame, make_target, make_view
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.ui.actions import INTERVALS_S, Move
-from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
+from tpmon.ui.actions import INTERVALS_S
+from tpmon.ui.key_row import Ask, ByDigit, OpenRow
 from tpmon.ui.keys import KEYS, find_key, keys_markdown, keys_shown, say_unused
+from tpmon.ui.moves import Effect, Move
 from tpmon.ui.panes import page_of, paint_screen
 from tpmon.ui.view import Overlay, Pane, Size, ViewState
 

@@ -16,8 +16,8 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.ui import ask_dump
-from tpmon.ui.actions import Move
 from tpmon.ui.keys import keys_shown
+from tpmon.ui.moves import Move
 from tpmon.ui.paint_dump_errors import name_failed
 from tpmon.ui.panes import paint_screen
 from tpmon.ui.stack_rows import action_fold, action_walk, cursor_of, frame_under_cursor, list_rows

@@ -6,28 +6,16 @@ Rows are named by PID and come from the painters; nothing here reads a clock, a 
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.units import clean_text
+from tpmon.ui.moves import FILTER_LIMIT, Move, moved
 from tpmon.ui.view import Overlay, Pane, SortBy, ViewState
 
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 PANES_WITH_ROWS = (Pane.RANKS, Pane.WORKERS)
-FILTER_LIMIT = 40
 OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE)
 """Overlays that help and verdict lie over and go back to."""
-
-
-class Move(Enum):
-    """Name a step through rows or lines; how far a page is, the size of the screen says."""
-
-    UP = "up"
-    DOWN = "down"
-    PAGE_UP = "page up"
-    PAGE_DOWN = "page down"
-    FIRST = "first"
-    LAST = "last"
 
 
 def action_pause(view: ViewState) -> ViewState:
@@ -165,16 +153,3 @@ def _focused(view: ViewState, pane: Pane) -> ViewState:
     if view.focus is pane:
         return replace(view, scroll=0)
     return replace(view, focus=pane, cursor_pid=NOT_APPLICABLE, scroll=0)
-
-
-def moved(place: int, move: Move, page: int, last: int) -> int:
-    """Return the place that a step from ``place`` leads to, 0 to ``last``."""
-    target = {
-        Move.UP: place - 1,
-        Move.DOWN: place + 1,
-        Move.PAGE_UP: place - page,
-        Move.PAGE_DOWN: place + page,
-        Move.FIRST: 0,
-        Move.LAST: last,
-    }[move]
-    return max(0, min(target, last))

@@ -27,17 +27,18 @@ from tpmon.model.frame import Event
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
-from tpmon.ui import actions, clipboard, editor, panes, stack_rows
+from tpmon.ui import actions, editor, panes, paste, stack_rows
 from tpmon.ui.ask_capture import forget_capture
 from tpmon.ui.ask_dump import forget_price
-from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions, ScreenResult
+from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.first_view import first_view
 from tpmon.ui.inbox import EVENT_LIMIT, Inbox, turns_bad
-from tpmon.ui.key_row import Ask, ByDigit, Effect, OpenRow
+from tpmon.ui.key_row import Ask, ByDigit, OpenRow
 from tpmon.ui.keys import find_key, keys_shown, say_unused
 from tpmon.ui.messages import Captured, Told
-from tpmon.ui.terminal import require_terminal
+from tpmon.ui.moves import Effect, Move
+from tpmon.ui.terminal import ScreenResult, require_terminal
 from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, ViewState
 
 STALLED_SECONDS = 1.3
@@ -200,7 +201,7 @@ class MonitorApp(Shell):
                 self._dump = None if isinstance(order, DumpRequest) else self._dump
                 self._sample = None if isinstance(order, SampleRequest) else self._sample
                 self._controls.ask(order)
-        elif isinstance(key.deed, actions.Move):
+        elif isinstance(key.deed, Move):
             page, limit = panes.page_of(view, self._extent(), keys_shown(view))
             if view.overlay is Overlay.STACKS:
                 view = stack_rows.action_walk(view, key.deed, page)
@@ -240,7 +241,7 @@ class MonitorApp(Shell):
             if effect is Effect.COPY_TRY and is_known(finding) and is_known(finding.try_):
                 self.copy_text("what to try", finding.try_)
             else:
-                self.copy_text("the facts", clipboard.facts_text(self.view.frame))
+                self.copy_text("the facts", paste.facts_text(self.view.frame))
 
     def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
         """Show one line for some seconds, or until a key is pressed."""

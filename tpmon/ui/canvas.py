@@ -16,7 +16,7 @@ from textual.widget import Widget
 from tpmon.ui.cells import line_width
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.ink import STYLES
-from tpmon.ui.view import Ink, Line
+from tpmon.ui.lines import Ink, Line
 
 _SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
 _RESET = "\x1b[0m"

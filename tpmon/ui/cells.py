@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from tpmon.ui.view import Ink, Line, Span
+from tpmon.ui.lines import Ink, Line, Span
 
 CUT_MARK = "…"
 

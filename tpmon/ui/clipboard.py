@@ -13,10 +13,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from tpmon.model.frame import Frame
-from tpmon.model.known import is_known
-from tpmon.model.verdict_words import name_verdict, say_confidence, say_since_in_full
-
 OSC_52_LIMIT_BYTES = 74_994
 """xterm and tmux drop a longer sequence: 100,000 bytes with its base64 (xterm ctlseqs, OSC 52)."""
 
@@ -71,21 +67,3 @@ def tell_tmux(what: str, text: str, sequence: str, tell: Callable[[str], None]) 
             tell(line)
 
     threading.Thread(target=run, name="tpmon-copy", daemon=True).start()
-
-
-def facts_text(frame: Frame) -> str:
-    """Write who, when, the verdict and the facts of a Frame as lines to paste into a chat or a ticket."""
-    target = frame.target
-    lines = [
-        f"tpmon {target.pid} {target.script} on {target.host}, {frame.taken.isoformat(timespec='seconds')}",
-    ]
-    finding = frame.verdict
-    if is_known(finding):
-        sure = (say_confidence(finding), say_since_in_full(finding, frame.taken))
-        lines.append(", ".join([name_verdict(finding), *filter(None, sure)]))
-        lines.append(finding.summary)
-    lines.append(frame.facts)
-    if is_known(target.ended):
-        lines.append(f"target ended: {target.ended}")
-    lines += [f"note: {note}" for note in frame.notes]
-    return "\n".join(lines)

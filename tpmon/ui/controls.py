@@ -1,4 +1,4 @@
-"""What the screen is given and what it gives back: options, what it may ask of others, how it ended."""
+"""What the screen is given: options, and what it may ask of others."""
 
 from __future__ import annotations
 
@@ -68,12 +68,3 @@ class Controls:
     """Write what was read as text, to be pasted into a ticket."""
     trace_command: Callable[[str], tuple[str, ...]]
     """Return the command that shows a trace on the terminal until it is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScreenResult:
-    """Hold how the screen ended: ``text`` belongs on stdout, ``complaint`` on stderr."""
-
-    exit_code: int
-    text: str
-    complaint: str

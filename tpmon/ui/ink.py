@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tpmon.model.known import Known, is_known
 from tpmon.ui.cells import width_of
-from tpmon.ui.view import Ink, Line
+from tpmon.ui.lines import Ink, Line
 
 STYLES: Mapping[Ink, str] = {
     Ink.PLAIN: "",

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Union
 
 from tpmon.model.frozen import dataclass
-from tpmon.ui.actions import Move
 from tpmon.ui.controls import Asked
+from tpmon.ui.moves import Effect, Move
 from tpmon.ui.situations import Situation
 from tpmon.ui.view import Overlay, Pane, ViewState
-
-
-class Effect(Enum):
-    """Name what a key does beyond changing the picture; the app carries it out."""
-
-    QUIT = "quit"
-    SUSPEND = "suspend"
-    REDRAW = "redraw"
-    COPY_TRY = "copy try"
-    COPY_FACTS = "copy facts"
-    COPY_SCREEN = "copy screen"
-    COPY_RESULT = "copy result"
-    EDIT = "edit"
-    OPEN_TRACE = "open trace"
 
 
 @dataclass(frozen=True, slots=True)

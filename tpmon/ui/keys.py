@@ -13,10 +13,11 @@ from functools import partial
 from tpmon.model.known import is_known
 from tpmon.ui import actions
 from tpmon.ui import situations as when
-from tpmon.ui.actions import INTERVALS_S, Move
+from tpmon.ui.actions import INTERVALS_S
 from tpmon.ui.ask_dump import has_ended
-from tpmon.ui.key_row import Action, ByDigit, Effect, Key, OpenRow
+from tpmon.ui.key_row import Action, ByDigit, Key, OpenRow
 from tpmon.ui.keys_stacks import BUNDLE_KEYS, STACK_KEYS
+from tpmon.ui.moves import Effect, Move
 from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
 
 

@@ -6,7 +6,8 @@ from functools import partial
 
 from tpmon.ui import actions, ask_bundle, ask_capture, ask_dump, ask_sample, stack_rows
 from tpmon.ui import situations as when
-from tpmon.ui.key_row import Ask, Effect, Key
+from tpmon.ui.key_row import Ask, Key
+from tpmon.ui.moves import Effect
 from tpmon.ui.view import Overlay
 
 _SECTION = "Stacks"

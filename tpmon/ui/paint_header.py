@@ -8,9 +8,10 @@ from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.process import RankRow
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
-from tpmon.ui.cells import cut, fit_line, width_of, wrap, wrap_all, wrap_words
+from tpmon.ui.cells import cut, fit_line, width_of, wrap, wrap_words
 from tpmon.ui.ink import DOT
 from tpmon.ui.marks import age_of, is_old
+from tpmon.ui.paint_keys import paint_key_line
 from tpmon.ui.table import Item, justify
 from tpmon.ui.view import Ink, KeyHelp, Line, Overlay, ViewState
 
@@ -197,15 +198,3 @@ def paint_footer(view: ViewState, keys: Sequence[KeyHelp], width: int) -> list[L
     """
     typed = f"/{view.filter_text}_" if view.overlay is Overlay.FILTER else ""
     return paint_key_line(view.message, typed, keys, width)
-
-
-def paint_key_line(message: str, typed: str, keys: Sequence[KeyHelp], width: int) -> list[Line]:
-    """Paint the footer of any screen: what is ``typed``, else the answer to the last key, and the keys."""
-    head = [Item(0, typed, Ink.STRONG)] if typed else []
-    if not head and width_of(message) > width - 2:
-        return [((f" {text}", Ink.STRONG),) for text in wrap_all(message, max(1, width - 2))]
-    text = cut(message, width - 2)
-    answer = [Item(0, text, Ink.STRONG)] if text else []
-    offered = sorted((key for key in keys if key.priority > 0), key=lambda key: key.priority)
-    items = [Item(100 + n, f"{key.keys[0]} {key.footer}") for n, key in enumerate(offered)]
-    return [justify([*head, *items], answer, width, gap=3 if width >= 100 else 2)]

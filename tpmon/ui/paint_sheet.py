@@ -10,9 +10,9 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.ui.cells import fit_line, pad, width_of, wrap_all
+from tpmon.ui.lines import Ink, Line
 from tpmon.ui.sheet import Block, Paragraph, Sheet, list_units
 from tpmon.ui.table import Table
-from tpmon.ui.view import Ink, Line
 
 LABEL_WIDTH = 9
 _NARROW_LABEL_WIDTH = 4

@@ -11,9 +11,9 @@ from tpmon.model.known import Known, is_known
 from tpmon.model.timeline import TimeCell, Timeline
 from tpmon.ui.cells import fit_line, pad, width_of, wrap_words
 from tpmon.ui.ink import LEVELS
+from tpmon.ui.lines import Ink, Line, Span
 from tpmon.ui.table import Item, paint_rule
 from tpmon.ui.trace_words import CAUSES
-from tpmon.ui.view import Ink, Line, Span
 
 LABEL_WIDTH = 9
 IDLE_SHOWN_PCT = 10.0

@@ -13,8 +13,8 @@ from tpmon.model.known import is_known
 from tpmon.model.verdict import EXIT_CODES
 from tpmon.ui.cells import cut, cut_front, fit_line, wrap_words
 from tpmon.ui.ink import to_ascii
-from tpmon.ui.paint_header import paint_key_line
-from tpmon.ui.paint_overlays import paint_help
+from tpmon.ui.lines import Ink, KeyHelp, Line, Size, Span
+from tpmon.ui.paint_keys import paint_key_line
 from tpmon.ui.paint_sheet import lay_blocks
 from tpmon.ui.paint_timeline import paint_timeline
 from tpmon.ui.sheet import list_facts
@@ -22,7 +22,6 @@ from tpmon.ui.table import Item, justify, paint_pairs, paint_rule
 from tpmon.ui.trace_sheets import find_row, has_data, list_blocks
 from tpmon.ui.trace_view import Tab, TraceOverlay, TraceView
 from tpmon.ui.trace_words import name_rank, name_verdict
-from tpmon.ui.view import Ink, KeyHelp, Line, Size, Span
 
 TINY_WIDTH = 30
 TINY_HEIGHT = 10
@@ -149,6 +148,8 @@ def _paint_tabs(view: TraceView, width: int) -> Line:
 
 def _text_over(view: TraceView, size: Size, keys: Sequence[KeyHelp]) -> list[Line] | None:
     if view.overlay is TraceOverlay.HELP:
+        from tpmon.ui.paint_overlays import paint_help  # noqa: PLC0415  # the first picture does without it
+
         return paint_help(keys, size, TRACE_WORDS)
     if view.overlay is TraceOverlay.DETAILS:
         found = find_row(view)

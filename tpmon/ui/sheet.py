@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar, Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.units import format_bytes
+from tpmon.ui.lines import Ink
 from tpmon.ui.table import Cell, Column
-from tpmon.ui.view import Ink
 
 Row = TypeVar("Row")
 MOST_ROWS = 2000

@@ -26,11 +26,10 @@ from tpmon.errors import ExitCode
 from tpmon.model.known import Known, is_known
 from tpmon.ui import clipboard, editor
 from tpmon.ui.canvas import Canvas
-from tpmon.ui.controls import ScreenResult
 from tpmon.ui.driver import ScreenDriver
+from tpmon.ui.lines import Size
 from tpmon.ui.messages import Planned, Told
-from tpmon.ui.terminal import LEAVE_SECONDS, TerminalGuard, lend_terminal, report_crash
-from tpmon.ui.view import Size
+from tpmon.ui.terminal import LEAVE_SECONDS, ScreenResult, TerminalGuard, lend_terminal, report_crash
 
 MESSAGE_SECONDS = 6.0
 _JOINED_SECONDS = 0.5

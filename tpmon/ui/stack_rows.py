@@ -13,7 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results import GroupStack, TreeLine
-from tpmon.ui.actions import Move, moved
+from tpmon.ui.moves import Move, moved
 from tpmon.ui.view import OTHER_THREADS, WHOLE_GROUP, Overlay, Price, StackRow, StacksView, ViewState
 
 PRICE_SECONDS = 15.0

@@ -9,7 +9,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.ui.cells import cut, fit_line, line_width, pad, pad_left, width_of, wrap_words
 from tpmon.ui.ink import FOCUS_RULE, RULE
-from tpmon.ui.view import Ink, Line, Span
+from tpmon.ui.lines import Ink, Line, Span
 
 Row = TypeVar("Row")
 Cell = Union[str, Span]

@@ -21,6 +21,7 @@ from typing import Any, final
 
 from tpmon import __version__
 from tpmon.errors import ExitCode, NoTerminalError
+from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
 
 ADVICE = "use --once --json for one reading as JSON, or --plain for lines of text"
@@ -70,6 +71,15 @@ def has_terminal() -> bool:
     except NoTerminalError:
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenResult:
+    """Hold how the screen ended: ``text`` belongs on stdout, ``complaint`` on stderr."""
+
+    exit_code: int
+    text: str
+    complaint: str
 
 
 @final

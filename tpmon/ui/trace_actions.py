@@ -8,7 +8,7 @@ from tpmon.model.known import is_known
 from tpmon.model.timeline import Stretch
 from tpmon.model.trace import RankRow, StepRow
 from tpmon.model.units import clean_text
-from tpmon.ui.actions import FILTER_LIMIT, Move, moved
+from tpmon.ui.moves import FILTER_LIMIT, Move, moved
 from tpmon.ui.sheet import list_units
 from tpmon.ui.trace_sheets import find_orders, find_row, list_blocks
 from tpmon.ui.trace_view import WHOLE, Tab, TraceOverlay, TraceView

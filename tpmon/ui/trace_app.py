@@ -18,12 +18,10 @@ from tpmon.model.known import Known, is_known
 from tpmon.model.trace import TraceReport
 from tpmon.ui import editor
 from tpmon.ui import trace_actions as actions
-from tpmon.ui.actions import Move
-from tpmon.ui.controls import ScreenResult
-from tpmon.ui.key_row import Effect
+from tpmon.ui.moves import Effect, Move
 from tpmon.ui.paint_timeline import count_cells
 from tpmon.ui.paint_trace import page_of_trace, paint_trace
-from tpmon.ui.terminal import require_terminal
+from tpmon.ui.terminal import ScreenResult, require_terminal
 from tpmon.ui.trace_keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.trace_sheets import find_paragraph, find_row, list_blocks
 from tpmon.ui.trace_situations import OpenTab

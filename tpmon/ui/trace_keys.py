@@ -11,11 +11,10 @@ from functools import partial
 from tpmon.model.known import is_known
 from tpmon.ui import trace_actions as actions
 from tpmon.ui import trace_situations as when
-from tpmon.ui.actions import Move
-from tpmon.ui.key_row import Effect
+from tpmon.ui.lines import KeyHelp
+from tpmon.ui.moves import Effect, Move
 from tpmon.ui.trace_situations import OpenTab, TraceKey
 from tpmon.ui.trace_view import Tab, TraceOverlay, TraceView
-from tpmon.ui.view import KeyHelp
 
 _TPMON, _TAB, _TIME, _ROW = "Trace", "Trace: tabs", "Trace: timeline", "Trace: rows"
 _BACK = "close, back, clear filter"

@@ -8,10 +8,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.trace import Breakdown, CardUse, DeviceGaps, LargeGap, Lost, StepRow, TraceFile, TraceVerdict
 from tpmon.model.units import format_bytes
+from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, bar, ms_of_us, number, pct, said
 from tpmon.ui.table import Column
 from tpmon.ui.trace_words import CAUSES, KINDS, name_verdict, say_file
-from tpmon.ui.view import Ink
 
 _BAR = 20
 

@@ -8,8 +8,7 @@ from typing import Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.ui import trace_actions as actions
-from tpmon.ui.actions import Move
-from tpmon.ui.key_row import Effect
+from tpmon.ui.moves import Effect, Move
 from tpmon.ui.sheet import Sheet
 from tpmon.ui.trace_sheets import find_orders, find_row, list_all
 from tpmon.ui.trace_view import WHOLE, TraceOverlay, TraceView

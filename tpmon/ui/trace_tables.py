@@ -16,10 +16,10 @@ from tpmon.model.trace import (
     RankTable,
     TraceFile,
 )
+from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, ms_of_us, number, said, size
 from tpmon.ui.table import Column
 from tpmon.ui.trace_words import name_rank
-from tpmon.ui.view import Ink
 
 Orders = tuple[tuple[str, Callable[[OperatorRow], float]], ...]
 

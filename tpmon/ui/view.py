@@ -14,23 +14,24 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.results import DumpUpdate, SampleUpdate
 from tpmon.model.sample import SampleRequest
 from tpmon.model.window import Pulse
+from tpmon.ui.lines import Ink, KeyHelp, Line, Size, Span
 
-
-class Ink(Enum):
-    """Name what a piece of text means; ``ink.py`` gives it a terminal style."""
-
-    PLAIN = "plain"
-    STRONG = "strong"
-    DIM = "dim"
-    TITLE = "title"
-    GOOD = "good"
-    WARN = "warn"
-    BAD = "bad"
-    CURSOR = "cursor"
-
-
-Span = tuple[str, Ink]
-Line = tuple[Span, ...]
+__all__ = [
+    "OTHER_THREADS",
+    "WHOLE_GROUP",
+    "Ink",
+    "KeyHelp",
+    "Line",
+    "Overlay",
+    "Pane",
+    "Price",
+    "Size",
+    "SortBy",
+    "Span",
+    "StackRow",
+    "StacksView",
+    "ViewState",
+]
 
 
 class Pane(IntEnum):
@@ -69,31 +70,6 @@ class SortBy(Enum):
     TIME = "time"
     """Age, oldest first: the birth order of the workers."""
     PID = "pid"
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Hold a screen size in cells."""
-
-    width: int
-    height: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeyHelp:
-    """Hold one key that works now, for the footer, the help overlay and docs/keys.md.
-
-    ``footer`` is its one-word label; ``priority`` orders the footer, 1 first, 0 keeps it out.
-    """
-
-    keys: tuple[str, ...]
-    """As a person reads them: "q", "space", "PgUp"."""
-    help: str
-    section: str
-    footer: str
-    priority: int
-    brief: str = ""
-    """The help where there is little room; neighbours with the same words share a line."""
 
 
 WHOLE_GROUP = -1
