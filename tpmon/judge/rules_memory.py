@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import Scene
@@ -51,6 +53,7 @@ SHM_FULL = 0.5
 SHM_STEPS = 2.0
 """Room for so many times the largest growth within a second that was seen."""
 CARD_FULL = 0.95
+_TAKEN_NS = attrgetter("taken_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +71,39 @@ class Growth:
         return min(self.slopes) > GROWTH_BYTES_S
 
 
-def _around(points: Sequence[tuple[float, float]], edge_s: float) -> tuple[float, float]:
+def _points(
+    frames: Sequence[Frame], now_ns: int, read: Callable[[Frame], Known[float]]
+) -> Iterator[tuple[float, float]]:
+    """Yield age and value of each reading that has one, oldest first."""
+    for frame in frames:
+        if is_known(value := read(frame)):
+            yield (now_ns - frame.taken_ns) / 1e9, value
+
+
+def _around(
+    history: Sequence[Frame], now_ns: int, edge_s: float, read: Callable[[Frame], Known[float]]
+) -> tuple[float, float]:
     """Return age and value about ``edge_s`` ago: the median of the readings next to it.
 
-    A batch that comes and goes between two readings is no growth.
+    A batch that comes and goes between two readings is no growth. Only what lies there is read.
     """
-    near = [point for point in points if abs(point[0] - edge_s) <= EDGE_S]
-    near = near or [min(points, key=lambda point: abs(point[0] - edge_s))]
+    low = bisect_left(history, now_ns - (edge_s + EDGE_S) * 1e9, key=_TAKEN_NS)
+    high = bisect_right(history, now_ns - (edge_s - EDGE_S) * 1e9, key=_TAKEN_NS)
+    near = list(_points(history[low:high], now_ns, read))
+    near = near or [min(_points(history, now_ns, read), key=lambda point: abs(point[0] - edge_s))]
     return statistics.fmean(age for age, _ in near), statistics.median(value for _, value in near)
 
 
 def _read_growth(scene: Scene, read: Callable[[Frame], Known[float]]) -> Known[Growth]:
     """Return the growth of a figure over the last three windows; Missing for a shorter history."""
-    now_ns = scene.frame.taken_ns
-    points = []
-    for frame in scene.history:
-        value = read(frame)
-        if is_known(value):
-            points.append(((now_ns - frame.taken_ns) / 1e9, value))
-    if not points:
-        last = read(scene.frame)
-        return last if isinstance(last, Missing) else Missing("not read")
+    now_ns, history = scene.frame.taken_ns, scene.history
+    oldest = next(_points(history, now_ns, read), None)
+    if oldest is None:
+        return last if isinstance(last := read(scene.frame), Missing) else Missing("not read")
     edges = [GROWTH_WINDOW_S * number for number in range(GROWTH_WINDOWS, -1, -1)]
-    if points[0][0] < edges[0]:
+    if oldest[0] < edges[0]:
         return Missing(f"growth needs {edges[0]:.0f} s of readings")
-    values = [_around(points, edge) for edge in edges]
+    values = [_around(history, now_ns, edge, read) for edge in edges]
     slopes = []
     for (older_s, older), (newer_s, newer) in itertools.pairwise(values):
         if older_s <= newer_s:
