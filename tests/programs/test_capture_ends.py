@@ -1,0 +1,176 @@
+"""Whatever happens within a capture, the run goes its way and tpmon says what became of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.captures import read_told
+from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, training
+from tests.programs.conftest import READY_S, run_program
+from tests.waiting import wait_until
+from tpmon.capture.bus import open_bus
+from tpmon.hook import wire_capture as w
+from tpmon.model.known import is_known
+from tpmon.model.process import Identity
+from tpmon.probe.hook import StepReader
+from tpmon.probe.procread import read_stat
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this environment"),
+]
+
+CYCLES = 500
+
+
+def may_mount() -> bool:
+    """Tell whether this user can have a mount namespace of its own, with a file system in it."""
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        return False
+    trial = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return os.path.isdir("/mnt") and subprocess.run(trial, capture_output=True, check=False).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root and a mount namespace of its own")
+
+
+WAYS = {
+    "exec": ("gone", "the process became another program", 3, None),
+    "os._exit": ("gone", "the process ended", 3, 5),
+    "SystemExit": ("cancelled", "the program ended", 2, 7),
+    "error": ("cancelled", "the program ended", 2, 1),
+    "uninstall": ("cancelled", "the hook was taken out", 2, None),
+}
+"""What tpmon says of it: state, reason, exit code; and with what the program itself ends, if it does."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_that_ends_within_a_capture_ends_as_it_would(tmp_path: Path, way: str) -> None:
+    state, reason, code, ends_with = WAYS[way]
+    ready, out = tmp_path / "ready", tmp_path / "out"
+    ready.mkdir()
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "capture_ends.py"), str(ready), way],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            assert wait_until(lambda: bool(os.listdir(ready)), READY_S)
+            done = subprocess.run(
+                [*TPMON, "capture", str(job.pid), "--json", "--steps", "500", "--out", str(out)],
+                env=ENVIRONMENT,
+                capture_output=True,
+                text=True,
+                timeout=READY_S,
+                check=False,
+            )
+            told = json.loads(done.stdout)
+            assert (done.returncode, told["state"]) == (code, state), done.stderr
+            assert told["notes"] == [reason]
+            assert os.listdir(out) == []
+            if ends_with is None:
+                assert job.poll() is None
+            else:
+                said = job.communicate(timeout=READY_S)[1]
+                assert job.returncode == ends_with
+                assert "tpmon" not in said
+                assert (said == "") == (way != "error")
+        finally:
+            job.kill()
+
+
+@needs_mounts
+def test_a_place_that_fails_within_a_capture_costs_the_file_alone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            sys.executable,
+            "-W",
+            "ignore",
+            str(HERE / "capture_places.py"),
+            str(tmp_path / "small"),
+        ],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=READY_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    for name in ("full", "full_at_writing"):
+        found = report[name]
+        assert (found["state"], found["left"], found["same"]) == (w.STATE_FAILED, [], True), name
+        assert "space" in found["reason"] or "disk full" in found["reason"]
+    during, before = report["readonly"]["during"], report["readonly"]["before"]
+    assert (during["state"], before["state"]) == (w.STATE_FAILED, w.STATE_REFUSED)
+    assert "Read-only" in during["reason"]
+    assert "not writable" in before["reason"]
+    assert during["same"]
+    assert before["same"]
+    assert (report["link"]["state"], report["link"]["kept"]) == (w.STATE_FAILED, "kept")
+    assert report["after"]["state"] == w.STATE_VERIFIED
+    assert len(report["after"]["left"]) == 1
+    assert report["problem"] == ""
+
+
+@needs_mounts
+def test_files_of_another_mount_namespace_are_reached_and_both_paths_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = f'mount -t tmpfs none {own} && exec {sys.executable} capture_validating.py "$0"'
+    command = ("unshare", "--mount", "sh", "-c", script, "{ready}")
+    with run_program(command, tmp_path / "ready", 1) as program:
+        done = subprocess.run(
+            [*TPMON, "capture", str(program.pid), "--steps", "3", "--out", str(own / "out")],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=READY_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(own) == []  # here it is another folder
+        (name,) = os.listdir(f"/proc/{program.pid}/root{own}/out")
+        here = f"/proc/{program.pid}/root{own}/out/{name}"
+        assert f"{own}/out/{name}" in done.stdout
+        assert f"from this shell: {here}" in done.stdout
+        assert read_told(here).wrong == ()
+        assert len(read_told(here).marks) == 3
+
+
+def test_coming_and_going_leaves_nothing_on_either_side() -> None:
+    with training() as pid:
+        process = Identity(pid, read_stat(pid).start_ticks)
+
+        def come_and_go() -> None:
+            bus = open_bus(process)
+            bus.read_records()
+            bus.close()
+            reader = StepReader()
+            assert is_known(reader.read_steps([process])[process])
+            reader.close()
+
+        come_and_go()
+        ours, theirs = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{pid}/fd"))
+        for _ in range(CYCLES):
+            come_and_go()
+        assert len(os.listdir("/proc/self/fd")) == ours
+        assert abs(len(os.listdir(f"/proc/{pid}/fd")) - theirs) <= 4  # its worker comes and goes
+        with open(f"/proc/{pid}/status") as file:
+            assert "State:\tZ" not in file.read()
