@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tpmon.judge.damping import CALM_S, DAMPED_S, damp
 from tpmon.judge.ranking import EXPLAINS, find_explained, rank, weigh
 from tpmon.judge.standing import (
     FALL_S,
@@ -52,7 +53,8 @@ def run(
         now_ns += SECOND
         standing = follow(standing, suspicions, now_ns)
         ranked = rank(standing.tracks, standing.stated)
-        standing = state(standing, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+        decided = state(standing, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+        standing = damp(standing, decided, now_ns)
         stated.append(standing.stated)
     return stated, standing
 
@@ -200,3 +202,49 @@ def test_a_verdict_that_stands_longer_than_its_cause_is_not_shown_beside_the_wor
     assert leave_out_own(later, [other, here]) == [other, here]
     assert leave_out_own(replace(later, stated=DATA), [other, gone]) == [other, gone]
     assert note_rules(replace(later, tracks=()), [other, gone]).rules == ()
+
+
+def take_turns(seconds: int, *each: list[Suspicion], turns: int) -> list[list[Suspicion]]:
+    return [each[turn % len(each)] for turn in range(turns) for _ in range(seconds)]
+
+
+def count_changes(stated: list[Key | None]) -> int:
+    return sum(one != other for one, other in itertools.pairwise(stated))
+
+
+def test_a_run_at_two_thresholds_changes_its_verdict_and_back_once() -> None:
+    data, collate = [suspect(DATA)], [suspect(COLLATE)]
+    stated, _ = run(take_turns(20, data, collate, turns=15))
+    assert count_changes(stated) <= 3
+    assert set(stated[30:]) == {DATA, COLLATE}
+
+
+def test_a_run_at_one_threshold_does_not_come_and_go() -> None:
+    stated, _ = run(take_turns(25, [suspect(DATA), suspect(COMPUTE)], [suspect(COMPUTE)], turns=12))
+    assert count_changes(stated) <= 4
+
+
+def test_changes_a_minute_apart_are_no_flicker() -> None:
+    data, python = [suspect(DATA)], [suspect(PYTHON)]
+    stated, _ = run(take_turns(60, data, python, turns=6))
+    for turn in range(6):
+        assert stated[60 * turn + 15 : 60 * turn + 60] == [(DATA, PYTHON)[turn % 2]] * 45
+
+
+def test_what_was_no_part_of_the_flicker_is_stated_as_ever_and_so_is_a_hang() -> None:
+    flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
+    stated, standing = run([*flicker, *[[suspect(POOL)]] * 15])
+    assert stated[-1] == POOL
+    assert run([[suspect(HUNG)]] * 2, standing)[0][-1] == HUNG
+
+
+def test_what_flickered_is_stated_again_once_it_lasts() -> None:
+    flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
+    _, standing = run(flicker)
+    lasting = COLLATE if standing.stated == DATA else DATA
+    stated, standing = run([[suspect(lasting)]] * 80, standing)
+    assert stated[40] != lasting
+    assert stated[-1] == lasting
+    after, _ = run([[suspect(lasting)]] * round(CALM_S), standing)
+    assert set(after) == {lasting}
+    assert DAMPED_S < 80

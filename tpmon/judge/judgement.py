@@ -19,6 +19,7 @@ from tpmon.judge import (
     rules_python,
     rules_storage,
 )
+from tpmon.judge.damping import damp
 from tpmon.judge.hang_memory import observe
 from tpmon.judge.hang_watch import plan_look
 from tpmon.judge.phases import RankPhases, read_phases
@@ -159,6 +160,7 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     followed = _drop_outlived(followed, suspicions, scene)
     ranked = rank(followed.tracks, followed.stated)
     decided = state(followed, ranked, {key_of(one.suspicion): weigh(one) for one in ranked}, now_ns)
+    decided = damp(followed, decided, now_ns)
     end = next((key_of(one) for one in suspicions if one.seen and key_of(one) in ENDS), None)
     if end is not None:
         decided = replace(decided, stated=end)  # there is no later reading to be surer by

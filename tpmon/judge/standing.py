@@ -67,6 +67,16 @@ class Standing:
     """Which rule, by its number, suspected each cause that is followed."""
     lost_ns: int = 0
     """Since when the stated cause is gone and no other has taken its place; 0 while one holds."""
+    stated_ns: int = 0
+    """When the stated cause took its place."""
+    previous: tuple[Key | None] | None = None
+    """What was stated before it, None in it for no cause; None where that is no flicker."""
+    flickers: frozenset[Key | None] = frozenset()
+    """Causes that came and went, up to ``damped_ns``."""
+    damped_ns: int = 0
+    pending: tuple[Key | None] | None = None
+    """One of them that would be stated, since ``pending_ns``."""
+    pending_ns: int = 0
     finding: Finding | None = None
     """What was said last, and the notes beside it."""
     notes: tuple[str, ...] = ()
