@@ -143,3 +143,51 @@ def test_a_recording_is_ours_until_it_has_stopped() -> None:
     capture.at_exit()
     assert seen == ["our profile"]
     assert capture.guard.ours is None
+
+
+@pytest.fixture
+def taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Capture:
+    """Return a capture that was asked for while a loop evaluates that never trained; nothing is recorded."""
+    counts = Counts()
+    box = page()
+    counts.pages = SimpleNamespace(mailbox=box, page=page(wire.TELEMETRY_BYTES), rank=0, answers=[0, 0])
+    counts.requests = box[wire.REQUEST_OFFSET :].cast("Q")
+    counts.rule, counts.eval_steps = wire.RULE_BATCH, 5
+    capture = Capture(counts, lambda _: False)
+    monkeypatch.setattr(Capture, "_refuse", lambda *_: "")
+    monkeypatch.setattr(Capture, "_begin", lambda self, _, position: begun(self, position))
+    wire_capture.write_request(box, request(str(tmp_path), EXPIRES_NS=1 << 62))
+    capture.at_boundary()
+    return capture
+
+
+def begun(capture: Capture, position: int) -> None:
+    capture._recorder = SimpleNamespace(mark=lambda _: None, stop=lambda: None, drop=lambda: None, ending="")
+    capture._words[wire_capture.CAP_FIRST_STEP] = position
+    capture._set(wire_capture.STATE_RECORDING)
+
+
+def told(capture: Capture) -> tuple[int, int]:
+    words, _ = wire_capture.parse_capture(capture._steps.pages.page)
+    return words[wire_capture.CAP_STATE], words[wire_capture.CAP_FIRST_STEP]
+
+
+def train(capture: Capture, steps: int) -> None:
+    capture._steps.rule, capture._steps.steps = wire.RULE_DATA_AFTER_UPDATE, steps
+    capture.at_boundary()
+
+
+def test_a_capture_that_was_asked_for_before_the_first_step_waits_for_the_training(taken: Capture) -> None:
+    assert told(taken) == (wire_capture.STATE_ARMED, 6)
+    train(taken, 1)
+    assert told(taken) == (wire_capture.STATE_ARMED, 2)
+    train(taken, 2)
+    assert told(taken) == (wire_capture.STATE_RECORDING, 2)
+
+
+def test_a_window_of_inference_that_turns_out_to_be_a_validation_is_given_up(taken: Capture) -> None:
+    taken._steps.eval_steps = 6
+    taken.at_boundary()
+    assert told(taken) == (wire_capture.STATE_RECORDING, 6)
+    train(taken, 1)
+    assert told(taken)[0] == wire_capture.STATE_CANCELLED
