@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces import V100, TraceBuilder
+from tests.traces import A100, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.trace import TraceFile
 from tpmon.model.verdict import Kind
@@ -170,9 +170,9 @@ def test_without_a_device_the_host_is_split(tmp_path: Path) -> None:
 def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path: Path) -> None:
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name="volta_sgemm_128x32_nt")
     trace.op("aten::mm", 0, 10, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
-    advised = analyse(trace, tmp_path, deviceProperties=[V100]).verdict.advice
+    advised = analyse(trace, tmp_path, deviceProperties=[A100]).verdict.advice
     trace.events[-1]["args"]["Input type"] = ["c10::BFloat16", "c10::BFloat16"]
-    bf16 = analyse(trace, tmp_path, deviceProperties=[V100]).verdict.advice
+    bf16 = analyse(trace, tmp_path, deviceProperties=[A100]).verdict.advice
     assert any("TF32" in text for text in advised)
     assert not any("bf16" in text or "TF32" in text for text in bf16)
 

@@ -140,7 +140,11 @@ def test_products_in_fp32_where_the_card_has_tf32(tmp_path: Path) -> None:
     assert row is not None
     assert row.share_pct == 30
     assert row.advice[0] == "allow TF32 for matrix products"
-    assert see(trace, tmp_path, "fp32-products", deviceProperties=[V100]) is None
+    older = see(trace, tmp_path, "fp32-products", deviceProperties=[V100])
+    assert older is not None
+    assert older.advice == ("run forward and loss under fp16 autocast with a GradScaler",)
+    without = {**V100, "computeMinor": 5, "name": "NVIDIA GeForce GTX 1660"}
+    assert see(trace, tmp_path, "fp32-products", deviceProperties=[without]) is None
     trace.events[-1]["name"] = "cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4"
     assert see(trace, tmp_path, "fp32-products") is None
 
@@ -183,7 +187,8 @@ def test_recomputing_matters_where_memory_is_free(tmp_path: Path) -> None:
 
 
 def test_a_plain_step_has_no_pattern(tmp_path: Path) -> None:
-    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 20, **FP32).kernel(10, 980, launch=10)
+    half = {**FP32, "Input type": ["c10::Half", "c10::Half"]}
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 20, **half).kernel(10, 980, launch=10)
     assert analyse(trace, tmp_path, deviceProperties=[V100]).patterns == ()
     assert analyse(TraceBuilder(), tmp_path).patterns == ()
 
@@ -232,4 +237,4 @@ def test_every_remedy_of_a_pattern_is_in_the_catalogue() -> None:
 
     named = {name for names in (*_REMEDIES.values(), *_WHEN.values()) for name in names}
     assert named <= set(CATALOGUE)
-    assert set(_NEEDS) <= {*_REMEDIES, *_WHEN, "memory free"}
+    assert set(_NEEDS) <= {*_REMEDIES, *_WHEN, "memory free", "fp16 alone"}

@@ -95,4 +95,11 @@ def test_habits_of_the_samples() -> None:
         name: {row.name for row in analyse(f"kineto_resnet50/{name}.pt.trace.json.gz").patterns}
         for name in ("nw0_a", "nw4_a")
     }
-    assert seen == {"nw0_a": {"unfused-optimizer"}, "nw4_a": {"launch-heavy", "unfused-optimizer"}}
+    assert seen == {
+        "nw0_a": {"fp32-products", "unfused-optimizer"},
+        "nw4_a": {"fp32-products", "launch-heavy", "unfused-optimizer"},
+    }
+    fp16 = "run forward and loss under fp16 autocast with a GradScaler"  # a V100, as tb advises AMP
+    assert analyse("kineto_resnet50/nw4_a.pt.trace.json.gz").verdict.advice[0] == fp16
+    loader = analyse("kineto_resnet50/nw0_a.pt.trace.json.gz")
+    assert any(row.advice == (fp16,) for row in loader.patterns)

@@ -43,7 +43,7 @@ CATALOGUE: dict[str, Remedy] = {
 Cause = str | NotApplicable
 """A cause of the table, or NOT_APPLICABLE for a kind that has none."""
 
-_NUMERICS = ("tf32", "bf16", "sdpa-forced")
+_NUMERICS = ("tf32", "bf16", "fp16-amp", "sdpa-forced")
 _STORAGE = ("stage-on-nvme", "cache-in-ram")
 _AWAITED = (
     "free-file-lock",

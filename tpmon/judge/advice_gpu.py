@@ -18,7 +18,7 @@ REMEDIES = (
         ceiling="up to 8x for the matrix products on an A100 (156 against 19.5 TFLOPS), far less overall",
         risk=Risk.NUMERICS,
         proof="Tensor-core activity rises above zero and steps get shorter; the loss curve stays.",
-        never_with=(Need.TENSOR_CORES_BUSY,),
+        never_with=(Need.TENSOR_CORES_BUSY, Need.FP16_CORES_ALONE),
     ),
     Remedy(
         id="bf16",
@@ -32,6 +32,24 @@ REMEDIES = (
         ceiling="up to 2x over TF32, 16x over fp32, for the matrix products; half the activation memory",
         risk=Risk.NUMERICS,
         proof="Tensor-core activity and samples/s rise; a validated loss curve over the same batches stays.",
+        never_with=(Need.FP16_CORES_ALONE,),
+    ),
+    Remedy(
+        id="fp16-amp",
+        title="run forward and loss under fp16 autocast with a GradScaler",
+        applies="Matrix products and convolutions run in fp32 on a card whose tensor cores take fp16 "
+        "but not bf16.",
+        not_when="The model is tiny, or overflows in fp16: the scaler then skips many steps. Clip gradients "
+        "after scaler.unscale_(optimizer).",
+        needs=(Need.GPU_PRESENT, Need.FP32_MATMUL_SEEN, Need.FP16_CORES_ALONE),
+        paste='scaler = torch.amp.GradScaler("cuda")  # once\n'
+        'with torch.autocast("cuda", dtype=torch.float16):\n'
+        "    loss = criterion(model(x), y)\n"
+        "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        ceiling="up to 8x for the matrix products on a V100 (125 against 15.7 TFLOPS), far less overall",
+        risk=Risk.NUMERICS,
+        proof="Tensor-core activity and samples/s rise; a validated loss curve over the same batches stays.",
+        never_with=(Need.TENSOR_CORES_BUSY,),
     ),
     Remedy(
         id="cudnn-benchmark",

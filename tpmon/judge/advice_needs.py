@@ -64,6 +64,7 @@ class Need(str, Enum):
     COMPILE_IN_STACK = "the main thread is in the compiler"
     PAGEABLE_COPIES = "batches are copied to the GPU from pageable memory"
     FP32_MATMUL_SEEN = "matrix products or convolutions run in plain fp32"
+    FP16_CORES_ALONE = "the card has tensor cores for fp16, but not for bf16 or TF32 (V100, T4)"
     MISALIGNED_PRODUCTS = "sizes of matrix products are no multiples of 8"
     CONV_MODEL = "convolutions take most of the time"
     FIXED_SHAPES_KNOWN = "the shapes of the inputs do not change from step to step"
@@ -138,6 +139,7 @@ _NOT_YET = frozenset(
         Need.LOCAL_DISK_FREE,
         Need.PAGEABLE_COPIES,
         Need.FP32_MATMUL_SEEN,
+        Need.FP16_CORES_ALONE,
         Need.MISALIGNED_PRODUCTS,
         Need.CONV_MODEL,
         Need.FIXED_SHAPES_KNOWN,

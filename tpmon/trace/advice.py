@@ -26,7 +26,7 @@ from tpmon.trace.read import Trace
 MOST_ADVICE = 3
 IDLE_TENSOR_PCT = 1.0
 _LOW_PRECISION = ("bfloat16", "half", "float8", "float4", "c10::bf16")
-_FOR_HIGH_PRECISION = ("bf16", "tf32")
+_FOR_HIGH_PRECISION = ("bf16", "tf32", "fp16-amp")
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "triton_", "## Call CompiledFxGraph")
 CONV_PCT = 30.0
 """Of the kernels' time in convolutions: from here on they are what the model is made of."""
@@ -37,7 +37,7 @@ _REMEDIES: dict[str, tuple[str, ...]] = {
     "unfused-optimizer": ("fused-optimizer",),
     "sync-per-step": ("find-hidden-syncs", "where-not-mask"),
     "math-attention": ("sdpa-forced",),
-    "fp32-products": ("tf32", "bf16"),
+    "fp32-products": ("tf32", "bf16", "fp16-amp"),
     "recompiles": ("recompilation-trap",),
     "recompute": ("checkpointing-off",),
     "misaligned-products": ("align-shapes",),
@@ -48,6 +48,7 @@ _WHEN: dict[str, tuple[str, ...]] = {"pageable": ("pin-memory",), "item": ("sync
 _NEEDS: dict[str, tuple[Need, ...]] = {
     "pageable": (Need.PAGEABLE_COPIES,),
     "item": (Need.SYNC_IN_STACK,),
+    "fp16 alone": (Need.FP16_CORES_ALONE,),
     "memory free": (Need.GPU_MEMORY_FREE,),
     "unfused-optimizer": (Need.UNFUSED_OPTIMIZER,),
     "sync-per-step": (Need.SYNC_IN_STACK,),

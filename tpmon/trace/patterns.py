@@ -19,7 +19,7 @@ from tpmon.trace.modules import BACKWARD, find_roots
 from tpmon.trace.parts import Parts
 from tpmon.trace.products import DTYPES, KINDS
 from tpmon.trace.read import clean_name, find_device
-from tpmon.trace.schema import Category
+from tpmon.trace.schema import Category, Device
 from tpmon.trace.spans import Spans, intersect_total, unite
 from tpmon.trace.verdict import TINY_KERNEL_US
 
@@ -235,15 +235,24 @@ def _attention(parts: Parts) -> Iterator[Seen]:
 def _plain_products(parts: Parts) -> Iterator[Seen]:
     trace = parts.trace
     cards = [find_device(trace, device) for device in np.unique(trace.work.device).tolist()]
-    if not cards or not all(card is not None and card.major >= 8 and card.warp_size == 32 for card in cards):
+    if not cards or not all(card is not None and has_tensor_cores(card) for card in cards):
         return
+    older = any(card is not None and card.major < 8 for card in cards)
     named = [row.kind for row in parts.products if row.dtype == "fp32" and row.kind in _ROUNDED]
     counted = parts.counted
     wanted = np.isin(counted.kind, [KINDS.index(kind) for kind in named]) & (counted.dtype == _FP32)
     share = _busy_pct(parts, float(trace.work.duration[_inside(parts, np.flatnonzero(wanted))].sum()))
     if share >= FP32_PCT:
         kinds = " and ".join(named)
-        yield Seen("fp32-products", f"{kinds} in fp32 on ordinary cores, though the card has TF32", share)
+        cores = "tensor cores for fp16" if older else "TF32"
+        also = frozenset({"fp16 alone"} if older else ())
+        words = f"{kinds} in fp32 on ordinary cores, though the card has {cores}"
+        yield Seen("fp32-products", words, share, also)
+
+
+def has_tensor_cores(card: Device) -> bool:
+    """Tell whether a card of NVIDIA has tensor cores: from Volta on, but for the small ones of Turing."""
+    return card.major >= 7 and card.warp_size == 32 and "GTX 16" not in card.name
 
 
 def _recompiles(parts: Parts) -> Iterator[Seen]:
