@@ -91,6 +91,13 @@ def test_rows_are_filtered_by_any_cell_and_sorted_with_what_is_missing_last():
     assert choose_rows(sheet, "", 0, reverse=True).rows == ROWS[::-1]
 
 
+def test_a_filter_leaves_no_empty_table_and_says_when_nothing_is_left():
+    view = make_run("one").view(80, tab=Tab.KERNELS, filter_text="sgemm")
+    assert [block.title for block in list_blocks(view)] == ["kernels"]
+    (left,) = list_blocks(replace(view, filter_text="zzz"))
+    assert left == Paragraph("filter", "no row of this tab is left by zzz")
+
+
 def test_a_very_long_table_is_cut_and_says_so():
     sheet = cap(plain_sheet("found", [ROWS[0]] * (MOST_ROWS + 5)))
     assert len(sheet.rows) == MOST_ROWS

@@ -54,7 +54,7 @@ def list_all(view: TraceView) -> list[Block]:
 
 
 def list_blocks(view: TraceView) -> list[Block]:
-    """Return what the open tab holds, as filtered and sorted; the first table with an order is sorted."""
+    """Return what the open tab holds: tables as filtered, the first one with an order as sorted."""
     chosen: list[Block] = []
     first = True
     for block in list_all(view):
@@ -64,7 +64,11 @@ def list_blocks(view: TraceView) -> list[Block]:
         sorts = first and bool(block.orders)
         first = first and not sorts
         sort, turned = (view.sort, view.sort_reversed) if sorts else (0, False)
-        chosen.append(cap(choose_rows(block, view.filter_text, sort, turned)))
+        left = cap(choose_rows(block, view.filter_text, sort, turned))
+        if left.rows or not view.filter_text:
+            chosen.append(left)
+    if view.filter_text and not any(isinstance(block, Sheet) for block in chosen):
+        chosen.append(Paragraph("filter", f"no row of this tab is left by {view.filter_text}"))
     return chosen
 
 
