@@ -141,6 +141,9 @@ def test_without_a_device_the_innermost_products_of_the_host_count(tmp_path: Pat
     assert [(row.kind, row.dtype, row.calls, row.total_us) for row in rows] == [("matmul", "fp32", 1, 100)]
     assert rows[0].tflop_s == pytest.approx(2 * 64 * 128 * 256 / 100e-6 / 1e12)
     assert rows[0].share_pct == pytest.approx(100 * 100 / 420)
+    trace.events[-2]["dur"] = 0.1  # a device that is not in the trace must have computed it
+    rows = analyse(trace, tmp_path).products
+    assert not is_known(rows[0].tflop_s)
 
 
 def test_the_hot_kernel_is_no_communication_and_its_command_is_whole(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ DTYPES = ("", "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int8")
 _MULTIPLE = {"tf32": 4, "fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 """Tensor cores take 16 bytes at once: sizes that are no multiple of so many elements leave some idle."""
 HALF = 0.5
+MOST_HOST_TFLOP_S = 10.0
+"""The largest servers reach a little less in fp32 with all of their cores."""
 _NO_TYPE = Missing("neither the inputs nor the name of the kernel tell the type")
 _NO_SHAPES = Missing("no shapes that tell it (record_shapes=True)")
 _NO_PEAK = Missing("the card, or the type on it, is not in the table of peaks")
@@ -343,9 +345,16 @@ def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
                 int(here.sum()),
                 spent / 1000,
                 100 * spent / total if total else 0.0,
-                gflop_s / 1000 if is_known(gflop_s) else gflop_s,
+                _believe(gflop_s),
                 Missing("peaks are known of cards alone"),
                 Missing("it matters to tensor cores alone"),
             )
         )
     return tuple(sorted(found, key=lambda row: -row.total_us))
+
+
+def _believe(gflop_s: Known[float]) -> Known[float]:
+    """Return TFLOP/s of a host, missing where no host is so fast: it only launched what a device computed."""
+    if is_known(gflop_s) and gflop_s > MOST_HOST_TFLOP_S * 1000:
+        return Missing("faster than a host: the work is of a device that is not in the trace")
+    return gflop_s / 1000 if is_known(gflop_s) else gflop_s
