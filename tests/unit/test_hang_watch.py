@@ -195,6 +195,23 @@ def test_a_stack_that_stays_counts_whatever_the_thread_uses():
     assert moving.still_ns == frame.taken_ns
 
 
+def test_naps_that_begin_again_each_second_are_no_movement_while_the_stack_stays():
+    naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
+    batches = replace(naps, waits_for="a batch (loader queue)")
+    still_s = {}
+    for process in (naps, batches):
+        frames = [
+            make_frame(taken_ns=NOW_NS + n * SECOND, processes=(process,), output=(), loader=())
+            for n in range(40)
+        ]
+        watch = Watch()
+        for frame in sample(frames, 4000, FORWARD):
+            watch = observe(watch, frame)
+        still_s[process.waits_for] = (frame.taken_ns - watch.still_ns) / SECOND
+    assert still_s["sleep"] >= 39
+    assert still_s["a batch (loader queue)"] < 10
+
+
 def test_a_corner_is_one_function_of_the_program_and_what_the_standard_library_does_for_it():
     loop = StackFrame("poll", "/run/train.py", 50)
     get = StackFrame("get", "/env/lib/python3.11/queue.py", 171)

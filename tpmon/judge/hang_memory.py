@@ -36,6 +36,9 @@ KEPT_S = 60.0
 MOVED_SINCE_S = 1.5
 """A rank that moved so long after the first look of a picture is not where the picture shows it."""
 
+_TICKING = ("lock with a time-out", "sleep")
+"""Waits that a loop begins again and again: a younger one than the newest stack is the same loop still."""
+
 MOST_AGE_S = 366 * 86_400.0
 """No job waits longer; what a reading says beyond it is no time."""
 
@@ -62,7 +65,7 @@ class RankMemory:
     corner_ns: int = 0
     seen_ns: int = 0
     ticks: bool = True
-    """Whether it runs, or asks for a lock again and again: its waits do not tell."""
+    """Whether it runs, or asks for a lock or naps again and again: its waits do not tell."""
 
     def still_ns(self, now_ns: int) -> int:
         """Return since when it stands still; now, when it moves."""
@@ -164,7 +167,7 @@ def _note_rank(
     one = replace(
         before,
         wait_ns=frame.taken_ns - age_ns(known_or(unchanged, 0.0)) if rests else 0,
-        ticks=not rests or (is_known(words) and words.startswith("lock with a time-out")),
+        ticks=not rests or (is_known(words) and words.startswith(_TICKING)),
     )
     one = _note_slices(one, slices)
     return _note_rounds(one, known_or(frame.rounds, ()))
