@@ -42,7 +42,8 @@ from tpmon.trace.operators import (
 )
 from tpmon.trace.parts import Parts
 from tpmon.trace.patterns import find_patterns
-from tpmon.trace.products import count_work, sum_products
+from tpmon.trace.product_rows import sum_products
+from tpmon.trace.products import count_work
 from tpmon.trace.python_lines import nest_python, sum_frames
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
