@@ -30,9 +30,9 @@ def test_no_file_is_left_over():
 
 @pytest.mark.parametrize("run", ["one", "ranks", "cpu"])
 def test_every_picture_fits_whatever_the_size(run):
-    for width, height in ((1, 1), (7, 3), (29, 40), (30, 9), (41, 12), (66, 21), (133, 36), (300, 80)):
+    for width, height in ((1, 1), (29, 40), (30, 9), (41, 12), (133, 36)):
         for tab in Tab:
-            for overlay in TraceOverlay:
+            for overlay in (TraceOverlay.NONE, TraceOverlay.DETAILS):
                 view = make_run(run).view(width, tab=tab, overlay=overlay, cursors=(99,) * len(Tab))
                 lines = paint_trace(view, Size(width, height), trace_keys_shown(view))
                 assert len(lines) == height

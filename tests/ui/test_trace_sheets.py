@@ -23,6 +23,7 @@ from tpmon.ui.sheet import (
 )
 from tpmon.ui.trace_sheets import has_data, list_blocks
 from tpmon.ui.trace_view import Tab
+from tpmon.ui.trace_words import shorten_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,25 @@ def test_rows_are_filtered_by_any_cell_and_sorted_with_what_is_missing_last():
     assert "device msv" in text_of(by_device)[1]
     assert choose_rows(sheet, "", 2, reverse=True).rows == ROWS[::-1]
     assert choose_rows(sheet, "", 0, reverse=True).rows == ROWS[::-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::Half>>",
+            "vectorized_elementwise_kernel<4, CUDAFunctor_add<Half>>",
+        ),
+        (
+            "void at::native::(anonymous namespace)::softmax_warp<float>(float*)",
+            "softmax_warp<float>(float*)",
+        ),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        ("at::", "at::"),
+    ],
+)
+def test_a_kernel_is_named_by_what_tells_it_from_others(name, shown):
+    assert shorten_kernel(name) == shown
 
 
 def test_a_filter_leaves_no_empty_table_and_says_when_nothing_is_left():

@@ -8,6 +8,7 @@ import pytest
 
 from tests.goldens.trace_views import make_run
 from tests.traces import TraceBuilder
+from tpmon.hook.conditions import _read_places
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.timeline import CodePlace, Stretch
 from tpmon.trace.analysis import Findings, analyze
@@ -163,6 +164,15 @@ def test_the_folders_of_the_run_are_what_the_capture_wrote(tmp_path):
     assert read_folders(written) == read_folders(trace)
     for odd in ("{", ["a"], 3, None, {"sys_path": "x", "folder": "/a\0b"}):
         assert read_folders(keep_one(builder, tmp_path / "v.json", {"tpmon": odd}).trace) == ()
+
+
+def test_a_capture_writes_its_folders_under_the_names_that_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", "beside", "/opt/lib"])
+    trace = keep_one(
+        TraceBuilder().op("aten::mm", 0, 1), tmp_path / "t.json", {"tpmon": _read_places()}
+    ).trace
+    assert read_folders(trace) == (str(tmp_path), f"{tmp_path}/", f"{tmp_path}/beside", "/opt/lib")
 
 
 @pytest.mark.parametrize("text", ["aten::mm", "<built-in method x>", "a.py(x): f", "nn.Module: Linear_0", ""])

@@ -19,7 +19,7 @@ from tpmon.model.trace import (
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, ms_of_us, number, said, size
 from tpmon.ui.table import Column
-from tpmon.ui.trace_words import name_rank
+from tpmon.ui.trace_words import name_rank, shorten_kernel
 
 Orders = tuple[tuple[str, Callable[[OperatorRow], float]], ...]
 
@@ -93,7 +93,7 @@ def _kernels_sheet(kernels: tuple[KernelRow, ...]) -> Sheet[KernelRow]:
             Column("limited by", 14, 11, lambda row: said(row.limited_by), right=False),
             Column("tensor", 7, 6, lambda row: row.tensor_cores, right=False),
             Column("operator", 24, 10, lambda row: said(row.operator), right=False),
-            Column("kernel", 16, 0, lambda row: row.name, right=False, grows=True),
+            Column("kernel", 16, 0, lambda row: shorten_kernel(row.name), right=False, grows=True),
         ),
         kernels,
         lambda row: row.name,
