@@ -20,7 +20,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-for-tests demo test test-long check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-pythons
+        bench-cost bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-faults test-pythons
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,7 +119,18 @@ bench-switch: torch-for-tests ## how soon the verdict follows a change of cause;
 test-pythons: torch-for-tests ## the hook on Python 3.8 to 3.14, as far as they are here; PYTHONS="--install --only 3.12"
 	@$(BIN)/python -m tests.pythons.matrix --torch '$(TORCH)' $(PYTHONS)
 
-test-frameworks: setup ## verdicts on Trainer, Lightning and Accelerate with faults; FRAMEWORKS_PYTHON=PATH
-	@test -n '$(FRAMEWORKS_PYTHON)' || { \
-		echo 'test-frameworks: FRAMEWORKS_PYTHON=PATH of a Python >= 3.10 where this was run: pip install torch, then pip install transformers accelerate lightning numpy pillow'; exit 2; }
-	@$(BIN)/python -m tests.frameworks.matrix --python '$(FRAMEWORKS_PYTHON)' $(FRAMEWORKS)
+FRAMEWORKS_BIN := .venv-frameworks/bin
+FRAMEWORKS_READY := .venv-frameworks/.ready
+
+$(FRAMEWORKS_READY):
+	@test -x $(FRAMEWORKS_BIN)/python || $(PYTHON) -m venv .venv-frameworks
+	@echo "test-frameworks: installing torch and the frameworks into .venv-frameworks (some minutes, 1 GB or more)"
+	@$(FRAMEWORKS_BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	@$(FRAMEWORKS_BIN)/python -m pip install --quiet --disable-pip-version-check lightning accelerate transformers numpy pillow
+	@touch $@
+
+test-frameworks: setup $(if $(FRAMEWORKS_PYTHON),,$(FRAMEWORKS_READY)) ## what the hook counts in Lightning, Accelerate, Trainer, DDP, FSDP ...; FRAMEWORKS="--only ddp"
+	@$(BIN)/python -m tests.frameworks.hooked.matrix --python '$(or $(FRAMEWORKS_PYTHON),$(FRAMEWORKS_BIN)/python)' $(FRAMEWORKS)
+
+test-faults: setup $(if $(FRAMEWORKS_PYTHON),,$(FRAMEWORKS_READY)) ## verdicts on Trainer, Lightning and Accelerate with faults; FRAMEWORKS="--help"
+	@$(BIN)/python -m tests.frameworks.matrix --python '$(or $(FRAMEWORKS_PYTHON),$(FRAMEWORKS_BIN)/python)' $(FRAMEWORKS)

@@ -1,8 +1,8 @@
 """Print what tpmon says of programs made from public packages, each with a fault put in from outside.
 
 Each program runs once; tpmon attaches after its first steps and its verdict counts. The packages
-are those of another interpreter, which needs no tpmon. Run: ``make test-frameworks
-FRAMEWORKS_PYTHON=PATH``; rules and thresholds are never tuned to what this prints.
+are those of another interpreter, which needs no tpmon. Run: ``make test-faults``; rules
+and thresholds are never tuned to what this prints.
 """
 
 from __future__ import annotations

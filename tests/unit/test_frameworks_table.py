@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from tests.frameworks.faults import Fault
+from tests.frameworks.hooked.matrix import ROWS as HOOKED
+from tests.frameworks.hooked.matrix import Told, parse_told, write_command
 from tests.frameworks.matrix import HERE, choose
 from tests.frameworks.table import EXPECTED, FRAMEWORKS, ROWS, Row
 from tpmon.model.verdict import TABLE, Kind
@@ -34,3 +39,35 @@ def test_rows_are_chosen_by_program_and_by_fault() -> None:
     assert choose(ROWS, "") == list(ROWS)
     assert len(choose(ROWS, "healthy")) == len(FRAMEWORKS)
     assert {row.framework.program for row in choose(ROWS, "hf_trainer")} == {"hf_trainer"}
+
+
+TOLD = Told(
+    "DDP, 2 ranks", 0, (20, 20), (5, 5), (2.0, 1.0, 1.0, 0.5, 0.5), (2.0, 1.0, 1.0, 0.5, 0.5), (-1,), ""
+)
+
+
+def test_what_the_ranks_report_is_read_by_rank_and_judged() -> None:
+    lines = [
+        json.dumps(
+            {"name": TOLD.name, "rank": rank, "steps": [20, 20], "eval_steps": [5, 5], "spent_s": TOLD.spent_s,
+             "told_s": TOLD.told_s, "fsdp": [-1], "problem": ""}
+        )
+        for rank in (1, 0)
+    ]  # fmt: skip
+    told = parse_told("\n".join(["Epoch 0", *(f"tpmon {line}" for line in lines), "tpmon: a word"]))
+    assert told == [TOLD, replace(TOLD, rank=1)]
+    assert TOLD.is_right
+    assert not replace(TOLD, steps=(20, 21)).is_right
+    assert not replace(TOLD, eval_steps=(5, 4)).is_right
+    assert not replace(TOLD, told_s=(2.2, 1.0, 1.0, 0.5, 0.5)).is_right
+    assert not replace(TOLD, fsdp=(1, 2, 0, 1, 1)).is_right
+    assert not replace(TOLD, problem="ValueError").is_right
+    assert replace(TOLD, told_s=(2.2, 1.0, 1.0, 0.5, 0.5)).write().endswith("| 3.8 % | no |")
+
+
+def test_loops_of_several_ranks_are_started_by_torchrun_under_tpmon_run() -> None:
+    for row in HOOKED:
+        command = write_command(row, "/x/python")
+        assert command[1:5] == ["-m", "tpmon", "run", "--"]
+        assert ("torch.distributed.run" in command) == (row.ranks > 1)
+        assert command[-1] == row.name

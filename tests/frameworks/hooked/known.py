@@ -1,0 +1,136 @@
+"""Parts that take known times, and a report of what was so beside what the hook counted.
+
+Run under ``tpmon run``: the Python of the frameworks needs no tpmon of its own. The parts sleep, so that their
+times are known whatever else the machine does, and say themselves how long they slept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import torch
+from torch.utils.data import Dataset
+
+DATA_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S, OTHER_S = 0.06, 0.05, 0.07, 0.04, 0.03
+BATCH = 4
+WIDTH = 8
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+spent = dict.fromkeys(PHASES, 0.0)
+before: list[float] = [0.0] * len(PHASES)
+"""What the hook had counted when the truth began."""
+
+
+def spend(phase: str, seconds: float) -> None:
+    """Sleep, and note for how long."""
+    before = time.monotonic()
+    time.sleep(seconds)
+    spent[phase] += time.monotonic() - before
+
+
+class Samples(Dataset):
+    """Hand out samples after a part of the wait of a batch."""
+
+    def __init__(self, batches: int, quick: bool = False) -> None:
+        self.samples = batches * BATCH
+        self.quick = quick
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        if not self.quick:
+            spend("data", DATA_S / BATCH)
+        return torch.full((WIDTH,), at / 1000.0)
+
+
+class Slowly(torch.autograd.Function):
+    """Take known times forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        spend("forward", FORWARD_S)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        spend("backward", BACKWARD_S)
+        return grad
+
+
+class Net(torch.nn.Module):
+    """A layer, and the times; evaluation takes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x)
+        return Slowly.apply(out) if self.training else out
+
+
+class SlowSGD(torch.optim.Optimizer):
+    """Take a known time to update; a closure runs before."""
+
+    def __init__(self, parameters, lr: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        spend("optimizer", OPTIMIZER_S)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for one in group["params"]:
+                    if one.grad is not None:
+                        one.add_(one.grad, alpha=-group["lr"])
+        return loss
+
+
+def other() -> None:
+    """Do what is none of a step's parts: a log, a checkpoint."""
+    spend("other", OTHER_S)
+
+
+def told() -> list[float]:
+    """Return the seconds of each phase that the hook counted so far."""
+    from tpmon.hook.installation import HOOK
+
+    one = HOOK.steps
+    counted = (one.data_ns, one.forward_ns, one.backward_ns, one.optimizer_ns, one.other_ns)
+    return [ns / 1e9 for ns in counted]
+
+
+def begin() -> None:
+    """Begin with the truth here: what was before, such as compiling, took times that nobody knows."""
+    before[:] = told()
+    spent.update(dict.fromkeys(PHASES, 0.0))
+
+
+def report(name: str, steps: int, eval_steps: int = 0) -> None:
+    """Write what was so and what the hook counted: a line of JSON of this rank."""
+    import tpmon.hook
+    from tpmon.hook import wire_settings
+    from tpmon.hook.installation import HOOK
+
+    one = HOOK.steps
+    settings = wire_settings.parse_settings(one.page)
+    fsdp = settings[wire_settings.SET_FSDP_VERSION : wire_settings.SET_FSDP_LIMIT + 1]
+    found = {
+        "name": name,
+        "rank": int(os.environ.get("RANK", "0")),
+        "steps": [steps, one.steps],
+        "eval_steps": [eval_steps, one.eval_steps],
+        "rule": one.rule,
+        "spent_s": [spent[phase] for phase in PHASES],
+        "told_s": [late - early for late, early in zip(told(), before, strict=True)],
+        "fsdp": list(fsdp),
+        "problem": tpmon.hook.problem(),
+    }
+    sys.stdout.write("tpmon " + json.dumps(found) + "\n")
+    sys.stdout.flush()

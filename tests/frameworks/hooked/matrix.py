@@ -1,0 +1,199 @@
+"""Print what the hook counts in loops of public frameworks, beside what was so: steps, and the split.
+
+Each loop is made of parts that take known times (``known.py``) and runs once under ``tpmon run``, in the
+Python of the frameworks, which needs no tpmon. Run: ``make test-frameworks``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.programs.causes.running import end_tree
+
+LOOPS = Path(__file__).with_name("loops.py")
+ROOT = Path(__file__).parents[3]
+MOST_OFF = 0.03
+"""Of a step: by so much a phase may be off the truth."""
+
+STEPS = 20
+"""Of a loop, beside those in which torch compiles."""
+
+LIMIT_S = 900
+VERSIONS = """
+import importlib.metadata as of, json, sys
+found = {"python": sys.version.split()[0]}
+for name in ("torch", "lightning", "accelerate", "transformers", "numpy"):
+    try:
+        found[name] = of.version(name)
+    except of.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+HEAD = (
+    "| loop | steps: true, told | evaluation | step | split told: data, forward, backward, optimizer, other"
+    " | furthest off | right |\n|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold a loop, the packages that it needs besides torch, and how many ranks it has."""
+
+    name: str
+    packages: tuple[str, ...] = ()
+    ranks: int = 1
+
+
+ROWS = (
+    Row("plain"),
+    Row("accumulation"),
+    Row("compiled"),
+    Row("lightning", ("lightning",)),
+    Row("accelerate", ("accelerate",)),
+    Row("hf_trainer", ("transformers", "accelerate")),
+    Row("ddp", ranks=2),
+    Row("fsdp", ranks=2),
+    Row("fsdp1", ranks=2),
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Hold what one rank reported: true first, then by the hook; times in s, the phases of a step in order."""
+
+    name: str
+    rank: int
+    steps: tuple[int, int]
+    eval_steps: tuple[int, int]
+    spent_s: tuple[float, ...]
+    told_s: tuple[float, ...]
+    fsdp: tuple[int, ...]
+    """What the hook told of FSDP: version, units, forward, backward, limit; -1 for what it did not."""
+
+    problem: str
+
+    @property
+    def off(self) -> float:
+        """Return by how much of a step the worst phase is off."""
+        whole = sum(self.told_s) or 1.0
+        return max(abs(told - true) / whole for told, true in zip(self.told_s, self.spent_s, strict=True))
+
+    @property
+    def is_right(self) -> bool:
+        """Tell whether steps are counted exactly and each phase is within bounds."""
+        exact = self.steps[0] == self.steps[1] and self.eval_steps[0] == self.eval_steps[1]
+        known = max(self.fsdp, default=-1) > 0
+        return exact and self.off <= MOST_OFF and known == ("FSDP" in self.name) and not self.problem
+
+    def write(self) -> str:
+        """Write a row of the table."""
+        whole = sum(self.told_s) or 1.0
+        split = ", ".join(f"{100 * one / whole:.1f}" for one in self.told_s)
+        evals = f"{self.eval_steps[0]}, {self.eval_steps[1]}"
+        step_ms = 1000 * whole / STEPS
+        who = f"{self.name}, rank {self.rank}" if "ranks" in self.name else self.name
+        right = "yes" if self.is_right else f"no{': ' + self.problem if self.problem else ''}"
+        return (
+            f"| {who} | {self.steps[0]}, {self.steps[1]} | {evals} | {step_ms:.0f} ms | {split} %"
+            f" | {100 * self.off:.1f} % | {right} |"
+        )
+
+
+def parse_told(output: str) -> list[Told]:
+    """Parse what the ranks of a loop wrote."""
+    found = []
+    for line in output.splitlines():
+        if not line.startswith("tpmon {"):
+            continue
+        one = json.loads(line.removeprefix("tpmon "))
+        found.append(
+            Told(
+                one["name"],
+                one["rank"],
+                tuple(one["steps"]),
+                tuple(one["eval_steps"]),
+                tuple(one["spent_s"]),
+                tuple(one["told_s"]),
+                tuple(one["fsdp"]),
+                one["problem"],
+            )
+        )
+    return sorted(found, key=lambda told: told.rank)
+
+
+def write_command(row: Row, python: str) -> list[str]:
+    """Write the command that starts a loop with the hook in it."""
+    start = [sys.executable, "-m", "tpmon", "run", "--", python]
+    if row.ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(row.ranks)]
+    return [*start, str(LOOPS), row.name]
+
+
+def run_row(row: Row, python: str) -> list[str]:
+    """Run a loop and return its lines of the table; one that says why where it reported nothing."""
+    with tempfile.TemporaryDirectory(prefix="tpmon-frameworks-") as folder:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "ignore",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        with subprocess.Popen(
+            write_command(row, python),
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as loop:
+            try:
+                said = loop.communicate(timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return [f"| {row.name} | not done in {LIMIT_S} s | | | | | no |"]
+            finally:
+                if loop.poll() is None:
+                    end_tree(loop)
+    output, errors = (one.decode(errors="replace") for one in said)
+    told = parse_told(output)
+    if len(told) == row.ranks and loop.returncode == 0:
+        return [one.write() for one in told]
+    print(output[-2000:], errors[-4000:], sep="\n", file=sys.stderr)
+    return [f"| {row.name} | ended with {loop.returncode} | | | | | no |"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 when a row is not right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", required=True, help="the Python that has torch and the frameworks")
+    parser.add_argument("--only", default="", help="loops whose name has this in it")
+    asked = parser.parse_args(arguments)
+    asked.python = os.path.abspath(asked.python)
+    done = subprocess.run([asked.python, "-c", VERSIONS], capture_output=True, text=True, check=True)
+    versions: dict[str, str] = json.loads(done.stdout)
+    print(", ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
+    print(f"tpmon {importlib.metadata.version('tpmon')}\n\n{HEAD}", flush=True)
+    wrong = 0
+    for row in ROWS:
+        if asked.only not in row.name:
+            continue
+        lacking = [name for name in row.packages if name not in versions]
+        if lacking:
+            print(f"| {row.name} | not run: no {', '.join(lacking)} here | | | | | |", flush=True)
+            continue
+        for line in run_row(row, asked.python):
+            print(line, flush=True)
+            wrong += not line.endswith("| yes |")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
