@@ -67,8 +67,9 @@ class Daemon:
 
     def listen(self, seconds: float) -> Heard | None:
         """Wait for one question and answer it; None where none came in time, or nonsense."""
-        ready, _, _ = select.select([self._socket], [], [], seconds)
-        if not ready:
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        if not waiting.poll(round(1e3 * seconds)):
             return None
         try:
             data, extra, _, sender = self._socket.recvmsg(
