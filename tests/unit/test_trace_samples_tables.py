@@ -103,3 +103,19 @@ def test_habits_of_the_samples() -> None:
     assert analyse("kineto_resnet50/nw4_a.pt.trace.json.gz").verdict.advice[0] == fp16
     loader = analyse("kineto_resnet50/nw0_a.pt.trace.json.gz")
     assert any(row.advice == (fp16,) for row in loader.patterns)
+
+
+def test_a_trace_of_torch_with_stacks_gives_modules_functions_and_lines() -> None:
+    name = "fresh_torch213_ours/cpu_nw0_stack.pt.trace.json.gz"
+    file = analyze([str(SAMPLES / name)], wanted=("lines",)).files[0]
+    assert is_known(file.modules)
+    modules = {row.name: row for row in file.modules}
+    assert (modules["Linear_4"].calls, modules["Linear_4"].inside) == (4, "M_0")
+    whole = modules["M_0"].backward_total_us
+    assert is_known(whole)
+    assert whole >= sum(row.backward_self_us for row in file.modules if is_known(row.backward_self_us)) - 1
+    assert is_known(file.frames)
+    sleep = next(row for row in file.frames if "sleep" in row.name)
+    assert (sleep.calls, sleep.called_by) == (64, "gen.py(9): __getitem__")
+    assert is_known(file.lines)
+    assert any((row.name, row.group) == ("aten::addmm", "gen.py(18): forward") for row in file.lines)
