@@ -117,6 +117,20 @@ def test_a_run_of_which_somebody_works_has_moved(busy):
     assert hold_back(answers, scene) == answers
 
 
+def test_ranks_that_stopped_moving_wait_for_each_other_or_for_ever():
+    scene = unmoved()
+    begun_ns = scene.frame.taken_ns - 40 * 10**9
+    stopped = replace(scene, watch=Watch(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 15 * 10**9))
+    assert not is_unmoved(stopped)
+    comms, data = suspect(Kind.COMMS_BOUND), suspect(Kind.DATA_BOUND)
+    assert hold_back([comms, data], stopped) == [
+        Unsure("comms-bound cause (nothing has moved for 15 s)"),
+        data,
+    ]
+    shortly = replace(scene, watch=Watch(begun_ns=begun_ns, still_ns=scene.frame.taken_ns - 6 * 10**9))
+    assert hold_back([comms, data], shortly) == [comms, data]
+
+
 def test_before_the_first_reading_is_remembered_nothing_is_held_back():
     assert not is_unmoved(replace(unmoved(), watch=Watch()))
 

@@ -105,12 +105,21 @@ def say_longer(scene: Scene) -> str:
 
 
 def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:
-    """Take what was said of the speed of a run that has not been seen to move for what it is: not known."""
-    if not is_unmoved(scene):
+    """Take what was said of the speed of a run that has not been seen to move for what it is: not known.
+
+    Ranks that wait for each other do so in each step, or for ever: of those that have stopped moving it is
+    not known which. A wait for data may be as long as its reads.
+    """
+    if is_unmoved(scene):
+        why, held = "nothing has moved since tpmon attached", SPEEDS
+    elif still_s(scene) >= STILL_S:
+        why, held = f"nothing has moved for {format_seconds(still_s(scene))}", frozenset((Kind.COMMS_BOUND,))
+    else:
         return list(answers)
     return [
-        Unsure(f"{_name(one.kind, one.cause)} (nothing has moved since tpmon attached)")
-        if isinstance(one, Suspicion) and (one.kind in SPEEDS or (one.kind, one.cause) == FIRST_STEPS)
+        Unsure(f"{_name(one.kind, one.cause)} ({why})")
+        if isinstance(one, Suspicion)
+        and (one.kind in held or (held is SPEEDS and (one.kind, one.cause) == FIRST_STEPS))
         else one
         for one in answers
     ]
