@@ -36,7 +36,9 @@ from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
 from tpmon.model.window import Pulse, pulse_of
-from tpmon.ui.view import Overlay, Pane, SortBy, ViewState
+from tpmon.ui.controls import ScreenOptions
+from tpmon.ui.first_view import first_view
+from tpmon.ui.view import ViewState
 
 NOW = datetime(2026, 3, 14, 3, 7, 41, tzinfo=timezone.utc)
 NOW_NS = 90_000 * 1_000_000_000
@@ -413,22 +415,12 @@ def make_view(frame: Frame | Missing | None = None, **fields: Any) -> ViewState:
     """Build the ViewState of a fresh session that shows ``frame``, 0.2 s after it was taken."""
     shown: Frame | Missing = make_frame() if frame is None else frame
     pulses: Iterable[Pulse] = make_pulses(shown) if isinstance(shown, Frame) else ()
-    plain = ViewState(
-        frame=shown,
-        pulses=tuple(pulses),
-        events=shown.events if isinstance(shown, Frame) else (),
-        now_ns=NOW_NS + 200_000_000,
-        interval_s=1.0,
-        paused_ns=NOT_APPLICABLE,
-        zoom=NOT_APPLICABLE,
-        focus=Pane.WORKERS,
-        cursor_pid=NOT_APPLICABLE,
-        scroll=0,
-        sort=SortBy.CPU,
-        sort_reversed=False,
-        filter_text="",
-        overlay=Overlay.NONE,
-        message="",
-        ascii_only=False,
+    return replace(
+        first_view(ScreenOptions(interval_s=1.0, ascii_only=False), NOW_NS + 200_000_000),
+        **{
+            "frame": shown,
+            "pulses": tuple(pulses),
+            "events": shown.events if isinstance(shown, Frame) else (),
+            **fields,
+        },
     )
-    return replace(plain, **fields)

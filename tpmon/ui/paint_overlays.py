@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
 from tpmon.model.hook_words import describe_settings, say_device
-from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_rate, format_seconds
 from tpmon.ui.cells import cut, fit_line, pad, pad_line, width_of, wrap_words
@@ -35,6 +35,8 @@ WORDS = (
 """What the short words of the screen mean, in full and in brief."""
 
 Entries = list[tuple[str, str]]
+
+
 Words = Sequence[tuple[str, str, str]]
 
 
@@ -105,11 +107,13 @@ def _paint_section(section: str, entries: Entries, width: int) -> list[Line]:
     return lines
 
 
-def _find(frame: Frame, pid: int) -> ProcessSample | None:
-    return next((process for process in frame.processes if process.pid == pid), None)
-
-
-def _paint_gone(pid: int, width: int) -> list[Line]:
+def _chosen(frame: Frame, pid: Applicable[int], width: int) -> ProcessSample | list[Line]:
+    """Return the process under the cursor, else the lines that say why there is none."""
+    if not is_known(pid):
+        return [((cut(" no row chosen: move the cursor with j and k first", width), Ink.DIM),)]
+    for process in frame.processes:
+        if process.pid == pid:
+            return process
     text = f"process {pid} is gone; its last reading is no longer kept"
     return [((f" {line}", Ink.WARN),) for line in wrap_words(text, max(1, width - 1))]
 
@@ -119,11 +123,9 @@ def paint_details(view: ViewState, width: int) -> list[Line]:
     frame = view.frame
     if not is_known(frame):
         return []
-    if not is_known(view.cursor_pid):
-        return [((cut(" no row chosen: move the cursor with j and k first", width), Ink.DIM),)]
-    process = _find(frame, view.cursor_pid)
-    if process is None:
-        return _paint_gone(view.cursor_pid, width)
+    process = _chosen(frame, view.cursor_pid, width)
+    if isinstance(process, list):
+        return process
     heading = f" {write_role(process)}  pid {process.pid}  {process.label}"
     lines: list[Line] = [((cut(heading, width), Ink.STRONG),)]
     row = next((row for row in frame.ranks if row.pid == process.pid), None)
@@ -216,11 +218,9 @@ def paint_environment(view: ViewState, width: int) -> list[Line]:
     frame = view.frame
     if not is_known(frame):
         return []
-    if not is_known(view.cursor_pid):
-        return [((cut(" no row chosen: move the cursor with j and k first", width), Ink.DIM),)]
-    process = _find(frame, view.cursor_pid)
-    if process is None:
-        return _paint_gone(view.cursor_pid, width)
+    process = _chosen(frame, view.cursor_pid, width)
+    if isinstance(process, list):
+        return process
     lines: list[Line] = [
         ((cut(f" start environment of {write_role(process)}  pid {process.pid}", width), Ink.STRONG),),
         ((cut(" what the script sets later with os.environ is not seen here", width), Ink.DIM),),
