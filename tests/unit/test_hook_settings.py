@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from weakref import ref
+
 import pytest
 
 from tpmon.hook import wire_settings as wire
+from tpmon.hook.settings import Settings
 from tpmon.model.hook_settings import (
     NO_DEVICE,
     NO_SETTINGS,
@@ -12,10 +17,11 @@ from tpmon.model.hook_settings import (
     CompileCounts,
     DdpSettings,
     DeviceTimes,
+    FsdpSettings,
     LoaderSettings,
     StateSizes,
 )
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.hook_settings import parse_device, parse_settings
 
 S = 10**9
@@ -81,6 +87,18 @@ def test_groups_come_back_whole_or_missing(page: memoryview) -> None:
     assert settings.ddp == DdpSettings(25, 3, find_unused=True, static_graph=False)
 
 
+def test_fsdp_says_what_it_fetches_ahead(page: memoryview) -> None:
+    told = {"fsdp_version": 1, "fsdp_units": 9, "fsdp_forward": 0, "fsdp_backward": wire.FSDP_BACKWARD_PRE}
+    first = settings_with(page, **told, fsdp_limit=1).fsdp
+    assert first == FsdpSettings(1, 9, "off", "BACKWARD_PRE", limit_all_gathers=True)
+    told = {"fsdp_version": 2, "fsdp_units": 9, "fsdp_forward": 8, "fsdp_backward": 0}
+    assert settings_with(page, **told).fsdp == FsdpSettings(
+        2, 9, "8 of 9 units", "torch's order", NOT_APPLICABLE
+    )
+    assert not is_known(settings_with(page, fsdp_version=1).fsdp)
+    assert not is_known(settings_with(page).fsdp)
+
+
 def test_a_loader_without_workers_fetches_nothing_ahead(page: memoryview) -> None:
     settings = settings_with(page, workers=0, pin_memory=1, persistent_workers=0, batch_size=32)
     assert settings.loader == LoaderSettings(0, True, Missing("no workers fetch ahead"), False, 32)
@@ -97,3 +115,51 @@ def test_device_times_come_back_as_they_were(page: memoryview) -> None:
     words[wire.DEV_STEPS : wire.DEV_DROPPED + 1] = [3, 60, 20, 30, 10, 75, 16, 2]
     wire.write_device(page, words)
     assert parse_device(page, 9 * S) == DeviceTimes(1.0, 3, 16, 2, 60, 20, 30, 10, 75)
+
+
+def test_fsdp_is_read_where_it_was_made_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of torch are played; tests/frameworks/hooked reads the real ones."""
+
+    class State:
+        def __init__(self, forward: int = 0) -> None:
+            self._states_to_forward_prefetch = [None] * forward
+            self._states_to_backward_prefetch: list[None] = []
+
+    class Wrapper:
+        backward_prefetch = SimpleNamespace(name="BACKWARD_POST")
+        forward_prefetch = True
+        limit_all_gathers = False
+
+        def modules(self) -> list[object]:
+            return [self, object(), Wrapper()]
+
+    words = Settings().words
+    assert set(words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1]) == {wire.UNKNOWN}
+    states = [State(), State(2)]
+    played = {
+        "torch.distributed._composable_state": {
+            "_module_state_mapping": dict(enumerate([ref(one) for one in states]))
+        },
+        "torch.distributed.fsdp._fully_shard._fsdp_state": {"FSDPState": State},
+    }
+    for name, content in played.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
+    settings = Settings()
+    settings._read_fsdp()
+    assert settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1] == [2, 2, 1, 0, wire.UNKNOWN]
+    wrapper = Wrapper()
+    settings.fsdp = ref(wrapper)
+    settings._read_fsdp()
+    assert settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1] == [
+        1,
+        2,
+        1,
+        wire.FSDP_BACKWARD_POST,
+        0,
+    ]
+    monkeypatch.setitem(
+        sys.modules, "torch.distributed._composable_state", SimpleNamespace(_module_state_mapping={})
+    )
+    settings = Settings()
+    settings._read_fsdp()
+    assert set(settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1]) == {wire.UNKNOWN}

@@ -14,12 +14,13 @@ from tpmon.model.hook_settings import (
     CompileCounts,
     DdpSettings,
     DeviceTimes,
+    FsdpSettings,
     LoaderSettings,
     StateSizes,
     TrainSettings,
 )
 from tpmon.model.hook_words import describe_settings, say_device, say_settings
-from tpmon.model.known import Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.report.once import write_once
 from tpmon.ui.paint_overlays import paint_environment
 
@@ -46,6 +47,7 @@ def make_settings(**fields: Any) -> TrainSettings:
         allocator=AllocatorFigures(600 * MIB, 800 * MIB, 40 * MIB, 700 * MIB, 800 * MIB, 2, 0, UNTOLD),
         sizes=StateSizes(100 * MIB, 100 * MIB, 200 * MIB),
         ddp=DdpSettings(25 * MIB, 5, find_unused=True, static_graph=False),
+        fsdp=FsdpSettings(1, 13, "off", "BACKWARD_PRE", limit_all_gathers=True),
         loader=LoaderSettings(4, True, 2, False, 32),
     )
     return replace(plain, **fields)
@@ -58,14 +60,21 @@ def test_each_setting_that_is_told_has_a_line() -> None:
         "num_workers 4, pin_memory on, prefetch_factor 2, persistent_workers off, batch_size 32"
     )
     assert told["DDP"] == "5 buckets of at most 25.0M, find_unused on, static_graph off"
+    assert told["FSDP"] == "13 units, prefetch forward off, backward BACKWARD_PRE, limit_all_gathers on"
+    sharded = FsdpSettings(2, 13, "12 of 13 units", "torch's order", NOT_APPLICABLE)
+    told_of_2 = dict(describe_settings(make_settings(fsdp=sharded)))["FSDP"]
+    assert told_of_2 == "fully_shard, 13 units, prefetch forward 12 of 13 units, backward torch's order"
     assert told["CUDA allocator"].endswith("! 2 retries, 0 out of memory")
     assert told["cudnn.benchmark"] == "off"
 
 
 def test_what_the_job_does_not_use_has_none() -> None:
-    names = ("compiled", "allocator", "sizes", "ddp", "loader", "sdpa", "autocast", "matmul_tf32")
+    names = ("compiled", "allocator", "sizes", "ddp", "fsdp", "loader", "sdpa", "autocast", "matmul_tf32")
     told = dict(describe_settings(make_settings(**dict.fromkeys(names, UNTOLD))))
-    assert not {"torch.compile", "CUDA allocator", "sizes", "DDP", "DataLoader", "autocast"} & told.keys()
+    assert (
+        not {"torch.compile", "CUDA allocator", "sizes", "DDP", "FSDP", "DataLoader", "autocast"}
+        & told.keys()
+    )
 
 
 def test_phrases_leave_out_what_is_off() -> None:

@@ -55,6 +55,7 @@ class Counts:
         "eval_steps",
         "evals_open",
         "forward_ns",
+        "fsdp",
         "in_data",
         "kind",
         "last_ns",
@@ -98,6 +99,7 @@ class Counts:
         self.patches = 0
         self.pages: Pages | None = None
         self.ddp: Any = None
+        self.fsdp: Any = None
         self.forget()
 
     def forget(self) -> None:
@@ -226,6 +228,15 @@ class Counts:
             self.ddp = ref(module)
         except TypeError:
             self.ddp = None  # a module of the user's that takes none
+
+    def fsdp_made(self, module: object) -> None:
+        """Note a FullyShardedDataParallel: the outermost is made last."""
+        try:
+            from weakref import ref  # noqa: PLC0415
+
+            self.fsdp = ref(module)
+        except TypeError:
+            self.fsdp = None
 
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""

@@ -8,7 +8,7 @@ import sys
 from tpmon.hook import wire
 from tpmon.hook.arrival import Arrival
 from tpmon.hook.mailbox import Mailbox
-from tpmon.hook.patches import PLACES, Patches
+from tpmon.hook.patches import FSDP, PLACES, Patches
 from tpmon.hook.ptracer import allow_again
 from tpmon.hook.steps import Steps
 
@@ -23,7 +23,7 @@ class Installation:
         self.mailbox = Mailbox()
         self.steps = Steps(self._take_back, self.mailbox)
         self.patches = Patches(self.steps)
-        self._arrival = Arrival(("torch", *PLACES), self._torch_came)
+        self._arrival = Arrival(("torch", *PLACES, FSDP), self._torch_came)
         self.installed = False
         self.problem = ""
         self._forks_watched = False
@@ -65,7 +65,7 @@ class Installation:
                 if torch is None:
                     return
             self.patches.apply()
-            if self.patches.missing():
+            if self.patches.awaits():
                 self._arrival.begin()
             else:
                 self._arrival.end()

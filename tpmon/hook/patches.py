@@ -1,7 +1,7 @@
 """Put the hook's functions where torch passes by, and take them back.
 
 Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
-the entry of the autograd engine, ``GradScaler.update``; and the making of a DDP, for its settings.
+the entry of the autograd engine, ``GradScaler.update``; and the making of DDP and FSDP, for settings.
 Class and module attributes are replaced, never mutated collections that torch may be walking
 through, and given back only where they are still ours. What torch imports anyway
 is imported when torch is there: half of a start-up otherwise.
@@ -29,6 +29,8 @@ SCALER = "torch.amp.grad_scaler"
 PLACES = (OPTIMIZER, LOADER, ENGINE, SCALER)
 DDP = "torch.nn.parallel.distributed"
 """Comes with torch, where it is built for several ranks; only its settings are wanted."""
+FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
+"""Comes when the program imports it, if it does; the same."""
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -54,11 +56,12 @@ class Patches:
             (ENGINE, self._patch_engine),
             (SCALER, self._patch_scaler),
             (DDP, self._patch_ddp),
+            (FSDP, self._patch_fsdp),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
                 bit = patch(module)
-                if bit or name == DDP:
+                if bit or name in (DDP, FSDP):
                     self._done.add(name)
                     self._steps.patches |= bit
         if self._steps.pages is not None:
@@ -67,6 +70,10 @@ class Patches:
     def missing(self) -> list[str]:
         """List the places that are not patched."""
         return [name for name in PLACES if name not in self._done]
+
+    def awaits(self) -> bool:
+        """Tell whether something is still to be imported that would be patched."""
+        return bool(self.missing()) or ("torch.distributed" in sys.modules and FSDP not in self._done)
 
     def take_back(self) -> None:
         """Put back what was there, where what is there now is still ours."""
@@ -131,8 +138,16 @@ class Patches:
     def _patch_ddp(self, module: ModuleType) -> int:
         wrapper = module.__dict__.get("DistributedDataParallel")
         if wrapper is not None and "__init__" in wrapper.__dict__:
-            self._replace(wrapper, "__init__", _wrap_init(wrapper.__dict__["__init__"], self._steps))
+            ours = _wrap_init(wrapper.__dict__["__init__"], self._steps.ddp_made)
+            self._replace(wrapper, "__init__", ours)
         return 0  # nothing is counted by it
+
+    def _patch_fsdp(self, module: ModuleType) -> int:
+        wrapper = module.__dict__.get("FullyShardedDataParallel")
+        if wrapper is not None and "__init__" in wrapper.__dict__:
+            ours = _wrap_init(wrapper.__dict__["__init__"], self._steps.fsdp_made)
+            self._replace(wrapper, "__init__", ours)
+        return 0
 
 
 def _remove_hook(module: ModuleType, ours: OrderedDict[int, object]) -> None:
@@ -198,9 +213,7 @@ def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., An
     return update
 
 
-def _wrap_init(original: Callable[..., None], steps: Steps) -> Callable[..., None]:
-    made = steps.ddp_made
-
+def _wrap_init(original: Callable[..., None], made: Callable[[object], None]) -> Callable[..., None]:
     @_like(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)

@@ -6,6 +6,7 @@ printed. Nothing is imported. What a version of torch does not have stays unknow
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 from tpmon.hook import wire_settings as wire
@@ -21,6 +22,11 @@ _MOST_TENSORS = 4096
 
 _SIZES_EVERY = 12
 """Sizes change seldom: they are added up at the second reading and then once a minute."""
+
+_MOST_MODULES = 10_000
+_FSDP_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_STATES = "torch.distributed._composable_state"
+_BACKWARD = {"BACKWARD_PRE": wire.FSDP_BACKWARD_PRE, "BACKWARD_POST": wire.FSDP_BACKWARD_POST}
 
 # Functions of torch._C without arguments.
 _NUMBERS = (
@@ -52,13 +58,14 @@ _LIMIT_WORDS = ("recompile limit", "recompile_limit", "cache_size_limit", "cache
 class Settings:
     """Hold the settings that were read last, as ``words`` of the bus."""
 
-    __slots__ = ("_readings", "ddp", "words")
+    __slots__ = ("_readings", "ddp", "fsdp", "words")
 
     def __init__(self) -> None:
-        """Know nothing yet; ``ddp`` is a weak reference to the DDP that was made last."""
+        """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to what was made of them last."""
         self.words = [wire.UNKNOWN] * wire.SETTINGS_WORDS
         self.words[wire.SET_NUMBER] = self.words[wire.SET_NUMBER_AGAIN] = 0
         self.ddp: Any = None
+        self.fsdp: Any = None
         self._readings = 0
 
     def see_loader(self, iterator: object) -> None:
@@ -79,7 +86,7 @@ class Settings:
         """Read the rest; return all as words of the bus."""
         for part in (self._read_switches, self._read_precision, self._read_autocast):
             self._attempt(part)
-        for part in (self._read_dynamo, self._read_memory, self._read_ddp):
+        for part in (self._read_dynamo, self._read_memory, self._read_ddp, self._read_fsdp):
             self._attempt(part)
         self._readings += 1
         words = list(self.words)
@@ -204,6 +211,39 @@ class Settings:
         self.words[wire.SET_DDP_BUCKETS] = buckets.count(",") + 1 if buckets else wire.UNKNOWN
         self.words[wire.SET_DDP_FIND_UNUSED] = int(bool(module.find_unused_parameters))
         self.words[wire.SET_DDP_STATIC_GRAPH] = int(bool(getattr(module, "static_graph", False)))
+
+    def _read_fsdp(self) -> None:
+        if self._readings % _SIZES_EVERY > 1:
+            return  # it walks through modules, and changes seldom
+        root = self.fsdp() if self.fsdp is not None else None
+        told = _describe_wrapper(root) if root is not None else _describe_sharded()
+        for word, value in enumerate(told, wire.SET_FSDP_VERSION):
+            self.words[word] = value
+
+
+def _describe_wrapper(root: Any) -> tuple[int, ...]:
+    """Return version, units, prefetches and limit of a FullyShardedDataParallel."""
+    kind = type(root)
+    units = sum(type(one) is kind for one in itertools.islice(root.modules(), _MOST_MODULES))
+    order = getattr(root.backward_prefetch, "name", "")
+    backward = _BACKWARD.get(order, wire.FSDP_NO_PREFETCH)
+    return 1, units, int(bool(root.forward_prefetch)), backward, int(bool(root.limit_all_gathers))
+
+
+def _describe_sharded() -> tuple[int, ...]:
+    """Return the same of what fully_shard was applied to; nothing where it was to nothing."""
+    kind: Any = getattr(sys.modules.get(_FSDP_STATE), "FSDPState", None)
+    states: Any = getattr(sys.modules.get(_STATES), "_module_state_mapping", None)
+    if kind is None or not states:
+        return ()
+    found = {}
+    for reference in itertools.islice(list(states.values()), _MOST_MODULES):
+        state = reference()
+        if issubclass(type(state), kind):
+            found[id(state)] = state
+    forward = sum(bool(one._states_to_forward_prefetch) for one in found.values())  # noqa: SLF001
+    backward = sum(bool(one._states_to_backward_prefetch) for one in found.values())  # noqa: SLF001
+    return (2, len(found), forward, backward) if found else ()
 
 
 def _read_allocator() -> Any:

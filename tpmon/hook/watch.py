@@ -50,7 +50,7 @@ class Watcher:
             return self._begin(now)
         steps.watch = None
         self._end_device(now)
-        self._settings.ddp = steps.ddp
+        self._settings.ddp, self._settings.fsdp = steps.ddp, steps.fsdp
         wire_settings.write_settings(steps.page, self._settings.read(now))
         if self._timer is None:
             return self._began_ns + _EVERY_NS

@@ -63,6 +63,13 @@ SET_PIN_MEMORY = 36
 SET_PREFETCH_FACTOR = 37
 SET_PERSISTENT_WORKERS = 38
 SET_BATCH_SIZE = 39
+# FSDP 1 (wrapper class): prefetches are switches, backwards FSDP_*. FSDP 2 (fully_shard): how many units
+# were told which ones to fetch ahead; 0 for what torch does by itself.
+SET_FSDP_VERSION = 40
+SET_FSDP_UNITS = 41
+SET_FSDP_FORWARD = 42
+SET_FSDP_BACKWARD = 43
+SET_FSDP_LIMIT = 44
 SET_NUMBER_AGAIN = 63
 
 UNKNOWN = -1
@@ -72,6 +79,10 @@ SDPA_FLASH = 1
 SDPA_MEM_EFFICIENT = 2
 SDPA_MATH = 4
 SDPA_CUDNN = 8
+
+FSDP_NO_PREFETCH = 0
+FSDP_BACKWARD_PRE = 1
+FSDP_BACKWARD_POST = 2
 
 DTYPE_OTHER = 0
 DTYPE_FLOAT32 = 1

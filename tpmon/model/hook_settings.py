@@ -1,4 +1,4 @@
-"""What the hook tells beside steps: settings of torch, loader and DDP, memory, times of the device.
+"""What the hook tells beside steps: settings of torch, loader, DDP and FSDP, memory, times of the device.
 
 The hook reads them every few seconds at the end of a step and changes none. What its torch
 does not tell, or what the job does not use, is missing with the reason.
@@ -7,7 +7,7 @@ does not tell, or what the job does not use, is missing with the reason.
 from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import Applicable, Known, Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,21 @@ class DdpSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FsdpSettings:
+    """Hold how FSDP fetches parameters ahead.
+
+    ``version`` 1 is FullyShardedDataParallel: ``forward`` and ``backward`` are what it was made with, such as
+    "on" or "BACKWARD_PRE". 2 is fully_shard: they say how many units were told what to fetch ahead.
+    """
+
+    version: int
+    units: int
+    forward: str
+    backward: str
+    limit_all_gathers: Applicable[bool]
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderSettings:
     """Hold the arguments of the DataLoader that the last batch came from."""
 
@@ -94,6 +109,7 @@ class TrainSettings:
     allocator: Known[AllocatorFigures]
     sizes: Known[StateSizes]
     ddp: Known[DdpSettings]
+    fsdp: Known[FsdpSettings]
     loader: Known[LoaderSettings]
 
 

@@ -52,6 +52,17 @@ def _ddp(settings: TrainSettings) -> str:
     return f"{buckets}, find_unused {_on(one.find_unused)}, static_graph {_on(one.static_graph)}"
 
 
+def _fsdp(settings: TrainSettings) -> str:
+    one = settings.fsdp
+    if not is_known(one):
+        return ""
+    told = f"{'fully_shard, ' if one.version > 1 else ''}{one.units} units"
+    told += f", prefetch forward {one.forward}, backward {one.backward}"
+    if is_known(one.limit_all_gathers):
+        told += f", limit_all_gathers {_on(one.limit_all_gathers)}"
+    return told
+
+
 def _compiled(settings: TrainSettings) -> str:
     one = settings.compiled
     if not is_known(one) or not one.frames:
@@ -97,6 +108,7 @@ def describe_settings(settings: TrainSettings) -> list[tuple[str, str]]:
     told += [
         ("DataLoader", _loader(settings)),
         ("DDP", _ddp(settings)),
+        ("FSDP", _fsdp(settings)),
         ("torch.compile", _compiled(settings)),
         ("CUDA allocator", _allocator(settings)),
         ("sizes", _sizes(settings)),

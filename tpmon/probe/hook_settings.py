@@ -12,17 +12,24 @@ from tpmon.model.hook_settings import (
     CompileCounts,
     DdpSettings,
     DeviceTimes,
+    FsdpSettings,
     LoaderSettings,
     StateSizes,
     TrainSettings,
 )
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 
 _UNTOLD = Missing("its torch does not tell")
 _NO_COMPILE = Missing("nothing is compiled with torch.compile")
 _NO_CUDA = Missing("CUDA is not in use in this process")
 _NO_OPTIMIZER = Missing("no torch optimizer has stepped, or it has too many tensors to add up")
 _NO_DDP = Missing("no DistributedDataParallel was made since the hook came")
+_NO_FSDP = Missing("no FSDP was made since the hook came")
+_PREFETCHES = {
+    wire.FSDP_NO_PREFETCH: "off",
+    wire.FSDP_BACKWARD_PRE: "BACKWARD_PRE",
+    wire.FSDP_BACKWARD_POST: "BACKWARD_POST",
+}
 _NO_LOADER = Missing("no batch of a DataLoader was seen")
 
 _DTYPES = {wire.DTYPE_FLOAT32: "float32", wire.DTYPE_FLOAT16: "float16", wire.DTYPE_BFLOAT16: "bfloat16"}
@@ -58,6 +65,7 @@ def parse_settings(page: memoryview, taken_ns: int) -> Known[TrainSettings]:
         allocator=_parse_allocator(words),
         sizes=_parse_sizes(words),
         ddp=_parse_ddp(words),
+        fsdp=_parse_fsdp(words),
         loader=_parse_loader(words),
     )
 
@@ -127,6 +135,17 @@ def _parse_sizes(words: Sequence[int]) -> Known[StateSizes]:
 def _parse_ddp(words: Sequence[int]) -> Known[DdpSettings]:
     cap, buckets, unused, static = words[wire.SET_DDP_BUCKET_CAP : wire.SET_DDP_STATIC_GRAPH + 1]
     return DdpSettings(cap, buckets, unused > 0, static > 0) if min(cap, buckets) >= 0 else _NO_DDP
+
+
+def _parse_fsdp(words: Sequence[int]) -> Known[FsdpSettings]:
+    version, units, forward, backward, limit = words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1]
+    if version < 1 or min(units, forward, backward) < 0:
+        return _NO_FSDP
+    if version > 1:
+        ahead, back = (f"{one} of {units} units" if one else "torch's order" for one in (forward, backward))
+        return FsdpSettings(version, units, ahead, back, limit_all_gathers=NOT_APPLICABLE)
+    order = _PREFETCHES.get(backward, "another")
+    return FsdpSettings(version, units, "on" if forward else "off", order, limit_all_gathers=limit > 0)
 
 
 def _parse_loader(words: Sequence[int]) -> Known[LoaderSettings]:
