@@ -170,7 +170,9 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
         1.0,
         (),
     )
-    assert "  of: Net, training, H100 at 1755 of 1980 MHz" in write_capture(result, (summary,), "host")
+    written = write_capture(result, (summary,), "host")
+    assert "  of: Net, training, H100 at 1755 of 1980 MHz" in written
+    assert f"read:  tpmon trace {file.host_path}" in written
     assert read_summary(str(tmp_path / "gone.json")) == Missing(
         f"{tmp_path}/gone.json: No such file or directory"
     )

@@ -31,6 +31,8 @@ def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host
         if file.host_path != file.path:
             lines.append(f"  from this shell: {file.host_path}")
     if result.files:
+        paths = " ".join(shlex.quote(file.host_path) for file in result.files)
+        lines.append(f"read:  tpmon trace {paths}")
         names = " ".join(shlex.quote(f"{host}:{file.host_path}") for file in result.files)
         lines.append(f"fetch: scp {names} .")
         lines.append("open:  https://ui.perfetto.dev or chrome://tracing; a .pickle: pytorch.org/memory_viz")
