@@ -117,7 +117,7 @@ def test_without_a_hook_kineto_is_enough_and_losses_are_the_same(tmp_path: Path)
             **ENVIRONMENT, "KINETO_USE_DAEMON": "1", "KINETO_LOG_LEVEL": "99",
             "KINETO_IPC_SOCKET_DIR": str(folder), "KINETO_CONFIG": str(folder / "conf"),
         }  # fmt: skip
-        command = [sys.executable, "-W", "ignore", str(PROGRAM), "--steps", "700"]
+        command = [sys.executable, "-W", "ignore", str(PROGRAM), "--steps", "1500"]
         with subprocess.Popen(
             command, env=armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as job:
