@@ -14,7 +14,7 @@ import pytest
 
 from tests.captures import read_told
 from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, capture, training
-from tests.programs.conftest import READY_S, run_program
+from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.hook import wire_capture as w
 
@@ -178,6 +178,19 @@ def test_a_second_capture_is_told_so_and_a_training_killed_in_the_middle_leaves_
         tool.stderr.read()
         assert tool.wait() == 3
         assert os.listdir(out) == []
+
+
+@pytest.mark.long
+def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "capture_ranks.py", "{ready}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with run_program(command, tmp_path / "ready", 2) as program:
+        code, told, said = capture(program.pid, "--all-ranks", "--steps", "4", "--out", str(tmp_path / "out"))
+        assert (code, told["state"]) == (0, "done"), said
+        assert len({rank["first_step"] for rank in told["ranks"]}) == 1
+        assert sorted(file["rank"] for file in told["files"]) == [0, 1]
+        for file in told["files"]:
+            assert (len(read_told(file["path"]).marks), read_told(file["path"]).optimizer) == (4, 4)
 
 
 @pytest.mark.long
