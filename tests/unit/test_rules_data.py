@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data_rules import ALL, NO_STACKS, causes
 from tests.frames import make_frame, make_gpu, make_process, make_rank
 from tests.judging import make_looks, make_phases
 from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, starve
-from tpmon.judge import rules_data, rules_loader, rules_memory, rules_python, rules_storage
+from tpmon.judge import rules_loader
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.data_wait import combine_wait, measure_share
 from tpmon.judge.periods import find_period
 from tpmon.judge.phases import DataPart, Phase
-from tpmon.judge.rules_data import (
-    judge_collate,
-    judge_drain,
-    judge_no_workers,
-    judge_periodic,
-    judge_pin,
-)
-from tpmon.judge.scene import BATCH_WAIT, see
+from tpmon.judge.rules_data import judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
+from tpmon.judge.scene import see
 from tpmon.judge.starvation import Starved, find_starved, see_waits
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
-
-LOADER = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
-ALL = (*LOADER, *rules_memory.RULES, *rules_python.RULES)
-NO_STACKS = Missing("stacks: not permitted")
 
 
 def loads_itself(wait=0.6, parts=None, **more):
@@ -44,10 +34,6 @@ def loads_itself(wait=0.6, parts=None, **more):
         parts=parts or {DataPart.FETCH: wait},
     )
     return see(line_up([make_second(0.0, [], **more)] * 12), {RANK: phases})
-
-
-def causes(scene, rules=LOADER):
-    return {one.cause for one in (rule(scene) for rule in rules) if isinstance(one, Suspicion)}
 
 
 def test_a_rank_that_fetches_its_samples_itself_has_no_workers():
@@ -278,150 +264,6 @@ def test_taking_a_source_away_never_makes_a_wait_surer(one, looks, other, sample
     for less in (combine_wait(seen, NO_STACKS), combine_wait(NO_STACKS, stacks)):
         assert less.sources < both.sources
         assert less.surest_low <= both.surest_low
-
-
-def scaled(frame, k):
-    """Make everything k times slower: rates fall, shares stay."""
-
-    def slower(process):
-        names = (
-            "asked_read_bytes_s",
-            "asked_write_bytes_s",
-            "device_read_bytes_s",
-            "device_write_bytes_s",
-            "read_calls_s",
-            "minor_faults_s",
-            "major_faults_s",
-            "switches_s",
-        )
-        return replace(process, **{name: getattr(process, name) / k for name in names})
-
-    return replace(frame, processes=tuple(map(slower, frame.processes)))
-
-
-RATIO_RULES = (*rules_data.RULES, *rules_loader.RULES, *rules_python.RULES)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.floats(0.01, 100),
-    st.floats(0, 1),
-    st.lists(st.sampled_from([COMPUTES, IDLES, SLEEPS]), min_size=0, max_size=3),
-)
-def test_a_run_k_times_as_slow_gets_the_same_answers(k, wait, kinds):
-    second = make_second(wait, kinds)
-    plain, slow = see(line_up([second] * 15)), see(line_up([scaled(second, k)] * 15))
-    assert [rule(plain) for rule in RATIO_RULES] == [rule(slow) for rule in RATIO_RULES]
-
-
-READING = st.one_of(st.floats(0, 1e12), st.just(0.0), st.just(Missing("not read")))
-RATIO = st.one_of(st.floats(0, 1), st.just(Missing("not read")))
-WORDS = st.sampled_from(
-    [
-        "running",
-        BATCH_WAIT,
-        "work from its rank (loader queue)",
-        "sleep",
-        "disk",
-        "socket or tty",
-        "poll",
-        "NFS",
-    ]
-)
-PROCESS = st.fixed_dictionaries(
-    {
-        "runnable": st.one_of(st.floats(0, 64), st.just(Missing("not read"))),
-        "waiting": st.one_of(st.floats(0, 64), st.just(Missing("not read"))),
-        "waits_for": st.one_of(WORDS, st.just(Missing("not read"))),
-        "state": st.sampled_from("RSDTZ"),
-        "busy_threads": st.one_of(st.integers(0, 64), st.just(Missing("not read"))),
-        "asked_read_bytes_s": READING,
-        "device_read_bytes_s": READING,
-        "read_calls_s": READING,
-        "major_faults_s": READING,
-        "minor_faults_s": READING,
-        "rss_bytes": st.integers(0, 1 << 45),
-    }
-)
-
-
-@st.composite
-def a_second(draw):
-    frame = make_second(
-        draw(st.floats(0, 1)),
-        draw(st.lists(PROCESS, max_size=3)),
-        rank=draw(PROCESS),
-        loader={
-            "ready_batches": draw(READING),
-            "empty_ratio": draw(RATIO),
-            "pin_thread": draw(st.booleans()),
-            "births": draw(st.integers(0, 500)),
-        },
-        cpu={
-            "budget_cores": draw(READING),
-            "runnable": draw(READING),
-            "used_cores": draw(READING),
-            "oversubscription": draw(READING),
-            "run_delay_ratio": draw(RATIO),
-        },
-    )
-    memory = replace(
-        frame.memory,
-        anon_bytes=draw(st.one_of(st.integers(0, 1 << 45), st.just(Missing("not read")))),
-        anon_growth_bytes_s=draw(READING),
-        used_bytes=draw(st.one_of(st.integers(0, 1 << 45), st.just(Missing("not read")))),
-        limit_bytes=draw(st.sampled_from([NOT_APPLICABLE, 0, 1 << 34, Missing("not read")])),
-        swap_bytes=draw(st.one_of(st.integers(0, 1 << 40), st.just(Missing("not read")))),
-        refault_bytes_s=draw(READING),
-        major_faults_s=draw(READING),
-        psi_some_pct=draw(READING),
-        host_available_bytes=draw(st.one_of(st.integers(0, 1 << 45), st.just(Missing("not read")))),
-        host_total_bytes=draw(st.sampled_from([0, 1 << 45])),
-    )
-    gpus = draw(st.sampled_from([frame.gpus, (make_gpu(sm_pct=draw(READING)),)]))
-    looks = draw(st.sampled_from([frame.main_threads, NO_STACKS, ()]))
-    return replace(frame, memory=memory, gpus=gpus, main_threads=looks)
-
-
-PARTS = st.dictionaries(st.sampled_from(list(DataPart)), st.floats(0, 0.2))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(a_second(), min_size=1, max_size=5), st.integers(1, 14), PARTS, st.floats(0, 1))
-def test_any_finite_window_gets_an_answer_in_bounds(seconds, times, parts, wait):
-    phases = make_phases({Phase.DATA_WAIT: wait, Phase.OTHER: 1 - wait}, parts=parts)
-    scene = see(line_up(seconds * times), {RANK: phases})
-    for rule in ALL:
-        answer = rule(scene)
-        assert isinstance(answer, (Suspicion, Cleared, Unsure))
-        if isinstance(answer, Suspicion):
-            assert 0 <= answer.weight <= 1
-            assert answer.margin >= 1 - 1e-9
-            assert answer.sources
-            assert not is_known(answer.share) or math.isfinite(answer.share)
-
-
-@settings(max_examples=40, deadline=None)
-@given(a_second())
-def test_a_window_in_which_nothing_was_read_accuses_nobody(second):
-    gone = Missing("not read")
-    names = ("runnable", "waiting", "waits_for", "busy_threads", "read_calls_s", "major_faults_s")
-    blind = replace(
-        second,
-        processes=tuple(replace(one, state="S", **dict.fromkeys(names, gone)) for one in second.processes),
-        main_threads=gone,
-        memory=replace(
-            second.memory,
-            anon_bytes=gone,
-            swap_bytes=gone,
-            shm=gone,
-            refault_bytes_s=gone,
-            major_faults_s=gone,
-            psi_some_pct=gone,
-        ),
-    )
-    scene = see(line_up([blind] * 14))
-    assert causes(scene, ALL) == set()
 
 
 def test_what_the_stacks_alone_see_keeps_the_interval_of_the_stacks():

@@ -1,0 +1,16 @@
+"""Name the rules that a wait for data may come of."""
+
+from __future__ import annotations
+
+from tpmon.judge import rules_data, rules_loader, rules_memory, rules_python, rules_storage
+from tpmon.judge.suspicion import Suspicion
+from tpmon.model.known import Missing
+
+LOADER = (*rules_data.RULES, *rules_loader.RULES, *rules_storage.RULES)
+ALL = (*LOADER, *rules_memory.RULES, *rules_python.RULES)
+NO_STACKS = Missing("stacks: not permitted")
+
+
+def causes(scene, rules=LOADER):
+    """Return the causes that rules suspect in a scene."""
+    return {one.cause for one in (rule(scene) for rule in rules) if isinstance(one, Suspicion)}

@@ -1,0 +1,153 @@
+"""Starts, pauses and prompts: what is no steady training and no hang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.dumps import BACKWARD, MAIN
+from tests.frames import NOW, NOW_NS, make_frame, make_process, make_worker
+from tests.hanging import make_slice
+from tests.judging import SECOND, make_looks, make_phases, scene_of
+from tests.quiet_jobs import UNREAD, quiet_rank, said
+from tpmon.judge.judgement import judge
+from tpmon.judge.phases import Phase
+from tpmon.judge.rules_progress import (
+    judge_checkpoint,
+    judge_starting,
+    judge_validation,
+    judge_waiting_for_input,
+)
+from tpmon.judge.standing import Standing
+from tpmon.judge.stillness import fresh_phase
+from tpmon.judge.suspicion import Cleared, Unsure
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Role
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Kind
+
+# Starting
+
+
+@pytest.mark.parametrize(
+    ("phase", "where", "cause"),
+    [
+        (Phase.IMPORT, "import: torch train.py:3", "import"),
+        (Phase.LOAD, "load train.py:20", "load"),
+        (Phase.COMPILE, "compile train.py:60", "compile"),
+        (Phase.COMPILE, "compile: autotune_to_one_config train.py:60", "autotune"),
+    ],
+)
+def test_a_start_is_told_by_the_stacks(phase, where, cause):
+    phases = make_phases({phase: 0.9, Phase.OTHER: 0.1}, where=where)
+    answer = judge_starting(scene_of(make_frame(), [phases]))
+    assert said(answer) == (Kind.STARTING, cause)
+    assert "stacks" in answer.sources
+
+
+def test_a_start_that_is_over_is_not_said_any_more():
+    past = make_phases({Phase.COMPILE: 0.6, Phase.FORWARD: 0.4}, where="forward model.py:8")
+    assert type(judge_starting(scene_of(make_frame(), [past]))) is Cleared
+    rare = make_phases({Phase.IMPORT: 0.1, Phase.FORWARD: 0.9}, where="import train.py:3")
+    assert type(judge_starting(scene_of(make_frame(), [rare]))) is Cleared
+
+
+def test_compile_workers_tell_a_compile_where_no_stack_does():
+    worker = make_process(4300, role=Role.COMPILE, runnable=0.9, rank=NOT_APPLICABLE)
+    scene = scene_of(make_frame(processes=(quiet_rank(), worker), loader=()))
+    assert said(judge_starting(scene)) == (Kind.STARTING, "compile")
+    busy = scene_of(make_frame(processes=(make_process(), worker), loader=()))
+    assert type(judge_starting(busy)) is Unsure
+
+
+def test_age_alone_is_a_start_only_before_anything_else_is_seen():
+    young = make_process(started=NOW - timedelta(seconds=8))
+    fresh = make_frame(processes=(young,), loader=())
+    assert said(judge_starting(scene_of(fresh))) == (Kind.STARTING, "first-steps")
+    loading = make_frame(processes=(young, make_worker()))
+    assert type(judge_starting(scene_of(loading))) is Unsure
+    stepping = make_phases({Phase.FORWARD: 1.0})
+    assert type(judge_starting(scene_of(fresh, [stepping]))) is Cleared
+    waiting = replace(fresh, main_threads=(make_looks(batch_wait=10),))
+    assert type(judge_starting(scene_of(waiting))) is Unsure
+
+
+# Paused
+
+
+@pytest.mark.parametrize(
+    ("rule", "phase", "cause"),
+    [(judge_checkpoint, Phase.CHECKPOINT, "checkpoint"), (judge_validation, Phase.VALIDATION, "validation")],
+)
+def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
+    now = make_phases({phase: 0.5, Phase.FORWARD: 0.5}, where=f"{phase.value}: save train.py:90")
+    assert said(rule(scene_of(make_frame(), [now]))) == (Kind.PAUSED, cause)
+    short = replace(now, shares={phase: make_phases({phase: 0.05}).shares[phase]})
+    assert type(rule(scene_of(make_frame(), [short]))) is Cleared
+    over = replace(now, where="forward train.py:60")
+    assert type(rule(scene_of(make_frame(), [over]))) is Cleared
+    old = replace(now, newest_age_s=40.0)
+    assert type(rule(scene_of(make_frame(), [old]))) is Cleared
+    assert type(rule(scene_of(make_frame()))) is Unsure
+
+
+def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
+    ranks = (make_process(4211, asked_write_bytes_s=9e8), make_process(4212, rank=1))
+    saving = make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)
+    waiting = make_phases({Phase.COMMS: 1.0}, pid=4212)
+    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), [saving, waiting]))
+    assert answer.sources == {"stacks", "io"}
+    assert answer.summary == "rank 0 is writing a checkpoint; the other rank waits"
+
+
+# Over, or waiting for a person
+
+
+def test_a_prompt_is_told_by_stack_or_kernel():
+    asking = make_phases({Phase.INPUT: 1.0}, where="input train.py:7")
+    assert judge_waiting_for_input(scene_of(make_frame(), [asking])).sources == {"stacks"}
+    reading = make_frame(processes=(quiet_rank(waits_for="terminal input"),))
+    assert judge_waiting_for_input(scene_of(reading)).sources == {"wait"}
+    assert said(judge_waiting_for_input(scene_of(reading, [asking]))) == (Kind.IDLE, "waiting-for-input")
+    piped = make_frame(processes=(quiet_rank(waits_for="standard input (pipe)"),))
+    place = make_phases({Phase.OTHER: 1.0}, where="ask train.py:7")
+    assert judge_waiting_for_input(scene_of(reading, [asking])).summary == (
+        "rank 0 waits for input on a terminal, in train.py:7"
+    )
+    assert judge_waiting_for_input(scene_of(piped, [place])).summary == (
+        "rank 0 waits for input on standard input (pipe), in ask train.py:7"
+    )
+    blink = make_frame(processes=(quiet_rank(waits_for="terminal input", waits_unchanged_s=0.5),))
+    assert type(judge_waiting_for_input(scene_of(blink))) is Cleared
+    unread = make_frame(processes=(quiet_rank(waits_for=UNREAD),))
+    assert type(judge_waiting_for_input(scene_of(unread))) is Unsure
+
+
+def test_a_function_that_bears_the_word_of_a_phase_is_no_such_phase():
+    asking = make_phases({Phase.OTHER: 1.0}, where="load train.py:7")
+    assert fresh_phase(asking) is None
+    assert fresh_phase(make_phases({Phase.LOAD: 1.0}, where="load train.py:7")) is Phase.LOAD
+
+
+def test_an_import_is_not_said_beside_a_row_that_shows_a_step():
+    importing = (MAIN, StackFrame("_find_and_load", "<frozen importlib._bootstrap>", 1176))
+    standing, said_each = Standing(), []
+    frames: list[Frame] = []
+    for second, stack in enumerate((importing, BACKWARD, BACKWARD)):
+        frame = make_frame(
+            taken=NOW + timedelta(seconds=second), taken_ns=NOW_NS + second * SECOND, loader=()
+        )
+        frames.append(replace(frame, stacks=(make_slice(frame, 4211, (stack,), 0.1),)))
+        judged = judge(frames, standing)
+        standing = judged.standing
+        finding = judged.frame.verdict
+        assert is_known(finding)
+        said_each.append((finding.kind, judged.frame.ranks[0].where.split()[0]))
+    assert said_each == [
+        (Kind.STARTING, "import"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
+        (Kind.NOT_ENOUGH_EVIDENCE, "backward"),
+    ]
