@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.goldens import trace_views
@@ -37,3 +39,17 @@ def test_every_picture_fits_whatever_the_size(run):
                 lines = paint_trace(view, Size(width, height), trace_keys_shown(view))
                 assert len(lines) == height
                 assert all(line_width(line) <= width for line in lines), (width, height, tab, overlay)
+
+
+def test_a_file_name_of_somebody_else_sends_no_escape_sequence():
+    run = make_run("ranks")
+    odd = "/tmp/\x1b[2Jrank0.json"
+    files = tuple(replace(file, path=odd) for file in run.report.files)
+    rows = tuple(replace(row, path=odd) for row in run.report.ranks.ranks)
+    report = replace(run.report, files=files, ranks=replace(run.report.ranks, ranks=rows))
+    for tab in (Tab.OVERVIEW, Tab.RANKS):
+        for overlay, cursor in ((TraceOverlay.NONE, 0), (TraceOverlay.DETAILS, 2)):
+            view = replace(run.view(120), report=report, tab=tab, overlay=overlay, cursors=(cursor,) * 6)
+            text = "".join(text for line in paint_trace(view, Size(120, 40)) for text, _ink in line)
+            assert "[2Jrank0.json" in text
+            assert "\x1b" not in text

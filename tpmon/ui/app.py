@@ -27,6 +27,7 @@ from tpmon.model.frame import Event
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
+from tpmon.model.units import clean_text
 from tpmon.ui import actions, editor, panes, paste, stack_rows
 from tpmon.ui.ask_capture import forget_capture
 from tpmon.ui.ask_dump import forget_price
@@ -263,7 +264,7 @@ class MonitorApp(Shell):
         path = self.view.captured
         if is_known(path):
             failure = self.lend(self._controls.trace_command(path))
-            self.say(f"{path} could not be shown: {failure}" if failure else "")
+            self.say(f"{clean_text(path)} could not be shown: {failure}" if failure else "")
 
     @property
     def text_left(self) -> str:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 
 from tpmon.model.known import is_known
+from tpmon.model.units import clean_text
 from tpmon.model.verdict import EXIT_CODES
 from tpmon.ui.cells import cut, cut_front, fit_line, wrap_words
 from tpmon.ui.ink import to_ascii
@@ -103,7 +104,7 @@ def _paint_header(view: TraceView, width: int) -> Line:
     steps = f"{overview.steps} {noun} of {overview.step_ms:,.1f} ms" if overview.steps else "no steps marked"
     left = [
         Item(6, "tpmon trace", Ink.TITLE),
-        Item(1, cut_front(os.path.basename(file.path), max(12, width // 3)), Ink.STRONG),
+        Item(1, cut_front(clean_text(os.path.basename(file.path)), max(12, width // 3)), Ink.STRONG),
         Item(3, name_rank(file)),
         Item(5, cut(cards[0], 30) if cards else "CPU only"),
         Item(8, f"on {file.host}" if is_known(file.host) else ""),

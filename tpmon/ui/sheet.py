@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, Union
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
-from tpmon.model.units import format_bytes
+from tpmon.model.units import clean_text, format_bytes
 from tpmon.ui.lines import Ink
 from tpmon.ui.table import Cell, Column
 
@@ -20,6 +20,7 @@ Row = TypeVar("Row")
 MOST_ROWS = 2000
 NA = "n/a"
 _NAME_WIDTH = 16
+_FACT_CHARS = 4000
 _UNITS = (("_us", "us"), ("_ms", "ms"), ("_pct", "%"), ("_bytes", "bytes"), ("_gb_s", "GB/s"), ("_s", "s"))
 _NAMES = ("name", "operator", "module", "source", "function", "pattern", "part", "kind", "path", "stack")
 
@@ -196,7 +197,7 @@ def _write(name: str, value: object) -> str:
         return ", ".join(_write("", one) for one in value[:20]) + (" ..." if len(value) > 20 else "")
     if dataclasses.is_dataclass(value):
         return ", ".join(f"{label} {text}" for label, text in list_facts(value))
-    return NA if not is_known(value) else str(getattr(value, "value", value))
+    return NA if not is_known(value) else clean_text(str(getattr(value, "value", value)), _FACT_CHARS)
 
 
 def plain_sheet(title: str, rows: Sequence[Any]) -> Sheet[Any]:

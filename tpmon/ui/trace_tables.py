@@ -16,6 +16,7 @@ from tpmon.model.trace import (
     RankTable,
     TraceFile,
 )
+from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, ms_of_us, number, said, size
 from tpmon.ui.table import Column
@@ -183,10 +184,12 @@ def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
             Column("neither", 11, 6, lambda row: number(row.other_ms, 3)),
             Column("waits", 11, 2, lambda row: number(row.wait_ms, 3)),
             Column("moves data", 11, 7, lambda row: number(row.transfer_ms, 3)),
-            Column("file", 12, 8, lambda row: os.path.basename(row.path), right=False, grows=True),
+            Column(
+                "file", 12, 8, lambda row: clean_text(os.path.basename(row.path)), right=False, grows=True
+            ),
         ),
         ranks,
-        lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {row.path}",
+        lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {clean_text(row.path)}",
         (("step", lambda row: row.step_ms), ("waits", lambda row: as_number(row.wait_ms))),
     )
 

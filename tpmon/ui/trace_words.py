@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpmon.model.known import NotApplicable, is_known
 from tpmon.model.trace import TraceFile, TraceVerdict
-from tpmon.model.units import format_bytes
+from tpmon.model.units import clean_text, format_bytes
 
 CAUSES = {
     "data": "data",
@@ -30,6 +30,7 @@ KINDS = {
 }
 
 
+_PATH_CHARS = 1000
 _COMMON = ("(anonymous namespace)::", "at::native::", "at::", "c10::", "std::")
 
 
@@ -58,7 +59,7 @@ def say_file(file: TraceFile) -> str:
     """Say which file it is and what it is of."""
     cards = dict.fromkeys(card.name for card in file.overview.gpus if is_known(card.name))
     parts = [
-        file.path,
+        clean_text(file.path, _PATH_CHARS),
         name_rank(file),
         f"{file.events:,} events",
         f"{format_bytes(file.json_bytes)} of JSON",
