@@ -31,7 +31,8 @@ The first line of the screen is a verdict: a kind, a cause, how sure, since when
   told, and why.
 * A cause is stated after some seconds and dropped some seconds after it was last seen, so that a reading
   at its threshold does not flicker. Where causes take turns all the same, one that gave its place back within
-  30 s must then be ahead for a minute to be stated again. A cause that only follows from another one is not stated beside it.
+  30 s must then be ahead for a minute to be stated again. A cause that only follows from another one is not
+  stated beside it.
 * **Try** is one entry of the catalogue below that fits this run. It begins with "if" where a
   precondition could not be observed.
 
