@@ -162,6 +162,9 @@ def test_bursts_of_workers_that_always_have_work_are_a_slow_loader():
     assert is_known(find_period(see_waits(scene.ranks[0], scene)))
     assert "keeps up" in judge_periodic(scene).text
     assert causes(scene) & {"too-few-workers", "cpu-transform"}
+    well = make_second(0.0, [IDLES] * 2, loader={"empty_ratio": 0.0, "ready_batches": 4.0})
+    changed = see(line_up([well] * 30 + [stall if i % 5 < 4 else busy for i in range(20)]))
+    assert not isinstance(judge_periodic(changed), Suspicion)
 
 
 def test_a_steady_wait_and_a_noisy_one_have_no_period():

@@ -238,6 +238,13 @@ def test_what_was_no_part_of_the_flicker_is_stated_as_ever_and_so_is_a_hang() ->
     assert run([[suspect(HUNG)]] * 2, standing)[0][-1] == HUNG
 
 
+def test_after_a_flicker_other_verdicts_change_as_ever() -> None:
+    _, standing = run(take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=4))
+    stated, _ = run(take_turns(60, [suspect(PYTHON)], [suspect(POOL)], turns=6), standing)
+    for turn in range(6):
+        assert stated[60 * turn + 15 : 60 * turn + 60] == [(PYTHON, POOL)[turn % 2]] * 45
+
+
 def test_what_flickered_is_stated_again_once_it_lasts() -> None:
     flicker = take_turns(20, [suspect(DATA)], [suspect(COLLATE)], turns=6)
     _, standing = run(flicker)

@@ -38,10 +38,10 @@ def damp(before: Standing, after: Standing, now_ns: int) -> Standing:
                 flickers=flickers,
             )
     damped_ns = after.damped_ns
-    if after.previous == (new,) and now_ns - after.stated_ns < FLICKER_S * 1e9:
+    short = now_ns - after.stated_ns < FLICKER_S * 1e9
+    if short and after.previous == (new,):
         damped_ns = now_ns + round(CALM_S * 1e9)
-        flickers |= {old}
-    if now_ns < damped_ns:
+    if short and now_ns < damped_ns:
         flickers |= {old, new}
     return replace(
         after, pending=None, stated_ns=now_ns, previous=(old,), damped_ns=damped_ns, flickers=flickers

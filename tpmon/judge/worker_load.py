@@ -10,7 +10,7 @@ from tpmon.judge.phase_kinds import DataPart
 from tpmon.judge.phase_stack import classify
 from tpmon.judge.phases import main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
-from tpmon.judge.starvation import IDLE_WORKERS, Starved
+from tpmon.judge.starvation import IDLE_WORKERS, Starved, find_onset
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 
@@ -25,7 +25,7 @@ RECENT_S = 15.0
 
 IDLE_HARDLY = 0.1
 """Share of its readings without work below which a worker hardly ever is."""
-LEAST_LOOKS = 15
+LEAST_LOOKS = 10
 """Readings of a worker that this takes."""
 
 
@@ -112,9 +112,12 @@ class WorkerLooks:
 
 
 def never_idle(found: Starved, scene: Scene) -> bool:
-    """Tell whether every worker had work nearly all the time of the history: the loader never keeps up."""
+    """Tell whether every worker had work nearly always since the wait began: the loader never keeps up."""
+    begun_ns = find_onset(found, scene)
     counts = {worker.pid: [0, 0] for worker in found.workers}
     for frame in scene.history:
+        if is_known(begun_ns) and frame.taken_ns < begun_ns:
+            continue
         for process in frame.processes:
             count = counts.get(process.pid)
             if count is not None and is_known(process.waits_for):
