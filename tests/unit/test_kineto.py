@@ -123,12 +123,13 @@ class Libkineto:
         while len(self.orders) < times:
             if order := self.ask():
                 self.orders.append(order)
-                self.ask(1)
                 stem = order["ACTIVITIES_LOG_FILE"].removesuffix(".json")
                 if writes:
+                    self.ask(1)
                     make_updates(int(order["ACTIVITIES_ITERATIONS"])).write(Path(f"{stem}_7.json.tmp"))
                     os.rename(f"{stem}_7.json.tmp", f"{stem}_7.json")
-                else:
+                else:  # a profiler of the program began before it asked again
+                    Path(f"{stem}_7.json.tmp").touch()
                     self.ask()
 
 

@@ -132,8 +132,8 @@ class KinetoWindow:
                     ordered = now
                 elif ordered and not heard.ask.free:
                     busy, freed = busy or now, 0.0
-                elif busy and heard.ask.free:
-                    freed = freed or now
+                elif ordered and (busy or self._has_begun(name)):
+                    freed = freed or now  # a profiler of the program does not make it busy
             if written := self._find_whole(name):
                 return Recorded(CaptureState.VERIFIED, "", written)
             if not self._is_alive():
@@ -170,6 +170,12 @@ class KinetoWindow:
                     path = os.path.join(self._folder, entry)
                     return path if is_whole(path) else ""
         return ""
+
+    def _has_begun(self, name: str) -> bool:
+        """Tell whether kineto opened the file: from the first update of the window on."""
+        with contextlib.suppress(OSError):
+            return any(entry.startswith(name) for entry in os.listdir(self._folder))
+        return False
 
     def _is_alive(self) -> bool:
         process = self._client.process
