@@ -62,7 +62,7 @@ def wrong_types(chance: random.Random) -> bytes:
             event[key] = chance.choice(values)
         if isinstance(event.get("args"), dict):
             for key in ("correlation", "device", "stream", "Bytes", "Input Dims", "Total Allocated"):
-                event["args"][key] = chance.choice(values)
+                event["args"] = {**event["args"], key: chance.choice(values)}
     return json.dumps({"traceEvents": events, "deviceProperties": chance.choice(values)}).encode()
 
 
