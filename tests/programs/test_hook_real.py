@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.hooks import list_pages
-from tests.programs.conftest import READY_S, wait_until
+from tests.programs.conftest import READY_S
+from tests.waiting import wait_until
 from tpmon.hook import wire
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
