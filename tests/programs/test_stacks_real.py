@@ -151,6 +151,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 def test_a_single_reading_knows_where_the_main_thread_is(trainer: int):
     (frame,) = ask_once([trainer])
+    assert isinstance(frame["stacks"], list), frame["stacks"]  # a dict says why there are none
     (dump,) = [one for one in frame["stacks"] if one["samples"] == 1]
     main = next(stack for stack in dump["stacks"] if stack["tid"] == trainer)
     assert main["frames"][0]["function"] == "<module>"
