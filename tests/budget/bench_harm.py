@@ -35,6 +35,7 @@ from tests.budget.measure import Screen, children_of
 HERE = Path(__file__).parent
 TPMON = str(Path(sys.executable).with_name("tpmon"))
 MOST_STOLEN = 0.02
+"""Share (0-1) of all CPUs' time in a turn; above it the turn tells of the host."""
 CPUS = os.cpu_count() or 1
 
 

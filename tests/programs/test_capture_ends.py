@@ -171,7 +171,7 @@ def test_coming_and_going_leaves_nothing_on_either_side() -> None:
         for _ in range(CYCLES):
             come_and_go()
         assert len(os.listdir("/proc/self/fd")) == ours
-        # Its worker comes and goes with up to six of them; a visit that left one would leave hundreds.
-        assert abs(len(os.listdir(f"/proc/{pid}/fd")) - theirs) <= 8
+        # Its worker comes and goes with some of them: between two workers there are as few as ever.
+        assert wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= theirs)
         with open(f"/proc/{pid}/status") as file:
             assert "State:\tZ" not in file.read()

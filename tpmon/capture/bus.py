@@ -10,6 +10,7 @@ import mmap
 import os
 import signal
 
+from tpmon.capture.running import is_running
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
 from tpmon.hook import wire, wire_capture
 from tpmon.model.capture import CaptureState
@@ -70,11 +71,7 @@ class Bus:
 
     def is_alive(self) -> bool:
         """Tell whether the process is there, and is the one that was opened."""
-        try:
-            stat = _read_stat(self.process.pid)
-        except OSError:
-            return False
-        return stat == self.process.start_ticks
+        return is_running(self.process)
 
     def find_end(self) -> tuple[CaptureState, str] | None:
         """Say how and why nothing is to be expected of this hook any more; None while it runs."""
@@ -287,11 +284,3 @@ def _read_status(pid: int) -> dict[str, str]:
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         pairs = (line.split(":", 1) for line in file if ":" in line)
         return {name: value.strip() for name, value in pairs}
-
-
-def _read_stat(pid: int) -> int:
-    """Return the start time in ticks; a zombie has ended."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        data = file.read()
-    words = data[data.rindex(b")") + 2 :].split()
-    return -1 if words[0] in (b"Z", b"X") else int(words[19])

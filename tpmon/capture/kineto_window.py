@@ -17,6 +17,7 @@ from tpmon.capture.kineto import Order, is_sayable
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.plan import size_window
+from tpmon.capture.running import is_running
 from tpmon.errors import UsageError
 from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureState
 from tpmon.model.frozen import dataclass
@@ -136,7 +137,7 @@ class KinetoWindow:
                     freed = freed or now  # a profiler of the program does not make it busy
             if written := self._find_whole(name):
                 return Recorded(CaptureState.VERIFIED, "", written)
-            if not self._is_alive():
+            if not is_running(self._client.process):
                 return self._end(CaptureState.GONE, "the process ended")
             if self._stopped():
                 return self._end(CaptureState.CANCELLED, "nobody waits for it any more")
@@ -176,16 +177,6 @@ class KinetoWindow:
         with contextlib.suppress(OSError):
             return any(entry.startswith(name) for entry in os.listdir(self._folder))
         return False
-
-    def _is_alive(self) -> bool:
-        process = self._client.process
-        try:
-            with open(f"/proc/{process.pid}/stat", "rb") as file:
-                data = file.read()
-        except OSError:
-            return False
-        words = data[data.rindex(b")") + 2 :].split()
-        return words[0] not in (b"Z", b"X") and int(words[19]) == process.start_ticks
 
     def _end(self, state: CaptureState, reason: str) -> Recorded:
         return Recorded(state, reason, "")

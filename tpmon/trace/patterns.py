@@ -1,6 +1,7 @@
 """Habits of a program that cost time, as a trace shows them. Each has a condition; none is a guess.
 
-The thresholds keep out what is not worth a line: below them the gain drowns in the noise of a step.
+The thresholds keep out what is not worth a line: below them the gain drowns in the noise of a step. They are
+chosen, not measured; shares are percent of the window of the steps.
 """
 
 from __future__ import annotations
@@ -30,15 +31,23 @@ LAUNCH_PCT = 20.0
 TINY_OP_US = 20.0
 """An operator of one small kernel takes 5 to 15 us on the host: shorter ones are all overhead."""
 TINY_CALLS = 100
+"""Calls of one operator in a step from which a fused or batched one is worth the work: chosen."""
 TINY_PCT = 10.0
+"""Of the window that those calls take on the host, and that the device waits for the host."""
 OPTIMIZER_KERNELS = 100
 """Kernels in one optimizer step; a fused one starts a few for each group of parameters."""
 SYNC_STEPS = 0.8
+"""Share (0-1) of the steps in which the host waits for the device: a log line now and then is no habit."""
 SYNC_PCT = 2.0
+"""Of the window in which the device is idle for it."""
 FP32_PCT = 10.0
+"""Of the window in fp32 products."""
 MISALIGNED_PCT = 5.0
+"""Of the window in products whose sizes fit no tensor core."""
 ATTENTION_PCT = 1.0
+"""Of the window in attention without a fused kernel: it takes memory of the square of the length, too."""
 RECOMPUTE_PCT = 2.0
+"""Of the window in forward work that is done again in the backward."""
 FREE_MEMORY = 0.7
 """Of the card's memory reserved at most where activations would fit instead of being computed twice."""
 
