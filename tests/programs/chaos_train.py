@@ -67,7 +67,7 @@ def start_children(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train until the time is over; all ranks stop at the step at which rank 0 does."""
+    """Train until the time is over or READY/enough is there; all ranks stop at the step at which rank 0 does."""
     signal.alarm(int(options.seconds) + 30)
     torch.set_num_threads(1)
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -86,12 +86,13 @@ def train(options: argparse.Namespace) -> None:
         worker_init_fn=functools.partial(start_worker, options),
     )
     end = time.monotonic() + options.seconds
+    enough = Path(options.ready, "enough")
     over = torch.zeros(1)
     while not over.item():
         for batch in loader:
             model(batch).sum().backward()
             burn(options.load)
-            over[0] = float(time.monotonic() > end)
+            over[0] = float(time.monotonic() > end or enough.exists())
             if world > 1:
                 dist.broadcast(over, 0)
             Path(options.ready, str(os.getpid())).touch()

@@ -10,11 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import tpmon
+from tests.waiting import wait_until
 from tpmon.launch import DemoJob, DemoOptions, bottlenecks, start_demo
 
 pytestmark = [
@@ -24,13 +26,6 @@ pytestmark = [
 
 TRAIN = str(Path(tpmon.__file__).parent / "demo" / "train.py")
 START = "from tpmon.launch import *; import time; print(start_demo(DemoOptions()).pid, flush=True); time.sleep(99)"
-
-
-def until(holds: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
 
 
 def read_tree(pid: int) -> list[int]:
@@ -85,7 +80,7 @@ def test_it_trains_and_stop_leaves_nothing(start: Callable[[DemoOptions], DemoJo
     assert private.stat().st_mode & 0o777 == 0o700
     assert os.getsid(job.pid) != os.getsid(0)
     steps = Path(job.log_path).read_text().count("step")
-    until(lambda: Path(job.log_path).read_text().count("step") > steps)
+    assert wait_until(lambda: Path(job.log_path).read_text().count("step") > steps)
     assert job.stop(15)
     assert not any(map(is_alive, tree))
     assert not private.exists()
@@ -103,9 +98,9 @@ def test_ranks_run_under_torchrun_and_end_with_it(start: Callable[[DemoOptions],
     assert ranks == {b"RANK=0", b"RANK=1"}
     assert len(tree) == 1 + 2 + 2
     os.kill(job.pid, signal.SIGKILL)  # torchrun cannot end its ranks: the keeper must
-    until(lambda: not any(map(is_alive, tree)))
+    assert wait_until(lambda: not any(map(is_alive, tree)))
     log = Path(job.log_path)
-    until(lambda: list(log.parent.iterdir()) == [log])  # the log of a failed training stays
+    assert wait_until(lambda: list(log.parent.iterdir()) == [log])  # the log of a failed training stays
 
 
 def test_it_ends_with_its_starter_even_when_that_is_killed(directory: Path) -> None:
@@ -114,8 +109,8 @@ def test_it_ends_with_its_starter_even_when_that_is_killed(directory: Path) -> N
         tree = read_tree(int(starter.stdout.readline()))
         assert len(tree) == 3
         starter.kill()
-    until(lambda: not any(map(is_alive, tree)))
-    until(lambda: not list(directory.glob("tpmon-demo-*")))
+    assert wait_until(lambda: not any(map(is_alive, tree)))
+    assert wait_until(lambda: not list(directory.glob("tpmon-demo-*")))
 
 
 def test_hang_stops_both_ranks_for_good(start: Callable[[DemoOptions], DemoJob]) -> None:
@@ -128,15 +123,35 @@ def test_hang_stops_both_ranks_for_good(start: Callable[[DemoOptions], DemoJob])
         time.sleep(1.0)  # the absence of a switch has no event to wait for
         return before == [count_switches(pid) for pid in ranks]
 
-    until(stand_still, 30)
+    assert wait_until(stand_still, 30)
     assert all(map(is_alive, ranks))
 
 
-@pytest.mark.parametrize("name", [one.name for one in bottlenecks() if one.ranks == 1])
-def test_each_bottleneck_trains_and_ends_by_itself(name: str) -> None:
+def run_alone(name: str, directory: str) -> subprocess.CompletedProcess[str]:
     workers = "0" if name == "no-workers" else "1"
-    command = [sys.executable, TRAIN, "--bottleneck", name, "--workers", workers, "--seconds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, TRAIN, "--bottleneck", name, "--workers", workers, "--seconds", "1"],
+        env={**os.environ, "TMPDIR": directory},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """Run the bottlenecks that are tested, two at a time: much of a run is its start, and waiting."""
+    names = [one.callspec.params["name"] for one in request.session.items if "runs" in one.fixturenames]
+    with tempfile.TemporaryDirectory(prefix="demo-") as short, ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(run_alone, name, short) for name in names}
+
+
+@pytest.mark.parametrize("name", [one.name for one in bottlenecks() if one.ranks == 1])
+def test_each_bottleneck_trains_and_ends_by_itself(
+    runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str
+) -> None:
+    done = runs[name].result()
     assert done.returncode == 0, done.stderr
     assert "epoch 0 step 1 loss" in done.stdout
     assert "rank 0 done after" in done.stdout

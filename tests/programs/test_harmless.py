@@ -13,13 +13,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.programs.chaos_watch import by_pid, watch
-from tests.programs.conftest import run_program, wait_until
+from tests.programs.conftest import Program, run_program
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.torch,
@@ -27,6 +30,7 @@ pytestmark = [
 ]
 
 TRAIN = (sys.executable, "chaos_train.py", "--ready", "{ready}")
+STRACE = shutil.which("strace")
 WATCHED_S = 5.0
 SAMPLES_HZ = 100
 SIGNAL = re.compile(r"^(\d+) .*--- (SIG\w+) \{(.*)\} ---$", re.MULTILINE)
@@ -49,24 +53,6 @@ def watching(pid: int, members: int) -> Iterator[None]:
 def read_signals(log: Path) -> list[tuple[int, str, str]]:
     """Return PID, signal and details of each signal that strace saw."""
     return [(int(pid), name, details) for pid, name, details in SIGNAL.findall(log.read_text())]
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_no_signal_reaches_the_training(tmp_path: Path) -> None:
-    log = tmp_path / "strace.log"
-    traced = ("strace", "-f", "-qq", "-e", "trace=none", "-e", "signal=all", "-o", str(log))
-    with run_program((*traced, *TRAIN), tmp_path / "ready", 1) as program:
-        (trainer,) = program.trainers
-        members = {trainer, *(int(path.name.split("-")[3]) for path in program.folder.glob("worker-*"))}
-        with watching(trainer, members=3):
-            pass
-        seen = [one for one in read_signals(log) if one[1] != "SIGCHLD"]
-        assert seen == [], "signals reached the training"
-        children = [details for _, name, details in read_signals(log) if name == "SIGCHLD"]
-        assert all(int(re.search(r"si_pid=(\d+)", details)[1]) not in members for details in children)
-        # a signal that nobody feels would have been seen
-        os.kill(trainer, signal.SIGWINCH)
-        assert wait_until(lambda: "SIGWINCH" in [name for _, name, _ in read_signals(log)], 10)
 
 
 class Sampler:
@@ -115,25 +101,72 @@ def sampling(pids: list[int]) -> Iterator[Sampler]:
         sampler.close()
 
 
-def test_no_thread_of_the_training_is_traced_or_stopped(tmp_path: Path) -> None:
-    with run_program(TRAIN, tmp_path / "ready", 1) as program:
-        workers = [int(path.name.split("-")[3]) for path in program.folder.glob("worker-*")]
-        members = [program.pid, *workers]
+def worker_pids(program: Program) -> list[int]:
+    return [int(path.name.split("-")[3]) for path in program.folder.glob("worker-*")]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Hold two programs that tpmon watched: one behind strace, whose log is ``log``, and a free one."""
+
+    traced: Program | None
+    log: Path
+    free: Program
+    sampler: Sampler
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Start both programs, and then watch both, at the same time: most of it is waiting."""
+    folder = tmp_path_factory.mktemp("harmless")
+    log = folder / "strace.log"
+    behind = ("strace", "-f", "-qq", "-e", "trace=none", "-e", "signal=all", "-o", str(log))
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        starts = [
+            pool.submit(stack.enter_context, run_program((*before, *TRAIN), folder / name, 1))
+            for name, before in (("free", ()), ("traced", behind))
+            if not before or STRACE
+        ]
+        free, *rest = [one.result() for one in starts]
+        members = [free.pid, *worker_pids(free)]
         assert len(members) == 3
-        with sampling(members) as sampler, watching(program.pid, members=3):
-            enough = WATCHED_S * SAMPLES_HZ
-            assert wait_until(lambda: min(sampler.looks.values(), default=0) >= enough, 30)
-        assert set(sampler.tracers) == {"0"}
-        assert set(sampler.states) <= {"R", "S", "D"}
-        assert len(sampler.looks) > len(members)
-        # a stop, and a tracer, would have been seen
-        with sampling(workers[:1]) as sampler:
-            os.kill(workers[0], signal.SIGSTOP)
-            assert wait_until(lambda: "T" in sampler.states, 10)
-            os.kill(workers[0], signal.SIGCONT)
-            if shutil.which("strace"):
-                with subprocess.Popen(
-                    ["strace", "-qq", "-e", "trace=none", "-p", str(workers[0])], stderr=subprocess.DEVNULL
-                ) as tracer:
-                    assert wait_until(lambda: str(tracer.pid) in sampler.tracers, 10)
-                    tracer.terminate()
+        with ExitStack() as looks:
+            for program in rest:
+                looks.enter_context(watching(program.trainers[0], members=3))
+            looks.enter_context(watching(free.pid, members=3))
+            with sampling(members) as sampler:
+                enough = WATCHED_S * SAMPLES_HZ
+                assert wait_until(lambda: min(sampler.looks.values(), default=0) >= enough, 30)
+        yield Watched(rest[0] if rest else None, log, free, sampler)
+
+
+@pytest.mark.skipif(not STRACE, reason="strace is not installed")
+def test_no_signal_reaches_the_training(watched: Watched) -> None:
+    assert watched.traced is not None
+    (trainer,) = watched.traced.trainers
+    members = {trainer, *worker_pids(watched.traced)}
+    seen = [one for one in read_signals(watched.log) if one[1] != "SIGCHLD"]
+    assert seen == [], "signals reached the training"
+    children = [details for _, name, details in read_signals(watched.log) if name == "SIGCHLD"]
+    assert all(int(re.search(r"si_pid=(\d+)", details)[1]) not in members for details in children)
+    # a signal that nobody feels would have been seen
+    os.kill(trainer, signal.SIGWINCH)
+    assert wait_until(lambda: "SIGWINCH" in [name for _, name, _ in read_signals(watched.log)], 10)
+
+
+def test_no_thread_of_the_training_is_traced_or_stopped(watched: Watched) -> None:
+    assert set(watched.sampler.tracers) == {"0"}
+    assert set(watched.sampler.states) <= {"R", "S", "D"}
+    assert len(watched.sampler.looks) > 3
+    # a stop, and a tracer, would have been seen
+    worker = worker_pids(watched.free)[0]
+    with sampling([worker]) as sampler:
+        os.kill(worker, signal.SIGSTOP)
+        assert wait_until(lambda: "T" in sampler.states, 10)
+        os.kill(worker, signal.SIGCONT)
+        if STRACE:
+            with subprocess.Popen(
+                ["strace", "-qq", "-e", "trace=none", "-p", str(worker)], stderr=subprocess.DEVNULL
+            ) as tracer:
+                assert wait_until(lambda: str(tracer.pid) in sampler.tracers, 10)
+                tracer.terminate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -66,6 +67,11 @@ class Terminal:
         self.raw += data
         self._stream.feed(data)
         return True
+
+    def unread(self) -> int:
+        """Return how many bytes wait in the terminal."""
+        answer = fcntl.ioctl(self.child.child_fd, termios.FIONREAD, bytes(4))
+        return int.from_bytes(answer, sys.byteorder)
 
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self.screen.display)

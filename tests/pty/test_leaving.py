@@ -87,7 +87,12 @@ def test_a_loop_that_is_stuck_gives_the_terminal_back_on_sigterm(open_terminal, 
 def test_a_terminal_that_takes_no_bytes_does_not_keep_the_process(open_terminal):
     terminal = open_terminal("--every", "0.02", "--processes", "60", columns=200, rows=50)
     terminal.until("second 0")
-    time.sleep(3)  # nobody reads: the pty fills, and the writer of the screen blocks
+    # Nobody reads: the pty fills until the writer of the screen, which has fifty pictures a second, blocks.
+    held = [terminal.unread()]
+    while len(held) < 20 or held[-20] != held[-1]:
+        time.sleep(0.02)
+        held.append(terminal.unread())
+    assert held[-1] > 4000
     terminal.press("q")
     deadline = time.monotonic() + 3
     while os.path.exists(f"/proc/{terminal.pid}/exe"):
