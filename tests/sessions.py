@@ -100,6 +100,9 @@ class Source:
     def set_interval(self, seconds: float) -> None:
         self.intervals.append(seconds)
 
+    def set_settled(self, *, settled: bool) -> None:
+        self.settled = settled
+
     def close(self) -> None:
         self.closed += 1
 

@@ -121,6 +121,10 @@ class FrameSource(Protocol):
         """Learn how often ``collect`` is called."""
         ...
 
+    def set_settled(self, *, settled: bool) -> None:
+        """Learn whether the verdict stands, so that fewer looks at stacks will do."""
+        ...
+
     def close(self) -> None:
         """Free what the source holds, without waiting."""
         ...
@@ -189,6 +193,7 @@ class Session:
                 seen = tuple(self._window)
                 judged = judge(seen, self._standing)
                 last, self._standing = judged.frame, judged.standing
+                self._source.set_settled(settled=judged.settled)
                 self._frames = (*seen[:-1], last)
                 self._look(judged.look)
                 update = Update(last, self._window.pulses())

@@ -24,6 +24,7 @@ from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
 from tpmon.probe.collect import Collector
+from tpmon.probe.stacks import StackSampler
 from tpmon.probe.target import find_job
 
 TREE = Path(__file__).parent.parent / "budget" / "tree_program.py"
@@ -186,9 +187,23 @@ def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, m
         assert not frames[-1].self_.shedding
 
 
+def test_stacks_are_sampled_half_as_often_while_the_verdict_stands(tree, monkeypatch):
+    asked: list[bool] = []
+    monkeypatch.setattr(StackSampler, "watch", lambda _self, _subjects, *, halved: asked.append(halved))
+    with collecting(tree.pid) as collector:
+        collector.collect()
+        collector.set_settled(settled=True)
+        next_frame(collector, 0.01)
+        collector.set_settled(settled=False)
+        next_frame(collector, 0.01)
+    assert asked == [False, True, False]
+
+
 def test_a_collector_leaves_neither_descriptors_nor_threads_nor_processes(tree):
-    def held() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
+    earlier = set(threading.enumerate())  # some of which end meanwhile
+
+    def held() -> tuple[int, set[threading.Thread]]:
+        return len(os.listdir("/proc/self/fd")), set(threading.enumerate()) - earlier
 
     before = held()
     for _ in range(2):

@@ -281,6 +281,31 @@ def test_a_large_job_is_judged_every_third_second() -> None:
     assert judged[-1].standing.stated == (Kind.DATA_BOUND, "cpu-transform")
 
 
+def test_a_settled_verdict_is_judged_every_second_second_and_leaves_stacks_half_alone() -> None:
+    judged = run(starved(COMPUTES, seconds=110))
+    settled = [one.settled for one in judged]
+    begun = settled.index(True)
+    assert 60 <= begun <= 80
+    assert all(settled[begun:])
+    findings = [one.frame.verdict for one in judged[begun + 1 :]]
+    anew = sum(a is not b for a, b in pairwise(findings))
+    assert anew == pytest.approx(len(findings) / 2, abs=2)
+    assert {is_known(one) and one.cause for one in findings} == {"cpu-transform"}
+
+
+def test_a_change_after_a_settled_verdict_is_told_as_soon_as_after_any_other() -> None:
+    frames = line_up(
+        [make_second(0.7, [COMPUTES] * 2, cpu=TWO_CPUS)] * 100 + [make_second(0.7, [SOCKET] * 2)] * 25
+    )
+    judged = run(frames)
+    assert judged[99].settled
+    told = next(
+        n for n, one in enumerate(judged) if one.standing.stated == (Kind.DATA_BOUND, "network-store")
+    )
+    assert told - 100 <= 20
+    assert not judged[told].settled
+
+
 def test_the_end_of_a_large_job_is_judged_at_once() -> None:
     frames = starved(COMPUTES, workers=80, seconds=20)
     ended = replace(

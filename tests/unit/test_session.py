@@ -12,6 +12,7 @@ import pytest
 
 from tests.sessions import Sink, Source
 from tests.waiting import wait_until
+from tpmon.judge.judgement import Judgement
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.results import Update
 from tpmon.session import Session
@@ -72,6 +73,17 @@ def test_the_end_of_the_job_ends_the_loop_after_that_frame():
     assert len(sink.updates) == 3
     assert sink.updates[-1].frame is last
     assert source.closed == 1
+
+
+def test_the_source_hears_whether_the_verdict_stands(monkeypatch):
+    source = Source()
+    monkeypatch.setattr(
+        "tpmon.session.judge", lambda seen, standing: Judgement(seen[-1], standing, settled=len(seen) > 2)
+    )
+    Session(source, (), 0.005).run(frames=2)
+    assert source.settled is False
+    Session(source, (), 0.005).run(frames=3)
+    assert source.settled is True
 
 
 def test_stop_during_a_wait_ends_the_loop_at_once(run):

@@ -14,10 +14,12 @@ from tpmon.judge.standing import (
     FALL_S,
     LINGER_S,
     RISE_S,
+    SETTLED_S,
     SWITCH_S,
     Key,
     Standing,
     follow,
+    is_settled,
     key_of,
     leave_out_own,
     note_rules,
@@ -255,3 +257,39 @@ def test_what_flickered_is_stated_again_once_it_lasts() -> None:
     after, _ = run([[suspect(lasting)]] * round(CALM_S), standing)
     assert set(after) == {lasting}
     assert DAMPED_S < 80
+
+
+def test_a_verdict_is_settled_once_it_has_stood_alone_for_a_minute() -> None:
+    _, standing = run([[suspect(DATA)]] * int(RISE_S + SETTLED_S))
+    assert not is_settled(standing, standing.judged_ns)
+    _, standing = run([[suspect(DATA)]] * 3, standing)
+    assert is_settled(standing, standing.judged_ns)
+
+
+def test_beside_a_second_cause_that_has_long_been_there_it_is_settled_too() -> None:
+    _, standing = run([[suspect(DATA, 0.9), suspect(PYTHON, 0.2)]] * 70)
+    assert (standing.stated, is_settled(standing, standing.judged_ns)) == (DATA, True)
+
+
+@pytest.mark.parametrize(
+    "next_second",
+    [[suspect(DATA, 0.9), suspect(COLLATE, 0.2)], [], [suspect(HUNG)]],
+    ids=["another cause appears", "the cause is gone", "it hangs"],
+)
+def test_whatever_begins_to_speak_against_it_unsettles_it_at_once(next_second: list[Suspicion]) -> None:
+    _, standing = run([[suspect(DATA, 0.9)]] * 70)
+    assert is_settled(standing, standing.judged_ns)
+    _, standing = run([next_second], standing)
+    assert not is_settled(standing, standing.judged_ns)
+
+
+@pytest.mark.parametrize("key", [STARTING, HUNG])
+def test_what_a_process_does_right_now_is_never_settled(key: Key) -> None:
+    stated, standing = run([[suspect(key)]] * 100)
+    assert stated[-1] == key
+    assert not is_settled(standing, standing.judged_ns)
+
+
+def test_no_verdict_is_never_settled() -> None:
+    _, standing = run([[]] * 100)
+    assert not is_settled(standing, standing.judged_ns)

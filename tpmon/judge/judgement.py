@@ -31,6 +31,7 @@ from tpmon.judge.standing import (
     Standing,
     drop,
     follow,
+    is_settled,
     key_of,
     leave_out_own,
     note_cleared,
@@ -73,6 +74,8 @@ RULES: tuple[Rule, ...] = with_hooks(
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
 LARGE_JOB_S = 2.5
 """With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 5 to 10 ms."""
+SETTLED_JUDGED_S = 1.5
+"""A settled verdict stands for so long, that is for every second Frame of one second."""
 OTHER_WEIGHT = 0.1
 """Share of the time from which a second cause is worth a note."""
 NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
@@ -82,12 +85,14 @@ NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *not
 class Judgement:
     """Hold the Frame with its verdict, notes, places of the ranks and event; and what to remember.
 
-    ``look`` are looks at the stacks of all processes that are worth reading now.
+    ``look`` are looks at the stacks of all processes that are worth reading now. ``settled`` says that
+    the verdict needs fewer samples of stacks than one that is sought.
     """
 
     frame: Frame
     standing: Standing
     look: Applicable[DumpRequest] = NOT_APPLICABLE
+    settled: bool = False
 
 
 def _place(row: RankRow, phases: dict[int, RankPhases]) -> RankRow:
@@ -180,12 +185,12 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
 
 
 def _stands(frame: Frame, standing: Standing) -> bool:
-    """Tell whether the last verdict stands for this Frame too: large jobs are judged every third second."""
-    return (
-        len(frame.processes) > MANY_PROCESSES
-        and frame.target.state is TargetState.RUNNING
-        and frame.taken_ns - standing.judged_ns < LARGE_JOB_S * 1e9
-    )
+    """Tell whether the last verdict stands for this Frame too: the job is large, or nothing changes."""
+    if frame.target.state is not TargetState.RUNNING:
+        return False
+    settled_s = SETTLED_JUDGED_S if is_settled(standing, frame.taken_ns) else 0.0
+    least_s = LARGE_JOB_S if len(frame.processes) > MANY_PROCESSES else settled_s
+    return frame.taken_ns - standing.judged_ns < least_s * 1e9
 
 
 def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
@@ -216,4 +221,4 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
         # Of one second the most important stands last: that the job ended, that a rank is gone.
         events=_tell(standing.stated, decided.stated, frame) + frame.events,
     )
-    return Judgement(judged, decided, look)
+    return Judgement(judged, decided, look, settled=is_settled(decided, frame.taken_ns))

@@ -29,6 +29,8 @@ SWITCH_S = 4.0
 """How long a heavier cause must be ahead before it takes the place of the stated one."""
 INCUMBENT = 1.25
 """The stated cause weighs this much more, so that two equal ones do not take turns."""
+SETTLED_S = 60.0
+"""A verdict that has stood for so long, and that nothing begins to contradict, needs fewer looks."""
 LONGEST_STEP_S = 3.0
 LONGEST_STEP_INTERVALS = 1.5
 """A pause of tpmon itself (suspend) is not evidence that something went on; the asked interval is none."""
@@ -120,6 +122,19 @@ def note_rules(standing: Standing, answers: Sequence[Answer]) -> Standing:
     known = {key: number for key, number in standing.rules if key in followed}
     now = {key_of(one): number for number, one in enumerate(answers) if isinstance(one, Suspicion)}
     return replace(standing, rules=tuple((known | now).items()))
+
+
+def is_settled(standing: Standing, now_ns: int) -> bool:
+    """Tell whether the stated cause has stood for a while, and nothing gains on it or takes its place.
+
+    What a process does right now (a start, a stop, a hang) is never settled.
+    """
+    stated = standing.stated
+    if stated is None or stated[0] in URGENT or now_ns - standing.stated_ns < SETTLED_S * 1e9:
+        return False
+    if standing.lost_ns or standing.challenger is not None or standing.pending is not None:
+        return False
+    return all(track.score >= 1.0 for track in standing.tracks)
 
 
 def leave_out_own(standing: Standing, answers: Sequence[Answer]) -> list[Answer]:

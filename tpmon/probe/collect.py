@@ -105,6 +105,7 @@ class Collector:
         self._pss = PssRation()
         self._growth = Growth()
         self._cost = OwnCostMeter()
+        self._settled = False
         self._cgroups = CgroupReader(self._rank_pids())
         self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
         self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
@@ -146,6 +147,10 @@ class Collector:
     def set_interval(self, seconds: float) -> None:
         """Say how often ``collect`` is called; shedding compares the cost with it."""
         self._interval_s = seconds
+
+    def set_settled(self, *, settled: bool) -> None:
+        """Say whether the verdict stands: stacks are then sampled half as often."""
+        self._settled = settled
 
     def close(self) -> None:
         """Stop every probe; never waits for one that is stuck."""
@@ -201,14 +206,8 @@ class Collector:
         network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()
         steps = self._steps.read(processes)
-        events = self._teller.tell(
-            taken,
-            changes,
-            group,
-            now_ns,
-            processes=processes,
-            others=self._own_events(taken, target, gpu.events),
-        )
+        own = self._own_events(taken, target, gpu.events)
+        events = self._teller.tell(taken, changes, group, now_ns, processes=processes, others=own)
         environment = self._rank_environment(processes)
         return Frame(
             schema=FRAME_SCHEMA,
@@ -281,7 +280,7 @@ class Collector:
         self._loader.watch(self._loader_ranks, now_ns)
         self._main_threads.watch(self._named, halved=self._cost.shedding)
         subjects = [Subject(*one) for one in self._named] + find_working_worker(processes)
-        self._stacks.watch(subjects, halved=self._cost.shedding)
+        self._stacks.watch(subjects, halved=self._settled or self._cost.shedding)
         self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings})
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:

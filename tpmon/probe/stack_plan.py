@@ -110,7 +110,7 @@ class StackPlan:
 
     now_ns: int
     halved: bool = False
-    """True while tpmon is over its own budget: half the credit, half the rates."""
+    """True while the verdict stands or tpmon is over its own budget: half the credit, half the rates."""
     _standings: dict[Identity, _Standing] = field(default_factory=dict)
     _credit_ms: float = CREDIT_MS
     _met: int = 0

@@ -68,7 +68,7 @@ class StackSampler:
         self._wake.set()
 
     def watch(self, subjects: Iterable[Subject], *, halved: bool = False) -> None:
-        """Name the ranks there are now; ``halved`` while tpmon is over its own budget."""
+        """Name the ranks there are now; ``halved`` while a verdict stands or tpmon is over its budget."""
         if not self._enabled:
             return
         named = tuple(subjects)
