@@ -24,6 +24,7 @@ from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
 from tpmon.probe.collect import Collector
+from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.stacks import StackSampler
 from tpmon.probe.target import find_job
 
@@ -187,9 +188,12 @@ def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, m
         assert not frames[-1].self_.shedding
 
 
-def test_stacks_are_sampled_half_as_often_while_the_verdict_stands(tree, monkeypatch):
+@pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe])
+def test_stacks_and_main_threads_are_looked_at_half_as_often_while_the_verdict_stands(
+    tree, monkeypatch, probe
+):
     asked: list[bool] = []
-    monkeypatch.setattr(StackSampler, "watch", lambda _self, _subjects, *, halved: asked.append(halved))
+    monkeypatch.setattr(probe, "watch", lambda _self, _subjects, *, halved: asked.append(halved))
     with collecting(tree.pid) as collector:
         collector.collect()
         collector.set_settled(settled=True)

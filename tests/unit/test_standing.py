@@ -290,6 +290,10 @@ def test_what_a_process_does_right_now_is_never_settled(key: Key) -> None:
     assert not is_settled(standing, standing.judged_ns)
 
 
-def test_no_verdict_is_never_settled() -> None:
-    _, standing = run([[]] * 100)
+def test_that_nothing_is_found_in_a_whole_window_is_settled_until_something_is_suspected() -> None:
+    _, standing = run([[]] * 50)
+    assert not is_settled(standing, standing.judged_ns)
+    _, standing = run([[]] * 20, standing)
+    assert is_settled(standing, standing.judged_ns)
+    _, standing = run([[suspect(DATA)]], standing)
     assert not is_settled(standing, standing.judged_ns)

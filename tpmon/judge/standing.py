@@ -125,12 +125,14 @@ def note_rules(standing: Standing, answers: Sequence[Answer]) -> Standing:
 
 
 def is_settled(standing: Standing, now_ns: int) -> bool:
-    """Tell whether the stated cause has stood for a while, and nothing gains on it or takes its place.
+    """Tell whether the verdict has stood for a while, and nothing gains on it or takes its place.
 
-    What a process does right now (a start, a stop, a hang) is never settled.
+    What a process does right now (a start, a stop, a hang) is never settled. That no cause is found is:
+    what a whole Window does not tell, the next one will not either.
     """
     stated = standing.stated
-    if stated is None or stated[0] in URGENT or now_ns - standing.stated_ns < SETTLED_S * 1e9:
+    since_ns = max(standing.stated_ns, standing.begun_ns)
+    if (stated is not None and stated[0] in URGENT) or now_ns - since_ns < SETTLED_S * 1e9:
         return False
     if standing.lost_ns or standing.challenger is not None or standing.pending is not None:
         return False

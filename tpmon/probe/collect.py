@@ -149,7 +149,7 @@ class Collector:
         self._interval_s = seconds
 
     def set_settled(self, *, settled: bool) -> None:
-        """Say whether the verdict stands: stacks are then sampled half as often."""
+        """Say whether the verdict stands: stacks and main threads are then looked at half as often."""
         self._settled = settled
 
     def close(self) -> None:
@@ -278,9 +278,10 @@ class Collector:
                 (Identity(p.pid, p.start_ticks), p.rank) for p in processes if p.role is Role.RANK
             )
         self._loader.watch(self._loader_ranks, now_ns)
-        self._main_threads.watch(self._named, halved=self._cost.shedding)
+        halved = self._settled or self._cost.shedding
+        self._main_threads.watch(self._named, halved=halved)
         subjects = [Subject(*one) for one in self._named] + find_working_worker(processes)
-        self._stacks.watch(subjects, halved=self._settled or self._cost.shedding)
+        self._stacks.watch(subjects, halved=halved)
         self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings})
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:
