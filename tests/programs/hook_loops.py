@@ -366,14 +366,19 @@ def cycles(number: int) -> dict[str, object]:
         ]
 
     tpmon.hook.uninstall()
-    before, open_before = places(), len(links())
+    before, open_before, threads_before = places(), len(links()), len(os.listdir("/proc/self/task"))
     steps = 0
     for _ in range(number):
         tpmon.hook.install()
         train(DataLoader(DATA, batch_size=10))
         steps += HOOK.steps.steps
         tpmon.hook.uninstall()
-    return {"same": places() == before, "descriptors": len(links()) - open_before, "steps": steps}
+    return {
+        "same": places() == before,
+        "descriptors": len(links()) - open_before,
+        "threads": len(os.listdir("/proc/self/task")) - threads_before,
+        "steps": steps,
+    }
 
 
 def train_forever() -> None:
@@ -396,13 +401,13 @@ def main() -> None:
     report["same_losses"] = hooked == train(DataLoader(DATA, batch_size=4))
     if "--compile" in sys.argv:
         compiled_optimizer()
-    loops = [compiled_optimizer] if "--compile" in sys.argv else LOOPS
+    loops = [compiled_optimizer] if "--compile" in sys.argv else [] if "--cycles" in sys.argv else LOOPS
     for loop in loops:
         tpmon.hook.uninstall()
         tpmon.hook.install()
         loop()
         report[loop.__name__] = counts()
-    report["cycles"] = cycles(3 if "--compile" in sys.argv else 100)
+    report["cycles"] = cycles(3 if "--compile" in sys.argv else 500 if "--cycles" in sys.argv else 100)
     report["threads"] = len(os.listdir("/proc/self/task"))
     report.update(EXTRA)
     print(json.dumps(report))

@@ -111,8 +111,14 @@ def test_errors_of_the_loop_are_the_loops(report: dict[str, object]) -> None:
 
 
 def test_a_hundred_times_in_and_out_leaves_nothing(report: dict[str, object]) -> None:
-    assert report["cycles"] == {"same": True, "descriptors": 0, "steps": 400}
+    assert report["cycles"] == {"same": True, "descriptors": 0, "threads": 0, "steps": 400}
     assert report["threads"] == 1
+
+
+@pytest.mark.long
+def test_five_hundred_times_in_and_out_leaves_nothing_either() -> None:
+    report = run_loops("--cycles")
+    assert report["cycles"] == {"same": True, "descriptors": 0, "threads": 0, "steps": 2000}
 
 
 @pytest.mark.long

@@ -65,36 +65,111 @@ def test_an_accumulation_is_one_step(loop: Loop) -> None:
     assert (loop.steps.samples, loop.steps.eval_steps) == (96, 0)
 
 
-def test_batches_fetched_ahead_for_an_accumulation_are_no_evaluation(loop: Loop) -> None:
-    """As the Trainer does: all batches of a step first."""
-    for _ in range(50):
-        for _ in range(4):
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Hold whether gradients are on; they are until the test says otherwise."""
+    on = [True]
+    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: on[0])
+    return on
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_batches_fetched_ahead_for_an_accumulation_are_no_evaluation(
+    loop: Loop, gradients: list[bool], more: int
+) -> None:
+    """As the Trainer does: all batches of a step first, and, by Accelerate, one more."""
+    for _ in range(more):
+        loop.batch()
+    for number in range(50):
+        for _ in range(4 - (more if number == 49 else 0)):
             loop.batch()
+        if more and number == 49:
+            loop.stop()
         for _ in range(4):
             loop.backward()
         loop.update()
-    loop.stop()
-    assert loop.steps.steps == 50
-    assert loop.steps.eval_steps == 3  # those of the first step, before it was seen how this loop works
-    assert loop.steps.samples + loop.steps.eval_samples == 800
+    if not more:
+        loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 0)
+    gradients[0] = False
     for _ in range(20):
         loop.batch()
     loop.stop()
-    assert loop.steps.eval_steps == 3 + 20
+    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 20)
+    assert (loop.steps.samples, loop.steps.eval_samples) == (800, 80)
 
 
-def test_one_batch_fetched_ahead_moves_no_step(loop: Loop) -> None:
-    """As Accelerate does: the next batch is fetched before the last one is used."""
-    loop.batch()
-    for _ in range(9):
+def test_an_evaluation_before_the_first_step_is_one_and_takes_its_time(
+    loop: Loop, gradients: list[bool]
+) -> None:
+    gradients[0] = False
+    for _ in range(2):
+        loop.batch(10)
+    loop.stop()
+    gradients[0] = True
+    loop.train(5)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (5, 2)
+    assert loop.evals_ms()[0] == 20
+
+
+def test_an_evaluation_that_turns_gradients_off_too_late_to_be_seen_is_told_when_its_loader_ended(
+    loop: Loop, gradients: list[bool]
+) -> None:
+    assert gradients[0]
+    for _ in range(3):
+        loop.batch(10)
+    loop.stop()
+    assert loop.steps.eval_steps == 0
+    loop.train(5)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (5, 3)
+    assert loop.evals_ms()[0] == 30
+
+
+def test_a_program_that_only_evaluates_with_gradients_on_is_counted_all_the_same(
+    loop: Loop, gradients: list[bool]
+) -> None:
+    for _ in range(100):
         loop.batch()
-        loop.backward()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (0, 100)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_one_batch_fetched_ahead_moves_no_step_and_hides_not_the_last(
+    loop: Loop, gradients: list[bool], updates: int, accumulated: int
+) -> None:
+    """As Accelerate does: the next batch is fetched before the last one is used."""
+    assert gradients[0]
+    for epoch in (1, 2):
+        loop.batch()
+        for number in range(10 * accumulated):
+            if number < 10 * accumulated - 1:
+                loop.batch()
+            else:
+                loop.stop()
+            if (number + 1) % accumulated:
+                loop.backward()
+                continue
+            for _ in range(updates):
+                loop.backward()
+                loop.update()
+        assert (loop.steps.steps, loop.steps.eval_steps) == (10 * epoch, 0)
+
+
+def test_what_is_left_of_an_accumulation_is_updated_after_the_last_batch(loop: Loop) -> None:
+    for _ in range(2):
+        for number in range(10):
+            loop.batch()
+            loop.backward()
+            if number % 4 == 3:
+                loop.update()
+        loop.stop()
         loop.update()
     loop.stop()
-    loop.backward()
-    loop.update()
-    loop.batch()
-    assert (loop.steps.steps, loop.steps.eval_steps) == (10, 1)
+    assert (loop.steps.steps, loop.steps.eval_steps) == (6, 0)
 
 
 def test_a_skipped_update_of_a_scaler_ends_a_step_and_is_counted(loop: Loop) -> None:

@@ -136,7 +136,7 @@ def test_a_file_is_named_after_rank_and_step() -> None:
 
 def test_a_recording_is_ours_until_it_has_stopped() -> None:
     """A thread that is about to begin a profiler of its own waits for exactly that."""
-    capture = Capture(Counts(), lambda _: False)
+    capture = Capture(Counts(lambda: None), lambda _: False)
     seen = []
     recorder = SimpleNamespace(stop=lambda: seen.append(capture.guard.ours), drop=lambda: None)
     capture._recorder, capture.guard.ours = recorder, "our profile"
@@ -148,7 +148,7 @@ def test_a_recording_is_ours_until_it_has_stopped() -> None:
 @pytest.fixture
 def taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Capture:
     """Return a capture that was asked for while a loop evaluates that never trained; nothing is recorded."""
-    counts = Counts()
+    counts = Counts(lambda: None)
     box = page()
     counts.pages = SimpleNamespace(mailbox=box, page=page(wire.TELEMETRY_BYTES), rank=0, answers=[0, 0])
     counts.requests = box[wire.REQUEST_OFFSET :].cast("Q")

@@ -10,10 +10,11 @@ from time import monotonic_ns
 
 from tpmon import __version__
 from tpmon.hook import wire
-from tpmon.hook.surroundings import is_loader_worker, read_ranks, read_torch_version
+from tpmon.hook.surroundings import describe, is_loader_worker, is_ours, read_ranks, read_torch_version
 
 TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from tpmon.hook.pages import Pages
@@ -26,6 +27,10 @@ WATCHED = -1
 
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
+
+
+_MOST_AHEAD = 64
+"""The Trainer fetches all batches of an accumulation first; more without a backward are an evaluation."""
 
 
 class Counts:
@@ -43,6 +48,7 @@ class Counts:
         "base_other",
         "batch_size",
         "batches",
+        "batches_at_end",
         "batches_open",
         "data_ns",
         "ddp",
@@ -63,6 +69,8 @@ class Counts:
         "loader_seen",
         "lookahead",
         "mailbox",
+        "most_ahead",
+        "on_off",
         "optimizer_calls",
         "optimizer_ns",
         "other_base",
@@ -85,6 +93,7 @@ class Counts:
         "unused_open",
         "update_in_backward",
         "updates",
+        "updates_a_step",
         "updates_at_batch",
         "updates_open",
         "votes",
@@ -93,8 +102,13 @@ class Counts:
         "watcher",
     )
 
-    def __init__(self, mailbox: Any = None) -> None:
-        """Count nothing yet; ``mailbox`` is asked for what this class cannot answer."""
+    def __init__(self, on_off: Callable[[], None], mailbox: Any = None) -> None:
+        """Count nothing yet.
+
+        ``on_off`` takes the patches back after an error; ``mailbox`` is asked for what this class cannot
+        answer.
+        """
+        self.on_off = on_off
         self.mailbox = mailbox
         self.patches = 0
         self.pages: Pages | None = None
@@ -120,7 +134,9 @@ class Counts:
         self.samples = self.eval_samples = self.batch_size = 0
         self.batches_open = self.backwards_open = self.updates_open = self.samples_open = 0
         self.unused_open = self.evals_open = self.lookahead = 0
-        self.backwards_since_update = self.updates_at_batch = 0
+        self.most_ahead = _MOST_AHEAD
+        self.backwards_since_update = self.updates_at_batch = self.updates_a_step = 0
+        self.batches_at_end = -1
         self.data_ns = self.forward_ns = self.backward_ns = self.optimizer_ns = self.other_ns = 0
         self.eval_data_ns = self.eval_forward_ns = self.eval_other_ns = 0
         self.base_data = self.base_forward = self.base_backward = self.base_other = 0
@@ -135,6 +151,33 @@ class Counts:
     def stop(self) -> None:
         """Count nothing until ``forget``."""
         self.owner = OFF
+
+    def fail(self, error: Exception) -> bool:
+        """Turn the hook off after an error of its own; False when the error is not ours."""
+        if not is_ours(error):
+            return False
+        self.turn_off(describe(error))
+        return True
+
+    def turn_off(self, problem: str) -> None:
+        """Stop counting for good and say why on the bus."""
+        self.owner = OFF
+        self.problem = problem
+        try:
+            self.on_off()
+            if self.pages is not None:
+                self.pages.set_status(wire.STATE_DISABLED, 0, problem)
+        except Exception as error:
+            self.problem = f"{problem}; then {error}"
+
+    def rebase(self) -> None:
+        """Leave what was counted to training; an evaluation batch takes what follows."""
+        self.samples += self.samples_open
+        self.samples_open = 0
+        self.base_data = self.data_ns
+        self.base_forward = self.forward_ns
+        self.base_backward = self.backward_ns
+        self.base_other = self.other_ns
 
     def takes_over(self, thread: int) -> bool:
         """Tell whether the training goes on in this thread: a second run of a launcher, a notebook."""

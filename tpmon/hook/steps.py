@@ -13,7 +13,9 @@ ended), an optimizer finished ``step()``, a GradScaler finished ``update()``, th
 Host time: on a GPU it holds the waits for the device and not its work.
 A step ends (``rule``) when the next batch is asked for after an update; without a DataLoader, at the
 update, which is the first optimizer call after a backward; without a torch optimizer, at each batch
-with a backward; at ``step()`` once it was called. A batch without backward is an evaluation step.
+with a backward; at ``step()`` once it was called. A batch without backward is an evaluation step, but for
+the first ones of all where gradients are on: those a framework fetches ahead of their use. The step after
+whose batches the DataLoader has ended, because they were fetched ahead, ends at its last update.
 
 One thread counts. Nothing raises into it or prints: an error of our own turns the hook off. Every few
 seconds one step is watched (``watch``): settings, device times.
@@ -26,12 +28,7 @@ from time import monotonic_ns
 
 from tpmon.hook import wire
 from tpmon.hook.counts import NOBODY, OFF, Counts
-from tpmon.hook.surroundings import describe, is_ours
-
-TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from tpmon.hook.surroundings import has_gradients_on
 
 _PUBLISH_NS = 2_000_000
 """Steps shorter than this share a record."""
@@ -60,12 +57,7 @@ _NOTHING, _BATCH, _BACKWARD, _UPDATE = range(4)  # what happened last, or happen
 class Steps(Counts):
     """Count the steps of this process by its events."""
 
-    __slots__ = ("on_off",)
-
-    def __init__(self, on_off: Callable[[], None], mailbox: Any = None) -> None:
-        """Count nothing yet; ``on_off`` takes the patches back after an error."""
-        super().__init__(mailbox)
-        self.on_off = on_off
+    __slots__ = ()
 
     # The events. Each is called for every batch of every run: names are few and short of calls.
 
@@ -91,6 +83,8 @@ class Steps(Counts):
                 self._end_unused(now)
             elif kind == _BACKWARD:
                 self._end_part(now)
+            elif kind == _NOTHING:
+                self._end_epoch(now)
             elif self.rule == _BY_UPDATE:
                 self._reconsider()
             self.in_data = True
@@ -140,6 +134,7 @@ class Steps(Counts):
             self.live[_DATA_ENDED] = now
             self.kind = _NOTHING
             self.in_data = False
+            self.batches_at_end = self.batches
         except Exception as error:
             if not self.fail(error):
                 raise
@@ -220,6 +215,8 @@ class Steps(Counts):
                     self.updates += 1
                     self.backwards_since_update = 0
                     self.updates_open = 1
+                    if self.lookahead and self.batches == self.batches_at_end:
+                        self._end_last(now)
                 else:
                     self._update(now)
         except Exception as error:
@@ -284,6 +281,13 @@ class Steps(Counts):
             if not self.loader_seen or self.updates_open > _UPDATES_A_BATCH:
                 self.rule = wire.RULE_UPDATE
                 self._close(now, self.updates_open)
+            elif self.lookahead and self.batches == self.batches_at_end:
+                self._end_last(now)
+
+    def _end_last(self, now: int) -> None:
+        """End the step whose batches were the last: nothing will be asked for after it."""
+        if self.updates_open >= self.updates_a_step:
+            self._close(now, 1)
 
     def _end_unused(self, now: int) -> None:
         """End a batch that nothing followed: one of an evaluation, or one fetched ahead of its use."""
@@ -292,6 +296,19 @@ class Steps(Counts):
         self.unused_open += 1
         if self.unused_open <= self.lookahead:
             return
+        ahead = self.unused_open - self.evals_open
+        if not self.steps and ahead <= self.most_ahead and has_gradients_on():
+            return
+        if ahead > self.most_ahead:
+            self.most_ahead = 0
+        self._count_unused(now)
+
+    def _end_epoch(self, now: int) -> None:
+        """Count batches that were taken for fetched ahead, and that none used till the DataLoader ended."""
+        if self.unused_open > self.evals_open and not self.backwards_open and self.rule != wire.RULE_CALL:
+            self._count_unused(now)
+
+    def _count_unused(self, now: int) -> None:
         if not self.updates and not self.backwards:
             self.rule = wire.RULE_BATCH
         self._close_eval(now, self.unused_open - self.evals_open)
@@ -302,7 +319,7 @@ class Steps(Counts):
         if self.rule == wire.RULE_BACKWARD:
             self._close(now, 1)
         elif self.rule != wire.RULE_CALL:
-            self._rebase()
+            self.rebase()
             if not self.updates and self.backwards_open >= _BACKWARDS_WITHOUT_UPDATE:
                 self.rule = wire.RULE_BACKWARD
                 self._close(now, self.batches_open)
@@ -316,12 +333,16 @@ class Steps(Counts):
             self.votes = 0
 
     def _close(self, now: int, steps: int) -> None:
-        if self.evals_open and self.backwards_open == self.batches_open:
-            # Each of those batches had its backward after all: this loop fetches them ahead.
-            self.lookahead = self.evals_open
+        if self.unused_open:
+            if self.evals_open and self.backwards_open == self.batches_open:
+                # Each of those batches had its backward after all: this loop fetches them ahead.
+                self.lookahead = self.evals_open
+            elif not self.steps and steps == 1 and self.unused_open - self.evals_open <= self.backwards_open:
+                self.lookahead = self.unused_open - self.evals_open
         self.steps += steps
+        self.updates_a_step = self.updates_open
         self.batches_open = self.backwards_open = self.updates_open = self.unused_open = self.evals_open = 0
-        # As in _rebase, without the call: 0.06 us of the 1.9 us that a step costs in a tight loop.
+        # As in rebase, without the call: 0.06 us of the 1.9 us that a step costs in a tight loop.
         self.samples += self.samples_open
         self.samples_open = 0
         self.base_data = self.data_ns
@@ -334,15 +355,6 @@ class Steps(Counts):
             self.look(now)
         if self.requests[0] != self.answered:
             self.answer()
-
-    def _rebase(self) -> None:
-        """Leave what was counted to training; an evaluation batch takes what follows."""
-        self.samples += self.samples_open
-        self.samples_open = 0
-        self.base_data = self.data_ns
-        self.base_forward = self.forward_ns
-        self.base_backward = self.backward_ns
-        self.base_other = self.other_ns
 
     def _close_eval(self, now: int, steps: int) -> None:
         """Count evaluation steps, and take their time out of that of training."""
@@ -379,21 +391,3 @@ class Steps(Counts):
             return True
         self.elsewhere += 1
         return False
-
-    def fail(self, error: Exception) -> bool:
-        """Turn the hook off after an error of its own; False when the error is not ours."""
-        if not is_ours(error):
-            return False
-        self.turn_off(describe(error))
-        return True
-
-    def turn_off(self, problem: str) -> None:
-        """Stop counting for good and say why on the bus."""
-        self.owner = OFF
-        self.problem = problem
-        try:
-            self.on_off()
-            if self.pages is not None:
-                self.pages.set_status(wire.STATE_DISABLED, 0, problem)
-        except Exception as error:
-            self.problem = f"{problem}; then {error}"

@@ -30,6 +30,12 @@ def read_torch_version() -> str:
     return str(getattr(sys.modules.get("torch"), "__version__", ""))
 
 
+def has_gradients_on() -> bool:
+    """Tell whether what this thread computes now may be differentiated; an evaluation turns that off."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.is_grad_enabled())
+
+
 def read_ranks() -> tuple[int, int, int]:
     """Return rank, world size and local rank, by the process group or the environment; -1 for unknown."""
     rank, world = _read_number("RANK"), _read_number("WORLD_SIZE")
