@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from tpmon.judge.advice import CATALOGUE, choose, fill_remedy
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
@@ -16,6 +14,7 @@ from tpmon.model.trace import CardUse, TraceVerdict
 from tpmon.model.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
 from tpmon.trace.classes import CallClass, flag
+from tpmon.trace.columns import distinct
 from tpmon.trace.conditions import does_train
 from tpmon.trace.gaps import HostCauses
 from tpmon.trace.nesting import Nest
@@ -143,7 +142,7 @@ def uses_low_precision(trace: Trace, ops: Nest) -> bool:
     """Tell whether matrix products take 16 bit or smaller inputs, where shapes are recorded."""
     wanted = flag(trace.names, lambda name: name in _MATMULS)
     rows = ops.row[wanted[trace.host.name[ops.row]]]
-    for number in np.unique(trace.host.shape[rows]).tolist():
+    for number in distinct(trace.host.shape[rows]).tolist():
         if number < 0:
             continue
         try:

@@ -9,7 +9,7 @@ import numpy as np
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace_tables import AllocationRow
 from tpmon.trace.classes import flag
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.memory import each_device, name_kind
 from tpmon.trace.nesting import Nest
 from tpmon.trace.read import Trace, clean_name
@@ -41,7 +41,7 @@ def sum_allocations(trace: Trace, ops: Nest) -> tuple[AllocationRow, ...]:
         alive = (grown <= peak) & (freed > peak)
         kept = freed == len(rows)
         names = owner[rows[grown]]
-        for number in np.unique(names).tolist():
+        for number in distinct(names).tolist():
             here = names == number
             found.append(
                 AllocationRow(

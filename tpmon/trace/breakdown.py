@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 from tpmon.model.trace import Breakdown
 from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_loader, is_step
+from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import Spans, unite, unite_all
@@ -98,7 +99,7 @@ def find_activity(trace: Trace) -> Activity:
         data_loader=of_host(loader),
         cpu=of_host(is_op if has_work else is_op & ~on_host),
     )
-    numbers = np.unique(work.device).tolist()
+    numbers = distinct(work.device).tolist()
     if not 1 < len(numbers) <= MOST_DEVICES:
         return together
     alone = []

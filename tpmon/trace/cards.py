@@ -7,7 +7,7 @@ import numpy as np
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace import CardUse
 from tpmon.trace.classes import uses_tensor_cores
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.kernels import LaunchFigures, Reals, weigh
 from tpmon.trace.read import Trace, clean_name, find_device
 from tpmon.trace.schema import Category
@@ -18,7 +18,7 @@ from tpmon.trace.spans import Spans, intersect_total, unite
 def use_cards(trace: Trace, figures: LaunchFigures, window: tuple[int, int]) -> tuple[CardUse, ...]:
     """Return how busy each device with work was, in the window of the steps."""
     work = trace.work
-    return tuple(_use_card(trace, figures, window, device) for device in np.unique(work.device).tolist())
+    return tuple(_use_card(trace, figures, window, device) for device in distinct(work.device).tolist())
 
 
 def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], device: int) -> CardUse:
@@ -31,9 +31,7 @@ def _use_card(trace: Trace, figures: LaunchFigures, window: tuple[int, int], dev
     cuts = find_cuts(trace.header, window)
     span = max(window[1] - window[0] - cuts.total, 1)
     inside = np.clip(np.minimum(start + length, window[1]) - np.maximum(start, window[0]), 0, None)
-    tensor = {
-        number: uses_tensor_cores(trace.names[number]) for number in np.unique(work.name[rows]).tolist()
-    }
+    tensor = {number: uses_tensor_cores(trace.names[number]) for number in distinct(work.name[rows]).tolist()}
     by_answer = {
         answer: int(
             length[np.isin(work.name[rows], [n for n, said in tensor.items() if said == answer])].sum()

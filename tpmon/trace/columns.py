@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 
 K = TypeVar("K", bound=Hashable)
+N = TypeVar("N", bound="np.signedinteger[Any]")
 Ints = npt.NDArray[np.int64]
 Small = npt.NDArray[np.int32]
 Tiny = npt.NDArray[np.int8]
@@ -42,6 +43,23 @@ class Numbers(dict[K, int], Generic[K]):
         if real == key:  # what differs each time would only fill the memory
             self[key] = number
         return number
+
+
+def distinct(values: npt.NDArray[N]) -> npt.NDArray[N]:
+    """Return the different values in order.
+
+    ``np.unique`` does the same after importing ``numpy.ma``, a twentieth of the time to the first screen.
+    """
+    if not len(values):
+        return values
+    low, high = int(values.min()), int(values.max())
+    if high - low <= 2 * len(values):
+        counts = np.bincount(values.astype(np.int64) - low)
+        return (np.flatnonzero(counts) + low).astype(values.dtype)
+    ordered = np.sort(values)
+    first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
 
 
 def shorten_name(name: str) -> str:

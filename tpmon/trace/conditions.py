@@ -7,6 +7,7 @@ import numpy as np
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace import Conditions
 from tpmon.trace.classes import flag, is_optimizer
+from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace, clean_name, find_device, read_distributed
 
 PRODUCTS = (
@@ -23,7 +24,7 @@ MOST_INPUTS = 200
 
 def read_conditions(trace: Trace) -> Conditions:
     """Read world size, cards, whether it trains, and the shapes and types of the products."""
-    cards = [find_device(trace, device) for device in np.unique(trace.work.device).tolist()]
+    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
     size = read_distributed(trace).world_size
     return Conditions(
         world_size=size if size > 0 else Missing("the trace does not say it"),

@@ -15,7 +15,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.trace import DeviceGaps, HostTime, LargeGap
 from tpmon.trace.breakdown import Activity, loader_rows
 from tpmon.trace.classes import CallClass, class_of_call, is_step
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.nesting import Nest
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
@@ -90,7 +90,7 @@ def _split(layers: Sequence[Spans], busy: Spans, start: Ints, end: Ints) -> list
 def find_gaps(trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int]) -> tuple[DeviceGaps, ...]:
     """Attribute the idle time of each device in the window of the marked steps."""
     return tuple(
-        _device_gaps(trace, causes, ops, window, device) for device in np.unique(trace.work.device).tolist()
+        _device_gaps(trace, causes, ops, window, device) for device in distinct(trace.work.device).tolist()
     )
 
 

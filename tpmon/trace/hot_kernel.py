@@ -6,12 +6,11 @@ import math
 import re
 import shlex
 
-import numpy as np
-
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.trace import KernelRow
 from tpmon.model.trace_tables import HotKernel
 from tpmon.trace.classes import is_comm_kernel
+from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace, find_device
 
 WARM_STEPS = 3
@@ -41,7 +40,7 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
 
     It tells kernels apart by their bare name: where several have it, all of one step are profiled.
     """
-    cards = [find_device(trace, device) for device in np.unique(trace.work.device).tolist()]
+    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
     if any(card is not None and card.warp_size != 32 for card in cards):
         return Missing("Nsight Compute profiles cards of NVIDIA alone")
     base = base_name(row.name)

@@ -11,7 +11,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.trace import CopyRow, KernelRow
 from tpmon.trace.classes import uses_tensor_cores
-from tpmon.trace.columns import Ints, Launch
+from tpmon.trace.columns import Ints, Launch, distinct
 from tpmon.trace.nesting import Nest
 from tpmon.trace.peaks import find_peak
 from tpmon.trace.products import DTYPES, Counted, rate, share_of_peak
@@ -85,13 +85,13 @@ def figure_launches(trace: Trace) -> tuple[LaunchFigures, dict[tuple[int, int], 
         launch = work.launch[has]
         blocks[has] = np.array([one.blocks_per_sm for one in trace.launches])[launch]
         reported[has] = np.array([one.occupancy_pct for one in trace.launches])[launch]
-        for device in np.unique(work.device[has]).tolist():
+        for device in distinct(work.device[has]).tolist():
             card = find_device(trace, device)
             here = has[work.device[has] == device]
             if card is None:
                 continue
             values = np.full(len(trace.launches), math.nan)
-            for number in np.unique(work.launch[here]).tolist():
+            for number in distinct(work.launch[here]).tolist():
                 values[number], limited[number, device] = occupancy(trace.launches[number], card)
             computed[here] = values[work.launch[here]]
     return LaunchFigures(blocks, reported, computed), limited
@@ -149,7 +149,7 @@ Rates = tuple[Known[float], Known[float], Known[float], Known[float], Known[str]
 
 def _rates(trace: Trace, counted: Counted, part: Ints, length: Ints) -> Rates:
     """Return GB/s and TFLOP/s, each with its part of the card's peak, and which of both holds the kernel."""
-    devices = np.unique(trace.work.device[part]).tolist()
+    devices = distinct(trace.work.device[part]).tolist()
     peak = find_peak(find_device(trace, devices[0])) if len(devices) == 1 else None
     dtype = DTYPES[int(np.bincount(counted.dtype[part]).argmax())]
     gb_s, gflop_s = rate(counted.moved[part], length), rate(counted.flops[part], length)
@@ -183,7 +183,7 @@ def sum_copies(trace: Trace) -> tuple[CopyRow, ...]:
     work = trace.work
     rows = np.flatnonzero(work.category != Category.KERNEL)
     found = []
-    for number in np.unique(work.name[rows]).tolist():
+    for number in distinct(work.name[rows]).tolist():
         part = rows[work.name[rows] == number]
         total = int(work.duration[part].sum())
         moved = int(work.moved_bytes[part].sum())

@@ -15,7 +15,7 @@ import numpy as np
 
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.timeline import CodePlace
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
 from tpmon.trace.steps import match_calls
@@ -101,7 +101,7 @@ def _find_events(trace: Trace, name: str) -> tuple[Ints, Ints]:
             trace.calls.start[launch],
             trace.work.duration[work],
         )
-    has_python = np.isin(tracks, np.unique(trace.python.track))
+    has_python = np.isin(tracks, distinct(trace.python.track))
     order = np.lexsort((-lengths, ~has_python))[:_MOST_TRIED]
     return tracks[order].astype(np.int64), times[order]
 

@@ -10,7 +10,7 @@ import numpy as np
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing
 from tpmon.model.trace import MemoryPeak
 from tpmon.model.trace_tables import CurvePoint, MemoryCurve
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.read import Trace
 from tpmon.trace.steps import Steps
 
@@ -36,8 +36,8 @@ def each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
 
 def _each_device(trace: Trace) -> Iterator[tuple[int, int, Ints]]:
     memory = trace.memory
-    for kind in np.unique(memory.device_type).tolist():
-        for device in np.unique(memory.device[memory.device_type == kind]).tolist():
+    for kind in distinct(memory.device_type).tolist():
+        for device in distinct(memory.device[memory.device_type == kind]).tolist():
             yield kind, device, np.flatnonzero((memory.device_type == kind) & (memory.device == device))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.trace.classes import CallClass, flag, is_optimizer
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.inputs import measure_product, parse_inputs
 from tpmon.trace.modules import BACKWARD, find_roots
 from tpmon.trace.parts import Parts
@@ -124,7 +124,7 @@ def _copies(parts: Parts) -> Iterator[Seen]:
     if not len(rows):
         return
     exposed = 0
-    for device in np.unique(work.device[rows]).tolist():
+    for device in distinct(work.device[rows]).tolist():
         own = rows[work.device[rows] == device]
         kernels = np.flatnonzero((work.category == Category.KERNEL) & (work.device == device))
         copies = unite(work.start[own], work.duration[own])
@@ -209,7 +209,7 @@ def _syncs(parts: Parts) -> Iterator[Seen]:
     at = np.searchsorted(steps.host_start, calls.start[rows], side="right") - 1
     good = (at >= 0) & (calls.start[rows] < steps.host_end[at])
     rows, at = rows[good], at[good]
-    if len(np.unique(at)) < SYNC_STEPS * len(steps.names):
+    if len(distinct(at)) < SYNC_STEPS * len(steps.names):
         return
     most = _main_root(parts, rows)
     by = f", most of the time in {parts.trace.names[most]}" if most >= 0 else ""
@@ -243,7 +243,7 @@ def _attention(parts: Parts) -> Iterator[Seen]:
 
 def _plain_products(parts: Parts) -> Iterator[Seen]:
     trace = parts.trace
-    cards = [find_device(trace, device) for device in np.unique(trace.work.device).tolist()]
+    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
     if not cards or not all(card is not None and has_tensor_cores(card) for card in cards):
         return
     older = any(card is not None and card.major < 8 for card in cards)
@@ -272,7 +272,7 @@ def _recompiles(parts: Parts) -> Iterator[Seen]:
         & (host.start >= start)
         & (host.start < end)
     )
-    steps = np.unique(np.searchsorted(parts.steps.host_start, host.start[compiles], side="right"))
+    steps = distinct(np.searchsorted(parts.steps.host_start, host.start[compiles], side="right"))
     again = max((int(found[1]) for found in map(_REGION.match, parts.trace.names) if found), default=0)
     if len(steps) < 2 and not (len(compiles) and again):
         return

@@ -6,7 +6,7 @@ import numpy as np
 
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.trace_tables import ProductRow
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.inputs import name_kind
 from tpmon.trace.nesting import Nest
 from tpmon.trace.peaks import find_peak
@@ -36,7 +36,7 @@ def sum_products(trace: Trace, ops: Nest, launchers: Ints, counted: Counted) -> 
     total = int(work.duration[work.category == Category.KERNEL].sum())
     rows = np.flatnonzero(counted.kind > 0)
     found = []
-    for key in np.unique(counted.kind[rows].astype(np.int64) * len(DTYPES) + counted.dtype[rows]).tolist():
+    for key in distinct(counted.kind[rows].astype(np.int64) * len(DTYPES) + counted.dtype[rows]).tolist():
         kind, dtype = divmod(key, len(DTYPES))
         part = rows[(counted.kind[rows] == kind) & (counted.dtype[rows] == dtype)]
         length = work.duration[part]
@@ -71,7 +71,7 @@ def _peak_of(trace: Trace, rows: Ints, dtype: str) -> float | None:
     peaks = {
         peak.tflop_s.get(dtype) if peak is not None else None
         for peak in (
-            find_peak(find_device(trace, device)) for device in np.unique(trace.work.device[rows]).tolist()
+            find_peak(find_device(trace, device)) for device in distinct(trace.work.device[rows]).tolist()
         )
     }
     return peaks.pop() if len(peaks) == 1 else None
@@ -87,7 +87,7 @@ def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
     inner = np.flatnonzero((kind_of > 0) & (ops.parent >= 0))
     while len(inner):
         inner = ops.parent[inner]
-        inner = np.unique(inner[~around[inner]])
+        inner = distinct(inner[~around[inner]])
         around[inner] = True
         inner = inner[ops.parent[inner] >= 0]
     places = np.flatnonzero((kind_of > 0) & ~around)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.trace.classes import flag, is_product_kernel, uses_tensor_cores
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.inputs import (
     Dims,
     Inputs,
@@ -151,7 +151,7 @@ def count_work(trace: Trace, ops: Nest, launchers: Ints) -> Counted:
 
 def _count_named(trace: Trace, found: Counted, rows: Ints) -> None:
     """Tell kind and type of products without an operator, by their names alone."""
-    for number in np.unique(trace.work.name[rows]).tolist():
+    for number in distinct(trace.work.name[rows]).tolist():
         here = rows[trace.work.name[rows] == number]
         kernel = trace.names[number]
         found.kind[here] = KINDS.index(_kind_of_kernel(kernel))
@@ -206,7 +206,7 @@ def _name_types(
     wide = len(trace.names) + 1
     pairs, pair_of = np.unique(call_of.astype(np.int64) * wide + work.name[rows], return_inverse=True)
     time = np.bincount(pair_of, weights=work.duration[rows])
-    cards = [find_device(trace, device) for device in np.unique(work.device[rows]).tolist()]
+    cards = [find_device(trace, device) for device in distinct(work.device[rows]).tolist()]
     card = cards[0]
     kinds, dtypes = [], []
     main: dict[int, tuple[float, str]] = {}

@@ -11,7 +11,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.trace_tables import FrameRow
 from tpmon.trace.classes import flag
-from tpmon.trace.columns import Ints, Small
+from tpmon.trace.columns import Ints, Small, distinct
 from tpmon.trace.nesting import Nest, nest
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
@@ -49,7 +49,7 @@ def nest_python(trace: Trace) -> Stacks:
     Other threads (a progress bar, a monitor) only wait, and would lead the table.
     """
     python, host = trace.python, trace.host
-    working = np.unique(host.track[host.category == Category.OP])
+    working = distinct(host.track[host.category == Category.OP])
     rows = np.flatnonzero(np.isin(python.track, working))
     rows = rows if len(rows) else np.arange(len(python.start))
     nested = nest(rows, python.start[rows], python.duration[rows], python.track[rows])

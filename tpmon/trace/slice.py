@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import BY_GAPS, BY_STEPS, Header
 from tpmon.trace.spans import Spans, invert, unite
@@ -94,7 +94,7 @@ def choose_gaps(trace: Trace, count: int) -> Choice:
         raise UsageError("the trace has no device work, and so no gaps", "--steps 3")
     window = find_steps(trace, match_calls(trace)).host_window
     starts, ends = [], []
-    for device in np.unique(work.device).tolist():
+    for device in distinct(work.device).tolist():
         here = work.device == device
         idle = invert(unite(work.start[here], work.duration[here]), *window)
         starts.append(idle.start)
@@ -139,5 +139,5 @@ def overlaps(spans: Spans, start: Ints, duration: Ints) -> npt.NDArray[np.bool_]
 
 
 def _positive(correlations: Ints) -> Ints:
-    found: Ints = np.unique(correlations[correlations > 0])
+    found: Ints = distinct(correlations[correlations > 0])
     return found

@@ -22,6 +22,7 @@ from tpmon.trace.columns import (
     Numbers,
     PythonTable,
     WorkTable,
+    distinct,
     shorten_name,
 )
 from tpmon.trace.schema import Args, Category, Event, Id, Kind, classify, guess_category
@@ -309,7 +310,7 @@ class Tables:
         table = _order(self._host, HostTable)
         tracks = table.track[table.category == Category.OP]
         marked = table.track[table.category == Category.ANNOTATION]
-        self._threads = set(np.unique(tracks).tolist())
+        self._threads = set(distinct(tracks).tolist())
         main = marked if len(marked) else tracks
         self._main_thread = int(np.bincount(main).argmax()) if len(main) else -1
         return table
@@ -329,7 +330,7 @@ class Tables:
         one with most functions stands for the one that has the annotations, else most operators.
         """
         table = _order(self._python, PythonTable)
-        found = set(np.unique(table.track).tolist())
+        found = set(distinct(table.track).tolist())
         if found and self._main_thread >= 0 and not found & self._threads:
             table.track[table.track == int(np.bincount(table.track).argmax())] = self._main_thread
         return table

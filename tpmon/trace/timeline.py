@@ -15,7 +15,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.timeline import StepStart, Stretch, TimeCell, Timeline, TimeShare
 from tpmon.trace.breakdown import Activity, comm_rows
 from tpmon.trace.classes import STEP
-from tpmon.trace.columns import Ints
+from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.gaps import CAUSES, HostCauses
 from tpmon.trace.kernels import LaunchFigures, Reals
 from tpmon.trace.read import Trace, clean_name
@@ -164,7 +164,7 @@ def lay_timelines(
     work = trace.work
     comms = comm_rows(trace)
     lanes = []
-    for device in np.unique(work.device).tolist():
+    for device in distinct(work.device).tolist():
         here = work.device == device
         busy = unite(work.start[here], work.duration[here])
         computes = here & (work.category == Category.KERNEL) & ~comms
@@ -195,7 +195,7 @@ def _grow(busy: Spans, layers: Sequence[Spans]) -> tuple[Spans, ...]:
 
 def _without(one: Spans, other: Spans) -> Spans:
     """Return what of ``one`` is not in ``other``."""
-    times = np.unique(np.concatenate((one.start, one.end, other.start, other.end)))
+    times = distinct(np.concatenate((one.start, one.end, other.start, other.end)))
     start, end = times[:-1], times[1:]
     kept = (one.within(start, end) > 0) & (other.within(start, end) == 0)
     return unite(start[kept], (end - start)[kept])
