@@ -1,15 +1,18 @@
 """Parts that take known times, and a report of what was so beside what the hook counted.
 
 Run under ``tpmon run``: the Python of the frameworks needs no tpmon of its own. The parts sleep, so that their
-times are known whatever else the machine does, and say themselves how long they slept.
+times are known whatever else the machine does, and say themselves how long they slept. Where a loop of our own
+calls them, its clock counts instead: ranks also wait for each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 from torch.utils.data import Dataset
@@ -19,6 +22,7 @@ BATCH = 4
 WIDTH = 8
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 spent = dict.fromkeys(PHASES, 0.0)
+_clocked: set[str] = set()
 before: list[float] = [0.0] * len(PHASES)
 """What the hook had counted when the truth began."""
 
@@ -27,6 +31,16 @@ def spend(phase: str, seconds: float) -> None:
     """Sleep, and note for how long."""
     before = time.monotonic()
     time.sleep(seconds)
+    if phase not in _clocked:
+        spent[phase] += time.monotonic() - before
+
+
+@contextlib.contextmanager
+def clock(phase: str) -> Iterator[None]:
+    """Note how long a phase takes, with all that it waits for."""
+    _clocked.add(phase)
+    before = time.monotonic()
+    yield
     spent[phase] += time.monotonic() - before
 
 
