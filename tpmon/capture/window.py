@@ -105,9 +105,19 @@ class Window:
     def run(self) -> tuple[Outcome, ...]:
         """Go through with it, and return how it ended on each rank.
 
+        An evaluation before the first step looks like a program that does nothing else: where it ends in
+        the training within the window, all is asked once more.
+
         Raises:
             UsageError: when it cannot be, with nothing recorded.
         """
+        outcomes = self._go_through()
+        if any(one.reason == wire_capture.BEGAN_TO_TRAIN for one in outcomes) and not self._stopped():
+            self._say("the loop began to train meanwhile: once more, of its steps")
+            outcomes = self._go_through()
+        return outcomes
+
+    def _go_through(self) -> tuple[Outcome, ...]:
         paces = self._discover()
         if self.asked.kind is not CaptureKind.TRACE:
             self._say(f"{self.asked.kind.value} of {self.asked.steps} steps")

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_NS = 2_000_000_000
 _YIELDED = "the program began a profile of its own"
-_BEGAN_TO_TRAIN = "the loop began to train within the window: ask again"
 
 
 class Capture:
@@ -210,7 +209,7 @@ class Capture:
         if self._infers and self._steps.rule != wire.RULE_BATCH and not timed:
             self._infers = False  # that was a validation before the first step: steps of training count now
             if self._recorder is not None:
-                self._drop_out(wire_capture.STATE_CANCELLED, _BEGAN_TO_TRAIN)
+                self._drop_out(wire_capture.STATE_CANCELLED, wire_capture.BEGAN_TO_TRAIN)
                 return
             first = words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or position + 1
         if self._yields:

@@ -160,12 +160,13 @@ class Settings:
         utils = sys.modules.get("torch._dynamo.utils")
         counters: Any = getattr(utils, "counters", None) or {}
         frames: dict[str, int] = counters.get("frames", {})
-        if not frames:
+        graphs = counters.get("stats", {}).get("unique_graphs", 0)
+        if not frames and not graphs:  # of fullgraph=True no frames are counted
             return  # torch imports it for itself; nothing is compiled
         breaks: dict[str, int] = counters.get("graph_break", {})
         self.words[wire.SET_DYNAMO_FRAMES] = frames.get("total", 0)
         self.words[wire.SET_DYNAMO_FRAMES_OK] = frames.get("ok", 0)
-        self.words[wire.SET_DYNAMO_GRAPHS] = counters.get("stats", {}).get("unique_graphs", 0)
+        self.words[wire.SET_DYNAMO_GRAPHS] = graphs
         self.words[wire.SET_DYNAMO_BREAKS] = sum(breaks.values())
         # torch keeps what became of the last 64 compilations.
         failed = [str(getattr(one, "fail_reason", "")) for one in getattr(utils, "_compilation_metrics", ())]

@@ -127,6 +127,9 @@ STATE_EXPIRED = 19
 STATE_FAILED = 20
 STATE_YIELDED = 21
 
+BEGAN_TO_TRAIN = "the loop began to train within the window: ask again"
+"""Why a window is cancelled that began in an evaluation before the first step; tpmon asks again by itself."""
+
 FINAL_STATES = frozenset(
     (
         STATE_VERIFIED,
