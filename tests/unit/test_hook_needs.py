@@ -40,6 +40,7 @@ def changed(before: Frame, after: Frame) -> Scene:
         ({}, set()),
         ({"compiled": CompileCounts(0, 0, 0, 0, 0)}, {Need.EAGER_MODEL}),
         ({"compiled": CompileCounts(2, 2, 1, 0, 0)}, set()),
+        ({"compiled": CompileCounts(0, 0, 1, 0, 0)}, set()),
         ({"compiled": CompileCounts(9, 9, 5, 4, 0)}, {Need.GRAPH_BREAKS}),
         ({"compiled": CompileCounts(9, 9, 1, 0, 1)}, {Need.RECOMPILES_SEEN}),
         ({"ddp": DdpSettings(25 * MIB, 2, find_unused=True, static_graph=False)}, {Need.DDP_IN_STACK}),
@@ -61,6 +62,8 @@ def test_counters_that_rise_while_it_trains_are_seen() -> None:
     counts = CompileCounts(4, 4, 1, 0, 0)
     again = told(compiled=replace(counts, frames=6, frames_ok=6))
     assert observe_settings(changed(told(compiled=counts), again)) == {Need.RECOMPILES_SEEN}
+    whole, again = (told(compiled=CompileCounts(0, 0, graphs, 0, 0)) for graphs in (1, 3))
+    assert observe_settings(changed(whole, again)) == {Need.RECOMPILES_SEEN}
 
 
 def test_the_first_steps_and_a_job_without_a_hook_prove_nothing() -> None:

@@ -66,6 +66,9 @@ def test_each_setting_that_is_told_has_a_line() -> None:
     assert told_of_2 == "fully_shard, 13 units, prefetch forward 12 of 13 units, backward torch's order"
     assert told["CUDA allocator"].endswith("! 2 retries, 0 out of memory")
     assert told["cudnn.benchmark"] == "off"
+    assert told["torch.compile"] == "11 of 12 frames, 4 graphs, 3 graph breaks"
+    whole = dict(describe_settings(make_settings(compiled=CompileCounts(0, 0, 2, 0, 0))))
+    assert whole["torch.compile"] == "2 graphs, 0 graph breaks"
 
 
 def test_what_the_job_does_not_use_has_none() -> None:

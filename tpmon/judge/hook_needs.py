@@ -47,7 +47,8 @@ def _retries(settings: TrainSettings) -> Known[int]:
 def _frames(settings: TrainSettings) -> Known[int]:
     if isinstance(settings.compiled, Missing):
         return settings.compiled
-    return settings.compiled.frames_ok + settings.compiled.limit_hits
+    one = settings.compiled
+    return (one.frames_ok or one.graphs) + one.limit_hits
 
 
 def observe_settings(scene: Scene) -> frozenset[Need]:
@@ -56,7 +57,7 @@ def observe_settings(scene: Scene) -> frozenset[Need]:
     for pid, settings in _settings(scene):
         compiled, ddp = settings.compiled, settings.ddp
         if is_known(compiled):
-            if not compiled.frames:
+            if not compiled.frames and not compiled.graphs:
                 seen.add(Need.EAGER_MODEL)
             if compiled.graph_breaks >= MANY_BREAKS:
                 seen.add(Need.GRAPH_BREAKS)

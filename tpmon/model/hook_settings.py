@@ -15,6 +15,7 @@ class CompileCounts:
     """Hold what torch.compile did so far in this process."""
 
     frames: int
+    """0 with ``fullgraph=True``: torch counts none of its frames."""
     frames_ok: int
     graphs: int
     graph_breaks: int

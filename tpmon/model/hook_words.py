@@ -65,9 +65,12 @@ def _fsdp(settings: TrainSettings) -> str:
 
 def _compiled(settings: TrainSettings) -> str:
     one = settings.compiled
-    if not is_known(one) or not one.frames:
+    if not is_known(one) or not (one.frames or one.graphs):
         return ""
-    told = f"{one.frames_ok} of {one.frames} frames, {one.graphs} graphs, {one.graph_breaks} graph breaks"
+    frames = (
+        f"{one.frames_ok} of {one.frames} frames, " if one.frames else ""
+    )  # not counted of fullgraph=True
+    told = f"{frames}{one.graphs} graphs, {one.graph_breaks} graph breaks"
     return f"{told}, ! {one.limit_hits} at the recompile limit" if one.limit_hits else told
 
 
