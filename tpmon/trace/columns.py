@@ -48,7 +48,7 @@ class Numbers(dict[K, int], Generic[K]):
 def distinct(values: npt.NDArray[N]) -> npt.NDArray[N]:
     """Return the different values in order.
 
-    As ``np.unique``, which imports ``numpy.ma`` for it; those that lie close together are counted, not sorted.
+    As ``np.unique``, which imports ``numpy.ma`` for it; those close together are counted, not sorted.
     """
     if not len(values):
         return values
