@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,3 +189,28 @@ def test_a_range_is_asked_for_under_a_line_that_lets_the_run_live_and_no_other(
             assert job.poll() is None
         finally:
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_a_profiler_of_the_program_takes_over_and_is_whole(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    with training("--profile", str(mine)) as job:
+        done: list[tuple[int, dict[str, object], str]] = []
+        thread = threading.Thread(
+            target=lambda: done.append(capture(job.pid, "--steps", "600", "--out", str(tmp_path / "out")))
+        )
+        thread.start()
+        part = tmp_path / "out" / f"kineto-{job.pid}.part"
+        while not (part.is_dir() and any(one.startswith("trace") for one in os.listdir(part))):
+            assert thread.is_alive(), done
+        os.kill(job.pid, signal.SIGUSR1)
+        assert job.stdout is not None
+        assert job.stdout.readline() == "profiled\n"
+        assert json.loads(mine.read_text())["traceEvents"]
+        thread.join(READY_S)
+        code, told, _ = done[0]
+        assert (code, told["state"]) == (2, "yielded")
+        assert os.listdir(tmp_path / "out") == []
+        assert job.poll() is None
+        code, told, said = capture(job.pid, "--steps", "2", "--out", str(tmp_path / "out"))
+        assert (code, told["state"]) == (0, "done"), said
