@@ -1,7 +1,7 @@
 """Print how soon the verdict follows when a program changes its cause, and how steady it is meanwhile.
 
-The program changes at a signal. Each change must show within 20 s as one event; a minute of rest
-follows, in which the verdict must not move. ``--borderline`` watches a case near the threshold for
+The program changes at a signal. Each change must show within 20 s as one event; 75 s of rest
+follow, in which the verdict must not move. ``--borderline`` watches a case near the threshold for
 five minutes instead, in which no verdict may come back more than once. Run: ``make bench-switch``.
 """
 
@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 
 from tests.programs.causes.running import ROOT, TPMON, Running, read_verdict, run_program
 from tests.programs.causes.table import HEALTHY, Label, Row
+from tpmon.judge.standing import SETTLED_S
 from tpmon.model.verdict import Kind
 
 SWITCHING = Row("switching", Label(Kind.BALANCED))
 BORDERLINE = Row("chosen_share", Label(Kind.DATA_BOUND))
 FOLLOW_S = 20.0
-REST_S = 40.0
+REST_S = SETTLED_S + 15.0
+"""Long enough that the verdict has settled, and tpmon looks less often, before the next change."""
 BORDERLINE_S = 300.0
 BORDERLINE_SHARE = 0.12
 """Near the share from which waiting is called a cause."""

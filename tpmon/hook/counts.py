@@ -193,12 +193,11 @@ class Counts:
             return False
         from tpmon.hook.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
 
-        pages = Pages(__version__, read_torch_version(), read_ranks())
+        pages = self.pages = Pages(__version__, read_torch_version(), read_ranks())
         self.page = pages.page
         self.live = pages.live
         self.requests = pages.requests
         pages.set_status(wire.STATE_RUNNING, self.patches, "")
-        self.pages = pages
         self.owner = thread
         self.last_ns = self.published_ns = monotonic_ns()
         if self.mailbox is not None:

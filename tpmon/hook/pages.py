@@ -50,13 +50,17 @@ class Pages:
         self._descriptors: list[int] = []
         self._maps: list[mmap.mmap] = []
         try:
-            page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
-            mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
-            self.inodes = [os.fstat(descriptor).st_ino for descriptor in self._descriptors]
-            flags = wire.FLAG_CAPTURES | (wire.FLAG_WRITE_SEALED if self._seal() else 0)
+            self._fill(hook_version, torch_version, ranks)
         except BaseException:
+            self._release()
             self._close()
             raise
+
+    def _fill(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
+        page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
+        mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
+        self.inodes = [os.fstat(descriptor).st_ino for descriptor in self._descriptors]
+        flags = wire.FLAG_CAPTURES | (wire.FLAG_WRITE_SEALED if self._seal() else 0)
         self.page = memoryview(page)
         self.rank = ranks[0]
         self.mailbox = box = memoryview(mailbox)
@@ -91,25 +95,26 @@ class Pages:
     def close(self) -> None:
         """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""
         ours = all(map(_is_inode, self._descriptors, self.inodes))
-        # Views are released so that the maps can be closed; whoever still holds one gets ValueError.
-        for view in (self.live, self.answers, self.requests, self.page, self.mailbox):
-            view.release()
+        self._release()
         if ours:
             self._close()
         else:
             _ABANDONED.extend(self._maps)
 
+    def _release(self) -> None:
+        """Release the views, so that the maps can be closed; whoever still holds one gets ValueError."""
+        for name in ("live", "answers", "requests", "page", "mailbox"):
+            view: memoryview | None = getattr(self, name, None)
+            if view is not None:
+                view.release()
+
     def _make(self, name: str, size: int) -> mmap.mmap:
-        low = _create(name)
-        try:
-            # Allocated now, so that no later write of the loop can fail for want of memory.
-            os.posix_fallocate(low, 0, size)
-            os.fchmod(low, 0o600)
-            high = _raise_descriptor(low)
-        except OSError:
-            os.close(low)
-            raise
-        self._descriptors.append(high)
+        self._descriptors.append(_create(name))
+        low = self._descriptors[-1]
+        # Allocated now, so that no later write of the loop can fail for want of memory.
+        os.posix_fallocate(low, 0, size)
+        os.fchmod(low, 0o600)
+        high = self._descriptors[-1] = _raise_descriptor(low)
         flags = mmap.MAP_SHARED | _POPULATE
         if sys.version_info >= (3, 13):  # where a map need not keep a second descriptor
             mapped = mmap.mmap(high, size, flags, trackfd=False)

@@ -71,16 +71,19 @@ class Recorder:
         """End the step before, and begin the one of this number."""
         self._end_step()
         profiler: Any = sys.modules[_PROFILER]
-        self._range = profiler.record_function(f"ProfilerStep#{step}")
-        self._range.__enter__()
+        begun = profiler.record_function(f"ProfilerStep#{step}")
+        begun.__enter__()
+        self._range = begun
 
     def stop(self) -> None:
         """End the recording; on a GPU this waits for the device."""
-        self._end_step()
-        profile = self._profile
-        if profile is not None and profile.entered and profile.kineto_results is None:
-            with _Quiet():
-                profile.__exit__(None, None, None)
+        try:
+            self._end_step()
+        finally:
+            profile = self._profile
+            if profile is not None and profile.entered and profile.kineto_results is None:
+                with _Quiet():
+                    profile.__exit__(None, None, None)
 
     def save(self, path: str) -> None:
         """Write what was recorded.

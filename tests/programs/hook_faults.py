@@ -1,0 +1,301 @@
+"""Raise an error at every line of the hook that a training with captures runs, one line a training.
+
+Run: python hook_faults.py FOLDER [EVERY]; of each so many lines one is tried. All 1,300 take half an hour.
+
+First the lines are collected, then each training is run again with an error at the first time that one of
+them is reached. Prints one JSON object: how many lines there were, and what the trainings did that should
+not be. Lines of callbacks that stand before their ``try`` are left out: an error there is none that can be.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import TypeGuard
+
+import torch
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+import tpmon.hook
+from tests.programs.capture_asking import FOLDER, ask
+from tpmon.hook import wire_capture as w
+from tpmon.hook.installation import HOOK
+
+HERE = os.path.dirname(tpmon.hook.__file__) + os.sep
+DATA = TensorDataset(torch.arange(640.0).reshape(80, 8) / 640, torch.ones(80, 1))
+TRAMPOLINES = {"__next__", "_engine_run_backward", "update", "__init__", "begin", "__exit__", "__enter__"}
+"""Of ``patches``, ``guard`` and ``marks``: what torch or the user calls, and what calls the original."""
+
+Line = tuple[str, int]
+torch.set_num_threads(1)
+
+
+def find_guarded(path: str) -> set[int]:
+    """Return the lines within the body of a ``try`` that catches, but for words that do nothing.
+
+    ``try`` and a bare ``return`` cannot fail, and Python guards neither.
+    """
+    with open(path) as file:
+        tree = ast.parse(file.read())
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
+    guarded = {
+        line
+        for node in blocks
+        if node.handlers
+        for part in node.body
+        for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)
+    }
+    idle = [node for node in ast.walk(tree) if is_idle(node)]
+    return guarded - {node.lineno for node in (*blocks, *idle)}
+
+
+def is_idle(node: ast.AST) -> TypeGuard[ast.stmt]:
+    if isinstance(node, ast.Return):
+        return node.value is None or isinstance(node.value, ast.Constant)
+    return isinstance(node, (ast.Pass, ast.Continue, ast.Break))
+
+
+GUARDED: dict[str, set[int]] = {}
+SOURCE = """
+import os, sys
+
+def watch(here, counts, act):
+    def local(frame, event, arg):
+        if event == "line" and counts(frame):
+            act((os.path.basename(frame.f_code.co_filename), frame.f_lineno))
+        return local
+
+    def enter(frame, event, arg):
+        return local if frame.f_code.co_filename.startswith(here) else None
+
+    sys.settrace(enter)
+
+def break_at(line):
+    hit = []
+
+    def act(at):
+        if at == line and not hit:
+            hit.append(at)
+            raise ArithmeticError("broken on purpose at %s:%d" % line)
+
+    return act
+"""
+MADE: dict[str, Callable[..., Callable[[Line], None]]] = {}
+exec(compile(SOURCE, HERE + "steps.py", "exec"), MADE)  # an error of the hook's own, by its traceback
+
+
+def is_trampoline(code: CodeType) -> bool:
+    return code.co_name in TRAMPOLINES and os.path.basename(code.co_filename) in (
+        "patches.py",
+        "guard.py",
+        "marks.py",
+    )
+
+
+def counts(frame: FrameType) -> bool:
+    """Tell whether an error at this line is caught in the hook: there, or by who called it."""
+    code, caller = frame.f_code, frame.f_back
+    if is_trampoline(code) or code.co_name == "<module>" or not code.co_filename.startswith(HERE):
+        return False
+    guarded = GUARDED.get(code.co_filename)
+    if guarded is None:
+        guarded = GUARDED[code.co_filename] = find_guarded(code.co_filename)
+    return frame.f_lineno in guarded or (caller is not None and counts(caller))
+
+
+def watch(act: Callable[[Line], None]) -> None:
+    """Call ``act`` at each line of the hook that counts, in this thread."""
+    MADE["watch"](HERE, counts, act)
+
+
+def train(steps: int, before: Callable[[int], None], *, loader: bool, scaler: bool = False) -> list[float]:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scale = torch.amp.GradScaler("cpu", init_scale=4.0) if scaler else None
+    batches = iter(DataLoader(DATA, batch_size=2)) if loader else None
+    losses = []
+    for at in range(steps):
+        before(at)
+        x = next(batches)[0] if batches is not None else torch.ones(2, 8)
+        with tpmon.hook.mark("forward"):
+            loss = net(x).pow(2).mean()
+        if scale is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scale.scale(loss * (float("inf") if at == 4 else 1.0)).backward()
+            scale.step(optimizer)
+            scale.update()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+    return losses
+
+
+def request(number: int, kind: int = w.KIND_CAPTURE, **words: int) -> None:
+    if HOOK.steps.pages is not None:
+        ask(number, kind, **words)
+
+
+def captured() -> list[float]:
+    """Train with a probe, a capture, a request beside it, a window that was missed, one that is cancelled."""
+
+    def before(at: int) -> None:
+        HOOK.steps.watch_at = 0  # each step is watched
+        if at == 2:
+            request(1, w.KIND_PROBE)
+        elif at == 5:
+            request(2)
+        elif at == 7:
+            request(3)
+        elif at == 11:
+            request(4, START=1)
+        elif at == 13:
+            request(5, STEPS=30)
+        elif at == 15:
+            request(6, w.KIND_CANCEL, SUBJECT=5)
+        elif at == 17:
+            request(7, KIND=77)
+
+    return train(19, before, loader=True)
+
+
+def evaluated() -> list[float]:
+    """Train with a scaler, batches that nothing follows, and a forked child."""
+    children = []
+
+    def before(at: int) -> None:
+        HOOK.steps.watch_at = 0
+        if at in (3, 6):
+            for _ in DataLoader(DATA, batch_size=20):
+                pass
+        if at == 7:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    ok = len(train(3, lambda at: None, loader=True)) == 3
+                except BaseException:  # noqa: BLE001 whatever it is, the parent tells it
+                    ok = False
+                os._exit(0 if ok else 1)
+            children.append(os.waitpid(pid, 0)[1])
+
+    return [*train(10, before, loader=True, scaler=True), *children]
+
+
+def without_loader() -> list[float]:
+    """Train without a DataLoader, then say by hand where steps end; an accumulation, closures."""
+
+    def before(at: int) -> None:
+        HOOK.steps.watch_at = 0
+        if at > 5:
+            tpmon.hook.step(2, train=at % 2 == 0)
+
+    return train(10, before, loader=False)
+
+
+def places() -> list[object]:
+    from torch.autograd.profiler import profile
+
+    return [
+        dataloader._BaseDataLoaderIter.__next__,
+        torch.autograd._engine_run_backward,
+        torch.autograd.graph._engine_run_backward,
+        torch.amp.GradScaler.update,
+        profile.__enter__,
+        profile.__exit__,
+        list(optimizers._global_optimizer_post_hooks),
+    ]
+
+
+def run(scenario: Callable[[], list[float]]) -> list[float]:
+    HOOK.mailbox.capture = None
+    tpmon.hook.install()
+    losses = scenario()
+    tpmon.hook.uninstall()
+    return losses
+
+
+def look(scenario: Callable[[], list[float]], losses: list[float], before: list[object]) -> list[str]:
+    """Say what is not as it should be after a training."""
+    if tpmon.hook.problem():  # an error while it is taken back leaves the page that says so, until the next
+        tpmon.hook.install()
+        tpmon.hook.uninstall()
+    left = [name for name in os.listdir(FOLDER) if ".part" in name]
+    open_ = count_open() - OPEN.setdefault("before", 0)
+    OPEN["before"] += open_
+    found = {
+        "other losses": losses != PLAIN[scenario.__name__],
+        "a profiler records": torch._C._autograd._profiler_enabled(),
+        "a thread runs": threading.active_count() != 1,
+        f"left behind: {left}": bool(left),
+        f"{open_} descriptors more": bool(open_),
+        "a patch stays": places() != before,
+    }
+    for name in os.listdir(FOLDER):
+        os.unlink(os.path.join(FOLDER, name))
+    return [what for what, holds in found.items() if holds]
+
+
+def count_open() -> int:
+    return sum("tpmon" in link for link in map(read_link, os.listdir("/proc/self/fd")))
+
+
+def read_link(number: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return ""
+
+
+SCENARIOS = (captured, evaluated, without_loader)
+EVERY = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+PLAIN: dict[str, list[float]] = {}
+OPEN: dict[str, int] = {}
+"""Descriptors of the hook that earlier trainings left, so that each counts its own."""
+
+
+def main() -> None:
+    os.makedirs(FOLDER, exist_ok=True)
+    tpmon.hook.uninstall()
+    for scenario in SCENARIOS:
+        PLAIN[scenario.__name__] = scenario()
+    before = places()
+    wrong: list[str] = []
+    numbers: dict[str, int] = {}
+    seen: set[Line] = set()
+    for scenario in SCENARIOS:
+        run(scenario)  # what is imported at first use is no callback
+        lines: dict[Line, None] = {}
+        watch(lambda line, lines=lines: lines.setdefault(line))
+        losses = run(scenario)
+        sys.settrace(None)
+        wrong += [f"{scenario.__name__}, nothing broken: {one}" for one in look(scenario, losses, before)]
+        if tpmon.hook.problem():
+            wrong.append(f"{scenario.__name__}, nothing broken: {tpmon.hook.problem()}")
+        todo = [line for line in lines if line not in seen][::EVERY]
+        seen.update(lines)
+        numbers[scenario.__name__] = len(todo)
+        print(f"{scenario.__name__}: {len(todo)} lines", file=sys.stderr, flush=True)
+        for line in todo:
+            watch(MADE["break_at"](line))
+            try:
+                losses = run(scenario)
+            except BaseException as error:  # noqa: BLE001 the training was hurt, and the next one is tried
+                sys.settrace(None)
+                wrong.append(f"{line}: {type(error).__name__}: {error}")
+                print(wrong[-1], file=sys.stderr, flush=True)
+                tpmon.hook.uninstall()
+                continue
+            sys.settrace(None)
+            wrong += [f"{line}: {one}" for one in look(scenario, losses, before)]
+    print(json.dumps({"lines": numbers, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main()
