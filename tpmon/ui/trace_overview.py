@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.trace import Breakdown, CardUse, DeviceGaps, LargeGap, Lost, StepRow, TraceFile, TraceVerdict
+from tpmon.model.trace_tables import PatternRow
 from tpmon.model.units import format_bytes
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, bar, ms_of_us, number, pct, said
@@ -70,6 +71,7 @@ def list_overview(file: TraceFile) -> list[Block]:
     else:
         blocks.append(Paragraph("steps", f"none marked; the whole trace is {overview.step_ms:,.3f} ms"))
     blocks += [Paragraph("note", note, Ink.WARN) for note in overview.notes]
+    blocks += [block for pattern in file.patterns for block in _say_pattern(pattern)]
     blocks.append(_breakdown_sheet(overview.breakdown_us, overview.overlapping_us))
     if overview.gpus:
         blocks.append(_cards_sheet(overview.gpus))
@@ -83,6 +85,11 @@ def _say_verdict(verdict: TraceVerdict) -> list[Block]:
     said_of += [Paragraph("try", advice) for advice in verdict.advice]
     shares = ", ".join(f"{one.name} {one.pct:.1f} %" for one in verdict.shares)
     return [*said_of, *([Paragraph("shares", shares)] if shares else [])]
+
+
+def _say_pattern(pattern: PatternRow) -> list[Block]:
+    said_of = Paragraph("pattern", f"{pattern.name}, {pct(pattern.share_pct)} of the window: {pattern.seen}")
+    return [said_of, *(Paragraph("try", advice) for advice in pattern.advice)]
 
 
 def _say_lost(lost: Lost) -> list[Block]:

@@ -19,7 +19,7 @@ from tpmon.ui.trace_view import Tab, TraceView
 
 _KNOWN: dict[str, frozenset[str]] = {
     "": frozenset(("overview", "gaps", "host_us", "operators", "kernels", "copies", "memory"))
-    | {"communication", "conditions", "verdict", "lost"},
+    | {"communication", "conditions", "verdict", "lost", "patterns"},
     "overview": frozenset(("step_table", "breakdown_us", "overlapping_us", "gpus", "notes")),
     "memory": frozenset(("peaks",)),
     "communication": frozenset(("collectives",)),
