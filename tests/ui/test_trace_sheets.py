@@ -169,7 +169,7 @@ def test_a_bar_stays_in_its_place(pct, cells):
 
 
 def test_patterns_stand_in_the_overview_with_what_to_try_and_nowhere_else():
-    view = make_run("overview", 120, 40)
+    view = make_run("one").view(80, tab=Tab.OVERVIEW)
     blocks = list_blocks(view)
     said = [(one.label, one.text) for one in blocks if isinstance(one, Paragraph)]
     for pattern in view.shown.patterns:
