@@ -9,6 +9,7 @@ one that takes more CPU time or memory than it may is stopped, and the table say
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import os
@@ -168,14 +169,20 @@ def measure(
     Raises:
         Stopped: where it fails, or takes more CPU time or memory than it may.
     """
-
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=directory) as child:
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, cwd=directory, start_new_session=True
+        ) as child,
+    ):
         resource.prlimit(child.pid, resource.RLIMIT_CPU, (limit_s, limit_s + 5))
         resource.prlimit(child.pid, resource.RLIMIT_AS, (limit_mb << 20, limit_mb << 20))
-        assert child.stderr is not None
-        said = child.stderr.read().decode(errors="replace").strip()
         _pid, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # helpers of one that was stopped wait for ever
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip()
     if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         raise Stopped(f"stopped at {limit_s} s of CPU")
     if child.returncode and "MemoryError" in said:
