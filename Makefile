@@ -62,7 +62,7 @@ demo: torch-for-demo ## start a small real training and watch it; three readings
 test: torch-for-tests ## run the tests once: unit, screen, terminal, real programs, budget, GPU
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m 'not long' $(PYTEST)
 
-test-long: torch-for-tests ## the real programs that make test leaves out, five minutes
+test-long: torch-for-tests ## the real programs and many hostile files that make test leaves out, a quarter of an hour
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
 
 test-gpu: setup ## the tests that need an NVIDIA GPU; skipped without one
