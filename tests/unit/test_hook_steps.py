@@ -127,6 +127,91 @@ def test_an_evaluation_that_turns_gradients_off_too_late_to_be_seen_is_told_when
     assert loop.evals_ms()[0] == 30
 
 
+@pytest.mark.parametrize("sanity", [1, 2])
+def test_an_evaluation_before_the_first_step_that_does_not_end_its_loader_is_one(
+    loop: Loop, gradients: list[bool], sanity: int
+) -> None:
+    """As Lightning checks a run before it trains, and validates: so many batches, and no question for more."""
+
+    def evaluate(batches: int) -> None:
+        gradients[0] = False
+        for _ in range(batches):
+            loop.batch(10)
+        gradients[0] = True
+
+    evaluate(sanity)
+    for _ in range(5):
+        loop.train(10)
+        loop.stop()
+        evaluate(1)
+    loop.batch()
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.lookahead) == (50, sanity + 5, 0)
+    assert (loop.steps.samples, loop.steps.eval_samples) == (200, 4 * (sanity + 5))
+
+
+def test_an_evaluation_with_gradients_on_that_is_broken_off_before_the_first_step_is_counted(
+    loop: Loop, gradients: list[bool]
+) -> None:
+    assert gradients[0]
+    for _ in range(5):
+        loop.batch()
+    loop.train(3)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.lookahead) == (3, 5, 0)
+    assert (loop.steps.samples, loop.steps.eval_samples) == (12, 20)
+
+
+def test_after_an_evaluation_batches_are_fetched_ahead_as_before(loop: Loop, gradients: list[bool]) -> None:
+    """The Trainer, with an evaluation after each epoch."""
+    for _ in range(3):
+        for _ in range(10):
+            for _ in range(4):
+                loop.batch()
+            for _ in range(4):
+                loop.backward()
+            loop.update()
+        loop.stop()
+        gradients[0] = False
+        for _ in range(5):
+            loop.batch()
+        loop.stop()
+        gradients[0] = True
+    loop.batch()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (30, 15)
+    assert (loop.steps.samples, loop.steps.eval_samples) == (480, 60)
+
+
+def test_a_loop_without_a_torch_optimizer_keeps_its_evaluations(loop: Loop, gradients: list[bool]) -> None:
+    assert gradients[0]
+    for _ in range(3):
+        for _ in range(10):
+            loop.batch()
+            loop.backward()
+        loop.stop()
+        for _ in range(3):
+            loop.batch()
+        loop.stop()
+    assert loop.steps.eval_steps == 9
+
+
+def test_steps_of_one_and_two_updates_fetched_ahead_are_as_many_as_they_are(
+    loop: Loop, gradients: list[bool]
+) -> None:
+    """A WGAN under Accelerate: the generator is trained every fifth batch, and at the last."""
+    assert gradients[0]
+    for epoch in (1, 2):
+        loop.batch()
+        for number in range(1, 11):
+            if number < 10:
+                loop.batch()
+            else:
+                loop.stop()
+            for _ in range(2 if number % 5 == 0 else 1):
+                loop.backward()
+                loop.update()
+        assert loop.steps.steps == 10 * epoch
+
+
 def test_a_program_that_only_evaluates_with_gradients_on_is_counted_all_the_same(
     loop: Loop, gradients: list[bool]
 ) -> None:

@@ -18,6 +18,7 @@ from tpmon.judge.standing import (
     SWITCH_S,
     Key,
     Standing,
+    drop,
     follow,
     is_settled,
     key_of,
@@ -288,6 +289,14 @@ def test_what_a_process_does_right_now_is_never_settled(key: Key) -> None:
     stated, standing = run([[suspect(key)]] * 100)
     assert stated[-1] == key
     assert not is_settled(standing, standing.judged_ns)
+
+
+def test_a_verdict_that_was_dropped_because_the_run_stands_still_is_not_settled_without_it() -> None:
+    _, standing = run([[suspect(DATA)]] * 70)
+    assert is_settled(standing, standing.judged_ns)
+    dropped = drop(standing, {DATA}, standing.judged_ns)
+    assert dropped.stated is None
+    assert not is_settled(dropped, standing.judged_ns)
 
 
 def test_that_nothing_is_found_in_a_whole_window_is_settled_until_something_is_suspected() -> None:

@@ -29,7 +29,7 @@ _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
 
 
-_MOST_AHEAD = 64
+_MOST_AHEAD = 32
 """The Trainer fetches all batches of an accumulation first; more without a backward are an evaluation."""
 
 
@@ -62,6 +62,7 @@ class Counts:
         "evals_open",
         "forward_ns",
         "fsdp",
+        "graded",
         "in_data",
         "kind",
         "last_ns",
@@ -125,7 +126,7 @@ class Counts:
         self.watch_at = 0
         self.owner = NOBODY
         self.other_thread = self.other_base = self.other_updates = 0
-        self.in_data = self.update_in_backward = self.loader_seen = False
+        self.in_data = self.update_in_backward = self.loader_seen = self.graded = False
         self.depth = self.kind = self.last_ns = self.published_ns = self.records = self.answered = 0
         self.rule = wire.RULE_NONE
         self.votes = 0
@@ -178,6 +179,16 @@ class Counts:
         self.base_forward = self.forward_ns
         self.base_backward = self.backward_ns
         self.base_other = self.other_ns
+
+    def learn_lookahead(self, unused: int) -> None:
+        """Tell at the first step batches fetched ahead from an evaluation, whose times stay in the step."""
+        if unused <= self.backwards_open:
+            self.lookahead = unused
+            return
+        self.eval_steps += unused
+        samples = min(unused * self.batch_size, self.samples_open)
+        self.samples_open -= samples
+        self.eval_samples += samples
 
     def takes_over(self, thread: int) -> bool:
         """Tell whether the training goes on in this thread: a second run of a launcher, a notebook."""

@@ -87,6 +87,8 @@ class Steps(Counts):
                 self._end_epoch(now)
             elif self.rule == _BY_UPDATE:
                 self._reconsider()
+            if not self.backwards:
+                self.graded = has_gradients_on()
             self.in_data = True
         except Exception as error:
             if not self.fail(error):
@@ -297,8 +299,8 @@ class Steps(Counts):
         if self.unused_open <= self.lookahead:
             return
         ahead = self.unused_open - self.evals_open
-        if not self.steps and ahead <= self.most_ahead and has_gradients_on():
-            return
+        if not self.backwards and ahead <= self.most_ahead and self.graded and has_gradients_on():
+            return  # both when it was asked for and now: an evaluation's last one is followed by training
         if ahead > self.most_ahead:
             self.most_ahead = 0
         self._count_unused(now)
@@ -307,6 +309,7 @@ class Steps(Counts):
         """Count batches that were taken for fetched ahead, and that none used till the DataLoader ended."""
         if self.unused_open > self.evals_open and not self.backwards_open and self.rule != wire.RULE_CALL:
             self._count_unused(now)
+        self.unused_open = self.evals_open = 0  # what is fetched ahead next begins anew
 
     def _count_unused(self, now: int) -> None:
         if not self.updates and not self.backwards:
@@ -337,10 +340,10 @@ class Steps(Counts):
             if self.evals_open and self.backwards_open == self.batches_open:
                 # Each of those batches had its backward after all: this loop fetches them ahead.
                 self.lookahead = self.evals_open
-            elif not self.steps and steps == 1 and self.unused_open - self.evals_open <= self.backwards_open:
-                self.lookahead = self.unused_open - self.evals_open
+            elif not self.steps and steps == 1:
+                self.learn_lookahead(self.unused_open - self.evals_open)
         self.steps += steps
-        self.updates_a_step = self.updates_open
+        self.updates_a_step = max(self.updates_a_step, self.updates_open)
         self.batches_open = self.backwards_open = self.updates_open = self.unused_open = self.evals_open = 0
         # As in rebase, without the call: 0.06 us of the 1.9 us that a step costs in a tight loop.
         self.samples += self.samples_open

@@ -32,8 +32,8 @@ def read_torch_version() -> str:
 
 def has_gradients_on() -> bool:
     """Tell whether what this thread computes now may be differentiated; an evaluation turns that off."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.is_grad_enabled())
+    ask = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
+    return ask is not None and bool(ask())
 
 
 def read_ranks() -> tuple[int, int, int]:

@@ -146,7 +146,7 @@ def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: S
     past, stands = rules_progress.find_past_starts(scene), still_s(scene) >= STILL_S
     keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}
     over = {key for key in keys if key is not None and (key in past or (stands and key[0] in SPEEDS))}
-    return drop(followed, over - suspected)
+    return drop(followed, over - suspected, scene.frame.taken_ns)
 
 
 def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tuple[str, ...]]:

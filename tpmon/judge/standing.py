@@ -67,6 +67,8 @@ class Standing:
     """When each rule first said that its cause is not there, in the order of the rules; 0: never."""
     rules: tuple[tuple[Key, int], ...] = ()
     """Which rule, by its number, suspected each cause that is followed."""
+    dropped_ns: int = 0
+    """When a cause was last dropped because it was seen to be over."""
     lost_ns: int = 0
     """Since when the stated cause is gone and no other has taken its place; 0 while one holds."""
     stated_ns: int = 0
@@ -131,7 +133,7 @@ def is_settled(standing: Standing, now_ns: int) -> bool:
     what a whole Window does not tell, the next one will not either.
     """
     stated = standing.stated
-    since_ns = max(standing.stated_ns, standing.begun_ns)
+    since_ns = max(standing.stated_ns, standing.begun_ns, standing.dropped_ns)
     if (stated is not None and stated[0] in URGENT) or now_ns - since_ns < SETTLED_S * 1e9:
         return False
     if standing.lost_ns or standing.challenger is not None or standing.pending is not None:
@@ -181,7 +183,7 @@ def follow(
     return replace(standing, tracks=kept, begun_ns=begun_ns, judged_ns=now_ns)
 
 
-def drop(standing: Standing, keys: Collection[Key]) -> Standing:
+def drop(standing: Standing, keys: Collection[Key], now_ns: int) -> Standing:
     """Forget causes of which it is seen that they are over; the stated one among them does not linger."""
     if not keys:
         return standing
@@ -189,6 +191,7 @@ def drop(standing: Standing, keys: Collection[Key]) -> Standing:
         standing,
         tracks=tuple(track for track in standing.tracks if key_of(track.suspicion) not in keys),
         stated=None if standing.stated in keys else standing.stated,
+        dropped_ns=now_ns,
     )
 
 
