@@ -63,8 +63,8 @@ def test_watching_a_large_job_on_eight_cards_stays_within_the_budget(tree, cards
     screen = Screen([*TPMON, "attach", str(tree.pid), *NO_LOOKS], 200, 50, cards)
     try:
         screen.until(b"runnable", 30.0)
-        screen.drain(8.0)
-        costs = [screen.cost_over(6.0) for _ in range(3)]
+        screen.drain(5.0)
+        costs = [screen.cost_over(5.0) for _ in range(3)]
     finally:
         screen.close()
     assert b"H100" in screen.text

@@ -147,7 +147,18 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess
         yield {name: pool.submit(run_alone, name, short) for name in names}
 
 
-@pytest.mark.parametrize("name", [one.name for one in bottlenecks() if one.ranks == 1])
+SHORT = ("none", "slow-transform", "no-workers")
+"""Tried by make test; the others by make test-long, and all of them by whoever starts the demo."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        one.name if one.name in SHORT else pytest.param(one.name, marks=pytest.mark.long)
+        for one in bottlenecks()
+        if one.ranks == 1
+    ],
+)
 def test_each_bottleneck_trains_and_ends_by_itself(
     runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str
 ) -> None:
