@@ -66,7 +66,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.01)
 def scale(value, by): return value * by
 def prepare(rows): return [scale(row, 0.5) for row in rows]
 with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True,
-             schedule=schedule(wait=0, warmup=1, active=4)) as prof:
+             schedule=schedule(wait=0, warmup=1, active=4, repeat=1)) as prof:
     for _step in range(5):
         rows = prepare(list(range(110_000)))
         loss = model(torch.rand(32, 64)).sum() + rows[0]
