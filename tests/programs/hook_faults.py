@@ -1,6 +1,6 @@
 """Raise an error at every line of the hook that a training with captures runs, one line a training.
 
-Run: python hook_faults.py FOLDER [EVERY]; of each so many lines one is tried. All 1,300 take half an hour.
+Run: python hook_faults.py FOLDER [EVERY]; of each so many lines one is tried. All 1,204 took 17 minutes beside other programs.
 
 First the lines are collected, then each training is run again with an error at the first time that one of
 them is reached. Prints one JSON object: how many lines there were, and what the trainings did that should

@@ -242,7 +242,7 @@ def any_view(draw):
     )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(any_view(), st.integers(1, 250), st.integers(1, 80))
 def test_any_view_fills_any_size_and_no_line_is_too_wide(view, width, height):
     size = Size(width, height)
