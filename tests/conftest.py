@@ -6,8 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.hangs.beside import Beside
 
 # Many images set it; each of some hundred tpmons would then compile its modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -31,3 +35,27 @@ def plain_signals() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ask last about the programs that hang, which do so beside the tests of the screen and the units."""
+    items.sort(key=lambda item: "hung_programs" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def sampling_works() -> None:
+    """Skip where nobody may look at the stacks of a child."""
+    from tests.spying import may_sample
+
+    if reason := may_sample():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def hung_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    """Start programs that hang, and tpmon beside each."""
+    from tests.hangs.beside import Beside
+
+    beside = Beside(tmp_path_factory.mktemp("hung"))
+    yield beside
+    beside.end()

@@ -9,14 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.commands import start_training
-from tests.spying import may_sample
-
-
-@pytest.fixture(scope="session")
-def sampling_works() -> None:
-    """Skip where nobody may look at the stacks of a child."""
-    if reason := may_sample():
-        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
