@@ -16,7 +16,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.budget.measure import Cost, Screen, children_of, cost_of, environment, run_cpu_seconds
+from tests.budget.measure import (
+    Cost,
+    Screen,
+    children_of,
+    cost_of,
+    environment,
+    measure_import,
+    run_cpu_seconds,
+)
 
 HERE = Path(__file__).parent
 TPMON = [str(Path(sys.executable).with_name("tpmon"))]
@@ -73,14 +81,16 @@ def main() -> None:
     library = tempfile.TemporaryDirectory()
     try:
         cards = build_cards(library.name, tree.pid)
-        firsts = []
-        for _ in range(5):
+        firsts, imports = [], []
+        for _ in range(7):
+            imports.append(measure_import())
             screen = Screen([*TPMON, "attach", pid, *NO_LOOKS], 200, 50, {})
             firsts.append(screen.until(b"runnable", 20.0))
             screen.close()
         print(
             f"first frame at 200x50: {statistics.median(f.cpu_s for f in firsts):.2f} s CPU, "
-            f"{statistics.median(f.wall_s for f in firsts):.2f} s wall (median of 5)"
+            f"{statistics.median(f.wall_s for f in firsts):.2f} s wall; "
+            f"importing textual {statistics.median(imports):.2f} s CPU (medians of 7, in turn)"
         )
         print(f"tree: {options.processes} processes, {options.threads} threads, {options.waking} waking")
         print(

@@ -6,8 +6,10 @@ import os
 import pty
 import select
 import signal
+import statistics
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections import deque
@@ -17,6 +19,8 @@ from fcntl import ioctl
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+IMPORT_CPU_S = 0.23
+"""What importing textual takes where the first picture of ``bench_cost`` takes its promise of 0.45 s."""
 KEPT_READS = 200
 """Of what was drawn; a read is 4 KiB at most. Nothing is copied for it beside a program whose speed is measured."""
 
@@ -177,3 +181,17 @@ def run_cpu_seconds(command: Sequence[str], env: Mapping[str, str] | None = None
         _, _, usage = os.wait4(process.pid, 0)
         process.returncode = 0
     return usage.ru_utime + usage.ru_stime
+
+
+def measure_import() -> float:
+    """Return the CPU seconds of starting Python and importing textual: how fast this machine is now."""
+    return run_cpu_seconds([sys.executable, "-c", "import textual.app"])
+
+
+def slowness(imports: Sequence[float]) -> float:
+    """Return by how much this machine is slower than the one of the promises; never less than 1.
+
+    ``imports`` are of the same minute as what is judged. The first picture, ``--help`` and a second of
+    watching take the same part of them, idle and beside two busy cores (docs/measured/cost.md).
+    """
+    return max(1.0, statistics.median(imports) / IMPORT_CPU_S)
