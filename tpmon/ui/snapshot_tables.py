@@ -52,21 +52,19 @@ def list_overview(file: SnapshotFile) -> list[Block]:
         failed = device.out_of_memory[-_MOST_FAILED:]
         blocks += [Paragraph("oom", say_oom(one), Ink.WARN) for one in reversed(failed)]
         blocks.append(Paragraph(f"gpu {device.device}", say_pieces(device.pieces), Ink.STRONG))
-        blocks += [Paragraph("holds", _say_holder(row, device)) for row in device.live[:_MOST_STACKS]]
         blocks.append(Paragraph("free", say_free(device.pieces)))
         peak = device.peak
         blocks.append(Paragraph("peak", say_peak(peak) if is_known(peak) else f"{NA}: {peak.reason}"))
+        if device.live:
+            most = device.live[:_MOST_STACKS]
+            title = f"the most on GPU {device.device} by stack, {len(most)} of {len(device.live):,}"
+            blocks.append(_stacks_sheet(title, most, device.pieces.allocated_bytes))
         blocks.append(_pieces_sheet(device))
     said = f"{clean_text(file.path, 1000)}, {format_bytes(file.file_bytes)}"
     about: list[Block] = [Paragraph("snapshot", said)]
     if say_lost(file.lost):
         about.append(Paragraph("lost", say_lost(file.lost), Ink.WARN))
     return [*(blocks or [Paragraph(NA, NOTHING_HELD)]), *about]
-
-
-def _say_holder(row: StackBytes, device: DeviceSnapshot) -> str:
-    share = 100 * row.bytes / max(device.pieces.allocated_bytes, 1)
-    return f"{format_bytes(row.bytes)}, {share:.0f} % of what is allocated, by {say_line(row.line)}"
 
 
 def _pieces_sheet(device: DeviceSnapshot) -> Sheet[Piece]:

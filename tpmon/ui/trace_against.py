@@ -30,13 +30,14 @@ def answer_change(comparison: TraceComparison) -> Answer:
     if is_known(comparison.helped):
         items.append(Item(1, f"{comparison.ratio:.2f}x{_say_noise(comparison)}", Ink.STRONG))
     elif comparison.differences:
-        items.append(Item(1, comparison.differences[0], Ink.STRONG))
+        items.append(Item(1, clean_text(comparison.differences[0]), Ink.STRONG))
     else:
         items.append(Item(1, comparison.helped.reason, Ink.STRONG))
     steps = f"{comparison.before_ms:,.3f} -> {comparison.after_ms:,.3f} ms"
     items.append(Item(2, f"step {steps}", Ink.DIM))
     brief = f"{items[1].text}, {steps}"
-    return Answer(tuple(items), word, ink, (brief, f"against {os.path.basename(comparison.before)}"))
+    before = clean_text(os.path.basename(comparison.before))
+    return Answer(tuple(items), word, ink, (brief, f"against {before}"))
 
 
 def _name_result(comparison: TraceComparison) -> tuple[str, Ink]:
