@@ -14,7 +14,7 @@ from tpmon.ui import trace_actions as actions
 from tpmon.ui import trace_situations as when
 from tpmon.ui.lines import KeyHelp
 from tpmon.ui.moves import Effect, Move
-from tpmon.ui.trace_situations import OpenTab, TraceKey
+from tpmon.ui.trace_situations import OpenTab, TraceKey, TraceSituation
 from tpmon.ui.trace_view import TraceOverlay, TraceView
 
 _TPMON, _TAB, _TIME, _ROW = "Trace", "Trace: tabs", "Trace: timeline", "Trace: rows"
@@ -32,6 +32,13 @@ def _move(
     keys = tuple({"PgDn": "pagedown", "PgUp": "pageup"}.get(key, key) for key in shown)
     keys = tuple(key.lower() if len(key) > 1 else key for key in keys)
     return TraceKey(name, keys, shown, _ROW, text, move, when.NOT_TYPING, footer, 7 if footer else 0, brief)
+
+
+def _open(
+    name: str, digits: str, text: str, situation: TraceSituation, *, footer: str, brief: str
+) -> TraceKey:
+    keys = tuple(str(digit) for digit in range(int(digits[0]), int(digits[-1]) + 1))
+    return TraceKey(name, keys, (digits,), _TAB, text, OpenTab(), situation, footer, 3, brief)
 
 
 TRACE_KEYS: tuple[TraceKey, ...] = (
@@ -89,40 +96,28 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         when.EVER,
         brief="draw all again",
     ),
-    TraceKey(
+    _open(
         "tab",
-        tuple("123456"),
-        ("1-6",),
-        _TAB,
+        "1-6",
         "one tab: 1 overview, 2 gaps, 3 ops, 4 kernels, 5 memory, 6 ranks",
-        OpenTab(),
         when.OF_TRACE,
-        "tab",
-        3,
+        footer="tab",
         brief="one tab",
     ),
-    TraceKey(
+    _open(
         "against",
-        ("7",),
-        ("7",),
-        _TAB,
+        "7",
         "what changed since the other trace",
-        OpenTab(),
         when.COMPARED,
-        "against",
-        3,
+        footer="against",
         brief="what changed",
     ),
-    TraceKey(
+    _open(
         "snapshot-tab",
-        tuple("1234"),
-        ("1-4",),
-        _TAB,
+        "1-4",
         "one tab: 1 overview, 2 live (by stack), 3 peak, 4 oom (requests that failed)",
-        OpenTab(),
         when.OF_SNAPSHOT,
-        "tab",
-        3,
+        footer="tab",
         brief="one tab",
     ),
     TraceKey(
