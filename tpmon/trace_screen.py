@@ -18,11 +18,12 @@ from tpmon.errors import TpmonError
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.timeline import CodePlace, Stretch, Timeline
 from tpmon.model.trace_change import TraceComparison
-from tpmon.model.units import format_bytes
+from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import Findings, analyze
 from tpmon.trace.lines import find_line
+from tpmon.trace.places import is_remote
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.terminal import has_terminal
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 MOST_KEPT_EVENTS = 12_000_000
 """Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
 PROGRESS_EVERY_S = 0.25
+LONG_SNAPSHOT_BYTES = 1 << 20
+"""A snapshot takes half a second for each megabyte, most of it the checks of its pickle."""
 _TOO_LARGE = Missing("not kept in memory beside the traces before it: open it alone for its timeline")
 
 
@@ -83,6 +86,15 @@ class _Progress:
                 f"\rtpmon: read {format_bytes(done)} of {format_bytes(total)}, {share} %; ctrl-c ends\x1b[K"
             )
 
+    def announce(self, files: Sequence[str]) -> None:
+        """Say what is read, where nothing tells how far it is and it may take seconds."""
+        total = sum(os.path.getsize(path) for path in files if os.path.exists(path))
+        if total >= LONG_SNAPSHOT_BYTES or any(map(is_remote, files)):
+            self._said = True
+            what = clean_text(files[0], 60) if len(files) == 1 else f"{len(files)} files"
+            size = f", {format_bytes(total)}" if total else ""
+            self._write(f"\rtpmon: reading {what}{size}; ctrl-c ends\x1b[K")
+
     def end(self) -> None:
         """Leave the line empty for what is said next."""
         if self._said:
@@ -122,7 +134,12 @@ def show_snapshots(files: Sequence[str], options: Options, output: Output) -> in
     """
     from tpmon.trace.snapshot import analyze_snapshots  # noqa: PLC0415  # a trace does without all of it
 
-    report = analyze_snapshots(files)
+    progress = _Progress()
+    progress.announce(files)
+    try:
+        report = analyze_snapshots(files)
+    finally:
+        progress.end()
     from tpmon.model.snapshot_words import find_frame  # noqa: PLC0415
     from tpmon.ui.snapshot_subject import SnapshotSubject  # noqa: PLC0415
     from tpmon.ui.trace_view import TraceControls  # noqa: PLC0415

@@ -78,6 +78,22 @@ def test_a_snapshot_opens_a_screen_without_a_timeline(drawn, start, tmp_path):
     assert controls.find_line(0, "/a/b.py:3 f") == CodePlace("f", "/a/b.py", 3)
 
 
+def test_a_long_snapshot_says_that_it_is_read_and_takes_the_line_back(
+    drawn, start, tmp_path, monkeypatch, capfd
+):
+    path = training().write(tmp_path / "s.pickle")
+    assert start(path) == 0
+    assert capfd.readouterr().err == "", "a short one says nothing"
+    monkeypatch.setattr(trace_screen, "LONG_SNAPSHOT_BYTES", 1)
+    assert start(path) == 0
+    said = capfd.readouterr().err
+    assert "tpmon: reading " in said
+    assert said.endswith("\r\x1b[K")
+    with pytest.raises(UsageError):
+        start(path + ".none.pickle")
+    assert len(drawn) == 2
+
+
 def test_text_is_what_it_was_where_it_is_asked_for(drawn, start, traces, tmp_path, capfd):
     after, before = traces
     snapshot = training().write(tmp_path / "s.pickle")

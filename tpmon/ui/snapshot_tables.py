@@ -57,7 +57,8 @@ def list_overview(file: SnapshotFile) -> list[Block]:
         blocks.append(Paragraph("peak", say_peak(peak) if is_known(peak) else f"{NA}: {peak.reason}"))
         if device.live:
             most = device.live[:_MOST_STACKS]
-            title = f"the most on GPU {device.device} by stack, {len(most)} of {len(device.live):,}"
+            more = "; tab 2 has the others" if len(device.live) > len(most) else ""
+            title = f"the most on GPU {device.device} by stack{more}"
             blocks.append(_stacks_sheet(title, most, device.pieces.allocated_bytes))
         blocks.append(_pieces_sheet(device))
     said = f"{clean_text(file.path, 1000)}, {format_bytes(file.file_bytes)}"
