@@ -95,6 +95,18 @@ def _parse_top(text: str) -> int:
     return int(text)
 
 
+def check_pair(files: Sequence[str], asked: Asked) -> float:
+    """Return the speed-up that was hoped for; 1 without one, and where nothing is compared.
+
+    Raises:
+        UsageError: where it is none, or there is more than one trace to compare.
+    """
+    target = _parse_target(asked)
+    if asked.against and len(files) != 1:
+        raise UsageError(f"--against compares one trace, found {len(files)}", "name one FILE")
+    return target
+
+
 def _parse_target(asked: Asked) -> float:
     if not asked.target:
         return 1.0
@@ -136,10 +148,8 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
             f"found {asked.table!r}",
             "--table patterns",
         )
-    target = _parse_target(asked)
+    target = check_pair(files, asked)
     if asked.against:
-        if len(files) != 1:
-            raise UsageError(f"--against compares one trace, found {len(files)}", "name one FILE")
         after, before = analyze([*files, asked.against], _Progress()).files
         comparison = compare_traces(before, after, target)
         if options.json:

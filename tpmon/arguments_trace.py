@@ -23,7 +23,7 @@ def add_trace(
             "Analyse traces of torch.profiler where they lie, plain or .gz: steps, verdict, and\n"
             "idle time of each device by cause, operators, kernels, memory, ranks side by side.\n"
             "On a terminal it is a screen with a strip of the time (? shows its keys); in a pipe, and with\n"
-            "--plain, --top, --table, --csv, --json or --against it is text.\n"
+            "--plain, --top, --table, --csv or --json it is text. --against is one more tab of the screen.\n"
             "What of a file cannot be read is counted and said. docs/metrics.md has every formula.\n"
             "Memory snapshots of torch (.pickle): what lives on the device by stack, now and at the peak."
         ),

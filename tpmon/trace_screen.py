@@ -1,4 +1,7 @@
-"""The wiring of a trace's screen: read and analyse first, then draw; what the screen may ask goes here."""
+"""The wiring of the screen of traces and snapshots: read and analyse first, then draw.
+
+What the screen may ask of what was read goes here.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,32 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tpmon.analyse import PROGRESS_AFTER_S, Asked, find_files, run_trace
+from tpmon.analyse import PROGRESS_AFTER_S, Asked, check_pair, find_files, run_trace
 from tpmon.analyse_memory import are_snapshots
 from tpmon.config import Options
 from tpmon.errors import TpmonError
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.timeline import CodePlace, Stretch, Timeline
-from tpmon.model.units import format_bytes
+from tpmon.model.trace_change import TraceComparison
+from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.write import Output, complain
+from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import Findings, analyze
 from tpmon.trace.lines import find_line
+from tpmon.trace.places import is_remote
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.terminal import has_terminal
+
+if TYPE_CHECKING:
+    from tpmon.ui.trace_view import Subject, TraceControls
 
 MOST_KEPT_EVENTS = 12_000_000
 """Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
 PROGRESS_EVERY_S = 0.25
+LONG_SNAPSHOT_BYTES = 1 << 20
+"""A snapshot takes half a second for each megabyte, most of it the checks of its pickle."""
 _TOO_LARGE = Missing("not kept in memory beside the traces before it: open it alone for its timeline")
 
 
@@ -75,6 +86,15 @@ class _Progress:
                 f"\rtpmon: read {format_bytes(done)} of {format_bytes(total)}, {share} %; ctrl-c ends\x1b[K"
             )
 
+    def announce(self, files: Sequence[str]) -> None:
+        """Say what is read, where nothing tells how far it is and it may take seconds."""
+        total = sum(os.path.getsize(path) for path in files if os.path.exists(path))
+        if total >= LONG_SNAPSHOT_BYTES or any(map(is_remote, files)):
+            self._said = True
+            what = clean_text(files[0], 60) if len(files) == 1 else f"{len(files)} files"
+            size = f", {format_bytes(total)}" if total else ""
+            self._write(f"\rtpmon: reading {what}{size}; ctrl-c ends\x1b[K")
+
     def end(self) -> None:
         """Leave the line empty for what is said next."""
         if self._said:
@@ -87,7 +107,7 @@ class _Progress:
 
 
 def start_trace(given: Mapping[str, Any], options: Options, output: Output) -> int:
-    """Draw the traces that were named; write them as text where that was asked for or nothing can be drawn.
+    """Draw the files that were named; write them as text where that was asked for or nothing can be drawn.
 
     Raises:
         TpmonError: where one is no trace or may not be read.
@@ -95,22 +115,51 @@ def start_trace(given: Mapping[str, Any], options: Options, output: Output) -> i
     keys = ("csv", "top", "against", "target", "slice_out", "steps", "top_gaps", "table")
     asked = Asked(*(given.get(key, "") for key in keys))
     named: Sequence[str] = given["files"]
-    if options.is_text or asked != Asked() or not has_terminal():
+    compared = bool(asked.against) and asked == Asked(against=asked.against, target=asked.target)
+    if options.is_text or not (compared or asked == Asked()) or not has_terminal():
         return run_trace(named, options, asked, output)
     files = find_files(named)
     if are_snapshots(files):
-        return run_trace(named, options, asked, output)
-    return show_traces(files, named, options, output)
+        return (
+            run_trace(named, options, asked, output) if compared else show_snapshots(files, options, output)
+        )
+    return show_traces(files, named, asked, options, output)
 
 
-def show_traces(files: Sequence[str], named: Sequence[str], options: Options, output: Output) -> int:
+def show_snapshots(files: Sequence[str], options: Options, output: Output) -> int:
+    """Analyse memory snapshots and draw them until the screen ends; return its exit code.
+
+    Raises:
+        TpmonError: where one is no snapshot or may not be read.
+    """
+    from tpmon.trace.snapshot import analyze_snapshots  # noqa: PLC0415  # a trace does without all of it
+
+    progress = _Progress()
+    progress.announce(files)
+    try:
+        report = analyze_snapshots(files)
+    finally:
+        progress.end()
+    from tpmon.model.snapshot_words import find_frame  # noqa: PLC0415
+    from tpmon.ui.snapshot_subject import SnapshotSubject  # noqa: PLC0415
+    from tpmon.ui.trace_view import TraceControls  # noqa: PLC0415
+
+    controls = TraceControls(lambda *_stretch: NOT_APPLICABLE, lambda _file, frame: find_frame(frame))
+    return _draw(SnapshotSubject(report), controls, options, output)
+
+
+def show_traces(
+    files: Sequence[str], named: Sequence[str], asked: Asked, options: Options, output: Output
+) -> int:
     """Analyse traces and draw them until the screen ends; return its exit code.
 
-    A file that is not among the ``named`` ones came of a directory or a pattern.
+    A file that is not among the ``named`` ones came of a directory or a pattern. Where a trace to
+    compare to was ``asked`` for, what changed since is one more tab.
 
     Raises:
         TpmonError: where one is no trace or may not be read.
     """
+    target = check_pair(files, asked)
     kept = _Kept()
     progress = _Progress()
 
@@ -124,12 +173,23 @@ def show_traces(files: Sequence[str], named: Sequence[str], options: Options, ou
 
     try:
         report = analyze(files, progress, skip, kept.keep)
+        comparison: Applicable[TraceComparison] = NOT_APPLICABLE
+        if asked.against:
+            before = analyze([asked.against], progress).files[0]
+            comparison = compare_traces(before, report.files[0], target)
     finally:
         progress.end()
-    from tpmon.ui.trace_app import run_trace_screen  # noqa: PLC0415  # a wrong file is told without it
+    from tpmon.ui.trace_subject import TraceSubject  # noqa: PLC0415  # a wrong file is told without it
     from tpmon.ui.trace_view import TraceControls  # noqa: PLC0415
 
-    result = run_trace_screen(report, TraceControls(kept.look, kept.find_line), ascii_only=options.ascii_only)
+    controls = TraceControls(kept.look, kept.find_line)
+    return _draw(TraceSubject(report, comparison), controls, options, output)
+
+
+def _draw(subject: Subject, controls: TraceControls, options: Options, output: Output) -> int:
+    from tpmon.ui.trace_app import run_trace_screen  # noqa: PLC0415  # a wrong file is told without it
+
+    result = run_trace_screen(subject, controls, ascii_only=options.ascii_only)
     if result.complaint:
         complain(result.complaint)
     if result.text:

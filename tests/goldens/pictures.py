@@ -253,8 +253,28 @@ _TRACES = (
     ),
     ("One step of a trace", "step.80x24", "`right` the next step, `+` closer, `-` wider, `0` all steps."),
     ("The ranks beside each other", "ranks.120x40", "`tpmon trace FOLDER`; enter opens the trace of a rank."),
+    (
+        "A trace against the one before",
+        "against.120x40",
+        "`tpmon trace AFTER --against BEFORE`: did the fix help, and what got faster or slower.",
+    ),
+    (
+        "A comparison that is refused",
+        "against-refused.80x24",
+        "The conditions differ, so there is no answer, and the difference is named.",
+    ),
     ("A trace in a side pane", "gaps.40x50", "In 40 columns."),
     ("A trace of the CPU alone", "cpu.80x24", "What the host did takes the place of the device."),
+    (
+        "A memory snapshot",
+        "snapshot.80x24",
+        "`tpmon trace snapshot.pickle`: what failed, how the memory is cut up, who holds the most.",
+    ),
+    (
+        "A stack of a memory snapshot",
+        "stack.80x24",
+        "Enter on a row; `o` opens the frame under the cursor in your editor.",
+    ),
 )
 
 

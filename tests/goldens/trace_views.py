@@ -1,29 +1,35 @@
 """The traces of the golden pictures: written by hand with known microseconds, read and analysed for real.
 
-Three runs: a GPU that waits for its loader, in two ranks; and one on the CPU alone.
+Runs: a GPU that waits for its loader, alone, in two ranks, and against a run before it; and one on the CPU
+alone. Snapshots: of a training whose allocator has failed a request, of two cards, and of one without a history.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.snapshots import MB, SnapshotBuilder, stack, training
 from tests.traces import TraceBuilder
-from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.timeline import Stretch
+from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.timeline import Stretch, Timeline
 from tpmon.model.trace import TraceFile, TraceReport
+from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import Findings, analyze
+from tpmon.trace.snapshot import analyze_snapshots
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.paint_timeline import count_cells
 from tpmon.ui.paint_trace import paint_trace
+from tpmon.ui.snapshot_subject import SnapshotSubject
 from tpmon.ui.trace_keys import trace_keys_shown
-from tpmon.ui.trace_sheets import is_other
-from tpmon.ui.trace_view import Tab, TraceOverlay, TraceView
+from tpmon.ui.trace_subject import TraceSubject
+from tpmon.ui.trace_tabs import is_other
+from tpmon.ui.trace_view import SnapshotTab, Tab, TraceOverlay, TraceView
 from tpmon.ui.view import Line, Size
 
 FOLDER = Path(__file__).parent / "trace_pictures"
@@ -33,12 +39,19 @@ STEP_US = 10_000.0
 _LAUNCH = {"grid": [640, 1, 1], "block": [256, 1, 1], "registers per thread": 64, "shared memory": 0}
 
 
-def build_gpu_run(rank: int, ranks: int) -> TraceBuilder:
-    """Write steps of 10 ms: 3 ms of loader, a copy, kernels, a collective where there are ranks, a sync."""
+def build_gpu_run(rank: int, ranks: int, more_us: float = 0.0) -> TraceBuilder:
+    """Write steps of 10 ms: 3 ms of loader, a copy, kernels, a collective where there are ranks, a sync.
+
+    ``more_us`` makes each step so much longer, with another kernel in it, and no two alike.
+    """
     trace = TraceBuilder()
+    step_us = STEP_US + (more_us + 200 if more_us else 0)
     for number in range(STEPS):
-        at = number * STEP_US
-        trace.step(number + 7, at, STEP_US)
+        at = number * step_us
+        if more_us:
+            trace.op("aten::contiguous", at + 9300, 0.5 * more_us)
+            trace.kernel(at + 9350, 0.7 * more_us, at + 9320, "at::native::copy_kernel", **_LAUNCH)
+        trace.step(number + 7, at, STEP_US + (more_us + 40 * number if more_us else 0))
         trace.add("python_function", "train.py(88): train", at + 5, STEP_US - 10)
         trace.loader(at + 10, 3000)
         trace.add("python_function", "dataset.py(41): __getitem__", at + 20, 2980)
@@ -84,21 +97,28 @@ def build_cpu_run() -> TraceBuilder:
 
 @dataclass(frozen=True)
 class Run:
-    """Hold the analysis of a run, and what its timelines are drawn from."""
+    """Hold the analysis of a run, and what its timelines are drawn from: none for a snapshot."""
 
-    report: TraceReport
-    findings: tuple[Findings, ...]
-    timelines: tuple[Timelines, ...]
+    subject: TraceSubject | SnapshotSubject
+    findings: tuple[Findings, ...] = ()
+    timelines: tuple[Timelines, ...] = ()
+
+    @property
+    def report(self) -> TraceReport:
+        """Return the analysis of traces."""
+        assert isinstance(self.subject, TraceSubject)
+        return self.subject.report
+
+    def look(self, file: int, lane: int, stretch: Stretch, cells: int) -> Applicable[Timeline]:
+        """Return a stretch of the timeline of a file."""
+        return self.timelines[file].look(lane, stretch, cells) if self.timelines else NOT_APPLICABLE
 
     def view(self, width: int, **changes: Any) -> TraceView:
         """Return a view of it with the timeline that goes with it."""
-        blank = TraceView(self.report, NOT_DRAWN, ascii_only=False)
+        blank = TraceView(self.subject, NOT_APPLICABLE, ascii_only=False, tab=self.subject.tabs[0])
         view = replace(blank, **changes)
-        looked = self.timelines[view.file].look(view.lane, view.stretch, count_cells(width))
+        looked = self.look(view.file, view.lane, view.stretch, count_cells(width))
         return replace(view, timeline=looked)
-
-
-NOT_DRAWN: Any = NOT_APPLICABLE
 
 
 def forget_others(file: TraceFile) -> TraceFile:
@@ -121,7 +141,11 @@ def forget_others(file: TraceFile) -> TraceFile:
 
 @cache
 def make_run(name: str) -> Run:
-    """Write, read and analyse a run: "one" rank, "ranks", or "cpu"."""
+    """Write, read and analyse a run: "one" rank, "ranks", "cpu", a "pair" or a "refused" one, or a snapshot."""
+    if name in SNAPSHOTS:
+        return _make_snapshot(SNAPSHOTS[name])
+    if name in ("pair", "refused"):
+        return _make_pair(refused=name == "refused")
     ranks = 2 if name == "ranks" else 1
     builders = [build_cpu_run()] if name == "cpu" else [build_gpu_run(rank, ranks) for rank in range(ranks)]
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +167,45 @@ def make_run(name: str) -> Run:
     timelines = tuple(
         lay_timelines(one.trace, one.steps, one.activity, one.causes, one.figures) for one in kept
     )
-    return Run(replace(report, files=files, ranks=table), tuple(kept), timelines)
+    return Run(TraceSubject(replace(report, files=files, ranks=table)), tuple(kept), timelines)
+
+
+def _make_pair(*, refused: bool) -> Run:
+    """Compare a run to one with longer steps before it, or to one in two ranks, which is refused."""
+    after = make_run("one")
+    builder = build_gpu_run(0, 2) if refused else build_gpu_run(0, 1, 2000.0)
+    header: dict[str, Any] = {"host_name": "node-07"}
+    with tempfile.TemporaryDirectory() as folder:
+        if refused:
+            header["distributedInfo"] = {"backend": "nccl", "rank": 0, "world_size": 2}
+            header["deviceProperties"] = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
+        path = builder.write(Path(folder) / "before.pt.trace.json", header)
+        (before,) = analyze([path]).files
+    comparison = compare_traces(replace(before, path="before.pt.trace.json"), after.report.files[0], 1.15)
+    return Run(TraceSubject(after.report, comparison), after.findings, after.timelines)
+
+
+def _bare() -> SnapshotBuilder:
+    """Make a snapshot without a history and without stacks."""
+    return SnapshotBuilder().segment((6 * MB, 6 * MB, "active_allocated", []), (14 * MB, 0, "inactive", []))
+
+
+def _two_cards() -> SnapshotBuilder:
+    """Make the history of one card, and blocks without one on the next."""
+    made = training()
+    other = SnapshotBuilder(1).segment((6 * MB, 6 * MB, "active_allocated", stack("build", "main")))
+    made.segments += other.segments
+    return made
+
+
+SNAPSHOTS = {"snapshot": training, "cards": _two_cards, "bare": _bare, "held-nothing": SnapshotBuilder}
+
+
+def _make_snapshot(build: Callable[[], SnapshotBuilder]) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        report = analyze_snapshots([build().write(Path(folder) / "snapshot.pickle")])
+    files = tuple(replace(file, path=Path(file.path).name) for file in report.files)
+    return Run(SnapshotSubject(replace(report, files=files)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +225,9 @@ def list_trace_pictures() -> Iterator[TracePicture]:
         yield TracePicture(f"overview.{at}", "one", size)
         yield TracePicture(f"gaps.{at}", "one", size, {"tab": Tab.GAPS, "cursors": (0, 8, 0, 0, 0, 0)})
         yield TracePicture(f"ranks.{at}", "ranks", size, {"tab": Tab.RANKS})
+        yield TracePicture(f"against.{at}", "pair", size, {"tab": Tab.AGAINST})
+        yield TracePicture(f"snapshot.{at}", "snapshot", size)
+        yield TracePicture(f"peak.{at}", "snapshot", size, {"tab": SnapshotTab.PEAK, "cursors": (0, 0, 1, 0)})
     common = Size(80, 24)
     for tab in (Tab.OPS, Tab.KERNELS, Tab.MEMORY):
         yield TracePicture(f"{tab.name.lower()}.80x24", "one", common, {"tab": tab})
@@ -175,6 +240,25 @@ def list_trace_pictures() -> Iterator[TracePicture]:
     typed = {"tab": Tab.OPS, "overlay": TraceOverlay.FILTER, "filter_text": "add"}
     yield TracePicture("filter.80x24", "one", common, typed)
     yield TracePicture("overview.80x24.ascii", "one", common, {"ascii_only": True})
+    yield TracePicture("against-refused.80x24", "refused", common, {"tab": Tab.AGAINST})
+    yield TracePicture("against-refused.20x5", "refused", Size(20, 5), {"tab": Tab.AGAINST})
+    kernels = {"tab": Tab.AGAINST, "cursors": (0, 0, 0, 0, 0, 0, 99)}
+    yield TracePicture("against-kernels.80x24", "pair", common, kernels)
+    yield TracePicture("against-ops.80x24", "pair", common, {"tab": Tab.OPS})
+    yield TracePicture("live.80x24", "snapshot", common, {"tab": SnapshotTab.LIVE})
+    yield TracePicture("oom.80x24", "snapshot", common, {"tab": SnapshotTab.OOM})
+    for size in (common, Size(120, 40), Size(40, 50)):
+        opened = {
+            "tab": SnapshotTab.PEAK,
+            "cursors": (0, 0, 1, 0),
+            "overlay": TraceOverlay.STACK,
+            "scroll": 3,
+        }
+        yield TracePicture(f"stack.{size.width}x{size.height}", "snapshot", size, opened)
+    yield TracePicture("snapshot-cards.80x24", "cards", common, {"tab": SnapshotTab.LIVE})
+    yield TracePicture("snapshot-bare.80x24", "bare", common, {"tab": SnapshotTab.OOM})
+    yield TracePicture("snapshot-help.80x24", "snapshot", common, {"overlay": TraceOverlay.HELP})
+    yield TracePicture("snapshot.80x24.ascii", "snapshot", common, {"ascii_only": True})
 
 
 def picture_path(picture: TracePicture) -> Path:

@@ -2,83 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.goldens.trace_views import make_run
+from tests.ui.trace_driven import Driven, drive
 from tpmon.errors import ExitCode
 from tpmon.model.known import Missing, is_known
 from tpmon.model.timeline import CodePlace, Stretch
 from tpmon.ui import editor
 from tpmon.ui.paint_trace import page_of_trace, paint_trace
 from tpmon.ui.trace_actions import action_along, action_closer, action_wider
-from tpmon.ui.trace_app import TraceApp
 from tpmon.ui.trace_keys import TRACE_KEYS, find_trace_key, say_trace_unused, trace_keys_shown
-from tpmon.ui.trace_view import WHOLE, Tab, TraceControls, TraceOverlay, TraceView
+from tpmon.ui.trace_subject import TRACE_TABS
+from tpmon.ui.trace_view import WHOLE, SnapshotTab, Tab, TraceOverlay
 from tpmon.ui.view import Size
-
-NO_STACKS = Missing("no stacks here")
-
-
-class Driven:
-    """Drive a screen by its keys; ``places`` notes what lines were asked for."""
-
-    def __init__(self, run: str, place=NO_STACKS) -> None:
-        self.places: list[tuple[int, str]] = []
-        self.run = make_run(run)
-        self.used: set[str] = set()
-
-        def find_line(file: int, name: str):
-            self.places.append((file, name))
-            return place
-
-        def look(file: int, lane: int, stretch: Stretch, cells: int):
-            return self.run.timelines[file].look(lane, stretch, cells)
-
-        self.app = TraceApp(self.run.report, TraceControls(look, find_line), ascii_only=False)
-
-    @property
-    def view(self) -> TraceView:
-        return self.app.view
-
-    @property
-    def text(self) -> str:
-        return self.app._canvas.text()
-
-    async def press(self, *names: str) -> None:
-        for name in names:
-            key = find_trace_key({"greater_than_sign": ">", "less_than_sign": "<"}.get(name, name), self.view)
-            if key is not None:
-                self.used.add(key.id)
-            await self.pilot.press(name)
-        await self.pilot.pause()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not holds():
-            assert time.monotonic() < deadline, self.text
-            await asyncio.sleep(0.01)
-
-
-def drive(run: str, check: Callable[[Driven], Awaitable[None]], size=(100, 40), **given) -> Driven:
-    driven = Driven(run, **given)
-
-    async def play() -> None:
-        async with driven.app.run_test(size=size) as driven.pilot:
-            await driven.pilot.pause()
-            await check(driven)
-
-    asyncio.run(play())
-    return driven
 
 
 async def walk_tabs(d: Driven) -> None:
     assert d.view.tab is Tab.RANKS, "several ranks are shown beside each other first"
-    for tab in Tab:
+    for tab in TRACE_TABS:
         await d.press(str(tab.value))
         assert d.view.tab is tab
         assert f"══ {tab.value} {tab.name.lower()}" in d.text
@@ -178,7 +122,8 @@ def test_every_key_of_the_table_does_what_it_says():
     ranks = drive("ranks", walk_tabs)
     used = ranks.used | drive("one", walk_time).used | drive("one", walk_rows).used
     used |= drive("one", stop_and_go).used | drive("one", ask_for_lines).used
-    assert {key.id for key in TRACE_KEYS} - used == {"device"}, "its own test is below"
+    elsewhere = {"device", "against", "snapshot-tab"}
+    assert {key.id for key in TRACE_KEYS} - used == elsewhere, "these have tests of their own"
 
 
 def test_the_editor_opens_the_line_below_the_folder_of_the_run(tmp_path, monkeypatch):
@@ -222,13 +167,13 @@ def test_a_line_that_is_not_here_says_where_it_was_looked_for(tmp_path, monkeypa
 
 
 def list_views():
-    for run in ("one", "ranks", "cpu"):
-        for tab in Tab:
+    for run in ("one", "ranks", "cpu", "pair", "refused", "snapshot", "cards", "bare", "held-nothing"):
+        for tab in make_run(run).subject.tabs:
             for overlay in TraceOverlay:
                 for stretch in (WHOLE, Stretch(1, 1), Stretch(1, 1, 0, 4096)):
                     for text in ("", "a"):
                         yield make_run(run).view(
-                            80, tab=tab, overlay=overlay, stretch=stretch, filter_text=text, cursors=(5,) * 6
+                            80, tab=tab, overlay=overlay, stretch=stretch, filter_text=text, cursors=(5,) * 7
                         )
 
 
@@ -243,9 +188,10 @@ def test_no_key_means_two_things_and_each_does_something():
                 assert key.deed(view) != view, (key.id, view)
 
 
-@pytest.mark.parametrize("tab", Tab)
+@pytest.mark.parametrize("tab", [*TRACE_TABS, Tab.AGAINST, *SnapshotTab])
 def test_the_help_fits_the_common_screen(tab):
-    view = make_run("ranks").view(80, tab=tab, overlay=TraceOverlay.HELP, cursors=(9,) * 6, filter_text="a")
+    run = "pair" if tab is Tab.AGAINST else "ranks" if isinstance(tab, Tab) else "snapshot"
+    view = make_run(run).view(80, tab=tab, overlay=TraceOverlay.HELP, cursors=(9,) * 7, filter_text="a")
     keys = trace_keys_shown(view)
     text = "\n".join("".join(t for t, _ in line) for line in paint_trace(view, Size(80, 24), keys))
     assert page_of_trace(view, Size(80, 24), keys)[1] == 0

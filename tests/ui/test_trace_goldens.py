@@ -12,6 +12,7 @@ from tests.goldens.trace_views import make_run
 from tpmon.ui.cells import line_width
 from tpmon.ui.paint_trace import paint_trace
 from tpmon.ui.trace_keys import trace_keys_shown
+from tpmon.ui.trace_subject import TraceSubject
 from tpmon.ui.trace_view import Tab, TraceOverlay
 from tpmon.ui.view import Size
 
@@ -30,11 +31,11 @@ def test_no_file_is_left_over():
     assert {path.name for path in trace_views.FOLDER.iterdir()} == {f"{one.name}.txt" for one in LISTED}
 
 
-@pytest.mark.parametrize("run", ["one", "ranks", "cpu"])
+@pytest.mark.parametrize("run", ["one", "ranks", "cpu", "pair", "refused", *trace_views.SNAPSHOTS])
 def test_every_picture_fits_whatever_the_size(run):
     for width, height in ((1, 1), (29, 40), (30, 9), (41, 12), (133, 36)):
-        for tab in Tab:
-            for overlay in (TraceOverlay.NONE, TraceOverlay.DETAILS):
+        for tab in make_run(run).subject.tabs:
+            for overlay in (TraceOverlay.NONE, TraceOverlay.DETAILS, TraceOverlay.STACK):
                 view = make_run(run).view(width, tab=tab, overlay=overlay, cursors=(99,) * len(Tab))
                 lines = paint_trace(view, Size(width, height), trace_keys_shown(view))
                 assert len(lines) == height
@@ -49,7 +50,9 @@ def test_a_file_name_of_somebody_else_sends_no_escape_sequence():
     report = replace(run.report, files=files, ranks=replace(run.report.ranks, ranks=rows))
     for tab in (Tab.OVERVIEW, Tab.RANKS):
         for overlay, cursor in ((TraceOverlay.NONE, 0), (TraceOverlay.DETAILS, 2)):
-            view = replace(run.view(120), report=report, tab=tab, overlay=overlay, cursors=(cursor,) * 6)
+            view = replace(
+                run.view(120), subject=TraceSubject(report), tab=tab, overlay=overlay, cursors=(cursor,) * 6
+            )
             text = "".join(text for line in paint_trace(view, Size(120, 40)) for text, _ink in line)
             assert "[2Jrank0.json" in text
             assert "\x1b" not in text

@@ -6,25 +6,26 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from tpmon.model.known import Known, is_known, known_or
-from tpmon.model.snapshot import (
-    DeviceSnapshot,
-    MemoryMoment,
-    OutOfMemory,
-    Pieces,
-    SnapshotFile,
-    SnapshotLost,
-    SnapshotReport,
-    StackBytes,
+from tpmon.model.known import is_known
+from tpmon.model.snapshot import DeviceSnapshot, SnapshotFile, SnapshotLost, SnapshotReport, StackBytes
+from tpmon.model.snapshot_words import (
+    NOT_KNOWN,
+    NOTHING_HELD,
+    say_free,
+    say_line,
+    say_lost,
+    say_older,
+    say_oom,
+    say_peak,
+    say_pieces,
 )
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.report.table import count_of, lay_columns, lay_paragraph
+from tpmon.report.table import lay_columns, lay_paragraph
 
 SNAPSHOT_TABLES = ("devices", "live", "peak", "oom")
 _LINE_CHARS = 400
 _CALLERS = 3
 """Lines of each stack that are shown below its own line."""
-_NA = "n/a"
 
 
 def write_snapshots(report: SnapshotReport, top: int) -> list[str]:
@@ -39,81 +40,32 @@ def _write_file(file: SnapshotFile, top: int) -> list[str]:
     lines = lay_paragraph("snapshot", f"{file.path}, {format_bytes(file.file_bytes)}")
     lines += _write_lost(file.lost)
     if not file.devices:
-        lines.append("         the allocator held nothing, and no history was recorded")
+        lines.append(f"         {NOTHING_HELD}")
     for device in file.devices:
         lines += ["", *_write_device(device, top)]
     return lines
 
 
 def _write_lost(lost: SnapshotLost) -> list[str]:
-    parts = [
-        count_of(count, noun)
-        for count, noun in ((lost.segments, "segment"), (lost.blocks, "block"), (lost.events, "event"))
-        if count
-    ]
-    return lay_paragraph("lost", f"could not be read: {', '.join(parts)}") if parts else []
+    said = say_lost(lost)
+    return lay_paragraph("lost", said) if said else []
 
 
 def _write_device(device: DeviceSnapshot, top: int) -> list[str]:
-    lines = [*lay_paragraph(f"gpu {device.device}", _say_pieces(device.pieces))]
-    lines += lay_paragraph("free", _say_free(device.pieces))
+    lines = [*lay_paragraph(f"gpu {device.device}", say_pieces(device.pieces))]
+    lines += lay_paragraph("free", say_free(device.pieces))
     for one in device.out_of_memory[-3:]:
-        lines += lay_paragraph("oom", _say_oom(one))
+        lines += lay_paragraph("oom", say_oom(one))
     lines += ["", "alive at the end, by stack", *_write_stacks(device.live, top)]
     peak = device.peak
     if is_known(peak):
-        lines += ["", *lay_paragraph("peak", _say_peak(peak)), *_write_stacks(peak.alive, top)]
-        if peak.older_bytes:
-            older = format_bytes(peak.older_bytes)
-            lines += [f"  {older} more were allocated before the history begins, and freed after the peak"]
+        lines += ["", *lay_paragraph("peak", f"{say_peak(peak)}; alive then, by stack")]
+        lines += _write_stacks(peak.alive, top)
+        older = say_older(peak)
+        lines += [f"  {older}"] if older else []
     else:
-        lines += ["", *lay_paragraph("peak", f"{_NA}: {peak.reason}")]
+        lines += ["", *lay_paragraph("peak", f"{NOT_KNOWN}: {peak.reason}")]
     return lines
-
-
-def _say_pieces(pieces: Pieces) -> str:
-    rounded = map_bytes(pieces.rounding_bytes)
-    return (
-        f"{format_bytes(pieces.reserved_bytes)} reserved in {count_of(pieces.segments, 'segment')}, "
-        f"{format_bytes(pieces.allocated_bytes)} allocated ({rounded} of it by rounding up), "
-        f"{format_bytes(pieces.pending_bytes)} freed and waiting for a stream"
-    )
-
-
-def _say_free(pieces: Pieces) -> str:
-    if not pieces.free_bytes:
-        return "nothing of what is reserved is free"
-    cut_up = known_or(pieces.fragmentation_pct, 0.0)
-    return (
-        f"{format_bytes(pieces.free_bytes)} in {count_of(pieces.free_blocks, 'block')}, the largest "
-        f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
-        f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
-        f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
-    )
-
-
-def _say_oom(one: OutOfMemory) -> str:
-    when = f"at {one.at_ms:,.3f} ms " if is_known(one.at_ms) else ""
-    free = (
-        f", the device had {format_bytes(one.device_free_bytes)} left"
-        if is_known(one.device_free_bytes)
-        else ""
-    )
-    where = f", asked for in {one.line}" if is_known(one.line) else ""
-    return f"{when}{format_bytes(one.asked_bytes)} were asked for{free}{where}"
-
-
-def _say_peak(peak: MemoryMoment) -> str:
-    when = f"at {peak.at_ms:,.3f} ms of the history" if is_known(peak.at_ms) else f"at event {peak.at_event}"
-    return (
-        f"{format_bytes(peak.requested_bytes)} requested {when}, {format_bytes(peak.end_bytes)} at the end; "
-        "alive then, by stack"
-    )
-
-
-def map_bytes(value: Known[int]) -> str:
-    """Write bytes, or that they are not known."""
-    return format_bytes(value) if is_known(value) else _NA
 
 
 def _write_stacks(stacks: Sequence[StackBytes], top: int) -> list[str]:
@@ -121,8 +73,7 @@ def _write_stacks(stacks: Sequence[StackBytes], top: int) -> list[str]:
         return ["  nothing"]
     lines = lay_columns(("bytes", "blocks", "where"), [], left=("where",), indent=2)
     for row in stacks[:top]:
-        known = row.line if is_known(row.line) else f"({row.line.reason})"
-        lines.append(f"  {format_bytes(row.bytes):>6}  {row.blocks:>6,}  {known}")
+        lines.append(f"  {format_bytes(row.bytes):>6}  {row.blocks:>6,}  {say_line(row.line)}")
         rest = [frame for frame in row.frames if frame != row.line and not frame.startswith("??")]
         lines += [f"                  in {frame}" for frame in rest[:_CALLERS]]
     hidden = len(stacks) - top

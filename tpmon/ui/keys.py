@@ -372,7 +372,8 @@ def keys_markdown() -> str:
         "Written by `python -m tpmon.ui.keys` from the tables in `tpmon/ui/keys.py` and `trace_keys.py`.",
         "The footer and the help overlay (`?`) show only what works at that moment.",
         "While a filter is typed, letters and digits go into the filter. The sections from Trace on are of",
-        "the screen of a trace (`tpmon trace FILE`); keys that both screens have mean the same in both.",
+        "the screen of traces and memory snapshots (`tpmon trace FILE`); keys that both screens have mean",
+        "the same in both.",
     ]
     for table in (KEYS, TRACE_KEYS):
         for section in dict.fromkeys(key.section for key in table):

@@ -53,6 +53,10 @@ class Sheet(Generic[Row]):
     """Return when a row was, for the timeline."""
     findable: bool = False
     """Whether ``name`` is that of events in the trace."""
+    inside: Callable[[Row], tuple[Block, ...]] = lambda _row: ()
+    """Return what opens over the tab for a row, where that is more than its fields: its stack."""
+    begin: int = 0
+    """The row that the cursor begins on, where this opens over a tab."""
 
 
 Block = Union[Paragraph, Sheet[Any]]

@@ -1,7 +1,8 @@
-"""What keys do on the screen of a trace, as pure functions from TraceView to TraceView."""
+"""What keys do on the screen of traces and snapshots, as pure functions from TraceView to TraceView."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.model.known import is_known
@@ -9,32 +10,32 @@ from tpmon.model.timeline import Stretch
 from tpmon.model.trace import RankRow, StepRow
 from tpmon.model.units import clean_text
 from tpmon.ui.moves import FILTER_LIMIT, Move, moved
-from tpmon.ui.sheet import list_units
-from tpmon.ui.trace_sheets import find_orders, find_row, list_blocks
-from tpmon.ui.trace_view import WHOLE, Tab, TraceOverlay, TraceView
+from tpmon.ui.sheet import Block, Sheet, list_units
+from tpmon.ui.trace_sheets import find_orders, find_row, list_all, list_blocks
+from tpmon.ui.trace_view import WHOLE, AnyTab, Tab, TraceOverlay, TraceView
 
 MOST_PARTS = 4096
 """A step is looked at in so many parts at most: a few microseconds each."""
 
 
-def action_tab(view: TraceView, tab: Tab) -> TraceView:
+def action_tab(view: TraceView, tab: AnyTab) -> TraceView:
     """Open a tab; the order of rows is a tab's own."""
     return replace(view, tab=tab, sort=0, sort_reversed=False, filter_text="", scroll=0)
 
 
 def action_next_tab(view: TraceView, step: int) -> TraceView:
     """Open the next tab or the one before."""
-    tabs = tuple(Tab)
+    tabs = view.subject.tabs
     return action_tab(view, tabs[(tabs.index(view.tab) + step) % len(tabs)])
 
 
 def action_next_file(view: TraceView, step: int) -> TraceView:
-    """Look at the next trace or the one before, with the same tab open."""
-    return choose_file(view, (view.file + step) % len(view.report.files))
+    """Look at the next file or the one before, with the same tab open."""
+    return choose_file(view, (view.file + step) % len(view.subject.paths))
 
 
 def choose_file(view: TraceView, number: int) -> TraceView:
-    """Look at another trace; its rows are others, so the cursors begin anew."""
+    """Look at another file; its rows are others, so the cursors begin anew."""
     return replace(
         view, file=number, cursors=(0,) * len(Tab), stretch=WHOLE, lane=0, filter_text="", scroll=0
     )
@@ -95,12 +96,14 @@ def action_move(view: TraceView, move: Move, page: int, limit: int) -> TraceView
     if view.overlay in (TraceOverlay.HELP, TraceOverlay.DETAILS):
         return replace(view, scroll=moved(view.scroll, move, page, limit))
     last = max(0, len(list_units(list_blocks(view))) - 1)
+    if view.overlay is TraceOverlay.STACK:
+        return replace(view, scroll=moved(min(view.scroll, last), move, page, last))
     return _with_cursor(view, moved(min(view.cursor, last), move, page, last))
 
 
 def _with_cursor(view: TraceView, place: int) -> TraceView:
     cursors = list(view.cursors)
-    cursors[view.tab - 1] = place
+    cursors[view.tab.value - 1] = place
     return replace(view, cursors=tuple(cursors))
 
 
@@ -117,17 +120,30 @@ def action_close(view: TraceView) -> TraceView:
 
 
 def action_enter(view: TraceView) -> TraceView:
-    """Open the details of the row under the cursor; of a rank its trace, of a step its timeline."""
+    """Open the row under the cursor: its stack or fields; of a rank its trace, of a step its timeline."""
     found = find_row(view)
     if found is None:
         return view
     row = found.row
     if isinstance(row, RankRow):
-        paths = [file.path for file in view.report.files]
-        return action_tab(choose_file(view, paths.index(row.path)), Tab.OVERVIEW)
+        return action_tab(choose_file(view, view.subject.paths.index(row.path)), Tab.OVERVIEW)
     if isinstance(row, StepRow):
-        return replace(view, stretch=Stretch(view.shown.overview.step_table.index(row), 1))
+        tables = (block.rows for block in list_all(view) if isinstance(block, Sheet))
+        steps = next(rows for rows in tables if row in rows)
+        return replace(view, stretch=Stretch(steps.index(row), 1))
+    inside = found.sheet.inside(row)
+    if inside:
+        return replace(view, overlay=TraceOverlay.STACK, scroll=_find_begin(inside))
     return replace(view, overlay=TraceOverlay.DETAILS, scroll=0)
+
+
+def _find_begin(blocks: Sequence[Block]) -> int:
+    """Return the place that the cursor begins on in what opens over a tab."""
+    for place, unit in enumerate(list_units(blocks)):
+        block = blocks[unit.block]
+        if isinstance(block, Sheet) and unit.row == block.begin:
+            return place
+    return 0
 
 
 def action_sort_next(view: TraceView) -> TraceView:

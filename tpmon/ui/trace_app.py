@@ -1,4 +1,4 @@
-"""The screen of a trace: keys in, lines out. It reads no file; what is behind the analysis it asks for.
+"""The screen of traces and snapshots: keys in, lines out. It reads no file; what is behind it asks for.
 
 Beside it is ``app.py``, the screen of a job; what both have in common is in ``shell.py``.
 """
@@ -15,7 +15,6 @@ from textual.timer import Timer
 
 from tpmon.errors import ExitCode
 from tpmon.model.known import Known, is_known
-from tpmon.model.trace import TraceReport
 from tpmon.ui import editor
 from tpmon.ui import trace_actions as actions
 from tpmon.ui.moves import Effect, Move
@@ -25,22 +24,20 @@ from tpmon.ui.terminal import ScreenResult, require_terminal
 from tpmon.ui.trace_keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.trace_sheets import find_paragraph, find_row, list_blocks
 from tpmon.ui.trace_situations import OpenTab
-from tpmon.ui.trace_view import WHOLE, Tab, TraceControls, TraceOverlay, TraceView
+from tpmon.ui.trace_view import WHOLE, Subject, TraceControls, TraceOverlay, TraceView
 
 
 class TraceApp(Shell):
     """Show one analysis until a key or a signal ends it."""
 
-    def __init__(self, report: TraceReport, controls: TraceControls, *, ascii_only: bool) -> None:
+    def __init__(self, subject: Subject, controls: TraceControls, *, ascii_only: bool) -> None:
         """Prepare an empty screen."""
         super().__init__()
         self._controls = controls
         self._timer: Timer | None = None
         self._drawn: tuple[object, ...] = ()
-        several = is_known(report.ranks)
-        first = Tab.RANKS if several else Tab.OVERVIEW
         timeline = controls.look(0, 0, WHOLE, count_cells(80))
-        self.view = TraceView(report, timeline, ascii_only, tab=first)
+        self.view = TraceView(subject, timeline, ascii_only, tab=subject.first_tab)
 
     def on_mount(self) -> None:
         """Paint for the first time."""
@@ -95,7 +92,7 @@ class TraceApp(Shell):
             page, limit = page_of_trace(view, self._extent(), trace_keys_shown(view))
             view = actions.action_move(view, key.deed, page, limit)
         elif isinstance(key.deed, OpenTab):
-            view = actions.action_tab(view, Tab(int(name)))
+            view = actions.action_tab(view, view.subject.tabs[int(name) - 1])
         else:
             view = key.deed(view)
         if view.message:
@@ -133,7 +130,7 @@ class TraceApp(Shell):
             return
         name = found.sheet.source(found.row) or found.sheet.name(found.row)
         number, find = self.view.file, self._controls.find_line
-        beside = os.path.dirname(os.path.abspath(self.view.shown.path))
+        beside = os.path.dirname(os.path.abspath(self.view.path))
 
         def plan() -> Known[editor.EditorCall]:
             place = find(number, name)
@@ -142,12 +139,12 @@ class TraceApp(Shell):
         self.plan_edit(plan)
 
 
-def run_trace_screen(report: TraceReport, controls: TraceControls, *, ascii_only: bool) -> ScreenResult:
+def run_trace_screen(subject: Subject, controls: TraceControls, *, ascii_only: bool) -> ScreenResult:
     """Draw an analysis until it ends and say how it ended.
 
     Raises:
         NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
     """
     require_terminal()
-    app = TraceApp(report, controls, ascii_only=ascii_only)
+    app = TraceApp(subject, controls, ascii_only=ascii_only)
     return draw(app, lambda: None, lambda: None)

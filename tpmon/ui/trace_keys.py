@@ -1,6 +1,7 @@
 """The table of keys of a trace's screen: dispatch, footer, help overlay and docs/keys.md come from it.
 
-The keys that the live screen has too mean the same here. Knows nothing of textual.
+The screen of a memory snapshot has the same table. The keys that the live screen has too mean the same
+here. Knows nothing of textual.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from tpmon.model.known import is_known
+from tpmon.model.known import Missing
 from tpmon.ui import trace_actions as actions
 from tpmon.ui import trace_situations as when
 from tpmon.ui.lines import KeyHelp
 from tpmon.ui.moves import Effect, Move
-from tpmon.ui.trace_situations import OpenTab, TraceKey
-from tpmon.ui.trace_view import Tab, TraceOverlay, TraceView
+from tpmon.ui.trace_situations import OpenTab, TraceKey, TraceSituation
+from tpmon.ui.trace_view import TraceOverlay, TraceView
 
 _TPMON, _TAB, _TIME, _ROW = "Trace", "Trace: tabs", "Trace: timeline", "Trace: rows"
 _BACK = "close, back, clear filter"
@@ -22,7 +23,7 @@ _MOVE = "a row or line down, up"
 _ALONG = "next, previous step or part"
 _ZOOM = "closer, wider, all steps"
 _NEXT = "next tab, previous"
-_FILE = "next trace, previous"
+_FILE = "next file, previous"
 
 
 def _move(
@@ -33,13 +34,20 @@ def _move(
     return TraceKey(name, keys, shown, _ROW, text, move, when.NOT_TYPING, footer, 7 if footer else 0, brief)
 
 
+def _open(
+    name: str, digits: str, text: str, situation: TraceSituation, *, footer: str, brief: str
+) -> TraceKey:
+    keys = tuple(str(digit) for digit in range(int(digits[0]), int(digits[-1]) + 1))
+    return TraceKey(name, keys, (digits,), _TAB, text, OpenTab(), situation, footer, 3, brief)
+
+
 TRACE_KEYS: tuple[TraceKey, ...] = (
     TraceKey(
         "quit",
         ("q",),
         ("q",),
         _TPMON,
-        "leave the trace",
+        "leave",
         Effect.QUIT,
         when.NOT_TYPING,
         "quit",
@@ -88,16 +96,28 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         when.EVER,
         brief="draw all again",
     ),
-    TraceKey(
+    _open(
         "tab",
-        tuple(str(tab.value) for tab in Tab),
-        ("1-6",),
-        _TAB,
+        "1-6",
         "one tab: 1 overview, 2 gaps, 3 ops, 4 kernels, 5 memory, 6 ranks",
-        OpenTab(),
-        when.TABS,
-        "tab",
-        3,
+        when.OF_TRACE,
+        footer="tab",
+        brief="one tab",
+    ),
+    _open(
+        "against",
+        "7",
+        "what changed since the other trace",
+        when.COMPARED,
+        footer="against",
+        brief="what changed",
+    ),
+    _open(
+        "snapshot-tab",
+        "1-4",
+        "one tab: 1 overview, 2 live (by stack), 3 peak, 4 oom (requests that failed)",
+        when.OF_SNAPSHOT,
+        footer="tab",
         brief="one tab",
     ),
     TraceKey(
@@ -127,10 +147,10 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         (">",),
         (">",),
         _TAB,
-        "the next trace, of the next rank",
+        "the next file, of the next rank",
         partial(actions.action_next_file, step=1),
         when.FILES,
-        "next trace",
+        "next file",
         6,
         brief=_FILE,
     ),
@@ -139,7 +159,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("<",),
         ("<",),
         _TAB,
-        "the trace before",
+        "the file before",
         partial(actions.action_next_file, step=-1),
         when.FILES,
         brief=_FILE,
@@ -237,7 +257,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("enter",),
         ("enter",),
         _ROW,
-        "everything about the row; of a rank its trace, of a step its timeline",
+        "everything about the row; of bytes their stack, of a rank its trace, of a step its timeline",
         actions.action_enter,
         when.ROWS,
         "open",
@@ -249,7 +269,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         ("o",),
         ("o",),
         _ROW,
-        "open $VISUAL or $EDITOR at the line of Python that called it",
+        "open $VISUAL or $EDITOR at the line of Python that called it, or at the frame",
         Effect.EDIT,
         when.FINDABLE,
         "editor",
@@ -359,7 +379,7 @@ def say_trace_unused(name: str, view: TraceView) -> str:
     where = tuple(dict.fromkeys(key.when.words for key in TRACE_KEYS if name in key.keys))
     if not where:
         return f"{name} has no meaning, ? shows the keys"
-    if name in ("+", "=", "[", "]", "0", "-") and not is_known(view.timeline):
+    if name in ("+", "=", "[", "]", "0", "-") and isinstance(view.timeline, Missing):
         return view.timeline.reason
     return f"{name} works {where[0]}" if len(where) == 1 else f"{name} does nothing here, ? shows what does"
 

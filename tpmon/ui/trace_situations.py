@@ -11,9 +11,10 @@ from tpmon.ui import trace_actions as actions
 from tpmon.ui.moves import Effect, Move
 from tpmon.ui.sheet import Sheet
 from tpmon.ui.trace_sheets import find_orders, find_row, list_all
-from tpmon.ui.trace_view import WHOLE, TraceOverlay, TraceView
+from tpmon.ui.trace_view import WHOLE, AnyTab, SnapshotTab, Tab, TraceOverlay, TraceView
 
 TraceAction = Callable[[TraceView], TraceView]
+_WITH_ROWS = (TraceOverlay.NONE, TraceOverlay.DETAILS, TraceOverlay.STACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,12 @@ def _tabs(view: TraceView) -> bool:
     return view.overlay is TraceOverlay.NONE
 
 
+def _shows(tab: AnyTab) -> Callable[[TraceView], bool]:
+    return lambda view: _tabs(view) and tab in view.subject.tabs
+
+
 def _on_row(view: TraceView) -> bool:
-    return view.overlay in (TraceOverlay.NONE, TraceOverlay.DETAILS) and find_row(view) is not None
+    return view.overlay in _WITH_ROWS and find_row(view) is not None
 
 
 def _findable(view: TraceView) -> bool:
@@ -85,14 +90,19 @@ def _can_walk(view: TraceView) -> bool:
 EVER = TraceSituation(lambda _view: True, "always")
 NOT_TYPING = TraceSituation(_no_typing, "always")
 TABS = TraceSituation(_tabs, "with nothing over the tabs")
+OF_TRACE = TraceSituation(_shows(Tab.RANKS), "in a trace, with nothing over the tabs")
+COMPARED = TraceSituation(_shows(Tab.AGAINST), "with --against")
+OF_SNAPSHOT = TraceSituation(_shows(SnapshotTab.LIVE), "in a memory snapshot")
 OVER = TraceSituation(lambda view: not _tabs(view), "while something lies over the tabs")
 DRAWN = TraceSituation(lambda view: _is_drawn(view) and not _is_closest(view), "where there is a timeline")
 WALKED = TraceSituation(_can_walk, "where the timeline has more than it shows, or several steps")
 PARTLY = TraceSituation(lambda view: _is_drawn(view) and view.stretch != WHOLE, "where a part is shown")
 LANES = TraceSituation(_has_lanes, "in a trace of several devices")
-FILES = TraceSituation(lambda view: _tabs(view) and len(view.report.files) > 1, "with several traces")
+FILES = TraceSituation(lambda view: _tabs(view) and len(view.subject.paths) > 1, "with several files")
 ROWS = TraceSituation(lambda view: _tabs(view) and find_row(view) is not None, "on a row")
-FINDABLE = TraceSituation(_findable, "on an operator, a kernel, a gap or a Python function")
+FINDABLE = TraceSituation(
+    _findable, "on an operator, a kernel, a gap, a Python function, a stack or its frames"
+)
 SORTABLE = TraceSituation(
     lambda view: _tabs(view) and len(find_orders(view)) > 0, "in tabs with a long table"
 )
