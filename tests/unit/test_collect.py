@@ -25,6 +25,8 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
 from tpmon.probe.collect import Collector
 from tpmon.probe.main_threads import MainThreadProbe
+from tpmon.probe.memory import PssRation
+from tpmon.probe.pace import Pace
 from tpmon.probe.stacks import StackSampler
 from tpmon.probe.target import find_job
 
@@ -188,19 +190,17 @@ def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, m
         assert not frames[-1].self_.shedding
 
 
-@pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe])
-def test_stacks_and_main_threads_are_looked_at_half_as_often_while_the_verdict_stands(
-    tree, monkeypatch, probe
-):
-    asked: list[bool] = []
-    monkeypatch.setattr(probe, "watch", lambda _self, _subjects, *, halved: asked.append(halved))
+@pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe, PssRation])
+def test_what_is_dear_is_looked_at_less_often_while_the_verdict_stands(tree, monkeypatch, probe):
+    asked: list[Pace] = []
+    monkeypatch.setattr(probe, "watch", lambda _self, _subjects, pace: asked.append(pace))
     with collecting(tree.pid) as collector:
         collector.collect()
         collector.set_settled(settled=True)
         next_frame(collector, 0.01)
         collector.set_settled(settled=False)
         next_frame(collector, 0.01)
-    assert asked == [False, True, False]
+    assert asked == [Pace.FULL, Pace.SETTLED, Pace.FULL]
 
 
 def test_a_collector_leaves_neither_descriptors_nor_threads_nor_processes(tree):

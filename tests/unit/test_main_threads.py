@@ -24,6 +24,7 @@ from tpmon.probe.main_threads import (
     pick_rate,
     stretch,
 )
+from tpmon.probe.pace import Pace
 from tpmon.probe.procread import read_stat
 from tpmon.probe.waits import ON_CPU, Syscall
 
@@ -79,11 +80,11 @@ def test_where_the_system_call_alone_decides(call, doing):
 
 
 def test_the_rate_falls_with_the_number_of_ranks_and_stays_within_forty_looks():
-    assert [pick_rate(ranks, halved=False) for ranks in (0, 1, 2)] == [MOST_HZ] * 3
-    rates = [pick_rate(ranks, halved=False) for ranks in range(1, MOST_RANKS + 1)]
+    assert [pick_rate(ranks, Pace.FULL) for ranks in (0, 1, 2)] == [MOST_HZ] * 3
+    rates = [pick_rate(ranks, Pace.FULL) for ranks in range(1, MOST_RANKS + 1)]
     assert rates == sorted(rates, reverse=True)
     assert all(rate >= LEAST_HZ and rate * ranks <= 40 for ranks, rate in enumerate(rates, 1))
-    assert pick_rate(2, halved=True) == MOST_HZ / 2
+    assert pick_rate(2, Pace.SETTLED) == MOST_HZ / 2
 
 
 def test_looks_are_in_step_with_nothing():

@@ -14,6 +14,7 @@ from tests.children import child
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.memory import (
+    PSS_EVERY_S,
     PSS_MAX_RSS_BYTES,
     SLOPE_MIN_POINTS,
     SLOPE_SPAN_NS,
@@ -23,6 +24,7 @@ from tpmon.probe.memory import (
     fit_slope,
     parse_pss,
 )
+from tpmon.probe.pace import Pace
 from tpmon.probe.procread import read_stat
 
 SECOND = 1_000_000_000
@@ -115,6 +117,23 @@ def test_a_large_process_is_never_read(tmp_path):
     ration.watch({who(12): PSS_MAX_RSS_BYTES + 1})
     assert not is_known(ration.latest(who(12))), "grown: the old figure is no longer shown"
     ration.read_next()
+
+
+def test_every_third_turn_is_used_while_the_verdict_is_settled(tmp_path, monkeypatch):
+    fake = FakeProc(tmp_path)
+    fake.put(11, 5)
+    ration = PssRation(str(tmp_path))
+    ration.watch({who(11): MIB}, Pace.SETTLED)
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: round(now[0] * SECOND))
+    taken = set()
+    for _ in range(7):
+        ration.read_next()
+        pss = ration.latest(who(11))
+        assert isinstance(pss, Pss)
+        taken.add(round(pss.taken_ns / SECOND))
+        now[0] += PSS_EVERY_S
+    assert taken == {1000, 1030, 1060}
 
 
 def test_processes_that_left_are_forgotten(tmp_path):

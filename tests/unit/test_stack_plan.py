@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tests.frames import make_process, make_worker
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
+from tpmon.probe.pace import Pace
 from tpmon.probe.stack_plan import (
+    BUDGET_MS_PER_S,
     CREDIT_MS,
     FIRST_RATE_HZ,
     FIRST_SECONDS,
@@ -120,14 +122,18 @@ def test_a_dear_target_is_sampled_slower_and_less_often():
     assert {turn.rate_hz for _, turn, _ in dear[4:]} == {RATES_HZ[-1]}
 
 
-def test_halving_halves_what_is_spent():
-    run = Run(1)
+@pytest.mark.parametrize(
+    ("ranks", "pace", "share"),
+    [(1, Pace.SHED, 0.5), (1, Pace.SETTLED, 0.25), (2, Pace.SHED, 0.5), (2, Pace.SETTLED, 0.5)],
+)
+def test_a_lower_pace_spends_its_share(ranks, pace, share):
+    run = Run(ranks)
     run.until(100)
     before = sum(cost for _, _, cost in run.done)
-    run.plan.halved = True
+    run.plan.pace = pace
     run.until(300)
     after = sum(cost for _, _, cost in run.done) - before
-    assert after <= CREDIT_MS + 4 * 200
+    assert 0 < after <= CREDIT_MS + share * BUDGET_MS_PER_S * 200
 
 
 def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():

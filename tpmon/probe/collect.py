@@ -57,6 +57,7 @@ from tpmon.probe.network import NetworkReader
 from tpmon.probe.open_files import watch_writes
 from tpmon.probe.output import OutputReader
 from tpmon.probe.own_cost import OwnCostMeter
+from tpmon.probe.pace import Pace
 from tpmon.probe.pools import read_pool_library
 from tpmon.probe.population import Population, Reading, describe_shortage
 from tpmon.probe.procfs import read_shares
@@ -278,11 +279,11 @@ class Collector:
                 (Identity(p.pid, p.start_ticks), p.rank) for p in processes if p.role is Role.RANK
             )
         self._loader.watch(self._loader_ranks, now_ns)
-        halved = self._settled or self._cost.shedding
-        self._main_threads.watch(self._named, halved=halved)
+        pace = Pace.SETTLED if self._settled else Pace.SHED if self._cost.shedding else Pace.FULL
+        self._main_threads.watch(self._named, pace)
         subjects = [Subject(*one) for one in self._named] + find_working_worker(processes)
-        self._stacks.watch(subjects, halved=halved)
-        self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings})
+        self._stacks.watch(subjects, pace)
+        self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings}, pace)
 
     def _read_budget(self, processes: Sequence[ProcessSample], now_ns: int) -> CpuBudget:
         ranks = tuple(p.pid for p in processes if p.role is Role.RANK)

@@ -19,6 +19,7 @@ from itertools import islice
 
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample, Role
+from tpmon.probe.pace import Pace
 from tpmon.probe.procfs import ProcFile
 from tpmon.probe.waits import RUNNING, Syscall, describe_wait, parse_syscall
 
@@ -95,10 +96,10 @@ def classify_look(state: str, wchan: Known[str], call: Known[Syscall], machine: 
     return _OF_WORDS.get(words, Doing.OTHER) if is_known(words) else Doing.OTHER
 
 
-def pick_rate(ranks: int, *, halved: bool) -> float:
+def pick_rate(ranks: int, pace: Pace) -> float:
     """Return how often a second each rank is looked at."""
     rate = min(max(LOOKS_PER_S / max(ranks, 1), LEAST_HZ), MOST_HZ)
-    return max(rate / 2, LEAST_HZ / 2) if halved else rate
+    return rate if pace is Pace.FULL else max(rate / 2, LEAST_HZ / 2)
 
 
 def stretch(look: int) -> float:
@@ -168,7 +169,7 @@ class MainThreadProbe:
         self._tells_batches = machine == "x86_64"
         self._stopped = False
         self._named: dict[Identity, Applicable[int]] = {}
-        self._halved = False
+        self._pace = Pace.FULL
         self._threads: dict[Identity, _MainThread] = {}
         # Held for moments only, never while a file is read.
         self._lock = threading.Lock()
@@ -184,9 +185,9 @@ class MainThreadProbe:
         """End the thread after the look it is in; never waits."""
         self._stopped = True
 
-    def watch(self, ranks: Iterable[tuple[Identity, Applicable[int]]], *, halved: bool = False) -> None:
+    def watch(self, ranks: Iterable[tuple[Identity, Applicable[int]]], pace: Pace = Pace.FULL) -> None:
         """Name the ranks there are now, at most ``MOST_RANKS`` of which are looked at."""
-        self._named, self._halved = dict(islice(ranks, MOST_RANKS)), halved
+        self._named, self._pace = dict(islice(ranks, MOST_RANKS)), pace
 
     def look(self) -> None:
         """Look at every rank's main thread once. For one thread alone."""
@@ -227,7 +228,7 @@ class MainThreadProbe:
                 self.look()
                 looks += 1
                 # Not Event.wait, which costs half as much again.
-                time.sleep(stretch(looks) / pick_rate(len(self._threads), halved=self._halved))
+                time.sleep(stretch(looks) / pick_rate(len(self._threads), self._pace))
         except Exception as error:  # noqa: BLE001  # shown as the reason
             with self._lock:
                 self._off = Missing(f"looks at main threads failed: {type(error).__name__}: {error}")

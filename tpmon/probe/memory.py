@@ -1,7 +1,8 @@
 """Ration the expensive memory readings and measure growth.
 
 PSS costs the kernel 11 ms per GiB of 4 KiB pages and stalls the target's own mmap and munmap
-meanwhile, so one small process is read every ten seconds, in turn, and large ones never.
+meanwhile, so one small process is read every ten seconds, in turn (every thirty while the verdict is
+settled), and large ones never.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Identity
 from tpmon.probe.background import Background
+from tpmon.probe.pace import Pace
 from tpmon.probe.procread import read_stat
 
 PSS_EVERY_S = 10.0
+PSS_SETTLED_S = 25.0
+"""While the verdict is settled every third turn is used: the stall is the target's."""
 PSS_MAX_RSS_BYTES = 1 << 30
 """About 11 ms of stall; beyond it the price is the target's."""
 SLOPE_SPAN_NS = 60_000_000_000
@@ -57,6 +61,7 @@ class PssRation:
         self._rss: Mapping[Identity, int] = {}
         self._known: dict[Identity, Known[Pss]] = {}
         self._tried_ns: dict[Identity, int] = {}
+        self._pace = Pace.FULL
         self._source = Background("pss", self.read_next, PSS_EVERY_S)
 
     def start(self) -> None:
@@ -67,9 +72,9 @@ class PssRation:
         """End the thread after the read it is in."""
         self._source.stop()
 
-    def watch(self, rss: Mapping[Identity, int]) -> None:
+    def watch(self, rss: Mapping[Identity, int], pace: Pace = Pace.FULL) -> None:
         """Name the processes and their resident bytes."""
-        self._rss = rss
+        self._rss, self._pace = rss, pace
         for gone in self._known.keys() - rss.keys():
             self._known.pop(gone, None)
             self._tried_ns.pop(gone, None)
@@ -88,6 +93,10 @@ class PssRation:
         small = [process for process, rss in self._rss.items() if rss <= PSS_MAX_RSS_BYTES]
         if not small:
             return
+        if self._pace is Pace.SETTLED:
+            newest_ns = max(self._tried_ns.values(), default=0)
+            if time.monotonic_ns() - newest_ns < PSS_SETTLED_S * 1e9:
+                return
         # Refused attempts have their turn too: one foreign process must not starve the others.
         process = min(small, key=lambda one: (self._tried_ns.get(one, 0), one.pid))
         self._tried_ns[process] = time.monotonic_ns()

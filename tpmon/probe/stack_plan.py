@@ -15,8 +15,14 @@ from enum import Enum
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Identity, ProcessSample, Role
+from tpmon.probe.pace import Pace
 
 BUDGET_MS_PER_S = 8.0
+LESS = 0.5
+"""The share of that budget at any lower pace."""
+LEAST = 0.25
+"""The same of a lone rank whose verdict is settled: a slice in half a minute tells that it stands. Of several
+each needs one within the minute that is judged."""
 CREDIT_MS = 120.0
 """In any minute at most 60 * 8 + 120 = 600 ms, which is 1 % of one core."""
 MET_MS = 15.0
@@ -109,8 +115,7 @@ class StackPlan:
     """Hold the turns and the credit. Times are CLOCK_MONOTONIC in ns."""
 
     now_ns: int
-    halved: bool = False
-    """True while the verdict stands or tpmon is over its own budget: half the credit, half the rates."""
+    pace: Pace = Pace.FULL
     _standings: dict[Identity, _Standing] = field(default_factory=dict)
     _credit_ms: float = CREDIT_MS
     _met: int = 0
@@ -120,7 +125,10 @@ class StackPlan:
     @property
     def budget_ms_per_s(self) -> float:
         """Return how much CPU may be used for each second that passes."""
-        return BUDGET_MS_PER_S / 2 if self.halved else BUDGET_MS_PER_S
+        if self.pace is Pace.FULL:
+            return BUDGET_MS_PER_S
+        is_lone = self.pace is Pace.SETTLED and len(self._ranks()) == 1
+        return BUDGET_MS_PER_S * (LEAST if is_lone else LESS)
 
     @property
     def credit_ms(self) -> float:

@@ -16,6 +16,7 @@ from datetime import datetime
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.stacks import StackSlice
 from tpmon.probe.dump_text import parse_dump
+from tpmon.probe.pace import Pace
 from tpmon.probe.procread import PROC, read_file, read_stat
 from tpmon.probe.stack_child import (
     CPU_LIMIT_S,
@@ -67,14 +68,14 @@ class StackSampler:
         self._child.stop()
         self._wake.set()
 
-    def watch(self, subjects: Iterable[Subject], *, halved: bool = False) -> None:
-        """Name the ranks there are now; ``halved`` while a verdict stands or tpmon is over its budget."""
+    def watch(self, subjects: Iterable[Subject], pace: Pace = Pace.FULL) -> None:
+        """Name the ranks there are now, and how much may be spent on them."""
         if not self._enabled:
             return
         named = tuple(subjects)
         with self._lock:
             self._no_ranks = not named
-            self._plan.halved = halved
+            self._plan.pace = pace
             news = self._plan.watch(named)
         if news:
             self._wake.set()
