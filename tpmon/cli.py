@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GARBAGE_THRESHOLD = 50_000
+MORE_FRAMES = 2
+"""Of ``--once``, where the first stack is late: on a crowded machine a py-spy takes 2 s to start."""
 """New containers between two looks for cycles, as in a session."""
 
 
@@ -253,8 +255,7 @@ def _watch_as_text(job: Job, options: Options) -> None:
     output = _stdout(options.ascii_only)
     write = pick_form(output, options)
     if options.once:
-        last = _run_session(job, options, 2)
-        write(last)
+        write(_run_session(job, options, 2, more=MORE_FRAMES))
         return
 
     def sink(update: Update) -> None:
@@ -303,8 +304,10 @@ def _open_session(
     )
 
 
-def _run_session(job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None]) -> Frame:
-    last = _open_session(job, options, *sinks).run(frames)
+def _run_session(
+    job: Job, options: Options, frames: int | None, *sinks: Callable[[Update], None], more: int = 0
+) -> Frame:
+    last = _open_session(job, options, *sinks).run(frames, more)
     if last is None:
         raise ValueError("a session ended before its first Frame")
     return last

@@ -19,7 +19,7 @@ from tpmon.judge.judgement import judge
 from tpmon.judge.standing import Standing
 from tpmon.model.collectives import DumpRecords
 from tpmon.model.dump import DumpRequest, DumpState
-from tpmon.model.frame import Frame, TargetState
+from tpmon.model.frame import Frame, TargetState, awaits_stacks
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
@@ -178,10 +178,11 @@ class Session:
 
         threading.Thread(target=loop, name="tpmon-session", daemon=True).start()
 
-    def run(self, frames: int | None = None) -> Frame | None:
+    def run(self, frames: int | None = None, more: int = 0) -> Frame | None:
         """Run until the job ended, ``stop`` was called, or ``frames`` Frames were handed out.
 
-        Returns the last Frame, or None when stopped before the first.
+        Up to ``more`` follow while the first look at stacks is on its way. Returns the last Frame, or None
+        when stopped before the first.
         """
         count = 0
         last: Frame | None = None
@@ -202,7 +203,9 @@ class Session:
                 self._hand_out_dump()
                 self._hand_out_sample()
                 count += 1
-                if last.target.state is TargetState.ENDED or count == frames:
+                if last.target.state is TargetState.ENDED:
+                    break
+                if frames is not None and count >= frames + (more if awaits_stacks(last) else 0):
                     break
                 due = self._wait(due)
         finally:

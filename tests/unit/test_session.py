@@ -14,6 +14,7 @@ from tests.sessions import Sink, Source
 from tests.waiting import wait_until
 from tpmon.judge.judgement import Judgement
 from tpmon.model.frame import Frame, TargetState
+from tpmon.model.known import Missing
 from tpmon.model.results import Update
 from tpmon.session import Session
 
@@ -56,6 +57,30 @@ def test_frames_keep_the_rhythm_of_the_interval():
     Session(source, (), 0.1).run(frames=6)
     steps = [later - earlier for earlier, later in zip(source.times, source.times[1:], strict=False)]
     assert sum(steps) / len(steps) == pytest.approx(0.1, abs=0.03), "the time of a reading is not added"
+
+
+@pytest.mark.parametrize(("first_at", "frames"), [(1, 2), (2, 2), (3, 3), (9, 4)])
+def test_one_reading_waits_a_little_for_its_first_stack(first_at, frames):
+    class Late(Source):
+        def collect(self) -> Frame:
+            frame = super().collect()
+            age = 0.5 if len(self.times) >= first_at else Missing("no stack was sampled yet")
+            return replace(frame, stacks=(), ages_s=replace(frame.ages_s, stacks=age))
+
+    source = Late()
+    Session(source, (), 0.001).run(2, more=2)
+    assert len(source.times) == frames
+
+
+def test_no_reading_waits_for_stacks_that_cannot_come():
+    class Off(Source):
+        def collect(self) -> Frame:
+            frame, off = super().collect(), Missing("stacks are off (--no-stacks)")
+            return replace(frame, stacks=off, ages_s=replace(frame.ages_s, stacks=off))
+
+    source = Off()
+    Session(source, (), 0.001).run(2, more=2)
+    assert len(source.times) == 2
 
 
 def test_a_stall_is_followed_by_a_new_rhythm_and_no_burst():

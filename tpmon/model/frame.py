@@ -22,7 +22,7 @@ from tpmon.model.host import (
     OutputSample,
     SocketSample,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
 from tpmon.model.pace import HookSample, StepPace
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.stacks import StackSlice
@@ -177,3 +177,8 @@ class Frame:
     self_: OwnCost
     written: Applicable[FileWrite] = NOT_APPLICABLE
     """Which open file of the ranks was written last, on local file systems."""
+
+
+def awaits_stacks(frame: Frame) -> bool:
+    """Tell whether stacks can be sampled here, and none was so far."""
+    return is_known(frame.stacks) and not is_known(frame.ages_s.stacks)
