@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces import A100, TraceBuilder
-from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.trace import TraceFile
 from tpmon.model.verdict import Kind
 from tpmon.trace.analysis import analyze
@@ -153,6 +153,64 @@ def test_exposed_communication_counts_where_no_kernel_computes(tmp_path: Path) -
     row = comms.collectives[0]
     assert (row.name, row.bytes) == ("allreduce", 4000)
     assert row.bus_gb_s == pytest.approx(4000 * 1.5 / 900e3)
+
+
+def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
+    given = {"Input Dims": [[1000]], "Input type": ["float"]}
+    trace.add("user_annotation", "nccl:all_reduce", 90, 50, args=given)
+    trace.kernel(200, 700, launch=100, name="ncclDevKernel_AllReduce")
+    trace.kernel(950, 20, launch=500, name="ncclDevKernel_Broadcast")
+    file = analyse(trace, tmp_path)
+    assert file.communication is not NOT_APPLICABLE
+    moved = {row.name: row.bytes for row in file.communication.collectives}
+    assert moved["ncclDevKernel_AllReduce"] == 4000
+    assert isinstance(moved["ncclDevKernel_Broadcast"], Missing)
+
+
+def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).op("aten::mm", 100, 300)
+    for start, dims in ((400, [[10, 10]]), (600, [[20]])):
+        given = {"Input Dims": dims, "Input type": ["double"]}
+        trace.add("user_annotation", "gloo:all_reduce", start, 50, tid=7, args=given)
+    trace.add(
+        "user_annotation", "gloo:barrier", 800, 50, tid=7, args={"Input Dims": [[1]], "Input type": ["byte"]}
+    )
+    file = analyse(trace, tmp_path, deviceProperties=[])
+    assert file.communication is not NOT_APPLICABLE
+    moved = {row.name: row.bytes for row in file.communication.collectives}
+    assert moved["gloo:all_reduce"] == 960
+    assert isinstance(moved["gloo:barrier"], Missing)
+
+
+def test_what_a_trace_does_not_hold_is_not_zero(tmp_path: Path) -> None:
+    on_cpu = analyse(TraceBuilder().step(1, 0, 1000).op("aten::mm", 0, 300), tmp_path, deviceProperties=[])
+    split = on_cpu.overview.breakdown_us
+    assert all(isinstance(one, Missing) for one in (split.kernel, split.memcpy, split.memset, split.runtime))
+    assert split.cpu == 300
+    alone = TraceBuilder()
+    for start in (0, 2000):
+        alone.add("kernel", "k", start, 500, args={"device": 0, "stream": 7})
+    file = analyse(alone, tmp_path)
+    split = file.overview.breakdown_us
+    assert split.kernel == 1000
+    assert all(isinstance(one, Missing) for one in (split.runtime, split.data_loader, split.cpu))
+    assert file.verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
+    assert "no host events say why" in file.verdict.summary
+
+
+def test_a_trace_of_torch_compile_at_work_is_called_so(tmp_path: Path) -> None:
+    trace = (
+        TraceBuilder().op("fx_codegen_and_compile (dynamo_timed)", 0, 90_000).op("aten::mm", 90_000, 9_000)
+    )
+    verdict = analyse(trace, tmp_path, deviceProperties=[]).verdict
+    assert (verdict.kind, verdict.cause) == (Kind.STARTING, "compile")
+    assert {share.name: round(share.pct) for share in verdict.shares} == {"compile": 91, "other": 9}
+
+
+def test_a_moment_without_steps_is_no_evidence(tmp_path: Path) -> None:
+    verdict = analyse(TraceBuilder().op("aten::ones", 0, 36), tmp_path, deviceProperties=[]).verdict
+    assert verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
 
 
 def test_without_a_device_the_host_is_split(tmp_path: Path) -> None:

@@ -45,15 +45,18 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Hold microseconds of a mean step by what was running, over all devices and threads together."""
+    """Hold microseconds of a mean step by what was running, over all devices and threads together.
 
-    kernel: float
-    memcpy: float
-    memset: float
+    Device and host are missing where a trace holds no event of theirs.
+    """
+
+    kernel: Known[float]
+    memcpy: Known[float]
+    memset: Known[float]
     communication: float
-    runtime: float
-    data_loader: float
-    cpu: float
+    runtime: Known[float]
+    data_loader: Known[float]
+    cpu: Known[float]
     other: float
 
 
@@ -293,16 +296,26 @@ class TraceVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """Hold one thing under which a trace was made, as words."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class Conditions:
     """Hold what must be equal for two traces to be compared.
 
-    ``inputs`` are shapes and types of the matrix products and convolutions, each once, in order.
+    ``inputs`` are shapes and types of the matrix products and convolutions, each once, in order. ``told``
+    is what tpmon's own capture wrote down of batch, model and types.
     """
 
     world_size: Known[int]
     devices: tuple[str, ...]
-    mode: str
+    mode: Known[str]
     inputs: Known[tuple[str, ...]]
+    told: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)

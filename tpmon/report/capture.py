@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from tpmon.model.capture import CaptureResult, CaptureState, Conditions, GpuClocks, RankCapture
-from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.known import Applicable, Known, is_known, known_or, map_known
 from tpmon.model.trace import TraceSummary
 
 _TOP = 10
@@ -107,14 +107,14 @@ def _write_summary(summary: TraceSummary) -> list[str]:
         (name, us)
         for name, us in (
             ("kernel", split.kernel),
-            ("copy", split.memcpy + split.memset),
+            ("copy", map_known(lambda us: us + known_or(split.memset, 0.0), split.memcpy)),
             ("communication", split.communication),
             ("runtime", split.runtime),
             ("data", split.data_loader),
             ("cpu", split.cpu),
             ("other", split.other),
         )
-        if us > 0
+        if is_known(us) and us > 0
     ]
     whole = sum(us for _, us in parts) or 1.0
     lines.append("  " + "  ".join(f"{name} {us / whole * 100:.0f} %" for name, us in parts))

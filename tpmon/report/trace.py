@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpmon.model.known import Applicable, Known, NotApplicable, is_known
+from tpmon.model.known import Applicable, Known, NotApplicable, is_known, known_or, map_known
 from tpmon.model.trace import (
     Breakdown,
     Communication,
@@ -158,17 +158,18 @@ def _write_steps(overview: Overview) -> list[str]:
 def _write_breakdown(overview: Overview) -> list[str]:
     """Write both views: exclusive, whose parts sum to the step, and overlapping, each kind in full."""
     own, full = overview.breakdown_us, overview.overlapping_us
-    total = sum(getattr(own, key) for key in _NAMES) or 1.0
+    total = sum(known_or(_part(own, key), 0.0) for key in _NAMES) or 1.0
     rows = [
-        (name, _us(_part(own, key)), f"{100 * _part(own, key) / total:.1f} %", _us(_part(full, key)))
+        (name, _us(value), _pct(map_known(lambda us: 100 * us / total, value)), _us(_part(full, key)))
         for key, name in _NAMES.items()
+        for value in (_part(own, key),)
     ]
     headers = ("of a step", "ms", "share", "ms, overlapping")
     return lay_columns(headers, rows, left=("of a step",))
 
 
-def _part(breakdown: Breakdown, key: str) -> float:
-    value: float = getattr(breakdown, key)
+def _part(breakdown: Breakdown, key: str) -> Known[float]:
+    value: Known[float] = getattr(breakdown, key)
     return value
 
 

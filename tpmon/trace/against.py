@@ -9,11 +9,15 @@ from dataclasses import fields
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.trace import Conditions, TraceFile
 from tpmon.model.trace_change import Change, TraceComparison
+from tpmon.trace.conditions import BATCH, SHAPES
+from tpmon.trace.steps import UNMARKED
 
 COMPARISON_SCHEMA = "tpmon.trace-comparison/1"
 LEAST_STEPS = 3
 """Fewer steps tell nothing of how much they vary."""
-SURE = 1.96
+STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+"""The 97.5 % points of Student's t by degrees of freedom from 1 on; captures have few steps."""
+NORMAL = 1.96
 MOST_CHANGES = 40
 LEAST_CHANGE_US = 1.0
 _CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other")
@@ -22,6 +26,8 @@ _CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op"
 def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> TraceComparison:
     """Compare ``after`` to ``before``; ``target`` is the speed-up that was hoped for."""
     differences, unchecked = compare_conditions(before.conditions, after.conditions)
+    if before.events == 0 or after.events == 0:
+        differences = ("a trace that holds no events", *differences)
     old, new = before.overview.step_ms, after.overview.step_ms
     ratio = old / new if new > 0 else 1.0
     low, high = _interval(before, after, ratio)
@@ -30,7 +36,7 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
     unmarked = [file.path for file in (before, after) if not file.overview.steps]
     if unmarked:
         helped = Missing("no steps are marked")
-        summary = f"not comparable: no steps are marked in {unmarked[0]} (profiler.step())"
+        summary = f"not comparable: no steps are marked in {unmarked[0]} ({UNMARKED})"
     elif differences:
         helped = Missing("the conditions differ")
         summary = f"not comparable: {differences[0]} ({change})"
@@ -40,6 +46,9 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
     else:
         sure = f"{ratio:.2f}x (95 %: {low:.2f} to {high:.2f})"
         helped = low > 1 and ratio >= target
+        # Where the batch may be another one, so may be the reason for what got faster.
+        if unchecked:
+            sure += f", if {' and '.join(unchecked)} are the same"
         if low <= 1 <= high:
             said = "no difference beyond the noise"
         elif ratio < 1:
@@ -49,8 +58,6 @@ def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> 
         else:
             said = f"faster, but less than the {target:g}x hoped for"
         summary = f"{said}: {change}, {sure}"
-    if unchecked and not differences and not unmarked:
-        summary += f"; not checked: {', '.join(unchecked)}"
     return TraceComparison(
         schema=COMPARISON_SCHEMA,
         before=before.path,
@@ -80,21 +87,27 @@ def compare_conditions(one: Conditions, other: Conditions) -> tuple[tuple[str, .
     if one.devices != other.devices:
         names = (", ".join(devices) or "no device" for devices in (one.devices, other.devices))
         differences.append(" and ".join(names))
-    if one.mode != other.mode:
-        differences.append(f"{one.mode} and {other.mode}")
+    if is_known(one.mode) and is_known(other.mode):
+        if one.mode != other.mode:
+            differences.append(f"{one.mode} and {other.mode}")
+    elif is_known(one.mode) or is_known(other.mode):
+        unchecked.append("training or not")
+    mine, theirs = ({had.name: had.value for had in of.told} for of in (one, other))
+    told = [name for name in mine if name in theirs]
+    differences += [f"{name} {mine[name]} and {theirs[name]}" for name in told if mine[name] != theirs[name]]
     if is_known(one.inputs) and is_known(other.inputs):
-        mine, theirs = set(one.inputs), set(other.inputs)
-        if mine != theirs:
-            named = [min(left) if left else "nothing" for left in (mine - theirs, theirs - mine)]
+        here, there = set(one.inputs), set(other.inputs)
+        if here != there:
+            named = [min(left) if left else "nothing" for left in (here - there, there - here)]
             differences.append(f"batch, shapes or types: {named[0]} and {named[1]}")
-    else:
-        unchecked.append("batch, shapes and types (record_shapes=True)")
+    elif BATCH not in told or SHAPES not in told:
+        unchecked.append("batch, shapes and types (not recorded: record_shapes=True)")
     return tuple(differences), tuple(unchecked)
 
 
 def _interval(before: TraceFile, after: TraceFile, ratio: float) -> tuple[Known[float], Known[float]]:
     """Return the 95 % interval of the ratio of two means, by the spread of the steps of each."""
-    spreads = []
+    spreads, counts = [], []
     for file in (before, after):
         steps = [row.ms for row in file.overview.step_table]
         if file.overview.steps < LEAST_STEPS:
@@ -103,22 +116,26 @@ def _interval(before: TraceFile, after: TraceFile, ratio: float) -> tuple[Known[
         mean = sum(steps) / len(steps)
         variance = sum((step - mean) ** 2 for step in steps) / (len(steps) - 1)
         spreads.append(variance / len(steps) / mean**2 if mean else 0.0)
-    width = SURE * math.sqrt(sum(spreads))
+        counts.append(len(steps))
+    width = _student(spreads, counts) * math.sqrt(sum(spreads))
     return ratio * math.exp(-width), ratio * math.exp(width)
+
+
+def _student(spreads: list[float], counts: list[int]) -> float:
+    """Return the 97.5 % point of Student's t for the sum of two variances (Welch-Satterthwaite)."""
+    parts = sum(spread**2 / (count - 1) for spread, count in zip(spreads, counts, strict=True))
+    freedom = int(sum(spreads) ** 2 / parts) if parts else len(STUDENT) + 1
+    return STUDENT[max(freedom, 1) - 1] if freedom <= len(STUDENT) else NORMAL + 2.6 / freedom
 
 
 def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
     """List phases and causes of idle time, then the operators and kernels that changed the most."""
     steps = (max(before.overview.steps, 1), max(after.overview.steps, 1))
-    found = [
-        Change(
-            "phase",
-            field.name,
-            getattr(before.overview.breakdown_us, field.name),
-            getattr(after.overview.breakdown_us, field.name),
-        )
-        for field in fields(before.overview.breakdown_us)
-    ]
+    found = []
+    for field in fields(before.overview.breakdown_us):
+        old, new = (getattr(file.overview.breakdown_us, field.name) for file in (before, after))
+        if is_known(old) and is_known(new):
+            found.append(Change("phase", field.name, old, new))
     if before.gaps and after.gaps:
         for cause in _CAUSES:
             sums = [

@@ -128,7 +128,7 @@ def analyze_trace(
         verdict = judge_device(trace, activity, gaps, window)
     else:
         host = split_host(activity, causes, window)
-        verdict = judge_host(trace, host)
+        verdict = judge_host(trace, host, window, marked=steps.marked)
     counted = count_work(trace, ops, launchers)
     times = time_operators(trace, ops, launchers)
     products = sum_products(trace, ops, launchers, counted)
@@ -159,7 +159,7 @@ def analyze_trace(
         kernels=kernels,
         copies=sum_copies(trace),
         memory=MemoryUse(peaks, sum_allocations(trace, ops), draw_memory(trace, int(steps.host_start[0]))),
-        communication=sum_communication(trace, activity),
+        communication=sum_communication(trace, activity, launched_by),
         launched_before=int((launched_by < 0).sum()),
         conditions=read_conditions(trace),
         verdict=advise(parts, verdict, overview.gpus, patterns),

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing
 from tpmon.model.trace import Breakdown
 from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_loader, is_step
 from tpmon.trace.columns import distinct
@@ -18,6 +19,8 @@ from tpmon.trace.steps import Steps
 
 MOST_DEVICES = 256
 """No machine has more; a damaged file may name thousands, and they then count as one."""
+NO_DEVICE = Missing("the trace holds no device work")
+NO_HOST = Missing("the trace holds no operators")
 Mask = npt.NDArray[np.bool_]
 
 
@@ -127,7 +130,25 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
     each = [_break_down_one(one, steps, exclusive, has_device) for one in activity.each()]
     means = np.mean(np.array(each), axis=0)
     kernel, memcpy, memset, communication, runtime, data_loader, cpu, other = means.tolist()
-    return Breakdown(kernel, memcpy, memset, communication, runtime, data_loader, cpu, other)
+    has_host = any(len(layer.start) for layer in (activity.runtime, activity.data_loader, activity.cpu))
+    on_device = has_device or len(activity.runtime.start) > 0
+
+    def of_device(value: float) -> Known[float]:
+        return value if on_device else NO_DEVICE
+
+    def of_host(value: float) -> Known[float]:
+        return value if has_host else NO_HOST
+
+    return Breakdown(
+        of_device(kernel),
+        of_device(memcpy),
+        of_device(memset),
+        communication,
+        of_device(runtime) if has_host else NO_HOST,
+        of_host(data_loader),
+        of_host(cpu),
+        other,
+    )
 
 
 def _break_down_one(activity: Activity, steps: Steps, exclusive: bool, has_device: bool) -> list[float]:

@@ -82,6 +82,11 @@ def is_optimizer(name: str) -> bool:
     return _OPTIMIZER.match(name) is not None
 
 
+def is_compiling(name: str) -> bool:
+    """Tell whether a host event is torch.compile at work, as dynamo_timed names it."""
+    return name.endswith("(dynamo_timed)")
+
+
 def is_comm_kernel(name: str) -> bool:
     """Tell whether a kernel communicates."""
     return _COMM_KERNEL.search(name) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,36 +11,15 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.trace import CollectiveRow, Communication
 from tpmon.trace.breakdown import Activity, comm_rows
 from tpmon.trace.classes import flag, is_comm_host
-from tpmon.trace.columns import Collective
+from tpmon.trace.columns import Collective, Ints, distinct
+from tpmon.trace.dtypes import dtype_bytes
+from tpmon.trace.inputs import parse_inputs
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import intersect_total
 
-_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "double": 8,
-    "float64": 8,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "short": 2,
-    "byte": 1,
-    "char": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "bool": 1,
-}
 _UNKNOWN = Missing("the trace does not say sizes and types")
-
-
-def dtype_bytes(name: str) -> int:
-    """Return the bytes of one element, 0 for a type that is not known."""
-    short = name.lower().removeprefix("c10::")
-    return 1 if short.startswith("float8") else _BYTES.get(short, 0)
+_NO_GROUP = Missing("the trace does not say of how many ranks the group is")
 
 
 def bus_factor(name: str, ranks: int) -> float:
@@ -59,8 +39,11 @@ def message_bytes(one: Collective) -> int:
     return max(one.elements_in, one.elements_out, 0) * dtype_bytes(one.dtype)
 
 
-def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communication]:
-    """Sum the communication of the whole trace, device by device; NOT_APPLICABLE where there is none."""
+def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Applicable[Communication]:
+    """Sum the communication of the whole trace, device by device; NOT_APPLICABLE where there is none.
+
+    ``launched_by`` are the calls of the kernels, as ``match_calls`` finds them.
+    """
     on_device = len(trace.work.start) > 0
     if not activity.communication.total:
         return NOT_APPLICABLE
@@ -74,7 +57,9 @@ def sum_communication(trace: Trace, activity: Activity) -> Applicable[Communicat
         sum(compute.total for _mine, compute in each) / 1000,
         overlap / 1000,
         (total - overlap) / 1000,
-        tuple(_collectives(trace, rows.tolist()) if on_device else _host_collectives(trace, rows.tolist())),
+        tuple(
+            _collectives(trace, rows, launched_by) if on_device else _host_collectives(trace, rows.tolist())
+        ),
     )
 
 
@@ -86,33 +71,82 @@ def _host_rows(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     ).astype(np.int64)
 
 
-def _collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
+def _host_bytes(trace: Trace, row: int) -> int:
+    """Return the bytes of the tensors that a host event of communication was given; 0 if not known."""
+    shape = int(trace.host.shape[row])
+    if shape < 0 or "barrier" in trace.names[trace.host.name[row]]:  # which carries a tensor of no meaning
+        return 0
+    inputs = parse_inputs(trace.shapes[shape])
+    sizes = zip(inputs.dims, inputs.element_bytes, strict=True)
+    return sum(math.prod(dims) * element for dims, element in sizes if dims) if inputs.whole else 0
+
+
+def _find_annotations(trace: Trace, rows: Ints, launched_by: Ints) -> Ints:
+    """Return for each row of work the annotation of communication around its launch, -1 where none is."""
+    host, calls = trace.host, trace.calls
+    marks = _host_rows(trace)
+    marks = marks[(host.shape[marks] >= 0) & (host.category[marks] == Category.ANNOTATION)]
+    found = np.full(len(rows), -1, dtype=np.int64)
+    launched = np.flatnonzero(launched_by[rows] >= 0)
+    if not len(marks) or not len(launched):
+        return found
+    call = launched_by[rows[launched]]
+    for track in distinct(host.track[marks]).tolist():
+        mine = marks[host.track[marks] == track]
+        mine = mine[np.argsort(host.start[mine], kind="stable")]
+        here = np.flatnonzero(calls.track[call] == track)
+        times = calls.start[call[here]]
+        at = np.searchsorted(host.start[mine], times, side="right") - 1
+        inside = (at >= 0) & (times < host.start[mine[at]] + host.duration[mine[at]])
+        found[launched[here[inside]]] = mine[at[inside]]
+    return found
+
+
+def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[CollectiveRow]:
     work = trace.work
+    around = dict(zip(rows.tolist(), _find_annotations(trace, rows, launched_by).tolist(), strict=True))
     groups: dict[str, list[int]] = {}
-    for row in rows:
+    for row in rows.tolist():
         number = int(work.collective[row])
         said = trace.collectives[number].name if number >= 0 else ""
         groups.setdefault(said or trace.names[work.name[row]].split("(")[0], []).append(row)
     found = []
     for name, members in groups.items():
         total = int(work.duration[members].sum())
-        known = [trace.collectives[n] for n in work.collective[members].tolist() if n >= 0]
-        moved = sum(map(message_bytes, known))
-        bus = sum(message_bytes(one) * bus_factor(one.name, one.group_size) for one in known)
-        size: Known[int] = moved or _UNKNOWN
-        speed: Known[float] = bus / total if bus and total else _UNKNOWN
-        found.append(CollectiveRow(clean_name(name, 120), len(members), total / 1000, size, speed))
+        moved, bus = 0, 0.0
+        for row in members:
+            number = int(work.collective[row])
+            size = message_bytes(trace.collectives[number]) if number >= 0 else 0
+            if size:
+                bus += size * bus_factor(trace.collectives[number].name, trace.collectives[number].group_size)
+            elif around[row] >= 0:
+                size = _host_bytes(trace, around[row])
+            moved += size
+        speed: Known[float] = bus / total if bus and total else _NO_GROUP if moved else _UNKNOWN
+        found.append(
+            CollectiveRow(clean_name(name, 120), len(members), total / 1000, moved or _UNKNOWN, speed)
+        )
     return sorted(found, key=lambda row: -row.total_us)
 
 
 def _host_collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
-    sums: dict[int, tuple[int, int]] = {}
+    sums: dict[int, tuple[int, int, int]] = {}
     for row in rows:
         number = int(trace.host.name[row])
-        count, total = sums.get(number, (0, 0))
-        sums[number] = (count + 1, total + int(trace.host.duration[row]))
+        count, total, moved = sums.get(number, (0, 0, 0))
+        sums[number] = (
+            count + 1,
+            total + int(trace.host.duration[row]),
+            moved + _host_bytes(trace, row),
+        )
     found = [
-        CollectiveRow(clean_name(trace.names[number], 120), count, total / 1000, _UNKNOWN, _UNKNOWN)
-        for number, (count, total) in sums.items()
+        CollectiveRow(
+            clean_name(trace.names[number], 120),
+            count,
+            total / 1000,
+            moved or _UNKNOWN,
+            _NO_GROUP if moved else _UNKNOWN,
+        )
+        for number, (count, total, moved) in sums.items()
     ]
     return sorted(found, key=lambda row: -row.total_us)

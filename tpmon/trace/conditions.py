@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 
 from tpmon.model.known import Known, Missing
-from tpmon.model.trace import Conditions
+from tpmon.model.trace import Condition, Conditions
 from tpmon.trace.classes import flag, is_optimizer
 from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace, clean_name, find_device, read_distributed
+from tpmon.trace.schema import Category
 
 PRODUCTS = (
     "aten::mm",
@@ -20,6 +24,17 @@ PRODUCTS = (
     "aten::scaled_dot_product_attention",
 )
 MOST_INPUTS = 200
+BATCH, SHAPES = "batch size", "inputs of a batch"
+TOLD = {
+    "batch_size": BATCH,
+    "inputs": SHAPES,
+    "model": "model",
+    "parameters": "parameters",
+    "dtype": "type of the parameters",
+    "autocast": "autocast",
+    "autocast_dtype": "autocast to",
+}
+"""What is compared of that. Settings that a fix may well change (TF32, threads, torch.compile) are not."""
 
 
 def read_conditions(trace: Trace) -> Conditions:
@@ -29,9 +44,35 @@ def read_conditions(trace: Trace) -> Conditions:
     return Conditions(
         world_size=size if size > 0 else Missing("the trace does not say it"),
         devices=tuple(clean_name(card.name, 80) for card in cards if card is not None),
-        mode="training" if does_train(trace) else "no training",
+        mode=_read_mode(trace),
         inputs=_read_inputs(trace),
+        told=_read_told(trace),
     )
+
+
+def read_told(trace: Trace) -> dict[str, Any]:
+    """Return what a capture of tpmon wrote into the trace of its conditions; empty in any other trace."""
+    told: Any = trace.header.conditions
+    if isinstance(told, str):
+        try:
+            told = json.loads(told)
+        except (ValueError, RecursionError):
+            return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _read_told(trace: Trace) -> tuple[Condition, ...]:
+    told = read_told(trace)
+    plain = {name: told[name] for name in TOLD if isinstance(told.get(name), (str, int, bool, list))}
+    return tuple(
+        Condition(words, clean_name(str(plain[name]), 200)) for name, words in TOLD.items() if name in plain
+    )
+
+
+def _read_mode(trace: Trace) -> Known[str]:
+    if not bool((trace.host.category == Category.OP).any()):
+        return Missing("the trace holds no operators")
+    return "training" if does_train(trace) else "no training"
 
 
 def does_train(trace: Trace) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from tpmon.model.frozen import dataclass
-from tpmon.trace.comms import dtype_bytes
+from tpmon.trace.dtypes import dtype_bytes
 
 Dims = tuple[int, ...]
 

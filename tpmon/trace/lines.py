@@ -6,16 +6,15 @@ holds Python functions only where it was recorded with stacks.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from typing import Any
 
 import numpy as np
 
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.timeline import CodePlace
 from tpmon.trace.columns import Ints, distinct
+from tpmon.trace.conditions import read_told
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
 from tpmon.trace.steps import match_calls
@@ -51,14 +50,7 @@ def rank_frame(frame: str) -> int:
 
 def read_folders(trace: Trace) -> tuple[str, ...]:
     """Return the working directory and sys.path of the run, as a capture of tpmon wrote them down."""
-    told: Any = trace.header.conditions
-    if isinstance(told, str):
-        try:
-            told = json.loads(told)
-        except (ValueError, RecursionError):
-            return ()
-    if not isinstance(told, dict):
-        return ()
+    told = read_told(trace)
     listed = told.get("sys_path")
     folders = [told.get("folder"), *(listed if isinstance(listed, list) else ())]
     good = [one for one in folders if isinstance(one, str) and one.startswith("/") and "\0" not in one]

@@ -15,6 +15,7 @@ from tpmon.trace.slice_parts import find_parts
 
 INCOMPLETE = 0.8
 """A last step with less than this part of the device events before it was not captured whole (as in tb)."""
+UNMARKED = "torch marks none without profiler.step(), or without a schedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _whole(trace: Trace) -> Steps:
     last = [int((start + length).max()) for start, length in tables if len(start)]
     start = np.array([min(first, default=0)], dtype=np.int64)
     end = np.array([max(last, default=0)], dtype=np.int64)
-    notes = ["no steps are marked (profiler.step() was not called): the whole trace counts as one"]
+    notes = [f"no steps are marked ({UNMARKED}): the whole trace counts as one"]
     repeated = _most_repeated(trace)
     if repeated:
         notes.append(f"what repeats: {repeated}")

@@ -12,16 +12,18 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.trace import CauseShare, DeviceGaps, HostTime, TraceVerdict
 from tpmon.model.verdict import Kind
 from tpmon.trace.breakdown import Activity
-from tpmon.trace.classes import flag
+from tpmon.trace.classes import flag, is_compiling
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
-from tpmon.trace.spans import unite_all
+from tpmon.trace.spans import unite, unite_all
 
 LEAST_LOST_PCT = 30.0
 """Idle and exposed communication below this share of the window: the device is busy enough."""
 TINY_KERNEL_US = 10.0
 """A median kernel shorter than about one launch (cudaLaunchKernel takes 4 to 10 us on the host)."""
 SURE_PCT = 50.0
+LEAST_WINDOW_US = 1000.0
+"""Less of unmarked work is no training step."""
 
 _SAYS = {
     "data": "waiting for the next batch",
@@ -30,6 +32,7 @@ _SAYS = {
     "launch": "operators and launches on the host, slower than the device",
     "other": "Python or other code outside of operators",
     "compute": "computation",
+    "compile": "torch.compile at work",
 }
 _KINDS = {
     "data": Kind.DATA_BOUND,
@@ -38,6 +41,7 @@ _KINDS = {
     "launch": Kind.LAUNCH_BOUND,
     "other": Kind.PYTHON_BOUND,
     "compute": Kind.COMPUTE_BOUND,
+    "compile": Kind.STARTING,
 }
 
 
@@ -48,6 +52,11 @@ def judge_device(
     total = sum(gap.window for gap in gaps)
     if total <= 0:
         return _undecided("the window of the steps is empty")
+    if compiling := _find_compiling(trace, window):
+        return compiling
+    idle_pct = 100 * sum(gap.idle for gap in gaps) / total
+    if idle_pct >= LEAST_LOST_PCT and not len(trace.host.start) and not len(trace.calls.start):
+        return _undecided(f"the device idles {idle_pct:.0f} % of it, and no host events say why")
     exposed = sum(_exposed_us(one, window) for one in activity.each())
     alloc = sum(gap.alloc for gap in gaps)
     explicit = sum(gap.sync_explicit for gap in gaps)
@@ -73,6 +82,16 @@ def judge_device(
     return _write(first, cause, shares, total)
 
 
+def _find_compiling(trace: Trace, window: tuple[int, int]) -> TraceVerdict | None:
+    """Say that a trace is of torch.compile at work, where that takes enough of it to hold the run."""
+    named = flag(trace.names, is_compiling)[trace.host.name]
+    spans = unite(trace.host.start[named], trace.host.duration[named])
+    share = spans.within_one(*window) / max(window[1] - window[0], 1)
+    if 100 * share < LEAST_LOST_PCT:
+        return None
+    return _write("compile", "compile", {"compile": share}, 1.0, rest="other")
+
+
 def _exposed_us(activity: Activity, window: tuple[int, int]) -> float:
     """Return the communication of one device that no other work of it hides."""
     compute = unite_all([activity.kernel, activity.memcpy, activity.memset])
@@ -80,8 +99,12 @@ def _exposed_us(activity: Activity, window: tuple[int, int]) -> float:
     return (both.within_one(*window) - compute.within_one(*window)) / 1000
 
 
-def judge_host(trace: Trace, host: HostTime) -> TraceVerdict:
-    """Judge a trace without device work by the time of its host."""
+def judge_host(trace: Trace, host: HostTime, window: tuple[int, int], *, marked: bool) -> TraceVerdict:
+    """Judge a trace without device work by the time of its host in ``window``."""
+    if not marked and window[1] - window[0] < LEAST_WINDOW_US * 1000:
+        return _undecided(f"the trace holds {(window[1] - window[0]) / 1000:.0f} us without marked steps")
+    if compiling := _find_compiling(trace, window):
+        return compiling
     shares = {"data": host.data, "comms": host.comms, "sync": host.sync + host.alloc, "other": host.other}
     total = sum(shares.values()) + host.compute
     if total <= 0:
@@ -108,8 +131,10 @@ def _largest(shares: dict[str, float], total: float) -> str:
     return max(shares, key=lambda name: shares[name]) if lost >= LEAST_LOST_PCT else "compute"
 
 
-def _write(first: str, cause: Applicable[str], shares: dict[str, float], total: float) -> TraceVerdict:
-    every = {**shares, "compute": max(total - sum(shares.values()), 0.0)}
+def _write(
+    first: str, cause: Applicable[str], shares: dict[str, float], total: float, rest: str = "compute"
+) -> TraceVerdict:
+    every = {**shares, rest: max(total - sum(shares.values()), 0.0)}
     pct = {name: 100 * value / total for name, value in every.items()}
     others = [name for name in sorted(shares, key=lambda name: -shares[name]) if name != first]
     second = others[0] if others and pct[others[0]] >= 1 else ""

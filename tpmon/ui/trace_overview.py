@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import is_known
+from tpmon.model.known import Known, is_known, known_or, map_known
 from tpmon.model.trace import Breakdown, CardUse, DeviceGaps, LargeGap, Lost, StepRow, TraceFile, TraceVerdict
 from tpmon.model.trace_tables import PatternRow
 from tpmon.model.units import format_bytes
@@ -22,16 +22,22 @@ class Part:
     """Hold one part of a whole: microseconds and share, and with what overlaps counted in full."""
 
     name: str
-    us: float
-    share_pct: float
-    overlapping_us: float = 0.0
+    us: Known[float]
+    share_pct: Known[float]
+    overlapping_us: Known[float] = 0.0
 
 
 def list_parts(names: Mapping[str, str], own: object, full: object | None = None) -> tuple[Part, ...]:
     """Return the named fields of a split with their shares of all of them."""
-    whole = sum(getattr(own, key) for key in names) or 1.0
+    us: dict[str, Known[float]] = {key: getattr(own, key) for key in names}
+    whole = sum(known_or(value, 0.0) for value in us.values()) or 1.0
     return tuple(
-        Part(name, getattr(own, key), 100 * getattr(own, key) / whole, getattr(full, key) if full else 0.0)
+        Part(
+            name,
+            us[key],
+            map_known(lambda value: 100 * value / whole, us[key]),
+            getattr(full, key) if full else 0.0,
+        )
         for key, name in names.items()
     )
 
@@ -44,7 +50,7 @@ def parts_sheet(title: str, parts: Sequence[Part], *more: Column[Part]) -> Sheet
             Column("", 22, 0, lambda part: part.name, right=False),
             Column("ms", 12, 1, lambda part: ms_of_us(part.us)),
             Column("share", 7, 2, lambda part: pct(part.share_pct)),
-            Column("", _BAR, 4, lambda part: bar(part.share_pct, _BAR), right=False),
+            Column("", _BAR, 4, lambda part: bar(known_or(part.share_pct, 0.0), _BAR), right=False),
             *more,
         ),
         tuple(parts),

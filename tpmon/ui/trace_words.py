@@ -16,6 +16,7 @@ CAUSES = {
     "comms": "communication",
     "sync": "sync",
     "compute": "compute",
+    "compile": "torch.compile",
     "other": "other",
 }
 KINDS = {
