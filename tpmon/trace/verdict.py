@@ -56,7 +56,7 @@ def judge_device(
         return compiling
     idle_pct = 100 * sum(gap.idle for gap in gaps) / total
     if idle_pct >= LEAST_LOST_PCT and not len(trace.host.start) and not len(trace.calls.start):
-        return _undecided(f"the device idles {idle_pct:.0f} % of it, and no host events say why")
+        return _undecided(f"the device idles {idle_pct:.0f} % of the window, and no host events say why")
     exposed = sum(_exposed_us(one, window) for one in activity.each())
     alloc = sum(gap.alloc for gap in gaps)
     explicit = sum(gap.sync_explicit for gap in gaps)
