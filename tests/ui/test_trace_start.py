@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,3 +165,11 @@ def test_the_screen_puts_operators_together_when_it_is_asked_to(drawn, start, tr
     lines = controls.group(0, Grouping.LINES)
     assert {row.group for row in lines} == {"train.py(88): train"}
     assert controls.group(0, Grouping.SHAPES) == ()
+
+
+def test_the_json_has_the_tables_that_text_makes_on_request(tmp_path, traces, capfd):
+    options = settle(resolve({"json": True}, {}, tmp_path / "none.toml", {}))
+    assert trace_screen.start_trace({"files": traces[:1]}, options, Output(1, ascii_only=True)) == 0
+    (file,) = json.loads(capfd.readouterr().out)["files"]
+    assert file["shapes"] == []
+    assert {row["group"] for row in file["lines"]} == {"train.py(88): train"}

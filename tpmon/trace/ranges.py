@@ -69,6 +69,8 @@ def _sum_host(trace: Trace, rows: Ints, launched_by: Ints) -> list[RangeRow]:
 
 def _sum_device(trace: Trace, rows: Ints) -> list[RangeRow]:
     """Sum ranges that the device alone has: from its first work in them to its last."""
+    if not len(rows):
+        return []
     host = trace.host
     numbers, place_of = np.unique(host.name[rows], return_inverse=True)
     sums = np.bincount(place_of, weights=host.duration[rows], minlength=len(numbers)) / 1000

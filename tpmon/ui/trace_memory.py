@@ -26,6 +26,8 @@ from tpmon.ui.lines import Ink, Line
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, fit_column, pct, size
 from tpmon.ui.table import Column
 
+_MOST_CURVES = 16
+"""All of them are drawn at each key: a damaged file names hundreds of devices."""
 _LABEL_WIDTH = 9
 """That of the strip of the time: the steps of both stand below each other."""
 
@@ -78,10 +80,12 @@ def _list_curves(file: TraceFile) -> list[Block]:
     steps = file.overview.step_table if file.overview.steps else ()
     span = span_curves(curves, steps)
     blocks: list[Block] = [Paragraph("curves", f"{say_span(span)}: {LEGEND}")]
-    for curve in curves:
+    for curve in curves[:_MOST_CURVES]:
         draw = partial(_paint_curve, curve, span, steps)
         name = name_place(curve.kind, curve.device)
         blocks.append(Paragraph(name, describe_curve(curve), draw=draw))
+    if len(curves) > _MOST_CURVES:
+        blocks.append(Paragraph("more", f"{len(curves) - _MOST_CURVES} more devices: --csv curve has them"))
     return blocks
 
 
