@@ -139,13 +139,14 @@ def list_ranks(table: Applicable[RankTable], file: TraceFile) -> list[Block]:
     else:
         blocks.append(Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other"))
     comms = file.communication
+    whose = name_rank(file) if is_known(file.rank) else clean_text(os.path.basename(file.path))
     if is_known(comms):
         hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
         text = f"{ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, "
         text += f"{ms_of_us(comms.exposed_us)} ms exposed"
-        blocks += [Paragraph("comms", f"{name_rank(file)}: {text}"), _collectives(comms.collectives)]
+        blocks += [Paragraph("comms", f"{whose}: {text}"), _collectives(comms.collectives)]
     else:
-        blocks.append(Paragraph(NA, f"no communication in the trace of {name_rank(file)}"))
+        blocks.append(Paragraph(NA, f"no communication in the trace of {whose}"))
     return blocks
 
 
