@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tpmon.analyse_memory import are_snapshots, run_snapshots
 from tpmon.analyse_slice import AskedSlice, run_slice
@@ -20,12 +21,23 @@ from tpmon.report.trace_csv import TABLES, write_csv
 from tpmon.report.trace_tables import TEXT_TABLES, write_tables
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
-from tpmon.trace.analysis import analyze
+from tpmon.trace.analysis import ON_REQUEST, analyze
 from tpmon.trace.places import SNAPSHOT_ENDINGS, find_remote, is_remote
 
 _ENDINGS = (".json", ".json.gz")
 MOST_FILES = 4096
 PROGRESS_AFTER_S = 1.0
+_FLAGS = {
+    "csv": "--csv",
+    "top": "--top",
+    "against": "--against",
+    "target": "--target",
+    "slice_out": "--slice",
+    "steps": "--steps",
+    "top_gaps": "--top-gaps",
+    "table": "--table",
+}
+_TAKES = {"target": "a speed-up, beside --against"}
 MOST_TOP = 100_000
 
 
@@ -107,6 +119,17 @@ def check_pair(files: Sequence[str], asked: Asked) -> float:
     return target
 
 
+def refuse_empty(given: Mapping[str, Any]) -> None:
+    """Refuse a flag that was typed with nothing in it: it is not one that was left out.
+
+    Raises:
+        UsageError: where there is one.
+    """
+    for key, flag in _FLAGS.items():
+        if given.get(key) == "":
+            raise UsageError(f"{flag} takes {_TAKES.get(key, 'a value')}, found ''", f"leave {flag} out")
+
+
 def _parse_target(asked: Asked) -> float:
     if not asked.target:
         return 1.0
@@ -133,10 +156,12 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
             )
         return run_slice(files, wanted, _Progress(), output)
     if are_snapshots(files):
-        if asked.against or (asked.csv and options.json):
+        if asked.against:
             raise UsageError(
-                "--against compares traces; --csv and --json exclude each other", "leave one out"
+                f"--against compares traces, and {files[0]} is a memory snapshot", "leave --against out"
             )
+        if asked.csv and options.json:
+            raise UsageError("--csv and --json exclude each other", "leave one of them out")
         return run_snapshots(files, options, asked.csv, top, output)
     if asked.csv and asked.csv not in TABLES:
         raise UsageError(f"there is no table {asked.csv!r}", f"--csv with one of {', '.join(TABLES)}")
@@ -165,7 +190,8 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         complain(f"tpmon: left out: {error.what}")
         return True
 
-    report = analyze(files, _Progress(), skip, wanted=(asked.csv, asked.table))
+    wanted_tables = ON_REQUEST if options.json else (asked.csv, asked.table)
+    report = analyze(files, _Progress(), skip, wanted=wanted_tables)
     if options.json:
         output.write_json(encode(report))
     elif asked.csv:

@@ -37,13 +37,14 @@ def add_trace(
     trace.add_argument("--top", metavar="N", help="rows of each table (default 10)", **own)
     table_help = (
         "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
-        "products, modules, frames, allocations, curve, shapes, lines; "
+        "products, modules, frames, allocations, curve, shapes, lines, ranges; "
         "of a memory snapshot: devices, live, peak, oom"
     )
     trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)
     alone_help = (
         "one table alone: patterns, products (matmul by type), rates (of kernels), modules, frames (Python), "
-        "allocations, and on request only: shapes, lines (operators by input shapes, by Python line)"
+        "allocations, ranges (record_function), curve (memory over time), "
+        "and on request only: shapes, lines (operators by input shapes, by Python line)"
     )
     trace.add_argument("--table", metavar="TABLE", help=alone_help, **own)
     against_help = "the trace before a change that FILE has: what got faster or slower, and whether it helped"

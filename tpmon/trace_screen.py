@@ -11,24 +11,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpmon.analyse import PROGRESS_AFTER_S, Asked, check_pair, find_files, run_trace
+from tpmon.analyse import PROGRESS_AFTER_S, Asked, check_pair, find_files, refuse_empty, run_trace
 from tpmon.analyse_memory import are_snapshots
 from tpmon.config import Options
 from tpmon.errors import TpmonError
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.timeline import CodePlace, Stretch, Timeline
 from tpmon.model.trace_change import TraceComparison
+from tpmon.model.trace_tables import OperatorGroupRow
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
-from tpmon.trace.analysis import Findings, analyze
+from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.lines import find_line
 from tpmon.trace.places import is_remote
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.terminal import has_terminal
 
 if TYPE_CHECKING:
-    from tpmon.ui.trace_view import Subject, TraceControls
+    from tpmon.ui.trace_view import Grouping, Subject, TraceControls
 
 MOST_KEPT_EVENTS = 12_000_000
 """Traces whose events are kept behind the screen: about 60 bytes each, 0.7 GB."""
@@ -67,6 +68,11 @@ class _Kept:
         """Return the line of Python of what has this name in a trace."""
         found = self._findings[file]
         return _TOO_LARGE if found is None else find_line(found.trace, name)
+
+    def group(self, file: int, grouping: Grouping) -> Applicable[tuple[OperatorGroupRow, ...]]:
+        """Return the operators of a trace by input shapes or by line of Python."""
+        found = self._findings[file]
+        return _TOO_LARGE if found is None else group_operators(found, grouping.value)
 
 
 class _Progress:
@@ -112,6 +118,7 @@ def start_trace(given: Mapping[str, Any], options: Options, output: Output) -> i
     Raises:
         TpmonError: where one is no trace or may not be read.
     """
+    refuse_empty(given)
     keys = ("csv", "top", "against", "target", "slice_out", "steps", "top_gaps", "table")
     asked = Asked(*(given.get(key, "") for key in keys))
     named: Sequence[str] = given["files"]
@@ -182,7 +189,7 @@ def show_traces(
     from tpmon.ui.trace_subject import TraceSubject  # noqa: PLC0415  # a wrong file is told without it
     from tpmon.ui.trace_view import TraceControls  # noqa: PLC0415
 
-    controls = TraceControls(kept.look, kept.find_line)
+    controls = TraceControls(kept.look, kept.find_line, kept.group)
     return _draw(TraceSubject(report, comparison), controls, options, output)
 
 

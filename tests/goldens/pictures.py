@@ -252,6 +252,16 @@ _TRACES = (
         "`2`; the gap under the cursor is marked above the strip, `o` opens the line that it was in.",
     ),
     ("One step of a trace", "step.80x24", "`right` the next step, `+` closer, `-` wider, `0` all steps."),
+    (
+        "The tables below the operators",
+        "ops-below.120x40",
+        "`3`; `}` goes to the next table, `a` puts the operators together by input shapes or by line.",
+    ),
+    (
+        "The memory of a trace",
+        "memory.120x40",
+        "`5`; what is allocated over time, and above it what is reserved beyond that.",
+    ),
     ("The ranks beside each other", "ranks.120x40", "`tpmon trace FOLDER`; enter opens the trace of a rank."),
     (
         "A trace against the one before",

@@ -19,8 +19,9 @@ from tests.traces import TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.timeline import Stretch, Timeline
 from tpmon.model.trace import TraceFile, TraceReport
+from tpmon.model.trace_tables import OperatorGroupRow
 from tpmon.trace.against import compare_traces
-from tpmon.trace.analysis import Findings, analyze
+from tpmon.trace.analysis import Findings, analyze, group_operators
 from tpmon.trace.snapshot import analyze_snapshots
 from tpmon.trace.timeline import Timelines, lay_timelines
 from tpmon.ui.paint_timeline import count_cells
@@ -29,7 +30,7 @@ from tpmon.ui.snapshot_subject import SnapshotSubject
 from tpmon.ui.trace_keys import trace_keys_shown
 from tpmon.ui.trace_subject import TraceSubject
 from tpmon.ui.trace_tabs import is_other
-from tpmon.ui.trace_view import SnapshotTab, Tab, TraceOverlay, TraceView
+from tpmon.ui.trace_view import Grouping, SnapshotTab, Tab, TraceOverlay, TraceView
 from tpmon.ui.view import Line, Size
 
 FOLDER = Path(__file__).parent / "trace_pictures"
@@ -95,6 +96,24 @@ def build_cpu_run() -> TraceBuilder:
     return trace
 
 
+def build_marked_run() -> TraceBuilder:
+    """Write steps of 10 ms with a range of the program, modules of it, and shapes."""
+    trace = TraceBuilder()
+    for number in range(3):
+        at = number * STEP_US
+        trace.step(number, at, STEP_US)
+        trace.add("user_annotation", "## forward ##", at + 100, 4000)
+        trace.add("python_function", "nn.Module: Net_0", at + 110, 3900)
+        trace.add("python_function", "nn.Module: Linear_0", at + 120, 2000)
+        sizes = {"Input Dims": [[64], [256, 512], [512, 64]], "Input type": ["float", "float", "float"]}
+        trace.op("aten::addmm", at + 200, 800, **sizes, **{"Sequence number": 2 * number})
+        trace.kernel(at + 400, 1500, at + 300, "volta_sgemm_128x64_nn", **_LAUNCH)
+        backward = "autograd::engine::evaluate_function: AddmmBackward0"
+        trace.op(backward, at + 5000, 2000, **{"Sequence number": 2 * number})
+        trace.kernel(at + 5100, 2500, at + 5050, "volta_sgemm_64x64_nt", **_LAUNCH)
+    return trace
+
+
 @dataclass(frozen=True)
 class Run:
     """Hold the analysis of a run, and what its timelines are drawn from: none for a snapshot."""
@@ -113,12 +132,17 @@ class Run:
         """Return a stretch of the timeline of a file."""
         return self.timelines[file].look(lane, stretch, cells) if self.timelines else NOT_APPLICABLE
 
+    def group(self, file: int, grouping: Grouping) -> Applicable[tuple[OperatorGroupRow, ...]]:
+        """Return the operators of a file by shapes or by line."""
+        return group_operators(self.findings[file], grouping.value) if self.findings else NOT_APPLICABLE
+
     def view(self, width: int, **changes: Any) -> TraceView:
         """Return a view of it with the timeline that goes with it."""
         blank = TraceView(self.subject, NOT_APPLICABLE, ascii_only=False, tab=self.subject.tabs[0])
         view = replace(blank, **changes)
         looked = self.look(view.file, view.lane, view.stretch, count_cells(width))
-        return replace(view, timeline=looked)
+        groups = NOT_APPLICABLE if view.grouping is Grouping.NAMES else self.group(view.file, view.grouping)
+        return replace(view, timeline=looked, groups=groups)
 
 
 def forget_others(file: TraceFile) -> TraceFile:
@@ -147,7 +171,8 @@ def make_run(name: str) -> Run:
     if name in ("pair", "refused"):
         return _make_pair(refused=name == "refused")
     ranks = 2 if name == "ranks" else 1
-    builders = [build_cpu_run()] if name == "cpu" else [build_gpu_run(rank, ranks) for rank in range(ranks)]
+    alone = {"cpu": build_cpu_run, "marked": build_marked_run}
+    builders = [alone[name]()] if name in alone else [build_gpu_run(rank, ranks) for rank in range(ranks)]
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for rank, builder in enumerate(builders):
@@ -231,6 +256,13 @@ def list_trace_pictures() -> Iterator[TracePicture]:
     common = Size(80, 24)
     for tab in (Tab.OPS, Tab.KERNELS, Tab.MEMORY):
         yield TracePicture(f"{tab.name.lower()}.80x24", "one", common, {"tab": tab})
+    yield TracePicture("memory.120x40", "one", Size(120, 40), {"tab": Tab.MEMORY})
+    yield TracePicture("memory.80x24.ascii", "one", common, {"tab": Tab.MEMORY, "ascii_only": True})
+    by_line = {"tab": Tab.OPS, "grouping": Grouping.LINES}
+    yield TracePicture("ops-lines.80x24", "one", common, by_line)
+    yield TracePicture(
+        "ops-below.120x40", "marked", Size(120, 40), {"tab": Tab.OPS, "cursors": (0, 0, 3) + (0,) * 4}
+    )
     yield TracePicture("cpu.80x24", "cpu", common, {"tab": Tab.GAPS})
     yield TracePicture("cpu-kernels.80x24", "cpu", common, {"tab": Tab.KERNELS})
     yield TracePicture("step.80x24", "one", common, {"tab": Tab.GAPS, "stretch": Stretch(2, 1)})

@@ -44,6 +44,7 @@ def test_no_key_means_two_things_at_once():
 
 def test_a_key_that_does_nothing_says_why():
     view = make_view()
+    assert say_unused(" ", view) == "space has no meaning, ? shows the keys"
     assert say_unused("Z", view) == "Z has no meaning, ? shows the keys"
     assert say_unused("R", view).startswith("R works in the stacks, where py-spy could not read")
     assert say_unused("T", view) == "T does nothing here, ? shows what does"

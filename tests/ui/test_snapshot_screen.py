@@ -81,7 +81,7 @@ async def walk_stack(d: Driven) -> None:
 
 
 async def walk_rows(d: Driven) -> None:
-    await d.press("2", "o")
+    await d.press("1", "right_curly_bracket", "left_curly_bracket", "2", "o")
     await d.until(lambda: bool(d.places))
     assert d.places == [(0, f"{OWN}:10 build")]
     await d.press("y")

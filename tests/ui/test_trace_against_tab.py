@@ -80,7 +80,7 @@ async def walk_rows(d: Driven) -> None:
     await d.press("/", "k", "e", "x", "backspace", "enter")
     assert "copy_kernel" in d.text
     assert "DataLoader" not in d.text
-    await d.press("escape", "ctrl+l", "Y")
+    await d.press("escape", "right_curly_bracket", "left_curly_bracket", "ctrl+l", "Y")
     assert "══ 7 against" in d.app.copied
 
 

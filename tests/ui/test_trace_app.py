@@ -68,6 +68,20 @@ async def walk_time(d: Driven) -> None:
 
 async def walk_rows(d: Driven) -> None:
     await d.press("3")
+    await d.press("right_curly_bracket")
+    assert ">12.000  93.8 %     20" in d.text, "the first row of the next table"
+    await d.press("right_curly_bracket", "right_curly_bracket")
+    assert d.view.cursor == 0, "after the last table comes the first"
+    await d.press("left_curly_bracket")
+    assert "> 35.050  49.950      5  train.py(88): train" in d.text
+    await d.press("a")
+    assert "n/a      no shapes in the trace: record_shapes=True records them" in d.text
+    await d.press("a")
+    assert "operators by line of the program" in d.text
+    assert "12.000  12.000         5.000    5.000     20  aten::addmm   train.py(88): train" in d.text
+    await d.press("a")
+    assert "operators by name" in d.text
+    assert "by line of the program" not in d.text
     await d.press("s")
     assert "sorted: gpu self ms" in d.text
     assert "gpu self msv" in d.text
@@ -188,6 +202,17 @@ def test_no_key_means_two_things_and_each_does_something():
                 assert key.deed(view) != view, (key.id, view)
 
 
+def test_the_help_promises_no_zoom_that_does_nothing_now():
+    for stretch, words in (
+        (WHOLE, {"closer"}),
+        (Stretch(0, 1), {"closer, wider, all steps"}),
+        (Stretch(0, 1, 0, 4096), {"wider, all steps"}),
+    ):
+        view = make_run("ranks").view(80, tab=Tab.RANKS, overlay=TraceOverlay.HELP, stretch=stretch)
+        zoom = [key for key in trace_keys_shown(view) if key.keys[0] in ("+", "-", "0")]
+        assert {key.brief for key in zoom} == words
+
+
 @pytest.mark.parametrize("tab", [*TRACE_TABS, Tab.AGAINST, *SnapshotTab])
 def test_the_help_fits_the_common_screen(tab):
     run = "pair" if tab is Tab.AGAINST else "ranks" if isinstance(tab, Tab) else "snapshot"
@@ -202,6 +227,7 @@ def test_the_help_fits_the_common_screen(tab):
 def test_a_key_that_does_nothing_says_why():
     view = make_run("one").view(80)
     assert say_trace_unused("Z", view) == "Z has no meaning, ? shows the keys"
+    assert say_trace_unused(" ", view) == "space has no meaning, ? shows the keys"
     assert say_trace_unused("n", view) == "n works in a trace of several devices"
     assert say_trace_unused("f12", view) == ""
     lost = replace(view, timeline=Missing("not kept"))

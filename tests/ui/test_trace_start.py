@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tpmon.ui import trace_app
 from tpmon.ui.snapshot_subject import SnapshotSubject
 from tpmon.ui.terminal import ScreenResult
 from tpmon.ui.trace_subject import TraceSubject
-from tpmon.ui.trace_view import WHOLE
+from tpmon.ui.trace_view import WHOLE, Grouping
 
 Start = Callable[..., int]
 
@@ -138,3 +139,37 @@ def test_a_trace_alone_imports_nothing_of_snapshots_and_comparisons():
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "key", ["target", "against", "csv", "top", "table", "slice_out", "steps", "top_gaps"]
+)
+def test_a_flag_with_nothing_in_it_is_refused_and_not_taken_for_none(drawn, start, traces, key):
+    with pytest.raises(UsageError) as refused:
+        start(traces[0], **{key: ""})
+    assert refused.value.what.startswith(f"--{key.removesuffix('_out').replace('_', '-')} takes ")
+    assert refused.value.what.endswith(", found ''")
+    assert drawn == []
+
+
+def test_a_snapshot_is_refused_what_it_cannot_have_in_one_clear_line_each(start, traces, tmp_path):
+    snapshot = training().write(tmp_path / "s.pickle")
+    with pytest.raises(UsageError) as refused:
+        start(snapshot, against=traces[0])
+    assert refused.value.what == f"--against compares traces, and {snapshot} is a memory snapshot"
+
+
+def test_the_screen_puts_operators_together_when_it_is_asked_to(drawn, start, traces):
+    assert start(traces[0]) == 0
+    ((_subject, controls),) = drawn
+    lines = controls.group(0, Grouping.LINES)
+    assert {row.group for row in lines} == {"train.py(88): train"}
+    assert controls.group(0, Grouping.SHAPES) == ()
+
+
+def test_the_json_has_the_tables_that_text_makes_on_request(tmp_path, traces, capfd):
+    options = settle(resolve({"json": True}, {}, tmp_path / "none.toml", {}))
+    assert trace_screen.start_trace({"files": traces[:1]}, options, Output(1, ascii_only=True)) == 0
+    (file,) = json.loads(capfd.readouterr().out)["files"]
+    assert file["shapes"] == []
+    assert {row["group"] for row in file["lines"]} == {"train.py(88): train"}

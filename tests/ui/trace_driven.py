@@ -12,6 +12,12 @@ from tpmon.ui.trace_app import TraceApp
 from tpmon.ui.trace_keys import find_trace_key
 from tpmon.ui.trace_view import TraceControls, TraceView
 
+_SIGNS = {
+    "greater_than_sign": ">",
+    "less_than_sign": "<",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+}
 NO_STACKS = Missing("no stacks here")
 
 
@@ -27,7 +33,9 @@ class Driven:
             self.places.append((file, name))
             return place(name) if callable(place) else place
 
-        self.app = TraceApp(self.run.subject, TraceControls(self.run.look, find_line), ascii_only=False)
+        self.app = TraceApp(
+            self.run.subject, TraceControls(self.run.look, find_line, self.run.group), ascii_only=False
+        )
 
     @property
     def view(self) -> TraceView:
@@ -39,7 +47,7 @@ class Driven:
 
     async def press(self, *names: str) -> None:
         for name in names:
-            key = find_trace_key({"greater_than_sign": ">", "less_than_sign": "<"}.get(name, name), self.view)
+            key = find_trace_key(_SIGNS.get(name, name), self.view)
             if key is not None:
                 self.used.add(key.id)
             await self.pilot.press(name)

@@ -47,7 +47,10 @@ def test_a_fix_that_helps_is_said_with_its_noise(tmp_path: Path) -> None:
     assert found.summary.startswith("it helped: mean step 2.000 ms before, 1.000 ms after, 2.00x")
     loader = next(change for change in found.changes if change.name == "data_loader")
     assert (loader.before_us, loader.after_us) == (1500, 500)
-    assert any("data_loader" in line for line in write_comparison(found, 5))
+    text = "\n".join(write_comparison(found, 5))
+    assert "DataLoader" in text
+    assert "CPU operators" in text
+    assert "data_loader" not in text, "the words of the overview and of the screen"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tpmon.model.trace_tables import (
     OperatorGroupRow,
     PatternRow,
     ProductRow,
+    RangeRow,
 )
 from tpmon.model.verdict import Kind
 
@@ -350,6 +351,7 @@ class TraceFile:
     frames: Applicable[tuple[FrameRow, ...]]
     shapes: Applicable[tuple[OperatorGroupRow, ...]]
     lines: Applicable[tuple[OperatorGroupRow, ...]]
+    ranges: tuple[RangeRow, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,21 @@ class OperatorGroupRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeRow:
+    """Hold one range that the program marked with record_function: host times, and device work in it.
+
+    Host times do not apply to a range that only a device has; ``device_total_us`` is its length there.
+    """
+
+    name: str
+    count: int
+    host_total_us: Applicable[float]
+    host_self_us: Applicable[float]
+    host_mean_us: Applicable[float]
+    device_total_us: Applicable[float]
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationRow:
     """Hold what one operator allocated on one device.
 

@@ -17,13 +17,21 @@ from tpmon.model.trace import (
     TraceReport,
     TraceVerdict,
 )
+from tpmon.model.trace_words import name_ranks
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_paragraph
-from tpmon.report.trace_tables import say_growth, write_hot_kernel, write_more, write_patterns, write_rates
+from tpmon.report.trace_tables import (
+    say_growth,
+    write_curves,
+    write_hot_kernel,
+    write_more,
+    write_patterns,
+    write_rates,
+)
 
 TOP = 10
 MOST_STEPS = 12
-_NAMES = {
+PHASES = {
     "kernel": "kernels",
     "memcpy": "memcpy",
     "memset": "memset",
@@ -33,7 +41,8 @@ _NAMES = {
     "cpu": "CPU operators",
     "other": "other",
 }
-_CAUSES = {
+"""What a step is made of, in the words of the screen."""
+CAUSES = {
     "data": "data",
     "sync_explicit": "explicit sync",
     "sync_implicit": "implicit sync",
@@ -42,6 +51,7 @@ _CAUSES = {
     "cpu_op": "CPU operator",
     "other": "other",
 }
+"""What holds an idle device, in the words of the screen."""
 _LINE_CHARS = 400
 _NA = "n/a"
 
@@ -82,6 +92,8 @@ def write_file(file: TraceFile, top: int = TOP) -> list[str]:
         lines += ["", *_write_copies(file)]
     if file.memory.peaks:
         lines += ["", *_write_memory(file)]
+        curves = write_curves(file)
+        lines += ["", *curves] if curves else []
     return lines + write_more(file, top)
 
 
@@ -158,10 +170,10 @@ def _write_steps(overview: Overview) -> list[str]:
 def _write_breakdown(overview: Overview) -> list[str]:
     """Write both views: exclusive, whose parts sum to the step, and overlapping, each kind in full."""
     own, full = overview.breakdown_us, overview.overlapping_us
-    total = sum(known_or(_part(own, key), 0.0) for key in _NAMES) or 1.0
+    total = sum(known_or(_part(own, key), 0.0) for key in PHASES) or 1.0
     rows = [
         (name, _us(value), _pct(map_known(lambda us: 100 * us / total, value)), _us(_part(full, key)))
-        for key, name in _NAMES.items()
+        for key, name in PHASES.items()
         for value in (_part(own, key),)
     ]
     headers = ("of a step", "ms", "share", "ms, overlapping")
@@ -210,7 +222,7 @@ def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
     ]
     rows = [
         (name, _us(getattr(gaps, key)), f"{100 * getattr(gaps, key) / window:.1f} %")
-        for key, name in _CAUSES.items()
+        for key, name in CAUSES.items()
     ]
     lines += lay_columns(("cause", "ms", "of the window"), rows, left=("cause",), indent=2)
     if gaps.largest:
@@ -218,7 +230,7 @@ def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
             (
                 f"{gap.start_ms:,.3f}",
                 _us(gap.us),
-                _CAUSES[gap.cause],
+                CAUSES[gap.cause],
                 " ".join(text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text)
                 or "-",
             )
@@ -336,9 +348,10 @@ def _write_memory(file: TraceFile) -> list[str]:
 
 def _write_ranks(table: RankTable) -> list[str]:
     lines = [cut(f"ranks    {table.summary}", WIDTH)]
+    names = name_ranks(table.ranks)
     rows = [
         (
-            str(row.rank) if is_known(row.rank) else "?",
+            names[row.path],
             f"{row.step_ms:,.3f}",
             f"{row.compute_ms:,.3f}",
             f"{row.comm_ms:,.3f}",
@@ -350,7 +363,9 @@ def _write_ranks(table: RankTable) -> list[str]:
         for row in table.ranks
     ]
     headers = ("rank", "step ms", "compute", "comms", "of it hidden", "neither", "waits*", "moves data*")
-    lines += lay_columns(headers, rows, indent=2)
+    lines += lay_columns(
+        headers, rows, left=() if all(map(str.isdecimal, names.values())) else ("rank",), indent=2
+    )
     lines.append("  * in all collectives of the trace; the other columns are of the mean step, in ms")
     if table.missing:
         named = ", ".join(map(str, table.missing[:20])) + (" ..." if len(table.missing) > 20 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tpmon.model.trace_change import Change, TraceComparison
 from tpmon.model.units import clean_text
 from tpmon.report.table import lay_columns, lay_paragraph
+from tpmon.report.trace import CAUSES, PHASES
 
 _PARTS = {
     "phase": "of a step",
@@ -35,5 +36,10 @@ def _row(change: Change) -> tuple[str, str, str, str]:
         f"{change.before_us / 1000:,.3f}",
         f"{change.after_us / 1000:,.3f}",
         f"{difference / 1000:+,.3f}",
-        change.name,
+        _name(change),
     )
+
+
+def _name(change: Change) -> str:
+    words = {"phase": PHASES, "idle": CAUSES}.get(change.part, {})
+    return words.get(change.name, change.name)

@@ -30,6 +30,7 @@ TABLES = (
     "curve",
     "shapes",
     "lines",
+    "ranges",
 )
 _LEFT_OUT = ("largest",)
 
@@ -70,6 +71,7 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
         "allocations": file.memory.by_operator,
         "shapes": file.shapes,
         "lines": file.lines,
+        "ranges": file.ranges,
     }
     if table == "curve":
         return [

@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.memory_chart import (
+    LEGEND,
+    ROWS,
+    describe_curve,
+    draw_curve,
+    draw_steps,
+    name_place,
+    say_span,
+    span_curves,
+    top_of,
+)
 from tpmon.model.trace import KernelRow, TraceFile, TraceReport
 from tpmon.model.trace_tables import (
     AllocationRow,
@@ -13,11 +24,13 @@ from tpmon.model.trace_tables import (
     OperatorGroupRow,
     PatternRow,
     ProductRow,
+    RangeRow,
 )
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.report.table import lay_columns, lay_paragraph
+from tpmon.report.table import LABEL_WIDTH, WIDTH, lay_columns, lay_paragraph
 
 _LINE_CHARS = 400
+MOST_CURVES = 8
 _NA = "n/a"
 _NO_STACKS = "none recorded (with_stack=True)"
 _NO_MODULES = "none recorded (with_stack=True and modules called)"
@@ -149,6 +162,23 @@ def write_frames(rows: tuple[FrameRow, ...], top: int) -> list[str]:
     return lay_top(headers, cells, top, ("Python function",), "frames")
 
 
+def write_ranges(rows: tuple[RangeRow, ...], top: int) -> list[str]:
+    """Write the ranges that the program marked itself."""
+    cells = [
+        (
+            write_us(row.host_total_us),
+            write_us(row.host_self_us),
+            write_us(row.host_mean_us),
+            write_us(row.device_total_us),
+            f"{row.count:,}",
+            row.name,
+        )
+        for row in rows
+    ]
+    headers = ("host ms", "host self ms", "mean ms", "gpu ms", "count", "range (record_function)")
+    return lay_top(headers, cells, top, ("range (record_function)",), "ranges")
+
+
 def write_allocations(rows: tuple[AllocationRow, ...], top: int) -> list[str]:
     """Write which operators allocate, the cards first."""
     cells = [
@@ -213,6 +243,10 @@ _WRITERS: dict[str, Callable[[TraceFile, int], list[str]]] = {
         file.shapes, top, "shapes", "none recorded (record_shapes=True)"
     ),
     "lines": lambda file, top: _write_asked(file.lines, top, "lines", _NO_STACKS),
+    "ranges": lambda file, top: (
+        write_ranges(file.ranges, top) or ["ranges: none recorded (torch.profiler.record_function)"]
+    ),
+    "curve": lambda file, _top: write_curves(file) or ["curve: none recorded (profile_memory=True)"],
 }
 TEXT_TABLES = tuple(_WRITERS)
 """Tables that can be written alone as text."""
@@ -228,11 +262,32 @@ def write_tables(report: TraceReport, table: str, top: int) -> list[str]:
 
 def write_more(file: TraceFile, top: int) -> list[str]:
     """Write the further tables that a trace has, each after an empty line."""
-    parts = [write_products(file.products, top) if file.products else []]
+    parts = [write_ranges(file.ranges, top), write_products(file.products, top)]
     parts.append(write_modules(file.modules, top) if is_known(file.modules) and file.modules else [])
     parts.append(write_frames(file.frames, top) if is_known(file.frames) else [])
     parts.append(write_allocations(file.memory.by_operator, top))
     return [line for part in parts if part for line in ("", *part)]
+
+
+def write_curves(file: TraceFile) -> list[str]:
+    """Draw the memory of each device over time; of more devices than these only the CSV tells."""
+    curves = file.memory.curves
+    steps = file.overview.step_table if file.overview.steps else ()
+    lines: list[str] = []
+    columns = WIDTH - LABEL_WIDTH
+    for curve in curves[:MOST_CURVES]:
+        span = span_curves(curves, steps)
+        lines += ["", *lay_paragraph(name_place(curve.kind, curve.device), describe_curve(curve))]
+        ruler = draw_steps(steps, span, columns)
+        lines += [f"{'step':{LABEL_WIDTH}}{ruler}"] if ruler else []
+        labels = [format_bytes(top_of(curve)), *[""] * (ROWS - 2), format_bytes(0)]
+        rows = draw_curve(curve, span, columns)
+        lines += [f"{label:{LABEL_WIDTH}}{row}".rstrip() for label, row in zip(labels, rows, strict=True)]
+    if not lines:
+        return []
+    hidden = len(curves) - MOST_CURVES
+    more = [f"  {hidden} more (--csv curve)"] if hidden > 0 else []
+    return [f"memory over {say_span(span)}: {LEGEND}", *lines[1:], *more]
 
 
 def say_growth(value: Known[int]) -> str:

@@ -9,7 +9,7 @@ import select
 
 from tpmon.errors import UsageError
 
-_ASCII = str.maketrans("·…–—×→µ°±", "|~--x>u +")  # noqa: RUF001
+_ASCII = str.maketrans("·…–—×→µ°±▁▂▃▄▅▆▇█░", "|~--x>u +_.:-=+*#:")  # noqa: RUF001
 
 
 def to_ascii(text: str) -> str:

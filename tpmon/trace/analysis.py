@@ -45,6 +45,7 @@ from tpmon.trace.patterns import find_patterns
 from tpmon.trace.product_rows import sum_products
 from tpmon.trace.products import count_work
 from tpmon.trace.python_lines import nest_python, sum_frames
+from tpmon.trace.ranges import sum_ranges
 from tpmon.trace.ranks import RankParts, compare_ranks, take_parts
 from tpmon.trace.read import Progress, Trace, clean_name, read_distributed, read_trace
 from tpmon.trace.schema import Header
@@ -54,7 +55,7 @@ from tpmon.trace.verdict import judge_device, judge_host
 
 ON_REQUEST = ("shapes", "lines")
 """Tables that take long and are long: made where they are asked for."""
-_NOT_ASKED = Missing("not asked for (--table shapes, --table lines)")
+_NOT_ASKED = Missing("not asked for (--json, --table shapes, --table lines)")
 MOST_STEPS = 1000
 """Rows of the step table; a capture is bounded to far fewer."""
 
@@ -171,10 +172,21 @@ def analyze_trace(
         frames=python.frames,
         shapes=group_by_shape(trace, ops, times) if "shapes" in wanted else _NOT_ASKED,
         lines=python.lines,
+        ranges=sum_ranges(trace, launched_by),
     )
     if keep is not None:
         keep(Findings(trace, steps, activity, causes, figures))
     return file, take_parts(trace, file, steps, activity)
+
+
+def group_operators(found: Findings, by: str) -> Applicable[tuple[OperatorGroupRow, ...]]:
+    """Make one table of ``ON_REQUEST`` of a trace that is analysed; its events must still be there."""
+    trace = found.trace
+    ops = nest_operators(trace)
+    times = time_operators(trace, ops, find_launchers(trace, ops, match_calls(trace)))
+    if by == "shapes":
+        return group_by_shape(trace, ops, times)
+    return group_by_line(trace, ops, times, nest_python(trace)) if len(trace.python.start) else NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

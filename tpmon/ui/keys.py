@@ -338,9 +338,10 @@ def say_unused(name: str, view: ViewState) -> str:
     """Say why a key did nothing: where it works, or that it has no meaning; "" for keys without a letter."""
     if len(name) != 1 or not name.isprintable():
         return ""
+    shown = "space" if name == " " else name
     where = tuple(dict.fromkeys(key.when.words for key in KEYS if name in key.keys))
     if not where:
-        return f"{name} has no meaning, ? shows the keys"
+        return f"{shown} has no meaning, ? shows the keys"
     if is_known(view.frame) and has_ended(view.frame):
         return f"{name} has nothing to do: the job has ended"
     return f"{name} works {where[0]}" if len(where) == 1 else f"{name} does nothing here, ? shows what does"

@@ -98,14 +98,17 @@ def _lay_paragraph(block: Paragraph, width: int, *, cursor: bool) -> Piece:
     label_width = LABEL_WIDTH if width >= 60 else max(_NARROW_LABEL_WIDTH, width_of(block.label) + 1)
     texts = wrap_all(block.text, max(8, width - label_width - 2)) or [""]
     mark = ">" if cursor else " "
+    drawn = block.draw(width)
 
     def paint(at: int) -> Line:
+        if at >= len(texts):
+            return drawn[at - len(texts)]
         label = pad(block.label if at == 0 else "", label_width)
         if cursor:
             return fit_line(((pad(f"{mark}{label}{texts[at]}", width), Ink.CURSOR),), width)
         return fit_line(((f" {label}", Ink.DIM), (texts[at], block.ink)), width)
 
-    return Piece(len(texts), paint)
+    return Piece(len(texts) + len(drawn), paint)
 
 
 def _lay_sheet(sheet: Sheet[Any], width: int, cursor: int) -> Piece:

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar, Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
 from tpmon.model.units import clean_text, format_bytes
-from tpmon.ui.lines import Ink
+from tpmon.ui.cells import width_of
+from tpmon.ui.lines import Ink, Line
 from tpmon.ui.table import Cell, Column
 
 Row = TypeVar("Row")
@@ -21,6 +22,30 @@ MOST_ROWS = 2000
 NA = "n/a"
 _NAME_WIDTH = 16
 _FACT_CHARS = 4000
+_MEASURED_ROWS = 200
+_WORDS = {
+    "gb_s": ("memory rate", "GB/s"),
+    "gb_s_peak_pct": ("memory, of peak", "%"),
+    "tflop_s": ("compute rate", "TFLOP/s"),
+    "tflop_s_peak_pct": ("compute, of peak", "%"),
+    "peak_pct": ("of the peak", "%"),
+    "misaligned_pct": ("misaligned sizes", "%"),
+    "bus_gb_s": ("bus", "GB/s"),
+    "limited_by": ("occupancy limit", ""),
+    "bound_by": ("held by", ""),
+    "dtype": ("number type", ""),
+    "forward_total_us": ("gpu forward", "us"),
+    "forward_self_us": ("gpu forward self", "us"),
+    "device_total_us": ("gpu total", "us"),
+    "device_self_us": ("gpu self", "us"),
+    "at_peak_bytes": ("alive at peak", "bytes"),
+    "allocations_bytes": ("allocated in all", "bytes"),
+    "frees_bytes": ("freed in all", "bytes"),
+    "unused_pct": ("unused at peak", "%"),
+    "growth_bytes": ("growth", "bytes"),
+    "blocks_per_sm": ("blocks per SM", ""),
+}
+"""Fields whose names are no words, each with its words and its unit."""
 _UNITS = (("_us", "us"), ("_ms", "ms"), ("_pct", "%"), ("_bytes", "bytes"), ("_gb_s", "GB/s"), ("_s", "s"))
 _NAMES = ("name", "operator", "module", "source", "function", "pattern", "part", "kind", "path", "stack")
 
@@ -32,6 +57,8 @@ class Paragraph:
     label: str
     text: str
     ink: Ink = Ink.PLAIN
+    draw: Callable[[int], tuple[Line, ...]] = lambda _width: ()
+    """Draw what stands below the text, in lines of this width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +175,20 @@ def bar(share_pct: float, width: int) -> str:
     return "█" * round(max(0.0, min(share_pct, 100.0)) * width / 100)
 
 
+def fit_column(
+    head: str,
+    keep: int,
+    read: Callable[[Row], str],
+    rows: Sequence[Row],
+    *,
+    right: bool = True,
+    most: int = 40,
+) -> Column[Row]:
+    """Make a column as wide as what stands in its first rows."""
+    widest = max((width_of(read(row)) for row in rows[:_MEASURED_ROWS]), default=1)
+    return Column(head, max(min(widest, most), width_of(head)), keep, read, right)
+
+
 def as_number(value: object) -> float:
     """Return what rows are sorted by: what is not known comes last."""
     return float(value) if isinstance(value, (int, float)) else float("-inf")
@@ -167,12 +208,16 @@ def list_facts(row: object) -> list[tuple[str, str]]:
 def _unit(name: str) -> str:
     if name in ("us", "ms", "bytes"):
         return name
+    if name in _WORDS:
+        return _WORDS[name][1]
     return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
 
 
 def _label(name: str) -> str:
     if name in ("us", "ms"):
         return "time"
+    if name in _WORDS:
+        return _WORDS[name][0]
     for ending, _unit_of in _UNITS:
         name = name.removesuffix(ending)
     return name.rstrip("_").replace("_", " ")

@@ -12,7 +12,7 @@ from tpmon.model.units import clean_text
 from tpmon.ui.moves import FILTER_LIMIT, Move, moved
 from tpmon.ui.sheet import Block, Sheet, list_units
 from tpmon.ui.trace_sheets import find_orders, find_row, list_all, list_blocks
-from tpmon.ui.trace_view import WHOLE, AnyTab, Tab, TraceOverlay, TraceView
+from tpmon.ui.trace_view import WHOLE, AnyTab, Grouping, Tab, TraceOverlay, TraceView
 
 MOST_PARTS = 4096
 """A step is looked at in so many parts at most: a few microseconds each."""
@@ -144,6 +144,31 @@ def _find_begin(blocks: Sequence[Block]) -> int:
         if isinstance(block, Sheet) and unit.row == block.begin:
             return place
     return 0
+
+
+def action_group(view: TraceView) -> TraceView:
+    """Put the operators together by the next thing that their calls have in common."""
+    kinds = list(Grouping)
+    grouping = kinds[(kinds.index(view.grouping) + 1) % len(kinds)]
+    said = {Grouping.NAMES: "name", Grouping.SHAPES: "input shapes", Grouping.LINES: "line of the program"}
+    changed = replace(view, grouping=grouping, sort=0, sort_reversed=False)
+    return replace(_with_cursor(changed, 0), message=f"operators by {said[grouping]}")
+
+
+def action_next_table(view: TraceView, step: int) -> TraceView:
+    """Put the cursor on the first row of the next table of the tab, or of the one before."""
+    starts = list_tables(view)
+    later = [start for start in starts if start > view.cursor]
+    before = [start for start in starts if start < view.cursor]
+    if step > 0:
+        return _with_cursor(view, later[0] if later else starts[0])
+    return _with_cursor(view, before[-1] if before else starts[-1])
+
+
+def list_tables(view: TraceView) -> list[int]:
+    """Return the places of the first rows of the tables of the tab."""
+    units = list_units(list_blocks(view))
+    return [place for place, unit in enumerate(units) if unit.row == 0]
 
 
 def action_sort_next(view: TraceView) -> TraceView:

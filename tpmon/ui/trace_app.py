@@ -14,7 +14,7 @@ from tpmon.ui.shell import MESSAGE_SECONDS, Shell, draw  # isort: skip
 from textual.timer import Timer
 
 from tpmon.errors import ExitCode
-from tpmon.model.known import Known, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, is_known
 from tpmon.ui import editor
 from tpmon.ui import trace_actions as actions
 from tpmon.ui.moves import Effect, Move
@@ -24,7 +24,7 @@ from tpmon.ui.terminal import ScreenResult, require_terminal
 from tpmon.ui.trace_keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.trace_sheets import find_paragraph, find_row, list_blocks
 from tpmon.ui.trace_situations import OpenTab
-from tpmon.ui.trace_view import WHOLE, Subject, TraceControls, TraceOverlay, TraceView
+from tpmon.ui.trace_view import WHOLE, Grouping, Subject, Tab, TraceControls, TraceOverlay, TraceView
 
 
 class TraceApp(Shell):
@@ -36,6 +36,7 @@ class TraceApp(Shell):
         self._controls = controls
         self._timer: Timer | None = None
         self._drawn: tuple[object, ...] = ()
+        self._grouped: tuple[int, Grouping] = (0, Grouping.NAMES)
         timeline = controls.look(0, 0, WHOLE, count_cells(80))
         self.view = TraceView(subject, timeline, ascii_only, tab=subject.first_tab)
 
@@ -54,9 +55,18 @@ class TraceApp(Shell):
         if asked != self._drawn and size.width:
             self._drawn = asked
             view = replace(view, timeline=self._controls.look(*asked))
-        self.view = view
+        self.view = view = self._regroup(view)
         if size.width:
             self._canvas.set_lines(paint_trace(view, size, trace_keys_shown(view)))
+
+    def _regroup(self, view: TraceView) -> TraceView:
+        """Ask for the operators as they are put together, once for each file and kind."""
+        asked = (view.file, view.grouping)
+        if view.tab is Tab.OPS and asked != self._grouped:
+            self._grouped = asked
+            by_name = view.grouping is Grouping.NAMES
+            return replace(view, groups=NOT_APPLICABLE if by_name else self._controls.group(*asked))
+        return view
 
     def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
         """Show one line for some seconds, or until a key is pressed."""

@@ -13,25 +13,16 @@ from tpmon.model.known import Missing
 from tpmon.ui import trace_actions as actions
 from tpmon.ui import trace_situations as when
 from tpmon.ui.lines import KeyHelp
-from tpmon.ui.moves import Effect, Move
+from tpmon.ui.moves import Effect
+from tpmon.ui.trace_keys_rows import BACK, ROW_KEYS
 from tpmon.ui.trace_situations import OpenTab, TraceKey, TraceSituation
 from tpmon.ui.trace_view import TraceOverlay, TraceView
 
-_TPMON, _TAB, _TIME, _ROW = "Trace", "Trace: tabs", "Trace: timeline", "Trace: rows"
-_BACK = "close, back, clear filter"
-_MOVE = "a row or line down, up"
+_TPMON, _TAB, _TIME = "Trace", "Trace: tabs", "Trace: timeline"
 _ALONG = "next, previous step or part"
 _ZOOM = "closer, wider, all steps"
 _NEXT = "next tab, previous"
 _FILE = "next file, previous"
-
-
-def _move(
-    name: str, shown: tuple[str, ...], text: str, move: Move, *, brief: str, footer: str = ""
-) -> TraceKey:
-    keys = tuple({"PgDn": "pagedown", "PgUp": "pageup"}.get(key, key) for key in shown)
-    keys = tuple(key.lower() if len(key) > 1 else key for key in keys)
-    return TraceKey(name, keys, shown, _ROW, text, move, when.NOT_TYPING, footer, 7 if footer else 0, brief)
 
 
 def _open(
@@ -174,7 +165,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         when.OVER,
         "close",
         1,
-        brief=_BACK,
+        brief=BACK,
     ),
     TraceKey(
         "along",
@@ -246,124 +237,7 @@ TRACE_KEYS: tuple[TraceKey, ...] = (
         8,
         brief="the next device",
     ),
-    _move("down", ("j", "down"), "next row or line", Move.DOWN, brief=_MOVE, footer="down"),
-    _move("up", ("k", "up"), "previous row or line", Move.UP, brief=_MOVE),
-    _move("page-down", ("PgDn",), "a page down", Move.PAGE_DOWN, brief="a page down, up"),
-    _move("page-up", ("PgUp",), "a page up", Move.PAGE_UP, brief="a page down, up"),
-    _move("first", ("g", "Home"), "first row or line", Move.FIRST, brief="first, last"),
-    _move("last", ("G", "End"), "last row or line", Move.LAST, brief="first, last"),
-    TraceKey(
-        "enter",
-        ("enter",),
-        ("enter",),
-        _ROW,
-        "everything about the row; of bytes their stack, of a rank its trace, of a step its timeline",
-        actions.action_enter,
-        when.ROWS,
-        "open",
-        4,
-        brief="all about it; a rank, a step",
-    ),
-    TraceKey(
-        "edit",
-        ("o",),
-        ("o",),
-        _ROW,
-        "open $VISUAL or $EDITOR at the line of Python that called it, or at the frame",
-        Effect.EDIT,
-        when.FINDABLE,
-        "editor",
-        4,
-        brief="$EDITOR at its line",
-    ),
-    TraceKey(
-        "copy",
-        ("y",),
-        ("y",),
-        _ROW,
-        "copy the row or paragraph under the cursor, whole",
-        Effect.COPY_RESULT,
-        when.NOT_TYPING,
-        "copy",
-        5,
-        brief="copy it, whole",
-    ),
-    TraceKey(
-        "copy-screen",
-        ("Y",),
-        ("Y",),
-        _ROW,
-        "copy the whole screen as text",
-        Effect.COPY_SCREEN,
-        when.NOT_TYPING,
-        brief="copy the whole screen",
-    ),
-    TraceKey(
-        "sort",
-        ("s",),
-        ("s",),
-        _ROW,
-        "sort by the next column",
-        actions.action_sort_next,
-        when.SORTABLE,
-        "sort",
-        9,
-        brief="sort: next, reversed",
-    ),
-    TraceKey(
-        "reverse",
-        ("S",),
-        ("S",),
-        _ROW,
-        "reverse the order",
-        actions.action_reverse,
-        when.SORTABLE,
-        brief="sort: next, reversed",
-    ),
-    TraceKey(
-        "filter",
-        ("/",),
-        ("/",),
-        _ROW,
-        "show only rows with this text; a leading ! shows the others",
-        partial(actions.action_overlay, overlay=TraceOverlay.FILTER),
-        when.TABLES,
-        "filter",
-        8,
-        brief="only rows with a text",
-    ),
-    TraceKey(
-        "filter-keep",
-        ("enter",),
-        ("enter",),
-        _ROW,
-        "keep the filter",
-        actions.action_filter_keep,
-        when.TYPING,
-        "keep",
-        1,
-    ),
-    TraceKey(
-        "filter-erase",
-        ("backspace", "ctrl+h"),
-        ("backspace",),
-        _ROW,
-        "erase a character",
-        actions.action_filter_erase,
-        when.TYPED,
-    ),
-    TraceKey(
-        "filter-clear",
-        ("escape",),
-        ("esc",),
-        _ROW,
-        "clear the filter",
-        actions.action_filter_clear,
-        when.FILTERED,
-        "no filter",
-        9,
-        brief=_BACK,
-    ),
+    *ROW_KEYS,
 )
 
 
@@ -376,9 +250,10 @@ def say_trace_unused(name: str, view: TraceView) -> str:
     """Say why a key did nothing; "" for keys without a letter."""
     if len(name) != 1 or not name.isprintable():
         return ""
+    shown = "space" if name == " " else name
     where = tuple(dict.fromkeys(key.when.words for key in TRACE_KEYS if name in key.keys))
     if not where:
-        return f"{name} has no meaning, ? shows the keys"
+        return f"{shown} has no meaning, ? shows the keys"
     if name in ("+", "=", "[", "]", "0", "-") and isinstance(view.timeline, Missing):
         return view.timeline.reason
     return f"{name} works {where[0]}" if len(where) == 1 else f"{name} does nothing here, ? shows what does"
@@ -387,12 +262,18 @@ def say_trace_unused(name: str, view: TraceView) -> str:
 def trace_keys_shown(view: TraceView) -> tuple[KeyHelp, ...]:
     """Return what works now, in the order of the table; with the help open also what works below it."""
     below = replace(view, overlay=TraceOverlay.NONE) if view.overlay is TraceOverlay.HELP else view
-    shown = []
-    for key in TRACE_KEYS:
-        now = key.when.holds(view)
-        if now or key.when.holds(below):
-            section = key.section.removeprefix("Trace: ").capitalize()
-            shown.append(
-                KeyHelp(key.shown, key.help, section, key.footer, key.priority if now else 0, key.brief)
-            )
-    return tuple(shown)
+    working = [(key, key.when.holds(view)) for key in TRACE_KEYS]
+    working = [(key, now) for key, now in working if now or key.when.holds(below)]
+    # The three share a line of the help, which must not promise the one that does nothing now.
+    zoom = ", ".join(key.footer for key, _now in working if key.brief == _ZOOM)
+    return tuple(
+        KeyHelp(
+            key.shown,
+            key.help,
+            key.section.removeprefix("Trace: ").capitalize(),
+            key.footer,
+            key.priority if now else 0,
+            zoom if key.brief == _ZOOM else key.brief,
+        )
+        for key, now in working
+    )

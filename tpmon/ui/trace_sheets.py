@@ -8,7 +8,7 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.ui.sheet import Block, Paragraph, Sheet, Unit, cap, choose_rows, list_units
-from tpmon.ui.trace_view import TraceOverlay, TraceView
+from tpmon.ui.trace_view import Grouping, Tab, TraceOverlay, TraceView
 
 
 def list_all(view: TraceView) -> list[Block]:
@@ -16,7 +16,12 @@ def list_all(view: TraceView) -> list[Block]:
     if view.overlay is TraceOverlay.STACK:
         found = find_row(replace(view, overlay=TraceOverlay.NONE))
         return [] if found is None else list(found.sheet.inside(found.row))
-    return view.subject.list_blocks(view.file, view.tab)
+    blocks = view.subject.list_blocks(view.file, view.tab)
+    if view.tab is Tab.OPS and view.grouping is not Grouping.NAMES:
+        from tpmon.ui.trace_more import list_groups  # noqa: PLC0415  # a snapshot does without it
+
+        return [*list_groups(view.groups, view.grouping), *blocks[1:]]
+    return blocks
 
 
 def list_blocks(view: TraceView) -> list[Block]:

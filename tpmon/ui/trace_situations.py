@@ -106,6 +106,13 @@ FINDABLE = TraceSituation(
 SORTABLE = TraceSituation(
     lambda view: _tabs(view) and len(find_orders(view)) > 0, "in tabs with a long table"
 )
+GROUPED = TraceSituation(
+    lambda view: _tabs(view) and view.tab is Tab.OPS and view.subject.has_data(view.file, Tab.OPS),
+    "on the tab of operators",
+)
+SEVERAL = TraceSituation(
+    lambda view: _tabs(view) and len(actions.list_tables(view)) > 1, "in tabs with several tables"
+)
 TABLES = TraceSituation(_has_rows, "in tabs with rows")
 TYPING = TraceSituation(lambda view: not _no_typing(view), "while the filter is typed")
 TYPED = TraceSituation(

@@ -1,4 +1,4 @@
-"""The tabs that are tables: operators, kernels and copies, memory, ranks."""
+"""The tabs that are tables: operators, kernels and copies, ranks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from tpmon.model.trace import (
     CollectiveRow,
     CopyRow,
     KernelRow,
-    MemoryPeak,
     OperatorRow,
     RankRow,
     RankTable,
     TraceFile,
 )
+from tpmon.model.trace_words import name_ranks
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, ms_of_us, number, said, size
+from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, fit_column, ms_of_us, number, said, size
 from tpmon.ui.table import Column
+from tpmon.ui.trace_more import list_kernel_tables, list_operator_tables
 from tpmon.ui.trace_words import name_rank, shorten_kernel
 
+_LONG_STEP_MS = 1000.0
+"""Ranks of steps beyond this are told in tenths of a millisecond, so that every column fits 80 cells."""
 Orders = tuple[tuple[str, Callable[[OperatorRow], float]], ...]
 
 
@@ -29,7 +32,7 @@ def list_operators(file: TraceFile) -> list[Block]:
     """List the operators, those first that take the most time themselves."""
     operators = file.operators
     if not operators:
-        return [Paragraph(NA, "the trace has no operators of the host")]
+        return [Paragraph(NA, "the trace has no operators of the host"), *list_operator_tables(file)]
     on_device = is_known(operators[0].device_self_us)
     host: tuple[Column[OperatorRow], ...] = (
         Column("host self ms", 12, 2 if on_device else 1, lambda row: ms_of_us(row.host_self_us)),
@@ -60,7 +63,7 @@ def list_operators(file: TraceFile) -> list[Block]:
         (*(device_orders if on_device else ()), *host_orders, ("calls", lambda row: row.calls)),
         findable=True,
     )
-    return [sheet]
+    return [sheet, *list_operator_tables(file)]
 
 
 def list_kernels(file: TraceFile) -> list[Block]:
@@ -77,7 +80,7 @@ def list_kernels(file: TraceFile) -> list[Block]:
         blocks.append(Paragraph("note", text))
     if file.copies:
         blocks.append(_copies_sheet(file.copies))
-    return blocks
+    return [*blocks, *list_kernel_tables(file)]
 
 
 def _kernels_sheet(kernels: tuple[KernelRow, ...]) -> Sheet[KernelRow]:
@@ -124,32 +127,6 @@ def _copies_sheet(copies: tuple[CopyRow, ...]) -> Sheet[CopyRow]:
     )
 
 
-def list_memory(file: TraceFile) -> list[Block]:
-    """List the peaks of memory."""
-    peaks = file.memory.peaks
-    if not peaks:
-        text = "no allocations in the trace: tpmon capture --memory, or profile_memory=True, records them"
-        return [Paragraph(NA, text)]
-    sheet: Sheet[MemoryPeak] = Sheet(
-        "memory",
-        (
-            Column("of", 8, 0, _name_device, right=False),
-            Column("peak allocated", 14, 1, lambda row: size(row.allocated_bytes)),
-            Column("peak reserved", 13, 2, lambda row: size(row.reserved_bytes)),
-            Column("allocated in all", 16, 3, lambda row: size(row.allocations_bytes)),
-            Column("freed in all", 12, 4, lambda row: size(row.frees_bytes)),
-            Column("events", 9, 5, lambda row: f"{row.events:,}"),
-        ),
-        peaks,
-        lambda row: f"{_name_device(row)}: peak {size(row.allocated_bytes)}",
-    )
-    return [sheet]
-
-
-def _name_device(row: MemoryPeak) -> str:
-    return f"{row.kind} {row.device}" if row.device >= 0 else row.kind
-
-
 def list_ranks(table: Applicable[RankTable], file: TraceFile) -> list[Block]:
     """Put the ranks beside each other, and list the communication of one."""
     blocks: list[Block] = []
@@ -162,28 +139,37 @@ def list_ranks(table: Applicable[RankTable], file: TraceFile) -> list[Block]:
     else:
         blocks.append(Paragraph(NA, "one trace alone: tpmon trace FOLDER puts the ranks beside each other"))
     comms = file.communication
+    whose = name_rank(file) if is_known(file.rank) else clean_text(os.path.basename(file.path))
     if is_known(comms):
         hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
         text = f"{ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, "
         text += f"{ms_of_us(comms.exposed_us)} ms exposed"
-        blocks += [Paragraph("comms", f"{name_rank(file)}: {text}"), _collectives(comms.collectives)]
+        blocks += [Paragraph("comms", f"{whose}: {text}"), _collectives(comms.collectives)]
     else:
-        blocks.append(Paragraph(NA, f"no communication in the trace of {name_rank(file)}"))
+        blocks.append(Paragraph(NA, f"no communication in the trace of {whose}"))
     return blocks
 
 
 def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
+    names = name_ranks(ranks)
+    plain = all(map(str.isdecimal, names.values()))
+    longest = max((row.step_ms for row in ranks), default=0.0)
+    digits = 3 if longest < _LONG_STEP_MS else 1
+
+    def ms(head: str, keep: int, read: Callable[[RankRow], object]) -> Column[RankRow]:
+        return fit_column(head, keep, lambda row: number(read(row), digits), ranks)
+
     return Sheet(
         "ranks, ms of the mean step; waits and moves of all matched collectives",
         (
-            Column("rank", 4, 0, lambda row: said(row.rank)),
-            Column("step", 11, 1, lambda row: number(row.step_ms, 3)),
-            Column("compute", 11, 3, lambda row: number(row.compute_ms, 3)),
-            Column("comms", 11, 4, lambda row: number(row.comm_ms, 3)),
-            Column("of it hidden", 12, 5, lambda row: number(row.overlap_ms, 3)),
-            Column("neither", 11, 6, lambda row: number(row.other_ms, 3)),
-            Column("waits", 11, 2, lambda row: number(row.wait_ms, 3)),
-            Column("moves data", 11, 7, lambda row: number(row.transfer_ms, 3)),
+            fit_column("rank", 0, lambda row: names[row.path], ranks, right=plain),
+            ms("step", 1, lambda row: row.step_ms),
+            ms("compute", 3, lambda row: row.compute_ms),
+            ms("comms", 4, lambda row: row.comm_ms),
+            ms("of it hidden", 5, lambda row: row.overlap_ms),
+            ms("neither", 7, lambda row: row.other_ms),
+            ms("waits", 2, lambda row: row.wait_ms),
+            ms("moves data", 6, lambda row: row.transfer_ms),
             Column(
                 "file", 12, 8, lambda row: clean_text(os.path.basename(row.path)), right=False, grows=True
             ),

@@ -10,15 +10,17 @@ import dataclasses
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.trace import RankTable, TraceFile
 from tpmon.ui.sheet import Block, plain_sheet
+from tpmon.ui.trace_memory import list_memory
 from tpmon.ui.trace_overview import list_gaps, list_overview
-from tpmon.ui.trace_tables import list_kernels, list_memory, list_operators, list_ranks
+from tpmon.ui.trace_tables import list_kernels, list_operators, list_ranks
 from tpmon.ui.trace_view import Tab
 
 _KNOWN: dict[str, frozenset[str]] = {
     "": frozenset(("overview", "gaps", "host_us", "operators", "kernels", "copies", "memory"))
-    | {"communication", "conditions", "verdict", "lost", "patterns"},
+    | {"communication", "conditions", "verdict", "lost", "patterns"}
+    | {"ranges", "products", "hot_kernel", "modules", "frames", "shapes", "lines"},
     "overview": frozenset(("step_table", "breakdown_us", "overlapping_us", "gpus", "notes")),
-    "memory": frozenset(("peaks",)),
+    "memory": frozenset(("peaks", "by_operator", "curves")),
     "communication": frozenset(("collectives",)),
     "verdict": frozenset(("advice", "shares")),
 }
@@ -56,7 +58,7 @@ def has_data(file: TraceFile, ranks: Applicable[RankTable], tab: Tab) -> bool:
     if tab is Tab.GAPS:
         return bool(file.gaps) or is_known(file.host_us)
     if tab is Tab.OPS:
-        return bool(file.operators) or bool(_list_others(file, tab))
+        return bool(file.operators or file.ranges) or bool(_list_others(file, tab))
     if tab is Tab.KERNELS:
         return bool(file.kernels or file.copies)
     if tab is Tab.MEMORY:

@@ -11,8 +11,9 @@ from enum import Enum
 from typing import Protocol, Union
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.timeline import CodePlace, Stretch, Timeline
+from tpmon.model.trace_tables import OperatorGroupRow
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import Block
 from tpmon.ui.table import Item
@@ -57,6 +58,14 @@ class TraceOverlay(Enum):
     """The frames of the row under the cursor, with a cursor of their own."""
     FILTER = "filter"
     """The filter line is being typed."""
+
+
+class Grouping(Enum):
+    """Name what the calls of operators are put together by."""
+
+    NAMES = "name"
+    SHAPES = "shapes"
+    LINES = "lines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,9 @@ class TraceView:
     sort_reversed: bool = False
     filter_text: str = ""
     message: str = ""
+    grouping: Grouping = Grouping.NAMES
+    groups: Applicable[tuple[OperatorGroupRow, ...]] = NOT_APPLICABLE
+    """The operators as ``grouping`` puts them together, where that is not by name."""
 
     @property
     def path(self) -> str:
@@ -164,3 +176,7 @@ class TraceControls:
 
     look: Callable[[int, int, Stretch, int], Applicable[Timeline]]
     find_line: Callable[[int, str], Known[CodePlace]]
+    group: Callable[[int, Grouping], Applicable[tuple[OperatorGroupRow, ...]]] = lambda _file, _grouping: (
+        NOT_APPLICABLE
+    )
+    """Put the operators of a file together anew; slow in a large trace, so only where it is asked for."""
