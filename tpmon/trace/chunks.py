@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 from tpmon.errors import UsageError
 from tpmon.trace.places import Readable
@@ -30,6 +31,7 @@ BOUNDARY = re.compile(rb"\}\s*(,)\s*\{\s*\"" + _KEYS + rb"\"\s*:")
 """Between two events: group 1 is the comma. In a string the quote would be escaped."""
 _END = re.compile(rb"\}\s*(\])(?:\s*,\s*\"|\s*\}\s*\Z|\s*\Z)|\A\s*(\])")
 """Where the list may be closed. No two runs of spaces touch: a megabyte of them would be tried squared."""
+_LOOSE_END = re.compile(rb"\](?=\s*,\s*\"|\s*\}\s*\Z|\s*\Z)")
 _GZIP = b"\x1f\x8b"
 _NOT_A_TRACE = "give a file that torch.profiler's export_chrome_trace or tpmon wrote, plain or .gz"
 
@@ -210,6 +212,12 @@ def split_events(text: bytes) -> Iterator[tuple[int, int]]:
         yield start, found.start(1)
         start = found.end(1)
     yield start, len(text)
+
+
+def find_loose_ends(text: bytes, most: int = 40) -> Iterator[int]:
+    """Give the places where the list may be closed behind an item that is no object; most are not it."""
+    for found in islice(_LOOSE_END.finditer(text), most):
+        yield found.start()
 
 
 def find_ends(text: bytes, most: int = 40) -> Iterator[int]:
