@@ -20,6 +20,7 @@ from tpmon.report.trace import write_report
 from tpmon.trace import chunks, columns, repair
 from tpmon.trace.analysis import analyze
 from tpmon.trace.inputs import MOST_INPUTS, MOST_SIZES, parse_inputs
+from tpmon.trace.lines import read_folders
 from tpmon.trace.places import is_snapshot
 from tpmon.trace.read import Trace, read_trace
 from tpmon.trace.steps import find_steps, match_calls
@@ -268,3 +269,13 @@ def test_a_share_outside_of_its_whole_is_not_known(said: float, known: bool, tmp
     launch = trace.launches[0]
     assert (launch.occupancy_pct == said) is known
     assert (launch.blocks_per_sm > 0) is known
+
+
+def test_what_tpmon_wrote_beside_the_events_is_not_built_before_it_is_asked_for(tmp_path: Path) -> None:
+    folders = {"folder": "/a", "sys_path": ["/b"]}
+    for told in (folders, json.dumps(folders)):
+        text = small_trace().text({"tpmon": told}, {"traceName": "x"})
+        assert read_folders(read(tmp_path / "t.json", text.encode())) == ("/a", "/b")
+    trace = read(tmp_path / "t.json", small_trace().text({"tpmon": [[1]] * 500_000}).encode())
+    assert (read_folders(trace), trace.lost.values) == ((), 0)
+    assert read_folders(read(tmp_path / "t.json", small_trace().text().encode())) == ()

@@ -24,6 +24,7 @@ _FRAME = re.compile(r"^(?P<file>[^\n]*\.pyx?)\((?P<line>\d{1,9})\): ?(?P<functio
 _PACKAGES = frozenset(("torch", "torchvision", "torchaudio", "numpy", "site-packages", "dist-packages"))
 _MOST_FOLDERS = 64
 _FOLDER_CHARS = 4096
+_MOST_TOLD = 1 << 20
 _MOST_TRIED = 4
 NO_STACKS = Missing("the trace has no stacks: tpmon capture --stacks, or with_stack=True, records them")
 NO_FRAME = Missing("no Python function of the trace is around it: it ran on a thread without any")
@@ -51,12 +52,14 @@ def rank_frame(frame: str) -> int:
 
 def read_folders(trace: Trace) -> tuple[str, ...]:
     """Return the working directory and sys.path of the run, as a capture of tpmon wrote them down."""
-    told: Any = trace.header.conditions
-    if isinstance(told, str):
-        try:
-            told = json.loads(told)
-        except (ValueError, RecursionError):
-            return ()
+    raw = bytes(trace.header.conditions)
+    if len(raw) > _MOST_TOLD:
+        return ()
+    try:
+        told: Any = json.loads(raw or b"null")
+        told = json.loads(told) if isinstance(told, str) else told
+    except (ValueError, RecursionError):
+        return ()
     if not isinstance(told, dict):
         return ()
     listed = told.get("sys_path")

@@ -171,6 +171,10 @@ def _read_header(pieces: Pieces, tail: bytes, tally: Tally) -> Header:
         read = _read_part(text, tally)
         for field in _HEADER_FIELDS:
             value = getattr(read, field.name)
+            if isinstance(value, msgspec.Raw):
+                if not value:
+                    continue
+                value = value.copy()  # it would hold all that stands beside the events
             if value is not None:
                 setattr(header, field.name, value)
     return header
