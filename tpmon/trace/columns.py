@@ -26,8 +26,8 @@ KEPT_BYTES = 256 << 20
 """What the different names and arguments of a trace may take together, as they lie in memory."""
 RAW_BYTES = 64 << 10
 """What the arguments of one event may take: an update of two thousand parameters at once lists 30 KB."""
-_EACH_BYTES = 300
-"""What a value costs beside its own bytes: its places in two tables and a list."""
+_EACH_BYTES = 600
+"""What a value costs beside its own bytes: its places in two tables and a list, its row of the results."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 
 
