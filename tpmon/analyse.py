@@ -71,7 +71,7 @@ def find_files(given: Sequence[str]) -> list[str]:
             files = [one] if one.endswith(SNAPSHOT_ENDINGS) else find_remote(one, _ENDINGS)
         elif os.path.isdir(one):
             names = sorted(name for name in os.listdir(one) if name.endswith(_ENDINGS))
-            files = [os.path.join(one, name) for name in names]
+            files = [path for path in (os.path.join(one, name) for name in names) if os.path.isfile(path)]
             if not files:
                 raise UsageError(f"{one} holds no trace (*.json, *.json.gz)", "tpmon trace FILE...")
         elif not os.path.exists(one) and glob.has_magic(one):

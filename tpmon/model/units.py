@@ -65,7 +65,7 @@ def clean_text(text: str, limit: int = 200) -> str:
     """
     if len(text) <= limit and text.isprintable():
         return text
-    cleaned = "".join(
-        char if char.isprintable() else " " if char.isspace() else "?" for char in text[: limit + 1]
-    )
+    cleaned = text[: limit + 1]
+    if not cleaned.isprintable():
+        cleaned = "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in cleaned)
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"

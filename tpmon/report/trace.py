@@ -127,7 +127,8 @@ def _write_lost(lost: Lost) -> list[str]:
         return []
     parts = []
     if lost.events:
-        parts.append(f"{count_of(lost.events, 'event')} could not be read ({format_bytes(lost.bytes)})")
+        size = f" ({format_bytes(lost.bytes)})" if lost.bytes else ""
+        parts.append(f"{count_of(lost.events, 'event')} could not be read{size}")
     elif lost.bytes:
         parts.append(f"{format_bytes(lost.bytes)} could not be read")
     if lost.values:

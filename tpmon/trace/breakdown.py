@@ -60,7 +60,7 @@ class Activity:
 
 def comm_rows(trace: Trace) -> Mask:
     """Tell which rows of device work communicate: by name, or because they say their collective."""
-    named: Mask = flag(trace.names, is_comm_kernel)[trace.work.name]
+    named: Mask = flag(trace.names, is_comm_kernel, trace.work.name)[trace.work.name]
     rows: Mask = (named | (trace.work.collective >= 0)) & (trace.work.category == Category.KERNEL)
     return rows
 

@@ -12,7 +12,11 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from tpmon.trace.columns import Small, distinct
+
 STEP = "ProfilerStep#"
+SEARCHED_CHARS = 1000
+"""How far into a name its kind is looked for: what a kernel is stands before its types and sizes."""
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
 _COMM_KERNEL = re.compile(
     r"nccl|rccl|oneccl|multimem_all_reduce|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem", re.IGNORECASE
@@ -89,7 +93,7 @@ def is_compiling(name: str) -> bool:
 
 def is_comm_kernel(name: str) -> bool:
     """Tell whether a kernel communicates."""
-    return _COMM_KERNEL.search(name) is not None
+    return _COMM_KERNEL.search(name, 0, SEARCHED_CHARS) is not None
 
 
 def is_comm_host(name: str) -> bool:
@@ -101,6 +105,7 @@ def uses_tensor_cores(name: str) -> str:
     """Tell whether a kernel uses tensor cores: yes, no, or unknown for products that do not say."""
     if _FUSED.match(name):
         return "no"
+    name = name[:SEARCHED_CHARS]
     if _TENSOR.search(name):
         return "yes"
     if _PLAIN.search(name) or _NO_PRODUCT.search(name) or _BESIDE.search(name):
@@ -110,6 +115,7 @@ def uses_tensor_cores(name: str) -> str:
 
 def is_product_kernel(name: str) -> bool:
     """Tell whether a kernel multiplies matrices, convolves or attends."""
+    name = name[:SEARCHED_CHARS]
     if _FUSED.match(name) or _BESIDE.search(name) or _NO_PRODUCT.search(name):
         return False
     return bool(_TENSOR.search(name) or _MATMUL.search(name) or _PLAIN.search(name))
@@ -130,6 +136,16 @@ def class_of_call(name: str) -> CallClass:
     return CallClass.LAUNCH
 
 
-def flag(names: Sequence[str], test: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-    """Apply ``test`` to every name; the result is looked up by the numbers of a table."""
-    return np.fromiter(map(test, names), dtype=np.bool_, count=len(names))
+def flag(
+    names: Sequence[str], test: Callable[[str], bool], used: Small | None = None
+) -> npt.NDArray[np.bool_]:
+    """Apply ``test`` to every name, or to those with the numbers ``used``, for tests that take long.
+
+    The result is looked up by the numbers of a table.
+    """
+    if used is None:
+        return np.fromiter(map(test, names), dtype=np.bool_, count=len(names))
+    found = np.zeros(len(names), dtype=np.bool_)
+    for number in distinct(used).tolist():
+        found[number] = test(names[number])
+    return found

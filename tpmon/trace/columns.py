@@ -6,6 +6,7 @@ Times are whole nanoseconds on the clock of the trace. Knows no files.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -21,28 +22,76 @@ Small = npt.NDArray[np.int32]
 Tiny = npt.NDArray[np.int8]
 
 NAME_CHARS = 4000
+KEPT_BYTES = 256 << 20
+"""What the different names and arguments of a trace may take together, as they lie in memory."""
+RAW_BYTES = 64 << 10
+"""What the arguments of one event may take: an update of two thousand parameters at once lists 30 KB."""
+_EACH_BYTES = 600
+"""What a value costs beside its own bytes: its places in two tables and a list, its row of the results."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 
 
-class Numbers(dict[K, int], Generic[K]):
-    """Give each different value the next number; ``kept`` holds the values in the order of their numbers."""
+class Room:
+    """Hold how many bytes more may be kept of what differs from event to event."""
 
-    def __init__(self, change: Callable[[K], K] | None = None) -> None:
-        """Start with none; ``change`` turns a new value into the one that is numbered."""
+    def __init__(self) -> None:
+        """Start with all of it."""
+        self.left = KEPT_BYTES
+
+    def take(self, size: int) -> bool:
+        """Take the room for a value of ``size`` bytes, if it is there."""
+        fits = size + _EACH_BYTES <= self.left
+        if fits:
+            self.left -= size + _EACH_BYTES
+        return fits
+
+
+class Numbers(dict[K, int], Generic[K]):
+    """Give each different value the next number; ``kept`` holds the values in the order of their numbers.
+
+    ``over`` counts how often a value was asked for that is too large, or came when the room was taken.
+    """
+
+    def __init__(
+        self, room: Room, change: Callable[[K], K] | None = None, instead: K | None = None, most: int = 0
+    ) -> None:
+        """Start with none; ``change`` turns a new value into the one that is numbered.
+
+        ``instead`` stands for values that are not kept, the number -1 where it is None; ``most`` is what
+        one value may take, 0 for no cap.
+        """
         super().__init__()
         self.kept: list[K] = []
+        self.over = 0
+        self._room = room
         self._change = change
+        self._instead = instead
+        self._most = most
         self._numbers: dict[K, int] = {}
 
     def __missing__(self, key: K) -> int:
         real = self._change(key) if self._change else key
         number = self._numbers.get(real)
         if number is None:
-            number = self._numbers[real] = len(self.kept)
-            self.kept.append(real)
+            size = _size_of(real)
+            if (self._most and size > self._most) or not self._room.take(size):
+                self.over += 1
+                return -1 if self._instead is None else self._number(self._instead)
+            number = self._number(real)
         if real == key:  # what differs each time would only fill the memory
             self[key] = number
         return number
+
+    def _number(self, real: K) -> int:
+        number = self._numbers.setdefault(real, len(self.kept))
+        if number == len(self.kept):
+            self.kept.append(real)
+        return number
+
+
+def _size_of(value: object) -> int:
+    """Return the bytes that a text, or each text of a tuple, takes."""
+    return sum(map(sys.getsizeof, value)) if isinstance(value, tuple) else sys.getsizeof(value)
 
 
 def distinct(values: npt.NDArray[N]) -> npt.NDArray[N]:

@@ -24,6 +24,8 @@ PRODUCTS = (
     "aten::scaled_dot_product_attention",
 )
 MOST_INPUTS = 200
+_MOST_TOLD = 1 << 20
+"""Bytes of what a capture wrote down; more is no capture of ours."""
 BATCH, SHAPES = "batch size", "inputs of a batch"
 TOLD = {
     "batch_size": BATCH,
@@ -52,12 +54,14 @@ def read_conditions(trace: Trace) -> Conditions:
 
 def read_told(trace: Trace) -> dict[str, Any]:
     """Return what a capture of tpmon wrote into the trace of its conditions; empty in any other trace."""
-    told: Any = trace.header.conditions
-    if isinstance(told, str):
-        try:
-            told = json.loads(told)
-        except (ValueError, RecursionError):
-            return {}
+    raw = bytes(trace.header.conditions)
+    if len(raw) > _MOST_TOLD:
+        return {}
+    try:
+        told: Any = json.loads(raw or b"null")
+        told = json.loads(told) if isinstance(told, str) else told
+    except (ValueError, RecursionError):
+        return {}
     return told if isinstance(told, dict) else {}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 from tpmon.model.frozen import dataclass
+from tpmon.trace.classes import SEARCHED_CHARS
 from tpmon.trace.dtypes import dtype_bytes
 
 Dims = tuple[int, ...]
@@ -37,11 +39,15 @@ _FACTORS = {
 """Which arguments of an operator are the two matrices."""
 _LINEAR = ("aten::linear", "aten::mkldnn_linear", "aten::_mkl_linear", "mkldnn::_linear_pointwise")
 _CONV = re.compile(r"^aten::\w*(?:convolution|conv\d|conv_)")
-_CONV_BACKWARD = "aten::convolution_backward"
+CONV_BACKWARD = "aten::convolution_backward"
 _ATTENTION = re.compile(
     r"flash_attn|flash_attention|efficient_attention|scaled_dot_product|cudnn_attention|xformers",
     re.IGNORECASE,
 )
+MOST_INPUTS = 256
+MOST_SIZES = 64
+"""What torch takes: arguments with some to spare, sizes of one tensor. Hostile files have a million."""
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 _WIDEST = 1 << 60
 """More elements than this have no tensor around them."""
 
@@ -88,8 +94,10 @@ class Product:
 def parse_inputs(shape: tuple[bytes, bytes]) -> Inputs:
     """Parse the raw "Input Dims" and "Input type" of a call; empty where they are not what they should be."""
     try:
-        dims, types = json.loads(shape[0] or b"[]"), json.loads(shape[1] or b"[]")
-    except (ValueError, RecursionError):
+        if len(_RAWS.decode(shape[0] or b"[]")) > MOST_INPUTS:  # before anything is built of it
+            return Inputs((), (), (), whole=False)
+        dims, types = (msgspec.json.decode(one or b"[]") for one in shape)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return Inputs((), (), (), whole=False)
     if not isinstance(dims, list) or not isinstance(types, list):
         return Inputs((), (), (), whole=False)
@@ -105,10 +113,10 @@ def parse_inputs(shape: tuple[bytes, bytes]) -> Inputs:
 
 
 def _parse_size(given: object) -> Dims | None:
-    """Return the sizes of one tensor, None for a list of tensors."""
+    """Return the sizes of one tensor, None for a list of tensors and for more sizes than a tensor has."""
     if not isinstance(given, list):
         return ()
-    if not all(isinstance(one, int) for one in given):
+    if len(given) > MOST_SIZES or not all(isinstance(one, int) for one in given):
         return None
     return tuple(given) if min(given, default=0) >= 0 and math.prod(given) < _WIDEST else ()
 
@@ -119,7 +127,9 @@ def name_kind(operator: str) -> str:
         return "matmul"
     if _CONV.match(operator):
         return "convolution"
-    return "attention" if _ATTENTION.search(operator) and not operator.endswith("_math") else ""
+    if operator.endswith("_math"):
+        return ""
+    return "attention" if _ATTENTION.search(operator, 0, SEARCHED_CHARS) else ""
 
 
 def name_dtype(operator: str, inputs: Inputs) -> str:
@@ -152,11 +162,11 @@ def measure_product(operator: str, inputs: Inputs) -> Product | None:
 def key_convolution(operator: str, inputs: Inputs) -> tuple[tuple[Dims, Dims], Dims] | None:
     """Return input, weight and output sizes of a backward convolution: its forward does not tell the last."""
     dims = inputs.dims
-    if operator != _CONV_BACKWARD or len(dims) < 3 or len({len(one) for one in dims[:3]}) != 1:
+    if operator != CONV_BACKWARD or len(dims) < 3 or len({len(one) for one in dims[:3]}) != 1:
         return None
     output, image, weight = dims[:3]
     grows = any(out > size + side for out, size, side in zip(output[2:], image[2:], weight[2:], strict=True))
-    if len(output) < 3 or output[1] != weight[0] or grows:
+    if not 3 <= len(output) <= 5 or output[1] != weight[0] or grows:
         return None  # a transposed one, of which the sizes mean something else
     return (image, weight), output
 

@@ -6,10 +6,13 @@ store's own client finds (environment, profile, instance); tpmon reads and print
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from typing import Any, Protocol
 
 from tpmon.errors import NotPermittedError, TpmonError, UsageError
@@ -39,9 +42,9 @@ def is_snapshot(path: str) -> bool:
     if path.endswith(SNAPSHOT_ENDINGS) or is_remote(path):
         return path.endswith(SNAPSHOT_ENDINGS)
     try:
-        with open(path, "rb", buffering=0) as file:
+        with _open_file(path) as file:
             first = file.read(2)
-    except OSError:
+    except (OSError, UsageError):
         return False
     return len(first) == 2 and first[0] == 0x80 and first[1] <= 5
 
@@ -63,13 +66,31 @@ def open_bytes(path: str) -> Iterator[tuple[Readable, int]]:
             file.close()
         return
     try:
-        local = open(path, "rb", buffering=0)  # noqa: SIM115  # closed below; errors of the reader are not ours
+        local = _open_file(path)
     except PermissionError as error:
         raise NotPermittedError(f"{path} may not be read", f"ls -l {path}") from error
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}", _TRY_FILE) from error
     with local:
         yield local, os.fstat(local.fileno()).st_size
+
+
+def _open_file(path: str) -> FileIO:
+    """Open a file of this machine; a FIFO is refused, as it would wait for a writer that never comes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return FileIO(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise UsageError(f"{path}: it is no regular file but {_name_kind(kind)}", _TRY_FILE)
+
+
+def _name_kind(kind: int) -> str:
+    if stat.S_ISFIFO(kind):
+        return "a FIFO"
+    return "a device" if stat.S_ISCHR(kind) or stat.S_ISBLK(kind) else "of another kind"
 
 
 def find_remote(path: str, endings: tuple[str, ...]) -> list[str]:

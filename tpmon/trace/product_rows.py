@@ -79,9 +79,11 @@ def _peak_of(trace: Trace, rows: Ints, dtype: str) -> float | None:
 
 def _sum_on_host(trace: Trace, ops: Nest) -> tuple[ProductRow, ...]:
     """Sum the innermost products on the host; their type is that of their inputs."""
-    kinds = np.array([KINDS.index(name_kind(name)) for name in trace.names] or [0], np.int8)
     if not len(ops.row):
         return ()
+    kinds = np.zeros(len(trace.names), np.int8)
+    for number in distinct(trace.host.name[ops.row]).tolist():
+        kinds[number] = KINDS.index(name_kind(trace.names[number]))
     kind_of = kinds[trace.host.name[ops.row]]
     around = np.zeros(len(ops.row), np.bool_)
     inner = np.flatnonzero((kind_of > 0) & (ops.parent >= 0))

@@ -17,6 +17,7 @@ from tpmon.model.known import Known, Missing, is_known
 from tpmon.trace.classes import flag, is_product_kernel, uses_tensor_cores
 from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.inputs import (
+    CONV_BACKWARD,
     Dims,
     Inputs,
     count_bytes,
@@ -125,7 +126,7 @@ def count_work(trace: Trace, ops: Nest, launchers: Ints) -> Counted:
     kernels = np.flatnonzero(work.category == Category.KERNEL)
     if not len(kernels):
         return found
-    by_name = flag(trace.names, is_product_kernel)
+    by_name = flag(trace.names, is_product_kernel, work.name[kernels])
     _count_named(trace, found, kernels[(launchers[kernels] < 0) & by_name[work.name[kernels]]])
     rows = kernels[launchers[kernels] >= 0]
     if not len(rows):
@@ -166,17 +167,21 @@ def _kind_of_kernel(kernel: str) -> str:
 
 def read_calls(trace: Trace, keys: Ints, widest: int) -> list[Call]:
     """Read each pair of operator and inputs once."""
-    read: list[tuple[str, Inputs]] = []
-    outputs: dict[tuple[Dims, Dims], Dims] = {}
-    for key in keys.tolist():
+
+    def read(key: int) -> tuple[str, Inputs]:
         name, shape = trace.names[key // widest], key % widest - 1
-        inputs = parse_inputs(trace.shapes[shape] if shape >= 0 else (b"", b""))
-        read.append((name, inputs))
-        backward = key_convolution(name, inputs)
-        if backward is not None:
-            outputs[backward[0]] = backward[1]
+        return name, parse_inputs(trace.shapes[shape] if shape >= 0 else (b"", b""))
+
+    outputs: dict[tuple[Dims, Dims], Dims] = {}
+    numbers = keys.tolist()
+    for key in numbers:
+        if trace.names[key // widest] == CONV_BACKWARD:
+            backward = key_convolution(*read(key))
+            if backward is not None:
+                outputs[backward[0]] = backward[1]
     calls = []
-    for name, inputs in read:
+    for key in numbers:  # what is parsed takes ten times its text: it is not held
+        name, inputs = read(key)
         product = measure_product(name, inputs)
         calls.append(
             Call(

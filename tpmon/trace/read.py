@@ -32,6 +32,8 @@ _HEADER = msgspec.json.Decoder(Header, strict=False)
 _HEADER_FIELDS = msgspec.structs.fields(Header)
 _RANK = re.compile(r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _FAILURES = (msgspec.MsgspecError, RecursionError, ValueError)
+_UNREAD = ("B", "E")
+"""Phases of events that begin and end apart, which torch does not write: counted, not paired."""
 MOST_EVENTS = 60_000_000
 """Beyond this the columns alone would take gigabytes; what follows is counted as lost."""
 
@@ -131,7 +133,7 @@ def _read(path: str, file: Readable, size: int, progress: Progress | None) -> Tr
         file_bytes=size,
         json_bytes=source.unpacked_bytes,
         lost=Lost(
-            events=tally.events + tables.odd_times,
+            events=tally.events + tables.odd_times + sum(tables.phases[one] for one in _UNREAD),
             values=tally.values + tables.odd_values,
             bytes=tally.bytes + pieces.dropped_bytes,
             broken_off=bool(source.broken) or not closed,
@@ -169,6 +171,10 @@ def _read_header(pieces: Pieces, tail: bytes, tally: Tally) -> Header:
         read = _read_part(text, tally)
         for field in _HEADER_FIELDS:
             value = getattr(read, field.name)
+            if isinstance(value, msgspec.Raw):
+                if not value:
+                    continue
+                value = value.copy()  # it would hold all that stands beside the events
             if value is not None:
                 setattr(header, field.name, value)
     return header

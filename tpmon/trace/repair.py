@@ -14,16 +14,17 @@ from typing import Any
 
 import msgspec
 
-from tpmon.trace.chunks import find_ends, split_events
+from tpmon.trace.chunks import find_ends, find_loose_ends, split_events
 from tpmon.trace.schema import Args, Event
 
 _BARE = re.compile(rb"(:\s*)(?:[-+]?(?:inf(?:inity)?|nan)|N/A)(?=\s*[,}\]])", re.IGNORECASE)
-_NAME = re.compile(
-    rb"(\"name\"\s*:\s*\")(.*?)(\"\s*(?:,\s*\"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)\"\s*:|\}\s*\Z))",
-    re.DOTALL,
-)
+_NAME_BEGINS = re.compile(rb"\"name\"\s*:\s*\"")
+_NAME_ENDS = re.compile(rb"\"\s*(?:,\s*\"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)\"\s*:|\}\s*\Z)")
+MEND_BYTES = 4 << 20
+"""A larger event that is no clean JSON is lost: what Python builds of one takes a hundred times its text."""
 _QUOTE = re.compile(rb"(?<!\\)\"")
 _LAX = msgspec.json.Decoder(Event, strict=False)
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ARGS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(Args)}
 
 
@@ -54,9 +55,34 @@ def read_pieces(text: bytes, tally: Tally) -> tuple[list[Event], int | None]:
             last = read_event(part[:end], tally) if part[:end].strip() else None
             if last is not None or not part[:end].strip():
                 return events + ([last] if last is not None else []), start + end
-        tally.events += 1
-        tally.bytes += len(part)
+        for end in (len(part), *find_loose_ends(part)):
+            items = _read_items(part[:end], tally)
+            if items is not None:
+                events += items
+                if end < len(part):
+                    return events, start + end
+                break
+        else:
+            tally.events += 1
+            tally.bytes += len(part)
     return events, None
+
+
+def _read_items(text: bytes, tally: Tally) -> list[Event] | None:
+    """Read the events of a list of which not every item is an event; None where it is no list."""
+    try:
+        items = _ITEMS.decode(b"[" + text + b"]")
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    events = []
+    for item in items:
+        event = read_event(bytes(item), tally)
+        if event is not None:
+            events.append(event)
+        else:
+            tally.events += 1
+            tally.bytes += len(bytes(item))
+    return events
 
 
 def read_event(text: bytes, tally: Tally) -> Event | None:
@@ -65,8 +91,9 @@ def read_event(text: bytes, tally: Tally) -> Event | None:
         return _LAX.decode(text)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         pass
-    mended = _BARE.sub(rb"\1null", text)
-    mended = _NAME.sub(lambda found: found[1] + _QUOTE.sub(rb"\"", found[2]) + found[3], mended)
+    if len(text) > MEND_BYTES:
+        return None
+    mended = _escape_names(_BARE.sub(rb"\1null", text))
     for attempt in dict.fromkeys((text, mended)):
         try:
             raw = json.loads(attempt.decode("utf-8", "replace"), strict=False)
@@ -74,6 +101,18 @@ def read_event(text: bytes, tally: Tally) -> Event | None:
             continue
         return _pick(raw, tally)
     return None
+
+
+def _escape_names(text: bytes) -> bytes:
+    """Escape the quotes inside of names. What begins without an end is looked for once, not at each name."""
+    parts, at = [], 0
+    while begins := _NAME_BEGINS.search(text, at):
+        ends = _NAME_ENDS.search(text, begins.end())
+        if ends is None:
+            break
+        parts += [text[at : begins.end()], _QUOTE.sub(rb"\"", text[begins.end() : ends.start()])]
+        at = ends.start()
+    return b"".join([*parts, text[at:]])
 
 
 def _number(value: object) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import Any, Union
+from typing import Union
 
 import msgspec
 
@@ -109,7 +109,7 @@ class Header(msgspec.Struct, gc=False):
     cuda_driver: Id = msgspec.field(name="cuda_driver_version", default=None)
     hip_runtime: Id = msgspec.field(name="hip_runtime_version", default=None)
     hip_driver: Id = msgspec.field(name="hip_driver_version", default=None)
-    conditions: Any = msgspec.field(name="tpmon", default=None)
+    conditions: msgspec.Raw = msgspec.field(name="tpmon", default=msgspec.Raw())
     slice: Union[Slice, None] = msgspec.field(name="tpmon_slice", default=None)
 
 

@@ -14,7 +14,7 @@ from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import BY_GAPS, BY_STEPS, Header
 from tpmon.trace.spans import Spans, invert, unite
-from tpmon.trace.steps import Steps, find_steps, match_calls
+from tpmon.trace.steps import NEVER, Steps, find_steps, match_calls
 
 AROUND_NS = 200_000
 """What is kept before and after a gap, and a tenth of the gap where that is more."""
@@ -75,7 +75,7 @@ def _choose_rows(trace: Trace, steps: Steps, launched_by: Ints, first: int, last
     # What an earlier step launched and this one waits for is kept with its launch, so that the steps
     # of the slice begin and end as they did.
     still_runs = (work.start < int(steps.end[last])) & (work.start + work.duration > start)
-    launch = np.where(launched_by >= 0, calls.start[launched_by] if len(calls.start) else 0, 0)
+    launch = np.where(launched_by >= 0, calls.start[launched_by] if len(calls.start) else NEVER, NEVER)
     earlier = still_runs & (launch < start)
     kept = np.concatenate((calls.correlation[inside], work.correlation[earlier]))
     names = steps.names[first : last + 1]

@@ -30,6 +30,7 @@ from tpmon.trace.slice import Choice, overlaps
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 _MOST_US = 4.6e15
 _LEVEL = 5
+_MOST_KINDS = 1000
 Mask = npt.NDArray[np.bool_]
 
 
@@ -172,7 +173,9 @@ class _Sifter:
         category = event.cat or guess_category(event)
         known = self._kinds.get(category)
         if known is None:
-            known = self._kinds[category] = classify(category)
+            known = classify(category)
+            if len(self._kinds) < _MOST_KINDS:
+                self._kinds[category] = known
         kind, meaning = known
         link = event.args.correlation if event.args else 0
         if kind is Kind.WORK:

@@ -13,6 +13,8 @@ from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
 from tpmon.trace.slice_parts import find_parts
 
+NEVER = int(np.iinfo(np.int64).min)
+"""The end of work that is not there: 0 is a time like others, and some clocks are negative."""
 INCOMPLETE = 0.8
 """A last step with less than this part of the device events before it was not captured whole (as in tb)."""
 UNMARKED = "torch marks none without profiler.step(), or without a schedule"
@@ -105,11 +107,11 @@ def _parts_of_slice(trace: Trace) -> Steps | None:
 
 def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, int]:
     """Return per step the last end and the count of its device work, and the last end of earlier work."""
-    ends = np.zeros(len(start), dtype=np.int64)
+    ends = np.full(len(start), NEVER, dtype=np.int64)
     counts = np.zeros(len(start), dtype=np.int64)
     matched = np.flatnonzero(launched_by >= 0)
     if not len(matched):
-        return ends, counts, 0
+        return ends, counts, NEVER
     call = launched_by[matched]
     call_start = trace.calls.start[call]
     call_end = call_start + trace.calls.duration[call]
@@ -119,7 +121,7 @@ def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tup
     np.maximum.at(ends, step[inside], work_end[inside])
     np.add.at(counts, step[inside], 1)
     earlier = call_start < start[0]
-    return ends, counts, int(work_end[earlier].max()) if bool(earlier.any()) else 0
+    return ends, counts, int(work_end[earlier].max()) if bool(earlier.any()) else NEVER
 
 
 def _whole(trace: Trace) -> Steps:

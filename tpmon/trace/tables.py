@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpmon.trace.columns import (
+    RAW_BYTES,
     CallTable,
     Collective,
     Growing,
@@ -21,6 +22,7 @@ from tpmon.trace.columns import (
     MemoryTable,
     Numbers,
     PythonTable,
+    Room,
     WorkTable,
     distinct,
     shorten_name,
@@ -29,16 +31,31 @@ from tpmon.trace.schema import Args, Category, Event, Id, Kind, classify, guess_
 
 MOST_US = 4.6e15
 """Differences of times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones at times."""
+_MOST_BLOCKS = 2.0**63
+"""A grid has no more than 2^31 by 2^16 by 2^16 blocks."""
 _LAST_NUMBER = re.compile(r"(\d+)\s*$")
 _NO_ARGS = Args()
+_MOST_KINDS = 1000
+"""Categories, or phases, that are told apart; torch knows two dozen."""
+_KIND_CHARS = 100
+_OTHERS = "(others)"
 T = TypeVar("T")
 
 
 class _Classes(dict[str, tuple[int, int]]):
     def __missing__(self, category: str) -> tuple[int, int]:
         kind, meaning = classify(category)
-        found = self[category] = (int(kind), int(meaning))
+        found = (int(kind), int(meaning))
+        if len(self) < _MOST_KINDS and len(category) <= _KIND_CHARS:
+            self[category] = found
         return found
+
+
+def _count(counts: Counter[str], seen: list[str]) -> None:
+    """Count what was seen in a piece; hostile files have a new kind for each event."""
+    for kind, times in Counter(seen).items():
+        known = len(kind) <= _KIND_CHARS and (kind in counts or len(counts) < _MOST_KINDS)
+        counts[kind if known else _OTHERS] += times
 
 
 def _plain_id(value: Id) -> int | str:
@@ -75,6 +92,11 @@ def _real(raw: bytes) -> float:
         return math.nan
 
 
+def _within(number: float, most: float) -> float:
+    """Return a figure that can be true, NaN for any other: some versions write -1 for what they lack."""
+    return number if 0 <= number <= most else math.nan
+
+
 def _parse(raw: bytes) -> Any:
     try:
         return json.loads(raw) if raw else None
@@ -100,8 +122,8 @@ def parse_launch(key: tuple[bytes, ...]) -> Launch:
         _triple(block),
         _real(registers),
         _real(shared),
-        _real(blocks),
-        _real(occupancy),
+        _within(_real(blocks), _MOST_BLOCKS),
+        _within(_real(occupancy), 100),
         named[:100],
     )
 
@@ -125,15 +147,18 @@ class Tables:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.names: Numbers[str] = Numbers(shorten_name)
-        self.tracks: Numbers[tuple[Id, Id]] = Numbers(_plain_track)
-        self.shapes: Numbers[tuple[bytes, bytes]] = Numbers()
-        self.launches: Numbers[tuple[bytes, ...]] = Numbers()
-        self.collectives: Numbers[tuple[str, str, bytes, bytes, bytes, bytes, bytes]] = Numbers()
+        room = Room()
+        self.names: Numbers[str] = Numbers(room, shorten_name, "")
+        self.tracks: Numbers[tuple[Id, Id]] = Numbers(room, _plain_track, (0, ""))
+        self.shapes: Numbers[tuple[bytes, bytes]] = Numbers(room, most=RAW_BYTES)
+        self.launches: Numbers[tuple[bytes, ...]] = Numbers(room, most=RAW_BYTES)
+        self.collectives: Numbers[tuple[str, str, bytes, bytes, bytes, bytes, bytes]] = Numbers(
+            room, most=RAW_BYTES
+        )
         self.phases: Counter[str] = Counter()
         self.categories: Counter[str] = Counter()
         self.odd_times = 0
-        self.odd_values = 0
+        self._odd_values = 0
         self.rank = -1
         self._threads: set[int] = set()
         self._main_thread = -1
@@ -157,9 +182,15 @@ class Tables:
             )
         ]
 
+    @property
+    def odd_values(self) -> int:
+        """Return how many values no column can hold, or were not kept as there was no room."""
+        numbers = (self.names, self.tracks, self.shapes, self.launches, self.collectives)
+        return self._odd_values + sum(one.over for one in numbers)
+
     def add(self, events: Sequence[Event]) -> None:
         """Take the events of a piece."""
-        self.phases.update([event.ph for event in events])
+        _count(self.phases, [event.ph for event in events])
         classes = self._classes
         buckets: list[list[Event]] = [[], [], [], [], []]
         appends = [bucket.append for bucket in buckets]
@@ -173,19 +204,23 @@ class Tables:
                 appends[classes[event.cat][0]](event)
             elif event.name == "[memory]" and event.args is not None:
                 memory.append(event)
-        self.categories.update(seen)
+        _count(self.categories, seen)
         buckets[Kind.SKIPPED] = memory
         takers = (self._add_host, self._add_calls, self._add_work, self._add_python, self._add_memory)
         for bucket, take in zip(buckets, takers, strict=True):
             if bucket:
                 take(bucket)
 
-    def _times(self, events: list[Event]) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the events whose times make sense, with start and duration in nanoseconds."""
+    def _times(
+        self, events: list[Event], *, moments: bool = False
+    ) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the events whose times make sense, with start and duration in nanoseconds.
+
+        What is no moment needs a duration: 0 is one, a negative one or none at all is not.
+        """
         start = np.array([event.ts for event in events], dtype=np.float64)
-        length = np.array([event.dur for event in events], dtype=np.float64)
-        length = np.where(length > 0, length, 0.0)  # also where it is not there
-        good = np.abs(start) + length < MOST_US
+        length = np.array([0.0 if moments else event.dur for event in events], dtype=np.float64)
+        good = (np.abs(start) + length < MOST_US) & (length >= 0)
         if not good.all():
             self.odd_times += int((~good).sum())
             events = [event for event, keep in zip(events, good.tolist(), strict=True) if keep]
@@ -287,7 +322,7 @@ class Tables:
         return [names[event.name] for event in events], [tracks[event.pid, event.tid] for event in events]
 
     def _add_memory(self, events: list[Event]) -> None:
-        events, start, _length = self._times(events)
+        events, start, _length = self._times(events, moments=True)
         args = [event.args or _NO_ARGS for event in events]
         columns = (
             start,
@@ -303,7 +338,7 @@ class Tables:
 
     def _fill(self, table: list[Growing], columns: Sequence[Any]) -> None:
         for growing, column in zip(table, columns, strict=True):
-            self.odd_values += growing.add(column)
+            self._odd_values += growing.add(column)
 
     def finish_host(self) -> HostTable:
         """Return the host table. Comes before the table of Python functions, which may need its threads."""

@@ -101,8 +101,9 @@ def _say_pattern(pattern: PatternRow) -> list[Block]:
 def _say_lost(lost: Lost) -> list[Block]:
     parts = []
     if lost.events or lost.bytes:
-        what = f"{lost.events:,} events, " if lost.events else ""
-        parts.append(f"{what}{format_bytes(lost.bytes)} could not be read")
+        what = [f"{lost.events:,} events"] if lost.events else []
+        what += [format_bytes(lost.bytes)] if lost.bytes else []
+        parts.append(f"{', '.join(what)} could not be read")
     if lost.values:
         parts.append(f"{lost.values:,} events without some of their values")
     if lost.broken_off:
