@@ -17,7 +17,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.units import format_bytes
 from tpmon.report.trace import TOP, write_report
 from tpmon.report.trace_against import write_comparison
-from tpmon.report.trace_csv import TABLES, write_csv
+from tpmon.report.trace_csv import CHANGES, TABLES, write_changes_csv, write_csv
 from tpmon.report.trace_tables import TEXT_TABLES, write_tables
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
@@ -163,10 +163,12 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         if asked.csv and options.json:
             raise UsageError("--csv and --json exclude each other", "leave one of them out")
         return run_snapshots(files, options, asked.csv, top, output)
-    if asked.csv and asked.csv not in TABLES:
-        raise UsageError(f"there is no table {asked.csv!r}", f"--csv with one of {', '.join(TABLES)}")
-    if asked.csv and (options.json or asked.against):
-        raise UsageError("--csv stands alone, without --json and --against", "leave one of them out")
+    tables = (CHANGES,) if asked.against else TABLES
+    if asked.csv and asked.csv not in tables:
+        beside = " beside --against" if asked.against else ""
+        raise UsageError(f"there is no table {asked.csv!r}{beside}", f"--csv with one of {', '.join(tables)}")
+    if asked.csv and options.json:
+        raise UsageError("--csv and --json exclude each other", "leave one of them out")
     if asked.table and (asked.table not in TEXT_TABLES or asked.csv or asked.against):
         raise UsageError(
             f"--table takes one of {', '.join(TEXT_TABLES)}, without --csv and --against; "
@@ -179,6 +181,8 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         comparison = compare_traces(before, after, target)
         if options.json:
             output.write_json(encode(comparison))
+        elif asked.csv:
+            output.write_lines(*write_changes_csv(comparison))
         else:
             output.write_lines(*write_comparison(comparison, top))
         return ExitCode.OK

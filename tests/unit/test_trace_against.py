@@ -17,6 +17,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.trace import TraceFile
 from tpmon.model.trace_change import TraceComparison
 from tpmon.report.trace_against import write_comparison
+from tpmon.report.trace_csv import write_changes_csv
 from tpmon.report.write import Output
 from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import analyze
@@ -148,11 +149,18 @@ def shake(file: TraceFile, draw: random.Random) -> TraceFile:
     return replace(file, overview=replace(file.overview, step_table=table, step_ms=mean))
 
 
+def test_what_changed_is_a_table_of_its_own(tmp_path: Path) -> None:
+    lines = write_changes_csv(compare(tmp_path, [2000] * 4, [1000] * 4))
+    assert lines[0] == "part,name,before_us,after_us"
+    assert "phase,data_loader,1500.0,500.0" in lines
+
+
 @pytest.mark.parametrize(
     "asked",
     [
         Asked(csv="colours"),
         Asked(csv="steps", against="x"),
+        Asked(csv="changes"),
         Asked(top="many"),
         Asked(target="2x"),
         Asked(against="x", target="fast"),

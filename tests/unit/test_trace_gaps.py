@@ -11,6 +11,7 @@ from tests.traces import A100, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.trace import TraceFile
 from tpmon.model.verdict import Kind
+from tpmon.report.trace_csv import write_csv
 from tpmon.trace.analysis import analyze
 
 
@@ -181,6 +182,29 @@ def test_communication_on_the_host_says_what_its_tensors_hold(tmp_path: Path) ->
     moved = {row.name: row.bytes for row in file.communication.collectives}
     assert moved["gloo:all_reduce"] == 960
     assert isinstance(moved["gloo:barrier"], Missing)
+
+
+def test_each_table_of_a_verdict_is_csv(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
+    given = {"Input Dims": [[1000]], "Input type": ["float"]}
+    trace.add("user_annotation", "nccl:all_reduce", 90, 50, args=given)
+    trace.kernel(500, 200, launch=100, name="ncclDevKernel_AllReduce")
+    report = analyze([trace.write(tmp_path / "t.json")])
+    assert write_csv(report, "collectives") == [
+        "path,rank,name,count,total_us,bytes,bus_gb_s",
+        f"{tmp_path / 't.json'},,ncclDevKernel_AllReduce,1,200.0,4000,",
+    ]
+    idle = [line.split(",")[2:6] for line in write_csv(report, "idle")]
+    assert idle[0] == ["device", "start_ms", "us", "cause"]
+    assert idle[1] == ["0", "0.7", "300.0", "other"]
+    shares = [line.split(",")[2:] for line in write_csv(report, "shares")[1:]]
+    assert sum(float(pct) for _, pct in shares) == pytest.approx(100)
+    assert len(write_csv(report, "host")) == 1
+    assert write_csv(report, "ranks") == []
+    other = trace.write(tmp_path / "other.json")
+    ranks = write_csv(analyze([str(tmp_path / "t.json"), other]), "ranks")
+    assert ranks[0].startswith("rank,path,step_ms,")
+    assert len(ranks) == 3
 
 
 def test_what_a_trace_does_not_hold_is_not_zero(tmp_path: Path) -> None:

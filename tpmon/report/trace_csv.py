@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.trace import TraceFile, TraceReport
+from tpmon.model.trace_change import TraceComparison
 from tpmon.model.trace_tables import CurvePoint
 
 TABLES = (
@@ -31,12 +33,21 @@ TABLES = (
     "shapes",
     "lines",
     "ranges",
+    "shares",
+    "host",
+    "idle",
+    "collectives",
+    "ranks",
 )
+CHANGES = "changes"
+"""The table of a comparison."""
 _LEFT_OUT = ("largest",)
 
 
 def write_csv(report: TraceReport, table: str) -> list[str]:
     """Write ``table`` of every file; a value that is not known is an empty cell."""
+    if table == "ranks":
+        return _write_rows(report.ranks.ranks if is_known(report.ranks) else ())
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names: list[str] = []
@@ -50,6 +61,22 @@ def write_csv(report: TraceReport, table: str) -> list[str]:
             writer.writerow([_safe(file.path), rank, *(_safe(value) for value in values)])
     if not names:
         writer.writerow(["path", "rank"])
+    return out.getvalue().splitlines()
+
+
+def write_changes_csv(comparison: TraceComparison) -> list[str]:
+    """Write what changed from one trace to another, a row for each part."""
+    return _write_rows(comparison.changes)
+
+
+def _write_rows(rows: Sequence[Any]) -> list[str]:
+    """Write rows of one kind that name their file or rank themselves."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if rows:
+        names = [field.name for field in fields(rows[0])]
+        writer.writerow(names)
+        writer.writerows([_safe(getattr(row, name)) for name in names] for row in rows)
     return out.getvalue().splitlines()
 
 
@@ -72,6 +99,9 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
         "shapes": file.shapes,
         "lines": file.lines,
         "ranges": file.ranges,
+        "shares": file.verdict.shares,
+        "host": (file.host_us,) if is_known(file.host_us) else (),
+        "collectives": file.communication.collectives if is_known(file.communication) else (),
     }
     if table == "curve":
         return [
@@ -79,8 +109,30 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
             for curve in file.memory.curves
             for point in curve.points
         ]
+    if table == "idle":
+        return [
+            _GapRow(gaps.device, *map(partial(getattr, gap), _GAP))
+            for gaps in file.gaps
+            for gap in gaps.largest
+        ]
     found = rows[table]
     return found if is_known(found) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _GapRow:
+    """Hold one of the longest gaps with the device that idled."""
+
+    device: int
+    start_ms: float
+    us: float
+    cause: str
+    operator: Applicable[str]
+    call: Applicable[str]
+    source: Applicable[str]
+
+
+_GAP = ("start_ms", "us", "cause", "operator", "call", "source")
 
 
 @dataclass(frozen=True, slots=True)
