@@ -19,6 +19,7 @@ from tpmon.model.process import Role, ThreadKind
 from tpmon.probe.processes import ProcessProbe, measure_rates
 from tpmon.probe.procfs import Io, Stat
 from tpmon.probe.threads import Allowance
+from tpmon.probe.waits import RUNNING
 
 SECOND = 1_000_000_000
 STAT = Stat(
@@ -308,7 +309,7 @@ def test_a_wait_that_ends_and_begins_again_all_the_time_is_not_unchanged(probe):
         for _ in range(4):
             time.sleep(0.15)
             now = read(watched)
-            if is_known(now.waits_for):
+            if is_known(now.waits_for) and now.waits_for != RUNNING:  # a look may meet it between two naps
                 assert now.waits_unchanged_s == 0.0
         assert now.threads.main_switches_s > 3
 

@@ -114,7 +114,12 @@ class Pages:
         # Allocated now, so that no later write of the loop can fail for want of memory.
         os.posix_fallocate(low, 0, size)
         os.fchmod(low, 0o600)
-        high = self._descriptors[-1] = _raise_descriptor(low)
+        high = _copy_above(low)
+        if high != low:
+            # An alarm of the user may raise between any two of these: one descriptor too many is no harm,
+            # one closed twice may be somebody else's file.
+            self._descriptors[-1] = high
+            os.close(low)
         flags = mmap.MAP_SHARED | _POPULATE
         if sys.version_info >= (3, 13):  # where a map need not keep a second descriptor
             mapped = mmap.mmap(high, size, flags, trackfd=False)
@@ -140,10 +145,9 @@ class Pages:
     def _close(self) -> None:
         for mapped in self._maps:
             mapped.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
         self._maps = []
-        self._descriptors = []
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
 _ABANDONED: list[mmap.mmap] = []
@@ -173,15 +177,13 @@ def _call_kernel(name: str, flags: int) -> int:
     return int(made)
 
 
-def _raise_descriptor(low: int) -> int:
-    """Move a descriptor where close-all loops seldom come; it stays where there is no room above."""
+def _copy_above(low: int) -> int:
+    """Copy a descriptor to where close-all loops seldom come; the same where there is no room above."""
     for least in _HIGH_DESCRIPTORS:
         try:
-            high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, least)
+            return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, least)
         except OSError:
             continue
-        os.close(low)
-        return high
     return low
 
 
