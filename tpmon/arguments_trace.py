@@ -37,7 +37,8 @@ def add_trace(
     trace.add_argument("--top", metavar="N", help="rows of each table (default 10)", **own)
     table_help = (
         "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
-        "products, modules, frames, allocations, curve, shapes, lines, ranges; "
+        "products, modules, frames, allocations, curve, shapes, lines, ranges, shares, host, idle, "
+        "collectives, ranks; beside --against also changes; "
         "of a memory snapshot: devices, live, peak, oom"
     )
     trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GARBAGE_THRESHOLD = 50_000
+"""New containers between two looks for cycles, as in a session."""
 MORE_FRAMES = 2
 """Of ``--once``, where the first stack is late: on a crowded machine a py-spy takes 2 s to start."""
-"""New containers between two looks for cycles, as in a session."""
 
 
 class Ended(BaseException):

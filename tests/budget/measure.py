@@ -59,10 +59,17 @@ def children_of(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process by schedstat of its threads; exited threads by stat."""
+    """Return the CPU seconds of a process: to the nanosecond for threads that live, else in ticks of stat."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    living_ns = 0
+    for tid in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{tid}/schedstat") as file:
+                living_ns += int(file.read().split()[0])
+        except OSError:  # it has just ended; stat has its ticks
+            continue
+    return max((int(fields[11]) + int(fields[12])) / TICKS, living_ns / 1e9)
 
 
 def rss_bytes(pid: int) -> int:
@@ -192,6 +199,6 @@ def slowness(imports: Sequence[float]) -> float:
     """Return by how much this machine is slower than the one of the promises; never less than 1.
 
     ``imports`` are of the same minute as what is judged. The first picture, ``--help`` and a second of
-    watching take the same part of them, idle and beside two busy cores (docs/measured/cost.md).
+    watching take nearly the same part of them, idle and beside two busy cores (docs/measured/cost.md).
     """
     return max(1.0, statistics.median(imports) / IMPORT_CPU_S)

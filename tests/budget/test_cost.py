@@ -67,13 +67,13 @@ def test_watching_a_large_job_on_eight_cards_stays_within_the_budget(tree, cards
     imports = [measure_import() for _ in range(3)]
     try:
         screen.until(b"runnable", 30.0)
-        screen.drain(3.0)
-        costs = [screen.cost_over(4.0) for _ in range(3)]
+        screen.drain(5.0)
+        costs = [screen.cost_over(5.0) for _ in range(3)]
     finally:
         screen.close()
     assert b"H100" in screen.text
     cost = costs[-1]
-    assert any(one.children_cpu_pct > 0 for one in costs), "its 3 ms a second are told in ticks of 10 ms"
+    assert cost.children_cpu_pct > 0
     total_pct = statistics.median(one.cpu_pct + one.children_cpu_pct for one in costs)
     assert total_pct <= TOTAL_CPU_PCT * MARGIN * slowness(imports), (costs, imports)
     assert cost.rss_mb <= RSS_MB * MARGIN

@@ -39,7 +39,7 @@ def test_a_trace_opens_its_screen_and_q_leaves_the_terminal_as_it_was(open_termi
 def test_a_comparison_opens_on_its_answer_and_the_trace_is_beside_it(open_terminal, trace, tmp_path):
     before = build_gpu_run(0, 1, 2000.0).write(tmp_path / "before.json")
     terminal = open_terminal(command=[*COMMAND, trace, "--against", before])
-    terminal.until("IT HELPED  1.21x")
+    terminal.until("IT HELPED?  1.21x")
     terminal.until(">result   it helped: mean step 12.080 ms before, 10.000 ms after")
     terminal.press("y")
     terminal.until("copied result")

@@ -35,7 +35,7 @@ def text_of(view, size: Size) -> str:
 async def read_the_answer(d: Driven) -> None:
     assert d.view.tab is Tab.AGAINST, "what was asked for is open at first"
     lines = d.text.splitlines()
-    assert lines[1].startswith(" IT HELPED  1.21x (95 %: 1.20 to 1.22)")
+    assert lines[1].startswith(" IT HELPED?  1.21x (95 %: 1.20 to 1.22)")
     first = next(number for number, line in enumerate(lines) if "══ 7 against" in line)
     assert lines[first + 1].startswith(">result   it helped: mean step 12.080 ms before, 10.000 ms after")
     assert "against before.pt.trace.json" in lines[0]
@@ -138,7 +138,7 @@ def test_a_refusal_names_the_difference_before_any_number():
 @pytest.mark.parametrize(
     ("changes", "word", "beside", "ink"),
     [
-        ({}, "IT HELPED", "1.21x (95 %: 1.20 to 1.22)", Ink.GOOD),
+        ({"unchecked": ()}, "IT HELPED", "1.21x (95 %: 1.20 to 1.22)", Ink.GOOD),
         (
             {"helped": False, "ratio": 0.8, "ratio_low": 0.7, "ratio_high": 0.9},
             "! SLOWER",
@@ -158,6 +158,12 @@ def test_a_refusal_names_the_difference_before_any_number():
             "fewer than 3 steps in one of them",
             Ink.WARN,
         ),
+        (
+            {"unchecked": ("world size", "batch, shapes and types (not recorded: record_shapes=True)")},
+            "IT HELPED?",
+            "1.21x (95 %: 1.20 to 1.22)",
+            Ink.STRONG,
+        ),
         ({"helped": Missing("no steps are marked")}, "! NO ANSWER", "no steps are marked", Ink.WARN),
     ],
 )
@@ -165,6 +171,9 @@ def test_the_answer_is_one_word_with_its_noise(changes, word, beside, ink):
     answer = answer_change(replace(comparison_of("pair"), **changes))
     assert (answer.word, answer.items[0].text, answer.items[1].text, answer.ink) == (word, word, beside, ink)
     assert answer.texts[0].startswith(beside)
+    if word.startswith("IT HELPED"):
+        condition = "if world size and batch, shapes and types are the same"
+        assert (condition in [item.text for item in answer.items]) is word.endswith("?")
 
 
 def test_every_change_of_the_comparison_is_in_a_table():
@@ -180,7 +189,7 @@ def test_traces_without_a_device_have_no_causes_of_idle_time():
     said = [
         block for block in list_changes(replace(comparison, changes=left)) if isinstance(block, Paragraph)
     ]
-    assert Paragraph("n/a", "idle time by cause: not both traces have device work") in said
+    assert Paragraph("n/a", "idle time by cause: not both traces have device work and host events") in said
 
 
 def test_sorting_goes_from_slower_to_faster_and_back():

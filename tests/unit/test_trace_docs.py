@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.model import trace, trace_change, trace_tables
+from tpmon.model import trace, trace_change, trace_gaps, trace_tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
 _OF_CAPTURES = (trace.TraceSummary,)
 KINDS = [
     kind
-    for module in (trace, trace_change, trace_tables)
+    for module in (trace, trace_change, trace_gaps, trace_tables)
     for kind in vars(module).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__ and kind not in _OF_CAPTURES
 ]

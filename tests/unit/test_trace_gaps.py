@@ -10,8 +10,12 @@ import pytest
 from tests.traces import A100, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.trace import TraceFile
+from tpmon.model.trace_gaps import GAP_CAUSES
+from tpmon.model.trace_words import KINDS
 from tpmon.model.verdict import Kind
+from tpmon.report.trace import write_report
 from tpmon.report.trace_csv import write_csv
+from tpmon.trace.against import compare_traces
 from tpmon.trace.analysis import analyze
 
 
@@ -200,7 +204,7 @@ def test_each_table_of_a_verdict_is_csv(tmp_path: Path) -> None:
     shares = [line.split(",")[2:] for line in write_csv(report, "shares")[1:]]
     assert sum(float(pct) for _, pct in shares) == pytest.approx(100)
     assert len(write_csv(report, "host")) == 1
-    assert write_csv(report, "ranks") == []
+    assert [line.split(",")[:3] for line in write_csv(report, "ranks")] == [["rank", "path", "step_ms"]]
     other = trace.write(tmp_path / "other.json")
     ranks = write_csv(analyze([str(tmp_path / "t.json"), other]), "ranks")
     assert ranks[0].startswith("rank,path,step_ms,")
@@ -221,6 +225,45 @@ def test_what_a_trace_does_not_hold_is_not_zero(tmp_path: Path) -> None:
     assert all(isinstance(one, Missing) for one in (split.runtime, split.data_loader, split.cpu))
     assert file.verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "no host events say why" in file.verdict.summary
+    assert all(isinstance(us, Missing) for _name, us in file.gaps[0].causes())
+    assert isinstance(file.gaps[0].largest[0].cause, Missing)
+    assert [line.split(",")[5] for line in write_csv(analyze([str(tmp_path / "t.json")]), "idle")] == [
+        "cause",
+        "",
+    ]
+
+
+def test_a_busy_device_without_host_events_is_compute_bound_and_its_idle_time_has_no_cause(
+    tmp_path: Path,
+) -> None:
+    alone = TraceBuilder()
+    for start in (0, 1000):
+        alone.add("kernel", "k", start, 900, args={"device": 0, "stream": 7})
+    path = alone.write(tmp_path / "t.json")
+    report = analyze([path])
+    verdict = report.files[0].verdict
+    assert (verdict.kind, verdict.cause) == (Kind.COMPUTE_BOUND, "gpu")
+    assert {share.name: round(share.pct) for share in verdict.shares} == {
+        "compute": 95,
+        "idle": 5,
+        "comms": 0,
+    }
+    assert "idle time that no host events explain, 5 %" in verdict.summary
+    written = [line for line in write_report(report) if line.strip().startswith(("data ", "CPU operator "))]
+    assert [line.split()[-2:] for line in written] == [["n/a", "n/a"], ["n/a", "n/a"]]
+    assert not [change for change in compare_traces(*report.files * 2).changes if change.part == "idle"]
+    busy = analyse(busy_trace(), tmp_path)
+    assert [change.name for change in compare_traces(busy, busy).changes if change.part == "idle"] == [
+        *GAP_CAUSES
+    ]
+
+
+def test_an_empty_trace_has_no_numbers(tmp_path: Path) -> None:
+    file = analyse(TraceBuilder(), tmp_path, deviceProperties=[])
+    assert file.host_us is NOT_APPLICABLE
+    assert all(isinstance(getattr(file.overview.breakdown_us, kind), Missing) for kind in KINDS)
+    assert file.verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
+    assert file.verdict.shares == ()
 
 
 def test_a_trace_of_torch_compile_at_work_is_called_so(tmp_path: Path) -> None:

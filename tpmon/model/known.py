@@ -6,7 +6,7 @@ its reason, never 0 and never None. Knows nothing of where values come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar, Union
 
@@ -62,3 +62,8 @@ def known_or(value: T | Missing | NotApplicable, default: U) -> T | U:
 def map_known(change: Callable[[T], U], value: T | Missing) -> U | Missing:
     """Apply ``change`` to a value that was read and keep the reason of one that was not."""
     return value if isinstance(value, Missing) else change(value)
+
+
+def sum_known(values: Iterable[float | Missing]) -> float:
+    """Return the sum of the values that were read."""
+    return sum(value for value in values if is_known(value))

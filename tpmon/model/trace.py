@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known
+from tpmon.model.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.trace_tables import (
     AllocationRow,
     FrameRow,
@@ -48,17 +49,17 @@ class StepRow:
 class Breakdown:
     """Hold microseconds of a mean step by what was running, over all devices and threads together.
 
-    Device and host are missing where a trace holds no event of theirs.
+    Device and host are missing where a trace holds no event of theirs, all of it where it holds neither.
     """
 
     kernel: Known[float]
     memcpy: Known[float]
     memset: Known[float]
-    communication: float
+    communication: Known[float]
     runtime: Known[float]
     data_loader: Known[float]
     cpu: Known[float]
-    other: float
+    other: Known[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,48 +140,6 @@ class Overview:
     overlapping_us: Breakdown
     gpus: tuple[CardUse, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LargeGap:
-    """Hold one long gap of a device: what held it for most of its time, and what ran on the host then."""
-
-    start_ms: float
-    us: float
-    cause: str
-    operator: Applicable[str]
-    call: Applicable[str]
-    source: Applicable[str]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceGaps:
-    """Hold the idle time of one device in microseconds; the seven causes sum to ``idle``."""
-
-    device: int
-    window: float
-    busy: float
-    idle: float
-    data: float
-    sync_explicit: float
-    sync_implicit: float
-    alloc: float
-    launch: float
-    cpu_op: float
-    other: float
-    largest: tuple[LargeGap, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostTime:
-    """Hold the window of a trace without device work, in microseconds, by what the host did."""
-
-    data: float
-    comms: float
-    sync: float
-    alloc: float
-    compute: float
-    other: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,52 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 
-from tpmon.model.known import is_known
+from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.trace import RankRow
-from tpmon.model.units import clean_text
+from tpmon.model.units import clean_text, format_bytes
+
+NA = "n/a"
+CAUSES = {
+    "data": "data",
+    "sync_explicit": "explicit sync",
+    "sync_implicit": "implicit sync",
+    "alloc": "allocator",
+    "launch": "launch and calls",
+    "cpu_op": "CPU operator",
+    "comms": "communication",
+    "sync": "sync",
+    "compute": "compute",
+    "compile": "torch.compile",
+    "idle": "idle, cause unknown",
+    "other": "other",
+}
+"""What holds an idle device or a host, and what a verdict shares its window among."""
+KINDS = {
+    "kernel": "kernels",
+    "memcpy": "memcpy",
+    "memset": "memset",
+    "communication": "exposed communication",
+    "runtime": "runtime calls",
+    "data_loader": "DataLoader",
+    "cpu": "CPU operators",
+    "other": "other",
+}
+"""What a step is made of."""
 
 _NAME_CHARS = 20
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
+
+
+def name_cause(cause: Known[str]) -> str:
+    """Name what held a device in a gap."""
+    return CAUSES[cause] if is_known(cause) else NA
+
+
+def say_growth(value: Applicable[int]) -> str:
+    """Write by how much memory grew, with its sign."""
+    if not is_known(value):
+        return NA
+    return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"
 
 
 def name_ranks(rows: Sequence[RankRow]) -> dict[str, str]:

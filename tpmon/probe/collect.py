@@ -150,7 +150,7 @@ class Collector:
         self._interval_s = seconds
 
     def set_settled(self, *, settled: bool) -> None:
-        """Say whether the verdict stands: stacks and main threads are then looked at half as often."""
+        """Say whether the verdict stands: what is dear is then looked at less often (``Pace.SETTLED``)."""
         self._settled = settled
 
     def close(self) -> None:

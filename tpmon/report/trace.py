@@ -6,8 +6,6 @@ from tpmon.model.known import Applicable, Known, NotApplicable, is_known, known_
 from tpmon.model.trace import (
     Breakdown,
     Communication,
-    DeviceGaps,
-    HostTime,
     KernelRow,
     Lost,
     OperatorRow,
@@ -17,11 +15,11 @@ from tpmon.model.trace import (
     TraceReport,
     TraceVerdict,
 )
-from tpmon.model.trace_words import name_ranks
+from tpmon.model.trace_gaps import DeviceGaps, HostTime
+from tpmon.model.trace_words import CAUSES, KINDS, name_cause, name_ranks, say_growth
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_paragraph
 from tpmon.report.trace_tables import (
-    say_growth,
     write_curves,
     write_hot_kernel,
     write_more,
@@ -31,27 +29,6 @@ from tpmon.report.trace_tables import (
 
 TOP = 10
 MOST_STEPS = 12
-PHASES = {
-    "kernel": "kernels",
-    "memcpy": "memcpy",
-    "memset": "memset",
-    "communication": "exposed communication",
-    "runtime": "runtime calls",
-    "data_loader": "DataLoader",
-    "cpu": "CPU operators",
-    "other": "other",
-}
-"""What a step is made of, in the words of the screen."""
-CAUSES = {
-    "data": "data",
-    "sync_explicit": "explicit sync",
-    "sync_implicit": "implicit sync",
-    "alloc": "allocator",
-    "launch": "launch and calls",
-    "cpu_op": "CPU operator",
-    "other": "other",
-}
-"""What holds an idle device, in the words of the screen."""
 _LINE_CHARS = 400
 _NA = "n/a"
 
@@ -171,10 +148,10 @@ def _write_steps(overview: Overview) -> list[str]:
 def _write_breakdown(overview: Overview) -> list[str]:
     """Write both views: exclusive, whose parts sum to the step, and overlapping, each kind in full."""
     own, full = overview.breakdown_us, overview.overlapping_us
-    total = sum(known_or(_part(own, key), 0.0) for key in PHASES) or 1.0
+    total = sum(known_or(_part(own, key), 0.0) for key in KINDS) or 1.0
     rows = [
         (name, _us(value), _pct(map_known(lambda us: 100 * us / total, value)), _us(_part(full, key)))
-        for key, name in PHASES.items()
+        for key, name in KINDS.items()
         for value in (_part(own, key),)
     ]
     headers = ("of a step", "ms", "share", "ms, overlapping")
@@ -222,8 +199,8 @@ def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
         f"idle     gpu {gaps.device}: {_us(gaps.idle)} of {_us(gaps.window)} ms, {share:.1f} %, by cause"
     ]
     rows = [
-        (name, _us(getattr(gaps, key)), f"{100 * getattr(gaps, key) / window:.1f} %")
-        for key, name in CAUSES.items()
+        (CAUSES[name], _us(us), _pct(map_known(lambda value: 100 * value / window, us)))
+        for name, us in gaps.causes()
     ]
     lines += lay_columns(("cause", "ms", "of the window"), rows, left=("cause",), indent=2)
     if gaps.largest:
@@ -231,7 +208,7 @@ def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
             (
                 f"{gap.start_ms:,.3f}",
                 _us(gap.us),
-                CAUSES[gap.cause],
+                name_cause(gap.cause),
                 " ".join(text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text)
                 or "-",
             )

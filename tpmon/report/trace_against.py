@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tpmon.model.trace_change import Change, TraceComparison
+from tpmon.model.trace_words import CAUSES, KINDS
 from tpmon.model.units import clean_text
 from tpmon.report.table import lay_columns, lay_paragraph
-from tpmon.report.trace import CAUSES, PHASES
 
 _PARTS = {
     "phase": "of a step",
@@ -41,5 +41,5 @@ def _row(change: Change) -> tuple[str, str, str, str]:
 
 
 def _name(change: Change) -> str:
-    words = {"phase": PHASES, "idle": CAUSES}.get(change.part, {})
+    words = {"phase": KINDS, "idle": CAUSES}.get(change.part, {})
     return words.get(change.name, change.name)

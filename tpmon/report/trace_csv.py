@@ -6,14 +6,12 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, is_known
-from tpmon.model.trace import TraceFile, TraceReport
-from tpmon.model.trace_change import TraceComparison
-from tpmon.model.trace_tables import CurvePoint
+from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.trace import RankRow, TraceFile, TraceReport
+from tpmon.model.trace_change import Change, TraceComparison
 
 TABLES = (
     "steps",
@@ -47,36 +45,29 @@ _LEFT_OUT = ("largest",)
 def write_csv(report: TraceReport, table: str) -> list[str]:
     """Write ``table`` of every file; a value that is not known is an empty cell."""
     if table == "ranks":
-        return _write_rows(report.ranks.ranks if is_known(report.ranks) else ())
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    names: list[str] = []
-    for file in report.files:
-        for row in _rows(file, table):
-            if not names:
-                names = [field.name for field in fields(row) if field.name not in _LEFT_OUT]
-                writer.writerow(["path", "rank", *names])
-            values = (getattr(row, name) for name in names)
-            rank = file.rank if is_known(file.rank) else ""
-            writer.writerow([_safe(file.path), rank, *(_safe(value) for value in values)])
-    if not names:
-        writer.writerow(["path", "rank"])
-    return out.getvalue().splitlines()
+        return _write_rows(
+            RankRow, (((), row) for row in report.ranks.ranks) if is_known(report.ranks) else ()
+        )
+    rows = [(file, row) for file in report.files for row in _rows(file, table)]
+    named = (((file.path, file.rank), row) for file, row in rows)
+    return _write_rows(type(rows[0][1]) if rows else None, named, before=("path", "rank"))
 
 
 def write_changes_csv(comparison: TraceComparison) -> list[str]:
     """Write what changed from one trace to another, a row for each part."""
-    return _write_rows(comparison.changes)
+    return _write_rows(Change, (((), change) for change in comparison.changes))
 
 
-def _write_rows(rows: Sequence[Any]) -> list[str]:
-    """Write rows of one kind that name their file or rank themselves."""
+def _write_rows(
+    kind: type[Any] | None, rows: Iterable[tuple[Sequence[object], Any]], before: Sequence[str] = ()
+) -> list[str]:
+    """Write a header of ``before`` and the fields of ``kind``, and for each row its values of both."""
+    names = [field.name for field in fields(kind) if field.name not in _LEFT_OUT] if kind else []
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    if rows:
-        names = [field.name for field in fields(rows[0])]
-        writer.writerow(names)
-        writer.writerows([_safe(getattr(row, name)) for name in names] for row in rows)
+    writer.writerow([*before, *names])
+    for values, row in rows:
+        writer.writerow([_safe(value) for value in (*values, *(getattr(row, name) for name in names))])
     return out.getvalue().splitlines()
 
 
@@ -105,13 +96,13 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
     }
     if table == "curve":
         return [
-            _CurveRow(curve.kind, curve.device, *_cells(point))
+            _CurveRow(curve.kind, curve.device, point.ms, point.allocated_bytes, point.reserved_bytes)
             for curve in file.memory.curves
             for point in curve.points
         ]
     if table == "idle":
         return [
-            _GapRow(gaps.device, *map(partial(getattr, gap), _GAP))
+            _GapRow(gaps.device, gap.start_ms, gap.us, gap.cause, gap.operator, gap.call, gap.source)
             for gaps in file.gaps
             for gap in gaps.largest
         ]
@@ -126,13 +117,10 @@ class _GapRow:
     device: int
     start_ms: float
     us: float
-    cause: str
+    cause: Known[str]
     operator: Applicable[str]
     call: Applicable[str]
     source: Applicable[str]
-
-
-_GAP = ("start_ms", "us", "cause", "operator", "call", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +132,6 @@ class _CurveRow:
     ms: float
     allocated_bytes: int
     reserved_bytes: Applicable[int]
-
-
-def _cells(point: CurvePoint) -> tuple[float, int, Applicable[int]]:
-    return point.ms, point.allocated_bytes, point.reserved_bytes
 
 
 def _safe(value: object) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tpmon.model.known import Applicable, Known, is_known
+from tpmon.model.known import Applicable, is_known
 from tpmon.model.memory_chart import (
     LEGEND,
     ROWS,
@@ -288,10 +288,3 @@ def write_curves(file: TraceFile) -> list[str]:
     hidden = len(curves) - MOST_CURVES
     more = [f"  {hidden} more (--csv curve)"] if hidden > 0 else []
     return [f"memory over {say_span(span)}: {LEGEND}", *lines[1:], *more]
-
-
-def say_growth(value: Known[int]) -> str:
-    """Write by how much the memory grew, with its sign."""
-    if not is_known(value):
-        return _NA
-    return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"

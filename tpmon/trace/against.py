@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, sum_known
 from tpmon.model.trace import Conditions, TraceFile
 from tpmon.model.trace_change import Change, TraceComparison
+from tpmon.model.trace_gaps import DeviceGaps
 from tpmon.trace.conditions import BATCH, SHAPES
 from tpmon.trace.steps import UNMARKED
 
@@ -16,11 +17,11 @@ COMPARISON_SCHEMA = "tpmon.trace-comparison/1"
 LEAST_STEPS = 3
 """Fewer steps tell nothing of how much they vary."""
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
-"""The 97.5 % points of Student's t by degrees of freedom from 1 on; captures have few steps."""
+"""The 97.5 % points of Student's t by degrees of freedom from 1 on, as tables of it have them."""
 NORMAL = 1.96
+"""That of the normal distribution; beyond the table 1.96 + 2.6 / freedom is within 0.01 of Student's t."""
 MOST_CHANGES = 40
 LEAST_CHANGE_US = 1.0
-_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other")
 
 
 def compare_traces(before: TraceFile, after: TraceFile, target: float = 1.0) -> TraceComparison:
@@ -136,13 +137,12 @@ def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
         old, new = (getattr(file.overview.breakdown_us, field.name) for file in (before, after))
         if is_known(old) and is_known(new):
             found.append(Change("phase", field.name, old, new))
-    if before.gaps and after.gaps:
-        for cause in _CAUSES:
-            sums = [
-                sum(getattr(gaps, cause) for gaps in file.gaps) / count
-                for file, count in zip((before, after), steps, strict=True)
-            ]
-            found.append(Change("idle", cause, *sums))
+    old_causes, new_causes = (dict(_sum_causes(file.gaps)) for file in (before, after))
+    found += [
+        Change("idle", cause, us / steps[0], new_causes[cause] / steps[1])
+        for cause, us in old_causes.items()
+        if cause in new_causes
+    ]
     found += _pair(
         "operator",
         ((row.name, row.host_self_us / steps[0]) for row in before.operators),
@@ -154,6 +154,14 @@ def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
         ((row.name, row.total_us / steps[1]) for row in after.kernels),
     )
     return tuple(found)
+
+
+def _sum_causes(gaps: tuple[DeviceGaps, ...]) -> Iterator[tuple[str, float]]:
+    """Yield the causes of idle time, summed over devices; none where the trace does not tell them."""
+    for same in zip(*(device.causes() for device in gaps), strict=True):
+        values = [us for _name, us in same]
+        if all(map(is_known, values)):
+            yield same[0][0], sum_known(values)
 
 
 def _pair(part: str, before: Iterable[tuple[str, float]], after: Iterable[tuple[str, float]]) -> list[Change]:

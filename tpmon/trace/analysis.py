@@ -9,17 +9,8 @@ import numpy as np
 from tpmon.errors import TpmonError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing
-from tpmon.model.trace import (
-    TRACE_SCHEMA,
-    DeviceGaps,
-    HostTime,
-    MemoryUse,
-    Overview,
-    RankTable,
-    StepRow,
-    TraceFile,
-    TraceReport,
-)
+from tpmon.model.trace import TRACE_SCHEMA, MemoryUse, Overview, RankTable, StepRow, TraceFile, TraceReport
+from tpmon.model.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
 from tpmon.trace.advice import advise, explain
 from tpmon.trace.allocations import sum_allocations
@@ -128,7 +119,7 @@ def analyze_trace(
         gaps = find_gaps(trace, causes, ops, window)
         verdict = judge_device(trace, activity, gaps, window)
     else:
-        host = split_host(activity, causes, window)
+        host = split_host(trace, activity, causes, window)
         verdict = judge_host(trace, host, window, marked=steps.marked)
     counted = count_work(trace, ops, launchers)
     times = time_operators(trace, ops, launchers)

@@ -21,6 +21,7 @@ MOST_DEVICES = 256
 """No machine has more; a damaged file may name thousands, and they then count as one."""
 NO_DEVICE = Missing("the trace holds no device work")
 NO_HOST = Missing("the trace holds no operators")
+NOTHING = Missing("the trace holds neither device work nor host events")
 Mask = npt.NDArray[np.bool_]
 
 
@@ -139,15 +140,18 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
     def of_host(value: float) -> Known[float]:
         return value if has_host else NO_HOST
 
+    def of_either(value: float) -> Known[float]:
+        return value if on_device or has_host or len(activity.communication.start) else NOTHING
+
     return Breakdown(
         of_device(kernel),
         of_device(memcpy),
         of_device(memset),
-        communication,
+        of_either(communication),
         of_device(runtime) if has_host else NO_HOST,
         of_host(data_loader),
         of_host(cpu),
-        other,
+        of_either(other),
     )
 
 

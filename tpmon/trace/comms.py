@@ -71,12 +71,29 @@ def _host_rows(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     ).astype(np.int64)
 
 
-def _host_bytes(trace: Trace, row: int) -> int:
-    """Return the bytes of the tensors that a host event of communication was given; 0 if not known."""
-    shape = int(trace.host.shape[row])
-    if shape < 0 or "barrier" in trace.names[trace.host.name[row]]:  # which carries a tensor of no meaning
-        return 0
-    inputs = parse_inputs(trace.shapes[shape])
+class _Sizes:
+    """Tell how many bytes host events of communication were given; a training repeats its few shapes."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._of_shape: dict[int, int] = {}
+
+    def of(self, row: int) -> int:
+        """Return the bytes of the tensors of a host event; 0 if not known."""
+        host = self._trace.host
+        shape = int(host.shape[row])
+        if (
+            shape < 0 or "barrier" in self._trace.names[host.name[row]]
+        ):  # which carries a tensor of no meaning
+            return 0
+        if shape not in self._of_shape:
+            self._of_shape[shape] = _count_bytes(self._trace.shapes[shape])
+        return self._of_shape[shape]
+
+
+def _count_bytes(shape: tuple[bytes, bytes]) -> int:
+    """Return the bytes of all tensors of recorded inputs; 0 where not all are told."""
+    inputs = parse_inputs(shape)
     sizes = zip(inputs.dims, inputs.element_bytes, strict=True)
     return sum(math.prod(dims) * element for dims, element in sizes if dims) if inputs.whole else 0
 
@@ -105,6 +122,7 @@ def _find_annotations(trace: Trace, rows: Ints, launched_by: Ints) -> Ints:
 def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[CollectiveRow]:
     work = trace.work
     around = dict(zip(rows.tolist(), _find_annotations(trace, rows, launched_by).tolist(), strict=True))
+    sizes = _Sizes(trace)
     groups: dict[str, list[int]] = {}
     for row in rows.tolist():
         number = int(work.collective[row])
@@ -120,7 +138,7 @@ def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[Collective
             if size:
                 bus += size * bus_factor(trace.collectives[number].name, trace.collectives[number].group_size)
             elif around[row] >= 0:
-                size = _host_bytes(trace, around[row])
+                size = sizes.of(around[row])
             moved += size
         speed: Known[float] = bus / total if bus and total else _NO_GROUP if moved else _UNKNOWN
         found.append(
@@ -130,6 +148,7 @@ def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[Collective
 
 
 def _host_collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
+    sizes = _Sizes(trace)
     sums: dict[int, tuple[int, int, int]] = {}
     for row in rows:
         number = int(trace.host.name[row])
@@ -137,7 +156,7 @@ def _host_collectives(trace: Trace, rows: Iterable[int]) -> list[CollectiveRow]:
         sums[number] = (
             count + 1,
             total + int(trace.host.duration[row]),
-            moved + _host_bytes(trace, row),
+            moved + sizes.of(row),
         )
     found = [
         CollectiveRow(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable
-from tpmon.model.trace import DeviceGaps, HostTime, LargeGap
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.trace_gaps import GAP_CAUSES, DeviceGaps, HostTime, LargeGap
 from tpmon.trace.breakdown import Activity, loader_rows
 from tpmon.trace.classes import CallClass, class_of_call, is_step
 from tpmon.trace.columns import Ints, distinct
@@ -22,8 +22,8 @@ from tpmon.trace.schema import Category
 from tpmon.trace.slice_parts import find_cuts
 from tpmon.trace.spans import Spans, invert, unite, unite_all
 
-CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other")
 MOST_GAPS = 10
+NO_HOST_EVENTS = Missing("the trace holds no host events")
 COVERS_SLACK_NS = 1000
 """A call that returns no more than this before its copy ends has waited for it."""
 
@@ -102,9 +102,10 @@ def _device_gaps(
     cuts = find_cuts(trace.header, window)
     busy = unite_all([unite(work.start[here], work.duration[here]), cuts])
     start, end = np.array([window[0]]), np.array([window[1]])
-    data, explicit, implicit, alloc, launch, cpu_op, other = (
-        int(part[0]) / 1000 for part in _split(causes.layers, busy, start, end)
-    )
+    causes_us: list[Known[float]] = [int(part[0]) / 1000 for part in _split(causes.layers, busy, start, end)]
+    if not has_host_events(trace):
+        causes_us = [NO_HOST_EVENTS] * len(GAP_CAUSES)
+    data, explicit, implicit, alloc, launch, cpu_op, other = causes_us
     idle = invert(busy, *window)
     return DeviceGaps(
         device=device,
@@ -136,8 +137,9 @@ def _name_gaps(
     middle = (start + end) // 2
     places = ops.find(np.full(len(middle), main, dtype=np.int32), middle)
     found = []
+    heard = has_host_events(trace)
     for at in range(len(start)):
-        cause = CAUSES[int(np.argmax(parts[:, at]))]
+        cause: Known[str] = GAP_CAUSES[int(np.argmax(parts[:, at]))] if heard else NO_HOST_EVENTS
         operator: Applicable[str] = NOT_APPLICABLE
         if places[at] >= 0:
             operator = clean_name(trace.names[trace.host.name[ops.row[places[at]]]])
@@ -182,7 +184,7 @@ def _longest_call(trace: Trace, begin: int, stop: int) -> Applicable[str]:
     return clean_name(trace.names[trace.calls.name[int(np.argmax(shared))]])
 
 
-def _longest(trace: Trace, cause: str, begin: int, stop: int) -> Applicable[str]:
+def _longest(trace: Trace, cause: Known[str], begin: int, stop: int) -> Applicable[str]:
     host = trace.host
     rows = loader_rows(trace) if cause == "data" else host.category == Category.OP
     shared = np.where(rows, _overlap(host.start, host.duration, begin, stop), 0)
@@ -204,8 +206,20 @@ def _source(trace: Trace, main: int, time: int) -> Applicable[str]:
     return NOT_APPLICABLE
 
 
-def split_host(activity: Activity, causes: HostCauses, window: tuple[int, int]) -> HostTime:
-    """Split the window of a trace without device work: loader, operators, exposed communication, other."""
+def has_host_events(trace: Trace) -> bool:
+    """Tell whether a trace can say what the host did."""
+    return len(trace.host.start) > 0 or len(trace.calls.start) > 0
+
+
+def split_host(
+    trace: Trace, activity: Activity, causes: HostCauses, window: tuple[int, int]
+) -> Applicable[HostTime]:
+    """Split the window of a trace without device work: loader, operators, exposed communication, other.
+
+    NOT_APPLICABLE where the trace holds nothing of the host either.
+    """
+    if not has_host_events(trace):
+        return NOT_APPLICABLE
     nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
     sync = unite_all(causes.layers[1:3])
     layers = (activity.data_loader, activity.cpu, activity.communication, sync, causes.layers[3])

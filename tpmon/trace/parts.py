@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.trace import DeviceGaps, MemoryPeak
+from tpmon.model.trace import MemoryPeak
+from tpmon.model.trace_gaps import DeviceGaps
 from tpmon.model.trace_tables import ProductRow
 from tpmon.trace.breakdown import Activity
 from tpmon.trace.columns import Ints

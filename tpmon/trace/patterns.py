@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, sum_known
 from tpmon.trace.classes import CallClass, flag, is_optimizer
 from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.inputs import measure_product, parse_inputs
@@ -98,6 +98,11 @@ def _idle_pct(parts: Parts, us: float) -> float:
     return 100 * us / max(sum(gap.window for gap in parts.gaps), 1.0)
 
 
+def _waits_for_host_pct(parts: Parts) -> float:
+    """Return the idle time in which devices wait for launches and operators of the host."""
+    return _idle_pct(parts, sum_known(us for gap in parts.gaps for us in (gap.launch, gap.cpu_op)))
+
+
 def _busy_pct(parts: Parts, ns: float) -> float:
     """Return device work in percent of the window of the steps, of all devices together.
 
@@ -148,7 +153,7 @@ def _launches(parts: Parts) -> Iterator[Seen]:
     if not len(rows):
         return
     median = float(np.median(work.duration[rows])) / 1000
-    share = _idle_pct(parts, sum(gap.launch + gap.cpu_op for gap in parts.gaps))
+    share = _waits_for_host_pct(parts)
     if median < TINY_KERNEL_US and share >= LAUNCH_PCT:
         count = len(rows) / _count_steps(parts)
         yield Seen("launch-heavy", f"{count:,.0f} kernels a step, half of them below {median:.1f} us", share)
@@ -156,7 +161,7 @@ def _launches(parts: Parts) -> Iterator[Seen]:
 
 def _tiny_operators(parts: Parts) -> Iterator[Seen]:
     """Find one operator that is called over and over for little: a loop over elements or parameters."""
-    if parts.gaps and _idle_pct(parts, sum(gap.launch + gap.cpu_op for gap in parts.gaps)) < TINY_PCT:
+    if parts.gaps and _waits_for_host_pct(parts) < TINY_PCT:
         return  # the host is ahead of the device: its operators cost nothing
     ops, host = parts.ops, parts.trace.host
     start, end = parts.steps.host_window
@@ -200,7 +205,9 @@ def _optimizer(parts: Parts) -> Iterator[Seen]:
 
 def _syncs(parts: Parts) -> Iterator[Seen]:
     calls, steps = parts.trace.calls, parts.steps
-    share = _idle_pct(parts, sum(gap.sync_explicit + gap.sync_implicit for gap in parts.gaps))
+    share = _idle_pct(
+        parts, sum_known(us for gap in parts.gaps for us in (gap.sync_explicit, gap.sync_implicit))
+    )
     if not steps.marked or not parts.gaps or share < SYNC_PCT:
         return
     copies = flag(parts.trace.names, lambda name: "Memcpy" in name)[calls.name]

@@ -13,16 +13,19 @@ import numpy as np
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.timeline import StepStart, Stretch, TimeCell, Timeline, TimeShare
+from tpmon.model.trace_gaps import GAP_CAUSES
 from tpmon.trace.breakdown import Activity, comm_rows
 from tpmon.trace.classes import STEP
 from tpmon.trace.columns import Ints, distinct
-from tpmon.trace.gaps import CAUSES, HostCauses
+from tpmon.trace.gaps import HostCauses, has_host_events
 from tpmon.trace.kernels import LaunchFigures, Reals
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import Spans, unite, unite_all
 from tpmon.trace.steps import Steps
 
+UNTOLD = ("idle",)
+"""What holds a device where the trace has no host events."""
 HOST_CAUSES = ("data", "comms", "sync", "alloc", "other")
 MOST_PARTS = 4096
 NO_SM = Missing("no kernel of the trace has blocks per SM")
@@ -172,14 +175,15 @@ def lay_timelines(
         talk = unite(work.start[here & comms], work.duration[here & comms])
         exposed = _without(talk, compute) if len(talk.start) else talk
         sm = _level_sm(trace, figures, device)
-        lanes.append(Lane(device, CAUSES, busy, exposed, _grow(busy, causes.layers), sm))
+        names, layers = (GAP_CAUSES, causes.layers) if has_host_events(trace) else (UNTOLD, ())
+        lanes.append(Lane(device, names, busy, exposed, _grow(busy, layers), sm))
     if not lanes:
         sync = unite_all(causes.layers[1:3])
-        layers = (activity.communication, sync, causes.layers[3])
+        on_host = (activity.communication, sync, causes.layers[3])
         data = activity.data_loader
         # The loader comes first, as in the split of the host: what its operators do is not compute.
         compute = _without(activity.cpu, data)
-        grown = _grow(compute, (data, *layers))
+        grown = _grow(compute, (data, *on_host))
         lanes.append(Lane(NOT_APPLICABLE, HOST_CAUSES, compute, unite_all(()), grown, _NO_DEVICE))
     return Timelines(tuple(lanes), steps.names, steps.host_start, steps.host_end, steps.marked)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpmon.model.known import NOT_APPLICABLE, Applicable
-from tpmon.model.trace import CauseShare, DeviceGaps, HostTime, TraceVerdict
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, sum_known
+from tpmon.model.trace import CauseShare, TraceVerdict
+from tpmon.model.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.verdict import Kind
 from tpmon.trace.breakdown import Activity
 from tpmon.trace.classes import flag, is_compiling
+from tpmon.trace.gaps import has_host_events
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import unite, unite_all
@@ -33,6 +35,7 @@ _SAYS = {
     "other": "Python or other code outside of operators",
     "compute": "computation",
     "compile": "torch.compile at work",
+    "idle": "idle time that no host events explain",
 }
 _KINDS = {
     "data": Kind.DATA_BOUND,
@@ -42,6 +45,7 @@ _KINDS = {
     "other": Kind.PYTHON_BOUND,
     "compute": Kind.COMPUTE_BOUND,
     "compile": Kind.STARTING,
+    "idle": Kind.NOT_ENOUGH_EVIDENCE,
 }
 
 
@@ -54,19 +58,18 @@ def judge_device(
         return _undecided("the window of the steps is empty")
     if compiling := _find_compiling(trace, window):
         return compiling
-    idle_pct = 100 * sum(gap.idle for gap in gaps) / total
-    if idle_pct >= LEAST_LOST_PCT and not len(trace.host.start) and not len(trace.calls.start):
-        return _undecided(f"the device idles {idle_pct:.0f} % of the window, and no host events say why")
     exposed = sum(_exposed_us(one, window) for one in activity.each())
-    alloc = sum(gap.alloc for gap in gaps)
-    explicit = sum(gap.sync_explicit for gap in gaps)
-    implicit = sum(gap.sync_implicit for gap in gaps)
+    if not has_host_events(trace):
+        return _judge_silent(exposed, sum(gap.idle for gap in gaps), total)
+    alloc = sum_known(gap.alloc for gap in gaps)
+    explicit = sum_known(gap.sync_explicit for gap in gaps)
+    implicit = sum_known(gap.sync_implicit for gap in gaps)
     shares = {
-        "data": sum(gap.data for gap in gaps),
+        "data": sum_known(gap.data for gap in gaps),
         "comms": exposed,
         "sync": explicit + implicit + alloc,
-        "launch": sum(gap.launch + gap.cpu_op for gap in gaps),
-        "other": sum(gap.other for gap in gaps),
+        "launch": sum_known(us for gap in gaps for us in (gap.launch, gap.cpu_op)),
+        "other": sum_known(gap.other for gap in gaps),
     }
     cause: Applicable[str] = NOT_APPLICABLE
     first = _largest(shares, total)
@@ -80,6 +83,17 @@ def judge_device(
     else:
         cause = _cause(trace, first, "gpu")
     return _write(first, cause, shares, total)
+
+
+def _judge_silent(exposed: float, idle: float, total: float) -> TraceVerdict:
+    """Judge a trace of devices alone: nothing of the host says why they idle."""
+    shares = {"comms": exposed, "idle": idle}
+    first = _largest(shares, total)
+    if first == "idle":
+        return _undecided(
+            f"the device idles {100 * idle / total:.0f} % of the window, and no host events say why"
+        )
+    return _write(first, {"comms": "unknown"}.get(first, "gpu"), shares, total)
 
 
 def _find_compiling(trace: Trace, window: tuple[int, int]) -> TraceVerdict | None:
@@ -99,8 +113,12 @@ def _exposed_us(activity: Activity, window: tuple[int, int]) -> float:
     return (both.within_one(*window) - compute.within_one(*window)) / 1000
 
 
-def judge_host(trace: Trace, host: HostTime, window: tuple[int, int], *, marked: bool) -> TraceVerdict:
+def judge_host(
+    trace: Trace, host: Applicable[HostTime], window: tuple[int, int], *, marked: bool
+) -> TraceVerdict:
     """Judge a trace without device work by the time of its host in ``window``."""
+    if not is_known(host):
+        return _undecided("the trace holds neither device work nor host events")
     if not marked and window[1] - window[0] < LEAST_WINDOW_US * 1000:
         return _undecided(f"the trace holds {(window[1] - window[0]) / 1000:.0f} us without marked steps")
     if compiling := _find_compiling(trace, window):

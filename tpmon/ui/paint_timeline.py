@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from tpmon.model.known import Known, is_known
 from tpmon.model.timeline import TimeCell, Timeline
+from tpmon.model.trace_words import CAUSES
 from tpmon.ui.cells import fit_line, pad, width_of, wrap_words
 from tpmon.ui.ink import LEVELS
 from tpmon.ui.lines import Ink, Line, Span
 from tpmon.ui.table import Item, paint_rule
-from tpmon.ui.trace_words import CAUSES
 
 LABEL_WIDTH = 9
 IDLE_SHOWN_PCT = 10.0
@@ -30,6 +30,7 @@ LETTERS = {
     "cpu_op": "o",
     "comms": "c",
     "sync": "s",
+    "idle": ".",
     "other": ".",
 }
 INKS = {
@@ -41,6 +42,7 @@ INKS = {
     "cpu_op": Ink.STRONG,
     "comms": Ink.WARN,
     "sync": Ink.BAD,
+    "idle": Ink.DIM,
     "other": Ink.DIM,
 }
 

@@ -6,12 +6,13 @@ import os
 
 from tpmon.model.known import is_known
 from tpmon.model.trace_change import Change, TraceComparison
+from tpmon.model.trace_words import CAUSES, KINDS
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, ms_of_us
 from tpmon.ui.table import Cell, Column, Item
 from tpmon.ui.trace_view import Answer
-from tpmon.ui.trace_words import CAUSES, KINDS, shorten_kernel
+from tpmon.ui.trace_words import shorten_kernel
 
 _SHOWN_US = 0.5
 """A change of less is 0.000 ms in the table: neither faster nor slower."""
@@ -34,7 +35,10 @@ def answer_change(comparison: TraceComparison) -> Answer:
     else:
         items.append(Item(1, comparison.helped.reason, Ink.STRONG))
     steps = f"{comparison.before_ms:,.3f} -> {comparison.after_ms:,.3f} ms"
-    items.append(Item(2, f"step {steps}", Ink.DIM))
+    if is_known(comparison.helped) and comparison.unchecked:
+        names = [name.partition(" (")[0] for name in comparison.unchecked]
+        items.append(Item(2, f"if {' and '.join(names)} are the same", Ink.STRONG))
+    items.append(Item(3, f"step {steps}", Ink.DIM))
     brief = f"{items[1].text}, {steps}"
     before = clean_text(os.path.basename(comparison.before))
     return Answer(tuple(items), word, ink, (brief, f"against {before}"))
@@ -44,7 +48,7 @@ def _name_result(comparison: TraceComparison) -> tuple[str, Ink]:
     if not is_known(comparison.helped):
         return "! NO ANSWER", Ink.WARN
     if comparison.helped:
-        return "IT HELPED", Ink.GOOD
+        return ("IT HELPED?", Ink.STRONG) if comparison.unchecked else ("IT HELPED", Ink.GOOD)
     low, high = comparison.ratio_low, comparison.ratio_high
     if is_known(low) and is_known(high) and low <= 1 <= high:
         return "NO DIFFERENCE", Ink.STRONG
@@ -72,7 +76,9 @@ def list_changes(comparison: TraceComparison) -> list[Block]:
         if rows:
             blocks.append(_changes_sheet(part, title, rows))
         elif part == "idle":
-            blocks.append(Paragraph(NA, "idle time by cause: not both traces have device work"))
+            blocks.append(
+                Paragraph(NA, "idle time by cause: not both traces have device work and host events")
+            )
     return blocks
 
 

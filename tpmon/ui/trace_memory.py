@@ -20,6 +20,7 @@ from tpmon.model.memory_chart import (
 )
 from tpmon.model.trace import MemoryPeak, StepRow, TraceFile
 from tpmon.model.trace_tables import AllocationRow, MemoryCurve
+from tpmon.model.trace_words import say_growth
 from tpmon.model.units import format_bytes
 from tpmon.ui.cells import fit_line, pad
 from tpmon.ui.lines import Ink, Line
@@ -64,13 +65,6 @@ def _peaks_sheet(peaks: tuple[MemoryPeak, ...]) -> Sheet[MemoryPeak]:
 
 def _name_peak(row: MemoryPeak) -> str:
     return name_place(row.kind, row.device)
-
-
-def say_growth(value: object) -> str:
-    """Write by how much memory grew, with its sign."""
-    if not isinstance(value, int):
-        return NA
-    return f"-{format_bytes(-value)}" if value < 0 else f"+{format_bytes(value)}"
 
 
 def _list_curves(file: TraceFile) -> list[Block]:

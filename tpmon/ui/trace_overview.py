@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known, known_or, map_known
-from tpmon.model.trace import Breakdown, CardUse, DeviceGaps, LargeGap, Lost, StepRow, TraceFile, TraceVerdict
+from tpmon.model.trace import Breakdown, CardUse, Lost, StepRow, TraceFile, TraceVerdict
+from tpmon.model.trace_gaps import DeviceGaps, LargeGap
 from tpmon.model.trace_tables import PatternRow
+from tpmon.model.trace_words import CAUSES, KINDS, name_cause
 from tpmon.model.units import format_bytes
 from tpmon.ui.lines import Ink
 from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, bar, ms_of_us, number, pct, said
 from tpmon.ui.table import Column
-from tpmon.ui.trace_words import CAUSES, KINDS, name_verdict, say_file
+from tpmon.ui.trace_words import name_verdict, say_file
 
 _BAR = 20
 
@@ -173,10 +175,9 @@ def list_gaps(file: TraceFile) -> list[Block]:
 
 def _device_gaps(gaps: DeviceGaps) -> list[Block]:
     idle_pct = 100 * gaps.idle / gaps.window if gaps.window else 0.0
-    names = {key: name for key, name in CAUSES.items() if hasattr(gaps, key)}
+    whole = gaps.window or 1.0
     parts = [
-        Part(name, getattr(gaps, key), 100 * getattr(gaps, key) / (gaps.window or 1.0))
-        for key, name in names.items()
+        Part(CAUSES[name], us, map_known(lambda value: 100 * value / whole, us)) for name, us in gaps.causes()
     ]
     text = f"idle {ms_of_us(gaps.idle)} of {ms_of_us(gaps.window)} ms, {idle_pct:.1f} %"
     largest: Sheet[LargeGap] = Sheet(
@@ -184,12 +185,12 @@ def _device_gaps(gaps: DeviceGaps) -> list[Block]:
         (
             Column("at ms", 12, 3, lambda gap: number(gap.start_ms, 3)),
             Column("gap ms", 11, 0, lambda gap: ms_of_us(gap.us)),
-            Column("cause", 16, 2, lambda gap: CAUSES[gap.cause], right=False),
+            Column("cause", 16, 2, lambda gap: name_cause(gap.cause), right=False),
             Column("what", 14, 1, say_gap, right=False, grows=True),
         ),
         gaps.largest,
         lambda gap: (
-            f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: {CAUSES[gap.cause]}, {say_gap(gap)}"
+            f"gap of {ms_of_us(gap.us)} ms at {gap.start_ms:,.3f} ms: {name_cause(gap.cause)}, {say_gap(gap)}"
         ),
         (("gap ms", lambda gap: gap.us), ("at ms", lambda gap: -gap.start_ms)),
         source=lambda gap: _first_known(gap.source, gap.operator),

@@ -6,31 +6,6 @@ from tpmon.model.known import NotApplicable, is_known
 from tpmon.model.trace import TraceFile, TraceVerdict
 from tpmon.model.units import clean_text, format_bytes
 
-CAUSES = {
-    "data": "data",
-    "sync_explicit": "explicit sync",
-    "sync_implicit": "implicit sync",
-    "alloc": "allocator",
-    "launch": "launch and calls",
-    "cpu_op": "CPU operator",
-    "comms": "communication",
-    "sync": "sync",
-    "compute": "compute",
-    "compile": "torch.compile",
-    "other": "other",
-}
-KINDS = {
-    "kernel": "kernels",
-    "memcpy": "memcpy",
-    "memset": "memset",
-    "communication": "exposed communication",
-    "runtime": "runtime calls",
-    "data_loader": "DataLoader",
-    "cpu": "CPU operators",
-    "other": "other",
-}
-
-
 _PATH_CHARS = 1000
 _COMMON = ("(anonymous namespace)::", "at::native::", "at::", "c10::", "std::")
 
