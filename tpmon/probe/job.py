@@ -66,6 +66,8 @@ class Job:
     asked_pid: int
     members: tuple[Member, ...]
     script: str
+    uid: int
+    """Of the first rank: what stands above it can be root's, such as slurmstepd."""
     user: str
     start: datetime
     world_size: Applicable[int]
@@ -120,12 +122,14 @@ def assemble_job(
         for pid, part in sorted(parts.items(), key=lambda entry: (facts[entry[0]].stat.start_ticks, entry[0]))
     )
     stat = facts[root].stat
+    uid = read_owner(root, parts, facts, proc)
     return Job(
         root=Identity(root, stat.start_ticks),
         asked_pid=asked_pid,
         members=members,
         script=tell_script(parts, facts[root].program.label),
-        user=read_user(root, proc),
+        uid=uid,
+        user=user_name(uid),
         start=started_at(stat.start_ticks, boot_s),
         world_size=tell_world_size(parts.values()),
         rank_source=tell_rank_source(parts.values()),
@@ -219,13 +223,18 @@ def names_workers(version: Known[str]) -> bool:
     return numbers is None or tuple(map(int, numbers.groups())) >= NAMED_WORKERS_SINCE
 
 
-def read_user(pid: int, proc: str = PROC) -> str:
-    """Return the name of the user that a process runs as, or the number where it has no name.
+def read_owner(root: int, parts: Mapping[int, Part], facts: Mapping[int, Facts], proc: str = PROC) -> int:
+    """Return whose job it is: the user of its first rank that is Python with torch, else of its root.
 
     Raises:
-        OSError: when the process is gone.
+        OSError: when the root is gone, and that rank with it or there is none.
     """
-    return user_name(read_status(pid, proc).uid)
+    ranks = [pid for pid, part in parts.items() if part.role is Role.RANK]
+    first = next((pid for pid in ranks if facts[pid].python and facts[pid].torch), root)
+    try:
+        return read_status(first, proc).uid
+    except OSError:
+        return read_status(root, proc).uid  # the rank ended meanwhile
 
 
 @lru_cache(maxsize=256)

@@ -172,8 +172,8 @@ def plan_job(
         Plan("stacks", stacks_of, SPY_S, needed=True),
         Plan("cgroup", partial(check_groups, pids, proc)),
         Plan("cards", lambda: check_cards(pids, nvml.get(), proc), NVML_S),
-        Plan("ras", partial(check_ras, patient.pid, proc)),
-        Plan("place", partial(check_inside, patient.pid, proc)),
+        Plan("ras", partial(check_ras, pids[0], proc)),
+        Plan("place", partial(check_inside, pids[0], proc)),
     )
 
 
@@ -214,5 +214,7 @@ def make_patient(job: Job) -> Patient:
     members = sorted(job.members, key=lambda member: order.index(member.role))
     ranks = [member for member in members if member.role is Role.RANK]
     member: Applicable[Member] = ranks[0] if ranks else NOT_APPLICABLE
-    pids = tuple(one.identity.pid for one in members) or (job.root.pid,)
+    # What is no Python need not be read: slurmstepd is root's, above the ranks of every user.
+    needless = {pid for pid, fact in job.facts.items() if fact.denied and not fact.python}
+    pids = tuple(pid for one in members if (pid := one.identity.pid) not in needless) or (job.root.pid,)
     return Patient(job.root.pid, job.script, job.user, pids[:MOST_PROCESSES], member, job.remark)

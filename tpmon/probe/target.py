@@ -82,10 +82,11 @@ def find_own_jobs(proc: str = PROC) -> list[Job]:
     jobs: list[Job] = []
     for root, *strays in find_roots(table, proc):
         try:
-            if read_status(root, proc).uid in users:
-                jobs.append(assemble_job(root, root, table, proc, strays=strays))
+            job = assemble_job(root, root, table, proc, strays=strays)
         except OSError:
             continue  # it ended meanwhile
+        if job.uid in users:
+            jobs.append(job)
     return jobs
 
 
@@ -138,12 +139,15 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
         raise _refuse(pid, sight)
     top = sight.get(root)
     for each in (fact, top):
-        if each is not None and each.denied:
+        if each is not None and each.python and each.denied:
             raise _deny(each, proc, _find_readable_above(pid, sight))
     root, *strays = _find_strays(root, sight)
     job = assemble_job(root, pid, table, proc, strays=strays, remark=remark)
     if job.torch_version == NO_TORCH:
         raise _refuse_untrained(job)
+    # What is no Python need not be read: slurmstepd is root's, above the ranks of every user.
+    if fact.denied and not any(one.python and one.torch and not one.denied for one in job.facts.values()):
+        raise _deny(fact, proc)
     if not remark and LAUNCHER_GONE in job.rank_source:
         job = replace(job, remark=_say_launcher_gone((root, *strays)))
     return job
