@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.frames import NOW, make_gpu
@@ -16,6 +18,7 @@ from tpmon.probe.assemble import (
     has_pin_thread,
     is_pool,
     make_cpu,
+    make_memory,
     make_process,
     make_rank_rows,
     name_place,
@@ -221,3 +224,13 @@ def test_a_pin_thread_is_told_by_its_kind():
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.1), ThreadGroup(ThreadKind.PIN, 1, 0.1))
     assert has_pin_thread(sample(thread_groups=groups))
     assert not has_pin_thread(sample(thread_groups=groups[:1]))
+
+
+def test_memory_of_no_process_is_not_known_rather_than_zero():
+    unread = replace(GROUP, anon_bytes=REFUSED)
+    shm = Missing("not looked at")
+    none = make_memory((), unread, HOST, shm, float)
+    assert isinstance(none.rss_bytes, Missing)
+    assert none.anon_bytes == none.anon_growth_bytes_s == none.rss_bytes
+    some = make_memory((sample(),), unread, HOST, shm, float)
+    assert some.rss_bytes == some.anon_bytes == some.anon_growth_bytes_s == sample().rss_bytes

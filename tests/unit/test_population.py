@@ -274,3 +274,34 @@ def test_shed_ticks_skip_threads_and_not_processes(population):
             taken.add(row.now.threads.taken_ns)
             assert row.now.taken_ns > 0
     assert 3 <= len(taken) <= 4
+
+
+def test_a_process_lives_without_schedstat_and_one_that_does_not_answer_is_counted(tmp_path):
+    """gVisor and kernels without CONFIG_SCHED_INFO have no schedstat; what /proc fails to tell is said."""
+    folder = tmp_path / "77" / "task" / "77"
+    folder.mkdir(parents=True)
+    stat = f"77 (python) S 1 {'0 ' * 15} 1 0 500 0 {'0 ' * 30}\n".encode()
+    (tmp_path / "77" / "stat").write_bytes(stat)
+    (folder / "comm").write_text("python\n")
+    member = member_of(77, parse_stat(stat).start_ticks)
+    one = Population(str(tmp_path), Shares(10, 10, 10, 1024))
+    try:
+        for _ in range(QUIET_TICKS + 2):
+            (reading,) = read(one, member)
+            assert reading.now.threads.runnable == Missing("this kernel has no schedstat")
+            assert [group.count for group in reading.now.threads.groups] == [1]
+        assert one.left_out == 0
+    finally:
+        one.close()
+    (folder / "schedstat").write_text("no numbers\n")
+    one = Population(str(tmp_path), Shares(10, 10, 10, 1024))
+    try:
+        assert read(one, member) == []
+        assert (one.left_out, one.unreadable) == (1, 1)
+        said = describe_shortage(Shares(10, 10, 300, 1024), one, 1)
+        assert said[0].startswith("1 of 1 processes are not read (what /proc says of 1 of them could not")
+        (folder / "schedstat").write_text("5 6 7\n")
+        assert len(read(one, member)) == 1
+        assert (one.left_out, one.unreadable) == (0, 0)
+    finally:
+        one.close()

@@ -25,7 +25,6 @@ def fake(tmp_path: Path) -> FakeProc:
     return FakeProc(tmp_path / "proc")
 
 
-
 @pytest.mark.parametrize("asked", [50, 60])
 def test_a_job_below_a_launcher_of_root_is_that_of_its_ranks(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch, asked: int

@@ -17,7 +17,7 @@ from tpmon.judge.scene import Scene
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Kind
@@ -144,7 +144,7 @@ def _rate(bytes_s: float) -> str:
 
 
 def _sum_rss(frame: Frame) -> Known[float]:
-    return float(frame.memory.rss_bytes)
+    return map_known(float, frame.memory.rss_bytes)
 
 
 def _sum_anon(frame: Frame) -> Known[float]:

@@ -68,7 +68,7 @@ class MemorySample:
     ``anon_growth_bytes_s`` is the Theil-Sen slope of ``anon_bytes`` over the last minute.
     """
 
-    rss_bytes: int
+    rss_bytes: Known[int]
     anon_bytes: Known[int]
     anon_source: str
     anon_growth_bytes_s: Known[float]

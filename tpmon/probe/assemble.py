@@ -243,7 +243,9 @@ def make_memory(
     find_growth: Callable[[int], Known[float]],
 ) -> MemorySample:
     """Put together the memory of the job: its control group's where it has one, else its processes'."""
-    rss = sum(process.rss_bytes for process in processes)
+    rss: Known[int] = sum(process.rss_bytes for process in processes)
+    if not processes:
+        rss = Missing("no process of the job was read")
     anon, source = group.anon_bytes, name_place(group.memory_source)
     if not is_known(anon):
         anon, source = rss, "sum of RSS; pages that forked workers share count more than once"
@@ -251,7 +253,7 @@ def make_memory(
         rss_bytes=rss,
         anon_bytes=anon,
         anon_source=source,
-        anon_growth_bytes_s=find_growth(anon),
+        anon_growth_bytes_s=find_growth(anon) if is_known(anon) else anon,
         used_bytes=group.used_bytes,
         limit_bytes=group.limit_bytes,
         limit_source=name_place(group.limit_source),

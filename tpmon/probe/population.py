@@ -10,6 +10,7 @@ from tpmon.model.process import Identity, ThreadKind
 from tpmon.probe.job import Member, now_ticks
 from tpmon.probe.processes import ProcessProbe, ProcessReading
 from tpmon.probe.procfs import KEPT_PROCESSES, NO_DESCRIPTOR, Shares, read_shares
+from tpmon.probe.procread import read_stat
 from tpmon.probe.roles import thread_kind
 from tpmon.probe.threads import NAMES_PER_TICK, Allowance
 
@@ -33,9 +34,12 @@ def describe_shortage(shares: Shares, population: Population, members: int) -> t
     """Say what a low limit of open files, or the number of processes, costs; nothing when all is well."""
     said = []
     if population.left_out:
+        why = f"at most {MOST_PROCESSES}, and {shares.limit} open files"
+        if population.unreadable:
+            why = f"what /proc says of {population.unreadable} of them could not be read"
         said.append(
-            f"{population.left_out} of {members} processes are not read (at most {MOST_PROCESSES}, and"
-            f" {shares.limit} open files): CPU of the job is not known, other sums are at least what they say"
+            f"{population.left_out} of {members} processes are not read ({why}):"
+            " CPU of the job is not known, other sums are at least what they say"
         )
     if population.opened_anew and shares.processes < KEPT_PROCESSES:
         said.append(
@@ -60,7 +64,9 @@ class Population:
         self._last_ns = 0
         self._last_ticks = 0
         self.left_out = 0
-        """Living members that were not read: too many, or no descriptor was left."""
+        """Living members that were not read: too many, no descriptor was left, or /proc did not answer."""
+        self.unreadable = 0
+        """Those of them of which /proc did not answer."""
 
     def read(self, members: Sequence[Member], *, skip_threads: bool) -> list[Reading]:
         """Read every member that still lives, in their order."""
@@ -71,7 +77,7 @@ class Population:
             self._members = members
         begun = time.monotonic_ns(), now_ticks()
         readings = []
-        self.left_out = 0
+        self.left_out = self.unreadable = 0
         for member in members:
             probe = self._probe(member)
             if probe is None:
@@ -81,6 +87,10 @@ class Population:
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
                     self.left_out += 1
+                    continue
+                if self._lives(member.identity):
+                    self.left_out += 1
+                    self.unreadable += 1
                     continue
                 # It died in this tick; membership will say so.
                 self._drop(member.identity)
@@ -128,6 +138,14 @@ class Population:
         self._probes[member.identity] = probe
         self._kept += probe.keep
         return probe
+
+    def _lives(self, identity: Identity) -> bool:
+        """Tell whether a process is still there although something of it could not be read."""
+        try:
+            stat = read_stat(identity.pid, self._proc)
+        except OSError:
+            return False
+        return stat.start_ticks == identity.start_ticks and stat.state not in "ZX"
 
     def _drop(self, identity: Identity) -> None:
         probe = self._probes.pop(identity)

@@ -68,6 +68,13 @@ class ThreadReading:
 
 _UNREAD = Missing("threads are read twice before they show demand")
 _NOT_FILLED = Missing("this kernel does not fill schedstat")
+NO_SCHEDSTAT = Missing("this kernel has no schedstat")
+
+
+def _say_why(why: Missing, counts: Mapping[ThreadKind, int], taken_ns: int) -> ThreadReading:
+    """Return a reading that knows how many threads there are, and not what they do."""
+    groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in ThreadKind if kind in counts)
+    return ThreadReading(*(why,) * 6, groups, taken_ns)
 
 
 @dataclass(slots=True)
@@ -103,12 +110,10 @@ class _Sums:
 
     def close(self, counts: Mapping[ThreadKind, int], taken_ns: int, *, first: bool) -> ThreadReading:
         """Return the reading; ``counts`` are all threads of the process, read or not."""
-        kinds = [kind for kind in ThreadKind if kind in counts]
         if first or not self.filled:
             # Every thread that ever ran was put on a CPU once: all zero means the kernel does not count.
-            why = _NOT_FILLED if not self.filled else _UNREAD
-            groups = tuple(ThreadGroup(kind, counts[kind], why) for kind in kinds)
-            return ThreadReading(*(why,) * 6, groups, taken_ns)
+            return _say_why(_UNREAD if self.filled else _NOT_FILLED, counts, taken_ns)
+        kinds = [kind for kind in ThreadKind if kind in counts]
         return ThreadReading(
             runnable=self.run + self.wait,
             waiting=self.wait,
@@ -146,6 +151,8 @@ class ThreadSet:
     _all_cached: bool = True
     """False when descriptors ran out: opening a file for each look costs three times as much."""
     _count: int = -1
+    _has_schedstat: bool = True
+    """False once a thread was met that lives and has none: then the kernel has it for no thread."""
     _latest: ThreadReading = field(default_factory=lambda: ThreadReading(*(_UNREAD,) * 6, (), 0))
 
     def __post_init__(self) -> None:
@@ -182,7 +189,10 @@ class ThreadSet:
             self._list(taken_ns)
             self._count = threads
             everyone = True
-        self._measure(taken_ns, cpu_s, everyone=everyone)
+        if self._has_schedstat:
+            self._measure(taken_ns, cpu_s, everyone=everyone)
+        else:
+            self._latest = self._say_no_schedstat(taken_ns)
         if not self.keep_folder:
             self._close_folder()
         return self._latest
@@ -296,7 +306,11 @@ class ThreadSet:
             # As many may have been born in their place, which the number of threads does not show.
             self._add(sums, self._list(taken_ns), taken_ns)
         if not sums.read:
-            raise ProcessLookupError(f"process {self.pid} is gone")
+            self._has_schedstat = not self._lacks_schedstat()
+            if self._has_schedstat:
+                raise ProcessLookupError(f"process {self.pid} is gone")
+            self._latest = self._say_no_schedstat(taken_ns)
+            return
         if everyone:
             self._all_read_cpu_s, self._seen_run_ns = cpu_s, 0
             self._all_cached = all(thread.file is not None for thread in self._threads.values())
@@ -306,6 +320,26 @@ class ThreadSet:
         self._read_ns = taken_ns
         counts = Counter(thread.kind for thread in self._threads.values())
         self._latest = sums.close(counts, taken_ns, first=elapsed_ns <= 0)
+
+    def _lacks_schedstat(self) -> bool:
+        """Tell whether a thread lives that has no schedstat: no CONFIG_SCHED_INFO, or a sandbox's /proc."""
+        for tid in self._threads:
+            try:
+                os.close(os.open(f"{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._task_fd))
+            except FileNotFoundError:
+                try:
+                    os.stat(str(tid), dir_fd=self._task_fd)
+                except OSError:
+                    continue  # the thread ended
+                return True
+            except OSError:
+                continue
+        return False
+
+    def _say_no_schedstat(self, taken_ns: int) -> ThreadReading:
+        self._read_ns = taken_ns
+        counts = Counter(thread.kind for thread in self._threads.values())
+        return _say_why(NO_SCHEDSTAT, counts, taken_ns)
 
     def _add(self, sums: _Sums, threads: Iterable[_Thread], taken_ns: int) -> bool:
         """Read threads and add what they did to the sums; tells whether any was gone."""

@@ -81,7 +81,7 @@ def write_memory(frame: Frame, reading: Reading) -> list[str]:
     free = reading.show("free memory", memory.host_available_bytes, format_bytes)
     total = reading.show("memory of the host", memory.host_total_bytes, format_bytes)
     words = [
-        f"RSS {_at_least(frame)}{format_bytes(memory.rss_bytes)}",
+        f"RSS {_at_least(frame)}{reading.show('RSS', memory.rss_bytes, format_bytes)}",
         f"anonymous {reading.show('anonymous memory', memory.anon_bytes, format_bytes)}, growth {growth}",
         f"used {used}",
         f"swap {reading.show('swap', memory.swap_bytes, format_bytes)}",

@@ -147,7 +147,7 @@ def _memory(frame: Frame, pulses: Sequence[Pulse]) -> Gauge:
     if is_known(memory.used_bytes):
         now = format_bytes(memory.used_bytes)
     else:
-        now = f"RSS {format_bytes(memory.rss_bytes)}"
+        now = f"RSS {show(memory.rss_bytes, format_bytes)}"
     ratio = memory_ratio(memory)
     if is_known(memory.limit_bytes):
         bound = f"of {format_bytes(memory.limit_bytes)}"

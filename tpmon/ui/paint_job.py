@@ -73,15 +73,13 @@ def _pool(pool: Pool) -> str:
 
 def _memory_pairs(frame: Frame) -> Pairs:
     memory = frame.memory
+    shared = "pages shared by forked workers count more than once"
     return [
         ("used", explain(memory.used_bytes, format_bytes)),
         ("limit", f"{explain(memory.limit_bytes, format_bytes)}  ({memory.limit_source})"),
         ("anonymous", f"{explain(memory.anon_bytes, format_bytes)}  ({memory.anon_source})"),
         ("  growth", explain(memory.anon_growth_bytes_s, _rate)),
-        (
-            "sum of RSS",
-            f"{format_bytes(memory.rss_bytes)}  (pages shared by forked workers count more than once)",
-        ),
+        ("sum of RSS", f"{explain(memory.rss_bytes, format_bytes)}  ({shared})"),
         ("swap", explain(memory.swap_bytes, format_bytes)),
         ("OOM kills", explain(memory.oom_kills, str)),
         ("refaults", explain(memory.refault_bytes_s, _rate)),
