@@ -185,6 +185,17 @@ def test_a_card_that_fell_off_the_bus_is_the_jobs_although_it_lists_nobody():
     assert isinstance(judge_gpu_lost(see(line_up(alone))), Cleared)
 
 
+def test_a_lost_card_that_every_rank_held_open_names_none():
+    job = (make_process(4211), make_process(4212, rank=1))
+    open_ = {"pids": (4211, 4212), "pids_are_visible_only": True}
+    both = (make_gpu(0, **open_), make_gpu(1, **open_))
+    gone = make_gpu(1, state=GpuState.LOST, pids=Missing("the card does not answer"))
+    frames = [make_frame(processes=job, gpus=both)] * 20
+    frames += [make_frame(processes=job, gpus=(both[0], gone))] * 15
+    answer = judge_gpu_lost(see(line_up(frames)))
+    assert (answer.card, answer.pid, answer.rank) == (1, NOT_APPLICABLE, NOT_APPLICABLE)
+
+
 def test_one_rank_here_is_alone_only_where_the_size_of_the_job_was_read():
     unread = make_frame(target=make_target(world_size=Missing("environment: permission denied")))
     assert isinstance(judge_straggler(scene_of(unread)), Unsure)

@@ -20,6 +20,7 @@ from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuSample, ThrottleShare
+from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.verdict import Kind
 
 IDLE_LINKS = {
@@ -63,6 +64,23 @@ def test_the_worst_card_is_named_with_its_rank():
     ranks = (make_process(4211), make_process(4212, rank=1))
     answer = judge_thermal(scene_of(make_frame(gpus=cards, processes=ranks)))
     assert (answer.card, answer.rank) == (1, 1)
+
+
+def test_a_card_that_several_ranks_hold_open_names_none_of_them():
+    """Only open device files tell, and CUDA opens every card that it may see."""
+    ranks = (make_process(4211), make_process(4212, rank=1))
+    hot = {**held("SW thermal", 20.0), "sm_clock_mhz": 900.0, "pids_are_visible_only": True}
+
+    def rank_on_card_1(*pids):
+        cards = (make_gpu(0, pids=pids[0], pids_are_visible_only=True), make_gpu(1, **hot, pids=pids[1]))
+        answer = judge_thermal(scene_of(make_frame(gpus=cards, processes=ranks)))
+        assert answer.card == 1
+        return answer.rank
+
+    assert rank_on_card_1((4211, 4212), (4211, 4212)) is NOT_APPLICABLE
+    assert rank_on_card_1((4211,), (4211, 4212)) == 1
+    assert rank_on_card_1((4211,), (4212,)) == 1
+    assert rank_on_card_1((4211,), (4211,)) == 0
 
 
 def test_the_power_brake_is_its_own_cause():

@@ -19,7 +19,7 @@ from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.host import NetworkSample
-from tpmon.model.known import Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.verdict import Kind
 
@@ -232,6 +232,16 @@ def test_a_card_with_a_low_clock_holds_the_others_back():
     assert (answer.card, answer.rank, answer.cause) == (5, 5, "straggler")
     assert answer.sources == {"NVML clock", "NVML power"}
     assert answer.weight == pytest.approx(1 - 1500 / 1980)
+
+
+def test_a_late_card_that_every_rank_holds_open_names_none():
+    pids = tuple(range(4211, 4219))
+    slow = {"sm_clock_mhz": 1200.0}
+    cards = tuple(
+        make_gpu(i, pids=pids, pids_are_visible_only=True, **(slow if i == 5 else {})) for i in range(8)
+    )
+    answer = judge_straggler(by_stacks(*[waiting(0.3)] * 8, gpus=cards))
+    assert (answer.card, answer.rank, answer.pid) == (5, NOT_APPLICABLE, NOT_APPLICABLE)
 
 
 def test_low_power_alone_is_a_card_that_waits():

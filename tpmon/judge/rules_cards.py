@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.scene import Scene
+from tpmon.judge.scene import Scene, ranks_on
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
@@ -122,7 +122,7 @@ def _clock(card: CardScene, frame: Frame) -> tuple[Evidence, ...]:
 
 
 def _rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
-    return next((rank.process.rank for rank in scene.ranks if rank.process.pid in card.pids), NOT_APPLICABLE)
+    return next((rank.rank for rank in ranks_on(card, scene)), NOT_APPLICABLE)
 
 
 def _throttled(

@@ -12,7 +12,7 @@ from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import Wait, find_waits
 from tpmon.judge.rules_cards import find_odd_cap, is_braked, is_hot, is_loaded
 from tpmon.judge.rules_progress import find_pause
-from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.judge.scene import RankScene, Scene, demand_of, ranks_on
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, see_cards
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
@@ -196,7 +196,7 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     if is_known(own) and is_known(median_power) and own < BEHIND_CLOCK_RATIO * median_power:
         sources.add("NVML power")
     age = scene.frame.ages_s.gpu
-    ranks = [rank.process for rank in scene.ranks if rank.process.pid in card.pids]
+    ranks = ranks_on(card, scene)
     return Suspicion(
         kind=Kind.COMMS_BOUND,
         cause="straggler",

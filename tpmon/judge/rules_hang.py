@@ -12,7 +12,7 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_causes import needs_of_words
 from tpmon.judge.hang_memory import HANG_AFTER_S, MOST_AGE_S
 from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
-from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait
+from tpmon.judge.scene import RankScene, Scene, WorkerScene, is_io_wait, ranks_on
 from tpmon.judge.stillness import (
     QUIET_WORKER_DEMAND,
     STILL_S,
@@ -282,7 +282,7 @@ def judge_gpu_lost(scene: Scene) -> Answer:
     card = next((one for one in scene.gpus if one.lost_readings >= LOST_READINGS), None)
     if card is None:
         return Cleared("lost cards (none)")
-    ranks = [rank.process for rank in scene.ranks if rank.process.pid in card.pids]
+    ranks = ranks_on(card, scene)
     return Suspicion(
         kind=Kind.HUNG,
         cause="gpu-lost",

@@ -24,7 +24,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import LoaderSample
-from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 
 SPAN_S = 10.0
@@ -327,6 +327,19 @@ def _gpu_mean(frame: Frame) -> Known[float]:
 def known_cards(frame: Frame) -> tuple[GpuSample, ...]:
     """Return the cards of a Frame, none where they could not be read."""
     return frame.gpus if is_known(frame.gpus) else ()
+
+
+def ranks_on(card: CardScene, scene: Scene) -> tuple[ProcessSample, ...]:
+    """Return the ranks that compute on a card; none where each of several may as well use another.
+
+    Open device files alone place a rank that holds one card, or that is the only one on it.
+    """
+    ranks = tuple(rank.process for rank in scene.ranks if rank.process.pid in card.pids)
+    if not card.visible_only or len(ranks) == 1:
+        return ranks
+    held = {one.uuid: known_or(one.pids, ()) for one in scene.cards}
+    held |= {one.last.uuid: one.pids for one in (*scene.gpus, card)}
+    return tuple(rank for rank in ranks if sum(rank.pid in pids for pids in held.values()) == 1)
 
 
 def see(

@@ -39,6 +39,8 @@ class CardScene:
     last: GpuSample
     pids: tuple[int, ...]
     """The job's processes on it."""
+    visible_only: bool
+    """True where they only hold it open, as CUDA does with every card that it may see."""
     busy_pct: Known[float]
     idle_samples: Known[float]
     """Share of the driver's samples at or below 5 %."""
@@ -111,7 +113,8 @@ def _count_lost(samples: Sequence[GpuSample]) -> int:
     return count
 
 
-def _see_card(samples: Sequence[GpuSample], pids: tuple[int, ...]) -> CardScene:
+def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
+    """Condense one card; ``holder`` is its reading that says whose it is."""
     last = samples[-1]
 
     def over(read: Callable[[GpuSample], Known[float]]) -> Known[float]:
@@ -119,7 +122,8 @@ def _see_card(samples: Sequence[GpuSample], pids: tuple[int, ...]) -> CardScene:
 
     return CardScene(
         last=last,
-        pids=pids,
+        pids=known_or(holder.pids, ()),
+        visible_only=holder.pids_are_visible_only,
         busy_pct=over(lambda one: one.sm_pct),
         idle_samples=over(lambda one: one.sm_idle_ratio),
         busy_samples=over(lambda one: one.sm_busy_ratio),
@@ -134,9 +138,9 @@ def _see_card(samples: Sequence[GpuSample], pids: tuple[int, ...]) -> CardScene:
     )
 
 
-def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the job's processes on each card by its UUID, cards without one left out."""
-    return {one.uuid: one.pids for one in known_or(gpus, ()) if is_known(one.pids) and one.pids}
+def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, GpuSample]:
+    """Return the cards that processes of the job are on, by UUID."""
+    return {one.uuid: one for one in known_or(gpus, ()) if is_known(one.pids) and one.pids}
 
 
 def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[CardScene, ...]:
@@ -152,7 +156,7 @@ def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[C
     if any(one.state is GpuState.LOST and one.uuid not in holders for one in gpus):
         lost = {one.uuid for one in gpus if one.state is GpuState.LOST}
         for frame in history:
-            holders |= {uuid: pids for uuid, pids in _holders(frame.gpus).items() if uuid in lost}
+            holders |= {uuid: one for uuid, one in _holders(frame.gpus).items() if uuid in lost}
     mine: dict[str, list[GpuSample]] = {one.uuid: [] for one in gpus if one.uuid in holders}
     for frame in frames:
         for sample in known_or(frame.gpus, ()):

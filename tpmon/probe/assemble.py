@@ -19,6 +19,7 @@ from tpmon.probe.population import Reading
 
 POOL_THREADS = 2
 """A process is a thread pool from two busy threads on; single-threaded loader workers are none."""
+_SEVERAL_CARDS = Missing("it holds several cards; which one it uses is not told")
 
 
 def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSample:
@@ -168,10 +169,13 @@ def make_rank_rows(
     processes: Sequence[ProcessSample], gpus: Known[tuple[GpuSample, ...]]
 ) -> tuple[RankRow, ...]:
     """Return one row for each rank, by rank and PID. "where" is the kernel's word, without stacks."""
-    card_of: dict[int, int] = {}
+    card_of: dict[int, Known[int]] = {}
     for card in gpus if is_known(gpus) else ():
         for pid in card.pids if is_known(card.pids) else ():
-            card_of.setdefault(pid, card.index)
+            seen = card_of.setdefault(pid, card.index)
+            # CUDA opens every card that it may see: of several open ones none is more likely.
+            if card.pids_are_visible_only and seen != card.index:
+                card_of[pid] = _SEVERAL_CARDS
     no_step = Missing("no hook in the training process")
     rows = []
     for process in processes:
