@@ -71,16 +71,14 @@ def _signals_end() -> Iterator[None]:
 
 
 def _list_jobs(options: Options) -> int:
+    from tpmon.model.codec import encode
     from tpmon.probe.jobs import list_jobs
+    from tpmon.report.jobs import write_jobs
 
     jobs = list_jobs()
     if options.json:
-        from tpmon.model.codec import encode
-
         _stdout().write_json(encode(jobs))
     else:
-        from tpmon.report.jobs import write_jobs
-
         _stdout(options.ascii_only).write_lines(*write_jobs(jobs))
     return ExitCode.OK
 
@@ -382,6 +380,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What imports make stays: looking for cycles in it 700 containers at a time is a tenth of a start.
     gc.set_threshold(_GARBAGE_THRESHOLD)
     hold_descriptors()
+    # Inherited from trap '' CHLD: the kernel would reap our children, and nobody learns how one ended.
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         with _signals_end():
             return _run(sys.argv[1:] if arguments is None else arguments)

@@ -223,6 +223,15 @@ def test_signal_handlers_are_put_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_an_inherited_trap_of_sigchld_does_not_keep_the_end_of_children_from_tpmon():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert cli.main(["--version"]) == 0
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 # a real job
 
 

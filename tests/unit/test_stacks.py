@@ -381,3 +381,29 @@ def test_the_commands_never_stop_the_target():
     for arguments in (dump_arguments(7), record_arguments(7, 13, 10)):
         assert "--nonblocking" in arguments
         assert not {"--native", "--subprocesses", "--locals"}.intersection(arguments)
+
+
+@pytest.fixture
+def deaf():
+    """Ignore SIGCHLD as a shell's trap '' CHLD does: the kernel then reaps every child."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("deaf")
+def test_a_child_that_the_kernel_reaps_gives_its_output_and_leaves_no_pid_behind():
+    spy = SpyChild()
+    outcome = spy.run(("/bin/echo", "told"), 20)
+    assert (outcome.output, outcome.status, outcome.late) == (b"told\n", 0, False)
+    assert spy.run(("/bin/sh", "-c", "exec sleep 60"), 0.3).late
+    spy.finish()
+    spy.stop()
+    assert spy.cost() == (0.0, 0)
+
+
+def test_a_signal_to_a_child_that_is_gone_is_no_error():
+    with subprocess.Popen(("/bin/true",)) as gone:
+        gone.wait(20)
+    stack_child._kill(gone.pid)
+    stack_child._kill(gone.pid, signal.SIGINT)

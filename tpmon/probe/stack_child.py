@@ -86,11 +86,12 @@ def _tie(lead: int, pid: int) -> None:
         fcntl.fcntl(lead, fcntl.F_SETFL, fcntl.fcntl(lead, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _kill(pid: int) -> None:
-    """Kill a child that is not reaped yet. Not Popen.kill, which may reap it on the way."""
-    # A py-spy that was made setuid is not ours to kill; its slice ends by itself.
-    with contextlib.suppress(PermissionError):
-        os.kill(pid, signal.SIGKILL)
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a child that is not reaped yet. Not Popen.kill, which may reap it on the way."""
+    # A py-spy that was made setuid is not ours to kill; its slice ends by itself. Where SIGCHLD is
+    # ignored the kernel reaps it, and it may be gone.
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.kill(pid, number)
 
 
 class SpyChild:
@@ -143,6 +144,8 @@ class SpyChild:
             output, errors, late, flooded = self._read(process, started_s + deadline_s)
             status, cpu_s = self._reap(process)
         finally:
+            with self._lock:
+                self._pid = 0  # what might still run is on the lead
             os.close(reader)
             os.close(writer)
         return Outcome(output, errors, status, cpu_s, time.monotonic() - started_s, late, flooded)
@@ -158,8 +161,7 @@ class SpyChild:
         """Ask a recording py-spy to end now and print what it has; it does at its next sample."""
         with self._lock:
             if self._pid:
-                with contextlib.suppress(PermissionError):
-                    os.kill(self._pid, signal.SIGINT)
+                _kill(self._pid, signal.SIGINT)
 
     def cost(self) -> tuple[float, int]:
         """Return the CPU seconds of all runs so far, the present one included, and the RSS of that one."""
@@ -208,15 +210,19 @@ class SpyChild:
 
     def _reap(self, process: subprocess.Popen[bytes]) -> tuple[int, float]:
         """Wait for the end outside the lock, reap inside, so that ``stop`` never hits a reused PID."""
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        # Where SIGCHLD is ignored the kernel reaps it, and its status is lost: its output then has to tell.
+        returncode, cpu_s = 0, 0.0
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            _, status, usage = os.wait4(process.pid, 0)
             self._pid = 0
-            cpu_s = usage.ru_utime + usage.ru_stime
+            with contextlib.suppress(ChildProcessError):
+                _, status, usage = os.wait4(process.pid, 0)
+                returncode, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
             self._ended_cpu_s += cpu_s
         # subprocess would otherwise wait for it again.
-        process.returncode = os.waitstatus_to_exitcode(status)
+        process.returncode = returncode
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
-        return process.returncode, cpu_s
+        return returncode, cpu_s
