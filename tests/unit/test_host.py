@@ -71,6 +71,36 @@ def test_counters_that_step_back_give_no_negative_share(proc: Path) -> None:
     reader.close()
 
 
+@pytest.mark.parametrize("name", ["stat", "loadavg", "meminfo"])
+def test_a_file_that_cannot_be_read_costs_its_own_figures_and_is_tried_again(proc: Path, name: str) -> None:
+    figures = {
+        "stat": ("used_cores", "steal_pct"),
+        "loadavg": ("load",),
+        "meminfo": ("available_bytes", "total_bytes"),
+    }
+    whole = (proc / name).read_bytes()
+    (proc / name).unlink()
+    reader = HostReader(str(proc))
+    reader.read()
+    if name != "stat":
+        (proc / "stat").write_bytes(DATA.joinpath("stat").read_bytes().replace(b"485300", b"485400"))
+    reading = reader.read()
+    for one, names in figures.items():
+        for figure in names:
+            value = getattr(reading, figure)
+            why = f"{proc / name}: no such file or directory"
+            assert value == Missing(why) if one == name else is_known(value), figure
+    assert reading.cores == (os.cpu_count() if name == "stat" else 2)
+    (proc / name).write_bytes(b"nonsense\n" if name != "meminfo" else b"MemTotal:\n")
+    assert "not understood" in getattr(reader.read(), figures[name][0]).reason
+    (proc / name).write_bytes(whole)
+    reader.read()
+    (proc / "stat").write_bytes(DATA.joinpath("stat").read_bytes().replace(b"485300", b"485500"))
+    reading = reader.read()
+    assert all(is_known(getattr(reading, figure)) for names in figures.values() for figure in names)
+    reader.close()
+
+
 @given(st.lists(st.integers(0, 1 << 40), min_size=10, max_size=10), st.integers(1, 300))
 def test_shares_are_bounded_for_any_counters(numbers: list[int], cores: int) -> None:
     lines = ["cpu  " + " ".join(map(str, numbers)), *(f"cpu{i} 0 0" for i in range(cores)), "intr 5 cpu"]

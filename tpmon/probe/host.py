@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 from tpmon.model.doctor import NOT_THIS_USER
 from tpmon.model.frozen import dataclass
@@ -13,6 +15,8 @@ from tpmon.model.host import ShmSample
 from tpmon.model.known import Known, Missing
 from tpmon.probe.procfs import ProcFile
 from tpmon.probe.rates import NEEDS_SECOND
+
+T = TypeVar("T")
 
 SHM = "/dev/shm"  # noqa: S108  # where every torch loader puts its batches
 
@@ -73,45 +77,85 @@ def parse_meminfo(raw: bytes, name: bytes) -> Known[int]:
     return Missing(f"this kernel does not tell {name.decode()}")
 
 
+class _HostFile:
+    """Keep one file of the machine open; where it cannot be read, say why and open it anew at the next look.
+
+    A lxcfs that crashed answers ENOTCONN until it is mounted again, and a /proc that is mounted with
+    subset=pid has no such files at all.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._file: ProcFile | None = None
+
+    def read(self, parse: Callable[[bytes], T]) -> Known[T]:
+        """Read and parse it now."""
+        try:
+            if self._file is None:
+                self._file = ProcFile(self._path, self._size or _measure_stat(self._path))
+            return parse(self._file.read())
+        except OSError as error:
+            self.close()
+            return Missing(f"{self._path}: {(error.strerror or str(error)).lower()}")
+        except (ValueError, IndexError) as error:
+            self.close()
+            return Missing(f"{self._path} not understood: {error}")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _measure_stat(path: str) -> int:
+    """Return how many bytes of /proc/stat are read: without its interrupt counters, ten times as long.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return len(file.read().partition(b"\nintr")[0]) * 2 + 1024
+
+
+def _parse_memory(raw: bytes) -> tuple[Known[int], Known[int]]:
+    return parse_meminfo(raw, b"MemAvailable:"), parse_meminfo(raw, b"MemTotal:")
+
+
 class HostReader:
-    """Read the machine on descriptors that stay open."""
+    """Read the machine on descriptors that stay open; a file that cannot be read costs its figures alone."""
 
     def __init__(self, proc: str = "/proc") -> None:
-        """Open the three files.
-
-        Raises:
-            OSError: when /proc is not mounted.
-        """
-        with open(f"{proc}/stat", "rb") as file:
-            cpu_lines = file.read().partition(b"\nintr")[0]
-        # The interrupt counters that follow can be ten times as long and are not read.
-        self._stat = ProcFile(f"{proc}/stat", len(cpu_lines) * 2 + 1024)
-        self._loadavg = ProcFile(f"{proc}/loadavg", 128)
-        self._meminfo = ProcFile(f"{proc}/meminfo", 4096)
+        """Open nothing until ``read``."""
+        self._stat = _HostFile(f"{proc}/stat", 0)
+        self._loadavg = _HostFile(f"{proc}/loadavg", 128)
+        self._meminfo = _HostFile(f"{proc}/meminfo", 4096)
         self._last: CpuTicks | None = None
 
     def read(self) -> HostReading:
-        """Read once. Shares are of the ticks counted since the last read, so no clock is needed.
-
-        Raises:
-            OSError: when the kernel refuses a read.
-            ValueError: when /proc/stat or /proc/loadavg is not understood.
-        """
-        ticks = parse_stat(self._stat.read())
-        used, steal = _shares(self._last, ticks)
-        self._last = ticks
-        meminfo = self._meminfo.read()
+        """Read once. Shares are of the ticks counted since the last read, so no clock is needed."""
+        ticks = self._stat.read(parse_stat)
+        used: Known[float]
+        steal: Known[float]
+        if isinstance(ticks, Missing):
+            used = steal = ticks
+            self._last = None
+        else:
+            used, steal = _shares(self._last, ticks)
+            self._last = ticks
+        memory = self._meminfo.read(_parse_memory)
+        available, total = (memory, memory) if isinstance(memory, Missing) else memory
         return HostReading(
-            cores=ticks.cores,
+            cores=os.cpu_count() or 1 if isinstance(ticks, Missing) else ticks.cores,
             used_cores=used,
             steal_pct=steal,
-            load=parse_loadavg(self._loadavg.read()),
-            available_bytes=parse_meminfo(meminfo, b"MemAvailable:"),
-            total_bytes=parse_meminfo(meminfo, b"MemTotal:"),
+            load=self._loadavg.read(parse_loadavg),
+            available_bytes=available,
+            total_bytes=total,
         )
 
     def close(self) -> None:
-        """Close every descriptor."""
+        """Close every descriptor; the next read opens them again."""
         for file in (self._stat, self._loadavg, self._meminfo):
             file.close()
 
