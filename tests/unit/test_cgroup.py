@@ -258,3 +258,31 @@ def test_pressure_and_counter_parsers() -> None:
     with pytest.raises(ValueError):
         parse_pressure_us(b"full total=3\n")
     assert parse_counters(b"a 1\nb 2\n") == {b"a": 1, b"b": 2}
+
+
+@pytest.mark.parametrize(
+    ("groups", "namespace", "free"),
+    [
+        ("0::/\n", "cgroup:[4026531835]", True),
+        ("4:memory:/\n3:cpu:/\n0::/\n", "", True),
+        ("0::/\n", "cgroup:[4026532999]", False),
+        ("0::/kubepods/pod1/abc\n", "cgroup:[4026531835]", False),
+    ],
+)
+def test_without_a_mount_there_is_no_limit_only_at_the_root(
+    tree: Tree, groups: str, namespace: str, free: bool
+) -> None:
+    tree.process(7, groups)
+    if namespace:
+        (tree.path / "proc" / "self" / "ns").mkdir()
+        (tree.path / "proc" / "self" / "ns" / "cgroup").symlink_to(namespace)
+    tree.write("proc/vmstat", "oom_kill 7\nworkingset_refault_file 5\n")
+    for name in ("cpu", "memory", "io"):
+        tree.write(f"proc/pressure/{name}", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
+    reading = two_reads(tree, [7])
+    told = (reading.throttled_ratio, reading.limit_bytes, reading.oom_kills, reading.psi_cpu_some_pct)
+    unseen = Missing("no control groups are mounted here")
+    assert told == ((0.0, NOT_APPLICABLE, 7, 0.0) if free else (unseen,) * 4)
+    assert (reading.throttled_s, reading.refault_bytes_s) == ((0.0, 0.0) if free else (unseen, unseen))
+    assert reading.memory_source == ("host" if free else "")
+    assert "no control groups are mounted here" in tree.budget(7).reason

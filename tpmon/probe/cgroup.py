@@ -18,7 +18,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.cgroup_budget import HIDDEN_ABOVE, CpuBudget, read_cpu_budget
 from tpmon.probe.cgroup_layout import HOST, NO_GROUP, NO_LIMIT, Limit, find_layout
-from tpmon.probe.cgroup_tree import NOT_MOUNTED, Group, JobGroups
+from tpmon.probe.cgroup_tree import NOT_USED, Group, JobGroups
 from tpmon.probe.procfs import PAGE_BYTES, ProcFile
 from tpmon.probe.rates import Rates
 
@@ -137,7 +137,7 @@ class CgroupReader:
         cpu, memory, io = (self._pressure(file, now_ns) for file in layout.pressure)
         stat = map_known(lambda group: self._counters(f"{group.directory}/memory.stat"), layout.memory)
         limit = self._limit(stat)
-        host_wide = layout.memory in (NO_GROUP, NOT_MOUNTED)
+        host_wide = layout.memory in (NO_GROUP, NOT_USED)
         vmstat = self._counters(f"{self._proc}/vmstat") if host_wide else stat
         return CgroupReading(
             throttled_ratio=ratio,

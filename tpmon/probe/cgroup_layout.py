@@ -7,7 +7,7 @@ import os
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.probe.cgroup_budget import HIDDEN_ABOVE, read_quotas
-from tpmon.probe.cgroup_tree import NOT_MOUNTED, V2, Group, JobGroups
+from tpmon.probe.cgroup_tree import NOT_USED, V2, Group, JobGroups
 
 NO_LIMIT = 1 << 60
 """cgroup v1 writes "no limit" as the largest page count, 2^63 rounded down to a page."""
@@ -56,7 +56,7 @@ def memory_group(group: Known[Group]) -> Known[Group]:
 def read_limit(group: Known[Group]) -> Applicable[Limit]:
     """Find the smallest memory limit up the tree; of equal ones the outermost, which binds first."""
     if isinstance(group, Missing):
-        return NOT_APPLICABLE if group in (NO_GROUP, NOT_MOUNTED) else group
+        return NOT_APPLICABLE if group in (NO_GROUP, NOT_USED) else group
     found: Limit | None = None
     for one in group.lineage():
         try:
@@ -83,7 +83,7 @@ def find_pressure(groups: JobGroups, proc: str) -> tuple[tuple[Known[str], ...],
     for name in PRESSURES:
         group = groups.common("blkio" if name == "io" else name)
         if isinstance(group, Missing):
-            files.append(f"{proc}/pressure/{name}" if group == NOT_MOUNTED else group)
+            files.append(f"{proc}/pressure/{name}" if group == NOT_USED else group)
         elif group.is_root():
             files.append(f"{proc}/pressure/{name}")
         else:
@@ -102,7 +102,7 @@ def find_layout(groups: JobGroups, proc: str) -> Layout:
 
 def _find_quotas(cpu: Known[Group]) -> tuple[Known[tuple[Group, ...]], Applicable[Group]]:
     if isinstance(cpu, Missing):
-        return (() if cpu == NOT_MOUNTED else cpu), NOT_APPLICABLE
+        return (() if cpu == NOT_USED else cpu), NOT_APPLICABLE
     try:
         quotas = tuple(quota.group for quota in read_quotas(cpu))
     except (OSError, ValueError) as error:

@@ -17,7 +17,9 @@ from tpmon.model.units import clean_text
 
 OUTSIDE_VIEW = Missing("its control group is outside this container's view")
 NOT_MOUNTED = Missing("no control groups are mounted here")
+NOT_USED = Missing("no control groups are mounted here, and the job is in none")
 PATH_LENGTH = 60
+_FIRST_CGROUP_NAMESPACE = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO of include/linux/proc_ns.h
 
 V2 = ""
 """The name under which the path of the unified hierarchy stands among the controllers."""
@@ -108,12 +110,18 @@ def parse_groups(text: str) -> dict[str, str]:
     return paths
 
 
-def find_group(controller: str, paths: Sequence[str], mounts: Sequence[Mount]) -> Known[Group]:
-    """Find the lowest common group of ``paths`` in the hierarchy of ``controller``."""
+def find_group(
+    controller: str, paths: Sequence[str], mounts: Sequence[Mount], *, outermost: bool = True
+) -> Known[Group]:
+    """Find the lowest common group of ``paths`` in the hierarchy of ``controller``.
+
+    ``outermost`` says that the path / is the machine's root, and not that of a container.
+    """
     if not paths:
         return Missing("no control group of the job could be read")
     if not any(controller in mount.controllers for mount in mounts):
-        return NOT_MOUNTED
+        # What cannot be looked at can have any limit; only the root of the hierarchy has none.
+        return NOT_USED if outermost and all(path == "/" for path in paths) else NOT_MOUNTED
     if any(".." in path.split("/") for path in paths):
         return OUTSIDE_VIEW
     common = os.path.commonpath(paths)
@@ -142,6 +150,7 @@ class JobGroups:
             if text and state not in ("Z", "X"):
                 self._of.append(parse_groups(text))
         self._mounts = parse_mounts(_read_text(f"{proc}/self/mountinfo"))
+        self._outermost = _in_first_namespace(proc)
 
     def found(self) -> bool:
         """Tell whether any process of the job was still there."""
@@ -155,13 +164,21 @@ class JobGroups:
     def common(self, controller: str) -> Known[Group]:
         """Find the lowest group that holds all processes; ``V2`` asks for the unified hierarchy."""
         name, paths = self._paths(controller)
-        return find_group(name, paths, self._mounts)
+        return find_group(name, paths, self._mounts, outermost=self._outermost)
 
     def distinct(self, controller: str) -> list[Group]:
         """Find every group that holds at least one of the processes."""
         name, paths = self._paths(controller)
         found = (find_group(name, [path], self._mounts) for path in sorted(set(paths)))
         return [group for group in found if not isinstance(group, Missing)]
+
+
+def _in_first_namespace(proc: str) -> bool:
+    """Tell whether paths of control groups begin at the machine's root; without namespaces they do."""
+    try:
+        return os.readlink(f"{proc}/self/ns/cgroup") == _FIRST_CGROUP_NAMESPACE
+    except OSError:
+        return True
 
 
 def _read_text(path: str) -> str:
