@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child, child
+from tests.fake_proc import FakeProc
 from tests.waiting import wait_until
-from tpmon.model.dump import ThreadLook, WaitKind, WaitTarget
+from tpmon.model.dump import OtherEnd, ThreadLook, WaitKind, WaitTarget
 from tpmon.model.dump_words import say_target
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -24,6 +25,7 @@ from tpmon.probe.other_ends import MOST_ENDS, OtherEnds, parse_address, parse_tc
 from tpmon.probe.procread import read_stat
 from tpmon.probe.wait_call import find_child, find_descriptors, name_call, parse_epoll
 from tpmon.probe.wait_mount import parse_mount, parse_mount_id, parse_mount_of
+from tpmon.probe.wait_target import Waiter, read_target
 from tpmon.probe.waits import Syscall
 
 HIDDEN = Missing("not every process of this machine could be looked through")
@@ -379,6 +381,30 @@ def test_calls_have_names_and_only_some_a_descriptor():
     assert find_descriptors(Syscall(202, (7, 1, 2), 0), "x86_64", 1) is None
     assert find_descriptors(Syscall(-1, (), 0), "x86_64", 1) is None
     assert isinstance(find_descriptors(Syscall(7, (16, 1, 0), 0), "x86_64", os.getpid()), Missing)
+
+
+def test_a_child_in_a_container_is_named_by_its_number_here(tmp_path):
+    """A rank in a PID namespace of its own waits for process 8 of that namespace."""
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7, 1, ("python", "other.py"))
+    fake.add(8, 1, ("sshd",))
+    fake.add(100, 1, ("python", "train.py"), inside=(7,))
+    fake.add(101, 100, ("cc1plus",), inside=(8,))
+    (tmp_path / "proc" / "8" / "comm").write_text("sshd\n")
+    (tmp_path / "proc" / "101" / "comm").write_text("cc1plus\n")
+
+    def target(pid, child):
+        call = Syscall(61, (child, 0, 0), 0)
+        waiter = Waiter(pid, pid, call, "wait", "x86_64", fake.proc)
+        return read_target(waiter, OtherEnds({}, fake.proc))
+
+    here = target(100, 8)
+    assert here.others == (OtherEnd(101, NOT_APPLICABLE, "cc1plus"),)
+    assert say_target(here) == "waits for process 101 (cc1plus) to end"
+    unknown = target(100, 9)
+    assert say_target(unknown) == "waits for process 9 of its container to end"
+    assert isinstance(unknown.others, Missing)
+    assert say_target(target(1, 8)) == "waits for process 8 (sshd) to end"
 
 
 def test_only_calls_for_one_child_name_one():

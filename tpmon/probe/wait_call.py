@@ -12,7 +12,7 @@ import struct
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
-from tpmon.probe.procread import PROC, read_file
+from tpmon.probe.procread import PROC, read_file, read_status
 from tpmon.probe.waits import Syscall
 
 PATH_CHARS = 400
@@ -169,7 +169,7 @@ def read_path(pid: int, call: Syscall, machine: str, proc: str) -> Known[str] | 
 
 
 def find_child(call: Syscall, machine: str) -> int | None:
-    """Return the process whose end a call waits for; None for a call that names none. Pure."""
+    """Return the process whose end a call waits for, as the caller counts; None for other calls. Pure."""
     name = name_call(call.number, machine)
     if name == "wait4" and call.arguments:
         child = _signed(call.arguments[0])
@@ -178,6 +178,32 @@ def find_child(call: Syscall, machine: str) -> int | None:
     else:
         return None
     return child if child > 0 else None
+
+
+def translate_child(pid: int, child: int, proc: str = PROC) -> int | None:
+    """Return the number that a child of ``pid`` has here; None where it is not told.
+
+    A process in a PID namespace of its own (a container) names its children by the numbers in there.
+    """
+    try:
+        depth = len(read_status(pid, proc).ns_pids) - 1
+        if not depth:
+            return child
+        children = [
+            int(number)
+            for tid in os.listdir(f"{proc}/{pid}/task")
+            for number in read_file(f"{proc}/{pid}/task/{tid}/children").split()
+        ]
+    except (OSError, ValueError):
+        return None  # it ended, or this kernel does not list children
+    for at in children:
+        try:
+            inside = read_status(at, proc).ns_pids
+        except OSError:
+            continue  # it ended
+        if inside[depth : depth + 1] == (child,):
+            return at
+    return None
 
 
 def find_holder(call: Syscall, machine: str, pid: int, tid: int, proc: str = PROC) -> Holder | None:

@@ -24,6 +24,7 @@ from tpmon.probe.wait_call import (
     find_holder,
     name_call,
     read_path,
+    translate_child,
 )
 from tpmon.probe.wait_mount import parse_mount_of, read_mount
 from tpmon.probe.waits import Syscall
@@ -73,8 +74,7 @@ def read_target(waiter: Waiter, ends: OtherEnds) -> Applicable[WaitTarget]:
         return path if isinstance(path, Missing) else _target_of_path(waiter, path)
     child = find_child(call, waiter.machine)
     if child is not None:
-        end = OtherEnd(child, NOT_APPLICABLE, ends.name(child))
-        return _make_target(waiter, NOT_APPLICABLE, WaitKind.OTHER, f"process {child}", others=(end,))
+        return _target_of_child(waiter, ends, child)
     return _target_of_lock(waiter, call)
 
 
@@ -192,6 +192,16 @@ def _target_of_path(waiter: Waiter, path: str) -> WaitTarget:
         else:
             mount, system = found or (Missing("no mount has it"), Missing("no mount has it"))
     return WaitTarget(waiter.name, NOT_APPLICABLE, WaitKind.FILE, path, mount, system, NOT_APPLICABLE)
+
+
+def _target_of_child(waiter: Waiter, ends: OtherEnds, child: int) -> WaitTarget:
+    """Name the process that is waited for; where its number here is not told, by the container's."""
+    here = translate_child(waiter.pid, child, waiter.proc)
+    others: Applicable[tuple[OtherEnd, ...]] = Missing("which process of this machine it is, is not told")
+    name = f"process {child} of its container"
+    if here is not None:
+        others, name = (OtherEnd(here, NOT_APPLICABLE, ends.name(here)),), f"process {here}"
+    return _make_target(waiter, NOT_APPLICABLE, WaitKind.OTHER, name, others=others)
 
 
 def _target_of_lock(waiter: Waiter, call: Syscall) -> Applicable[WaitTarget]:
