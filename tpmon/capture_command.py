@@ -347,7 +347,7 @@ def _locate(bus: Bus, folder: str) -> Place:
 def _read_ancestors(pid: int) -> list[list[str]]:
     """Return the command lines above a process, nearest first."""
     from tpmon.probe.procread import read_table  # noqa: PLC0415
-    from tpmon.probe.target import ancestry  # noqa: PLC0415
+    from tpmon.probe.survey import ancestry  # noqa: PLC0415
 
     lines = []
     for at in list(ancestry(pid, read_table()))[1:]:

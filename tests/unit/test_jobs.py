@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.fake_proc import FakeProc
 from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.results import JobState
+from tpmon.probe import facts, job, procread, survey
 from tpmon.probe.jobs import list_jobs
 from tpmon.probe.target import find_only_job
 
@@ -35,6 +38,35 @@ def test_the_only_job_of_this_user(fake: FakeProc) -> None:
     with pytest.raises(UsageError, match=r"12 training jobs here: .* and 4 more$") as caught:
         find_only_job(fake.proc)
     assert caught.value.try_this.startswith("tpmon ps")
+
+
+def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the_only_job(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add_torchrun(100)
+    fake.add(300, 1, ("python", "second.py"), torch=True)
+    fake.add(301, 1, ("python", "theirs.py"), torch=True, uid=os.geteuid() + 1)
+    late = {300, 301}
+
+    def read(stat: procread.Stat, proc: str, *, deep: bool = False) -> facts.Facts:
+        if stat.pid in late:
+            time.sleep(0.5)
+        return read_facts(stat, proc, deep=deep)
+
+    read_facts = facts.read_facts
+    monkeypatch.setattr(facts, "read_facts", read)
+    for module in (job, survey):
+        monkeypatch.setattr(module, "read_all_facts", partial(facts.read_all_facts, each_s=0.2))
+    listed = list_jobs(fake.proc)
+    assert [one.pid for one in listed.jobs] == [100]
+    assert (listed.unread, listed.unanswered) == (0, 2)
+    with pytest.raises(NoTargetError, match=r"not every process could be read in time.*: 300$"):
+        find_only_job(fake.proc)
+    late.remove(300)
+    late.add(102)
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [100, 300]
+    fake.remove(300)
+    assert find_only_job(fake.proc).root.pid == 100, "what is in the job is no other one"
 
 
 def test_jobs_of_the_machine_are_listed_with_their_cards(fake: FakeProc) -> None:

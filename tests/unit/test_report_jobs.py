@@ -39,6 +39,13 @@ def test_what_of_other_users_could_not_be_read_is_said():
     ]
 
 
+def test_what_did_not_answer_in_time_is_said():
+    assert write_jobs(JobList("", (), 0, 2)) == [
+        "no training job on this machine that this user may read",
+        "2 Python processes did not answer in time and may be jobs too (tpmon ps looks again)",
+    ]
+
+
 def test_no_job_is_said_in_words():
     what, hint = write_jobs(JobList("", (), 0))
     assert what.startswith("no training job on this machine")

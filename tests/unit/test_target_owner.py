@@ -13,7 +13,7 @@ from tests.fake_proc import FakeProc
 from tpmon.errors import NoTargetError, NotPermittedError
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import Role
-from tpmon.probe import facts, procread, target
+from tpmon.probe import facts, procread, survey
 from tpmon.probe.job import read_owner, user_name
 from tpmon.probe.jobs import list_jobs
 from tpmon.probe.permissions import make_patient
@@ -89,4 +89,4 @@ def deny(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
     monkeypatch.setattr(facts, "read_file", refuse(procread.read_file, lambda path, *_: str(path)))
     monkeypatch.setattr(facts, "read_maps", refuse(procread.read_maps, lambda pid, *_: f"/{pid}/maps"))
     monkeypatch.setattr(facts, "read_exe", read_exe)
-    monkeypatch.setattr(target, "read_exe", read_exe)
+    monkeypatch.setattr(survey, "read_exe", read_exe)

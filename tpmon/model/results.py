@@ -111,3 +111,5 @@ class JobList:
     jobs: tuple[JobSummary, ...]
     unread: int
     """Python processes in none of these jobs that may not be read, so that they may be jobs too."""
+    unanswered: int = 0
+    """Python processes in none of these jobs that did not answer in time: they may be jobs too."""

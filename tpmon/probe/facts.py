@@ -39,6 +39,9 @@ IMPORT_S = 600.0
 _CHUNK = 32
 _CHUNK_S = 1.0
 _ALL_S = 3.0
+_MORE_S = 0.01
+"""For each process: a crowded machine answers in some milliseconds."""
+_MOST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,11 @@ class Facts:
     def denied(self) -> bool:
         """Tell whether this user may not read the process."""
         return isinstance(self.environ, Missing) and self.environ.reason in _DENIED
+
+    @property
+    def unanswered(self) -> bool:
+        """Tell whether the process was not read because it, or one before it, did not answer in time."""
+        return isinstance(self.environ, Missing) and not self.denied
 
     def is_stale(self, now: Stat, age_s: float, *, retry: bool = False) -> bool:
         """Tell whether a process may have run another program or loaded torch since it was read."""
@@ -129,14 +137,17 @@ def read_all_facts(
     *,
     deep: bool = False,
     each_s: float = _CHUNK_S,
-    all_s: float = _ALL_S,
+    all_s: float = 0.0,
 ) -> dict[int, Facts]:
     """Read the facts of many processes with a deadline; those that are gone are left out.
+
+    Without ``all_s`` it is longer the more there are, within 10 s.
 
     A process whose address space does not answer keeps what needs none: its name, program file
     and thread names; the rest is Missing.
     """
     by_pid = {stat.pid: stat for stat in stats}
+    all_s = all_s or min(_MOST_S, _ALL_S + _MORE_S * len(by_pid))
     read = read_each(by_pid, lambda pid: read_facts(by_pid[pid], proc, deep=deep), each_s=each_s, all_s=all_s)
     facts: dict[int, Facts] = {}
     for pid, answer in read.items():

@@ -16,7 +16,7 @@ from tpmon.probe.output import redact_secrets
 from tpmon.probe.procread import PROC, TICKS_PER_S, WORKER_NAME, read_table
 from tpmon.probe.programs import parse_command
 from tpmon.probe.strays import LAUNCHER_GONE
-from tpmon.probe.target import survey
+from tpmon.probe.survey import Sight, survey
 
 ARGUMENT_CHARS = 200
 _READ_CHARS = 4000
@@ -29,20 +29,20 @@ def list_jobs(proc: str = PROC) -> JobList:
     """List the jobs that have torch in at least one process, oldest first.
 
     Of other users' jobs it tells what the kernel shows to everybody, and how many processes may
-    be jobs that it does not show.
+    be jobs that it does not show, or that did not answer in time.
     """
     table = read_table(proc)
-    roots, unread = survey(table, proc)
+    seen = survey(Sight(table, proc))
     found: list[JobSummary] = []
     listed: set[int] = set()
-    for root, *strays in roots:
+    for root, *strays in seen.roots:
         try:
             job = assemble_job(root, root, table, proc, strays=strays)
             found.append(summarize(job, proc))
         except OSError:
             continue  # it ended meanwhile
         listed.update(job.facts)
-    return JobList(JOBS_SCHEMA, tuple(found), len(set(unread) - listed))
+    return JobList(JOBS_SCHEMA, tuple(found), len(seen.denied - listed), len(seen.unanswered - listed))
 
 
 def summarize(job: Job, proc: str = PROC) -> JobSummary:

@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from tpmon.errors import NoTargetError, NotPermittedError, StartingError, TpmonError, UsageError
 from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.known import Missing
-from tpmon.probe.facts import IMPORT_S, Facts, read_all_facts
+from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
 from tpmon.probe.procfs import require_descriptors
 from tpmon.probe.procread import (
     PROC,
     TICKS_PER_S,
-    WORKER_NAME,
-    Stat,
     in_first_pid_namespace,
-    is_python_name,
     list_pids,
-    read_exe,
     read_status,
     read_table,
 )
-from tpmon.probe.roles import YOUNG_S, starts_ranks
-from tpmon.probe.strays import LAUNCHER_GONE, join_strays, read_meeting
+from tpmon.probe.roles import YOUNG_S
+from tpmon.probe.strays import LAUNCHER_GONE, read_meeting
+from tpmon.probe.survey import Sight, ancestry, choose_root, survey
 
 _MOST_NAMED = 8
 _LIST_JOBS = "tpmon ps lists the training jobs of this machine"
@@ -58,13 +55,11 @@ def find_only_job(proc: str = PROC) -> Job:
     """Find the only training job that this user runs on this machine; under sudo, also who called it.
 
     Raises:
-        NoTargetError: when there is none.
+        NoTargetError: when there is none, or it is not known whether it is the only one.
         UsageError: when there are several, or tpmon may not open enough files.
     """
     require_descriptors()
-    jobs = find_own_jobs(proc)
-    if not jobs:
-        raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
+    jobs, unanswered = _find_own_jobs(proc)
     if len(jobs) > 1:
         names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
         more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
@@ -72,67 +67,52 @@ def find_only_job(proc: str = PROC) -> Job:
             f"this user runs {len(jobs)} training jobs here: {names}{more}",
             "tpmon ps tells them apart; then a PID in place of --job",
         )
+    if unanswered:
+        named = ", ".join(map(str, unanswered[:_MOST_NAMED]))
+        raise NoTargetError(
+            f"not every process could be read in time, so another job may be among them: {named}",
+            "--job again, or tpmon ps and a PID in place of --job",
+        )
+    if not jobs:
+        raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
     return jobs[0]
 
 
 def find_own_jobs(proc: str = PROC) -> list[Job]:
     """Find the jobs that this user runs on this machine, oldest first; under sudo, also who called it."""
+    return _find_own_jobs(proc)[0]
+
+
+def _find_own_jobs(proc: str) -> tuple[list[Job], list[int]]:
+    """Find this user's jobs, and the processes of this user that did not answer and are in none of them."""
     users = {os.geteuid(), int(os.environ.get("SUDO_UID", os.geteuid()))}
     table = read_table(proc)
+    found = survey(Sight(table, proc))
     jobs: list[Job] = []
-    for root, *strays in find_roots(table, proc):
+    for root, *strays in found.roots:
         try:
             job = assemble_job(root, root, table, proc, strays=strays)
         except OSError:
             continue  # it ended meanwhile
         if job.uid in users:
             jobs.append(job)
-    return jobs
+    unanswered = set(found.unanswered).difference(*(job.facts for job in jobs))
+    return jobs, [pid for pid in sorted(unanswered) if _is_of(pid, users, proc)]
 
 
-def find_roots(table: Mapping[int, Stat], proc: str = PROC) -> list[tuple[int, ...]]:
-    """List the roots of all jobs of this machine that have torch in at least one process, oldest first.
-
-    A job has several where no launcher stands above its ranks; the first one is called its root.
-    """
-    return survey(table, proc)[0]
-
-
-def survey(table: Mapping[int, Stat], proc: str = PROC) -> tuple[list[tuple[int, ...]], list[int]]:
-    """List the roots of all jobs, and the Python processes that may not be read and so may be jobs too."""
-    return _survey(_Sight(table, proc))
-
-
-def _survey(sight: _Sight) -> tuple[list[tuple[int, ...]], list[int]]:
-    table, proc = sight.table, sight.proc
-    candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
-    sight.look({at for pid in candidates for at in ancestry(pid, table)})
-    trained = [pid for pid in candidates if (fact := sight.get(pid)) and fact.python and fact.torch]
-    roots = {_choose_root(pid, sight) for pid in trained} - {None}
-    unread = [
-        pid
-        for pid in candidates
-        if (fact := sight.get(pid)) and fact.python and fact.denied and not fact.torch
-    ]
-    tops = sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid))
-    return join_strays([fact for top in tops if (fact := sight.get(top))], proc), unread
-
-
-def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
-    """Yield a process and those above it, nearest first."""
-    seen: set[int] = set()
-    while pid in table and pid not in seen:
-        seen.add(pid)
-        yield pid
-        pid = table[pid].parent
+def _is_of(pid: int, users: Container[int], proc: str) -> bool:
+    try:
+        return read_status(pid, proc).uid in users
+    except OSError:
+        return False  # it ended meanwhile
 
 
 def _find_job(pid: int, proc: str, remark: str) -> Job:
     table = read_table(proc)
     if pid not in table:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-    sight = _Sight(table, proc)
-    root = _choose_root(pid, sight)
+    sight = Sight(table, proc)
+    root = choose_root(pid, sight)
     fact = sight.get(pid)
     stat = table[pid]
     if fact is None or stat.kernel or stat.state in "ZX" or root is None:
@@ -161,12 +141,12 @@ def _say_launcher_gone(tops: Sequence[int]) -> str:
     return f"the launcher of this job is gone; {len(tops)} ranks live on here: {named}"
 
 
-def _find_strays(root: int, sight: _Sight) -> tuple[int, ...]:
+def _find_strays(root: int, sight: Sight) -> tuple[int, ...]:
     """Return ``root``, or all the roots of its job where no launcher stands above its ranks."""
     fact = sight.get(root)
     if fact is None or fact.program.launcher or read_meeting(fact, sight.proc) is None:
         return (root,)
-    return next((group for group in _survey(sight)[0] if root in group), (root,))
+    return next((group for group in survey(sight).roots if root in group), (root,))
 
 
 def _resolve(pid: int, proc: str) -> tuple[int, str]:
@@ -226,7 +206,7 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def _find_readable_above(pid: int, sight: _Sight) -> int:
+def _find_readable_above(pid: int, sight: Sight) -> int:
     """Return the nearest process above that trains and may be read, such as the rank of a worker; else 0."""
     for at in list(ancestry(pid, sight.table))[1:]:
         fact = sight.get(at)
@@ -258,7 +238,7 @@ def _deny(fact: Facts, proc: str, readable: int = 0) -> NotPermittedError:
     )
 
 
-def _refuse(pid: int, sight: _Sight) -> TpmonError:
+def _refuse(pid: int, sight: Sight) -> TpmonError:
     """Say why a process that is there belongs to no training job, and which one may be meant."""
     stat = sight.table[pid]
     fact = sight.get(pid)
@@ -304,88 +284,15 @@ def _refuse_untrained(job: Job) -> NoTargetError:
     )
 
 
-def _suggest(pid: int, sight: _Sight) -> str:
+def _suggest(pid: int, sight: Sight) -> str:
     """Name the jobs that may be meant: above a zombie, below it, or by this number in a container."""
     table = sight.table
-    roots = (root for group in find_roots(table, sight.proc) for root in group)
+    roots = (root for group in survey(sight).roots for root in group)
     meant = [root for root in roots if pid in ancestry(root, table)]
-    above = _choose_root(table[pid].parent, sight) if table[pid].state in "ZX" else None
+    above = choose_root(table[pid].parent, sight) if table[pid].state in "ZX" else None
     if above is not None:
         meant.append(above)
-    inside = [at for at in _find_inside(pid, sight.proc) if at in table and _choose_root(at, sight)]
+    inside = [at for at in _find_inside(pid, sight.proc) if at in table and choose_root(at, sight)]
     names = [f"{at} (which is {pid} in its container)" for at in inside[:4]]
     names += [f"{root} ({fact.program.label})" for root in meant[:4] if (fact := sight.get(root))]
     return f"tpmon attach {' or '.join(names)}" if names else _LIST_JOBS
-
-
-class _Sight:
-    """Read the facts of processes once, in bulk where it is known which are wanted."""
-
-    def __init__(self, table: Mapping[int, Stat], proc: str) -> None:
-        self.table = table
-        self.proc = proc
-        self._facts: dict[int, Facts | None] = {}
-
-    def look(self, pids: Iterable[int], *, deep: bool = False) -> None:
-        """Read those of ``pids`` that were not read yet."""
-        fresh = [pid for pid in pids if pid not in self._facts]
-        read = read_all_facts((self.table[pid] for pid in fresh), self.proc, deep=deep)
-        self._facts.update((pid, read.get(pid)) for pid in fresh)
-
-    def get(self, pid: int) -> Facts | None:
-        """Return the facts of one process, or None when it is gone."""
-        if pid not in self._facts:
-            self.look((pid,))
-        return self._facts[pid]
-
-    def children(self, pid: int) -> list[Facts]:
-        """Return the facts of the children of a process."""
-        pids = [child for child, stat in self.table.items() if stat.parent == pid and stat.state not in "ZX"]
-        self.look(pids)
-        return [fact for child in pids if (fact := self.get(child))]
-
-
-def _may_train(stat: Stat, proc: str) -> bool:
-    """Tell by what is cheap to read whether a process may be Python with torch of its own."""
-    if stat.kernel or stat.state in "ZX" or stat.name.startswith(WORKER_NAME):
-        return False
-    try:
-        exe = read_exe(stat.pid, proc)
-    except OSError:
-        return False  # gone
-    return isinstance(exe, Missing) or is_python_name(exe)
-
-
-def _choose_root(pid: int, sight: _Sight) -> int | None:
-    """Walk up from ``pid``: the first launcher, else the highest Python process with torch."""
-    highest: int | None = None
-    chain = list(ancestry(pid, sight.table))
-    sight.look(chain, deep=True)
-    for at in chain:
-        fact = sight.get(at)
-        if fact is None:
-            continue
-        if fact.program.boundary:
-            break
-        if fact.program.launcher:
-            return _outermost(at, sight)
-        if fact.python and (fact.torch or starts_ranks(fact, sight.children(at))):
-            highest = at
-    return highest
-
-
-def _outermost(launcher: int, sight: _Sight) -> int:
-    """Climb from a launcher to the one that started it, when both are parts of one command.
-
-    mpirun stands above hydra_pmi_proxy or orted, deepspeed above deepspeed.launcher.launch.
-    """
-    fact = sight.get(launcher)
-    for at in list(ancestry(launcher, sight.table))[1:]:
-        above = sight.get(at)
-        if above is None or fact is None or above.program.boundary:
-            break
-        if above.program.launcher == fact.program.launcher:
-            launcher = at
-        elif not above.program.shell:
-            break
-    return launcher

@@ -15,7 +15,7 @@ NO_OWN_JOBS = "no training job on this machine that this user may read"
 
 def write_jobs(jobs: JobList) -> list[str]:
     """Write a row for each job, longest running first, and what could not be read; words for no job."""
-    hidden = _say_unread(jobs.unread)
+    hidden = _say_unread(jobs.unread, jobs.unanswered)
     if not jobs.jobs:
         return [NO_OWN_JOBS, *hidden] if hidden else list(NO_JOBS)
     reading = Reading()
@@ -38,8 +38,14 @@ def write_jobs(jobs: JobList) -> list[str]:
     return [*lines, *(lay_paragraph("not read", missed) if missed else ()), *hidden]
 
 
-def _say_unread(unread: int) -> list[str]:
-    if not unread:
-        return []
-    processes = "1 Python process" if unread == 1 else f"{unread} Python processes"
-    return [f"{processes} of other users could not be read (sudo tpmon ps shows them)"]
+def _say_unread(unread: int, unanswered: int) -> list[str]:
+    said = []
+    if unread:
+        said.append(f"{_count(unread)} of other users could not be read (sudo tpmon ps shows them)")
+    if unanswered:
+        said.append(f"{_count(unanswered)} did not answer in time and may be jobs too (tpmon ps looks again)")
+    return said
+
+
+def _count(processes: int) -> str:
+    return "1 Python process" if processes == 1 else f"{processes} Python processes"

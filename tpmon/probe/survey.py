@@ -1,0 +1,129 @@
+"""Look at the processes of this machine: which of them make jobs, and which stands at the top of each.
+
+The walk up ends at boundaries (``programs.Program``): what one person typed into one shell stays as
+many jobs as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Missing
+from tpmon.probe.facts import Facts, read_all_facts
+from tpmon.probe.procread import WORKER_NAME, Stat, is_python_name, read_exe
+from tpmon.probe.roles import starts_ranks
+from tpmon.probe.strays import join_strays
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Hold the roots of all jobs, and the Python processes that may be jobs too.
+
+    A job has several roots where no launcher stands above its ranks; the first one is called its root.
+    """
+
+    roots: tuple[tuple[int, ...], ...]
+    """Of the jobs that have torch in at least one process, oldest first."""
+    denied: frozenset[int]
+    """May not be read by this user."""
+    unanswered: frozenset[int]
+    """Did not answer in time."""
+
+
+class Sight:
+    """Read the facts of processes once, in bulk where it is known which are wanted."""
+
+    def __init__(self, table: Mapping[int, Stat], proc: str) -> None:
+        self.table = table
+        self.proc = proc
+        self._facts: dict[int, Facts | None] = {}
+
+    def look(self, pids: Iterable[int], *, deep: bool = False) -> None:
+        """Read those of ``pids`` that were not read yet."""
+        fresh = [pid for pid in pids if pid not in self._facts]
+        read = read_all_facts((self.table[pid] for pid in fresh), self.proc, deep=deep)
+        self._facts.update((pid, read.get(pid)) for pid in fresh)
+
+    def get(self, pid: int) -> Facts | None:
+        """Return the facts of one process, or None when it is gone."""
+        if pid not in self._facts:
+            self.look((pid,))
+        return self._facts[pid]
+
+    def children(self, pid: int) -> list[Facts]:
+        """Return the facts of the children of a process."""
+        pids = [child for child, stat in self.table.items() if stat.parent == pid and stat.state not in "ZX"]
+        self.look(pids)
+        return [fact for child in pids if (fact := self.get(child))]
+
+
+def survey(sight: Sight) -> Survey:
+    """Find the roots of all jobs, and the Python processes of which it could not be read whether they are."""
+    table, proc = sight.table, sight.proc
+    candidates = [pid for pid, stat in table.items() if _may_train(stat, proc)]
+    sight.look({at for pid in candidates for at in ancestry(pid, table)})
+    trained = [pid for pid in candidates if (fact := sight.get(pid)) and fact.python and fact.torch]
+    roots = {choose_root(pid, sight) for pid in trained} - {None}
+    untold = [fact for pid in candidates if (fact := sight.get(pid)) and fact.python and not fact.torch]
+    tops = sorted((root for root in roots if root), key=lambda pid: (table[pid].start_ticks, pid))
+    return Survey(
+        tuple(join_strays([fact for top in tops if (fact := sight.get(top))], proc)),
+        frozenset(fact.stat.pid for fact in untold if fact.denied),
+        frozenset(fact.stat.pid for fact in untold if fact.unanswered),
+    )
+
+
+def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
+    """Yield a process and those above it, nearest first."""
+    seen: set[int] = set()
+    while pid in table and pid not in seen:
+        seen.add(pid)
+        yield pid
+        pid = table[pid].parent
+
+
+def _may_train(stat: Stat, proc: str) -> bool:
+    """Tell by what is cheap to read whether a process may be Python with torch of its own."""
+    if stat.kernel or stat.state in "ZX" or stat.name.startswith(WORKER_NAME):
+        return False
+    try:
+        exe = read_exe(stat.pid, proc)
+    except OSError:
+        return False  # gone
+    return isinstance(exe, Missing) or is_python_name(exe)
+
+
+def choose_root(pid: int, sight: Sight) -> int | None:
+    """Walk up from ``pid``: the first launcher, else the highest Python process with torch."""
+    highest: int | None = None
+    chain = list(ancestry(pid, sight.table))
+    sight.look(chain, deep=True)
+    for at in chain:
+        fact = sight.get(at)
+        if fact is None:
+            continue
+        if fact.program.boundary:
+            break
+        if fact.program.launcher:
+            return _outermost(at, sight)
+        if fact.python and (fact.torch or starts_ranks(fact, sight.children(at))):
+            highest = at
+    return highest
+
+
+def _outermost(launcher: int, sight: Sight) -> int:
+    """Climb from a launcher to the one that started it, when both are parts of one command.
+
+    mpirun stands above hydra_pmi_proxy or orted, deepspeed above deepspeed.launcher.launch.
+    """
+    fact = sight.get(launcher)
+    for at in list(ancestry(launcher, sight.table))[1:]:
+        above = sight.get(at)
+        if above is None or fact is None or above.program.boundary:
+            break
+        if above.program.launcher == fact.program.launcher:
+            launcher = at
+        elif not above.program.shell:
+            break
+    return launcher
