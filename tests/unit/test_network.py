@@ -54,7 +54,7 @@ class Machine:
             (directory / "counters" / name).write_text(f"{value}\n")
 
     def reader(self) -> NetworkReader:
-        return NetworkReader(7, str(self.proc), str(self.sys))
+        return NetworkReader(lambda: 7, str(self.proc), str(self.sys))
 
 
 @pytest.fixture
@@ -157,11 +157,25 @@ def test_choice_is_bounded_and_used_ones_come_first(traffic, data) -> None:
     assert set(chosen[: len(used)]) == used
 
 
+def test_the_network_is_read_of_a_rank_that_lives(machine: Machine) -> None:
+    """Its launcher died, or an older rank ended; the interfaces of its namespace are the same."""
+    shutil.copytree(machine.proc / "7", machine.proc / "8", symlinks=True)
+    ranks = [7, 8]
+    reader = NetworkReader(lambda: ranks[0], str(machine.proc), str(machine.sys))
+    assert is_known(reader.read(SECOND, NONE))
+    shutil.rmtree(machine.proc / "7")
+    assert reader.read(2 * SECOND, NONE) == Missing("the process is gone")
+    ranks.remove(7)
+    samples = reader.read(3 * SECOND, NONE)
+    assert is_known(samples)
+    assert [one.interface for one in samples] == ["enp65s0f0np0"]
+
+
 def test_real_loopback_carries_what_is_sent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         peer, _ = server.accept()
-    reader = NetworkReader(os.getpid())
+    reader = NetworkReader(os.getpid)
     used = frozenset(["lo"])
     before = time.monotonic_ns()
     reader.read(before, used)
@@ -197,7 +211,7 @@ def test_real_namespace_of_the_target_is_the_one_that_is_read() -> None:
     assert same_network_namespace(os.getpid()) is True
     with in_own_network() as pid:
         assert same_network_namespace(pid) is False
-        samples = NetworkReader(pid).read(SECOND, NONE)
+        samples = NetworkReader(lambda: pid).read(SECOND, NONE)
         # A new namespace has a loopback only, which nobody uses.
         assert is_known(samples)
         assert samples == ()

@@ -94,7 +94,7 @@ class Collector:
         self._population = Population(shares=self._shares)
         self._had_ranks = False
         self._host = HostReader()
-        self._links = NetworkReader(job.root.pid)
+        self._links = NetworkReader(lambda: self._rank_pids()[0])
         self._gpu = gpu or GpuProbe()
         self._loader = LoaderProbe()
         self._main_threads = MainThreadProbe()

@@ -8,7 +8,7 @@ are shown. Some drivers ask their firmware for each counter: call this off the t
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from tpmon.model.doctor import NOT_THIS_USER
 from tpmon.model.frozen import dataclass
@@ -95,9 +95,13 @@ def choose_interfaces(
 class NetworkReader:
     """Read the interfaces of the target's network namespace and the InfiniBand ports of the host."""
 
-    def __init__(self, pid: int, proc: str = "/proc", sys: str = "/sys") -> None:
-        """Read the network of process ``pid``; keeps no descriptor, which would pin its namespace."""
-        self._pid = pid
+    def __init__(self, find_pid: Callable[[], int], proc: str = "/proc", sys: str = "/sys") -> None:
+        """Read the network of the process that ``find_pid`` names at each look, such as the first rank.
+
+        Keeps no descriptor, which would pin its namespace.
+        """
+        self._find_pid = find_pid
+        self._pid = 0
         self._proc = proc
         self._sys = sys
         self._rates = Rates()
@@ -111,7 +115,8 @@ class NetworkReader:
         ``now_ns`` is CLOCK_MONOTONIC; ``used`` names the interfaces and InfiniBand devices that
         the job's descriptors point to.
         """
-        if self._look_ns is None or now_ns >= self._look_ns:
+        before, self._pid = self._pid, self._find_pid()
+        if self._look_ns is None or self._pid != before or now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_EVERY_NS
             self._look()
         try:
