@@ -14,7 +14,7 @@ from tests.children import MAP_TORCH, child
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.changes import Changes, Departure, describe_changes
-from tpmon.probe.ending import UNSEEN, describe_end, parse_oom_victims, read_wait_status
+from tpmon.probe.ending import UNSEEN, describe_end, parse_oom_victims, read_oom_victims, read_wait_status
 from tpmon.probe.members import Membership
 from tpmon.probe.procread import read_stat
 from tpmon.probe.target import find_job
@@ -121,6 +121,17 @@ def test_only_recent_victims_count_in_the_kernel_log() -> None:
         b"6,103,97000000,-;eth0: link up\n"
     )
     assert parse_oom_victims(log, since_s=90.0) == [42]
+
+
+@pytest.mark.parametrize(("up_s", "drift_s", "found"), [(1000.0, 65.0, False), (8e6, 65.0, True)])
+def test_the_clock_of_the_kernel_log_may_have_drifted(
+    tmp_path: Path, up_s: float, drift_s: float, found: bool
+) -> None:
+    """printk stamps are of a clock that nobody corrects: after months they lag by minutes."""
+    stamp_us = int((up_s - drift_s) * 1e6)
+    (tmp_path / "kmsg").write_text(f"3,100,{stamp_us},-;Out of memory: Killed process 41 (python) total\n")
+    victims = read_oom_victims(str(tmp_path / "kmsg"), now_s=up_s)
+    assert victims == (frozenset((41,)) if found else frozenset())
 
 
 EXEC = (

@@ -23,6 +23,8 @@ _KILLED = re.compile(rb"^[0-7],\d+,(\d+),[^;]*;[^\n]*(?:Killed|Kill) process (\d
 _KERNEL_RECORDS = 20_000
 _RECORD_BYTES = 8192
 _RECENT_S = 60.0
+_DRIFT_RATIO = 1e-4
+"""100 ppm: what the clock of printk and a CLOCK_MONOTONIC that NTP steers drift apart at most."""
 
 
 def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[int]:
@@ -83,11 +85,14 @@ def describe_end(wait_status: Known[int], *, oom_victim: bool = False, oom_kills
 def read_oom_victims(kmsg: str = "/dev/kmsg", *, now_s: float | None = None) -> frozenset[int]:
     """List the PIDs that the kernel log says were killed for memory in the last minute.
 
+    Its stamps are of the scheduler's clock, which nothing corrects, so the minute is longer the longer the
+    machine is up: after three months the two clocks can be minutes apart.
     None where it is not readable, and none in a container: the log has the host's numbers. Costs
     about 1 us of CPU a record; at most 20,000 are read.
     """
     victims: set[int] = set()
-    since_s = (time.monotonic() if now_s is None else now_s) - _RECENT_S
+    now_s = time.monotonic() if now_s is None else now_s
+    since_s = now_s - _RECENT_S - _DRIFT_RATIO * now_s
     try:
         if kmsg == "/dev/kmsg" and not in_first_pid_namespace():
             return frozenset()
