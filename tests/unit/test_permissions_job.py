@@ -10,7 +10,14 @@ from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Identity
 from tpmon.probe.nvml import blank_fast
-from tpmon.probe.permissions_job import judge_cards, judge_inside, judge_ras, parse_listeners, parse_step
+from tpmon.probe.permissions_job import (
+    check_ras,
+    judge_cards,
+    judge_inside,
+    judge_ras,
+    parse_listeners,
+    parse_step,
+)
 from tpmon.probe.permissions_nvml import (
     NvmlAnswer,
     ask_nvml,
@@ -44,6 +51,19 @@ def test_listening_ports_are_parsed_and_judged():
     off = judge_ras(frozenset((28028,)), True, 7, Missing("NCCL_RAS_ENABLE=0 turned it off"))
     assert (off.access, off.why) == (ABSENT, "NCCL's status port: NCCL_RAS_ENABLE=0 turned it off")
     assert judge_ras(Missing("no such process"), True, 7).access is UNKNOWN
+
+
+def test_a_kernel_without_ipv6_has_one_table_of_listeners(tmp_path):
+    (tmp_path / "9" / "net").mkdir(parents=True)
+    for pid in ("9", "self"):
+        (tmp_path / pid / "ns").mkdir(parents=True, exist_ok=True)
+        (tmp_path / pid / "ns" / "net").symlink_to("net:[1]")
+    (tmp_path / "9" / "environ").write_bytes(b"")
+    table = b"  sl local\n   0: 0100007F:6D7C 00000000:0000 0A 0 0 0\n   1: \xff\n"
+    (tmp_path / "9" / "net" / "tcp").write_bytes(table)
+    assert check_ras(9, str(tmp_path)).access is ALLOWED
+    (tmp_path / "9" / "net" / "tcp").unlink()
+    assert check_ras(9, str(tmp_path)).access is UNKNOWN
 
 
 def test_cards_that_the_job_holds_and_nvml_does_not_show():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -81,8 +82,9 @@ def check_ras(pid: int, proc: str = PROC) -> Check:
     """Look, without a connection, whether NCCL's status port is open where the job runs."""
     ports: Known[frozenset[int]]
     try:
-        tables = [read_file(f"{proc}/{pid}/net/{name}", 4 << 20).decode() for name in ("tcp", "tcp6")]
-        ports = frozenset().union(*map(parse_listeners, tables))
+        ports = parse_listeners(_read_table(pid, "tcp", proc))
+        with contextlib.suppress(FileNotFoundError):  # ipv6.disable=1
+            ports |= parse_listeners(_read_table(pid, "tcp6", proc))
     except (OSError, ValueError) as error:
         ports = Missing(str(error))
     try:
@@ -90,6 +92,10 @@ def check_ras(pid: int, proc: str = PROC) -> Check:
     except OSError:
         told = {}  # said by the check of environ; then NCCL's own port is looked for
     return judge_ras(ports, is_same_network(pid, proc), pid, find_port([told]))
+
+
+def _read_table(pid: int, name: str, proc: str) -> str:
+    return read_file(f"{proc}/{pid}/net/{name}", 4 << 20).decode(errors="replace")
 
 
 def is_same_network(pid: int, proc: str = PROC) -> Known[bool]:
