@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.children import child
 from tpmon.model.known import Missing, is_known
+from tpmon.probe import own_cost
 from tpmon.probe.own_cost import BUDGET_MS_PER_S, RELIEF, OwnCostMeter
 
 
@@ -61,6 +63,27 @@ def test_the_cost_counts_per_second_and_not_per_tick():
         seldom.add_tick(BUDGET_MS_PER_S * 4, 5.0)
     assert often.shedding
     assert not seldom.shedding
+
+
+def test_our_own_figures_do_not_hang_on_our_number(monkeypatch):
+    """In a /proc of another PID namespace /proc/<getpid()> is another process, or none."""
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 22)
+    told = OwnCostMeter().read([], 1.0, 0.0)
+    assert is_known(told.rss_bytes)
+    assert told.rss_bytes > 1 << 20
+    assert is_known(told.descriptors)
+
+
+def test_figures_of_ours_that_cannot_be_read_are_missing(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(own_cost, "open", refuse, raising=False)
+    monkeypatch.setattr(own_cost.os, "stat", refuse)
+    told = OwnCostMeter().read([], 1.0, 0.0)
+    monkeypatch.undo()
+    assert isinstance(told.rss_bytes, Missing)
+    assert told.descriptors == Missing("/proc/self/fd: No such file or directory")
 
 
 def test_own_cpu_and_memory_are_those_of_this_process():

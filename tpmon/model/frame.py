@@ -120,10 +120,10 @@ class OwnCost:
     """Hold what tpmon itself costs: its processes' CPU and memory, and the pauses it caused."""
 
     cpu_pct: Known[float]
-    rss_bytes: int
+    rss_bytes: Known[int]
     children_rss_bytes: int
     target_paused_ms: float
-    descriptors: int
+    descriptors: Known[int]
     tick_ms: float
     """CPU milliseconds that collecting this Frame took."""
     shedding: bool

@@ -18,6 +18,15 @@ SMOOTHING = 0.2
 COUNT_EVERY_NS = 30_000_000_000
 
 
+def _read_own_rss() -> Known[int]:
+    """Read our memory. In a /proc of another PID namespace our number is somebody else's: by /proc/self."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return parse_stat(file.read()).rss_bytes
+    except (OSError, ValueError) as error:
+        return Missing(f"/proc/self/stat: {error}")
+
+
 def _read_cpu_and_rss(pid: int) -> tuple[float, int]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         stat = parse_stat(file.read())
@@ -59,7 +68,7 @@ class OwnCostMeter:
         ``stacks`` are the CPU seconds of every py-spy so far, ended ones too, and the RSS of the present one.
         """
         now_ns = time.monotonic_ns()
-        cpu_s, rss = time.process_time(), _read_cpu_and_rss(os.getpid())[1]
+        cpu_s, rss = time.process_time(), _read_own_rss()
         children_s: dict[int, float] = {}
         stacks_s, children_rss = stacks
         for pid in children:
@@ -89,11 +98,14 @@ class OwnCostMeter:
             shedding=self.shedding,
         )
 
-    def _count_descriptors(self, now_ns: int) -> int:
+    def _count_descriptors(self, now_ns: int) -> Known[int]:
         """Count open files: the size of the directory (Linux 6.2), else a listing twice a minute."""
-        size = os.stat("/proc/self/fd").st_size
-        if size:
-            return size
-        if now_ns - self._descriptors[1] >= COUNT_EVERY_NS:
-            self._descriptors = (len(os.listdir("/proc/self/fd")), now_ns)
+        try:
+            size = os.stat("/proc/self/fd").st_size
+            if size:
+                return size
+            if now_ns - self._descriptors[1] >= COUNT_EVERY_NS:
+                self._descriptors = (len(os.listdir("/proc/self/fd")), now_ns)
+        except OSError as error:
+            return Missing(f"/proc/self/fd: {error.strerror}")
         return self._descriptors[0]

@@ -8,7 +8,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample
 from tpmon.model.hook_words import say_device, say_settings
 from tpmon.model.host import LoaderSample
-from tpmon.model.known import Missing, is_known, known_or
+from tpmon.model.known import Missing, is_known, known_or, map_known
 from tpmon.model.pace_words import (
     RULE_WORDS,
     format_ms,
@@ -311,9 +311,10 @@ def write_once(frame: Frame) -> list[str]:
     lines += _write_output(frame, reading)
     lines += _write_ages(frame)
     cost = frame.self_
+    rss = map_known(lambda own: own + cost.children_rss_bytes, cost.rss_bytes)
     own = (
         f"tpmon itself: CPU {reading.show('own CPU', cost.cpu_pct, write_pct)} of one core,"
-        f" RSS {format_bytes(cost.rss_bytes + cost.children_rss_bytes)},"
+        f" RSS {reading.show('own RSS', rss, format_bytes)},"
         f" target paused {cost.target_paused_ms:.0f} ms"
     )
     lines += lay_paragraph("cost", own)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.frame import EventKind, Frame, TargetState
-from tpmon.model.known import Missing, NotApplicable, is_known
+from tpmon.model.known import Missing, NotApplicable, is_known, map_known
 from tpmon.model.process import RankRow
 from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
 from tpmon.ui.cells import cut, fit_line, width_of, wrap, wrap_words
 from tpmon.ui.ink import DOT
 from tpmon.ui.marks import age_of, is_old
 from tpmon.ui.paint_keys import paint_key_line
-from tpmon.ui.table import Item, justify
+from tpmon.ui.table import Item, justify, show
 from tpmon.ui.view import Ink, KeyHelp, Line, Overlay, ViewState
 
 GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")
@@ -100,7 +100,7 @@ def _own_cost(frame: Frame) -> list[Item]:
     own = frame.self_
     items = []
     if is_known(own.cpu_pct):
-        memory = format_bytes(own.rss_bytes + own.children_rss_bytes)
+        memory = show(map_known(lambda rss: rss + own.children_rss_bytes, own.rss_bytes), format_bytes)
         text = f"tpmon {format_pct(own.cpu_pct)} % {memory}"
         items.append(Item(12, text, Ink.DIM))
     if own.shedding:

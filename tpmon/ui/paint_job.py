@@ -184,8 +184,11 @@ def _own_pairs(frame: Frame) -> Pairs:
     own = frame.self_
     return [
         ("CPU", f"{explain(own.cpu_pct, _plain_pct)} of one core, {own.tick_ms:.1f} ms for this reading"),
-        ("memory", f"{format_bytes(own.rss_bytes)}, children {format_bytes(own.children_rss_bytes)}"),
-        ("descriptors", str(own.descriptors)),
+        (
+            "memory",
+            f"{explain(own.rss_bytes, format_bytes)}, children {format_bytes(own.children_rss_bytes)}",
+        ),
+        ("descriptors", explain(own.descriptors, str)),
         ("job paused by us", f"{own.target_paused_ms:.0f} ms in all"),
         ("over budget", "! yes: thread rates are halved" if own.shedding else "no"),
     ]
