@@ -65,6 +65,15 @@ _ALIASES = {
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
+_WAIT_FILES = (
+    "/threading.py",
+    "/queue.py",
+    "/selectors.py",
+    "/concurrent/futures/_base.py",
+    "/multiprocessing/connection.py",
+    "/multiprocessing/queues.py",
+)
+"""Files of the standard library whose innermost frame waits for other threads or processes."""
 _NAME_CHARS = 40
 
 
@@ -131,6 +140,12 @@ def mark_frame(function: str, file: str) -> Mark | None:
     if is_library(file):
         return None
     return next((mark for mark, pattern in USER_NAMES if pattern.fullmatch(name)), None)
+
+
+def waits_for_others(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost Python frame waits at a queue, a lock or a future of the standard library."""
+    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
+    return last.endswith(_WAIT_FILES) and is_library(last)
 
 
 @lru_cache(maxsize=8192)
