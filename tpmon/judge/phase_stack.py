@@ -25,6 +25,10 @@ _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/tpmon/hook/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
 )
 _NATIVE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|rs|S)$|^\[|/python[\d.]*$")
+_INSTALLED = re.compile(
+    r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python\d[\d.]*t?|python3\d*\.zip)/(?:[^/]+\.egg/)?"
+)
+"""What stands before the name of a library: a home or a project may have the name of one, too."""
 _PACKAGES = (
     re.compile(r"/(?:site|dist)-packages/([^/]+)"),
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
@@ -112,13 +116,19 @@ def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
 _RULES = _by_file(chain(TORCH, PYTHON, FRAMEWORKS))
 
 
+@lru_cache(maxsize=4096)
+def _within_packages(file: str) -> str:
+    """Return the path of an installed file from the folder of its library on, "" for others."""
+    found = _INSTALLED.match(file)
+    return file[found.end() :] if found else ""
+
+
 def _fits(rule: Rule, name: str, file: str) -> bool:
     if name in rule.but or (rule.functions and name not in rule.functions):
         return False
     if rule.path.endswith("/"):
-        found = f"/{rule.path}" in file
-    else:
-        found = file == rule.path or file.endswith(f"/{rule.path}")
+        return _within_packages(file).startswith(rule.path) if rule.installed else f"/{rule.path}" in file
+    found = file == rule.path or file.endswith(f"/{rule.path}")
     return found and (not rule.installed or is_library(file))
 
 
