@@ -99,7 +99,7 @@ class Need(str, Enum):
     SHM_TIGHT = "shared memory (/dev/shm) is nearly full"
     # Start, pause, end
     IMPORT_IN_STACK = "the main thread is importing"
-    LOAD_IN_STACK = "the main thread is reading a checkpoint or a data set"
+    LOAD_IN_STACK = "the main thread is reading a checkpoint"
     SAVE_IN_STACK = "the main thread is writing a checkpoint"
     VALIDATION_IN_STACK = "the main thread is in validation"
     INPUT_WAIT = "the main thread reads from the terminal"
