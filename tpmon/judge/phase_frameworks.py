@@ -201,9 +201,12 @@ _LOADERS = (
     Rule("torchvision/datasets/", FETCH, frozenset(("__getitem__",)), installed=True),
     library("webdataset", FETCH, "__init__"),
     Rule("streaming/base/", FETCH, frozenset(("__iter__", "__getitem__")), installed=True),
-    Rule("nvidia/dali/", WAIT, frozenset(("__next__", "run", "share_outputs")), installed=True),
-    Rule("ffcv/loader/", WAIT, frozenset(("__next__", "__iter__")), installed=True),
-    Rule("ray/data/", WAIT, frozenset(("__next__", "iter_batches", "iter_torch_batches")), installed=True),
+    # These have threads, processes or actors of their own that fill a queue.
+    Rule("nvidia/dali/", QUEUE, frozenset(("__next__", "run", "share_outputs")), installed=True),
+    Rule("ffcv/loader/", QUEUE, frozenset(("__next__", "__iter__")), installed=True),
+    Rule("ray/data/", QUEUE, frozenset(("__next__", "iter_batches", "iter_torch_batches")), installed=True),
+    # Some nodes call their function in the caller's thread, others wait at a queue.
+    Rule("torchdata/nodes/", WAIT, frozenset(("__next__", "next", "iterator")), installed=True),
 )
 
 _LOGGERS = (

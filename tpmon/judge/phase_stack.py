@@ -214,6 +214,8 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             part = mark.part or part
         elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
             outer, phase, part, begin = phase, mark.phase, mark.part, index
+    if phase is Phase.DATA_WAIT and part is None and waits_for_others(frames):
+        part = DataPart.QUEUE
     return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs))
 
 
