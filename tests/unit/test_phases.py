@@ -277,7 +277,7 @@ def test_libraries_are_known_in_every_place_where_they_are_installed() -> None:
 
 
 def test_folders_of_a_torch_built_from_source_are_known_as_well() -> None:
-    source = "/work/rich/pytorch/"
+    source = "/home/rich/pytorch/"
     for names, phase in (
         ("module main wrapper my_opt", Phase.OPTIMIZER),
         ("module main wrapper adam", Phase.OPTIMIZER),
