@@ -74,7 +74,7 @@ def advise(
     observed = observe(parts, cards, patterns)
     low = uses_low_precision(parts.trace, parts.ops)
     # What a trace cannot tell (free cores, say) stands as an "if"; without any evidence nothing is said.
-    evidence = observed - {Need.GPU_PRESENT}
+    evidence = observed - {Need.GPU_PRESENT, Need.TORCH_LOADER}
     fitting = [
         one
         for one in choose(verdict.kind, cause, observed, Facts())
