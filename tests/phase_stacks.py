@@ -125,6 +125,23 @@ FRAMES = {
     "ds_comm": ("all_reduce", SITE + "deepspeed/comm/comm.py"),
     "timm_iter": ("PrefetchLoader.__iter__", SITE + "timm/data/loader.py"),
     "timm_saver": ("CheckpointSaver.save_checkpoint", SITE + "timm/utils/checkpoint_saver.py"),
+    "dali": ("DALIClassificationIterator.__next__", SITE + "nvidia/dali/plugin/pytorch/__init__.py"),
+    "dali_outputs": ("Pipeline.share_outputs", SITE + "nvidia/dali/pipeline.py"),
+    "ffcv": ("EpochIterator.__next__", SITE + "ffcv/loader/epoch_iterator.py"),
+    "ray_data": ("iter_torch_batches", SITE + "ray/data/iterator.py"),
+    "thread_queue": ("Queue.get", PYTHON_LIB + "queue.py"),
+    "node_loader": ("LoaderIterator.__next__", SITE + "torchdata/nodes/loader.py"),
+    "node": ("BaseNode.next", SITE + "torchdata/nodes/base_node.py"),
+    "node_prefetch": ("_SingleThreadedMapper.__next__", SITE + "torchdata/nodes/map.py"),
+    "fsdp2_wait": (
+        "FSDPParamGroup.wait_for_unshard",
+        SITE + "torch/distributed/_composable/fsdp/_fsdp_param_group.py",
+    ),
+    "fsdp2_reduce": ("foreach_reduce", SITE + "torch/distributed/_composable/fsdp/_fsdp_collectives.py"),
+    "fsdp2_hook": ("FSDPState._pre_forward", SITE + "torch/distributed/_composable/fsdp/_fsdp_state.py"),
+    "offload": ("CpuOffload.pre_forward", SITE + "accelerate/hooks.py"),
+    "hub_upload": ("HfApi.upload_folder", SITE + "huggingface_hub/hf_api.py"),
+    "hub_download": ("hf_hub_download", SITE + "huggingface_hub/file_download.py"),
     "sgd_module": ("AveragedModel.forward", SITE + "torch/optim/swa_utils.py"),
 }
 

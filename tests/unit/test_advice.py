@@ -45,6 +45,30 @@ def test_every_row_of_the_table_has_its_entry_and_no_other():
     assert {name for names in REMEDIES_FOR.values() for name in names} == set(CATALOGUE)
 
 
+def test_one_thread_of_python_is_not_told_to_use_more_threads_first():
+    """Threads do not help Python; what torchrun sets comes after what is Python's own."""
+    seen = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY, Need.LOGGING_IN_STACK}
+    row = (Kind.PYTHON_BOUND, "single-thread")
+    assert REMEDIES_FOR[row] == ("log-rarely", "profile-python", "start-workers", "use-all-cores")
+    ids = [one.remedy.id for one in choose(*row, frozenset(seen), Facts(cores_free=7.0))]
+    assert ids == ["log-rarely", "profile-python", "use-all-cores"]
+    ids = [
+        one.remedy.id
+        for one in choose(*row, frozenset(seen - {Need.LOGGING_IN_STACK}), Facts(cores_free=7.0))
+    ]
+    assert ids[0] == "profile-python"
+
+
+def test_workers_are_advised_for_certain_only_where_torch_s_loader_was_seen():
+    seen = frozenset((Need.NO_WORKERS, Need.CORES_FREE, Need.MEMORY_FREE, Need.WORKERS_CPU_BOUND))
+    facts = Facts(workers_per_rank=0)
+    own = choose(Kind.DATA_BOUND, "no-workers", seen, facts)
+    assert not any(one.certain for one in own)
+    assert own[0].text.startswith("if the batches come from torch's DataLoader: load in the background")
+    torch_s = choose(Kind.DATA_BOUND, "no-workers", seen | {Need.TORCH_LOADER}, facts)
+    assert (torch_s[0].remedy.id, torch_s[0].certain) == ("start-workers", True)
+
+
 def test_every_fault_has_a_remedy():
     faults = {row.kind for row in TABLE if row.exit_code >= 10} - {Kind.NOT_ENOUGH_EVIDENCE}
     assert all(names for (kind, _), names in REMEDIES_FOR.items() if kind in faults)

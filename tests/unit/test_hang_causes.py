@@ -205,6 +205,26 @@ def test_a_child_that_was_killed_is_the_reason_that_no_result_comes():
     )
 
 
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (StackFrame("share_outputs", f"{SITE}/nvidia/dali/pipeline.py", 1),),
+        (
+            StackFrame("__next__", f"{SITE}/ffcv/loader/epoch_iterator.py", 1),
+            StackFrame("get", f"{LIB}/queue.py", 1),
+        ),
+        (StackFrame("__next__", f"{SITE}/ray/data/iterator.py", 1),),
+    ],
+)
+def test_a_loader_with_threads_of_its_own_has_no_dead_worker(frames):
+    waits = make_rank(0, frames=(MAIN, TRAIN, *frames))
+    assert said(stand(waits, seconds=35, log_age_s=None))[0] is not Kind.HUNG
+    late = conclude(stand(waits, seconds=90, log_age_s=None))
+    assert (late.kind, late.cause) == hung("no-progress")
+    assert "the loader is not torch's, what fills its queue is not known" in late.summary
+    assert said(stand(make_rank(0, **BATCH), seconds=90, log_age_s=None)) == hung("dead-worker")
+
+
 def test_a_rank_blocked_in_a_file_of_a_dead_server():
     assert said(stand(make_rank(0, frames=DECODE, **READS))) == hung("blocked-io")
 

@@ -17,12 +17,12 @@ from tpmon.judge.observe import observe
 from tpmon.judge.scene import Scene, see
 from tpmon.judge.suspicion import Suspicion
 from tpmon.model.frame import Frame
-from tpmon.model.hook_settings import AllocatorFigures, CompileCounts, DdpSettings
+from tpmon.model.hook_settings import AllocatorFigures, CompileCounts, DdpSettings, LoaderSettings
 from tpmon.model.known import Missing
 from tpmon.model.verdict import Kind
 
 UNTOLD = Missing("the job does not use it")
-NOTHING = {"compiled": UNTOLD, "allocator": UNTOLD, "ddp": UNTOLD}
+NOTHING = {"compiled": UNTOLD, "allocator": UNTOLD, "ddp": UNTOLD, "loader": UNTOLD}
 
 
 def told(**fields: Any) -> Frame:
@@ -38,6 +38,7 @@ def changed(before: Frame, after: Frame) -> Scene:
     ("fields", "needs"),
     [
         ({}, set()),
+        ({"loader": LoaderSettings(0, False, UNTOLD, False, 8)}, {Need.TORCH_LOADER}),
         ({"compiled": CompileCounts(0, 0, 0, 0, 0)}, {Need.EAGER_MODEL}),
         ({"compiled": CompileCounts(2, 2, 1, 0, 0)}, set()),
         ({"compiled": CompileCounts(0, 0, 1, 0, 0)}, set()),

@@ -64,6 +64,16 @@ TABLE = [
     ("module main call unshard", Phase.COMMS, None),
     ("module main dcp_save c10d all_reduce", Phase.CHECKPOINT, None),
     ("module main dcp_load c10d all_reduce", Phase.LOAD, None),
+    # FSDP2 of torch 2.2 to 2.5
+    ("module main call fsdp2_hook fsdp2_wait", Phase.COMMS, None),
+    ("module main backward engine fsdp2_reduce c10d all_reduce", Phase.COMMS, None),
+    ("module main call fsdp2_hook call net", Phase.FORWARD, None),
+    # Loaders with threads, processes or actors of their own
+    ("module main dali dali_outputs", Phase.DATA_WAIT, DataPart.QUEUE),
+    ("module main ffcv thread_queue", Phase.DATA_WAIT, DataPart.QUEUE),
+    ("module main ray_data", Phase.DATA_WAIT, DataPart.QUEUE),
+    ("module main node_loader node node_prefetch thread_queue", Phase.DATA_WAIT, DataPart.QUEUE),
+    ("module main node_loader node decode", Phase.DATA_WAIT, None),
     # Files
     ("module main save", Phase.CHECKPOINT, None),
     ("module main save_checkpoint", Phase.CHECKPOINT, None),
@@ -72,6 +82,10 @@ TABLE = [
     ("module main load_dataset", Phase.LOAD, None),
     ("module main users_datasets", Phase.OTHER, None),
     ("module main to", Phase.LOAD, None),
+    ("module main call offload to", Phase.FORWARD, None),
+    ("module main step to", Phase.FORWARD, None),
+    ("module main hub_download", Phase.LOAD, None),
+    ("module main hub_upload", Phase.OTHER, None),
     # Validation outranks what it waits for; training inside it is training.
     ("module main validate next next_data get_data", Phase.VALIDATION, None),
     ("module main validate call net", Phase.VALIDATION, None),
@@ -218,6 +232,82 @@ def test_an_editable_torch_is_known_by_the_end_of_its_paths() -> None:
     )
     assert classify(frames) == (Phase.BACKWARD, None)
     assert read_stack(frames).where == "backward train.py:1"
+
+
+HOMES = sorted({rule.path.split("/")[0] for rule in (*PYTHON, *FRAMEWORKS) if rule.installed})
+
+
+@pytest.mark.parametrize("home", [name for name in HOMES if "." not in name])
+@pytest.mark.parametrize(
+    "place", ["/home/{}/venv/lib/python3.11/site-packages/", "/{}/lib/python3.12/dist-packages/"]
+)
+def test_a_folder_with_the_name_of_a_library_does_not_make_all_that_is_in_it_that_library(
+    home: str, place: str
+) -> None:
+    """A home, a project or an environment may be named rich, aim, logging or datasets."""
+    for names, phase in (
+        ("module main call linear", Phase.FORWARD),
+        ("module main backward engine", Phase.BACKWARD),
+        ("module main wrapper adam", Phase.OPTIMIZER),
+        ("module main next next_data get_data", Phase.DATA_WAIT),
+    ):
+        frames = tuple(
+            StackFrame(one.function, one.file.replace(SITE, place.format(home)), one.line)
+            for one in stack(names)
+        )
+        assert classify(frames)[0] is phase, (place, names)
+    of_python = StackFrame("Queue.get", f"/home/{home}/lib/python3.11/queue.py", 3)
+    assert mark_frame(of_python.function, of_python.file) is None
+
+
+def test_libraries_are_known_in_every_place_where_they_are_installed() -> None:
+    for place in (
+        SITE,
+        "/home/rich/venv/lib/python3.11/site-packages/",
+        "/opt/conda/lib/python3.10/site-packages/",
+        "/usr/local/lib64/python3.9/site-packages/",
+        "/venv/lib/python3.13t/site-packages/",
+        "/venv/lib/python3.11/site-packages/tqdm-4.66-py3.11.egg/",
+    ):
+        assert classify((StackFrame("tqdm.update", place + "tqdm/std.py", 9),)) == (Phase.LOGGING, None), (
+            place
+        )
+    for file in ("/usr/lib/python3.11/logging/__init__.py", "/opt/lib/python311.zip/logging/__init__.py"):
+        assert classify((StackFrame("StreamHandler.emit", file, 9),)) == (Phase.LOGGING, None), file
+
+
+def test_folders_of_a_torch_built_from_source_are_known_as_well() -> None:
+    source = "/home/rich/pytorch/"
+    for names, phase in (
+        ("module main wrapper my_opt", Phase.OPTIMIZER),
+        ("module main wrapper adam", Phase.OPTIMIZER),
+        ("module main dcp_save", Phase.CHECKPOINT),
+        ("module main call unshard", Phase.COMMS),
+    ):
+        frames = tuple(
+            StackFrame(one.function, one.file.replace(SITE, source), one.line) for one in stack(names)
+        )
+        assert classify(frames)[0] is phase, names
+
+
+def test_batches_of_torch_s_loader_are_told_from_those_of_others() -> None:
+    for names in (
+        "module main next next_data get_data",
+        "module main next next_data fetch item decode",
+        "module main stateful fetch item decode",
+        "module main pl_fetch next next_data",
+    ):
+        assert Need.TORCH_LOADER in read_stack(stack(names)).needs, names
+    for names in ("module main get_batch", "module main dali", "module main node_loader node node_prefetch"):
+        assert Need.TORCH_LOADER not in read_stack(stack(names)).needs, names
+
+
+def test_only_a_checkpoint_that_is_read_proves_one() -> None:
+    for names in ("load", "from_pretrained load", "dcp_load c10d all_reduce"):
+        assert Need.LOAD_IN_STACK in read_stack(stack(f"module main {names}")).needs, names
+    for names in ("to", "load_dataset", "hub_download"):
+        reading = read_stack(stack(f"module main {names}"))
+        assert (reading.phase, reading.needs) == (Phase.LOAD, frozenset()), names
 
 
 def test_needs_tell_what_a_stack_proves() -> None:

@@ -267,3 +267,16 @@ def test_more_samples_of_the_same_keep_the_ratios_and_narrow_the_intervals(
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 300)), max_size=8))
 def test_a_design_factor_is_never_below_the_plain_one(slices: list[dict[str, int]]) -> None:
     assert measure_design(slices) >= measure_design([])
+
+
+def test_waits_at_queues_locks_and_futures_of_python_are_counted() -> None:
+    pool = (MAIN, StackFrame("Future.result", "/usr/lib/python3.11/concurrent/futures/_base.py", 456))
+    queue = (
+        MAIN,
+        StackFrame("Queue.get", "/usr/lib/python3.11/queue.py", 180),
+        StackFrame("Condition.wait", "/usr/lib/python3.11/threading.py", 331),
+        StackFrame("pthread_cond_timedwait", "/lib/x86_64-linux-gnu/libc.so.6", 0),
+    )
+    own = (MAIN, StackFrame("wait", "/home/usr/train/threading.py", 7))
+    phases = read_phases([make_slice({pool: 10, queue: 20, own: 30, FORWARD: 40})], NOW_NS)[PID]
+    assert phases.waits_ratio == pytest.approx(0.3)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.frames import GIB, MIB, make_frame, make_gpu, make_memory, make_process, make_worker
+from tests.frames import GIB, MIB, NOW_NS, make_frame, make_gpu, make_memory, make_process, make_worker
+from tests.judging import SECOND
 from tests.starving import line_up
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.rules_memory import (
@@ -15,14 +16,15 @@ from tpmon.judge.rules_memory import (
     judge_copy_on_write,
     judge_gpu_memory,
     judge_leak,
-    judge_shm,
     judge_swap,
 )
+from tpmon.judge.rules_shm import judge_shm
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.host import ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind
+from tpmon.probe.cgroup_layout import HOST
 
 GONE = Missing("permission denied")
 MB = 1e6
@@ -120,6 +122,25 @@ def test_copies_grow_without_the_sum_of_rss():
     assert isinstance(judge_leak(scene), Cleared)
 
 
+def test_another_job_that_grows_beside_many_workers_is_no_copy_on_write():
+    """Every worker touches a few pages; what many of them touch together is still no growth like this."""
+    workers = tuple(make_worker(4221 + i, i, minor_faults_s=40.0) for i in range(16))
+    answer = judge_copy_on_write(grow(60.0, rss_mb_s=0.0, workers=workers))
+    assert type(answer) is Cleared
+    assert "the workers touch 2.5M/s of the 57.2M/s by which memory grows" in answer.text
+
+
+def test_copies_of_slow_workers_are_copies():
+    """Three workers on a busy machine: 1,000 pages a second each, 12 MB/s together."""
+    workers = tuple(make_worker(4221 + i, i, minor_faults_s=1000.0) for i in range(3))
+    assert isinstance(judge_copy_on_write(grow(12.0, rss_mb_s=0.0, workers=workers)), Suspicion)
+
+
+def test_copies_are_not_told_by_the_memory_of_the_whole_machine():
+    whole = grow(15.0, rss_mb_s=0.0, workers=WORKERS, anon_source=HOST)
+    assert isinstance(judge_copy_on_write(whole), Unsure)
+
+
 def test_a_leak_beside_workers_is_a_leak():
     scene = grow(15.0, workers=WORKERS)
     assert isinstance(judge_copy_on_write(scene), Cleared)
@@ -184,6 +205,31 @@ def test_a_large_mount_is_told_when_two_steps_no_longer_fit():
     assert isinstance(judge_shm(see(line_up(frames))), Suspicion)
     assert isinstance(judge_shm(see(line_up(frames[:2]))), Cleared)
     assert isinstance(judge_shm(held(shm=GONE)), Unsure)
+
+
+def fill_shm(*sizes_gib, every_s=1.0, gap_after=None, gap_s=0.0):
+    frames, at = [], 0.0
+    for number, size in enumerate(sizes_gib):
+        shm = ShmSample("/dev/shm", int(size * GIB), 4 * GIB)
+        frames.append(
+            make_frame(taken_ns=NOW_NS + round(at * SECOND), interval_s=every_s, memory=make_memory(shm=shm))
+        )
+        at += every_s + (gap_s if number == gap_after else 0.0)
+    return see(frames)
+
+
+def test_growth_between_readings_that_are_far_apart_is_told_for_a_second():
+    """At -i 10 the mount fills as fast as a second ago, and has room for more than two seconds of it."""
+    one = judge_shm(fill_shm(2.0, 2.7, 3.4, every_s=1.0))
+    assert isinstance(one, Suspicion)
+    told = {each.name: each.value for each in one.evidence}
+    assert told["largest growth in a second"] == pytest.approx(0.7 * 1024, abs=1)
+    assert isinstance(judge_shm(fill_shm(2.0, 2.7, 3.4, every_s=10.0)), Cleared)
+    assert isinstance(judge_shm(fill_shm(2.0, 2.5, 2.6, every_s=0.5)), Cleared)
+
+
+def test_growth_over_a_gap_is_left_out():
+    assert isinstance(judge_shm(fill_shm(0.2, 0.2, 3.8, 3.8, gap_after=1, gap_s=4.0)), Cleared)
 
 
 def test_a_full_mount_is_no_danger_to_a_job_that_does_not_use_it():

@@ -27,22 +27,48 @@ def groups(main, others, kind=ThreadKind.OTHER):
     return (ThreadGroup(ThreadKind.MAIN, 1, main), ThreadGroup(kind, 3, others))
 
 
-def fight(timed=9, run=0.98, kind=ThreadKind.OTHER, others=0.97, **frame):
+def fight(timed=9, run=0.98, kind=ThreadKind.OTHER, others=0.97, phases=None, **frame):
     """See a rank whose main thread waits in a timed lock while other threads run."""
     rank = make_process(
         runnable=run + 0.27, waiting=0.27, busy_threads=2, thread_groups=groups(0.01, others, kind), state="S"
     )
     looks = (make_looks(RANK, 10, timed_lock=timed),)
     fields = {"processes": (rank,), "loader": (), "main_threads": looks, **frame}
-    return see(line_up([make_frame(**fields)] * 12))
+    return see(line_up([make_frame(**fields)] * 12), {RANK: phases} if phases else {})
+
+
+TRAINS = make_phases({Phase.FORWARD: 0.4, Phase.BACKWARD: 0.5, Phase.OTHER: 0.1})
 
 
 def test_threads_that_share_one_core_while_the_main_thread_waits_fight_for_the_lock():
-    one = judge_gil(fight())
+    one = judge_gil(fight(phases=TRAINS))
     assert (one.kind, one.cause) == (Kind.PYTHON_BOUND, "gil")
     assert one.share == pytest.approx(0.9)
     assert Need.GIL_WAIT in one.observed
-    assert one.sources == {"main thread", "schedstat"}
+    assert one.sources == {"main thread", "schedstat", "stacks"}
+    assert rate_confidence(one, 60.0) is Confidence.HIGH
+
+
+@pytest.mark.parametrize("phases", [None, replace(TRAINS, samples=9)])
+def test_without_stacks_a_fight_for_the_lock_is_a_guess(phases):
+    """Any wait with a time-out beside a busy thread looks the same from outside."""
+    one = judge_gil(fight(timed=10, phases=phases))
+    assert one.sources == {"main thread"}
+    assert rate_confidence(one, 600.0) is Confidence.LOW
+
+
+def test_a_wait_at_a_queue_beside_a_thread_that_trains_is_no_fight_for_the_lock():
+    waits = make_phases({Phase.OTHER: 1.0}, where="wait_for_trainer train.py:20", waits_ratio=0.95)
+    answer = judge_gil(fight(phases=waits))
+    assert type(answer) is Cleared
+    assert "waits 95 % of its time at a queue, a lock or a future: wait_for_trainer" in answer.text
+    # SimpleQueue and locks are made of C: their wait has no frame, and stands in one line.
+    in_c = make_phases({Phase.OTHER: 1.0}, where="poll train.py:7", unchanged_s=30.0, distinct=1)
+    answer = judge_gil(fight(phases=in_c))
+    assert type(answer) is Cleared
+    assert "has stood in one line for 30 s: poll train.py:7" in answer.text
+    # A fight also takes place where the main thread is at a queue now and then.
+    assert isinstance(judge_gil(fight(phases=replace(TRAINS, waits_ratio=0.2))), Suspicion)
 
 
 NO_FIGHTS = {

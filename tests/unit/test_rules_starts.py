@@ -12,6 +12,7 @@ from tests.frames import NOW, NOW_NS, make_frame, make_process, make_worker
 from tests.hanging import make_slice
 from tests.judging import SECOND, make_looks, make_phases, scene_of
 from tests.quiet_jobs import UNREAD, quiet_rank, said
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.judgement import judge
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_progress import (
@@ -53,6 +54,32 @@ def test_a_start_that_is_over_is_not_said_any_more():
     assert type(judge_starting(scene_of(make_frame(), [past]))) is Cleared
     rare = make_phases({Phase.IMPORT: 0.1, Phase.FORWARD: 0.9}, where="import train.py:3")
     assert type(judge_starting(scene_of(make_frame(), [rare]))) is Cleared
+
+
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.IMPORT])
+def test_no_start_is_seen_beside_steps(phase):
+    """Modules that are moved to the card in every step are LOAD by their frames, and no start."""
+    for training in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        beside = make_phases({phase: 0.6, training: 0.1, Phase.OTHER: 0.3}, where=f"{phase.value} train.py:9")
+        assert type(judge_starting(scene_of(make_frame(), [beside]))) is Cleared
+    first = make_phases({phase: 0.95, Phase.FORWARD: 0.05}, where=f"{phase.value} train.py:9")
+    assert said(judge_starting(scene_of(make_frame(), [first])))[0] is Kind.STARTING
+
+
+def test_a_compile_between_the_first_steps_is_a_start():
+    phases = make_phases({Phase.COMPILE: 0.7, Phase.FORWARD: 0.3}, where="compile train.py:60")
+    assert said(judge_starting(scene_of(make_frame(), [phases]))) == (Kind.STARTING, "compile")
+
+
+def test_a_checkpoint_is_only_said_to_be_loaded_where_the_stacks_show_it():
+    builds = make_phases({Phase.LOAD: 1.0}, where="load train.py:20")
+    answer = judge_starting(scene_of(make_frame(), [builds]))
+    assert answer.summary == "rank 0 is reading a data set, or builds or moves its model"
+    assert answer.observed == frozenset()
+    loads = replace(builds, sights=frozenset((Need.LOAD_IN_STACK,)))
+    answer = judge_starting(scene_of(make_frame(), [loads]))
+    assert answer.summary == "rank 0 is loading a checkpoint"
+    assert answer.observed == {Need.LOAD_IN_STACK}
 
 
 def test_compile_workers_tell_a_compile_where_no_stack_does():

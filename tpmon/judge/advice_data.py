@@ -10,10 +10,11 @@ REMEDIES = (
         id="start-workers",
         title="load in the background: num_workers={workers}",
         applies="The rank loads its own batches, so that compute and loading take turns.",
-        not_when="The CPU budget is used up: workers would take their cores from the compute. An "
+        not_when="The CPU budget is used up: workers would take their cores from the compute. Batches are "
+        "drawn from memory that the run fills, such as a replay buffer: workers would not see it. An "
         "IterableDataset that does not split itself by get_worker_info() yields every sample once per "
         "worker.",
-        needs=(Need.NO_WORKERS, Need.CORES_FREE, Need.MEMORY_FREE),
+        needs=(Need.TORCH_LOADER, Need.NO_WORKERS, Need.CORES_FREE, Need.MEMORY_FREE),
         paste="num_workers={workers}, persistent_workers=True,  "
         "# of DataLoader; an IterableDataset must split itself",
         ceiling="{gain}: all of the loading is hidden behind the compute",

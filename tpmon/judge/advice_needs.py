@@ -20,6 +20,7 @@ class Need(str, Enum):
     # The loader
     NO_WORKERS = "the loader has no workers"
     WORKERS_PRESENT = "loader workers run"
+    TORCH_LOADER = "the batches come from torch's DataLoader"
     WORKERS_CPU_BOUND = "the loader computes all the time"
     WORKERS_IO_WAIT = "the loader workers wait for reads"
     NETWORK_WAIT = "they wait on a socket or a network file system"
@@ -99,7 +100,7 @@ class Need(str, Enum):
     SHM_TIGHT = "shared memory (/dev/shm) is nearly full"
     # Start, pause, end
     IMPORT_IN_STACK = "the main thread is importing"
-    LOAD_IN_STACK = "the main thread is reading a checkpoint or a data set"
+    LOAD_IN_STACK = "the main thread is reading a checkpoint"
     SAVE_IN_STACK = "the main thread is writing a checkpoint"
     VALIDATION_IN_STACK = "the main thread is in validation"
     INPUT_WAIT = "the main thread reads from the terminal"
@@ -122,7 +123,10 @@ class Need(str, Enum):
     CARD_LOST = "a card does not answer"
 
 
-_STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {Need.SPINNING}
+_STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {
+    Need.SPINNING,
+    Need.TORCH_LOADER,
+}
 _HOOK = frozenset(
     (
         Need.EAGER_MODEL,

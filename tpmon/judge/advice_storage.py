@@ -101,7 +101,7 @@ REMEDIES = (
         applies="Every epoch decodes, resizes or tokenises the same samples in the same way.",
         not_when="The step is random: storing its result freezes the augmentation. Storing resized images "
         "as JPEG again loses detail.",
-        needs=(Need.WORKERS_CPU_BOUND,),
+        needs=(Need.TORCH_LOADER, Need.WORKERS_CPU_BOUND),
         paste="torch.save([transform(sample) for sample in chunk], f'chunk-{{n:05d}}.pt')",
         ceiling="{gain}, or the share of that part in a worker's time",
         risk=Risk.NUMERICS,

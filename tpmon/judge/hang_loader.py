@@ -10,6 +10,7 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_causes import Blame, Patience, blame_gil, blame_thread, pick_blame, say_place
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance, is_idle
+from tpmon.judge.phase_stack import read_stack
 from tpmon.judge.scene import Scene
 from tpmon.model.dump import DeadChild
 from tpmon.model.dump_words import CHILD_WAITS, name_process, name_rank
@@ -73,6 +74,12 @@ def _blame_workers(
     return pick_blame(told)
 
 
+def _is_torch_loader(seen: Seen) -> bool:
+    """Tell whether a rank waits in torch's DataLoader: others have threads or actors, and no workers."""
+    frames = seen.sighting.frames
+    return is_known(frames) and Need.TORCH_LOADER in read_stack(frames).needs
+
+
 def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     """Say why a batch does not come: a dead worker, one that is held, or nobody has it."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
@@ -80,6 +87,9 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     if dead:
         return _blame_dead(seen, dead, "a batch")
     workers = picture.scene.workers_of(seen)
+    if not workers and not _is_torch_loader(seen):
+        text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
+        return Blame("no-progress", seen, text, Patience.NAPS)
     if not workers:
         return Blame(
             "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.NAPS

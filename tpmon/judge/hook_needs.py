@@ -63,6 +63,8 @@ def observe_settings(scene: Scene) -> frozenset[Need]:
                 seen.add(Need.GRAPH_BREAKS)
             if compiled.limit_hits or _rose(scene, pid, _frames):
                 seen.add(Need.RECOMPILES_SEEN)
+        if is_known(settings.loader):
+            seen.add(Need.TORCH_LOADER)
         if is_known(ddp):
             seen.add(Need.DDP_IN_STACK)
             if ddp.buckets >= MANY_BUCKETS and ddp.bucket_cap_bytes <= SMALL_BUCKET_BYTES:

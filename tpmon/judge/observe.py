@@ -60,9 +60,11 @@ def _sets_threads(rank: RankScene, scene: Scene) -> bool:
 
 
 def _observe_loader(scene: Scene) -> set[Need]:
-    """Without workers the rank itself is the loader."""
+    """Without workers the rank itself is the loader; with some it is torch's that started them."""
     workers = _workers(scene)
-    seen = {Need.WORKERS_PRESENT} if workers else {Need.NO_WORKERS} if scene.ranks else set()
+    seen = {Need.NO_WORKERS} if scene.ranks else set()
+    if workers:
+        seen = {Need.WORKERS_PRESENT, Need.TORCH_LOADER}
     loading = (worker.demand for worker in workers) if workers else (rank.demand for rank in scene.ranks)
     if _mostly(loading, BUSY_WORKER):
         seen.add(Need.WORKERS_CPU_BOUND)

@@ -18,6 +18,8 @@ START = Mark(Phase.DATA_WAIT, DataPart.START)
 COPY = Mark(Phase.DATA_WAIT, DataPart.COPY, Need.COPY_IN_STACK)
 SAMPLER = Mark(Phase.DATA_WAIT, DataPart.SAMPLER)
 WAIT = Mark(Phase.DATA_WAIT)
+TORCH_QUEUE = Mark(Phase.DATA_WAIT, DataPart.QUEUE, Need.TORCH_LOADER)
+TORCH_WAIT = Mark(Phase.DATA_WAIT, need=Need.TORCH_LOADER)
 FORWARD = Mark(Phase.FORWARD)
 FORWARD_HINT = Mark(Phase.FORWARD, weak=True)
 BACKWARD = Mark(Phase.BACKWARD)
@@ -35,6 +37,7 @@ RECOMPUTE = Mark(Phase.FORWARD, need=Need.RECOMPUTE_IN_STACK)
 SAVE = Mark(Phase.CHECKPOINT, need=Need.SAVE_IN_STACK)
 LOAD = Mark(Phase.LOAD, need=Need.LOAD_IN_STACK)
 BUILD = Mark(Phase.LOAD)
+READ_SET = Mark(Phase.LOAD)
 COMPILE = Mark(Phase.COMPILE, need=Need.COMPILE_IN_STACK)
 LOGGING = Mark(Phase.LOGGING, need=Need.LOGGING_IN_STACK, named=True)
 VALIDATION = Mark(Phase.VALIDATION, need=Need.VALIDATION_IN_STACK)
@@ -77,12 +80,23 @@ _LOADER = tuple(
     rule
     for path in LOADER_FILES
     for rule in (
-        only(path, QUEUE, "_get_data _try_get_data"),
+        only(path, TORCH_QUEUE, "_get_data _try_get_data"),
         only(path, SAMPLER, "_next_index"),
         only(path, START, "__init__ __iter__ _get_iterator _reset _shutdown_workers __del__"),
         only(path, START, "_clean_up_worker _clean_up_persistent_workers_atexit"),
         only(path, COPY, "_process_data"),
-        only(path, WAIT, "__next__ _next_data _try_put_index"),
+        only(path, TORCH_WAIT, "__next__ _next_data _try_put_index"),
+    )
+)
+
+_FULLY_SHARD = tuple(
+    rule
+    # torch 2.6 moved it; 2.2 to 2.5 have it among the composable functions.
+    for folder in ("torch/distributed/fsdp/_fully_shard", "torch/distributed/_composable/fsdp")
+    for rule in (
+        but(f"{folder}/_fsdp_collectives.py", FSDP_COMMS),
+        only(f"{folder}/_fsdp_param_group.py", FSDP_COMMS, "unshard wait_for_unshard post_backward"),
+        only(f"{folder}/_fsdp_param_group.py", FSDP_COMMS, "finalize_backward _wait_for_post_backward"),
     )
 )
 
@@ -144,14 +158,7 @@ TORCH = (
     only("torch/nn/parallel/distributed.py", DDP, "forward _pre_forward _post_forward _run_ddp_forward"),
     only("torch/distributed/utils.py", COMMS, "_verify_param_shape_across_processes _sync_module_states"),
     only("torch/distributed/utils.py", COMMS, "_sync_params_and_buffers"),
-    but("torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", FSDP_COMMS),
-    only("torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py", FSDP_COMMS, "unshard wait_for_unshard"),
-    only(
-        "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py",
-        FSDP_COMMS,
-        "post_backward finalize_backward",
-    ),
-    only("torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py", FSDP_COMMS, "_wait_for_post_backward"),
+    *_FULLY_SHARD,
     only("torch/distributed/fsdp/_runtime_utils.py", FSDP_COMMS, "_unshard _reduce_grad _unshard_grads"),
     only(
         "torch/distributed/fsdp/_runtime_utils.py",
@@ -164,6 +171,7 @@ TORCH = (
     but("torch/distributed/fsdp/_optim_utils.py", SAVE),
     only("torch/distributed/fsdp/fully_sharded_data_parallel.py", FSDP, "forward"),
     but("torch/distributed/fsdp/", FSDP_SEEN),
+    but("torch/distributed/_composable/fsdp/", FSDP_SEEN),
     only("torch/distributed/checkpoint/state_dict.py", LOAD, "set_state_dict set_model_state_dict"),
     only("torch/distributed/checkpoint/state_dict.py", LOAD, "set_optimizer_state_dict"),
     but("torch/distributed/checkpoint/state_dict_loader.py", LOAD, "wrapper"),

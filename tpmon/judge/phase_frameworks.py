@@ -17,6 +17,8 @@ from tpmon.judge.phase_frames import (
     LOAD,
     LOGGING,
     OPTIMIZER,
+    QUEUE,
+    READ_SET,
     RECOMPUTE,
     SAVE,
     VALIDATION,
@@ -90,7 +92,9 @@ _HUGGING_FACE = (
     only("diffusers/models/modeling_utils.py", LOAD, "from_pretrained"),
     only("safetensors/torch.py", SAVE, "save save_file save_model"),
     only("safetensors/torch.py", LOAD, "load load_file load_model"),
-    library("huggingface_hub", LOAD, "__getattr__"),
+    # The rest of the hub's client sends files as well.
+    but("huggingface_hub/file_download.py", READ_SET),
+    but("huggingface_hub/_snapshot_download.py", READ_SET),
     # The package named datasets: maps and builders read or build a data set, indexing fetches.
     Rule(
         "datasets/arrow_dataset.py",
@@ -101,12 +105,12 @@ _HUGGING_FACE = (
     Rule("datasets/iterable_dataset.py", FETCH, frozenset(("__iter__", "_iter_pytorch")), installed=True),
     Rule(
         "datasets/arrow_dataset.py",
-        LOAD,
+        READ_SET,
         frozenset(("map", "filter", "_map_single", "load_from_disk")),
         installed=True,
     ),
-    Rule("datasets/load.py", LOAD, installed=True),
-    Rule("datasets/builder.py", LOAD, installed=True),
+    Rule("datasets/load.py", READ_SET, installed=True),
+    Rule("datasets/builder.py", READ_SET, installed=True),
     only("accelerate/data_loader.py", WAIT, "__iter__ _fetch_batches"),
     only("accelerate/utils/operations.py", COPY, "send_to_device"),
     only(
@@ -188,14 +192,21 @@ _LOADERS = (
     only("timm/utils/checkpoint_saver.py", SAVE, "save_checkpoint save_recovery _save"),
     only("timm/models/_helpers.py", LOAD, "load_checkpoint load_state_dict"),
     only("timm/models/_factory.py", BUILD, "create_model"),
-    only("torchvision/datasets/folder.py", LOAD, "make_dataset find_classes"),
-    only("torchvision/datasets/utils.py", LOAD, "download_url download_and_extract_archive extract_archive"),
+    only("torchvision/datasets/folder.py", READ_SET, "make_dataset find_classes"),
+    only(
+        "torchvision/datasets/utils.py",
+        READ_SET,
+        "download_url download_and_extract_archive extract_archive",
+    ),
     Rule("torchvision/datasets/", FETCH, frozenset(("__getitem__",)), installed=True),
     library("webdataset", FETCH, "__init__"),
     Rule("streaming/base/", FETCH, frozenset(("__iter__", "__getitem__")), installed=True),
-    Rule("nvidia/dali/", WAIT, frozenset(("__next__", "run", "share_outputs")), installed=True),
-    Rule("ffcv/loader/", WAIT, frozenset(("__next__", "__iter__")), installed=True),
-    Rule("ray/data/", WAIT, frozenset(("__next__", "iter_batches", "iter_torch_batches")), installed=True),
+    # These have threads, processes or actors of their own that fill a queue.
+    Rule("nvidia/dali/", QUEUE, frozenset(("__next__", "run", "share_outputs")), installed=True),
+    Rule("ffcv/loader/", QUEUE, frozenset(("__next__", "__iter__")), installed=True),
+    Rule("ray/data/", QUEUE, frozenset(("__next__", "iter_batches", "iter_torch_batches")), installed=True),
+    # Some nodes call their function in the caller's thread, others wait at a queue.
+    Rule("torchdata/nodes/", WAIT, frozenset(("__next__", "next", "iterator")), installed=True),
 )
 
 _LOGGERS = (
@@ -210,7 +221,7 @@ _LOGGERS = (
     *(library(name, LOGGING) for name in ("aim", "loguru", "matplotlib", "swanlab", "trackio")),
     Rule("absl/logging/", LOGGING, installed=True),
     Rule("sklearn/metrics/", LOGGING, installed=True),
-    Rule("pandas/io/", replace(LOAD, weak=True), installed=True),
+    Rule("pandas/io/", replace(READ_SET, weak=True), installed=True),
 )
 
 _PROMPTS = (
@@ -248,7 +259,8 @@ _HINTS = (
         r"(get|next|load|fetch|sample|read|make)_(next_)?batch(es)?|(batch|data)_(generator|iterator|iter)|__getitem__",
     ),
     (SAVE, r"_?save_(checkpoint|ckpt|model|state|weights|snapshot)"),
-    (LOAD, r"_?load_(checkpoint|ckpt|model|state|weights|snapshot|data|dataset|datasets)|prepare_data"),
+    (LOAD, r"_?load_(checkpoint|ckpt|model|state|weights|snapshot)"),
+    (READ_SET, r"_?load_(data|dataset|datasets)|prepare_data"),
 )
 
 USER_NAMES = tuple(

@@ -95,7 +95,8 @@ GIVES_WAY: Mapping[Phase, frozenset[Phase]] = {
     # A dataset may load tensors, call modules and log: it stays the wait for data. A collective
     # in it waits for other ranks, which no worker makes faster.
     _P.DATA_WAIT: _set(_P.COMMS, _P.INPUT),
-    _P.FORWARD: frozenset(Phase) - {_P.OTHER, _P.FORWARD, _P.VALIDATION},
+    # Offloading moves modules to the card and back in each forward pass: that is no load.
+    _P.FORWARD: frozenset(Phase) - {_P.OTHER, _P.FORWARD, _P.VALIDATION, _P.LOAD},
     # The forward pass of activation checkpointing within backward is backward.
     _P.BACKWARD: _set(_P.OPTIMIZER, _P.SYNC, _P.COMMS, _P.LOGGING, _P.COMPILE, _P.IMPORT, _P.INPUT),
     # Lightning and LBFGS run the whole step inside step(closure).

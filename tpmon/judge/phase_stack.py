@@ -25,6 +25,10 @@ _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/tpmon/hook/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
 )
 _NATIVE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|rs|S)$|^\[|/python[\d.]*$")
+_INSTALLED = re.compile(
+    r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python\d[\d.]*t?|python3\d*\.zip)/(?:[^/]+\.egg/)?"
+)
+"""What stands before the name of a library: a home or a project may have the name of one, too."""
 _PACKAGES = (
     re.compile(r"/(?:site|dist)-packages/([^/]+)"),
     re.compile(r"/lib(?:64)?/python\d[\d.]*/([^/]+)"),
@@ -65,6 +69,15 @@ _ALIASES = {
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
+_WAIT_FILES = (
+    "/threading.py",
+    "/queue.py",
+    "/selectors.py",
+    "/concurrent/futures/_base.py",
+    "/multiprocessing/connection.py",
+    "/multiprocessing/queues.py",
+)
+"""Files of the standard library whose innermost frame waits for other threads or processes."""
 _NAME_CHARS = 40
 
 
@@ -103,13 +116,19 @@ def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
 _RULES = _by_file(chain(TORCH, PYTHON, FRAMEWORKS))
 
 
+@lru_cache(maxsize=4096)
+def _within_packages(file: str) -> str:
+    """Return the path of an installed file from the folder of its library on, "" for others."""
+    found = _INSTALLED.match(file)
+    return file[found.end() :] if found else ""
+
+
 def _fits(rule: Rule, name: str, file: str) -> bool:
     if name in rule.but or (rule.functions and name not in rule.functions):
         return False
     if rule.path.endswith("/"):
-        found = f"/{rule.path}" in file
-    else:
-        found = file == rule.path or file.endswith(f"/{rule.path}")
+        return _within_packages(file).startswith(rule.path) if rule.installed else f"/{rule.path}" in file
+    found = file == rule.path or file.endswith(f"/{rule.path}")
     return found and (not rule.installed or is_library(file))
 
 
@@ -131,6 +150,12 @@ def mark_frame(function: str, file: str) -> Mark | None:
     if is_library(file):
         return None
     return next((mark for mark, pattern in USER_NAMES if pattern.fullmatch(name)), None)
+
+
+def waits_for_others(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost Python frame waits at a queue, a lock or a future of the standard library."""
+    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
+    return last.endswith(_WAIT_FILES) and is_library(last)
 
 
 @lru_cache(maxsize=8192)
@@ -189,6 +214,8 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             part = mark.part or part
         elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
             outer, phase, part, begin = phase, mark.phase, mark.part, index
+    if phase is Phase.DATA_WAIT and part is None and waits_for_others(frames):
+        part = DataPart.QUEUE
     return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs))
 
 

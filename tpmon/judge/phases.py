@@ -13,7 +13,7 @@ from itertools import takewhile
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
-from tpmon.judge.phase_stack import classify, read_stack
+from tpmon.judge.phase_stack import classify, read_stack, waits_for_others
 from tpmon.judge.sights import find_sights
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable
@@ -54,6 +54,9 @@ class RankPhases:
     same_place_s: float = 0.0
     """The same for the phase and the innermost line of the user's code: below it, a wait may wake up
     and wait again."""
+    waits_ratio: float = 0.0
+    """Share of samples, 0-1, whose innermost frame waits at a queue, a lock or a future of the standard
+    library."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
 
@@ -75,6 +78,8 @@ class _Look:
     kinds: Mapping[tuple[Phase, DataPart | None], int]
     proofs: Mapping[Need, int]
     where: str
+    waits: int
+    """Samples at a queue, a lock or a future."""
     distinct: int
     only: tuple[StackFrame, ...] | None
     """The one stack of the main thread, when it is one."""
@@ -101,12 +106,14 @@ def _look(taken: StackSlice) -> _Look:
     places: Counter[tuple[str, str, int]] = Counter()
     wheres: Counter[str] = Counter()
     proofs: Counter[Need] = Counter()
+    waits = 0
     stacks = main_stacks(taken)
     for stack in stacks:
         reading = read_stack(stack.frames)
         kinds[reading.phase, reading.part] += stack.samples
         places[reading.place] += stack.samples
         wheres[reading.where] += stack.samples
+        waits += stack.samples if waits_for_others(stack.frames) else 0
         for need in reading.needs:
             proofs[need] += stack.samples
     mine = {id(stack) for stack in stacks}
@@ -122,6 +129,7 @@ def _look(taken: StackSlice) -> _Look:
         dict(kinds),
         dict(proofs),
         where,
+        waits,
         len(distinct),
         stacks[0].frames if len(distinct) == 1 else None,
         next(iter(places)) if len(places) == 1 else None,
@@ -211,6 +219,7 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
         same_place_s=_lasted_s(
             takewhile(lambda look: look.place is not None and look.place == newest.place, looks), newest
         ),
+        waits_ratio=sum(look.waits for look in kept) / samples,
         design=design,
     )
 

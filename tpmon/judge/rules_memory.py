@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.rules_shm import judge_shm
 from tpmon.judge.scene import Scene
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
@@ -40,6 +41,13 @@ COPIED_SHARE = 0.2
 """Growth within the Window, of all anonymous memory, that makes copies worth a word; 40 % was measured."""
 COPY_FAULTS_S = 500.0
 """Minor faults per second of all workers that go with copied pages; 5,600 each were measured."""
+PAGE_BYTES = 4096
+"""The smallest page there is: what one minor fault copies at least."""
+COPIED_BY_FAULTS = 0.5
+"""Part of the growth that the workers' faults must explain: 1.2 was measured of copies, at 290 faults a
+second and worker beside other work; another job of the same control group grows without them."""
+_HOST = "host"
+"""The source of readings of the whole machine: its memory also grows by what others do."""
 SWAP_BYTES = 16 * (1 << 20)
 """Pages that were put out once, at start, and never touched again, are no fault."""
 SWAP_FAULTS_S = 5.0
@@ -47,11 +55,6 @@ SWAP_FAULTS_S = 5.0
 STALLED_PCT = 2.0
 """Stalls for memory below which the faults are those of mapped files and the pages in swap are old ones;
 27 to 31 % were measured of a job that thrashed (docs/thresholds.md)."""
-SHM_SMALL_BYTES = 1 << 30
-SHM_FULL = 0.5
-"""Fill of a mount below 1 GiB from which the next batch may not fit: it failed at 75 %."""
-SHM_STEPS = 2.0
-"""Room for so many times the largest growth within a second that was seen."""
 CARD_FULL = 0.95
 _TAKEN_NS = attrgetter("taken_ns")
 
@@ -177,9 +180,11 @@ def _urgency(eta_s: float) -> float:
 
 
 def _copy_faults(scene: Scene) -> float:
-    """Return the minor faults per second of all workers, 0 where none was read."""
-    faults = [known_or(worker.minor_faults_s, 0.0) for worker in _workers(scene.frame)]
-    return sum(faults)
+    """Return the minor faults per second of all workers over the span, 0 where none was read."""
+    faults = [
+        sum(known_or(worker.minor_faults_s, 0.0) for worker in _workers(frame)) for frame in scene.frames
+    ]
+    return statistics.fmean(faults)
 
 
 def _suspect_growth(
@@ -270,6 +275,11 @@ def judge_copy_on_write(scene: Scene) -> Answer:
     if faults < COPY_FAULTS_S:
         # Without them the group that grows holds other processes than these.
         return Cleared(f"copy-on-write (the workers touch {faults:.0f} new pages a second)")
+    if faults * PAGE_BYTES < COPIED_BY_FAULTS * anon.mean:
+        touched = f"{_rate(faults * PAGE_BYTES)} of the {_rate(anon.mean)}"
+        return Cleared(f"copy-on-write (the workers touch {touched} by which memory grows)")
+    if scene.frame.memory.anon_source == _HOST:
+        return Unsure("copy-on-write (the memory of the whole machine grows, other programs' with it)")
     near = _is_near_the_end(scene, anon)
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
     if not much and not (is_known(near) and near):
@@ -317,49 +327,6 @@ def judge_swap(scene: Scene) -> Answer:
         ),
         share=stalled if stalled is not None else Missing("PSI was not read"),
         observed=frozenset((Need.SWAP_USED,)),
-    )
-
-
-def _largest_step(frames: Sequence[Frame]) -> float:
-    """Return the largest growth of /dev/shm between two readings, bytes."""
-    used = [frame.memory.shm.used_bytes for frame in frames if is_known(frame.memory.shm)]
-    return float(max((new - old for old, new in itertools.pairwise(used)), default=0))
-
-
-def judge_shm(scene: Scene) -> Answer:
-    """Suspect /dev/shm when it is small and half full, or has no room for two more steps of growth."""
-    shm = scene.frame.memory.shm
-    if not is_known(shm):
-        return Unsure(f"shared memory ({shm.reason})")
-    if shm.total_bytes <= 0:
-        return Unsure("shared memory (its size reads 0)")
-    text = f"{format_bytes(shm.used_bytes)} of {format_bytes(shm.total_bytes)}"
-    if not _workers(scene.frame) and len(scene.ranks) < 2:
-        return Cleared(f"shared memory ({text}, nothing of the job needs it)")
-    fill, free = shm.used_bytes / shm.total_bytes, shm.total_bytes - shm.used_bytes
-    step = _largest_step(scene.history)
-    small = shm.total_bytes < SHM_SMALL_BYTES and fill > SHM_FULL
-    tight = step > 0 and free < SHM_STEPS * step
-    if not small and not tight:
-        return Cleared(f"shared memory ({text})")
-    margins = [1.0]
-    if small:
-        margins.append(fill / SHM_FULL)
-    if tight:
-        margins.append(SHM_STEPS * step / max(free, 1))
-    ages = scene.frame.ages_s
-    return Suspicion(
-        kind=Kind.MEMORY_PRESSURE,
-        cause="shm",
-        weight=fill,
-        margin=max(margins),
-        sources=frozenset(("statvfs",)),
-        summary=f"{shm.path} is {format_pct(100 * fill)} % full ({text}): a batch that does not fit is lost",
-        evidence=(
-            reading("used of it", 100 * fill, "%", "statvfs", ages.memory),
-            reading("largest growth in a second", step / (1 << 20), "MiB", "statvfs", ages.memory),
-        ),
-        observed=frozenset((Need.SHM_TIGHT,)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpmon.judge import rules_hang
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.phase_kinds import TRAINING
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cpu import say_got
 from tpmon.judge.rules_end import judge_finished
@@ -18,6 +19,9 @@ from tpmon.model.verdict import Kind
 
 STARTING_RATIO = 0.5
 """Share of samples in imports, loading or the compiler that makes a run one that starts."""
+TRAINS_RATIO = 0.1
+"""Share of samples in forward, backward and optimizer from which steps go on: an import or a load beside them
+is a part of the run, such as modules that are moved to the card and back."""
 FIRST_STEPS_S = 15.0
 """Age of a rank up to which it may be importing: torch alone takes 2-5 s, on a network disk far more."""
 COMPILER_DEMAND = 0.5
@@ -39,10 +43,12 @@ _START_NEEDS = {
 }
 _START_WORDS = {
     "import": "is importing modules",
-    "load": "is loading a checkpoint or data set",
+    "load": "is loading a checkpoint",
     "compile": "is compiling the model",
     "autotune": "is trying out kernels (autotune)",
 }
+_BUILDS = "is reading a data set, or builds or moves its model"
+"""What a load is where the stacks show no checkpoint."""
 
 
 def _age_s(rank: RankScene, scene: Scene) -> float:
@@ -54,7 +60,10 @@ def _start_of(rank: RankScene) -> tuple[str, float] | None:
     if not is_known(rank.phases):
         return None
     newest = fresh_phase(rank.phases)
+    trains = rank.phases.ratio(*TRAINING) >= TRAINS_RATIO
     for phase, cause in _STARTS.items():
+        if trains and phase is not Phase.COMPILE:
+            continue
         ratio = rank.phases.ratio(phase)
         if (ratio >= STARTING_RATIO and newest in (phase, None)) or (
             newest is phase and ratio >= STARTING_RATIO / 2
@@ -72,18 +81,22 @@ def _starting(scene: Scene, rank: RankScene, cause: str, ratio: float) -> Suspic
         sources.add("process age")
     age = scene.frame.ages_s
     got = say_got(scene)
+    need = _START_NEEDS[cause]
+    # Data sets are read and modules moved without a checkpoint: its remedy needs the frames of one.
+    seen = cause != "load" or (is_known(rank.phases) and need in rank.phases.sights)
+    words = _START_WORDS[cause] if seen else _BUILDS
     return Suspicion(
         kind=Kind.STARTING,
         cause=cause,
         weight=ratio,
         margin=ratio / STARTING_RATIO,
         sources=frozenset(sources),
-        summary=f"{name_rank(rank)} {_START_WORDS[cause]}" + (f"; {got}" if got else ""),
+        summary=f"{name_rank(rank)} {words}" + (f"; {got}" if got else ""),
         evidence=(
             reading(f"in {cause}", 100 * ratio, "%", "stack samples", age.stacks),
             reading("age of the rank", _age_s(rank, scene), "s", "process start", age.cpu),
         ),
-        observed=frozenset((_START_NEEDS[cause],)),
+        observed=frozenset((need,)) if seen else frozenset(),
         pid=rank.process.pid,
         rank=rank.process.rank,
     )

@@ -9,6 +9,7 @@ from tpmon.judge.phases import Phase, Share
 from tpmon.judge.rules_cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene, demand_of
 from tpmon.judge.starvation import FREE_CORES, find_cores_free, find_gpu_idle, see_pins
+from tpmon.judge.stillness import LEAST_STACK_SPAN_S
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
@@ -23,6 +24,9 @@ ONE_CORE = 1.15
 that ask for it wake up every 5 ms, and wait for a CPU beside a neighbour, so demand may be above."""
 LOCK_WAIT = 0.4
 """Share of looks at the main thread in a lock with a time-out: 80-92 % in a fight."""
+WAITS_RATIO = 0.5
+"""Stack samples at a queue, a lock or a future over the looks in a timed lock, from which these are that
+wait: `queue.get(timeout=...)` is the same system call. In a fight the stacks are all over the program."""
 OTHERS_RUN = 0.5
 """Threads of demand of the other Python threads: they have what the main thread waits for."""
 RUNNING = 0.8
@@ -55,6 +59,23 @@ def _is_gpu_busy(rank: RankScene, scene: Scene) -> Known[bool]:
     return is_known(idle) and idle < GPU_IDLE
 
 
+def _sees_stacks(rank: RankScene) -> bool:
+    return is_known(rank.phases) and rank.phases.samples >= LEAST_SAMPLES
+
+
+def _find_plain_wait(rank: RankScene, timed: Share) -> str:
+    """Say by the stacks what the main thread waits for, where it is no fight for the lock; "" else."""
+    phases = rank.phases
+    if not is_known(phases) or not _sees_stacks(rank):
+        return ""
+    if phases.waits_ratio >= WAITS_RATIO * timed.ratio:
+        waits = format_pct(100 * phases.waits_ratio)
+        return f"the main thread waits {waits} % of its time at a queue, a lock or a future: {phases.where}"
+    if phases.unchanged_s >= LEAST_STACK_SPAN_S:
+        return f"the main thread has stood in one line for {phases.unchanged_s:.0f} s: {phases.where}"
+    return ""
+
+
 def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
     if not is_known(rank.demand):
         return Unsure(f"Python's interpreter lock ({rank.demand.reason})")
@@ -75,18 +96,23 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
         return Cleared(f"Python's interpreter lock (main thread in a lock {format_pct(100 * share.ratio)} %)")
     if see_pins(rank):
         return Unsure("Python's interpreter lock (behind a pin thread the wait for a batch looks the same)")
+    plain = _find_plain_wait(rank, share)
+    if plain:
+        return Cleared(f"Python's interpreter lock ({plain})")
     busy = _is_gpu_busy(rank, scene)
     if not is_known(busy):
         return Unsure(f"Python's interpreter lock (GPU: {busy.reason})")
     if busy:
         return Cleared("Python's interpreter lock (the GPU is busy all the same)")
     ages = scene.frame.ages_s
+    # Without stacks any wait with a time-out beside a busy thread looks like this.
+    told = _sees_stacks(rank)
     return Suspicion(
         kind=Kind.PYTHON_BOUND,
         cause="gil",
         weight=share.ratio,
-        margin=share.ratio / LOCK_WAIT,
-        sources=frozenset(("main thread", "schedstat")),
+        margin=share.ratio / LOCK_WAIT if told else min(share.ratio / LOCK_WAIT, CROWDED_MARGIN),
+        sources=frozenset(("main thread", "schedstat", "stacks") if told else ("main thread",)),
         summary=f"the main thread waits {100 * share.ratio:.0f} % of its time for Python's interpreter lock",
         evidence=(
             reading("main thread in a timed lock", 100 * share.ratio, "%", "system call", ages.threads),

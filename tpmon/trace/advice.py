@@ -74,7 +74,7 @@ def advise(
     observed = observe(parts, cards, patterns)
     low = uses_low_precision(parts.trace, parts.ops)
     # What a trace cannot tell (free cores, say) stands as an "if"; without any evidence nothing is said.
-    evidence = observed - {Need.GPU_PRESENT}
+    evidence = observed - {Need.GPU_PRESENT, Need.TORCH_LOADER}
     fitting = [
         one
         for one in choose(verdict.kind, cause, observed, Facts())
@@ -128,9 +128,9 @@ def _observe(trace: Trace, cards: tuple[CardUse, ...], causes: HostCauses) -> se
     if cards and max(shares) < IDLE_TENSOR_PCT and max(unknown) < IDLE_TENSOR_PCT:
         observed.add(Need.TENSOR_CORES_IDLE)
     if bool(flag(trace.names, lambda name: "_SingleProcessDataLoaderIter" in name).any()):
-        observed.add(Need.NO_WORKERS)
+        observed.update((Need.TORCH_LOADER, Need.NO_WORKERS))
     if bool(flag(trace.names, lambda name: "_MultiProcessingDataLoaderIter" in name).any()):
-        observed.add(Need.WORKERS_PRESENT)
+        observed.update((Need.TORCH_LOADER, Need.WORKERS_PRESENT))
     if bool((causes.call_class == CallClass.EXPLICIT).any()):
         observed.add(Need.SYNC_IN_STACK)
     if bool((causes.call_class == CallClass.ALLOCATOR).any()):
