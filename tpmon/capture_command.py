@@ -27,6 +27,7 @@ from tpmon.model.process import Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
 from tpmon.probe.job import Job, Member
+from tpmon.probe.redaction import redact_words
 from tpmon.report.capture import write_capture, write_capture_line
 from tpmon.report.write import Output, complain
 
@@ -34,6 +35,8 @@ STEPS = 5
 MOST_STEPS = 1_000
 SECONDS = 60.0
 MOST_SECONDS = 600.0
+_ANY_RESTART = "tpmon run -- COMMAND"
+_RESTART_CHARS = 2000
 NICENESS = 10
 """Of what packs a trace: the training beside it comes first."""
 
@@ -318,13 +321,21 @@ def _is_export(path: str) -> bool:
 
 
 def write_restart(pid: int, proc: str = "/proc") -> str:
-    """Write the line that starts a process again with the hook: its folder and its own arguments."""
+    """Write the line that starts a process again with the hook: its folder and its own arguments.
+
+    One with a secret or an escape sequence in it is not repeated on a terminal, and hidden words could
+    not be pasted: then it is the line without them.
+    """
     try:
         with open(f"{proc}/{pid}/cmdline", "rb") as file:
-            words = file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0")
+            words = file.read().rstrip(b"\0").decode("utf-8", "surrogateescape").split("\0")
         folder = os.readlink(f"{proc}/{pid}/cwd")
     except OSError:
-        return "tpmon run -- COMMAND"
+        return _ANY_RESTART
+    fits = sum(map(len, words)) <= _RESTART_CHARS
+    plain = all(word.isprintable() for word in (folder, *words))
+    if not (fits and plain) or redact_words(words) != tuple(words):
+        return _ANY_RESTART
     return f"cd {shlex.quote(folder)} && tpmon run -- {shlex.join(words)}"
 
 
