@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -141,16 +141,13 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
         last = session.run()
         if last is None:
             raise ValueError("a session ended before its first Frame")
-        try:
+        with suppress(ReaderGone):  # the exit code is asked for all the same, and the command told
             if options.json:
                 output.write_json(encode(last.verdict))
             elif options.check:
                 output.write_lines(write_check(last))
             else:
                 output.write_lines(*write_verdict(last))
-        except ReaderGone:
-            watch.finish()  # the command is told all the same
-            raise
         watch.finish()
     finally:
         watch.close()

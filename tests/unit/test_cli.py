@@ -324,6 +324,19 @@ def test_streams_end_well_when_the_job_ends():
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("command", ["diagnose {} --until ended", "attach {} --check"])
+def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command: str):
+    with start_training() as training:
+        asked = f"exec {sys.executable} -m tpmon {command.format(training.pid)} >&-"
+        with subprocess.Popen(["sh", "-c", asked], stderr=subprocess.PIPE, text=True) as running:
+            time.sleep(2.0)
+            training.kill()
+            training.wait()
+            _, error = running.communicate(timeout=SECONDS)
+    assert (running.returncode, error) in ((10, ""), (11, "")), "a killed run has not ended well"
+
+
+@pytest.mark.torch
 def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
     done = call("demo", "--workers", "1", "-i", "0.5")
     assert done.returncode == 0, done.stderr
