@@ -42,6 +42,7 @@ from tpmon.report.bundle import (
     FolderSink,
     Sink,
     TarSink,
+    check_written,
     say_result,
     to_text,
     write_readme,
@@ -258,6 +259,7 @@ def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Outpu
     except BaseException:
         complain(f"tpmon: what there is of the bundle is in {sink.path}")
         raise
+    check_written(sink.path, contents)
     output.write_lines(*say_result(sink.path, contents))
     return ExitCode.OK
 
@@ -274,7 +276,8 @@ def start_bundle(
         try:
             job = find()
             sink = place(job)
-            contents = Bundler(job, sink, look).run()
+            contents = Bundler(job, sink, look, stacks=look.stacks).run()
+            check_written(sink.path, contents)
         except TpmonError as error:
             told(f"no bundle: {error.what}")
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
