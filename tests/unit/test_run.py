@@ -283,13 +283,22 @@ def test_leaving_the_screen_leaves_the_program_running(
     monkeypatch.setattr(target, "find_job", lambda pid: pid)
     watched: list[int] = []
     log = tmp_path / "run.log"
-    assert attach("sleep", "100", log=log, watch=watched.append) == 0
+    assert attach("sleep", "100", log=log, watch=lambda pid: watched.append(pid) or 0) == 0
     try:
         assert os.getsid(watched[0]) == watched[0]  # a hang-up of this terminal is not its own
         assert f"the training goes on: tpmon attach {watched[0]} shows it" in capfd.readouterr().err
     finally:
         os.kill(watched[0], signal.SIGKILL)
         os.waitpid(watched[0], 0)
+
+
+def test_a_screen_that_ended_badly_is_told_where_the_program_goes_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(target, "find_job", lambda pid: pid)
+    watched: list[int] = []
+    code = attach("sleep", "100", log=tmp_path / "run.log", watch=lambda pid: watched.append(pid) or 143)
+    os.kill(watched[0], signal.SIGKILL)
+    os.waitpid(watched[0], 0)
+    assert code == 143
 
 
 def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_path: Path) -> None:
