@@ -87,6 +87,9 @@ def test_a_file_is_written_beside_the_table_and_never_over_another(job: int, tmp
     assert f"tpmon: wrote {path}\n" in done.stderr
     assert json.loads(path.read_text())["profiles"][0]["unit"] == "seconds"
     before = path.read_bytes()
+    nowhere = call("sample", str(job), "--seconds", "600", "--out", str(tmp_path / "no" / "x.json"))
+    assert nowhere.returncode == 2
+    assert f"--out: {tmp_path}/no/x.json: No such file or directory" in nowhere.stderr
     assert call(*arguments).returncode == 2
     assert path.read_bytes() == before
 
