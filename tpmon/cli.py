@@ -342,11 +342,13 @@ def _run(arguments: Sequence[str]) -> int:
     from tpmon import config
 
     path = config.config_path(os.environ)
-    choices = config.resolve(given, os.environ, path, config.read_file(path))
+    bad: list[str] | None = [] if given.get("print_config") else None
+    choices = config.resolve(given, os.environ, path, config.read_file(path), bad)
+    if bad is not None:
+        lines = config.describe_config(choices, os.environ, path, bad)
+        _stdout(bool(choices["ascii"].value)).write_lines(*lines)
+        return ExitCode.USAGE if bad else ExitCode.OK
     options = config.settle(choices)
-    if given.get("print_config"):
-        _stdout(options.ascii_only).write_lines(*config.describe_config(choices, os.environ, path))
-        return ExitCode.OK
     command = given.get("command")
     if command == "attach":
         return _attach(options, given.get("pid"), given.get("job", False))

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
+from tpmon.model.units import clean_text
 from tpmon.settings import (
     DECIDED_LATER,
     SETTINGS,
@@ -192,10 +194,26 @@ def locale_is_utf8(environment: Mapping[str, str]) -> bool:
     return not name or name.lower().replace("-", "").rpartition(".")[2].startswith("utf8")
 
 
+@contextmanager
+def _kept(bad: list[str] | None) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        if bad is None:
+            raise
+        bad.append(error.what)
+
+
 def resolve(
-    flags: Mapping[str, str | bool], environment: Mapping[str, str], path: str, tables: Mapping[str, Any]
+    flags: Mapping[str, str | bool],
+    environment: Mapping[str, str],
+    path: str,
+    tables: Mapping[str, Any],
+    bad: list[str] | None = None,
 ) -> dict[str, Choice]:
     """Decide every setting. ``flags`` holds the given flags by setting key, ``tables`` the file at ``path``.
+
+    Where a list ``bad`` is given, what cannot be used is left out and named there.
 
     Raises:
         UsageError: naming file and key, variable, or flag of a value that cannot be used.
@@ -204,19 +222,25 @@ def resolve(
     if not locale_is_utf8(environment):
         choices["ascii"] = Choice(True, Source.DEFAULT, "default: the locale is not UTF-8")
     for key, value in _flatten(tables).items():
-        if key not in _BY_KEY:
-            raise _refuse_unknown(path, key)
-        checked = check_value(_BY_KEY[key], value, f"{path}: {key}")
-        choices[key] = Choice(checked, Source.FILE, path)
+        with _kept(bad):
+            if key not in _BY_KEY:
+                raise _refuse_unknown(path, key)
+            checked = check_value(_BY_KEY[key], value, f"{path}: {key}")
+            choices[key] = Choice(checked, Source.FILE, path)
     for setting in SETTINGS:
         text = environment.get(setting.variable, "")
         if text:
-            checked = parse_text(setting, text, setting.variable)
-            choices[setting.key] = Choice(checked, Source.ENVIRONMENT, setting.variable)
+            with _kept(bad):
+                checked = parse_text(setting, text, setting.variable)
+                choices[setting.key] = Choice(checked, Source.ENVIRONMENT, setting.variable)
         given = flags.get(setting.key)
         if given is not None:
-            checked = given if isinstance(given, bool) else parse_text(setting, given, setting.flag)
-            choices[setting.key] = Choice(checked, Source.FLAG, setting.flag)
+            with _kept(bad):
+                checked = given if isinstance(given, bool) else parse_text(setting, given, setting.flag)
+                choices[setting.key] = Choice(checked, Source.FLAG, setting.flag)
+    if bad is not None:
+        with _kept(bad):
+            _settle_output(choices)
     return choices
 
 
@@ -317,10 +341,13 @@ def _toml_value(value: Value) -> str:
     return repr(value)
 
 
-def describe_config(choices: Mapping[str, Choice], environment: Mapping[str, str], path: str) -> list[str]:
-    """Write every setting as a line of TOML with a comment that says which source won."""
+def describe_config(
+    choices: Mapping[str, Choice], environment: Mapping[str, str], path: str, bad: Sequence[str] = ()
+) -> list[str]:
+    """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``."""
     found = "read" if os.path.exists(path) else "not there"
     lines = [f"# {path} ({found})"]
+    lines += [f"# cannot be used, and left out here: {clean_text(one, 1000)}" for one in bad]
     lines.append("# a flag wins over a TPMON_* variable, that over this file, that over the default")
     table = ""
     for setting in SETTINGS:

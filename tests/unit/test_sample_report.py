@@ -322,7 +322,7 @@ def test_a_result_goes_to_a_new_file_and_its_table_to_the_output(tmp_path, capfd
 
 def test_a_file_that_takes_nothing_is_named_and_the_table_is_kept(tmp_path, capfd):
     full = sample.NewFile("/dev/full", os.open("/dev/full", os.O_WRONLY))
-    with pytest.raises(UsageError, match="^--out: /dev/full: No space left on device"):
+    with pytest.raises(UsageError, match=r"^--out: /dev/full: No space left on device"):
         sample.write_result(hot(), READING, "collapsed", full, sample.Output(1, ascii_only=False))
     os.close(full.descriptor)
     said = capfd.readouterr()
