@@ -286,6 +286,9 @@ class Options:
     demo_workers: int | None
     demo_bottleneck: str
     demo_seconds: float
+    json_from: Source
+    dump_format_from: Source
+    sample_format_from: Source
 
     @property
     def is_text(self) -> bool:
@@ -328,7 +331,25 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         demo_workers=values["demo.workers"],
         demo_bottleneck=values["demo.bottleneck"],
         demo_seconds=values["demo.seconds"],
+        json_from=choices["json"].source,
+        dump_format_from=choices["dump.format"].source,
+        sample_format_from=choices["sample.format"].source,
     )
+
+
+def pick_format(options: Options, name: str, source: Source, formats: Sequence[str]) -> str:
+    """Return the form to write in: ``name`` from ``source``, or JSON where a stronger source asks for it.
+
+    Raises:
+        UsageError: for a name that is no format, and another one beside json of the same source.
+    """
+    if name not in formats:
+        raise UsageError(f"--format: {name!r} is no format", f"one of: {', '.join(formats)}")
+    if not options.json or source > options.json_from:
+        return name
+    if source == options.json_from and name not in ("text", "json"):
+        raise UsageError(f"--json and --format {name} exclude each other", "leave one of the two out")
+    return "json"
 
 
 def _toml_value(value: Value) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.collectives import add_collectives, fold_collectives
@@ -78,12 +79,7 @@ def pick_format(options: Options) -> str:
     Raises:
         UsageError: for a name that is no format, or another one beside --json.
     """
-    name = options.dump_format
-    if name not in FORMATS:
-        raise UsageError(f"--format: {name!r} is no format", f"one of: {', '.join(FORMATS)}")
-    if options.json and name not in ("text", "json"):
-        raise UsageError(f"--json and --format {name} exclude each other", "leave one of the two out")
-    return "json" if options.json else name
+    return config.pick_format(options, options.dump_format, options.dump_format_from, FORMATS)
 
 
 def check_asked(options: Options, asked: Asked) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
 from tpmon.judge.fold import Origin
@@ -66,11 +67,7 @@ def pick_format(options: Options, asked: Asked) -> str:
     Raises:
         UsageError: for a form, a rank or a file that cannot be, and where stacks are switched off.
     """
-    form = options.sample_format
-    if form not in FORMATS:
-        raise UsageError(f"--format: {form!r} is no format", f"one of: {', '.join(FORMATS)}")
-    if options.json and form not in ("text", "json"):
-        raise UsageError(f"--json and --format {form} exclude each other", "leave one of the two out")
+    form = config.pick_format(options, options.sample_format, options.sample_format_from, FORMATS)
     if options.sample_only not in [one.value for one in Counted]:
         names = ", ".join(one.value for one in Counted)
         raise UsageError(f"--only: {options.sample_only!r} is nothing to count", f"one of: {names}")
@@ -84,7 +81,7 @@ def pick_format(options: Options, asked: Asked) -> str:
         raise UsageError(f"--rank: a rank is a number, found {asked.rank!r}", "tpmon sample PID --rank 0")
     if asked.out is not None and os.path.lexists(asked.out):
         raise UsageError(f"--out: {asked.out} is there already", "name a file that is not there yet")
-    return "json" if options.json else form
+    return form
 
 
 def choose_request(members: tuple[Member, ...], job: Job, options: Options, asked: Asked) -> SampleRequest:

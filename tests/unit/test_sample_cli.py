@@ -43,7 +43,9 @@ pytestmark = pytest.mark.usefixtures("small_environment")
         (["sample", "1", "--rank", "x"], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
         (["sample", "1", "--rank", "0", "--all"], {}, "--rank and --all exclude", "leave one"),
         (["sample", "1", "--out", "/"], {}, "--out: / is there already", "name a file"),
-        (["sample", "1", "--json"], {"TPMON_SAMPLE_FORMAT": "collapsed"}, "--json and --format", "leave"),
+        (["sample", "1", "--json", "--format", "collapsed"], {}, "--json and --format", "leave"),
+        (["sample", "1", "--json"], {"TPMON_SAMPLE_FORMAT": "collapsed"}, "process 1", ""),
+        (["sample", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
     ],
 )
 def test_wrong_calls_say_what_and_what_to_try(arguments, environment, what, hint):
