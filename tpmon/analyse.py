@@ -103,8 +103,8 @@ class _Progress:
 def _parse_top(text: str) -> int:
     if not text:
         return TOP
-    if not text.isdecimal() or not 0 < int(text) <= MOST_TOP:
-        raise UsageError(f"--top takes a number from 1 to {MOST_TOP}, found {text!r}", "--top 20")
+    if not text.isdecimal() or not 0 < int(text[:9]) <= MOST_TOP:
+        raise UsageError(f"--top takes a number from 1 to {MOST_TOP}, found {text[:40]!r}", "--top 20")
     return int(text)
 
 

@@ -44,6 +44,7 @@ class Choice:
 
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
+_HUGE = 10**18
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _YES = frozenset(("1", "true", "yes", "on"))
 _NO = frozenset(("0", "false", "no", "off"))
@@ -93,7 +94,7 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         whole = kind is Kind.COUNT
         if (
-            math.isfinite(value)
+            -_HUGE < value < _HUGE  # no NaN either
             and setting.low <= value <= setting.high
             and (not whole or isinstance(value, int))
         ):

@@ -48,6 +48,7 @@ LOG_S = 0.5
 """How long the log may take to tell its time: it may lie on a dead server."""
 _STDIN = "-"
 _RANK_DIGITS = 7
+PID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ def check_asked(options: Options, asked: Asked) -> None:
     for word in asked.ranks:
         _parse_numbers(word)
     for word in asked.pids:
-        if not word.isdecimal():
-            raise UsageError(f"--pid: a PID is a number, found {word!r}", "tpmon dump PID --pid 4711")
+        if not word.isdecimal() or len(word) > PID_DIGITS:
+            raise UsageError(f"--pid: a PID is a number, found {word[:40]!r}", "tpmon dump PID --pid 4711")
 
 
 def _parse_numbers(word: str) -> frozenset[int]:
@@ -239,7 +240,7 @@ def read_dumps(paths: Iterable[str]) -> Iterator[Dump]:
 
 def _read_file(path: str, limit: int) -> bytes:
     if path == _STDIN:
-        return sys.stdin.buffer.read(limit)
+        return sys.stdin.buffer.read(limit) if sys.stdin is not None else b""  # None: it was closed
     with open(path, "rb") as file:
         return file.read(limit)
 

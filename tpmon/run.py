@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 
-from tpmon.errors import ExitCode, NoTargetError, UsageError
+from tpmon.errors import ExitCode, NoTargetError, NoTerminalError, UsageError
 
 TYPE_CHECKING = False  # to import typing takes as long as all else here
 if TYPE_CHECKING:
@@ -199,7 +199,12 @@ def run_program(
         return ExitCode.OK
     if not request.attach:
         become(request)
-    require_terminal()
+    try:
+        require_terminal()
+    except NoTerminalError as error:
+        raise NoTerminalError(
+            error.what, "leave --attach out; tpmon attach PID --plain prints lines of text"
+        ) from None
     return _run_attached(request, watch)
 
 

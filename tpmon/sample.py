@@ -41,6 +41,7 @@ from tpmon.report.write import Output, complain
 
 FORMATS = ("text", "json", "collapsed", "speedscope")
 _LOOK_EVERY_S = 0.1
+_RANK_DIGITS = 7
 _PERMISSIONS = "docs/guide.md, Permissions"
 
 
@@ -77,8 +78,10 @@ def pick_format(options: Options, asked: Asked) -> str:
         )
     if asked.rank is not None and asked.everyone:
         raise UsageError("--rank and --all exclude each other", "leave one of the two out")
-    if asked.rank is not None and not asked.rank.isdecimal():
-        raise UsageError(f"--rank: a rank is a number, found {asked.rank!r}", "tpmon sample PID --rank 0")
+    if asked.rank is not None and not (asked.rank.isdecimal() and len(asked.rank) <= _RANK_DIGITS):
+        raise UsageError(
+            f"--rank: a rank is a number, found {asked.rank[:40]!r}", "tpmon sample PID --rank 0"
+        )
     if asked.out is not None and os.path.lexists(asked.out):
         raise UsageError(f"--out: {asked.out} is there already", "name a file that is not there yet")
     return form

@@ -81,6 +81,12 @@ def test_a_job_that_ends_ends_its_sampling():
     assert "f samples" not in said
 
 
+def test_a_job_that_ends_while_its_price_is_open_says_so():
+    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 1"))
+    said = text_of(replace(sample_view(), frame=ended))
+    assert "the job has ended: no stack is left to sample" in said
+
+
 def test_lost_samples_and_lateness_warn_and_a_whole_sample_does_not():
     assert "! lost: 5 of 605 looks gave no stack; py-spy was up to 0.4 s late" in text_of(
         sample_view(sample_views.ended())

@@ -118,6 +118,16 @@ def test_the_exported_file_does_the_same_without_tpmon(
     assert where.startswith(str(alone))
 
 
+def test_the_command_that_uses_the_file_can_be_pasted(tmp_path: Path, capfd, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hook_file.run_hook(["export", "sp ace.zip"], Output(1, ascii_only=False)) == 0
+    assert f"Use: PYTHONPATH='{tmp_path}/sp ace.zip' python train.py\n" in capfd.readouterr().out
+    for name in ("a:b.zip", "a\x1b[31m.zip"):
+        with pytest.raises(UsageError, match="PYTHONPATH cannot hold"):
+            hook_file.run_hook(["export", name], Output(1, ascii_only=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["sp ace.zip"]
+
+
 def test_a_tpmon_of_the_same_python_is_not_hidden_by_the_file(exported: str) -> None:
     done = call([sys.executable, "-c", "import tpmon; print(tpmon.__file__)"], environment(ROOT, exported))
     assert done.strip() == str(ROOT / "tpmon" / "__init__.py")
