@@ -129,7 +129,9 @@ def watch_on_screen(job: Job, options: Options, open_session: OpenSession, outpu
     """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
     wiring = Wiring(job, options, open_session)
     result = run_screen(
-        ScreenOptions(options.interval_s, options.ascii_only, options.bell, options.readonly),
+        ScreenOptions(
+            options.interval_s, options.ascii_only, options.bell, options.readonly, options.no_stacks
+        ),
         wiring.start,
         Controls(
             wiring.set_interval,

@@ -71,6 +71,8 @@ def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
 
 
 def _paint_price(view: ViewState, ink: Ink, width: int) -> list[Line]:
+    if view.no_stacks:
+        return _wrapped("no stacks are sampled: --no-stacks", ink, width)
     return _wrapped(say_next_price(view), ink, width)
 
 
