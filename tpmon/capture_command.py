@@ -157,9 +157,11 @@ def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int
 
 
 def capture_job(
-    job: Job, asked: Asked, tell: Callable[[str], None]
+    job: Job, asked: Asked, tell: Callable[[str], None], stopped: Callable[[], bool] = lambda: False
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Lead a capture from its ranks to its verified files; ``tell`` gets the price and the progress.
+
+    It is cancelled once whoever asked has ``stopped``.
 
     Raises:
         TpmonError: saying why where nothing can be captured.
@@ -176,7 +178,7 @@ def capture_job(
     buses = _open_all(members, job)
     try:
         places = [_locate(bus, folder) for bus in buses]
-        window = Window(buses, wanted, name, tell)
+        window = Window(buses, wanted, name, tell, stopped)
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
             clocks = watch.read() if any(one.state is CaptureState.VERIFIED for one in outcomes) else NO_GPU
@@ -229,8 +231,8 @@ class Told(Protocol):
         """Take what became of a capture so far."""
 
 
-def start_capture(find: Callable[[], Job], told: Told) -> None:
-    """Capture a few steps in a daemon thread; ``told`` gets lines, and with the last one True.
+def start_capture(find: Callable[[], Job], told: Told, stopped: Callable[[], bool]) -> None:
+    """Capture a few steps in a daemon thread until ``stopped``; ``told`` gets lines, with the last one True.
 
     ``find`` reads the job anew, around the rank that is meant, off the caller's thread.
     """
@@ -240,7 +242,7 @@ def start_capture(find: Callable[[], Job], told: Told) -> None:
 
     def work() -> None:
         try:
-            result, summaries = capture_job(find(), asked, lambda text: told(text, False))
+            result, summaries = capture_job(find(), asked, lambda text: told(text, False), stopped)
         except TpmonError as error:
             told(f"no capture: {error.what}; try {error.try_this}", True)
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it

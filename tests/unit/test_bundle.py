@@ -284,6 +284,16 @@ def test_a_disk_that_is_full_costs_parts_and_is_said(job: Job, tmp_path):
 
 
 @pytest.mark.torch
+def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job: Job, tmp_path):
+    folder = tmp_path / "out"
+    begun_s = time.monotonic()
+    contents = Bundler(job, FolderSink(str(folder)), Look(Missing("none")), hurries=lambda: True).run()
+    assert time.monotonic() - begun_s < 5.0
+    assert [name for name, _, _ in contents.files] == ["verdict.txt", "verdict.json", "once.txt"]
+    assert "doctor.txt: tpmon was left before it was written" in (folder / README).read_text()
+
+
+@pytest.mark.torch
 def test_a_disk_without_any_room_is_an_error(job_pid: int, tmp_path):
     tpmon = f"exec {sys.executable} -m tpmon bundle {job_pid} --no-stacks --seconds 2 --out {tmp_path}/out"
     done = subprocess.run(["sh", "-c", f"ulimit -f 0; {tpmon}"], check=False, capture_output=True, text=True)
