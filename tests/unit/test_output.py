@@ -97,6 +97,7 @@ def test_redaction_takes_any_text_and_settles(text: str) -> None:
         (("train.py", "--password=a b, c", "x"), "train.py --password=*** x"),
         (("db.pass=one two", "MYSQL_PWD=3"), "db.pass=*** MYSQL_PWD=***"),
         (("--use-auth-token", "--lr", "3"), "--use-auth-token --lr 3"),
+        (("--pass-through", "layers", "bypass=layers"), "--pass-through layers bypass=layers"),
         (("--max_tokens", "4096", "--key-frames", "all"), "--max_tokens 4096 --key-frames all"),
         (("--api_key", "1234567890"), "--api_key ***"),
         (("--note", "key of hf_AbCdEfGhIjKl"), "--note key of ***"),

@@ -324,8 +324,9 @@ def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_pa
     def none() -> None:
         raise NoTerminalError("no terminal", "one")
 
-    with pytest.raises(NoTerminalError):
+    with pytest.raises(NoTerminalError) as refused:
         run.run_program(
             ["--attach", "touch", str(tmp_path / "started")], Output(1, False), none, lambda _job: 0
         )
+    assert refused.value.try_this.startswith("leave --attach out"), "run has no --once and no --plain"
     assert not (tmp_path / "started").exists()

@@ -28,7 +28,7 @@ _ASSIGNED_BRIEF = re.compile(
 )
 _PARTS = re.compile(r"(-{0,2}[\w.+/-]+)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"-{1,2}[\w.-]+")
-_NAMES_SECRET = re.compile(rf"{_WORD}|{_BRIEF}(?![a-z])|^-*pass$", re.IGNORECASE)
+_NAMES_SECRET = re.compile(rf"{_WORD}|{_BRIEF}$|^-*pass$", re.IGNORECASE)
 
 _ALWAYS = re.compile(r"(?i:pass(?:w|phrase)|secret|credential|auth|^-.*(?:pass|pwd?))|_(?:PASS|PWD?)\b")
 _WHOLE_VALUE = re.compile(r"pass|pwd?\b|secret|key", re.IGNORECASE)
