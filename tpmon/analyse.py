@@ -6,11 +6,12 @@ import glob
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpmon.analyse_memory import are_snapshots, run_snapshots
 from tpmon.analyse_slice import AskedSlice, run_slice
-from tpmon.config import Options
+from tpmon.config import Options, Source
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
@@ -102,8 +103,8 @@ class _Progress:
 def _parse_top(text: str) -> int:
     if not text:
         return TOP
-    if not text.isdecimal() or not 0 < int(text) <= MOST_TOP:
-        raise UsageError(f"--top takes a number from 1 to {MOST_TOP}, found {text!r}", "--top 20")
+    if not text.isdecimal() or not 0 < int(text[:9]) <= MOST_TOP:
+        raise UsageError(f"--top takes a number from 1 to {MOST_TOP}, found {text[:40]!r}", "--top 20")
     return int(text)
 
 
@@ -147,12 +148,20 @@ def _parse_target(asked: Asked) -> float:
 def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Output) -> int:
     """Analyse the traces that were named and write what was asked for."""
     top = _parse_top(asked.top)
-    files = find_files(given)
     wanted = AskedSlice(asked.slice_out, asked.steps, asked.top_gaps)
-    if wanted != AskedSlice("", "", ""):
-        if asked.csv or asked.against or options.json:
+    slices = wanted != AskedSlice("", "", "")
+    if (slices or asked.csv) and options.json_from is not Source.FLAG:
+        options = replace(options, json=False)  # what is typed now wins over the file and the variable
+    if asked.csv and options.json:
+        raise UsageError("--csv and --json exclude each other", "leave one of them out")
+    if asked.csv and asked.top:
+        raise UsageError("--csv writes every row, and --top some", "leave one of them out")
+    files = find_files(given)
+    if slices:
+        if options.json or asked != Asked(slice_out=wanted.out, steps=wanted.steps, top_gaps=wanted.gaps):
             raise UsageError(
-                "--slice stands alone, without --json, --csv and --against", "leave the others out"
+                "--slice stands alone, without --json, --csv, --top, --table, --against and --target",
+                "leave the others out",
             )
         return run_slice(files, wanted, _Progress(), output)
     if are_snapshots(files):
@@ -160,15 +169,16 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
             raise UsageError(
                 f"--against compares traces, and {files[0]} is a memory snapshot", "leave --against out"
             )
-        if asked.csv and options.json:
-            raise UsageError("--csv and --json exclude each other", "leave one of them out")
+        if asked.table or asked.target:
+            flag = "--table" if asked.table else "--target"
+            raise UsageError(
+                f"{flag} is for traces, and {files[0]} is a memory snapshot", f"leave {flag} out"
+            )
         return run_snapshots(files, options, asked.csv, top, output)
     tables = (CHANGES,) if asked.against else TABLES
     if asked.csv and asked.csv not in tables:
         beside = " beside --against" if asked.against else ""
         raise UsageError(f"there is no table {asked.csv!r}{beside}", f"--csv with one of {', '.join(tables)}")
-    if asked.csv and options.json:
-        raise UsageError("--csv and --json exclude each other", "leave one of them out")
     if asked.table and (asked.table not in TEXT_TABLES or asked.csv or asked.against):
         raise UsageError(
             f"--table takes one of {', '.join(TEXT_TABLES)}, without --csv and --against; "

@@ -47,6 +47,7 @@ diagnose, and attach with check, end with the verdict (docs/verdicts.md):
   of a job that ended: 0 exit 0, 10 it failed, 11 nobody saw its exit status"""
 
 DEMO_FRAMES = 3
+_PID_DIGITS = 10
 OWN_PARSERS = ("run", "hook")  # what follows is a program's, or nearly nothing (``starting``)
 
 
@@ -352,8 +353,8 @@ def parse_pid(text: str) -> int:
     Raises:
         UsageError: when it is no number.
     """
-    if not text.isdecimal():
-        raise UsageError(f"a PID is a number, found {text!r}", "tpmon ps lists the training jobs")
+    if not text.isdecimal() or len(text) > _PID_DIGITS:
+        raise UsageError(f"a PID is a number, found {text[:40]!r}", "tpmon ps lists the training jobs")
     return int(text)
 
 

@@ -42,6 +42,7 @@ from tpmon.report.bundle import (
     FolderSink,
     Sink,
     TarSink,
+    check_written,
     say_result,
     to_text,
     write_readme,
@@ -55,18 +56,28 @@ from tpmon.report.write import Output, complain
 PART_S = 10.0
 CARDS_S = 25.0
 MOST_FRAME_BYTES = 64 << 20
+_LEFT = "tpmon was left before it was written"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Bundler:
     """Write the parts of one bundle into a sink, each for itself."""
 
-    def __init__(self, job: Job, sink: Sink, look: Looking, *, stacks: bool = True) -> None:
-        """Write nothing until ``run``."""
+    def __init__(
+        self,
+        job: Job,
+        sink: Sink,
+        look: Looking,
+        *,
+        stacks: bool = True,
+        hurries: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Write nothing until ``run``; once it ``hurries``, only what is short."""
         self._job = job
         self._sink = sink
         self._look = look
         self._stacks = stacks
+        self._hurries = hurries
         self._begun = datetime.now().astimezone()
         self._head: list[tuple[str, str]] = []
         self.contents = Contents()
@@ -111,9 +122,9 @@ class Bundler:
         if frames:
             last = frames[-1]
             self._add("frames.jsonl", f"{len(frames)} Frames, one a line", lambda: _encode_frames(frames))
-            self._add("verdict.txt", "the verdict, in full", lambda: write_verdict(last))
-            self._add("verdict.json", "the same", lambda: [encode(last.verdict)])
-            self._add("once.txt", "the last Frame in words", lambda: write_once(last))
+            self._add("verdict.txt", "the verdict, in full", lambda: write_verdict(last), short=True)
+            self._add("verdict.json", "the same", lambda: [encode(last.verdict)], short=True)
+            self._add("once.txt", "the last Frame in words", lambda: write_once(last), short=True)
             self._head.append(("verdict", _say_verdict(last)))
         else:
             failed = self._look.failed if isinstance(self._look, OwnLook) else ""
@@ -159,8 +170,19 @@ class Bundler:
         self._add(f"{name}.json", "the same", lambda: [encode(found[0])])
         return found[0]
 
-    def _add(self, name: str, what: str, write: Callable[[], Sequence[str]], limit_s: float = PART_S) -> None:
+    def _add(
+        self,
+        name: str,
+        what: str,
+        write: Callable[[], Sequence[str]],
+        limit_s: float = PART_S,
+        *,
+        short: bool = False,
+    ) -> None:
         """Write one file; one that fails, or takes too long, is named with its reason."""
+        if self._hurries() and not short:
+            self.contents.failures.append((name, _LEFT))
+            return
         try:
             lines = read_within(limit_s, write)
             if isinstance(lines, Missing):
@@ -258,23 +280,30 @@ def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Outpu
     except BaseException:
         complain(f"tpmon: what there is of the bundle is in {sink.path}")
         raise
+    check_written(sink.path, contents)
     output.write_lines(*say_result(sink.path, contents))
     return ExitCode.OK
 
 
 def start_bundle(
-    find: Callable[[], Job], place: Callable[[Job], Sink], look: SharedLook, told: Callable[[str], None]
+    find: Callable[[], Job],
+    place: Callable[[Job], Sink],
+    look: SharedLook,
+    told: Callable[[str], None],
+    hurries: Callable[[], bool] = lambda: False,
 ) -> None:
     """Write a bundle in a daemon thread and tell in a line where it is, or why there is none.
 
-    ``find`` reads the job anew, off the caller's thread; ``place`` makes the folder or tar file.
+    ``find`` reads the job anew, off the caller's thread; ``place`` makes the folder or tar file. Once it
+    ``hurries``, because the screen is left, only what is short is still written.
     """
 
     def work() -> None:
         try:
             job = find()
             sink = place(job)
-            contents = Bundler(job, sink, look).run()
+            contents = Bundler(job, sink, look, stacks=look.stacks, hurries=hurries).run()
+            check_written(sink.path, contents)
         except TpmonError as error:
             told(f"no bundle: {error.what}")
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it

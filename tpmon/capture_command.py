@@ -27,6 +27,7 @@ from tpmon.model.process import Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
 from tpmon.probe.job import Job, Member
+from tpmon.probe.redaction import redact_words
 from tpmon.report.capture import write_capture, write_capture_line
 from tpmon.report.write import Output, complain
 
@@ -34,6 +35,8 @@ STEPS = 5
 MOST_STEPS = 1_000
 SECONDS = 60.0
 MOST_SECONDS = 600.0
+_ANY_RESTART = "tpmon run -- COMMAND"
+_RESTART_CHARS = 2000
 NICENESS = 10
 """Of what packs a trace: the training beside it comes first."""
 
@@ -154,9 +157,11 @@ def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int
 
 
 def capture_job(
-    job: Job, asked: Asked, tell: Callable[[str], None]
+    job: Job, asked: Asked, tell: Callable[[str], None], stopped: Callable[[], bool] = lambda: False
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Lead a capture from its ranks to its verified files; ``tell`` gets the price and the progress.
+
+    It is cancelled once whoever asked has ``stopped``.
 
     Raises:
         TpmonError: saying why where nothing can be captured.
@@ -173,7 +178,7 @@ def capture_job(
     buses = _open_all(members, job)
     try:
         places = [_locate(bus, folder) for bus in buses]
-        window = Window(buses, wanted, name, tell)
+        window = Window(buses, wanted, name, tell, stopped)
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
             clocks = watch.read() if any(one.state is CaptureState.VERIFIED for one in outcomes) else NO_GPU
@@ -226,8 +231,8 @@ class Told(Protocol):
         """Take what became of a capture so far."""
 
 
-def start_capture(find: Callable[[], Job], told: Told) -> None:
-    """Capture a few steps in a daemon thread; ``told`` gets lines, and with the last one True.
+def start_capture(find: Callable[[], Job], told: Told, stopped: Callable[[], bool]) -> None:
+    """Capture a few steps in a daemon thread until ``stopped``; ``told`` gets lines, with the last one True.
 
     ``find`` reads the job anew, around the rank that is meant, off the caller's thread.
     """
@@ -237,7 +242,7 @@ def start_capture(find: Callable[[], Job], told: Told) -> None:
 
     def work() -> None:
         try:
-            result, summaries = capture_job(find(), asked, lambda text: told(text, False))
+            result, summaries = capture_job(find(), asked, lambda text: told(text, False), stopped)
         except TpmonError as error:
             told(f"no capture: {error.what}; try {error.try_this}", True)
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
@@ -318,13 +323,21 @@ def _is_export(path: str) -> bool:
 
 
 def write_restart(pid: int, proc: str = "/proc") -> str:
-    """Write the line that starts a process again with the hook: its folder and its own arguments."""
+    """Write the line that starts a process again with the hook: its folder and its own arguments.
+
+    One with a secret or an escape sequence in it is not repeated on a terminal, and hidden words could
+    not be pasted: then it is the line without them.
+    """
     try:
         with open(f"{proc}/{pid}/cmdline", "rb") as file:
-            words = file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0")
+            words = file.read().rstrip(b"\0").decode("utf-8", "surrogateescape").split("\0")
         folder = os.readlink(f"{proc}/{pid}/cwd")
     except OSError:
-        return "tpmon run -- COMMAND"
+        return _ANY_RESTART
+    fits = sum(map(len, words)) <= _RESTART_CHARS
+    plain = all(word.isprintable() for word in (folder, *words))
+    if not (fits and plain) or redact_words(words) != tuple(words):
+        return _ANY_RESTART
     return f"cd {shlex.quote(folder)} && tpmon run -- {shlex.join(words)}"
 
 

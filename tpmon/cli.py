@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -139,16 +139,13 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
         last = session.run()
         if last is None:
             raise ValueError("a session ended before its first Frame")
-        try:
+        with suppress(ReaderGone):  # the exit code is asked for all the same, and the command told
             if options.json:
                 output.write_json(encode(last.verdict))
             elif options.check:
                 output.write_lines(write_check(last))
             else:
                 output.write_lines(*write_verdict(last))
-        except ReaderGone:
-            watch.finish()  # the command is told all the same
-            raise
         watch.finish()
     finally:
         watch.close()
@@ -343,11 +340,13 @@ def _run(arguments: Sequence[str]) -> int:
     from tpmon import config
 
     path = config.config_path(os.environ)
-    choices = config.resolve(given, os.environ, path, config.read_file(path))
+    bad: list[str] | None = [] if given.get("print_config") else None
+    choices = config.resolve(given, os.environ, path, config.read_file(path), bad)
+    if bad is not None:
+        lines = config.describe_config(choices, os.environ, path, bad)
+        _stdout(bool(choices["ascii"].value)).write_lines(*lines)
+        return ExitCode.USAGE if bad else ExitCode.OK
     options = config.settle(choices)
-    if given.get("print_config"):
-        _stdout(options.ascii_only).write_lines(*config.describe_config(choices, os.environ, path))
-        return ExitCode.OK
     command = given.get("command")
     if command == "attach":
         return _attach(options, given.get("pid"), given.get("job", False))

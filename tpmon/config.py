@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
+from tpmon.model.units import clean_text
 from tpmon.settings import (
     DECIDED_LATER,
     SETTINGS,
@@ -42,6 +44,7 @@ class Choice:
 
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
+_HUGE = 10**18
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _YES = frozenset(("1", "true", "yes", "on"))
 _NO = frozenset(("0", "false", "no", "off"))
@@ -91,7 +94,7 @@ def check_value(setting: Setting, value: object, where: str, found: str | None =
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         whole = kind is Kind.COUNT
         if (
-            math.isfinite(value)
+            -_HUGE < value < _HUGE  # no NaN either
             and setting.low <= value <= setting.high
             and (not whole or isinstance(value, int))
         ):
@@ -192,10 +195,26 @@ def locale_is_utf8(environment: Mapping[str, str]) -> bool:
     return not name or name.lower().replace("-", "").rpartition(".")[2].startswith("utf8")
 
 
+@contextmanager
+def _kept(bad: list[str] | None) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        if bad is None:
+            raise
+        bad.append(error.what)
+
+
 def resolve(
-    flags: Mapping[str, str | bool], environment: Mapping[str, str], path: str, tables: Mapping[str, Any]
+    flags: Mapping[str, str | bool],
+    environment: Mapping[str, str],
+    path: str,
+    tables: Mapping[str, Any],
+    bad: list[str] | None = None,
 ) -> dict[str, Choice]:
     """Decide every setting. ``flags`` holds the given flags by setting key, ``tables`` the file at ``path``.
+
+    Where a list ``bad`` is given, what cannot be used is left out and named there.
 
     Raises:
         UsageError: naming file and key, variable, or flag of a value that cannot be used.
@@ -204,19 +223,25 @@ def resolve(
     if not locale_is_utf8(environment):
         choices["ascii"] = Choice(True, Source.DEFAULT, "default: the locale is not UTF-8")
     for key, value in _flatten(tables).items():
-        if key not in _BY_KEY:
-            raise _refuse_unknown(path, key)
-        checked = check_value(_BY_KEY[key], value, f"{path}: {key}")
-        choices[key] = Choice(checked, Source.FILE, path)
+        with _kept(bad):
+            if key not in _BY_KEY:
+                raise _refuse_unknown(path, key)
+            checked = check_value(_BY_KEY[key], value, f"{path}: {key}")
+            choices[key] = Choice(checked, Source.FILE, path)
     for setting in SETTINGS:
         text = environment.get(setting.variable, "")
         if text:
-            checked = parse_text(setting, text, setting.variable)
-            choices[setting.key] = Choice(checked, Source.ENVIRONMENT, setting.variable)
+            with _kept(bad):
+                checked = parse_text(setting, text, setting.variable)
+                choices[setting.key] = Choice(checked, Source.ENVIRONMENT, setting.variable)
         given = flags.get(setting.key)
         if given is not None:
-            checked = given if isinstance(given, bool) else parse_text(setting, given, setting.flag)
-            choices[setting.key] = Choice(checked, Source.FLAG, setting.flag)
+            with _kept(bad):
+                checked = given if isinstance(given, bool) else parse_text(setting, given, setting.flag)
+                choices[setting.key] = Choice(checked, Source.FLAG, setting.flag)
+    if bad is not None:
+        with _kept(bad):
+            _settle_output(choices)
     return choices
 
 
@@ -262,6 +287,9 @@ class Options:
     demo_workers: int | None
     demo_bottleneck: str
     demo_seconds: float
+    json_from: Source
+    dump_format_from: Source
+    sample_format_from: Source
 
     @property
     def is_text(self) -> bool:
@@ -304,7 +332,25 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         demo_workers=values["demo.workers"],
         demo_bottleneck=values["demo.bottleneck"],
         demo_seconds=values["demo.seconds"],
+        json_from=choices["json"].source,
+        dump_format_from=choices["dump.format"].source,
+        sample_format_from=choices["sample.format"].source,
     )
+
+
+def pick_format(options: Options, name: str, source: Source, formats: Sequence[str]) -> str:
+    """Return the form to write in: ``name`` from ``source``, or JSON where a stronger source asks for it.
+
+    Raises:
+        UsageError: for a name that is no format, and another one beside json of the same source.
+    """
+    if name not in formats:
+        raise UsageError(f"--format: {name!r} is no format", f"one of: {', '.join(formats)}")
+    if not options.json or source > options.json_from:
+        return name
+    if source == options.json_from and name not in ("text", "json"):
+        raise UsageError(f"--json and --format {name} exclude each other", "leave one of the two out")
+    return "json"
 
 
 def _toml_value(value: Value) -> str:
@@ -317,10 +363,13 @@ def _toml_value(value: Value) -> str:
     return repr(value)
 
 
-def describe_config(choices: Mapping[str, Choice], environment: Mapping[str, str], path: str) -> list[str]:
-    """Write every setting as a line of TOML with a comment that says which source won."""
+def describe_config(
+    choices: Mapping[str, Choice], environment: Mapping[str, str], path: str, bad: Sequence[str] = ()
+) -> list[str]:
+    """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``."""
     found = "read" if os.path.exists(path) else "not there"
     lines = [f"# {path} ({found})"]
+    lines += [f"# cannot be used, and left out here: {clean_text(one, 1000)}" for one in bad]
     lines.append("# a flag wins over a TPMON_* variable, that over this file, that over the default")
     table = ""
     for setting in SETTINGS:

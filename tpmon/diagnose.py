@@ -38,6 +38,8 @@ def parse_until(text: str) -> frozenset[str]:
         UsageError: naming a word that is neither.
     """
     words = frozenset(word.strip() for word in text.split(",") if word.strip())
+    if text.strip() and not words:
+        raise UsageError(f"--until: {text!r} names no kind of verdict", "--until hung,idle,ended")
     known = {kind.value for kind in Kind if kind is not Kind.NOT_ENOUGH_EVIDENCE} | {ENDED}
     for word in sorted(words):
         if word not in known:

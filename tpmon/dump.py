@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.collectives import add_collectives, fold_collectives
@@ -47,6 +48,7 @@ LOG_S = 0.5
 """How long the log may take to tell its time: it may lie on a dead server."""
 _STDIN = "-"
 _RANK_DIGITS = 7
+PID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,7 @@ def pick_format(options: Options) -> str:
     Raises:
         UsageError: for a name that is no format, or another one beside --json.
     """
-    name = options.dump_format
-    if name not in FORMATS:
-        raise UsageError(f"--format: {name!r} is no format", f"one of: {', '.join(FORMATS)}")
-    if options.json and name not in ("text", "json"):
-        raise UsageError(f"--json and --format {name} exclude each other", "leave one of the two out")
-    return "json" if options.json else name
+    return config.pick_format(options, options.dump_format, options.dump_format_from, FORMATS)
 
 
 def check_asked(options: Options, asked: Asked) -> None:
@@ -105,8 +102,8 @@ def check_asked(options: Options, asked: Asked) -> None:
     for word in asked.ranks:
         _parse_numbers(word)
     for word in asked.pids:
-        if not word.isdecimal():
-            raise UsageError(f"--pid: a PID is a number, found {word!r}", "tpmon dump PID --pid 4711")
+        if not word.isdecimal() or len(word) > PID_DIGITS:
+            raise UsageError(f"--pid: a PID is a number, found {word[:40]!r}", "tpmon dump PID --pid 4711")
 
 
 def _parse_numbers(word: str) -> frozenset[int]:
@@ -243,7 +240,7 @@ def read_dumps(paths: Iterable[str]) -> Iterator[Dump]:
 
 def _read_file(path: str, limit: int) -> bytes:
     if path == _STDIN:
-        return sys.stdin.buffer.read(limit)
+        return sys.stdin.buffer.read(limit) if sys.stdin is not None else b""  # None: it was closed
     with open(path, "rb") as file:
         return file.read(limit)
 

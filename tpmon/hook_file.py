@@ -36,9 +36,16 @@ def run_hook(arguments: Sequence[str], output: Output) -> int:
     if len(arguments) != 2 or arguments[0] != "export" or arguments[1].startswith("-"):
         raise UsageError("tpmon hook takes: export FILE", "tpmon hook export tpmon-hook.zip")
     path = arguments[1]
-    write_export(path)
     where = os.path.abspath(path)
-    output.write_lines(f"wrote {where}", f"Use: PYTHONPATH={where} python train.py")
+    if os.pathsep in where or not where.isprintable():
+        raise UsageError(
+            f"PYTHONPATH cannot hold {where!r}: it has a {os.pathsep!r} or a control character in it",
+            "tpmon hook export tpmon-hook.zip",
+        )
+    write_export(path)
+    import shlex  # noqa: PLC0415
+
+    output.write_lines(f"wrote {where}", f"Use: PYTHONPATH={shlex.quote(where)} python train.py")
     return ExitCode.OK
 
 

@@ -141,11 +141,14 @@ def _training_command(python: str, options: DemoOptions) -> list[str]:
     workers = (0 if no_workers else 2) if options.workers is None else options.workers
     if not kind.ranks <= ranks <= MOST_RANKS:
         raise UsageError(
-            f"{kind.name} cannot run with {ranks} ranks", f"--ranks from {kind.ranks} to {MOST_RANKS}"
+            f"bottleneck {kind.name} cannot run with {ranks} ranks",
+            f"--ranks from {kind.ranks} to {MOST_RANKS}",
         )
     if not 0 <= workers <= MOST_WORKERS or (no_workers and workers):
         most = 0 if no_workers else MOST_WORKERS
-        raise UsageError(f"{kind.name} cannot run with {workers} workers", f"--workers from 0 to {most}")
+        raise UsageError(
+            f"bottleneck {kind.name} cannot run with {workers} workers", f"--workers from 0 to {most}"
+        )
     if not 1 <= options.seconds <= MOST_SECONDS:
         raise UsageError(f"cannot run for {options.seconds:g} s", f"--seconds from 1 to {MOST_SECONDS:g}")
     command = [python, "-u"]

@@ -172,7 +172,7 @@ class SharedLook:
     ) -> None:
         """``keeper`` is a dump sink of that session, ``ask`` its ``ask_dump``."""
         self._frames = frames
-        self._stacks = stacks
+        self.stacks = stacks
         self._keeper = keeper
         self._ask = ask
 
@@ -181,7 +181,7 @@ class SharedLook:
 
     def wait(self) -> None:
         """Wait for the looks."""
-        if self._stacks:
+        if self.stacks:
             self._keeper.read(self._ask, time.monotonic() + ROUNDS * ROUND_LIMIT_S)
 
     def stop(self) -> None:
@@ -193,7 +193,7 @@ class SharedLook:
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks so far."""
-        return self._keeper.rounds() if self._stacks else Missing(_NO_STACKS)
+        return self._keeper.rounds() if self.stacks else Missing(_NO_STACKS)
 
     def records(self) -> Applicable[CollectivesReading]:
         """Return what the job recorded of its collectives."""

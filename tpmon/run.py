@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 
-from tpmon.errors import ExitCode, NoTargetError, UsageError
+from tpmon.errors import ExitCode, NoTargetError, NoTerminalError, UsageError
 
 TYPE_CHECKING = False  # to import typing takes as long as all else here
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ options:
   --allow-stacks  let any process of this user read the stacks of the ranks and their workers (and change
                   them), so that tpmon needs no root where Yama forbids it (kernel.yama.ptrace_scope 1)
   --attach        keep this terminal for the screen: the program runs beside it, in a session of its own,
-                  without input; q leaves it running; when it ends, tpmon ends with its exit code
+                  without input; q leaves it running; when it ends, tpmon ends with its exit code, and
+                  with that of the screen where it goes on
   --log FILE      with --attach: a new file for what it prints (default: tpmon-run-TIME.log here)
   -h, --help      show this help and end
 
@@ -198,7 +199,12 @@ def run_program(
         return ExitCode.OK
     if not request.attach:
         become(request)
-    require_terminal()
+    try:
+        require_terminal()
+    except NoTerminalError as error:
+        raise NoTerminalError(
+            error.what, "leave --attach out; tpmon attach PID --plain prints lines of text"
+        ) from None
     return _run_attached(request, watch)
 
 
@@ -224,10 +230,11 @@ def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
     finally:
         os.close(log)
     complain(f"tpmon: started {child.pid}; what it prints goes to {path}")
+    shown: int = ExitCode.OK
     try:
         job = _await_job(child)
         if job is not None:
-            watch(job)
+            shown = watch(job)
             _wait(child, _ENDS_WITHIN_S)
     finally:
         ended = child.poll()
@@ -237,7 +244,7 @@ def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
                 f"what it prints goes to {path}"
             )
     if ended is None:
-        return ExitCode.OK
+        return shown
     complain(f"tpmon: {request.command[0]} ended {describe_end(ended)}; what it printed: {path}")
     return ended if ended >= 0 else 128 - ended
 

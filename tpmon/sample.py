@@ -6,9 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
+from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, TpmonError, UsageError
 from tpmon.judge.fold import Origin
@@ -40,6 +41,7 @@ from tpmon.report.write import Output, complain
 
 FORMATS = ("text", "json", "collapsed", "speedscope")
 _LOOK_EVERY_S = 0.1
+_RANK_DIGITS = 7
 _PERMISSIONS = "docs/guide.md, Permissions"
 
 
@@ -52,17 +54,21 @@ class Asked:
     out: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """Hold where ``--out`` is, and its open descriptor."""
+
+    path: str
+    descriptor: int
+
+
 def pick_format(options: Options, asked: Asked) -> str:
     """Check what was asked for before anything is looked at, and return the form to write in.
 
     Raises:
         UsageError: for a form, a rank or a file that cannot be, and where stacks are switched off.
     """
-    form = options.sample_format
-    if form not in FORMATS:
-        raise UsageError(f"--format: {form!r} is no format", f"one of: {', '.join(FORMATS)}")
-    if options.json and form not in ("text", "json"):
-        raise UsageError(f"--json and --format {form} exclude each other", "leave one of the two out")
+    form = config.pick_format(options, options.sample_format, options.sample_format_from, FORMATS)
     if options.sample_only not in [one.value for one in Counted]:
         names = ", ".join(one.value for one in Counted)
         raise UsageError(f"--only: {options.sample_only!r} is nothing to count", f"one of: {names}")
@@ -72,11 +78,13 @@ def pick_format(options: Options, asked: Asked) -> str:
         )
     if asked.rank is not None and asked.everyone:
         raise UsageError("--rank and --all exclude each other", "leave one of the two out")
-    if asked.rank is not None and not asked.rank.isdecimal():
-        raise UsageError(f"--rank: a rank is a number, found {asked.rank!r}", "tpmon sample PID --rank 0")
+    if asked.rank is not None and not (asked.rank.isdecimal() and len(asked.rank) <= _RANK_DIGITS):
+        raise UsageError(
+            f"--rank: a rank is a number, found {asked.rank[:40]!r}", "tpmon sample PID --rank 0"
+        )
     if asked.out is not None and os.path.lexists(asked.out):
         raise UsageError(f"--out: {asked.out} is there already", "name a file that is not there yet")
-    return "json" if options.json else form
+    return form
 
 
 def choose_request(members: tuple[Member, ...], job: Job, options: Options, asked: Asked) -> SampleRequest:
@@ -124,6 +132,17 @@ def run_sample(job: Job, options: Options, asked: Asked, output: Output) -> int:
         TpmonError: saying why where nothing could be sampled.
     """
     form = pick_format(options, asked)
+    with _open_new(asked.out) as file:
+        hot, reading = _sample(job, options, asked)
+        if not reading.processes and reading.errors:
+            if form == "json":
+                output.write_json(encode(hot))
+            raise explain_errors(reading.errors)
+        write_result(hot, reading, form, file, output)
+    return ExitCode.OK
+
+
+def _sample(job: Job, options: Options, asked: Asked) -> tuple[HotSample, SampleReading]:
     membership = Membership(job)
 
     def find() -> tuple[Member, ...]:
@@ -145,13 +164,7 @@ def run_sample(job: Job, options: Options, asked: Asked, output: Output) -> int:
     finally:
         service.stop()
         membership.close()
-    hot = hot_functions(reading, origin)
-    if not reading.processes and reading.errors:
-        if form == "json":
-            output.write_json(encode(hot))
-        raise explain_errors(reading.errors)
-    write_result(hot, reading, form, asked.out, output)
-    return ExitCode.OK
+    return hot_functions(reading, origin), reading
 
 
 def _watch(service: SampleService, live: Live, origin: Origin, poll: Callable[[], None]) -> SampleReading:
@@ -206,28 +219,51 @@ def _interrupt_calls(finish: Callable[[], None]) -> Iterator[Callable[[], None]]
         signal.signal(signal.SIGINT, before)
 
 
-def write_result(hot: HotSample, reading: SampleReading, form: str, out: str | None, output: Output) -> None:
-    """Write the result in its form; with a file, it goes there and text to output."""
-    if out is not None:
-        descriptor = _open_new(out)
-        try:
-            _write_form(hot, reading, form, Output(descriptor, ascii_only=False))
-        finally:
-            os.close(descriptor)
-        complain(f"tpmon: wrote {out}")
-        if form == "text":
-            return
-        form = "text"
-    _write_form(hot, reading, form, output)
+def write_result(
+    hot: HotSample, reading: SampleReading, form: str, file: NewFile | None, output: Output
+) -> None:
+    """Write the result in its form; with a file, it goes there and text to output.
 
-
-def _open_new(path: str) -> int:
+    Raises:
+        UsageError: when the file could not take it; the table is written before.
+    """
+    if file is None:
+        _write_form(hot, reading, form, output)
+        return
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        _write_form(hot, reading, form, Output(file.descriptor, ascii_only=False))
+    except BaseException as error:
+        with suppress(OSError):
+            os.ftruncate(file.descriptor, 0)  # half of it would be taken for all of it
+        if not isinstance(error, UsageError):
+            raise
+        _write_form(hot, reading, "text", output)
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error.what
+        raise UsageError(f"--out: {file.path}: {reason}", "name a new file where there is room") from error
+    complain(f"tpmon: wrote {file.path}")
+    if form != "text":
+        _write_form(hot, reading, "text", output)
+
+
+@contextmanager
+def _open_new(path: str | None) -> Iterator[NewFile | None]:
+    """Make the file before anything is sampled for it; one that was not filled goes."""
+    if path is None:
+        yield None
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UsageError(
             f"--out: {path}: {error.strerror or error}", "name a new file in a folder of yours"
         ) from error
+    try:
+        yield NewFile(path, descriptor)
+    finally:
+        with suppress(OSError):
+            if not os.fstat(descriptor).st_size:
+                os.unlink(path)
+        os.close(descriptor)
 
 
 def _write_form(hot: HotSample, reading: SampleReading, form: str, output: Output) -> None:

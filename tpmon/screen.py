@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Protocol
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from tpmon.config import Options
 from tpmon.looking import RoundKeeper, SharedLook
@@ -24,6 +26,12 @@ from tpmon.ui.app import run_screen
 from tpmon.ui.ask_dump import LOOKS_EVERY_S
 from tpmon.ui.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions
 
+if TYPE_CHECKING:
+    from tpmon.report.bundle import Sink as BundleSink
+
+LEAVE_WITHIN_S = 0.5
+"""The screen, once left, ends tpmon within a second, whatever it is doing."""
+_LOOK_S = 0.02
 BUNDLING = "a bundle is being written already"
 CAPTURING = "a capture is under way already"
 
@@ -49,6 +57,9 @@ class Wiring:
         self._results: Callable[[Result], None] = lambda _result: None
         self._bundles = False
         self._captures = False
+        self._bundle_path = ""
+        self._left = threading.Event()
+        self._late: list[str] = []
         self.failures: list[BaseException] = []
 
     def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
@@ -100,9 +111,11 @@ class Wiring:
             return
         self._captures = True
         pid = order.pid if is_known(order.pid) else self._job.root.pid
-        start_capture(lambda: find_job(pid), self._tell_capture)
+        start_capture(lambda: find_job(pid), self._tell_capture, self._left.is_set)
 
     def _tell_capture(self, line: str, ended: bool, trace: str = "") -> None:
+        if ended and self._left.is_set():
+            self._late.append(line)
         self._captures = self._captures and not ended
         self._results(Notice(line, passing=not ended, trace=trace))
 
@@ -118,18 +131,46 @@ class Wiring:
         stacks = not self._options.no_stacks
         look = SharedLook(session.frames, self._keeper, session.ask_dump, stacks=stacks)
         pid = self._job.root.pid
-        start_bundle(lambda: find_job(pid), open_sink, look, self._tell_bundle)
+
+        def place(job: Job) -> BundleSink:
+            sink = open_sink(job)
+            self._bundle_path = os.path.abspath(sink.path)
+            return sink
+
+        start_bundle(lambda: find_job(pid), place, look, self._tell_bundle, self._left.is_set)
 
     def _tell_bundle(self, line: str) -> None:
+        if self._left.is_set():
+            self._late.append(line)
         self._bundles = False
         self._results(Notice(line))
+
+    def leave(self) -> Sequence[str]:
+        """Bring to an end what keys began, as far as there is time, and say what becomes of it."""
+        self._left.set()
+        self._keeper.done.set()  # no further look at the stacks is waited for
+        end_s = time.monotonic() + LEAVE_WITHIN_S
+        while (self._bundles or self._captures) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        said = list(self._late)
+        if self._bundles:
+            path = self._bundle_path or "the folder where tpmon was started"
+            said.append(f"the bundle in {path} is not whole: tpmon was left while it was written")
+        if self._captures:
+            said.append(
+                "the capture is cancelled, or ends by itself as asked: tpmon was left; what it wrote is not"
+                f" verified, and lies in {os.getcwd()}/tpmon-capture-*"
+            )
+        return said
 
 
 def watch_on_screen(job: Job, options: Options, open_session: OpenSession, output: Output) -> int:
     """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
     wiring = Wiring(job, options, open_session)
     result = run_screen(
-        ScreenOptions(options.interval_s, options.ascii_only, options.bell, options.readonly),
+        ScreenOptions(
+            options.interval_s, options.ascii_only, options.bell, options.readonly, options.no_stacks
+        ),
         wiring.start,
         Controls(
             wiring.set_interval,
@@ -139,6 +180,9 @@ def watch_on_screen(job: Job, options: Options, open_session: OpenSession, outpu
             lambda path: trace_command(path, ascii_only=options.ascii_only),
         ),
     )
+    said = wiring.leave()
+    for line in said:
+        complain(f"tpmon: {line}")
     if wiring.failures:
         raise wiring.failures[0]
     if result.complaint:

@@ -901,6 +901,17 @@ def test_the_end_of_the_target_leaves_the_last_frame_and_the_keys():
     drive(check)
 
 
+def test_no_escape_sequence_of_others_reaches_the_screen():
+    async def check(s):
+        await s.send_result(Notice("no capture; try tpmon run -- a\x1b]0;title\x07b"))
+        await s.until(lambda: "run -- a?]0;title?b" in s.text)
+        s.app.say("could not be opened: \x1b[31mred")
+        assert s.view.message == "could not be opened: ?[31mred"
+        assert s.app.text_left == "no capture; try tpmon run -- a?]0;title?b"
+
+    drive(check)
+
+
 def test_a_key_that_is_not_in_the_table_does_nothing():
     async def check(s):
         before = s.view

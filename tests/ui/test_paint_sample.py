@@ -15,8 +15,9 @@ from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
+from tpmon.ui.ask_bundle import ask_bundle
 from tpmon.ui.ask_sample import choose_request, open_price, price_whole_job, say_next_price, start_sample
-from tpmon.ui.keys import keys_shown
+from tpmon.ui.keys import find_key, keys_shown, say_unused
 from tpmon.ui.panes import page_of, paint_screen
 from tpmon.ui.view import Ink, Overlay, Size
 
@@ -79,6 +80,25 @@ def test_a_job_that_ends_ends_its_sampling():
     assert "sampling:" not in said
     assert "f end" not in said
     assert "f samples" not in said
+
+
+def test_without_stacks_nothing_is_offered_that_samples():
+    for overlay in (Overlay.NONE, Overlay.SAMPLE):
+        view = make_view(TWO_RANKS, overlay=overlay, no_stacks=True)
+        shown = {name for key in keys_shown(view) for name in key.keys}
+        assert not {"f", "F"} & shown
+        assert {"d", "b"} <= shown, "one look is read where somebody asks for it"
+        assert find_key("f", view) is None
+        assert say_unused("f", view) == "f samples stacks, and --no-stacks forbids that"
+    assert "no stacks are sampled: --no-stacks" in text_of(view)
+    offer, _ = ask_bundle(view, ())
+    assert offer.message == "b again writes a bundle here: no stacks, files for a ticket"
+
+
+def test_a_job_that_ends_while_its_price_is_open_says_so():
+    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 1"))
+    said = text_of(replace(sample_view(), frame=ended))
+    assert "the job has ended: no stack is left to sample" in said
 
 
 def test_lost_samples_and_lateness_warn_and_a_whole_sample_does_not():

@@ -157,6 +157,10 @@ def test_a_snapshot_is_refused_what_it_cannot_have_in_one_clear_line_each(start,
     with pytest.raises(UsageError) as refused:
         start(snapshot, against=traces[0])
     assert refused.value.what == f"--against compares traces, and {snapshot} is a memory snapshot"
+    for key, value in (("table", "patterns"), ("target", "2x")):
+        with pytest.raises(UsageError) as refused:
+            start(snapshot, **{key: value})
+        assert refused.value.what == f"--{key} is for traces, and {snapshot} is a memory snapshot"
 
 
 def test_the_screen_puts_operators_together_when_it_is_asked_to(drawn, start, traces):

@@ -28,7 +28,7 @@ from tpmon.bundle import Bundler, default_name, open_sink, start_bundle
 from tpmon.looking import ROUNDS, RoundKeeper, SharedLook
 from tpmon.model.codec import decode
 from tpmon.model.collectives import CollectivesReading
-from tpmon.model.doctor import Checkup
+from tpmon.model.doctor import Checkup, list_checks
 from tpmon.model.dump import Dump, DumpRequest, DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
@@ -284,6 +284,27 @@ def test_a_disk_that_is_full_costs_parts_and_is_said(job: Job, tmp_path):
 
 
 @pytest.mark.torch
+def test_who_hurries_gets_the_verdict_and_what_is_not_in_it(job: Job, tmp_path):
+    folder = tmp_path / "out"
+    begun_s = time.monotonic()
+    contents = Bundler(job, FolderSink(str(folder)), Look(Missing("none")), hurries=lambda: True).run()
+    assert time.monotonic() - begun_s < 5.0
+    assert [name for name, _, _ in contents.files] == ["verdict.txt", "verdict.json", "once.txt"]
+    assert "doctor.txt: tpmon was left before it was written" in (folder / README).read_text()
+
+
+@pytest.mark.torch
+def test_a_disk_without_any_room_is_an_error(job_pid: int, tmp_path):
+    tpmon = f"exec {sys.executable} -m tpmon bundle {job_pid} --no-stacks --seconds 2 --out {tmp_path}/out"
+    done = subprocess.run(["sh", "-c", f"ulimit -f 0; {tpmon}"], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    what, advice = done.stderr.splitlines()[-2:]
+    assert what == f"tpmon: {tmp_path}/out: no whole bundle: File too large; nothing of it is there"
+    assert advice == "Try: --out with a place that has room"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
 def test_of_the_processes_nothing_secret_is_told(job: Job):
     text = "\n".join(describe_processes(job))
     assert SECRET not in text
@@ -340,6 +361,17 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job
 
     look = SharedLook(lambda: (make_frame(),), keeper, ask)
     path = tmp_path / "out"
+    blind = SharedLook(lambda: (make_frame(),), keeper, ask, stacks=False)
+    start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
+    assert done.wait(SECONDS)
+    assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()
+    checks = {
+        one.name: one
+        for one in list_checks(decode(Checkup, (tmp_path / "blind" / "doctor.json").read_text()))
+    }
+    assert checks["stacks"].why == "not tried: --no-stacks"
+    told.clear()
+    done.clear()
     start_bundle(lambda: job, lambda _: FolderSink(str(path)), look, tell)
     assert done.wait(SECONDS)
     assert told[0].startswith(f"bundle   {path} (")

@@ -26,7 +26,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results import DumpUpdate
 from tpmon.probe import bundle_sources
 from tpmon.probe.bundle_sources import read_cards, read_logs
-from tpmon.report.bundle import Contents, FolderSink, TarSink, say_result, write_readme
+from tpmon.report.bundle import README, Contents, FolderSink, TarSink, check_written, say_result, write_readme
 
 pytestmark = pytest.mark.usefixtures("small_environment")
 
@@ -92,6 +92,42 @@ def test_a_folder_is_never_written_into_twice(tmp_path):
     with pytest.raises(UsageError, match="is there already"):
         TarSink(str(tmp_path / "link"))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_that_cannot_be_finished_goes(tmp_path):
+    code = (
+        "import resource, sys; from tpmon.report.bundle import *; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); kind, path = sys.argv[1:]\n"
+        "sink = {'f': FolderSink, 't': TarSink}[kind](path)\n"
+        "sink.add('a', b'x' * 5_000)\n"
+        "for name in 'bc':\n"
+        "    try: sink.add(name, b'x' * 50_000)\n"
+        "    except OSError as error: print(error.strerror)\n"
+        "try: sink.close()\n"
+        "except OSError as error: print('close:', error.strerror)\n"
+    )
+
+    def fill(kind: str, path: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, kind, str(path)], check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    assert fill("f", tmp_path / "f") == "File too large\n" * 2
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["a"]
+    assert fill("t", tmp_path / "t.tar") == "File too large\n" * 2 + "close: File too large\n"
+    assert not (tmp_path / "t.tar").exists(), "a tar file with half a file in it is none"
+
+
+def test_a_bundle_without_its_readme_or_any_file_is_none():
+    whole = Contents([("a", 1, "a")], [("b", "gone")])
+    check_written("/x", whole)
+    for contents in (
+        Contents([("a", 1, "a")], [("b", "gone"), (README, "No space left on device")]),
+        Contents([], [("b", "No space left on device")]),
+    ):
+        with pytest.raises(UsageError, match=r"^/x: no whole bundle: No space left on device; "):
+            check_written("/x", contents)
 
 
 def test_files_are_private_whatever_the_umask_is(tmp_path):

@@ -179,6 +179,23 @@ def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None
     assert write_restart(13, str(tmp_path)) == "tpmon run -- COMMAND"
 
 
+@pytest.mark.parametrize(
+    ("folder", "word"),
+    [
+        ("/home/me", b"a\x1b]0;title\x07"),
+        ("/home/m\x1b[31me", b"x"),
+        ("/home/me", b"--token=abcdefgh9"),
+        ("/home/me", b"\xff"),
+        ("/home/me", b"x" * 5000),
+    ],
+)
+def test_a_command_that_is_not_for_a_terminal_is_not_repeated(tmp_path, folder: str, word: bytes) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0" + word + b"\0")
+    (tmp_path / "12" / "cwd").symlink_to(folder)
+    assert write_restart(12, str(tmp_path)) == "tpmon run -- COMMAND"
+
+
 def test_a_program_that_was_started_with_the_hook_is_known_by_its_path(tmp_path) -> None:
     write_export(str(tmp_path / "hook.zip"))
     (tmp_path / "12").mkdir()

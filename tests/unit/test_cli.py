@@ -190,6 +190,23 @@ def test_the_file_is_read_and_print_config_says_so(tmp_path: Path):
     done = call("ps")
     assert done.returncode == 2
     assert done.stderr.startswith(f"tpmon: {file}: interval: expected a number from 0.5 to 10, found 50")
+    assert "Try: tpmon --print-config" in done.stderr
+    file.write_text("interval = 50\nintervall = 3\nbell = true\njson = true\nplain = true\n")
+    done = call("--print-config", env={**os.environ, "TPMON_READONLY": "perhaps"})
+    assert (done.returncode, done.stderr) == (2, "")
+    lines = done.stdout.splitlines()
+    for number, what in enumerate(
+        (
+            f"{file}: interval: expected a number from 0.5 to 10, found 50",
+            f"{file}: intervall: no such setting",
+            "TPMON_READONLY: expected true or false, found 'perhaps'",
+            f"json and plain exclude each other ({file}, {file})",
+        ),
+        start=1,
+    ):
+        assert lines[number] == f"# cannot be used, and left out here: {what}"
+    assert f"{'interval = 1.0':<24} # default" in lines
+    assert f"{'bell = true':<24} # {file}" in lines
 
 
 def test_output_that_nobody_reads_or_takes():
@@ -330,6 +347,19 @@ def test_streams_end_well_when_the_job_ends():
         assert "ended" in as_words.stdout.readlines()[-1]
         assert as_json.wait(SECONDS) == 0
         assert as_words.wait(SECONDS) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("command", ["diagnose {} --until ended", "attach {} --check"])
+def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command: str):
+    with start_training() as training:
+        asked = f"exec {sys.executable} -m tpmon {command.format(training.pid)} >&-"
+        with subprocess.Popen(["sh", "-c", asked], stderr=subprocess.PIPE, text=True) as running:
+            time.sleep(2.0)
+            training.kill()
+            training.wait()
+            _, error = running.communicate(timeout=SECONDS)
+    assert (running.returncode, error) in ((10, ""), (11, "")), "a killed run has not ended well"
 
 
 @pytest.mark.torch

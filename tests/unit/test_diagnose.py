@@ -45,7 +45,7 @@ def update(kind: Kind, **fields) -> Update:
 def test_the_words_of_until_are_kinds_or_ended() -> None:
     assert parse_until("hung, idle,ended") == {"hung", "idle", "ended"}
     assert parse_until("") == frozenset()
-    for words in ("hang", "not-enough-evidence", "hung,stuck"):
+    for words in (",", " , ,", "hang", "not-enough-evidence", "hung,stuck"):
         with pytest.raises(UsageError, match="--until"):
             parse_until(words)
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -29,12 +30,11 @@ pytestmark = pytest.mark.usefixtures("small_environment")
         (["dump", "train.py"], {}, "a PID is a number", "tpmon ps"),
         (["dump", "1", "--rounds", "0"], {}, "--rounds: expected a whole number from 1 to 100", "tpmon"),
         (["dump", "1", "--format", "svg"], {}, "--format: 'svg' is no format", "one of: text, json"),
-        (
-            ["dump", "1", "--json"],
-            {"TPMON_DUMP_FORMAT": "collapsed"},
-            "--json and --format collapsed",
-            "leave",
-        ),
+        (["dump", "1", "--json", "--format", "collapsed"], {}, "--json and --format collapsed", "leave"),
+        (["dump", "1", "--json"], {"TPMON_DUMP_FORMAT": "collapsed"}, "process 1", ""),
+        (["dump", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
+        (["dump", "9" * 5000], {}, "a PID is a number, found '999", "tpmon ps"),
+        (["dump", "1", "--pid", "9" * 5000], {}, "--pid: a PID is a number, found '999", "tpmon dump PID"),
         (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
         (["dump", "1", "--rank", "x"], {}, "--rank: 'x' is no rank", "tpmon dump PID --rank 3"),
         (["dump", "1", "--rank", "3-1"], {}, "--rank: '3-1' is no rank", "tpmon dump PID --rank 3"),
@@ -54,6 +54,13 @@ def test_wrong_calls_say_what_and_what_to_try(arguments, environment, what, hint
     first, second = done.stderr.splitlines()
     assert first.startswith(f"tpmon: {what}")
     assert second.startswith(f"Try: {hint}")
+
+
+def test_no_standard_input_is_an_empty_one():
+    tpmon = f"exec {sys.executable} -m tpmon fold - <&-"
+    done = subprocess.run(["sh", "-c", tpmon], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tpmon: standard input: no dump in it\nTry: ")
 
 
 def test_a_process_that_is_not_there_is_3():

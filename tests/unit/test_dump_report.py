@@ -243,6 +243,17 @@ def test_formats_and_exit_codes(dump):
         pick_format(make_options(dump__format="svg"))
     with pytest.raises(UsageError, match="exclude each other"):
         pick_format(make_options(dump__format="speedscope", json=True))
+    for stronger, weaker, form in (
+        ({"dump.format": "speedscope"}, {"TPMON_JSON": "1"}, "speedscope"),
+        ({"dump.format": "text"}, {"TPMON_JSON": "1"}, "text"),
+        ({"json": True}, {"TPMON_DUMP_FORMAT": "collapsed"}, "json"),
+        ({}, {"TPMON_JSON": "1"}, "json"),
+    ):
+        assert pick_format(settle(resolve(stronger, weaker, "", {}))) == form
+    tables = {"json": True, "dump": {"format": "collapsed"}}
+    assert pick_format(settle(resolve({}, {"TPMON_JSON": "1"}, "", tables))) == "json"
+    with pytest.raises(UsageError, match="exclude each other"):
+        pick_format(settle(resolve({}, {}, "", tables)))
     assert pick_exit_code(dump) == 0
     nothing = replace(dump, groups=())
     assert pick_exit_code(nothing) == 4

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.known import Missing
-from tpmon.probe.output import HIDDEN, LINE_LENGTH, TAIL_BYTES, OutputReader, parse_tail, redact_secrets
+from tpmon.probe.output import LINE_LENGTH, TAIL_BYTES, OutputReader, parse_tail
+from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
 
 # -- redaction -----------------------------------------------------------------------------------
 
@@ -36,6 +37,20 @@ from tpmon.probe.output import HIDDEN, LINE_LENGTH, TAIL_BYTES, OutputReader, pa
         ("GET https://s3.example.org/b?X-Amz-Signature=abcdef0123&n=1", "abcdef0123"),
         ("id eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln here", "eyJzdWIi"),
         ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "wJalr"),
+        ("train.py --db-pass hunter2", "hunter2"),
+        ("train.py --pw 123456 --lr 3", "123456"),
+        ("DB_PASS=12345 MYSQL_PWD=swordfish", "12345"),
+        ("DB_PASS=12345 MYSQL_PWD=swordfish", "swordfish"),
+        ('{"db_pass": "hunter2"}', "hunter2"),
+        ("get https://a.blob.core.windows.net/c?sv=1&sig=SECRETSIG99", "SECRETSIG99"),
+        ("post https://hooks.slack.com/services/T0AB/B0CD/x9Yz", "x9Yz"),
+        ("groq gsk_0123456789abcdefABCDEF", "0123456789abc"),
+        ("npm npm_0123456789abcdefABCDEF0123456789abcd", "0123456789abc"),
+        ("docker dckr_pat_0123-456789abcdef", "456789abc"),
+        ("--password=one,twothree", "twothree"),
+        ("api_key=AbCdEf;twothree&four", "four"),
+        ("git clone https://me:p@55word@git.example.org/x.git", "55word"),
+        ("train.py --api_key 1234567890", "1234567890"),
     ],
 )
 def test_secrets_are_hidden(line: str, secret: str) -> None:
@@ -57,6 +72,10 @@ def test_secrets_are_hidden(line: str, secret: str) -> None:
         "author: somebody  basic training started",
         " 41%|████      | 410/1000 [00:12<00:17, 33.1it/s, loss=0.3]",
         "https://huggingface.co/docs?x=1",
+        "forward pass: done in 0.12 s, forward_pass=0.12, 3 passes",
+        "PWD=/home/me OLDPWD=/tmp bypass=everything compass=north-west",
+        "train.py --key-frames 12 --max_tokens 4096 --num-passes 3 --n_keys=16",
+        "groups by key=loss,step=3",
         "",
     ],
 )
@@ -68,6 +87,25 @@ def test_ordinary_log_lines_stay_as_they_are(line: str) -> None:
 def test_redaction_takes_any_text_and_settles(text: str) -> None:
     once = redact_secrets(text)
     assert redact_secrets(once) == once
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("train.py", "--password", "hun ter2", "--lr", "3"), "train.py --password *** --lr 3"),
+        (("train.py", "--db-pass", "-x", "a b"), "train.py --db-pass *** a b"),
+        (("train.py", "--password=a b, c", "x"), "train.py --password=*** x"),
+        (("db.pass=one two", "MYSQL_PWD=3"), "db.pass=*** MYSQL_PWD=***"),
+        (("--use-auth-token", "--lr", "3"), "--use-auth-token --lr 3"),
+        (("--pass-through", "layers", "bypass=layers"), "--pass-through layers bypass=layers"),
+        (("--max_tokens", "4096", "--key-frames", "all"), "--max_tokens 4096 --key-frames all"),
+        (("--api_key", "1234567890"), "--api_key ***"),
+        (("--note", "key of hf_AbCdEfGhIjKl"), "--note key of ***"),
+        (("sh", "-c", "train.py --password 'a b' --lr 3"), "sh -c train.py --password *** --lr 3"),
+    ],
+)
+def test_in_a_command_line_a_value_ends_with_its_word(words: tuple[str, ...], shown: str) -> None:
+    assert " ".join(redact_words(words)) == shown
 
 
 # -- the tail ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tpmon.errors import UsageError
-from tpmon.report.write import Output, ReaderGone
+from tpmon.report.write import Output, ReaderGone, complain
 
 
 def test_output_writes_whole_lines():
@@ -55,6 +55,11 @@ def test_output_waits_for_a_full_pipe_that_does_not_block():
     assert received.decode() == text + "\n"
     os.close(read)
     os.close(write)
+
+
+def test_no_escape_sequence_of_others_reaches_standard_error(capfd):
+    complain("tpmon: a\x1b]0;title\x07b is no trace\nTry: x\x9b31m\u202e")
+    assert capfd.readouterr().err == "tpmon: a?]0;title?b is no trace\nTry: x?31m?\n"
 
 
 def test_output_names_a_disk_that_is_full():

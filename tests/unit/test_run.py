@@ -118,6 +118,16 @@ def test_the_exported_file_does_the_same_without_tpmon(
     assert where.startswith(str(alone))
 
 
+def test_the_command_that_uses_the_file_can_be_pasted(tmp_path: Path, capfd, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hook_file.run_hook(["export", "sp ace.zip"], Output(1, ascii_only=False)) == 0
+    assert f"Use: PYTHONPATH='{tmp_path}/sp ace.zip' python train.py\n" in capfd.readouterr().out
+    for name in ("a:b.zip", "a\x1b[31m.zip"):
+        with pytest.raises(UsageError, match="PYTHONPATH cannot hold"):
+            hook_file.run_hook(["export", name], Output(1, ascii_only=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["sp ace.zip"]
+
+
 def test_a_tpmon_of_the_same_python_is_not_hidden_by_the_file(exported: str) -> None:
     done = call([sys.executable, "-c", "import tpmon; print(tpmon.__file__)"], environment(ROOT, exported))
     assert done.strip() == str(ROOT / "tpmon" / "__init__.py")
@@ -283,13 +293,22 @@ def test_leaving_the_screen_leaves_the_program_running(
     monkeypatch.setattr(target, "find_job", lambda pid: pid)
     watched: list[int] = []
     log = tmp_path / "run.log"
-    assert attach("sleep", "100", log=log, watch=watched.append) == 0
+    assert attach("sleep", "100", log=log, watch=lambda pid: watched.append(pid) or 0) == 0
     try:
         assert os.getsid(watched[0]) == watched[0]  # a hang-up of this terminal is not its own
         assert f"the training goes on: tpmon attach {watched[0]} shows it" in capfd.readouterr().err
     finally:
         os.kill(watched[0], signal.SIGKILL)
         os.waitpid(watched[0], 0)
+
+
+def test_a_screen_that_ended_badly_is_told_where_the_program_goes_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(target, "find_job", lambda pid: pid)
+    watched: list[int] = []
+    code = attach("sleep", "100", log=tmp_path / "run.log", watch=lambda pid: watched.append(pid) or 143)
+    os.kill(watched[0], signal.SIGKILL)
+    os.waitpid(watched[0], 0)
+    assert code == 143
 
 
 def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_path: Path) -> None:
@@ -305,8 +324,9 @@ def test_with_attach_nothing_is_started_that_could_not_be_watched_or_kept(tmp_pa
     def none() -> None:
         raise NoTerminalError("no terminal", "one")
 
-    with pytest.raises(NoTerminalError):
+    with pytest.raises(NoTerminalError) as refused:
         run.run_program(
             ["--attach", "touch", str(tmp_path / "started")], Output(1, False), none, lambda _job: 0
         )
+    assert refused.value.try_this.startswith("leave --attach out"), "run has no --once and no --plain"
     assert not (tmp_path / "started").exists()

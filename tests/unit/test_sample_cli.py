@@ -41,9 +41,19 @@ pytestmark = pytest.mark.usefixtures("small_environment")
         (["sample", "1"], {"TPMON_NO_STACKS": "1"}, "no-stacks is set, and sample", "tpmon sample --stacks"),
         (["sample", "1", "--stacks"], {"TPMON_NO_STACKS": "1"}, "process 1", ""),
         (["sample", "1", "--rank", "x"], {}, "--rank: a rank is a number", "tpmon sample PID --rank 0"),
+        (
+            ["sample", "1", "--rank", "9" * 5000],
+            {},
+            "--rank: a rank is a number",
+            "tpmon sample PID --rank 0",
+        ),
+        (["sample", "1", "--seconds", "9" * 4000], {}, "--seconds: expected a number from 1", "tpmon"),
+        (["sample", "1", "--rate", "9" * 4000], {}, "--rate: expected a whole number from 5", "tpmon"),
         (["sample", "1", "--rank", "0", "--all"], {}, "--rank and --all exclude", "leave one"),
         (["sample", "1", "--out", "/"], {}, "--out: / is there already", "name a file"),
-        (["sample", "1", "--json"], {"TPMON_SAMPLE_FORMAT": "collapsed"}, "--json and --format", "leave"),
+        (["sample", "1", "--json", "--format", "collapsed"], {}, "--json and --format", "leave"),
+        (["sample", "1", "--json"], {"TPMON_SAMPLE_FORMAT": "collapsed"}, "process 1", ""),
+        (["sample", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
     ],
 )
 def test_wrong_calls_say_what_and_what_to_try(arguments, environment, what, hint):
@@ -87,6 +97,9 @@ def test_a_file_is_written_beside_the_table_and_never_over_another(job: int, tmp
     assert f"tpmon: wrote {path}\n" in done.stderr
     assert json.loads(path.read_text())["profiles"][0]["unit"] == "seconds"
     before = path.read_bytes()
+    nowhere = call("sample", str(job), "--seconds", "600", "--out", str(tmp_path / "no" / "x.json"))
+    assert nowhere.returncode == 2
+    assert f"--out: {tmp_path}/no/x.json: No such file or directory" in nowhere.stderr
     assert call(*arguments).returncode == 2
     assert path.read_bytes() == before
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.frames import make_frame
 from tests.goldens import dump_views, sample_views
-from tpmon import bundle, capture_command
+from tpmon import bundle, capture_command, screen
 from tpmon.config import resolve, settle
 from tpmon.model.capture import CaptureRequest
 from tpmon.model.dump import Asker, DumpRequest
@@ -82,13 +82,14 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     assert (len(started), wired.results) == (1, [Notice(BUNDLING)])
-    _, _, look, told = started[0]
+    _, _, look, told, hurries = started[0]
     assert len(look.frames()) == 1
     assert not is_known(look.rounds())
     request = look._keeper._request
     three = dump_views.hung_three_looks()
     wired.session.sinks[1](dump_views.make_update(*three.state.rounds, request=request))
     assert look.rounds() == three.state.rounds
+    assert not hurries()
     told("bundle out (9 files, 80K)")
     assert wired.results[-1] == Notice("bundle out (9 files, 80K)")
     wired.wiring.ask(Errand.WRITE_BUNDLE)
@@ -101,7 +102,7 @@ def test_one_capture_at_a_time_and_its_progress_reaches_the_screen(wired, monkey
     for _ in range(2):
         wired.wiring.ask(CaptureRequest(NOT_APPLICABLE))
     assert (len(started), wired.results) == (1, [Notice(CAPTURING)])
-    _, told = started[0]
+    _, told, stopped = started[0]
     told("recording step 2 of 5", False)
     wired.wiring.ask(CaptureRequest(7))
     assert wired.results[1:] == [Notice("recording step 2 of 5", passing=True), Notice(CAPTURING)]
@@ -109,6 +110,28 @@ def test_one_capture_at_a_time_and_its_progress_reaches_the_screen(wired, monkey
     assert wired.results[-1] == Notice("capture done: 5 steps", trace="/tmp/x.json.gz")
     wired.wiring.ask(CaptureRequest(7))
     assert len(started) == 2
+    assert not stopped()
+
+
+def test_who_leaves_is_told_what_became_of_what_was_begun(wired, monkeypatch):
+    monkeypatch.setattr(screen, "LEAVE_WITHIN_S", 0.1)
+    assert wired.wiring.leave() == []
+    wired.wiring._left.clear()
+    started = []
+    monkeypatch.setattr(bundle, "start_bundle", lambda *given: started.append(given))
+    monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    wired.wiring.ask(CaptureRequest(7))
+    (_, _, look, told, hurries), (_, told_capture, stopped) = started
+    unfinished = wired.wiring.leave()
+    assert "the bundle in the folder where tpmon was started is not whole" in unfinished[0]
+    assert unfinished[1].startswith("the capture is cancelled, or ends by itself as asked")
+    assert hurries()
+    assert stopped(), "a window cancels what it asked for"
+    look.wait()  # at once: no further look is waited for
+    told("bundle out (9 files, 80K)")
+    told_capture("capture cancelled", True)
+    assert wired.wiring.leave() == ["bundle out (9 files, 80K)", "capture cancelled"]
 
 
 def test_a_trace_is_shown_by_a_process_of_its_own_that_finds_tpmon_from_any_folder(tmp_path):

@@ -185,16 +185,44 @@ def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "json", "what"),
+    [
+        (Asked(csv="steps"), True, "--csv and --json exclude each other"),
+        (Asked(csv="steps", top="3"), False, "--csv writes every row"),
+        (Asked(slice_out="x.json", steps="1-2"), True, "--slice stands alone"),
+        (Asked(slice_out="x.json", steps="1-2", top="3"), False, "--slice stands alone"),
+        (Asked(slice_out="x.json", steps="1-2", table="patterns"), False, "--slice stands alone"),
+        (Asked(slice_out="x.json", steps="1-2", target="2x"), False, "--slice stands alone"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, asked: Asked, json: bool, what: str) -> None:
+    path = train(tmp_path / "a.json", [1000])
+    options = settle(resolve({"json": True} if json else {}, {}, "", {}))
+    with pytest.raises(UsageError, match=what):
+        run_trace([path], options, asked, Output(1, ascii_only=True))
+
+
+def test_what_is_typed_wins_over_json_from_the_file(tmp_path: Path, capfd) -> None:
+    path = train(tmp_path / "a.json", [1000])
+    options = settle(resolve({}, {}, "", {"json": True}))
+    assert run_trace([path], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
+    assert "ProfilerStep#0" in capfd.readouterr().out
+    out = tmp_path / "small.json"
+    assert run_trace([path], options, Asked(slice_out=str(out), steps="0-0"), Output(1, True)) == 0
+    assert out.exists()
+
+
 def test_what_a_directory_brings_along_is_named_and_left_out(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "a.json", [1000])
-    other = tmp_path / "settings.json"
+    other = tmp_path / "settings\x1b[31m.json"
     other.write_text("{}")
     options = settle(resolve({}, {}, tmp_path / "none.toml", {}))
     assert run_trace([str(tmp_path)], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
     said = capfd.readouterr()
-    assert f"left out: {other}" in said.err
+    assert f"left out: {other.parent}/settings?[31m.json: " in said.err, "no escape sequence comes with it"
     assert "ProfilerStep#0" in said.out
     with pytest.raises(UsageError, match="no trace"):
         run_trace([str(other)], options, Asked(), Output(1, ascii_only=True))

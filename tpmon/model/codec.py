@@ -21,6 +21,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable
 T = TypeVar("T")
 
 DECIMALS = 4
+_HUGE = 1e300
 
 
 class CodecError(ValueError):
@@ -139,8 +140,12 @@ def _decode_scalar(kind: type) -> Decoder:
     def decode_value(raw: Any) -> Any:
         if not isinstance(raw, accepted) or (isinstance(raw, bool) and kind is not bool):
             raise _refuse(kind.__name__, raw)
+        if kind is not float:
+            return raw
         number: Any = raw
-        return float(number) if kind is float else raw
+        if not -_HUGE < number < _HUGE:  # 1e999 is read as an infinity, which cannot be written again
+            raise CodecError("expected a finite number")
+        return float(number)
 
     return decode_value
 
@@ -173,9 +178,12 @@ def _decode_text(hint: type) -> Decoder:
 
     def decode_parsed(raw: Any) -> Any:
         try:
-            return parse(raw)
+            value = parse(raw)
         except (TypeError, ValueError) as error:
             raise CodecError(str(error)) from error
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise CodecError(f"a time without its offset from UTC: {raw}")
+        return value
 
     return decode_parsed
 

@@ -1,6 +1,6 @@
 """Read what a ticket asks for beside Frames and stacks: versions, processes, the job's log, the cards.
 
-Command lines and logs are redacted here, where they are read (``output.redact_secrets``); of the
+Command lines and logs are redacted here, where they are read (``redaction``); of the
 environment only the variables that change training speed are known at all (``procread``).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from tpmon.model.units import clean_text
 from tpmon.probe.background import read_within
 from tpmon.probe.job import Job, Member
 from tpmon.probe.kernel_log import pick_lines, read_log
-from tpmon.probe.output import OutputReader, read_more, redact_secrets
+from tpmon.probe.output import OutputReader, read_more
 from tpmon.probe.procread import PROC, read_file
+from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
 
 LOG_LINES = 400
 _COMMAND_CHARS = 2000
@@ -67,15 +69,19 @@ def describe_processes(job: Job) -> Iterator[str]:
     for member in job.members[:_MOST_PROCESSES]:
         yield f"{member.identity.pid} {_name(member)}, started {member.started.isoformat(timespec='seconds')}"
         fact = job.facts.get(member.identity.pid)
-        command = " ".join(fact.argv) if fact else ""
-        yield f"  command: {clean_text(redact_secrets(command), _COMMAND_CHARS) or 'not readable'}"
+        command = " ".join(map(_quote, redact_words(fact.argv))) if fact else ""
+        yield f"  command: {clean_text(command, _COMMAND_CHARS) or 'not readable'}"
         if isinstance(member.environment, Missing):
             yield f"  environment: {member.environment.reason}"
         elif member.environment:
-            settings = " ".join(f"{one.name}={one.value}" for one in member.environment)
-            yield f"  environment: {clean_text(redact_secrets(settings), _COMMAND_CHARS)}"
+            settings = redact_words([f"{one.name}={one.value}" for one in member.environment])
+            yield f"  environment: {clean_text(' '.join(settings), _COMMAND_CHARS)}"
     if len(job.members) > _MOST_PROCESSES:
         yield f"and {len(job.members) - _MOST_PROCESSES} more processes"
+
+
+def _quote(word: str) -> str:
+    return word if word.endswith(HIDDEN) else shlex.quote(word)
 
 
 def _name(member: Member) -> str:

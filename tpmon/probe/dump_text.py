@@ -15,8 +15,8 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import clean_text
-from tpmon.probe.output import HIDDEN, redact_secrets
 from tpmon.probe.procread import SECRET_NAME
+from tpmon.probe.redaction import HIDDEN, redact_secrets
 from tpmon.probe.stack_text import MAX_THREADS, Sampled, cut_frames, make_frame, settle
 
 MOST_LOCALS = 40

@@ -12,9 +12,9 @@ from tpmon.model.process import Role
 from tpmon.model.results import JOBS_SCHEMA, JobList, JobState, JobSummary
 from tpmon.model.units import clean_text
 from tpmon.probe.job import Job, assemble_job
-from tpmon.probe.output import redact_secrets
 from tpmon.probe.procread import PROC, TICKS_PER_S, WORKER_NAME, read_table
 from tpmon.probe.programs import parse_command
+from tpmon.probe.redaction import redact_words
 from tpmon.probe.strays import LAUNCHER_GONE
 from tpmon.probe.survey import Sight, survey
 
@@ -92,8 +92,8 @@ def tell_arguments(job: Job) -> Known[str]:
         return Missing("the command line could not be read")
     command = parse_command(argv)
     words = (command.name, *command.arguments) if command.how == "code" else command.arguments
-    line = " ".join(" ".join(words).split())
-    return clean_text(redact_secrets(line[:_READ_CHARS]), ARGUMENT_CHARS)
+    shown = redact_words([word[:_READ_CHARS] for word in words[:_READ_CHARS]])
+    return clean_text(" ".join(" ".join(shown).split()), ARGUMENT_CHARS)
 
 
 def _is_rank(job: Job, pid: int) -> bool:

@@ -19,6 +19,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
+from tpmon.probe.redaction import redact_secrets
 
 TAIL_BYTES = 4096
 MORE_BYTES = 128 << 10
@@ -32,60 +33,11 @@ DESCRIPTORS = (1, 2)
 CLOCK_SKEW_S = 5.0
 """How far a file server's clock may run ahead of ours before an age says nothing."""
 
-HIDDEN = "***"
-
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, clipboard
     r"|\x1b[ -/]*[0-~]"
 )
-
-_NAME = r"[\w.-]{0,40}"
-_WORD = (
-    r"(?:password|passwd|passphrase|secret|credential|token|(?<![a-z])auth(?:orization)?|key|signature)"
-    r"s?(?![a-z])"  # not KeyError, not tokenizer
-)
-_VALUE = r"(\"[^\"]*\"?|'[^']*'?|[^\s,;&)}\]]+)"
-_ASSIGNED = re.compile(rf"({_WORD}{_NAME}[\"']?\s{{0,3}}[=:]\s{{0,3}}){_VALUE}", re.IGNORECASE)
-_OPTION = re.compile(rf"((?<!-)--{_NAME}{_WORD}{_NAME}\s{{1,3}}){_VALUE}", re.IGNORECASE)
-_ALWAYS = re.compile(r"pass|secret|credential|auth", re.IGNORECASE)
-_HARMLESS = re.compile(
-    r"[\"']?(?:"
-    r"[-+]?[0-9][0-9._]*(?:e[-+]?[0-9]+)?[kmgbt%]?(?:/\w{1,6})?"  # tokens=4096, tokens: 1.2k/s
-    r"|<[^>]*>"  # pad_token='<pad>'
-    r"|\w{1,5}"  # key=loss
-    r")[\"']?$"
-    r"|[a-z_][\w.]*[(\[]",  # key = torch.cat(...) in a traceback
-    re.IGNORECASE,
-)
-_WHOLE = re.compile(
-    r"(?<![A-Za-z0-9])"
-    r"(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{8,}|AIza[\w-]{20,}"
-    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|xox[a-z]-[\w-]{8,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)"
-)
-_BEARER = re.compile(
-    r"(\bbearer\s{1,3}|authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:basic|token)\s{1,3})[^\s\"',;]{4,}",
-    re.IGNORECASE,
-)
-_URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)[^/\s@]{1,300}@", re.IGNORECASE)
-
-
-def redact_secrets(text: str) -> str:
-    """Replace passwords, tokens and keys in one line of text by ``***``.
-
-    Counts stay readable: "tokens=4096" and "tokens: 12k/s" are no secrets, "password=4096" is.
-    """
-
-    def hide_value(match: re.Match[str]) -> str:
-        harmless = not _ALWAYS.search(match[1]) and _HARMLESS.match(match[2])
-        return match[0] if harmless else match[1] + HIDDEN
-
-    text = _URL.sub(rf"\1{HIDDEN}@", text)
-    text = _BEARER.sub(rf"\1{HIDDEN}", text)
-    text = _WHOLE.sub(HIDDEN, text)
-    text = _OPTION.sub(hide_value, text)
-    return _ASSIGNED.sub(hide_value, text)
 
 
 def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENGTH) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import os
 import tarfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -51,6 +52,7 @@ class FolderSink:
             UsageError: when it is there already, or cannot be made.
         """
         self.path = path
+        self._failed = False
         try:
             os.mkdir(path, 0o700)
             self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -64,12 +66,19 @@ class FolderSink:
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(fd, rest) :]
+        except BaseException:
+            self._failed = True
+            os.unlink(name, dir_fd=self._folder)  # half a file would be taken for a whole one
+            raise
         finally:
             os.close(fd)
 
     def close(self) -> None:
-        """Leave the folder."""
+        """Leave the folder; one in which nothing could be written goes."""
         os.close(self._folder)
+        if self._failed:
+            with suppress(OSError):
+                os.rmdir(self.path)
 
 
 class TarSink:
@@ -90,6 +99,7 @@ class TarSink:
         mode: Literal["w:gz", "w"] = "w:gz" if path.endswith(_PACKED) else "w"
         self._tar = tarfile.open(fileobj=self._file, mode=mode)  # noqa: SIM115  # until ``close``
         self._folder = os.path.basename(path).split(".tar")[0].removesuffix(".tgz") or "bundle"
+        self._broken: OSError | None = None
         folder = self._head(self._folder)
         folder.type, folder.mode = tarfile.DIRTYPE, 0o700
         self._tar.addfile(folder)
@@ -104,14 +114,27 @@ class TarSink:
         """Append one file."""
         info = self._head(f"{self._folder}/{name}")
         info.size = len(data)
-        self._tar.addfile(info, io.BytesIO(data))
+        if self._broken:
+            raise self._broken
+        try:
+            self._tar.addfile(info, io.BytesIO(data))
+        except OSError as error:
+            self._broken = error
+            raise
 
     def close(self) -> None:
-        """Write the end of the tar file."""
+        """Write the end of the tar file; one that could not be finished goes."""
         try:
-            self._tar.close()
-        finally:
-            self._file.close()
+            try:
+                self._tar.close()
+            finally:
+                self._file.close()
+            if self._broken:
+                raise self._broken
+        except OSError:
+            with suppress(OSError):
+                os.unlink(self.path)
+            raise
 
 
 def _refuse(path: str, error: OSError, flag: str) -> UsageError:
@@ -155,6 +178,20 @@ def write_readme(head: Iterable[tuple[str, str]], contents: Contents) -> list[st
         ),
     ]
     return lines
+
+
+def check_written(path: str, contents: Contents) -> None:
+    """Refuse to call it a bundle when its files, or the one that says what is missing, were not written.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    failures = dict(contents.failures)
+    if contents.files and README not in failures:
+        return
+    reason = failures.get(README) or next(iter(failures.values()), "nothing could be read")
+    there = f"{len(contents.files)} files of it are there" if contents.files else "nothing of it is there"
+    raise UsageError(f"{path}: no whole bundle: {reason}; {there}", "--out with a place that has room")
 
 
 def say_result(path: str, contents: Contents) -> list[str]:

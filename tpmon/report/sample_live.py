@@ -46,17 +46,19 @@ class Live:
             return
         columns, rows = _read_size()
         lines = [cut(line, columns - 1) for line in write_sample(hot, LIVE_FUNCTIONS)][: rows - 1]
-        self._write("\n".join([f"{self._back()}{lines[0]}", *lines[1:]]))
+        self._take_back()
+        self._write("\n".join(lines))
         self._drawn = len(lines)
 
     def close(self) -> None:
         """Take away what was drawn, so that the result stands alone."""
-        with contextlib.suppress(OSError):
-            os.write(_ERROR, self._back().encode())
+        self._take_back()
         self._drawn = 0
 
-    def _back(self) -> str:
-        return _UP.format(self._drawn) + "\r" + _CLEAR_BELOW if self._drawn else ""
+    def _take_back(self) -> None:
+        back = _UP.format(self._drawn) + "\r" + _CLEAR_BELOW if self._drawn else ""
+        with contextlib.suppress(OSError):  # ``complain`` lets no escape sequence pass
+            os.write(_ERROR, back.encode())
 
     def _write(self, text: str) -> None:
         complain(to_ascii(text) if self._ascii_only else text)

@@ -8,7 +8,10 @@ import os
 import select
 
 from tpmon.errors import UsageError
+from tpmon.model.units import clean_text
 
+COMPLAINT_CHARS = 4000
+"""Of each line; a command that is to be pasted has to fit."""
 _ASCII = str.maketrans("·…–—×→µ°±▁▂▃▄▅▆▇█░", "|~--x>u +_.:-=+*#:")  # noqa: RUF001
 
 
@@ -86,9 +89,13 @@ class Output:
 
 
 def complain(text: str) -> None:
-    """Write a line to standard error; one that is closed or full is no reason to fail."""
+    """Write lines to standard error; one that is closed or full is no reason to fail.
+
+    File names and command lines come with the text, so no escape sequence passes here.
+    """
+    said = "\n".join(clean_text(line, COMPLAINT_CHARS) for line in text.split("\n"))
     with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode("utf-8", "replace"))
+        os.write(2, f"{said}\n".encode("utf-8", "replace"))
 
 
 def hold_descriptors() -> None:

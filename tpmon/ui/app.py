@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 # before textual: the shell sets what textual reads while it is imported
-from tpmon.ui.shell import MESSAGE_SECONDS, Shell, draw  # isort: skip
+from tpmon.ui.shell import LINE_CHARS, MESSAGE_SECONDS, Shell, draw  # isort: skip
 
 from textual.message import Message
 from textual.timer import Timer
@@ -94,13 +94,14 @@ class MonitorApp(Shell):
     def receive_result(self, result: Result) -> None:
         """Take what came of an order from any thread; never blocks and never raises."""
         if isinstance(result, Notice):
+            text = clean_text(result.text, LINE_CHARS)
             if not result.passing:
-                self.notices.append(result.text)
+                self.notices.append(text)
             with suppress(RuntimeError):  # the screen has ended; the line is printed
                 if result.trace:
                     self.post_message(Captured(result.trace))
                 offer = "  (o opens it)" if result.trace else ""
-                self.post_message(Told(result.text + offer, RESULT_SECONDS))
+                self.post_message(Told(text + offer, RESULT_SECONDS))
         elif self._inbox.put_reading(result):
             self._tell_arrival()
 
@@ -247,7 +248,7 @@ class MonitorApp(Shell):
     def say(self, text: str, seconds: float = MESSAGE_SECONDS) -> None:
         """Show one line for some seconds, or until a key is pressed."""
         self._message_until_ns = self._clock() + int(seconds * 1e9)
-        self._show(replace(self.view, message=text))
+        self._show(replace(self.view, message=clean_text(text, LINE_CHARS)))
 
     def _plan_edit(self) -> None:
         shown = stack_rows.frame_under_cursor(self.view)

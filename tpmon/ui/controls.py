@@ -55,6 +55,8 @@ class ScreenOptions:
     """Ring the terminal bell when the verdict turns bad."""
     readonly: bool = False
     """Offer no key that stops a process of the job."""
+    no_stacks: bool = False
+    """Offer no sampling of stacks, and write bundles without them."""
 
 
 @dataclass(frozen=True, slots=True)

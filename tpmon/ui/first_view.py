@@ -27,4 +27,5 @@ def first_view(options: ScreenOptions, now_ns: int) -> ViewState:
         message="",
         ascii_only=options.ascii_only,
         readonly=options.readonly,
+        no_stacks=options.no_stacks,
     )

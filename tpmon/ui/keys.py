@@ -338,6 +338,8 @@ def say_unused(name: str, view: ViewState) -> str:
     """Say why a key did nothing: where it works, or that it has no meaning; "" for keys without a letter."""
     if len(name) != 1 or not name.isprintable():
         return ""
+    if view.no_stacks and name in ("f", "F"):
+        return f"{name} samples stacks, and --no-stacks forbids that"
     shown = "space" if name == " " else name
     where = tuple(dict.fromkeys(key.when.words for key in KEYS if name in key.keys))
     if not where:

@@ -15,6 +15,7 @@ from tpmon.model.sample_words import (
     say_what,
 )
 from tpmon.model.units import clean_text, format_seconds
+from tpmon.ui.ask_dump import has_ended
 from tpmon.ui.ask_sample import is_running, say_next_price
 from tpmon.ui.cells import wrap_all
 from tpmon.ui.paint_dump_errors import paint_errors
@@ -28,13 +29,15 @@ WAITING_PCT = 95.0
 """Other threads that wait so much of the time are one line."""
 _ERROR_LINES = 6
 _TEXT_CHARS = 400
+_ENDED = "the job has ended: no stack is left to sample"
 
 
 def paint_sample(view: ViewState, width: int) -> list[Line]:
     """Paint all lines of the hot functions; the screen shows the part that fits."""
     update = view.sample
     if not is_known(update):
-        return _paint_price(view, Ink.WARN, width)
+        ended = is_known(view.frame) and has_ended(view.frame)
+        return _wrapped(_ENDED, Ink.WARN, width) if ended else _paint_price(view, Ink.WARN, width)
     lines: list[Line] = []
     if update.state.refused:
         lines += _wrapped(f"! {update.state.refused}", Ink.WARN, width)
@@ -68,6 +71,8 @@ def _paint_told(view: ViewState, hot: HotSample, width: int) -> list[Line]:
 
 
 def _paint_price(view: ViewState, ink: Ink, width: int) -> list[Line]:
+    if view.no_stacks:
+        return _wrapped("no stacks are sampled: --no-stacks", ink, width)
     return _wrapped(say_next_price(view), ink, width)
 
 

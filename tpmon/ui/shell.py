@@ -32,6 +32,8 @@ from tpmon.ui.messages import Planned, Told
 from tpmon.ui.terminal import LEAVE_SECONDS, ScreenResult, TerminalGuard, lend_terminal, report_crash
 
 MESSAGE_SECONDS = 6.0
+LINE_CHARS = 4000
+"""Of a line that is said; paths and command lines of others come with it, and are cleaned there."""
 _JOINED_SECONDS = 0.5
 """Resizes this close may have been joined."""
 _SETTLE_SECONDS = 0.05

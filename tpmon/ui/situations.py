@@ -56,6 +56,10 @@ def _alive(view: ViewState) -> bool:
     return is_known(view.frame) and not has_ended(view.frame)
 
 
+def _samplable(view: ViewState) -> bool:
+    return _no_typing(view) and _alive(view) and not view.no_stacks
+
+
 def _stacks(view: ViewState) -> bool:
     return view.overlay is Overlay.STACKS
 
@@ -118,7 +122,8 @@ DUMPED_STACKS = Situation(
 DUMPED = Situation(_dumped, "in the stacks and the hot functions, once some are read")
 FRAMED = Situation(_framed, "on a stack with Python frames")
 UNSAMPLED = Situation(
-    lambda view: ALIVE.holds(view) and view.overlay is not Overlay.SAMPLE, "outside of the hot functions"
+    lambda view: _samplable(view) and view.overlay is not Overlay.SAMPLE,
+    "outside of the hot functions; never with --no-stacks",
 )
 CAPTURABLE = Situation(
     lambda view: (
@@ -129,9 +134,11 @@ CAPTURABLE = Situation(
 CAPTURED = Situation(
     lambda view: _panes(view) and is_known(view.captured), "in the panes, once a capture has written a trace"
 )
-UNSAMPLING = Situation(lambda view: ALIVE.holds(view) and not is_running(view), "while nothing is sampled")
+UNSAMPLING = Situation(
+    lambda view: _samplable(view) and not is_running(view), "while nothing is sampled; never with --no-stacks"
+)
 PRICED = Situation(
-    lambda view: view.overlay is Overlay.SAMPLE and _alive(view) and not is_running(view),
+    lambda view: view.overlay is Overlay.SAMPLE and _samplable(view) and not is_running(view),
     "in the hot functions, once their price was read",
 )
 SAMPLING = Situation(

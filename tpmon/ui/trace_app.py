@@ -9,12 +9,13 @@ import os
 from dataclasses import replace
 
 # before textual: the shell sets what textual reads while it is imported
-from tpmon.ui.shell import MESSAGE_SECONDS, Shell, draw  # isort: skip
+from tpmon.ui.shell import LINE_CHARS, MESSAGE_SECONDS, Shell, draw  # isort: skip
 
 from textual.timer import Timer
 
 from tpmon.errors import ExitCode
 from tpmon.model.known import NOT_APPLICABLE, Known, is_known
+from tpmon.model.units import clean_text
 from tpmon.ui import editor
 from tpmon.ui import trace_actions as actions
 from tpmon.ui.moves import Effect, Move
@@ -73,7 +74,7 @@ class TraceApp(Shell):
         if self._timer is not None:
             self._timer.stop()
         self._timer = self.set_timer(seconds, self._forget_message) if text else None
-        self._show(replace(self.view, message=text))
+        self._show(replace(self.view, message=clean_text(text, LINE_CHARS)))
 
     def _forget_message(self) -> None:
         self._show(replace(self.view, message=""))

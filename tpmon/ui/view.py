@@ -144,6 +144,8 @@ class ViewState:
     ascii_only: bool
     readonly: bool = False
     """Offer nothing that stops a process of the job."""
+    no_stacks: bool = False
+    """Offer no sampling of stacks; one look is read where a key asks for it."""
     behind: Overlay = Overlay.NONE
     """What the help or the verdict lies over, to go back there."""
     dump: Applicable[DumpUpdate] = NOT_APPLICABLE
