@@ -25,6 +25,7 @@ from tests.dumps import (
 )
 from tests.frames import make_gpu, make_loader
 from tests.hanging import conclude, run, sample, stand
+from tpmon.judge.hang_memory import Watch, observe
 from tpmon.model.dump import DeadChild, OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadKind
@@ -91,6 +92,19 @@ def test_a_rank_that_ended_here_is_missing():
     finding = conclude(frames)
     assert (finding.kind, finding.cause) == hung("missing-rank")
     assert "rank 2 has ended" in finding.summary
+
+
+def test_a_job_that_goes_on_with_fewer_ranks_does_not_miss_those_that_it_had():
+    three = stand(make_rank(0), make_rank(1), make_rank(2), world_size=3)
+    two = stand(make_rank(0), make_rank(1), world_size=2)
+    smaller = conclude([replace(three[0], taken=two[0].taken, taken_ns=two[0].taken_ns), *two[1:]])
+    assert (smaller.kind, smaller.cause) == hung("no-progress")
+    old = three[0].processes
+    for here in (replace(three[0], processes=()), three[0]):
+        anew = [replace(one, start_ticks=7, pid=one.pid + 500) for one in old]
+        watch = observe(observe(Watch(), three[0]), replace(here, processes=()))
+        assert watch.numbers == {0, 1, 2}
+        assert observe(watch, replace(here, processes=tuple(anew[:2]))).numbers == {0, 1}
 
 
 def test_a_gap_in_the_local_ranks_is_one_that_ended_before_tpmon_came():
@@ -250,7 +264,7 @@ def test_a_card_that_is_busy_and_does_nothing_is_no_excuse_for_a_wait():
     finding = conclude(sample(stand(waits, **hollow), 4000, ITEM))
     assert (finding.kind, finding.cause) == hung("gpu-wait")
     assert "card 0 is busy and does next to nothing" in finding.summary
-    assert said(sample(stand(waits, **card(0.0)), 4000, ITEM)) == hung("gpu-wait")
+    assert said(sample(stand(waits, seconds=310, log_age_s=None, **card(0.0)), 4000, ITEM)) == hung("spin")
 
 
 def test_a_rank_that_waits_for_a_card_at_work_is_not_hung():

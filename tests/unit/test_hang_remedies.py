@@ -84,6 +84,30 @@ def test_a_queue_that_nobody_feeds_is_no_matter_of_the_order_of_locks():
     assert "nothing comes: thread feeder (7) is in fetch_from_store prefetch.py:30" in fed.summary
 
 
+@pytest.mark.parametrize(
+    ("function", "file"),
+    [("join", "threading.py"), ("wait", "threading.py"), ("result", "concurrent/futures/_base.py")],
+)
+def test_who_waits_for_a_thread_or_an_event_is_not_sent_to_a_queue(function, file):
+    finding = hang(frames=(MAIN, TRAIN, StackFrame(function, f"{LIB}/{file}", 300)))
+    assert finding.cause == "lock"
+    assert "it does not end, and no other thread of it stands in the program" in finding.summary
+    assert "queue" not in finding.try_
+    assert "lock.acquire" not in finding.try_
+
+
+def test_a_semaphore_is_a_lock():
+    finding = hang(frames=(MAIN, TRAIN, StackFrame("acquire", f"{LIB}/threading.py", 507)))
+    assert "lock.acquire" in finding.try_
+
+
+def test_nobody_is_sent_to_look_at_the_process_that_waits():
+    run = (MAIN, TRAIN, StackFrame("run", f"{LIB}/subprocess.py", 550))
+    finding = conclude(stand(make_rank(0, frames=run, waits_for="child process"), seconds=80, log_age_s=None))
+    assert finding.cause == "no-progress"
+    assert "which it waits for" not in finding.try_
+
+
 def test_a_thread_that_is_left_is_to_be_a_daemon_or_joined():
     finding = hang(thread(7, FEED), frames=EXIT)
     assert finding.cause == "lock"

@@ -18,6 +18,7 @@ from tpmon.judge.hang_picture import choose_rounds, find_corner
 from tpmon.model.dump import Asker
 from tpmon.model.host import SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import EXIT_CODES, Kind, SinceIs
 
@@ -127,6 +128,64 @@ def test_a_rank_that_moves_on_takes_its_picture_with_it():
     assert judged[len(frames) - 1].frame.verdict.kind is Kind.HUNG
     assert judged[-1].standing.watch.picture is None
     assert judged[-1].frame.verdict.kind is not Kind.HUNG
+
+
+def rested_since(frames, at):
+    """Let the wait of the ranks begin so many seconds after the first reading; each second before has its own."""
+    return [
+        replace(
+            frame,
+            processes=tuple(
+                replace(one, waits_unchanged_s=float(max(0, second - at))) for one in frame.processes
+            ),
+        )
+        for second, frame in enumerate(frames)
+    ]
+
+
+def test_an_old_log_says_nothing_of_a_run_that_was_seen_to_get_on_since():
+    frames = stand(LOCKED, seconds=64, log_age_s=4000.0)
+    assert conclude(frames[:1] + frames[-30:]).kind is Kind.HUNG
+    assert conclude(rested_since(frames, 50)).kind is not Kind.HUNG
+    assert asked_at(blind(rested_since(frames, 50))) == []
+    assert conclude(rested_since(frames, 30)).kind is Kind.HUNG
+
+
+def test_stacks_of_several_places_tell_that_a_run_that_naps_got_on():
+    naps = make_process(4000, start_ticks=100, state="S", waits_for="sleep", waits_unchanged_s=0.0)
+    frames = [
+        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(naps,), output=(), loader=()) for n in range(40)
+    ]
+    for stacks, moved in (((FORWARD, BACKWARD), True), ((FORWARD,), False)):
+        watch = Watch()
+        for frame in sample(frames, 4000, *stacks):
+            watch = observe(watch, frame)
+        assert bool(watch.moved_ns) is moved
+
+
+@pytest.mark.parametrize(
+    ("demand", "waiting", "moved"), [(0.6, 0.0, True), (0.02, 0.0, False), (0.6, 0.6, False)]
+)
+def test_a_main_thread_that_worked_and_waits_for_the_same_again_has_got_on(demand, waiting, moved):
+    frames = stand(LOCKED, seconds=60, log_age_s=None)
+    worked = [
+        replace(
+            frame,
+            processes=tuple(
+                replace(
+                    one,
+                    runnable=demand,
+                    waiting=waiting,
+                    thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, demand),),
+                )
+                for one in frame.processes
+            ),
+        )
+        if second % 9 == 4 and second < 50
+        else frame
+        for second, frame in enumerate(frames)
+    ]
+    assert (conclude(worked).kind is not Kind.HUNG) is moved
 
 
 def test_the_users_time_counts_in_place_of_the_default():

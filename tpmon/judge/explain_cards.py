@@ -101,8 +101,9 @@ EXPLANATIONS = (
     Explanation(
         Kind.IDLE,
         "waiting-for-input",
-        "The program waits for a person: a prompt or a debugger.",
-        "The main thread reads from the terminal.",
+        "The program waits for a person, at a prompt or in a debugger, or as a server for requests.",
+        "The main thread reads from the terminal, or rests in the loop of a server; or at a queue, where "
+        "nothing shows a training: no step, collective or loader, and no function or file of that name.",
         "a hang.",
     ),
     Explanation(
@@ -216,7 +217,7 @@ EXPLANATIONS = (
         "remote-rank",
         "All ranks of this machine wait, and the job has ranks on others.",
         "The same looks, every rank here in a collective, and a world size that is larger. No rank of this "
-        "machine is accused.",
+        "machine is accused. At a barrier, where ranks wait for what one does alone, it takes five minutes.",
         "a missing rank of this machine.",
     ),
     Explanation(
@@ -226,7 +227,7 @@ EXPLANATIONS = (
         "keeps, or at its end for a thread that does not end.",
         "The same stack in every look and no CPU used; who holds the lock where it can be seen, else which "
         "other thread stands in the program. The holder of the GIL is read with the stacks.",
-        "an idle thread pool, which waits the same way while others work.",
+        "a wait for what works: a thread that gets on is no hang, a pool that computes has five minutes.",
     ),
     Explanation(
         Kind.HUNG,
@@ -246,15 +247,16 @@ EXPLANATIONS = (
         Kind.HUNG,
         "blocked-io",
         "A process waits for a read or write that does not come back.",
-        "One call in every look, with its file, mount, pipe or peer, and no CPU used meanwhile.",
+        "One call in every look, with its file, mount, pipe or peer, and no CPU used meanwhile. Who asked a "
+        "server through a client for HTTP or ray has five minutes.",
         "slow storage, where reads do come back.",
     ),
     Explanation(
         Kind.HUNG,
         "gpu-wait",
         "The main thread waits for the GPU and neither side gets on.",
-        "A stack that does not move, and a card that is idle, or busy 100 % with next to no work by SM "
-        "activity or power.",
+        "A stack that does not move: in a synchronise while the card is idle, or anywhere while the card is "
+        "busy 100 % with next to no work by SM activity or power.",
         "a long kernel, where the card does work.",
     ),
     Explanation(

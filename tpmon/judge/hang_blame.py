@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_beside import weigh_beside
 from tpmon.judge.hang_causes import (
     Blame,
     Patience,
@@ -18,16 +19,19 @@ from tpmon.judge.hang_causes import (
 )
 from tpmon.judge.hang_loader import blame_children, blame_loader, blame_other_end
 from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_servers import asks_another
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.scene import Scene
-from tpmon.judge.scene_gpu import cards_of, judge_hollow
+from tpmon.judge.scene_gpu import CardScene, cards_of, judge_hollow
 from tpmon.model.dump_words import list_numbers, name_rank, name_ranks
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
 
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+_ASKS = (Stance.IO, Stance.TIMED, Stance.LOCK)
 _CHILD_WORDS = ("queue.get", "pool result", "pipe read", "process join", "future.result", "subprocess")
+_BARRIER = "barrier"
 IDLE_CARD_PCT = 5.0
 """Utilisation of a card below which it does nothing."""
 POLLS_RATIO = 0.15
@@ -49,6 +53,9 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
             return f"{name_rank(seen.thread)} moves: {seen.doing.text}"
         if stance is Stance.INPUT:
             return f"{name_rank(seen.thread)} waits for input"
+    server = picture.main_of(scene.watch.served)
+    if server is not None:
+        return f"{name_rank(server.thread)} waits for requests: {server.doing.text}"
     waiting = [seen for seen, stance in stances if stance is Stance.RANKS]
     outside = [(seen, stance) for seen, stance in stances if stance is not Stance.RANKS]
     if picture.scene.unread:
@@ -84,7 +91,9 @@ def find_ended(scene: Scene) -> list[int]:
     living = [one for one in scene.frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
     here = {one.rank for one in living if is_known(one.rank)}
     local = [one.local_rank for one in living if is_known(one.local_rank)]
-    ended = set(scene.watch.numbers - here)
+    size = scene.frame.target.world_size
+    # A job that goes on with fewer ranks does not wait for the numbers beyond.
+    ended = {one for one in scene.watch.numbers - here if not is_known(size) or one < size}
     if len(local) == len(living) == len(here) and local:
         # The ranks of one launcher are numbered without a gap, on the machine as in the job.
         first = min(here) - min(local) if min(here) >= min(local) else 0
@@ -117,8 +126,15 @@ def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
             f"{who} in {where}; the one that is missing is elsewhere, of {elsewhere}: "
             "run tpmon dump --job --json there, and tpmon fold on the results"
         )
+        # At a barrier ranks wait for what one does alone, such as a validation or a checkpoint.
+        meant = any(_BARRIER in seen.doing.text for seen in waiting)
         return Blame(
-            "remote-rank", first, text, needs=frozenset((Need.LOCAL_RANKS_WAIT,)), also=tuple(waiting)
+            "remote-rank",
+            first,
+            text,
+            Patience.MEANT if meant else Patience.SURE,
+            needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
+            also=tuple(waiting),
         )
     if len(places) > 1:
         camps = [
@@ -137,11 +153,12 @@ def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
 
 def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
     """Say what keeps one rank that does not wait for other ranks."""
-    patience = Patience.MEANT if seen.doing.phase in _PATIENT else Patience.SURE
-    blame = _blame_stance(seen, stance, scene, picture)
-    if isinstance(blame, Blame) and patience is Patience.MEANT:
-        return replace(blame, patience=patience)
-    return blame
+    blame = weigh_beside(_blame_stance(seen, stance, scene, picture), seen, stance, scene, picture)
+    if isinstance(blame, str) or blame.patience is Patience.WORKS:
+        return blame
+    if stance in _ASKS and blame.seen is seen and asks_another(seen):
+        return replace(blame, patience=Patience.WORKS)
+    return replace(blame, patience=Patience.MEANT) if seen.doing.phase in _PATIENT else blame
 
 
 def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
@@ -159,13 +176,20 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
         if child is not None:
             return child
     if stance is Stance.IO:
-        other = blame_other_end(seen, picture)
+        other = blame_other_end(seen, scene, picture)
         if other is not None:
             return other
     cards = cards_of(seen.thread.pid, scene.gpus)
-    if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and not picture.goes_round(seen))):
+    if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and _may_wait(seen, cards, picture))):
         return _blame_card(seen, scene)
     return blame_thread(seen, stance, name, picture, polls=_polls(seen, picture))
+
+
+def _may_wait(seen: Seen, cards: Sequence[CardScene], picture: Picture) -> bool:
+    """Tell whether a thread that runs may be waiting for a card: it does not compute beside idle ones."""
+    if picture.goes_round(seen):
+        return False
+    return any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
 
 
 def _polls(seen: Seen, picture: Picture) -> bool:

@@ -18,6 +18,9 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadKind
 
+_GET = "queue.get"
+_PROCESS_WORDS = ("subprocess", "process join", "pool result", "pipe read", "pipe write")
+
 
 class Patience(Enum):
     """Say how long what keeps a rank must last until it is a hang."""
@@ -25,8 +28,8 @@ class Patience(Enum):
     SURE = "it does not end by itself"
     NAPS = "it may end by itself"
     LOOPS = "it goes round in one place"
-    WORKS = "it computes"
     MEANT = "it is meant to take long"
+    WORKS = "it computes, or something that it may wait for does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,8 @@ def blame_thread(
         return Blame("lock", seen, f"{text}{told}", needs=frozenset((Need.FILE_LOCK_WAIT,)), also=holders)
     if stance is Stance.LOCK and seen.doing.wait is Wait.QUEUE:
         feeders = _find_holders(seen, picture)
-        return Blame(
-            "lock", seen, f"{text}{_say_feeders(feeders)}", needs=frozenset((Need.QUEUE_WAIT,)), also=feeders
-        )
+        told = _say_feeders(feeders, "nothing comes" if _GET in seen.doing.text else "it does not end")
+        return Blame("lock", seen, f"{text}{told}", needs=_queue_needs(seen), also=feeders)
     if stance is Stance.LOCK:
         holders = _find_holders(seen, picture)
         return Blame(
@@ -142,12 +144,21 @@ def _find_lock_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
     return tuple(main for main in mains if main is not None)
 
 
-def _say_feeders(feeders: Sequence[Seen]) -> str:
+def _say_feeders(feeders: Sequence[Seen], verb: str) -> str:
     """Say who might put something into a queue: "; nothing comes: thread prefetch (7) is in ..."."""
     if not feeders:
-        return "; nothing comes, and no other thread of it stands in the program"
+        return f"; {verb}, and no other thread of it stands in the program"
     first = feeders[0]
-    return f"; nothing comes: {name_thread(first)} {say_place(first)}"
+    return f"; {verb}: {name_thread(first)} {say_place(first)}"
+
+
+def _queue_needs(seen: Seen) -> frozenset[Need]:
+    """Return what a wait in the standard library is for: what feeds it, its lock, or a process."""
+    told = ((_GET, Need.QUEUE_WAIT), ("semaphore", Need.LOCK_WAIT))
+    found = next((need for word, need in told if word in seen.doing.text), None)
+    if found is None and any(word in seen.doing.text for word in _PROCESS_WORDS):
+        found = Need.PROCESS_WAIT
+    return frozenset((found,)) if found is not None else frozenset()
 
 
 def _is_endless(seen: Seen, picture: Picture, *, polls: bool) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_beside import find_beside, weigh_beside
 from tpmon.judge.hang_causes import Blame, Patience, blame_gil, blame_thread, pick_blame, say_place
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance, is_idle
@@ -48,13 +49,16 @@ def _find_awaited(seen: Seen) -> set[int]:
 
 
 def _blame_workers(
-    seen: Seen, workers: Sequence[Seen], picture: Picture, what: str = "a batch"
+    seen: Seen, workers: Sequence[Seen], scene: Scene, picture: Picture, what: str = "a batch"
 ) -> Blame | str | None:
     """Say which of the processes that a rank waits for keeps it; None where all of them are idle."""
     name = name_rank(seen.thread)
     told: list[Blame] = []
     for worker in workers:
         if is_idle(worker, picture):
+            beside = find_beside(worker, scene, picture)
+            if beside is not None:
+                return f"{name_process(worker.thread)} waits, and {beside.text}"
             continue
         stance = find_stance(worker, picture)
         if stance is Stance.UNREAD:
@@ -65,10 +69,10 @@ def _blame_workers(
         blame = (
             blame_gil(worker, picture) if stance is Stance.GIL else blame_thread(worker, stance, who, picture)
         )
-        if isinstance(blame, Blame):
-            told.append(
-                replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen))
-            )
+        blame = weigh_beside(blame, worker, stance, scene, picture)
+        if isinstance(blame, str):
+            return blame
+        told.append(replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen)))
     if not told:
         return None
     return pick_blame(told)
@@ -94,7 +98,7 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         return Blame(
             "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.NAPS
         )
-    blame = _blame_workers(seen, workers, picture)
+    blame = _blame_workers(seen, workers, scene, picture)
     if blame is not None:
         return blame
     ready = [one.ready_batches for one in scene.frame.loader if one.pid == pid]
@@ -131,7 +135,7 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
     if not children:
         return None
     ends = "the end of a process" if awaited else "a result"
-    blame = _blame_workers(seen, children, picture, ends)
+    blame = _blame_workers(seen, children, scene, picture, ends)
     if isinstance(blame, Blame) and not blame.needs:
         return replace(blame, needs=frozenset((Need.PROCESS_WAIT,)))
     if blame is not None:
@@ -145,11 +149,11 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
     return Blame("lost-batch", seen, text, also=tuple(children[:4]))
 
 
-def blame_other_end(seen: Seen, picture: Picture) -> Blame | str | None:
+def blame_other_end(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
     """Say what keeps the process that has the other end of what a rank waits on; None where none is known."""
     target = seen.thread.waits_on
     if not is_known(target) or not is_known(target.others):
         return None
     pids = {end.pid for end in target.others} - {seen.thread.pid}
     mains = [one for pid in sorted(pids) if (one := picture.main_of(pid)) is not None]
-    return _blame_workers(seen, mains, picture, "an answer") if mains else None
+    return _blame_workers(seen, mains, scene, picture, "an answer") if mains else None

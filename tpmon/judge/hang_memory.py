@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from tpmon.judge.collectives import judge_collectives
 from tpmon.judge.hang_picture import Corner, Picture, choose_rounds, draw_picture, find_corner
-from tpmon.judge.hook_signs import last_event_ns, longest_step_s
+from tpmon.judge.hang_servers import TRAINING, find_server
+from tpmon.judge.hook_signs import event_age_s, last_event_ns, longest_step_s
+from tpmon.judge.phase_stack import read_stack
 from tpmon.judge.phases import main_stacks
 from tpmon.model.collectives import Collectives
 from tpmon.model.dump import DumpRound
@@ -33,6 +35,8 @@ STACK_FRESH_S = 45.0
 KEPT_ROUNDS = 6
 KEPT_S = 60.0
 """Looks further apart are not compared."""
+MOVED_DEMAND = 0.05
+"""Share of a reading on a CPU from which a main thread that waits as before has worked meanwhile."""
 MOVED_SINCE_S = 1.5
 """A rank that moved so long after the first look of a picture is not where the picture shows it."""
 
@@ -66,6 +70,12 @@ class RankMemory:
     seen_ns: int = 0
     ticks: bool = True
     """Whether it runs, or asks for a lock or naps again and again: its waits do not tell."""
+    begun_ns: int = 0
+    """When it was read first."""
+    moved_ns: int = 0
+    """When it was last seen to get on, 0 for never: it waits again, or its stacks are others."""
+    trained: bool = False
+    """Whether a stack of it was in a part of a step that a server has not."""
 
     def still_ns(self, now_ns: int) -> int:
         """Return since when it stands still; now, when it moves."""
@@ -106,8 +116,20 @@ class Watch:
     picture: Picture | None = None
     calls: Collectives | None = None
     """What the job recorded of its collectives, as it was read after the looks of the picture."""
+    served: int = 0
+    """PID of the process that the last picture showed to wait for requests, 0 for none."""
     looked_ns: int = 0
     """When it asked for looks last."""
+
+    @property
+    def trained(self) -> bool:
+        """Tell whether any of the ranks was seen in a step."""
+        return any(one.trained for one in self.ranks)
+
+    @property
+    def moved_ns(self) -> int:
+        """Return when any of the ranks was last seen to get on; 0 for never."""
+        return max((one.moved_ns for one in self.ranks), default=0)
 
     @property
     def hang_after_s(self) -> float:
@@ -126,6 +148,8 @@ def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended
     corner = find_corner(stacks)
     stack_ns = one.stack_ns if only is not None and only == one.stack else begun_ns
     corner_ns = one.corner_ns if corner is not None and corner == one.corner else begun_ns
+    # What rests is judged by its waits: there the library that waits looks around now and then.
+    moved = one.ticks and _differs(only, one.stack) and _differs(corner, one.corner)
     return replace(
         one,
         stack=only,
@@ -133,13 +157,21 @@ def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended
         corner=corner,
         corner_ns=corner_ns if corner is not None else 0,
         seen_ns=max(one.seen_ns, ended_ns),
+        moved_ns=max(one.moved_ns, ended_ns) if moved else one.moved_ns,
     )
+
+
+def _differs(now: Corner | None, before: Corner | None) -> bool:
+    """Tell whether a thread was seen at several places: in these stacks, or in them and those before."""
+    return now is None or (before is not None and now != before)
 
 
 def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
     for taken in slices:
         stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
         if stacks:
+            trained = one.trained or any(read_stack(stack).phase in TRAINING for stack in stacks)
+            one = replace(one, trained=trained)
             begun_ns = taken.ended_ns - round(taken.seconds * 1e9)
             one = _note_stacks(one, stacks, begun_ns, taken.ended_ns)
     return one
@@ -156,19 +188,39 @@ def _note_rounds(one: RankMemory, rounds: Iterable[DumpRound]) -> RankMemory:
     return one
 
 
+def _ran_main(process: ProcessSample) -> float:
+    """Return for which share of the reading a main thread had a CPU, at most; 0 where it is not known.
+
+    Its demand counts waiting for one too, which the process as a whole tells apart.
+    """
+    mains = [group.runnable for group in process.thread_groups if group.kind is ThreadKind.MAIN]
+    ran, waited = process.runnable, process.waiting
+    if not mains or not all(map(is_known, mains)) or not is_known(ran) or not is_known(waited):
+        return 0.0
+    return min(sum(known_or(one, 0.0) for one in mains), max(0.0, ran - waited))
+
+
 def _note_rank(
     before: RankMemory | None, process: ProcessSample, frame: Frame, slices: Sequence[StackSlice]
 ) -> RankMemory:
     if before is None or before.start_ticks != process.start_ticks:
-        before = RankMemory(process.pid, process.start_ticks)
+        before = RankMemory(process.pid, process.start_ticks, begun_ns=frame.taken_ns)
     unchanged = process.waits_unchanged_s
     rests = process.state != "R" and is_known(unchanged)
     words = process.waits_for
-    one = replace(
-        before,
-        wait_ns=frame.taken_ns - age_ns(known_or(unchanged, 0.0)) if rests else 0,
-        ticks=not rests or (is_known(words) and words.startswith(_TICKING)),
-    )
+    ticks = not rests or (is_known(words) and words.startswith(_TICKING))
+    wait_ns, moved_ns = 0, before.moved_ns
+    # The first readings have no rates: a wait that is as old as they are was not seen to begin.
+    first_ns = before.begun_ns + round(MOVED_SINCE_S * 1e9)
+    if rests:
+        wait_ns = frame.taken_ns - age_ns(known_or(unchanged, 0.0))
+        # Who worked and waits for the same again has got on, however few its switches are.
+        if not ticks and _ran_main(process) >= MOVED_DEMAND:
+            wait_ns = frame.taken_ns
+        if not ticks and 0 < before.wait_ns < wait_ns and wait_ns > first_ns:
+            moved_ns = max(moved_ns, wait_ns)
+        wait_ns = max(wait_ns, moved_ns)
+    one = replace(before, wait_ns=wait_ns, ticks=ticks, moved_ns=moved_ns)
     one = _note_slices(one, slices)
     return _note_rounds(one, known_or(frame.rounds, ()))
 
@@ -204,7 +256,11 @@ def observe(watch: Watch, frame: Frame) -> Watch:
     # Whatever stacks and waits look like: a loop that got on by its own word did not stand still then.
     event_ns = last_event_ns(frame)
     still_ns, cornered_ns = max(still_ns, event_ns), max(cornered_ns, event_ns)
-    numbers = watch.numbers | {one.rank for one in living if is_known(one.rank)}
+    numbers = frozenset(one.rank for one in living if is_known(one.rank))
+    born = {(one.pid, one.start_ticks) for one in watch.ranks}
+    if not living or any((one.pid, one.start_ticks) in born for one in living):
+        # Where none of them was there before, the job has started anew, perhaps with fewer.
+        numbers |= watch.numbers
     same = watch.still_ns and old.keys() == {one.pid for one in ranks}
     paused_s = (still_ns - watch.still_ns) / 1e9 if same else 0.0
     watch = replace(
@@ -229,6 +285,10 @@ def _take_rounds(watch: Watch, frame: Frame) -> Watch:
         chosen = choose_rounds(kept)
         picture = draw_picture(chosen, frame.target.world_size) if chosen else watch.picture
         watch = replace(watch, rounds=tuple(kept), picture=picture)
+        if picture is not None:
+            trained = watch.trained or event_age_s(frame) is not None
+            server = find_server(frame, picture, trained=trained)
+            watch = replace(watch, served=server.thread.pid if server is not None else 0)
     picture = watch.picture
     if picture is not None and watch.cornered_ns > picture.first_ns + MOVED_SINCE_S * 1e9:
         return replace(watch, picture=None)

@@ -107,6 +107,10 @@ def see_quiet(watch: Watch, frame: Frame) -> Quiet:
     # A log is written seldom, a step tells of each of its parts: its time counts as it is.
     if event_s is not None and (written is None or event_s <= written):
         outside_s, sign = event_s, LAST_STEP
+    # Who was seen to get on since then was alive, however seldom it writes: older signs are for
+    # the time before tpmon came.
+    if watch.moved_ns and watch.moved_ns > frame.taken_ns - age_ns(outside_s):
+        outside_s, sign = 0.0, ""
     return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign)
 
 
@@ -175,7 +179,7 @@ def _judge(scene: Scene) -> Answer:
         return Cleared(f"hang ({blame})")
     quiet = see_quiet(watch, scene.frame)
     seconds = quiet.seconds
-    if blame.cause == "spin":
+    if blame.cause == "spin" or blame.patience is Patience.WORKS:
         seconds = _running_s(quiet, blame.patience)
     need = need_s(watch, blame.patience)
     if seconds < need:
@@ -184,7 +188,7 @@ def _judge(scene: Scene) -> Answer:
 
 
 def _running_s(quiet: Quiet, patience: Patience) -> float:
-    """Return for how long a thread that computes has not got on.
+    """Return for how long a thread that computes, or that waits for what does, has not got on.
 
     A run that writes seldom may be in any of its steps, so older signs count for little here: they must
     be very old, and for a call of a library they are none.

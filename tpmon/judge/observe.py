@@ -17,6 +17,7 @@ from tpmon.model.dump import WaitTarget
 from tpmon.model.facts import list_taxes
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import Role
 from tpmon.model.verdict import Kind
 
 FULL_RATIO = 0.9
@@ -158,7 +159,10 @@ def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
             seen |= rank.phases.sights
         if is_known(rank.process.environment) and list_taxes(rank.process.environment):
             seen.add(Need.DEBUG_TAX_SET)
-    return frozenset(seen | observe_settings(scene) | suspicion.observed)
+    seen |= observe_settings(scene) | suspicion.observed
+    if not is_known(_other_pid(scene, suspicion)):
+        seen.discard(Need.PROCESS_WAIT)  # nobody is to be sent to look at the process that waits
+    return frozenset(seen)
 
 
 def _memory_free(scene: Scene) -> Known[int]:
@@ -217,12 +221,15 @@ def _awaited(scene: Scene, suspicion: Suspicion) -> Applicable[WaitTarget]:
     return main.thread.waits_on if main is not None else NOT_APPLICABLE
 
 
-def _other_pid(target: Applicable[WaitTarget], suspicion: Suspicion) -> Applicable[int]:
-    """Return the process at the other end; where none is known the one that is named is waited for."""
+def _other_pid(scene: Scene, suspicion: Suspicion) -> Applicable[int]:
+    """Return the process at the other end; else the one that is named, where a rank waits for that one."""
+    target = _awaited(scene, suspicion)
     if is_known(target) and is_known(target.others):
         others = [end.pid for end in target.others if end.pid != suspicion.pid]
         return others[0] if others else NOT_APPLICABLE
-    return suspicion.pid
+    named = next((one for one in scene.frame.processes if one.pid == suspicion.pid), None)
+    waits_itself = named is None or named.role in (Role.RANK, Role.WORKER)
+    return NOT_APPLICABLE if waits_itself else suspicion.pid
 
 
 def _peer(target: Applicable[WaitTarget]) -> Applicable[str]:
@@ -264,7 +271,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         pid=suspicion.pid,
         rank=suspicion.rank,
         card=suspicion.card,
-        other_pid=_other_pid(awaited, suspicion),
+        other_pid=_other_pid(scene, suspicion),
         peer=_peer(awaited),
         script=frame.target.script or Missing("its command line was not read"),
         log_path=_last_log(frame),

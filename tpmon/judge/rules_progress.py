@@ -254,6 +254,30 @@ def _say_input(rank: RankScene) -> str:
     return f"{where}, in {phases.where.removeprefix(f'{Phase.INPUT.value} ')}"
 
 
+def _judge_server(scene: Scene) -> Suspicion | None:
+    """Suspect that the looks show a server, or a notebook, that waits for requests."""
+    picture = scene.watch.picture
+    if picture is None or not scene.watch.served:
+        return None
+    main = picture.main_of(scene.watch.served)
+    rank = next((one for one in scene.ranks if one.process.pid == scene.watch.served), None)
+    if main is None or rank is None:
+        return None
+    waited, age = rank.process.waits_unchanged_s, scene.frame.ages_s
+    return Suspicion(
+        kind=Kind.IDLE,
+        cause="waiting-for-input",
+        weight=1.0,
+        margin=2.0,
+        sources=frozenset(("stacks", "schedstat")),
+        summary=f"{name_rank(rank)} waits for requests in {main.doing.text}",
+        evidence=(reading("wait unchanged", waited, "s", "kernel wait", age.cpu),),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+        share=NOT_APPLICABLE,
+    )
+
+
 def judge_waiting_for_input(scene: Scene) -> Answer:
     """Suspect that a rank reads from a terminal, a prompt or a debugger, or from a pipe that it was given."""
     for rank in scene.ranks:
@@ -274,6 +298,9 @@ def judge_waiting_for_input(scene: Scene) -> Answer:
             rank=rank.process.rank,
             share=NOT_APPLICABLE,
         )
+    served = _judge_server(scene)
+    if served is not None:
+        return served
     if scene.ranks and all(not is_known(r.phases) and not is_known(r.process.waits_for) for r in scene.ranks):
         return Unsure("waiting for input (neither stacks nor waits could be read)")
     return Cleared("waiting for input (no rank reads a terminal)")

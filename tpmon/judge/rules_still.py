@@ -32,8 +32,19 @@ from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.model.known import is_known
 from tpmon.model.verdict import Evidence, Kind
 
+_EVENTS = "epoll"
 ODD_RATIO = 0.5
 """How much less than every other rank one must wait in collectives to be the one that is named."""
+
+
+def _serves(rank: RankScene, scene: Scene) -> bool:
+    """Tell whether a rank waits for requests: as it was looked at last, or in an event loop all by itself."""
+    if rank.process.pid == scene.watch.served:
+        return True
+    world = scene.frame.target.world_size
+    alone = len(scene.ranks) == 1 and not (is_known(world) and world > 1)
+    loads = bool(rank.workers) or rank.loader is not None
+    return rank.process.waits_for == _EVENTS and alone and not loads and not scene.watch.trained
 
 
 def _excuse(scene: Scene) -> str:
@@ -41,6 +52,8 @@ def _excuse(scene: Scene) -> str:
     for rank in scene.ranks:
         if is_known(rank.process.waits_for) and rank.process.waits_for in INPUT_WAITS:
             return f"{name_rank(rank)} waits for input"
+        if _serves(rank, scene):
+            return f"{name_rank(rank)} waits for requests"
         waited = rank.process.waits_unchanged_s
         if rank.process.waits_for == "sleep" and is_known(waited):
             need = need_s(scene.watch, Patience.NAPS)

@@ -1,0 +1,108 @@
+"""A server and a notebook wait for what to do next; a training that waits the same way hangs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.dumps import LIB, MAIN, SITE, TRAIN, make_native, make_rank, make_thread
+from tests.hanging import conclude, run, sample, stand
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.process import ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Kind
+
+SERVE = StackFrame("<module>", "/run/serve.py", 90)
+SELECT = (
+    StackFrame("run_forever", f"{LIB}/asyncio/base_events.py", 640),
+    StackFrame("_run_once", f"{LIB}/asyncio/base_events.py", 1990),
+    StackFrame("select", f"{LIB}/selectors.py", 468),
+)
+KERNEL = (
+    StackFrame("<module>", f"{SITE}/ipykernel_launcher.py", 18),
+    StackFrame("start", f"{SITE}/ipykernel/kernelapp.py", 739),
+    *SELECT,
+)
+UVICORN = (SERVE, StackFrame("run", f"{SITE}/uvicorn/main.py", 580), *SELECT)
+HTTP = (
+    SERVE,
+    StackFrame("serve_forever", f"{LIB}/socketserver.py", 233),
+    StackFrame("select", f"{LIB}/selectors.py", 415),
+)
+GRADIO = (SERVE, StackFrame("block_thread", f"{SITE}/gradio/blocks.py", 2900))
+QUEUE = (SERVE, StackFrame("answer", "/run/serve.py", 30), StackFrame("get", f"{LIB}/queue.py", 171))
+BACKWARD = (SERVE, StackFrame("backward", f"{SITE}/torch/_tensor.py", 623))
+
+
+def job(frames: tuple[StackFrame, ...], *others: Any, seconds: int = 100, **fields: Any) -> list[Any]:
+    waits = "lock or queue (futex)" if frames[-1].function == "get" else "epoll"
+    return stand(
+        make_rank(0, *others, frames=frames, waits_for=waits), seconds=seconds, log_age_s=None, **fields
+    )
+
+
+def said(frames: list[Any]) -> tuple[Kind, Any]:
+    finding = conclude(frames)
+    return finding.kind, finding.cause
+
+
+IDLE = (Kind.IDLE, "waiting-for-input")
+
+
+@pytest.mark.parametrize("frames", [KERNEL, UVICORN, HTTP, GRADIO, QUEUE])
+def test_who_waits_for_requests_is_idle(frames):
+    judged = run(job(frames, seconds=32))
+    assert not any(one.frame.verdict.kind is Kind.HUNG for one in judged)
+    finding = judged[-1].frame.verdict
+    assert (finding.kind, finding.cause) == IDLE
+    assert "waits for requests in" in finding.summary
+
+
+def test_of_a_server_that_answered_meanwhile_the_readings_do_not_say_that_it_hangs():
+    frames = job(QUEUE, seconds=32)
+    later = job(QUEUE, seconds=70)
+    shift = later[-1].taken - later[0].taken
+    shift_ns = later[-1].taken_ns - later[0].taken_ns + 10**9
+    more = [
+        replace(one, taken=one.taken + shift, taken_ns=one.taken_ns + shift_ns, rounds=NOT_APPLICABLE)
+        for one in later
+    ]
+    assert not any(one.frame.verdict.kind is Kind.HUNG for one in run([*frames, *more]))
+
+
+def test_where_no_stack_may_be_read_an_event_loop_is_not_called_hung():
+    blind = [replace(one, rounds=NOT_APPLICABLE) for one in job(UVICORN)]
+    assert run(blind, may_ask=False)[-1].frame.verdict.kind is not Kind.HUNG
+    several = [replace(one, rounds=NOT_APPLICABLE) for one in job(UVICORN, world_size=2)]
+    assert run(several, may_ask=False)[-1].frame.verdict.kind is Kind.HUNG
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (MAIN, TRAIN, StackFrame("get", f"{LIB}/queue.py", 171)),
+        (SERVE, StackFrame("run_epoch", "/run/serve.py", 30), StackFrame("get", f"{LIB}/queue.py", 171)),
+        (StackFrame("<module>", "/run/train.py", 9), StackFrame("get", f"{LIB}/queue.py", 171)),
+    ],
+)
+def test_a_training_at_a_queue_hangs(frames):
+    assert said(job(frames)) == (Kind.HUNG, "lock")
+
+
+def test_what_was_seen_to_train_is_no_server_unless_it_is_a_notebook():
+    def trained(frames: tuple[StackFrame, ...]) -> list[Any]:
+        seen = sample(job(frames), 4000, BACKWARD)
+        return [one if number < 10 else replace(one, stacks=()) for number, one in enumerate(seen)]
+
+    assert said(trained(QUEUE)) == (Kind.HUNG, "lock")
+    assert said(trained(UVICORN)) == (Kind.HUNG, "no-progress")
+    assert said(trained(KERNEL)) == IDLE
+
+
+def test_a_training_in_another_thread_or_with_other_ranks_is_no_server():
+    stuck = make_thread(7, name="trainer", kind=ThreadKind.OTHER, frames=(TRAIN,))
+    assert said(job(UVICORN, stuck)) == (Kind.HUNG, "no-progress")
+    assert said(job(UVICORN, make_native(8, "pt_gloo_runloop"))) == (Kind.HUNG, "no-progress")
+    assert said(job(UVICORN, world_size=2)) == (Kind.HUNG, "no-progress")

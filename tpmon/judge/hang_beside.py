@@ -1,0 +1,173 @@
+"""Say what still works beside a thread that waits: threads of its process, a child, a card. Pure.
+
+A main thread may wait for what others of its job do: a training in a thread, a pool of C, a program that it
+started. While they work it is no hang, or has the time of what computes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_causes import Blame, Patience, name_thread
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_stances import Stance, find_stance
+from tpmon.judge.phase_stack import is_users
+from tpmon.judge.scene import SPAN_S, Scene
+from tpmon.judge.scene_gpu import cards_of, judge_hollow
+from tpmon.judge.stillness import QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
+from tpmon.model.dump import Motion, WaitKind
+from tpmon.model.dump_words import name_process
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import is_known, known_or
+from tpmon.model.process import ProcessSample, Role, ThreadKind
+
+BUSY_CARD_PCT = 20.0
+"""Utilisation from which a card of the process works: below it may be what another process ticks."""
+WORKS_RATIO = 0.1
+"""CPUs from which other threads of a process work: those that only tick use a tenth of it (gloo: 0.02)."""
+MOVED_BYTES_S = 1e6
+"""Bytes a second from which a child that is waited for reads or writes what matters."""
+
+_WAITS = frozenset((Stance.LOCK, Stance.TIMED, Stance.EXIT, Stance.CHILD, Stance.IO))
+"""Waits that another thread of the process, or a child, may end; a wait for a batch is one too."""
+_CHILD_WORDS = ("subprocess", "process join")
+_OTHERS = (Role.HELPER, Role.COMPILE)
+_NOT_WORK = (ThreadKind.MAIN, ThreadKind.COMM)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Say what works. ``goes_on``: it was seen to get on, and does not only compute."""
+
+    text: str
+    goes_on: bool
+
+
+def weigh_beside(
+    blame: Blame | str, seen: Seen, stance: Stance, scene: Scene, picture: Picture
+) -> Blame | str:
+    """Give a wait more time, or take the blame back, where something works that may end it."""
+    if isinstance(blame, str) or not (stance in _WAITS or (stance is Stance.BATCH and blame.seen is seen)):
+        return blame
+    beside = find_beside(seen, scene, picture, children=blame.seen is seen)
+    if beside is None:
+        return blame
+    if beside.goes_on:
+        return f"{name_process(seen.thread)} waits, and {beside.text}"
+    order = list(Patience)
+    patience = max(blame.patience, Patience.WORKS, key=order.index)
+    return replace(blame, patience=patience, text=f"{blame.text}; meanwhile {beside.text}")
+
+
+def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = True) -> Beside | None:
+    """Return what works beside a thread of a process that rests, None where nothing does.
+
+    ``children``: processes that it started count too.
+    """
+    found = [
+        *_find_threads(seen, scene, picture),
+        *(_find_children(seen, scene) if children else ()),
+        *_find_cpus(seen, scene, picture),
+        *_find_cards(seen, scene),
+    ]
+    return min(found, key=lambda one: not one.goes_on, default=None)
+
+
+def _find_threads(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
+    """Find threads of Python that get on or compute. One that only wakes up now and then does not work."""
+    for one in picture.threads_of(seen.thread.pid):
+        frames = one.sighting.frames
+        if one.thread.tid == seen.thread.tid or one.thread.kind in _NOT_WORK or not is_known(frames):
+            continue
+        stance, trait = find_stance(one, picture), picture.trait_of(one)
+        works = trait is not None and (trait.used_s >= WORKS_RATIO * picture.seconds or trait.ready)
+        name = f"{name_thread(one)} of it"
+        if stance is Stance.MOVES:
+            steps = one.motion is Motion.MOVING and any(map(is_users, frames))
+            if works or (steps and any(_find_cards(seen, scene))):
+                yield Beside(f"{name} moves: {one.doing.text}", goes_on=True)
+            elif steps:
+                yield Beside(f"{name} moves: {one.doing.text}", goes_on=False)
+        elif stance is Stance.RUNS and works:
+            yield Beside(f"{name} computes in {one.doing.text}", goes_on=False)
+
+
+def _find_cpus(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
+    """Find CPU that others of its threads use, most of them of C: now, or while it was looked at."""
+    pid = seen.thread.pid
+    spans = [_others_of(process) for process in _readings(scene, pid)]
+    now = statistics.fmean(spans) if spans else 0.0
+    toll = picture.tolls.get(pid)
+    own_s = sum(
+        trait.used_s
+        for one in picture.threads_of(pid)
+        if one.thread.kind in _NOT_WORK and (trait := picture.trait_of(one)) is not None
+    )
+    looked = (toll.cpu_s - own_s) / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
+    used = max(now, looked)
+    if used >= WORKS_RATIO:
+        yield Beside(f"other threads of it use {used:.1f} CPUs", goes_on=False)
+
+
+def _readings(scene: Scene, pid: int) -> Iterator[ProcessSample]:
+    """Yield the readings of one process of the last seconds."""
+    least_ns = scene.frame.taken_ns - SPAN_S * 1e9
+    for frame in reversed(scene.history):
+        if frame.taken_ns < least_ns:
+            return
+        yield from (one for one in frame.processes if one.pid == pid)
+
+
+def _ran(process: ProcessSample) -> float:
+    return max(0.0, known_or(process.runnable, 0.0) - known_or(process.waiting, 0.0))
+
+
+def _others_of(process: ProcessSample) -> float:
+    """Return the CPUs that a process used besides its main thread and those that talk to other ranks."""
+    groups = [group.runnable for group in process.thread_groups if group.kind in _NOT_WORK]
+    return max(0.0, _ran(process) - sum(known_or(one, 0.0) for one in groups))
+
+
+def _find_children(seen: Seen, scene: Scene) -> Iterator[Beside]:
+    """Find a process that it started, or one of that process, which works."""
+    target = seen.thread.waits_on
+    at_pipe = is_known(target) and target.kind is WaitKind.PIPE
+    awaited = at_pipe or any(word in seen.doing.text for word in _CHILD_WORDS) or _waits_for_child(seen)
+    parents = {one.pid: one.parent for one in scene.frame.processes}
+    for process in scene.frame.processes:
+        if process.role not in _OTHERS or not _descends(process.pid, seen.thread.pid, parents):
+            continue
+        demand = statistics.fmean(map(_ran, (process, *_readings(scene, process.pid))))
+        young = (scene.frame.taken - process.started).total_seconds() < SPAN_S
+        moves = max(known_or(process.asked_read_bytes_s, 0.0), known_or(process.asked_write_bytes_s, 0.0))
+        if awaited and (demand >= QUIET_WORKER_DEMAND or young or moves >= MOVED_BYTES_S):
+            yield Beside(f"the process {process.label} ({process.pid}) that it started works", goes_on=True)
+        elif demand >= QUIET_HELPER_DEMAND:
+            yield Beside(f"the process {process.label} ({process.pid}) that it started works", goes_on=False)
+
+
+def _waits_for_child(seen: Seen) -> bool:
+    waits = seen.thread.waits_for
+    return is_known(waits) and "child process" in waits
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    """Tell whether one process was started by another, or by one that this started."""
+    passed: set[int] = set()
+    while pid in parents and pid not in passed:
+        passed.add(pid)
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:
+    """Find a card of the process that is known to do work."""
+    for card in cards_of(seen.thread.pid, scene.gpus):
+        hollow = judge_hollow(card)
+        if is_known(card.busy_pct) and card.busy_pct >= BUSY_CARD_PCT and is_known(hollow) and not hollow:
+            yield Beside(f"card {card.index} of it works", goes_on=False)

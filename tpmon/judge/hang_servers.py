@@ -1,0 +1,124 @@
+"""Tell a process that waits for requests, or for a notebook's next cell, from a training that hangs. Pure.
+
+Both rest for ever. Who waits in the loop of a server has no call of its own open; who waits at a queue is
+taken for a server only where nothing at all shows a training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_words import own_frames
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_stances import Stance, find_stance
+from tpmon.judge.phase_kinds import Phase
+from tpmon.judge.phase_stack import is_native, is_users, last_name, read_stack
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
+
+TRAINING = frozenset((Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA_WAIT, Phase.COMMS))
+"""Phases that a server has not: it computes forward alone."""
+
+_LOOPS = (
+    ("socketserver.py", "serve_forever"),
+    ("gradio/blocks.py", "block_thread"),
+    ("grpc/_server.py", "wait_for_termination"),
+    ("ray/_private/worker.py", "main_loop"),
+    ("uvloop/__init__.py", "run"),
+)
+"""Calls that do not return as long as a server lives, by file and function."""
+_EVENT_LOOP = ("asyncio/base_events.py", "_run_once")
+_NOTEBOOK = re.compile(r"/(?:ipykernel|jupyter_client|nbclient)/|/ipykernel_launcher\.py$")
+_QUEUE = ("queue.py", "get")
+_TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
+_RESTS = (Stance.TIMED, Stance.LOCK, Stance.IO)
+_CLIENTS = re.compile(
+    r"/(?:requests|urllib3|httpx|httpcore|aiohttp|botocore|grpc|openai|redis|zmq|fsspec|s3fs|gcsfs)/"
+    r"|/(?:http/client|urllib/request|xmlrpc/client)\.py$"
+)
+_RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))
+
+
+def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None:
+    """Return the main thread of a process that waits for requests; None where it may be a training.
+
+    ``trained``: the process was seen in a step before.
+    """
+    mains = picture.scene.ranks
+    ranks = [one for one in frame.processes if one.role is Role.RANK]
+    world = frame.target.world_size
+    if len(mains) != 1 or len(ranks) > 1 or (is_known(world) and world > 1):
+        return None
+    seen = mains[0]
+    if find_stance(seen, picture) not in _RESTS or not picture.rests(seen):
+        return None
+    threads = picture.threads_of(seen.thread.pid)
+    if any(one.thread.kind is ThreadKind.COMM for one in threads):
+        return None
+    if any(_trains(_frames(one), files=False) for one in threads if one is not seen):
+        return None
+    frames = _frames(seen)
+    if any(_NOTEBOOK.search(one.file) for one in frames) and _is_event_loop(frames):
+        return seen
+    if trained or _trains(frames, files=False):
+        return None
+    if _is_event_loop(frames) or any(_is_at(one, *place) for one in _last_call(frames) for place in _LOOPS):
+        return seen
+    loads = any(one.role is Role.WORKER for one in frame.processes) or bool(frame.loader)
+    if loads or _trains(frames, files=True):
+        return None
+    return seen if any(_is_at(one, *_QUEUE) for one in _last_call(frames)) else None
+
+
+def asks_another(seen: Seen) -> bool:
+    """Tell whether a thread has asked a server, or an actor of ray, for something that may take its time."""
+    path, calls = _RAY_CALLS
+    return any(
+        _CLIENTS.search(one.file) is not None
+        or (one.file.endswith(f"/{path}") and last_name(one.function) in calls)
+        for one in _frames(seen)
+    )
+
+
+def _frames(seen: Seen) -> Sequence[StackFrame]:
+    frames = seen.sighting.frames
+    if not is_known(frames):
+        return ()
+    return [one for one in own_frames(frames) if not is_native(one.file)]
+
+
+def _is_at(frame: StackFrame, path: str, function: str) -> bool:
+    return (frame.file == path or frame.file.endswith(f"/{path}")) and last_name(frame.function) == function
+
+
+def _is_event_loop(frames: Sequence[StackFrame]) -> bool:
+    """Tell whether the loop itself waits, and no callback of it."""
+    return (
+        len(frames) > 1 and _is_at(frames[-1], "selectors.py", "select") and _is_at(frames[-2], *_EVENT_LOOP)
+    )
+
+
+def _last_call(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:
+    """Yield the library frames below the innermost one of the program."""
+    for one in reversed(frames):
+        if is_users(one):
+            return
+        yield one
+
+
+def _trains(frames: Sequence[StackFrame], *, files: bool) -> bool:
+    """Tell whether a stack is of a training: by its phase, or by the names of its functions.
+
+    ``files``: those of the program's files count too.
+    """
+    if frames and read_stack(frames).phase in TRAINING:
+        return True
+    return any(
+        _TRAIN.search(last_name(one.function)) is not None
+        or (files and is_users(one) and _TRAIN.search(one.file.rpartition("/")[2]) is not None)
+        for one in frames
+    )
