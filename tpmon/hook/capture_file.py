@@ -178,3 +178,10 @@ def describe_window(reason: str, evals: int) -> str:
     """Say what is special about a window: how it ended, and a validation within it."""
     inside = f"{evals} evaluation steps ran within it" if evals else ""
     return "; ".join(part for part in (reason, inside) if part)
+
+
+def describe_excess(request: wire_capture.Request, excess: str) -> str:
+    """Say why a recording was ended and thrown away."""
+    if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+        return f"one step is too large to record: {excess}"
+    return f"the recording was too large: {excess}"

@@ -260,10 +260,10 @@ class Counts:
         self.live[wire.LIVE_RECORDS] = number + 1
 
     def publish_between(self, now: int) -> None:
-        """Write a record where no step ended for long, and whether such a loop can still be woken."""
+        """Write a record where no step ended for long, and have the mailbox do what is due in such a loop."""
         self.publish(now)
         if self.mailbox is not None:
-            self.mailbox.look_at_signal()
+            self.mailbox.between()
 
     def look(self, now: int) -> None:
         """Begin or end to watch a step: settings, and times of the device."""

@@ -64,6 +64,12 @@ class Mailbox:
             ours = self._handling and signal.getsignal(signal.SIGURG) == self._woken
             wire.write_signal(pages.page, ours=ours)
 
+    def between(self) -> None:
+        """Do what is due where no step ended for long, and look at the signal."""
+        self.look_at_signal()
+        if self.capture is not None and self.capture.under_way is not None:
+            self.capture.woken()
+
     def requested(self) -> None:
         """Do what the mailbox asks, at the end of a step."""
         self._load().at_boundary()
@@ -92,7 +98,7 @@ class Mailbox:
 
             from tpmon.hook.capture import Capture  # noqa: PLC0415 only who captures pays for it
 
-            capture = self.capture = Capture(self.steps, self._ring_after)
+            capture = self.capture = Capture(self.steps, self._ring_when_due)
             atexit.register(self._at_exit)
         return capture
 
@@ -103,8 +109,8 @@ class Mailbox:
         except Exception:
             pass  # Python would print it, and there is nothing left to turn off
 
-    def _ring_after(self, seconds: float) -> bool:
-        """Have this thread woken after so long, by a thread that ends with it; False where it cannot be."""
+    def _ring_when_due(self) -> bool:
+        """Have this thread woken when its recording is to end, by a thread that ends with that; or False."""
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
@@ -112,31 +118,34 @@ class Mailbox:
             return False
         if get_ident() != threading.main_thread().ident:
             return False
-        timer = threading.Thread(target=self._ring, args=(seconds,), name="tpmon-timer", daemon=True)
+        timer = threading.Thread(target=self._ring, name="tpmon-timer", daemon=True)
         timer.start()
         return True
 
-    def _ring(self, seconds: float) -> None:
+    def _ring(self) -> None:
         from contextlib import suppress  # noqa: PLC0415
 
-        with suppress(Exception):  # Python would print it; the request can still be cancelled
-            self._ring_until_heard(seconds)
+        with suppress(Exception):  # Python would print it; the ends of steps bound the recording too
+            self._ring_until_heard()
 
-    def _ring_until_heard(self, seconds: float) -> None:
+    def _ring_until_heard(self) -> None:
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
-        until = time.monotonic() + seconds
         main = threading.main_thread().ident
+        capture = self.capture
+        request = capture.under_way if capture is not None else None
         # Again until it is heard: the first may come while the recording only begins.
-        while self._handling and main is not None and self.capture is not None and self.capture.is_asked:
-            left_s = until - time.monotonic()
+        while self._handling and main is not None and capture is not None and request is not None:
+            left_s = capture.left_s()
+            if capture.under_way is not request:
+                return
             if left_s <= 0:
                 try:
                     signal.pthread_kill(main, signal.SIGURG)
                 except OSError:
                     return  # that thread is gone, and a thread's error would be printed
-            # In parts, so that the thread ends soon after a request that was cancelled.
+            # In parts, for a request that is cancelled and for the memory that it takes.
             time.sleep(min(left_s, _LOOK_AGAIN_S) if left_s > 0 else _RING_AGAIN_S)
 
     def _give_back(self) -> None:
