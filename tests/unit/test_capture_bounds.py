@@ -50,7 +50,7 @@ class Captured:
         torch = types.ModuleType("torch")
         torch.__file__ = "/nowhere/torch/__init__.py"
         monkeypatch.setitem(sys.modules, "torch", torch)
-        self.capture = Capture(self.loop.steps, lambda: self.rings)
+        self.capture = Capture(self.loop.steps, lambda: self.rings, lambda: None)
         self.loop.steps.mailbox = types.SimpleNamespace(
             requested=self.capture.at_boundary, between=self.capture.woken, opened=lambda _: None
         )

@@ -45,11 +45,12 @@ class Capture:
         "_evals",
         "_file",
         "_heard",
+        "_hush",
         "_infers",
         "_reason",
         "_recorder",
         "_request",
-        "_ring_when_due",
+        "_ring",
         "_sizes",
         "_steps",
         "_thread",
@@ -58,10 +59,11 @@ class Capture:
         "guard",
     )
 
-    def __init__(self, steps: Counts, ring_when_due: Callable[[], bool]) -> None:
-        """Wait for the first request; ``ring_when_due`` has ``woken`` called once ``left_s`` is over."""
+    def __init__(self, steps: Counts, ring: Callable[[], bool], hush: Callable[[], None]) -> None:
+        """Wait for the first request; ``ring`` has ``woken`` called when it is due, until ``hush``."""
         self._steps = steps
-        self._ring_when_due = ring_when_due
+        self._ring = ring
+        self._hush = hush
         self._busy = False
         self.guard = Guard(self._yield)
         self._sizes = Sizes()
@@ -266,7 +268,7 @@ class Capture:
             self._end(wire_capture.STATE_REFUSED, other)
             return
         self._bounds = Bounds(request)
-        if not self._ring_when_due() and is_timed(request):
+        if not self._ring() and is_timed(request):
             self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
             return
         metadata = describe_run(sys._getframe(), self._steps, position)  # noqa: SLF001
@@ -381,6 +383,7 @@ class Capture:
     def _forget_request(self) -> None:
         self._request = self._file = self._bounds = None
         self._yields = False
+        self._hush()
         self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
 
     def _forget(self) -> None:

@@ -8,8 +8,7 @@ its place, that is said on the bus, so that tpmon sends no more.
 
 from __future__ import annotations
 
-import time
-from _thread import get_ident
+from _thread import allocate_lock, get_ident
 
 from tpmon.hook import wire
 
@@ -24,12 +23,13 @@ if TYPE_CHECKING:
 
 _RING_AGAIN_S = 0.1
 _LOOK_AGAIN_S = 0.5
+_ENDS_S = 0.1
 
 
 class Mailbox:
     """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
 
-    __slots__ = ("_before", "_handling", "capture", "steps")
+    __slots__ = ("_before", "_handling", "_over", "_timer", "capture", "steps")
 
     def __init__(self) -> None:
         """Load nothing yet; ``steps`` is set by who counts."""
@@ -37,6 +37,8 @@ class Mailbox:
         self.capture: Capture | None = None
         self._before: Any = None
         self._handling = False
+        self._timer: Any = None
+        self._over: Any = None
 
     def opened(self, steps: Counts) -> None:
         """Take the signal when the pages are made, if this is the main thread and nobody has it."""
@@ -77,6 +79,7 @@ class Mailbox:
     def forked(self) -> None:
         """Begin anew in a forked child, where the handler would find no mailbox."""
         self._give_back()
+        self._timer = self._over = None  # that thread stayed with the parent
         if self.capture is not None:
             self.capture.forked()
 
@@ -98,7 +101,7 @@ class Mailbox:
 
             from tpmon.hook.capture import Capture  # noqa: PLC0415 only who captures pays for it
 
-            capture = self.capture = Capture(self.steps, self._ring_when_due)
+            capture = self.capture = Capture(self.steps, self._ring_when_due, self._ring_no_more)
             atexit.register(self._at_exit)
         return capture
 
@@ -118,35 +121,46 @@ class Mailbox:
             return False
         if get_ident() != threading.main_thread().ident:
             return False
-        timer = threading.Thread(target=self._ring, name="tpmon-timer", daemon=True)
+        over = self._over = allocate_lock()
+        over.acquire()
+        timer = threading.Thread(target=self._ring, args=(over,), name="tpmon-timer", daemon=True)
         timer.start()
+        self._timer = timer
         return True
 
-    def _ring(self) -> None:
+    def _ring_no_more(self) -> None:
+        """End that thread, and wait a moment for it: a loop that is captured often has one of it at most."""
+        timer, self._timer = self._timer, None
+        over, self._over = self._over, None
+        if over is not None:
+            over.release()
+        if timer is not None:
+            timer.join(_ENDS_S)
+
+    def _ring(self, over: Any) -> None:
         from contextlib import suppress  # noqa: PLC0415
 
         with suppress(Exception):  # Python would print it; the ends of steps bound the recording too
-            self._ring_until_heard()
+            self._ring_until(over)
 
-    def _ring_until_heard(self) -> None:
+    def _ring_until(self, over: Any) -> None:
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
         main = threading.main_thread().ident
-        capture = self.capture
-        request = capture.under_way if capture is not None else None
         # Again until it is heard: the first may come while the recording only begins.
-        while self._handling and main is not None and capture is not None and request is not None:
-            left_s = capture.left_s()
-            if capture.under_way is not request:
+        while self._handling and main is not None and self.capture is not None:
+            if self.capture.under_way is None:
                 return
+            left_s = self.capture.left_s()
             if left_s <= 0:
                 try:
                     signal.pthread_kill(main, signal.SIGURG)
                 except OSError:
                     return  # that thread is gone, and a thread's error would be printed
             # In parts, for a request that is cancelled and for the memory that it takes.
-            time.sleep(min(left_s, _LOOK_AGAIN_S) if left_s > 0 else _RING_AGAIN_S)
+            if over.acquire(timeout=min(left_s, _LOOK_AGAIN_S) if left_s > 0 else _RING_AGAIN_S):
+                return
 
     def _give_back(self) -> None:
         if not self._handling:
