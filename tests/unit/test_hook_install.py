@@ -242,6 +242,49 @@ print(json.dumps({{"steps": steps, "calls": len(calls),
     assert run(sys.executable, torch_like, program) == {"steps": 4, "calls": 7, "same": True, "hooks": 1}
 
 
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_the_hook_turns_itself_off_under_an_optimizer_that_walks_through_hooks(
+    torch_like: Path, first: str
+) -> None:
+    """To remove one of several raises in the optimizer's step: ours stays there till it is uninstalled."""
+    theirs = "optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)\n"
+    program = f"""import torch, json
+from torch.optim import optimizer
+class Handle:
+    def remove(self):
+        optimizer._global_optimizer_post_hooks.pop(1)
+def register(hook):
+    optimizer._global_optimizer_post_hooks[1] = hook
+    return Handle()
+optimizer.register_optimizer_step_post_hook = register
+calls = []
+{theirs if first == "theirs" else ""}
+import tpmon.hook
+{theirs if first == "ours" else ""}
+from tpmon.hook.installation import HOOK
+one = optimizer.Optimizer()
+one.step()
+HOOK.steps.last_ns = {{}}
+one.step()
+one.step()
+problem, hooks = tpmon.hook.problem(), len(optimizer._global_optimizer_post_hooks)
+tpmon.hook.uninstall()
+left = len(optimizer._global_optimizer_post_hooks)
+tpmon.hook.install()
+one.step()
+print(json.dumps({{"problem": problem[:9], "hooks": hooks, "left": left, "calls": len(calls),
+    "counted": HOOK.steps.optimizer_calls, "again": tpmon.hook.problem()}}))
+"""
+    assert run(sys.executable, torch_like, program) == {
+        "problem": "TypeError",
+        "hooks": 2,
+        "left": 1,
+        "calls": 4,
+        "counted": 1,
+        "again": "",
+    }
+
+
 BREAKS = {
     "the pages": "from tpmon.hook import pages\npages.Pages = 5\n",
     "the clock": "train(10)\nHOOK.steps.last_ns = {}\n",

@@ -75,19 +75,28 @@ class Patches:
         """Tell whether something is still to be imported that would be patched."""
         return bool(self.missing()) or ("torch.distributed" in sys.modules and FSDP not in self._done)
 
-    def take_back(self) -> None:
-        """Put back what was there, where what is there now is still ours."""
-        for place, name, before, ours in reversed(self._replaced):
-            if name == _HOOKS:
+    def take_back(self, within: bool = False) -> None:
+        """Put back what was there, where what is there now is still ours.
+
+        ``within`` an event an optimizer may be walking through the dictionary of hooks, and to remove one of
+        several raises in its ``step()``: ours stays, and does nothing once nobody counts.
+        """
+        replaced, self._replaced = self._replaced, []
+        handle, self._handle = self._handle, None
+        self._done = set()
+        self._steps.patches = 0
+        for one in reversed(replaced):
+            place, name, before, ours = one
+            if name == _HOOKS and within and len(ours) > 1:
+                self._replaced, self._done = [one], {OPTIMIZER}
+            elif name == _HOOKS:
                 _remove_hook(place, ours)
             elif place.__dict__.get(name) is ours:
                 setattr(place, name, before)
-        self._replaced = []
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-        self._done = set()
-        self._steps.patches = 0
+        if handle is not None and within:
+            self._handle, self._done = handle, {OPTIMIZER}
+        elif handle is not None:
+            handle.remove()
 
     def _replace(self, place: Any, name: str, ours: Any) -> None:
         self._replaced.append((place, name, place.__dict__[name], ours))
