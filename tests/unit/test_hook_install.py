@@ -285,6 +285,36 @@ print(json.dumps({{"problem": problem[:9], "hooks": hooks, "left": left, "calls"
     }
 
 
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_capture_whose_code_is_gone_is_refused_and_steps_are_counted(
+    torch_like: Path, signalled: bool
+) -> None:
+    """As after an upgrade of tpmon, or where its folder was only there at the start."""
+    program = f"""{AFTER}{LOOP}
+import json, os, signal, sys
+from tpmon.hook.installation import HOOK
+train(5)
+sys.modules["tpmon.hook.capture"] = None
+from tpmon.hook import wire_capture as w
+words = [0] * w.REQUEST_WORDS
+words[w.ASK_NUMBER], words[w.ASK_KIND] = 77, w.KIND_CAPTURE
+w.write_request(HOOK.steps.pages.mailbox, w.Request(tuple(words), "/tmp", "x"))
+{"os.kill(os.getpid(), signal.SIGURG)" if signalled else ""}
+train(5)
+told, reason = w.parse_capture(HOOK.steps.pages.page)
+print(json.dumps({{"steps": HOOK.steps.steps, "problem": tpmon.hook.problem(), "number": told[w.CAP_REQUEST],
+    "refused": told[w.CAP_STATE] == w.STATE_REFUSED, "reason": reason[:51], "answer": list(HOOK.steps.pages.answers)}}))
+"""
+    assert run(sys.executable, torch_like, program) == {
+        "steps": 10,
+        "problem": "",
+        "number": 77,
+        "refused": True,
+        "reason": "captures are not possible here: ModuleNotFoundError",
+        "answer": [77, 3],
+    }
+
+
 BREAKS = {
     "the pages": "from tpmon.hook import pages\npages.Pages = 5\n",
     "the clock": "train(10)\nHOOK.steps.last_ns = {}\n",

@@ -8,9 +8,11 @@ its place, that is said on the bus, so that tpmon sends no more.
 
 from __future__ import annotations
 
+import time
 from _thread import allocate_lock, get_ident
 
 from tpmon.hook import wire
+from tpmon.hook.surroundings import describe, is_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 _RING_AGAIN_S = 0.1
 _LOOK_AGAIN_S = 0.5
 _ENDS_S = 0.1
+_NOT_POSSIBLE = "captures are not possible here"
 
 
 class Mailbox:
     """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
 
-    __slots__ = ("_before", "_handling", "_over", "_timer", "capture", "steps")
+    __slots__ = ("_before", "_handling", "_over", "_timer", "_wire", "capture", "steps")
 
     def __init__(self) -> None:
         """Load nothing yet; ``steps`` is set by who counts."""
@@ -39,13 +42,18 @@ class Mailbox:
         self._handling = False
         self._timer: Any = None
         self._over: Any = None
+        self._wire: Any = None
 
     def opened(self, steps: Counts) -> None:
         """Take the signal when the pages are made, if this is the main thread and nobody has it."""
         import signal  # noqa: PLC0415 torch imported both already; a program without torch comes never here
         import threading  # noqa: PLC0415
 
+        # Now, so that there are words for it when what captures cannot be loaded later.
+        from tpmon.hook import wire_capture  # noqa: PLC0415
+
         self.steps = steps
+        self._wire = wire_capture
         if self._handling or threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGURG)
@@ -74,7 +82,10 @@ class Mailbox:
 
     def requested(self) -> None:
         """Do what the mailbox asks, at the end of a step."""
-        self._load().at_boundary()
+        try:
+            self._load().at_boundary()
+        except Exception as error:
+            self._refuse(error)
 
     def forked(self) -> None:
         """Begin anew in a forked child, where the handler would find no mailbox."""
@@ -104,6 +115,31 @@ class Mailbox:
             capture = self.capture = Capture(self.steps, self._ring_when_due, self._ring_no_more)
             atexit.register(self._at_exit)
         return capture
+
+    def _wake(self) -> None:
+        try:
+            self._load().woken()
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        """Say that nothing can be captured: tpmon's own files may have changed since, or be gone.
+
+        Raises:
+            Exception: the error itself, where it is none of ours.
+        """
+        if not is_ours(error):
+            raise error
+        steps, told = self.steps, self._wire
+        number = steps.requests[0]
+        if number == steps.answered or steps.pages is None:
+            return
+        words = [0] * told.CAPTURE_WORDS
+        words[told.CAP_REQUEST] = number
+        words[told.CAP_STATE] = told.STATE_REFUSED
+        words[told.CAP_CHANGED_NS] = time.monotonic_ns()
+        told.write_capture(steps.pages.page, words, f"{_NOT_POSSIBLE}: {describe(error)}")
+        steps.reply(number, told.ANSWER_TAKEN)
 
     def _at_exit(self) -> None:
         try:
@@ -176,7 +212,7 @@ class Mailbox:
         steps = self.steps
         try:
             if self._handling and steps.pages is not None and steps.owner == get_ident():
-                self._load().woken()
+                self._wake()
         except Exception as error:
             if not steps.fail(error):
                 raise
