@@ -10,6 +10,7 @@ import os
 import sys
 
 from tpmon.hook import wire, wire_settings
+from tpmon.hook.surroundings import is_from_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def read_conditions(frame: FrameType | None, steps: Counts) -> dict[str, Any]:
         try:
             found.update(read())
         except Exception as error:  # one of them is no reason to go without the others
+            if is_from_handler(error):
+                raise
             found[name] = {"missing": f"{type(error).__name__}: {error}"}
     return found
 

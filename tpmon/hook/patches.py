@@ -196,6 +196,8 @@ def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], 
 
 def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     begins, ended = steps.backward_begins, steps.backward_ended
+    _hide_from_dynamo(begins)
+    _hide_from_dynamo(ended)
 
     @_like(original)
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -212,6 +214,7 @@ def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., An
 
 def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     updated = steps.scaler_updated
+    _hide_from_dynamo(updated)
 
     @_like(original)
     def update(*args: Any, **kwargs: Any) -> Any:
@@ -232,7 +235,11 @@ def _wrap_init(original: Callable[..., None], made: Callable[[object], None]) ->
 
 
 def _hide_from_dynamo(hook: Any) -> None:
-    """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that takes seconds."""
+    """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that takes seconds.
+
+    Without the mark dynamo follows a call out of a frame that it compiles, and warns of what it meets there.
+    """
+    hook.__func__._torchdynamo_disable = True  # noqa: SLF001
     compiled: Any = getattr(sys.modules["torch"], "_C", None)
     frames: Any = getattr(getattr(compiled, "_dynamo", None), "eval_frame", None)
     try:
