@@ -103,3 +103,25 @@ def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_lo
         "asked": [],
         "inputs": ["float32[4, 4]"],
     }
+
+
+def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none() -> None:
+    told = run("""
+        import warnings
+
+        try:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        except Exception as error:
+            say(skipped=str(error))
+            raise SystemExit(0)
+        net, optimizer = model()
+        net(torch.ones(2, 4)).sum().backward()
+        warnings.simplefilter("error", UserWarning)
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(3):
+            step()
+        say(calls=S.optimizer_calls)
+        """)
+    if "skipped" in told:
+        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
+    assert (told["calls"], told["problem"]) == (3, "")
