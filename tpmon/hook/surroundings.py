@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from operator import index
 
 from tpmon.hook.wire import UNKNOWN_RANK
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
 """Where torch's own handler raises, for the program to catch: a worker of its DataLoader died."""
+
+_MOST_SAMPLES = 1 << 32
+"""Of one step; sys.maxsize as the size of a batch means all there are."""
 
 _VARIABLE = 4
 """Of a code's flags: it takes ``*args``."""
@@ -44,6 +48,15 @@ def has_gradients_on() -> bool:
     """Tell whether what this thread computes now may be differentiated; an evaluation turns that off."""
     ask = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
     return ask is not None and bool(ask())
+
+
+def count_of(samples: object) -> int:
+    """Return how many samples somebody says there were, 0 for what is no number of them."""
+    try:
+        number = index(samples)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
+    return number if 0 < number < _MOST_SAMPLES else 0
 
 
 def read_ranks() -> tuple[int, int, int]:

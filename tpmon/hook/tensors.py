@@ -17,7 +17,8 @@ _MOST_TENSORS = 4096
 
 def bypass_functions() -> AbstractContextManager[object]:
     """Keep what is asked of a tensor from the program's ``__torch_function__``, of types and of modes."""
-    disable: Any = getattr(sys.modules["torch"]._C, "DisableTorchFunction", nullcontext)  # noqa: SLF001
+    compiled = getattr(sys.modules["torch"], "_C", None)
+    disable: Any = getattr(compiled, "DisableTorchFunction", nullcontext)
     guard: AbstractContextManager[object] = disable()
     return guard
 
