@@ -315,6 +315,40 @@ print(json.dumps({{"steps": HOOK.steps.steps, "problem": tpmon.hook.problem(), "
     }
 
 
+LOST = """
+import gc, os, sys
+from tpmon.hook.pages import Pages
+way = sys.argv[1]
+pages = Pages("", "", (-1, -1, -1))
+os.closerange(3, 1000)
+files = [open(sys.argv[2] + str(at), "w") for at in range(4)]
+if way == "fork":
+    child = os.fork()
+    if child:
+        sys.exit(os.waitpid(child, 0)[1] >> 8)
+if way != "end":
+    pages.close()
+    assert not [name for name in os.listdir("/proc/self/fd") if int(name) >= 1000]
+del pages
+gc.collect()
+for one in files:
+    one.write("whole")
+    one.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["close", "fork", "end"])
+def test_files_that_took_the_number_of_a_maps_descriptor_stay_open(
+    python: str, tmp_path: Path, way: str
+) -> None:
+    """As after closerange in a program that makes a daemon of itself: Python closes a map's number with it."""
+    command = [python, "-W", "ignore", "-c", LOST, way, str(tmp_path / "f")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"] * 4
+
+
 BREAKS = {
     "the pages": "from tpmon.hook import pages\npages.Pages = 5\n",
     "the clock": "train(10)\nHOOK.steps.last_ns = {}\n",
