@@ -57,7 +57,8 @@ class Mailbox:
         if self._handling or threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGURG)
-        if before is None:  # a handler that is not Python's: nobody could call it again
+        # A handler that is not Python's: nobody could call it again. Of one that came later Python knows nothing.
+        if before is None or (not callable(before) and _is_caught(signal.SIGURG)):
             return
         self._before = before
         signal.signal(signal.SIGURG, self._woken)
@@ -218,3 +219,13 @@ class Mailbox:
                 raise
         if callable(self._before):
             self._before(number, frame)
+
+
+def _is_caught(number: int) -> bool:
+    """Tell whether this process handles a signal, by whatever code; True where that cannot be read."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            caught = next(line for line in file if line.startswith(b"SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return True
