@@ -271,7 +271,7 @@ class Capture:
         if not self._ring() and is_timed(request):
             self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
             return
-        metadata = describe_run(sys._getframe(), self._steps, position)  # noqa: SLF001
+        metadata = describe_run(self._steps, position)
         self._recorder = make_recorder(request)
         self._thread = get_ident()
         self._recorder.prepare()

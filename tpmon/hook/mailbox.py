@@ -57,7 +57,7 @@ class Mailbox:
         if self._handling or threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGURG)
-        # A handler that is not Python's: nobody could call it again. Of one that came later Python knows nothing.
+        # A handler that is not Python's: nobody could call it again. Python knows of none that came later.
         if before is None or (not callable(before) and _is_caught(signal.SIGURG)):
             return
         self._before = before

@@ -154,7 +154,7 @@ class Pages:
 
 
 _KEEPS_NONE = sys.version_info >= (3, 13)
-"""Before, a map keeps a second descriptor, of the lowest free number, and closes that, whosever it is by then."""
+"""Before, a map keeps a second descriptor, of the lowest free number, and closes it, whosever it is then."""
 
 
 def _keep_for_ever(mapped: mmap.mmap) -> None:
