@@ -285,6 +285,45 @@ print(json.dumps({{"problem": problem[:9], "hooks": hooks, "left": left, "calls"
     }
 
 
+def test_the_scaler_of_fsdp_is_patched_when_the_program_imports_it(torch_like: Path, tmp_path: Path) -> None:
+    """It has an update() of its own, and comes long after torch."""
+    shutil.copytree(torch_like, tmp_path, dirs_exist_ok=True)
+    for name in ("distributed/__init__.py", "distributed/fsdp/__init__.py"):
+        path = tmp_path / "torch" / name
+        path.parent.mkdir()
+        path.touch()
+    with open(tmp_path / "torch" / "__init__.py", "a") as file:
+        file.write("from . import distributed\n")
+    scaler = "from torch.amp.grad_scaler import GradScaler\nclass ShardedGradScaler(GradScaler):\n"
+    scaler += "    def update(self):\n        return 7\n"
+    path.with_name("sharded_grad_scaler.py").write_text(scaler)
+    path.with_name("fully_sharded_data_parallel.py").write_text("class FullyShardedDataParallel: pass\n")
+    program = f"""{AFTER}{LOOP}
+import json, sys
+import torch.distributed.fsdp.fully_sharded_data_parallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from tpmon.hook.installation import HOOK
+scaler = ShardedGradScaler()
+told = []
+for _ in torch.utils.data.dataloader._BaseDataLoaderIter(range(10)):
+    torch.autograd.backward()
+    told.append(scaler.update())
+clean = ShardedGradScaler.update
+tpmon.hook.uninstall()
+print(json.dumps({{"told": told, "finders": sum(type(one).__name__ == "Arrival" for one in sys.meta_path),
+    "back": ShardedGradScaler.update is clean.__wrapped__, "problem": tpmon.hook.problem()}}))
+"""
+    program = program.replace("clean = ", "counted = HOOK.steps.steps, HOOK.steps.skipped\nclean = ")
+    program = program.replace('"told": told', '"counted": counted, "told": told')
+    assert run(sys.executable, tmp_path, program) == {
+        "counted": [10, 10],
+        "told": [7] * 10,
+        "finders": 0,
+        "back": True,
+        "problem": "",
+    }
+
+
 @pytest.mark.parametrize("signalled", [False, True])
 def test_a_capture_whose_code_is_gone_is_refused_and_steps_are_counted(
     torch_like: Path, signalled: bool

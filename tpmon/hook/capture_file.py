@@ -102,6 +102,7 @@ class CaptureFile:
         try:
             recorder.save(self._part)
             os.chmod(self._part, 0o600)
+            _unlink(self._part + TEMPORARY)  # where torch wrote none
             size = os.stat(self._part).st_size
             if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
                 events = count_events(self._part)
@@ -122,12 +123,16 @@ class CaptureFile:
 
     def remove(self) -> None:
         """Remove what is not whole."""
-        for path in (self._part, self._part + TEMPORARY):
-            try:
-                if self._part:
-                    os.unlink(path)
-            except OSError:
-                continue  # was never there, or its folder is gone
+        if self._part:
+            _unlink(self._part)
+            _unlink(self._part + TEMPORARY)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # was never there, or its folder is gone
 
 
 def _can_write_to(folder: str) -> bool:
@@ -155,8 +160,16 @@ def _try_writing(path: str) -> None:
     """
     if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-    if os.path.lexists(path + TEMPORARY):  # torch would write through a link that lies there
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path + TEMPORARY)
+    # Both: torch writes into the second, also through a link, and with a mode that lets others read a trace.
+    _create(path + TEMPORARY)
+    try:
+        _create(path)
+    except OSError:
+        _unlink(path + TEMPORARY)
+        raise
+
+
+def _create(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 

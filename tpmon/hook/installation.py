@@ -8,7 +8,7 @@ import sys
 from tpmon.hook import wire
 from tpmon.hook.arrival import Arrival
 from tpmon.hook.mailbox import Mailbox
-from tpmon.hook.patches import FSDP, PLACES, Patches
+from tpmon.hook.patches import LATER, PLACES, Patches
 from tpmon.hook.ptracer import allow_again
 from tpmon.hook.steps import Steps
 
@@ -23,7 +23,7 @@ class Installation:
         self.mailbox = Mailbox()
         self.steps = Steps(self._turned_off, self.mailbox)
         self.patches = Patches(self.steps)
-        self._arrival = Arrival(("torch", *PLACES, FSDP), self._torch_came)
+        self._arrival = Arrival(("torch", *PLACES, *LATER), self._torch_came)
         self.installed = False
         self.problem = ""
         self._forks_watched = False

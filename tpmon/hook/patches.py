@@ -31,6 +31,9 @@ DDP = "torch.nn.parallel.distributed"
 """Comes with torch, where it is built for several ranks; only its settings are wanted."""
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 """Comes when the program imports it, if it does; the same."""
+SHARDED = "torch.distributed.fsdp.sharded_grad_scaler"
+"""The same; its scaler has an ``update()`` of its own."""
+LATER = (FSDP, SHARDED)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -55,13 +58,14 @@ class Patches:
             (LOADER, self._patch_loaders),
             (ENGINE, self._patch_engine),
             (SCALER, self._patch_scaler),
+            (SHARDED, self._patch_scaler),
             (DDP, self._patch_ddp),
             (FSDP, self._patch_fsdp),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
                 bit = patch(module)
-                if bit or name in (DDP, FSDP):
+                if bit or name in (DDP, FSDP, SHARDED):
                     self._done.add(name)
                     self._steps.patches |= bit
         if self._steps.pages is not None:
@@ -73,7 +77,8 @@ class Patches:
 
     def awaits(self) -> bool:
         """Tell whether something is still to be imported that would be patched."""
-        return bool(self.missing()) or ("torch.distributed" in sys.modules and FSDP not in self._done)
+        later = "torch.distributed" in sys.modules and not self._done.issuperset(LATER)
+        return later or bool(self.missing())
 
     def take_back(self, within: bool = False) -> None:
         """Put back what was there, where what is there now is still ours.
@@ -138,7 +143,7 @@ class Patches:
         return wire.PATCH_BACKWARD
 
     def _patch_scaler(self, module: ModuleType) -> int:
-        scaler = module.__dict__.get("GradScaler")
+        scaler = module.__dict__.get("ShardedGradScaler" if module.__name__ == SHARDED else "GradScaler")
         if scaler is None or "update" not in scaler.__dict__:
             return 0
         self._replace(scaler, "update", _wrap_update(scaler.__dict__["update"], self._steps))
