@@ -383,8 +383,8 @@ class Capture:
     def _forget_request(self) -> None:
         self._request = self._file = self._bounds = None
         self._yields = False
-        self._hush()
         self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
+        self._hush()  # last: it waits, and an alarm of the program may interrupt it
 
     def _forget(self) -> None:
         self._request = self._recorder = self._file = self._bounds = None
