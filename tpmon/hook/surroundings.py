@@ -19,7 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
 """Where torch's own handler raises, for the program to catch: a worker of its DataLoader died."""
 
-_MOST_SAMPLES = 1 << 32
+_MOST_SAMPLES = 1 << 30
 """Of one step; sys.maxsize as the size of a batch means all there are."""
 
 _VARIABLE = 4
