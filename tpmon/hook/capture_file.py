@@ -164,7 +164,7 @@ def _try_writing(path: str) -> None:
     _create(path + TEMPORARY)
     try:
         _create(path)
-    except OSError:
+    except BaseException:
         _unlink(path + TEMPORARY)
         raise
 

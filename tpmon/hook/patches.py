@@ -86,22 +86,21 @@ class Patches:
         ``within`` an event an optimizer may be walking through the dictionary of hooks, and to remove one of
         several raises in its ``step()``: ours stays, and does nothing once nobody counts.
         """
-        replaced, self._replaced = self._replaced, []
-        handle, self._handle = self._handle, None
-        self._done = set()
-        self._steps.patches = 0
-        for one in reversed(replaced):
+        kept = []
+        for one in reversed(self._replaced):
             place, name, before, ours = one
             if name == _HOOKS and within and len(ours) > 1:
-                self._replaced, self._done = [one], {OPTIMIZER}
+                kept.append(one)
             elif name == _HOOKS:
                 _remove_hook(place, ours)
             elif place.__dict__.get(name) is ours:
                 setattr(place, name, before)
-        if handle is not None and within:
-            self._handle, self._done = handle, {OPTIMIZER}
-        elif handle is not None:
-            handle.remove()
+        self._replaced = kept
+        if self._handle is not None and not within:
+            self._handle.remove()
+            self._handle = None
+        self._done = {OPTIMIZER} if kept or self._handle is not None else set()
+        self._steps.patches = 0
 
     def _replace(self, place: Any, name: str, ours: Any) -> None:
         self._replaced.append((place, name, place.__dict__[name], ours))
