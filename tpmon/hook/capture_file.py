@@ -161,16 +161,15 @@ def _try_writing(path: str) -> None:
     if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     # Both: torch writes into the second, also through a link, and with a mode that lets others read a trace.
-    _create(path + TEMPORARY)
+    made = []
     try:
-        _create(path)
+        for one in (path + TEMPORARY, path):
+            os.close(os.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            made.append(one)
     except BaseException:
-        _unlink(path + TEMPORARY)
+        for one in made:
+            _unlink(one)
         raise
-
-
-def _create(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _publish(part: str, path: str) -> None:
