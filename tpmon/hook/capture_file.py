@@ -161,15 +161,17 @@ def _try_writing(path: str) -> None:
     if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     # Both: torch writes into the second, also through a link, and with a mode that lets others read a trace.
-    made = []
+    made: dict[str, int] = {}
     try:
         for one in (path + TEMPORARY, path):
-            os.close(os.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            made.append(one)
+            made[one] = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except BaseException:
         for one in made:
             _unlink(one)
         raise
+    finally:
+        for descriptor in made.values():
+            os.close(descriptor)
 
 
 def _publish(part: str, path: str) -> None:
