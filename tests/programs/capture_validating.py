@@ -34,7 +34,7 @@ def train(steps: int) -> None:
 
 def is_asked() -> bool:
     capture = HOOK.mailbox.capture
-    return capture is not None and capture.is_asked
+    return capture is not None and capture.under_way is not None
 
 
 def evaluate(least: int) -> None:

@@ -32,7 +32,7 @@ DATA = TensorDataset(torch.arange(640.0).reshape(80, 8) / 640, torch.ones(80, 1)
 TRAMPOLINES = {"__next__", "_engine_run_backward", "update", "__init__", "begin", "__exit__", "__enter__"}
 """Of ``patches``, ``guard`` and ``marks``: what torch or the user calls, and what calls the original."""
 
-GIVE_BACK = {"close", "_close", "_release", "_is_inode"}
+GIVE_BACK = {"close", "_close", "_release", "_read_file", "_are_twice"}
 """Of ``pages``: what fails there cannot be given back either."""
 
 Line = tuple[str, int]

@@ -30,7 +30,7 @@ from tpmon.capture.plan import (
 )
 from tpmon.capture_command import is_armed, parse_asked, write_restart
 from tpmon.errors import UsageError
-from tpmon.hook import wire, wire_capture
+from tpmon.hook import models, wire, wire_capture
 from tpmon.hook.conditions import read_conditions
 from tpmon.hook.headroom import read_memory_left
 from tpmon.hook_file import write_export
@@ -229,33 +229,57 @@ def test_only_what_a_dead_rank_left_is_removed_and_no_file_is_written_over(tmp_p
     assert earlier.read_text() == "earlier"
 
 
-def test_looking_for_the_model_keeps_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variables_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Module:
-        """A module of one part."""
+        """A module, by what torch's has."""
 
         training = True
 
-        def __init__(self) -> None:
-            self._modules: dict[str, object] = {}
-
-        def modules(self) -> list[Module]:
-            return [self]
+        def __init__(self, *parts: Module) -> None:
+            self._modules = {str(at): part for at, part in enumerate(parts)}
+            self._parameters = {"weight": SimpleNamespace(numel=lambda: 4, dtype="float32", device="cpu")}
 
         def parameters(self) -> list[object]:
-            return []
+            return [
+                *self._parameters.values(),
+                *(one for part in self._modules.values() for one in part.parameters()),
+            ]
+
+    class Net(Module):
+        """The model that is trained."""
 
     class Batch:
         """What a loop replaces with each step."""
 
+    class Optimizer:
+        """An optimizer, by what torch's has."""
+
+        def __init__(self, parameters: list[object]) -> None:
+            self.param_groups = [{"params": parameters}]
+
     def loop() -> None:
-        net, batch = Module(), Batch()
+        config = locals()
+        net, other, batch = Net(Module()), Module(Module(), Module(), Module()), Batch()
+        optimizer = Optimizer(net.parameters())
+        before = dict(config)
         gone = weakref.ref(batch)
-        steps = SimpleNamespace(rule=0, batch_size=0, watcher=None, page=memoryview(b""))
-        assert read_conditions(sys._getframe(), steps)["model"] == "Module"
+        watcher = SimpleNamespace(optimizer=weakref.ref(optimizer), inputs=[])
+        steps = SimpleNamespace(
+            rule=0, batch_size=0, watcher=watcher, page=memoryview(b""), ddp=None, fsdp=None
+        )
+        for _ in range(2):
+            told = read_conditions(steps)
+            assert (told["model"], told["parameters"]) == ("Net", 8)
+        steps.ddp = weakref.ref(other)
+        assert read_conditions(steps)["model"] == "Module"
+        assert config == before
         del batch
         assert gone() is None
         assert net.training
 
+    monkeypatch.setattr(models, "_FOUND", [])
     monkeypatch.setitem(
         sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(Module=Module), __version__="2")
     )

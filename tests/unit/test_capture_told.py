@@ -105,13 +105,13 @@ def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(
     steps = SimpleNamespace(
         rule=wire.RULE_UPDATE, batch_size=4, watcher=SimpleNamespace(inputs=["x"]), page=on
     )
-    told = read_conditions(None, steps)
+    told = read_conditions(steps)
     assert (told["autocast"], told["autocast_dtype"], told["inputs"]) == (True, "bfloat16", ["x"])
     assert told["mode"] == "training"
     steps = SimpleNamespace(
         rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(SET_AUTOCAST=0)
     )
-    told = read_conditions(None, steps)
+    told = read_conditions(steps)
     assert (told["autocast"], told["autocast_dtype"], told["mode"]) == (False, "", "evaluation")
     assert "missing" in told["inputs"]
 

@@ -142,6 +142,30 @@ def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_ba
     assert said == [True, False, True, False, True, False]
 
 
+def test_a_handler_of_a_library_is_left_in_place() -> None:
+    """As of a Go runtime in the process: Python takes the signal for one that nobody handles."""
+    program = """
+import ctypes, os, signal
+from types import SimpleNamespace
+from tpmon.hook import wire
+from tpmon.hook.mailbox import Mailbox
+libc, calls = ctypes.CDLL(None), []
+theirs = ctypes.CFUNCTYPE(None, ctypes.c_int)(calls.append)
+libc.signal(signal.SIGURG, theirs)
+page = memoryview(bytearray(wire.TELEMETRY_BYTES))
+mailbox = Mailbox()
+mailbox.opened(SimpleNamespace(pages=SimpleNamespace(page=page), owner=0))
+os.kill(os.getpid(), signal.SIGURG)
+mailbox.take_back()
+os.kill(os.getpid(), signal.SIGURG)
+print(calls == [signal.SIGURG] * 2, wire.parse_signal(page))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True False\n", "")
+
+
 def test_no_other_signal_is_sent_from_where_trainings_are_asked() -> None:
     """Every call that sends a signal, in what captures and in the hook itself."""
     sends = {"kill", "killpg", "pidfd_send_signal", "pthread_kill", "raise_signal", "send_signal", "tgkill"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -186,9 +187,11 @@ def test_an_error_of_the_users_signal_handler_within_a_reading_is_the_users(
     loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     namespace: dict[str, object] = {}
-    exec(compile("def ring():\n    raise TimeoutError('theirs')\n", "/home/user/train.py", "exec"), namespace)
+    source = "def ring(number, frame):\n    raise TimeoutError('theirs')\n"
+    exec(compile(source, "/home/user/train.py", "exec"), namespace)
     torch = sys.modules["torch"]
-    torch._C = types.SimpleNamespace(get_num_threads=namespace["ring"])
+    rings = functools.partial(namespace["ring"], 14, sys._getframe())  # as Python calls a handler
+    torch._C = types.SimpleNamespace(get_num_threads=rings)
     with pytest.raises(TimeoutError, match="theirs"):
         loop.train(4)
     assert (loop.steps.problem, loop.turned_off) == ("", 0)

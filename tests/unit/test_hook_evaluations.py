@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from tests.hook_loop import MS, Loop
+from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import steps, wire
 
 
@@ -78,6 +79,43 @@ def test_without_a_torch_optimizer_batches_with_a_backward_are_steps(loop: Loop)
     assert (loop.steps.steps, loop.steps.rule) == (210, wire.RULE_DATA_AFTER_UPDATE)
 
 
+@pytest.mark.parametrize("accumulated", [63, 65, 128, 300])
+def test_an_accumulation_of_very_many_batches_is_one_step(loop: Loop, accumulated: int) -> None:
+    """Till the second one nobody can tell it from a loop whose optimizer is none of torch's."""
+    for _ in range(4):
+        for _ in range(accumulated):
+            loop.batch()
+            loop.backward()
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.updates, loop.steps.rule) == (4, 4, wire.RULE_DATA_AFTER_UPDATE)
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_updates_by_gradients_that_a_call_returned_are_counted(loop: Loop, with_data: bool) -> None:
+    """torch.autograd.grad fills no .grad; the program does, or computes its gradients without the engine."""
+    if with_data:
+        loop.train(3)
+    else:
+        loop.backward()
+        loop.update()
+    before = loop.steps.updates
+    for _ in range(10):
+        if with_data:
+            loop.batch()
+        loop.backward(counts=False)
+        loop.update()
+        loop.update(0)  # as of a step() that calls its parent class
+    for _ in range(5 if with_data else 0):
+        loop.batch()
+        loop.update()
+        loop.update(0)
+    loop.stop()
+    one = loop.steps
+    assert one.updates - before == (15 if with_data else 10)
+    assert one.steps == (18 if with_data else 11)
+
+
 def test_backwards_alone_are_published_every_second(loop: Loop) -> None:
     for _ in range(250):
         loop.backward(5, 5)
@@ -96,6 +134,23 @@ def test_what_the_user_says_ends_a_step_and_nothing_else(loop: Loop) -> None:
     one = loop.steps
     assert (one.steps, one.eval_steps, one.rule) == (6, 1, wire.RULE_CALL)
     assert (one.samples, one.eval_samples) == (160, 7)
+
+
+@pytest.mark.parametrize("samples", [32.0, "32", None, -1, 1 << 64, [3]])
+def test_samples_that_are_no_number_of_them_are_left_to_the_dataloader(loop: Loop, samples: object) -> None:
+    loop.batch()
+    loop.steps.step_called(samples, True)
+    loop.batch()
+    loop.steps.step_called(5, True)
+    assert (loop.steps.samples, loop.steps.problem) == (9, "")
+
+
+def test_a_batch_size_that_means_all_of_them_says_no_number(loop: Loop) -> None:
+    loop.iterator = Batches(sys.maxsize)
+    loop.train(10)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.samples, loop.steps.batch_size) == (10, 0, 0)
+    assert loop.steps.problem == ""
 
 
 def test_an_interrupted_fetch_does_not_stop_the_counting(loop: Loop) -> None:
@@ -144,6 +199,51 @@ def test_batches_of_a_prefetching_thread_leave_the_steps_to_the_updates(loop: Lo
         loop.update()
     run_in_thread(loop.batch)
     assert (loop.steps.steps, loop.steps.rule) == (10, wire.RULE_UPDATE)
+
+
+def test_optimizers_in_the_backward_of_a_card_are_part_of_the_step(loop: Loop) -> None:
+    """On CUDA the engine runs them in a thread of its own, in which the training never goes on."""
+
+    def step_each(parameters: int) -> None:
+        for _ in range(parameters):
+            loop.steps.optimizer_stepped(None, (), {})
+
+    for _ in range(20):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        run_in_thread(lambda: step_each(4))
+        loop.steps.backward_ended(True)
+    loop.stop()
+    one = loop.steps
+    assert (one.steps, one.updates, one.optimizer_calls, one.elsewhere) == (20, 20, 80, 0)
+    assert one.owner == threading.get_ident()
+
+
+def test_checkpoints_that_a_card_computes_again_are_part_of_the_backward(loop: Loop) -> None:
+    """With use_reentrant=True they run a backward of their own, in the thread of the engine."""
+
+    def again() -> None:
+        assert not loop.steps.backward_begins()
+
+    for _ in range(10):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        run_in_thread(again)
+        loop.steps.backward_ended(True)
+        loop.update()
+    loop.stop()
+    one = loop.steps
+    assert (one.steps, one.backwards, one.elsewhere, one.owner) == (10, 10, 0, threading.get_ident())
+
+
+def test_a_training_that_goes_on_in_another_thread_counts_also_where_a_backward_never_ended(
+    loop: Loop,
+) -> None:
+    loop.train(3)
+    assert loop.steps.backward_begins()  # and its thread was lost with its end
+    loop.spend(61_000)
+    run_in_thread(lambda: loop.train(30))
+    assert loop.steps.steps > 15
 
 
 def run_in_thread(target: object) -> None:

@@ -242,6 +242,152 @@ print(json.dumps({{"steps": steps, "calls": len(calls),
     assert run(sys.executable, torch_like, program) == {"steps": 4, "calls": 7, "same": True, "hooks": 1}
 
 
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_the_hook_turns_itself_off_under_an_optimizer_that_walks_through_hooks(
+    torch_like: Path, first: str
+) -> None:
+    """To remove one of several raises in the optimizer's step: ours stays there till it is uninstalled."""
+    theirs = "optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)\n"
+    program = f"""import torch, json
+from torch.optim import optimizer
+class Handle:
+    def remove(self):
+        optimizer._global_optimizer_post_hooks.pop(1)
+def register(hook):
+    optimizer._global_optimizer_post_hooks[1] = hook
+    return Handle()
+optimizer.register_optimizer_step_post_hook = register
+calls = []
+{theirs if first == "theirs" else ""}
+import tpmon.hook
+{theirs if first == "ours" else ""}
+from tpmon.hook.installation import HOOK
+one = optimizer.Optimizer()
+one.step()
+HOOK.steps.last_ns = {{}}
+one.step()
+one.step()
+problem, hooks = tpmon.hook.problem(), len(optimizer._global_optimizer_post_hooks)
+tpmon.hook.uninstall()
+left = len(optimizer._global_optimizer_post_hooks)
+tpmon.hook.install()
+one.step()
+print(json.dumps({{"problem": problem[:9], "hooks": hooks, "left": left, "calls": len(calls),
+    "counted": HOOK.steps.optimizer_calls, "again": tpmon.hook.problem()}}))
+"""
+    assert run(sys.executable, torch_like, program) == {
+        "problem": "TypeError",
+        "hooks": 2,
+        "left": 1,
+        "calls": 4,
+        "counted": 1,
+        "again": "",
+    }
+
+
+def test_the_scaler_of_fsdp_is_patched_when_the_program_imports_it(torch_like: Path, tmp_path: Path) -> None:
+    """It has an update() of its own, and comes long after torch."""
+    shutil.copytree(torch_like, tmp_path, dirs_exist_ok=True)
+    for name in ("distributed/__init__.py", "distributed/fsdp/__init__.py"):
+        path = tmp_path / "torch" / name
+        path.parent.mkdir()
+        path.touch()
+    with open(tmp_path / "torch" / "__init__.py", "a") as file:
+        file.write("from . import distributed\n")
+    scaler = "from torch.amp.grad_scaler import GradScaler\nclass ShardedGradScaler(GradScaler):\n"
+    scaler += "    def update(self):\n        return 7\n"
+    path.with_name("sharded_grad_scaler.py").write_text(scaler)
+    path.with_name("fully_sharded_data_parallel.py").write_text("class FullyShardedDataParallel: pass\n")
+    program = f"""{AFTER}{LOOP}
+import json, sys
+import torch.distributed.fsdp.fully_sharded_data_parallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from tpmon.hook.installation import HOOK
+scaler = ShardedGradScaler()
+told = []
+for _ in torch.utils.data.dataloader._BaseDataLoaderIter(range(10)):
+    torch.autograd.backward()
+    told.append(scaler.update())
+clean = ShardedGradScaler.update
+tpmon.hook.uninstall()
+print(json.dumps({{"told": told, "finders": sum(type(one).__name__ == "Arrival" for one in sys.meta_path),
+    "back": ShardedGradScaler.update is clean.__wrapped__, "problem": tpmon.hook.problem()}}))
+"""
+    program = program.replace("clean = ", "counted = HOOK.steps.steps, HOOK.steps.skipped\nclean = ")
+    program = program.replace('"told": told', '"counted": counted, "told": told')
+    assert run(sys.executable, tmp_path, program) == {
+        "counted": [10, 10],
+        "told": [7] * 10,
+        "finders": 0,
+        "back": True,
+        "problem": "",
+    }
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_capture_whose_code_is_gone_is_refused_and_steps_are_counted(
+    torch_like: Path, signalled: bool
+) -> None:
+    """As after an upgrade of tpmon, or where its folder was only there at the start."""
+    program = f"""{AFTER}{LOOP}
+import json, os, signal, sys
+from tpmon.hook.installation import HOOK
+train(5)
+sys.modules["tpmon.hook.capture"] = None
+from tpmon.hook import wire_capture as w
+words = [0] * w.REQUEST_WORDS
+words[w.ASK_NUMBER], words[w.ASK_KIND] = 77, w.KIND_CAPTURE
+w.write_request(HOOK.steps.pages.mailbox, w.Request(tuple(words), "/tmp", "x"))
+{"os.kill(os.getpid(), signal.SIGURG)" if signalled else ""}
+train(5)
+told, reason = w.parse_capture(HOOK.steps.pages.page)
+print(json.dumps({{"steps": HOOK.steps.steps, "problem": tpmon.hook.problem(), "number": told[w.CAP_REQUEST],
+    "refused": told[w.CAP_STATE] == w.STATE_REFUSED, "reason": reason[:51], "answer": list(HOOK.steps.pages.answers)}}))
+"""
+    assert run(sys.executable, torch_like, program) == {
+        "steps": 10,
+        "problem": "",
+        "number": 77,
+        "refused": True,
+        "reason": "captures are not possible here: ModuleNotFoundError",
+        "answer": [77, 3],
+    }
+
+
+LOST = """
+import gc, os, sys
+from tpmon.hook.pages import Pages
+way = sys.argv[1]
+pages = Pages("", "", (-1, -1, -1))
+os.closerange(3, 1000)
+files = [open(sys.argv[2] + str(at), "w") for at in range(4)]
+if way == "fork":
+    child = os.fork()
+    if child:
+        sys.exit(os.waitpid(child, 0)[1] >> 8)
+if way != "end":
+    pages.close()
+    assert not [name for name in os.listdir("/proc/self/fd") if int(name) >= 1000]
+del pages
+gc.collect()
+for one in files:
+    one.write("whole")
+    one.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["close", "fork", "end"])
+def test_files_that_took_the_number_of_a_maps_descriptor_stay_open(
+    python: str, tmp_path: Path, way: str
+) -> None:
+    """As after closerange in a program that makes a daemon of itself: Python closes a map's number with it."""
+    command = [python, "-W", "ignore", "-c", LOST, way, str(tmp_path / "f")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"] * 4
+
+
 BREAKS = {
     "the pages": "from tpmon.hook import pages\npages.Pages = 5\n",
     "the clock": "train(10)\nHOOK.steps.last_ns = {}\n",

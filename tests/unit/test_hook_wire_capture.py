@@ -136,7 +136,7 @@ def test_a_file_is_named_after_rank_and_step() -> None:
 
 def test_a_recording_is_ours_until_it_has_stopped() -> None:
     """A thread that is about to begin a profiler of its own waits for exactly that."""
-    capture = Capture(Counts(lambda: None), lambda _: False)
+    capture = Capture(Counts(lambda: None), lambda: False, lambda: None)
     seen = []
     recorder = SimpleNamespace(stop=lambda: seen.append(capture.guard.ours), drop=lambda: None)
     capture._recorder, capture.guard.ours = recorder, "our profile"
@@ -153,7 +153,7 @@ def taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Capture:
     counts.pages = SimpleNamespace(mailbox=box, page=page(wire.TELEMETRY_BYTES), rank=0, answers=[0, 0])
     counts.requests = box[wire.REQUEST_OFFSET :].cast("Q")
     counts.rule, counts.eval_steps = wire.RULE_BATCH, 5
-    capture = Capture(counts, lambda _: False)
+    capture = Capture(counts, lambda: False, lambda: None)
     monkeypatch.setattr(Capture, "_refuse", lambda *_: "")
     monkeypatch.setattr(Capture, "_begin", lambda self, _, position: begun(self, position))
     wire_capture.write_request(box, request(str(tmp_path), EXPIRES_NS=1 << 62))

@@ -223,6 +223,58 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
     assert os.listdir(tmp_path / "out") == []
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
+    folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    given: list[tuple[str, int, int]] = []
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    monkeypatch.setattr(kineto_window.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(
+        kineto_window.os,
+        "fchown",
+        lambda at, uid, gid: given.append((os.readlink(f"/proc/self/fd/{at}"), uid, gid)),
+    )
+    window = KinetoWindow(KinetoClient(me, str(folder)), asked(out), lambda _line: None)
+    try:
+        window._make_folder()
+        paths = [window._folder] if there else [window._folder, str(out)]
+        assert given == [(path, os.getuid(), os.getgid()) for path in paths]
+        make = os.mkdir
+
+        def make_link(name: str, *rest: int, dir_fd: int | None = None) -> None:
+            if dir_fd is None:
+                make(name, *rest)
+                return
+            make(name + "-elsewhere", *rest, dir_fd=dir_fd)
+            os.symlink(name + "-elsewhere", name, dir_fd=dir_fd)
+
+        window._folder += "2"
+        monkeypatch.setattr(kineto_window.os, "mkdir", make_link)
+        with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+            window._make_folder()
+        assert len(given) == len(paths)
+    finally:
+        monkeypatch.undo()
+        window.close()
+
+
+def test_the_socket_is_its_users_alone_and_no_mode_is_changed_by_its_name(
+    folder: Path, me: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "chmod")
+    before = os.umask(0o022)
+    try:
+        daemon = Daemon(KinetoClient(me, str(folder)))
+        assert os.stat(folder / DAEMON).st_mode & 0o777 == 0o600
+        assert os.umask(0o022) == 0o022
+        daemon.close()
+    finally:
+        os.umask(before)
+
+
 def test_a_recording_that_the_program_takes_over_is_given_up(
     libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,8 +102,12 @@ class Daemon:
             self._socket.bind(f"\0{DAEMON}\0".encode())
             return
         self._clear(client)
-        self._socket.bind(self._path)
-        os.chmod(self._path, 0o600)
+        # No chmod afterwards: it would follow a link that somebody put there meanwhile.
+        before = os.umask(0o177)
+        try:
+            self._socket.bind(self._path)
+        finally:
+            os.umask(before)
         owner = os.stat(client.folder)
         if owner.st_uid != os.geteuid():
             os.chown(self._path, owner.st_uid, owner.st_gid, follow_symlinks=False)

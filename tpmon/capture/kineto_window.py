@@ -33,6 +33,7 @@ _SETTLES_S = 10.0
 """So long after kineto is free again its file may still be missing: it renames it last."""
 
 _UNTOLD = Missing("kineto does not say it")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EVENT = b'"ph": "X"'
 
 
@@ -111,11 +112,26 @@ class KinetoWindow:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_folder(self) -> None:
-        os.makedirs(self.asked.folder, mode=0o700, exist_ok=True)
-        os.mkdir(self._folder, 0o700)
+        """Make the folder that kineto writes into, and give it to the user of the process."""
         owner = os.stat(f"/proc/{self._client.process.pid}")
-        if owner.st_uid != os.geteuid():
-            os.chown(self._folder, owner.st_uid, owner.st_gid)
+        theirs = owner.st_uid != os.geteuid()
+        made = not os.path.isdir(self.asked.folder)
+        os.makedirs(self.asked.folder, mode=0o700, exist_ok=True)
+        # By descriptors from here on: whoever may write beside a folder can put a link in its place.
+        outer = os.open(self.asked.folder, _FOLDER | (os.O_NOFOLLOW if made else 0))
+        try:
+            name = os.path.basename(self._folder)
+            os.mkdir(name, 0o700, dir_fd=outer)
+            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+            try:
+                if theirs:
+                    os.fchown(inner, owner.st_uid, owner.st_gid)
+            finally:
+                os.close(inner)
+            if theirs and made:
+                os.fchown(outer, owner.st_uid, owner.st_gid)
+        finally:
+            os.close(outer)
 
     def _record(self, updates: int, name: str) -> Recorded:
         """Order so many updates, and wait for the file."""

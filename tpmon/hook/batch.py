@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tpmon.hook.surroundings import is_ours, torch_folder
+from tpmon.hook.surroundings import is_from_handler
+from tpmon.hook.tensors import bypass_functions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ def describe_batch(batch: object) -> list[str]:
     found: list[str] = []
     try:
         if "torch" in sys.modules:
-            _collect(batch, "", _DEEPEST, found)
+            with bypass_functions():
+                _collect(batch, "", _DEEPEST, found)
     except Exception as error:
-        if not is_ours(error, torch_folder()):
+        if is_from_handler(error):
             raise  # a signal handler of the user raised in here
     return found[:_MOST_TENSORS]
 

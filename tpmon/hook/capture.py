@@ -14,14 +14,13 @@ from _thread import get_ident
 from time import monotonic_ns, sleep
 
 from tpmon.hook import wire, wire_capture
-from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
+from tpmon.hook.capture_begin import begin_words, make_recorder, name_obstacle
+from tpmon.hook.capture_bounds import Bounds
+from tpmon.hook.capture_file import CaptureFile, Sizes, describe_excess, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
 from tpmon.hook.counts import WATCHED
 from tpmon.hook.guard import Guard
-from tpmon.hook.headroom import read_resident
-from tpmon.hook.recorder import Recorder
-from tpmon.hook.recorder_cuda import Range, Snapshot
 from tpmon.hook.surroundings import describe, is_ours, torch_folder
 from tpmon.hook.wire_capture import Request
 
@@ -40,16 +39,18 @@ class Capture:
     """Hold the request under way, and what is recorded for it."""
 
     __slots__ = (
+        "_bounds",
         "_broken",
         "_busy",
         "_evals",
         "_file",
         "_heard",
+        "_hush",
         "_infers",
         "_reason",
         "_recorder",
         "_request",
-        "_ring_after",
+        "_ring",
         "_sizes",
         "_steps",
         "_thread",
@@ -58,25 +59,27 @@ class Capture:
         "guard",
     )
 
-    def __init__(self, steps: Counts, ring_after: Callable[[float], bool]) -> None:
-        """Wait for the first request; ``ring_after`` calls ``woken`` after so many seconds."""
+    def __init__(self, steps: Counts, ring: Callable[[], bool], hush: Callable[[], None]) -> None:
+        """Wait for the first request; ``ring`` has ``woken`` called when it is due, until ``hush``."""
         self._steps = steps
-        self._ring_after = ring_after
+        self._ring = ring
+        self._hush = hush
         self._busy = False
         self.guard = Guard(self._yield)
         self._sizes = Sizes()
         self._broken = ""
         self._words = [0] * wire_capture.CAPTURE_WORDS
         self._request: Request | None = None
-        self._recorder: Recorder | Snapshot | Range | None = None
+        self._bounds: Bounds | None = None
+        self._recorder: Any = None
         self._file: CaptureFile | None = None
         self._forget()
 
-    def at_boundary(self) -> None:
+    def at_boundary(self, within: bool = False) -> None:
         """Do what is due at the end of a step; raises only what a signal handler of the user raised."""
         self._busy = True
         try:
-            self._look()
+            self._look(within)
         except BaseException as error:
             ours = isinstance(error, Exception) and is_ours(error, torch_folder())
             self._break_off(error, ours)
@@ -86,19 +89,29 @@ class Capture:
             self._busy = False
 
     def woken(self) -> None:
-        """Do what is due between two lines of the loop: for requests that time bounds, and no others."""
+        """Do what is due between two lines of the loop: begin what time bounds, end what is late."""
         pages = self._steps.pages
         if self._busy or pages is None:
             return
-        request = self._request or wire_capture.parse_request(pages.mailbox)
-        due = self.is_asked or pages.requests[0] != self._steps.answered
-        if due and request is not None and is_timed(request):
-            self.at_boundary()
+        request = self._request
+        if request is None and pages.requests[0] != self._steps.answered:
+            request = wire_capture.parse_request(pages.mailbox)
+            if request is not None and not is_timed(request):
+                return
+        if request is not None:
+            self.at_boundary(within=True)
+
+    def left_s(self) -> float:
+        """Return, to any thread, in how many seconds the recording is to be ended, at most."""
+        pages, bounds = self._steps.pages, self._bounds
+        if pages is None or bounds is None or pages.requests[0] != self._heard or bounds.find_excess():
+            return 0.0
+        return bounds.left_ns(monotonic_ns()) / 1e9
 
     @property
-    def is_asked(self) -> bool:
-        """Tell whether a request is under way."""
-        return self._request is not None
+    def under_way(self) -> Request | None:
+        """Return the request under way."""
+        return self._request
 
     def forked(self) -> None:
         """Leave the recording to the parent: in this child nothing is recorded any more."""
@@ -121,14 +134,14 @@ class Capture:
 
     # From request to recording.
 
-    def _look(self) -> None:
+    def _look(self, within: bool) -> None:
         number = self._steps.requests[0]
         if self._request is None:
             self._take(number)
         elif number != self._heard:
             self._hear(number)
         if self._request is not None:
-            self._advance(self._request, monotonic_ns())
+            self._advance(self._request, monotonic_ns(), within)
 
     def _take(self, number: int) -> None:
         steps = self._steps
@@ -144,7 +157,9 @@ class Capture:
             self._request = request
             self._yields = False
             self._heard = number
-            self._begin_words(request)
+            self._infers = steps.rule == wire.RULE_BATCH
+            self._reason = ""
+            begin_words(self._words, request, self._position() + 1)
             self._set(wire_capture.STATE_REGISTERED)
             steps.reply(number, wire_capture.ANSWER_TAKEN)
             steps.answered = WATCHED
@@ -156,19 +171,6 @@ class Capture:
             else:
                 self._set(wire_capture.STATE_ARMED)
             steps.last_ns = monotonic_ns()
-
-    def _begin_words(self, request: Request) -> None:
-        asked = request.words
-        words = self._words
-        sequence = words[wire_capture.CAP_SEQUENCE]
-        words[:] = [0] * len(words)
-        words[wire_capture.CAP_SEQUENCE] = sequence
-        words[wire_capture.CAP_REQUEST] = asked[wire_capture.ASK_NUMBER]
-        words[wire_capture.CAP_STEPS_ASKED] = asked[wire_capture.ASK_STEPS]
-        words[wire_capture.CAP_RSS_BYTES] = read_resident()
-        self._infers = self._steps.rule == wire.RULE_BATCH
-        words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or self._position() + 1
-        self._reason = ""
 
     def _hear(self, number: int) -> None:
         """Answer another request meanwhile: the end of ours, or that we are busy."""
@@ -198,8 +200,8 @@ class Capture:
         refusal = self.guard.refuse(kind)
         return refusal or ("" if kind == wire_capture.KIND_RANGE else self._file.refuse())
 
-    def _advance(self, request: Request, now: int) -> None:
-        """Begin, go on or end, by the step at which the loop is."""
+    def _advance(self, request: Request, now: int, within: bool) -> None:
+        """Begin, go on or end, by the step at which the loop is; ``within`` one, none begins or is done."""
         asked = request.words
         words = self._words
         position = self._position()
@@ -215,22 +217,8 @@ class Capture:
         if self._yields:
             self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
         elif self._recorder is not None:
-            done = position - first
-            late = now - words[wire_capture.CAP_BEGAN_NS] >= asked[wire_capture.ASK_LONGEST_NS]
-            if done > words[wire_capture.CAP_STEPS_DONE]:
-                words[wire_capture.CAP_STEPS_DONE] = done
-                if not late and (timed or done < asked[wire_capture.ASK_STEPS]):
-                    self._recorder.mark(position)
-                    self._publish()
-                    return
-                self._finish(
-                    ""
-                    if timed or done >= asked[wire_capture.ASK_STEPS]
-                    else "the time ran out before all steps were done"
-                )
-            elif late:
-                self._finish("" if timed else "the time ran out within a step: validation, or a stall")
-        elif timed or position >= first:
+            self._go_on(request, now, words[wire_capture.CAP_STEPS_DONE] if within else position - first)
+        elif timed or (position >= first and not within):
             if position > first and not timed:
                 self._end(wire_capture.STATE_MISSED, f"the loop was at step {position} already")
             else:
@@ -239,6 +227,32 @@ class Capture:
             self._end(wire_capture.STATE_EXPIRED, "the loop did not come to that step in time")
         else:
             self._publish()
+
+    def _go_on(self, request: Request, now: int, done: int) -> None:
+        """Go on recording, or end: with all steps, or where it takes too long or too much."""
+        words = self._words
+        steps = request.words[wire_capture.ASK_STEPS]
+        timed = is_timed(request)
+        bounds = self._bounds
+        left_ns = bounds.left_ns(now) if bounds is not None else 0
+        ended = done > words[wire_capture.CAP_STEPS_DONE]
+        words[wire_capture.CAP_STEPS_DONE] = max(done, words[wire_capture.CAP_STEPS_DONE])
+        if ended and done >= steps and not timed:
+            self._finish("")
+        elif excess := bounds.look(now) if bounds is not None else "":
+            self._drop_out(wire_capture.STATE_FAILED, describe_excess(request, excess))
+        elif left_ns > 0:
+            if ended:
+                self._recorder.mark(words[wire_capture.CAP_FIRST_STEP] + done)
+                self._publish()
+        elif timed:
+            self._finish("")
+        elif request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+            self._drop_out(wire_capture.STATE_FAILED, describe_excess(request, "it did not end in time"))
+        elif ended:
+            self._finish("the time ran out before all steps were done")
+        else:
+            self._finish("the time ran out within a step: validation, or a stall")
 
     def _position(self) -> int:
         """Return how many steps ended: of training, and where there is none, of inference."""
@@ -249,26 +263,16 @@ class Capture:
 
     def _begin(self, request: Request, position: int) -> None:
         began = monotonic_ns()
-        torch: Any = sys.modules["torch"]
-        kind = request.words[wire_capture.ASK_KIND]
-        other = self.guard.name_other() if kind in wire_capture.PROFILES else ""
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            other = "a CUDA graph is being captured"
+        other = name_obstacle(request, self.guard)
         if other:
             self._end(wire_capture.STATE_REFUSED, other)
             return
-        if is_timed(request):
-            seconds = request.words[wire_capture.ASK_LONGEST_NS] / 1e9
-            if not self._ring_after(seconds):
-                self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
-                return
-        metadata = describe_run(sys._getframe(), self._steps, position)  # noqa: SLF001
-        if kind == wire_capture.KIND_SNAPSHOT:
-            self._recorder = Snapshot(request.words[wire_capture.ASK_ENTRIES])
-        elif kind == wire_capture.KIND_RANGE:
-            self._recorder = Range()
-        else:
-            self._recorder = Recorder(request.words[wire_capture.ASK_OPTIONS])
+        self._bounds = Bounds(request)
+        if not self._ring() and is_timed(request):
+            self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
+            return
+        metadata = describe_run(self._steps, position)
+        self._recorder = make_recorder(request)
         self._thread = get_ident()
         self._recorder.prepare()
         self.guard.ours = self._recorder.profile
@@ -279,7 +283,8 @@ class Capture:
         self._recorder.mark(position)
         words[wire_capture.CAP_BEGAN_NS] = self._steps.last_ns = monotonic_ns()
         words[wire_capture.CAP_PAUSED_NS] += words[wire_capture.CAP_BEGAN_NS] - began
-        probes = kind == wire_capture.KIND_PROBE
+        self._bounds.begin(words[wire_capture.CAP_BEGAN_NS])
+        probes = request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE
         self._set(wire_capture.STATE_WARMING if probes else wire_capture.STATE_RECORDING)
 
     def _finish(self, reason: str) -> None:
@@ -376,13 +381,13 @@ class Capture:
             wire_capture.write_capture(pages.page, self._words, self._reason)
 
     def _forget_request(self) -> None:
-        self._request = None
-        self._file = None
+        self._request = self._file = self._bounds = None
         self._yields = False
         self._steps.answered = self._heard  # from the next request on the mailbox is looked at again
+        self._hush()  # last: it waits, and an alarm of the program may interrupt it
 
     def _forget(self) -> None:
-        self._request = self._recorder = self._file = None
+        self._request = self._recorder = self._file = self._bounds = None
         self._yields = self._infers = False
         self._heard = self._thread = self._evals = 0
         self._reason = ""

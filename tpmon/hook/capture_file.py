@@ -102,6 +102,7 @@ class CaptureFile:
         try:
             recorder.save(self._part)
             os.chmod(self._part, 0o600)
+            _unlink(self._part + TEMPORARY)  # where torch wrote none
             size = os.stat(self._part).st_size
             if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
                 events = count_events(self._part)
@@ -122,12 +123,16 @@ class CaptureFile:
 
     def remove(self) -> None:
         """Remove what is not whole."""
-        for path in (self._part, self._part + TEMPORARY):
-            try:
-                if self._part:
-                    os.unlink(path)
-            except OSError:
-                continue  # was never there, or its folder is gone
+        if self._part:
+            _unlink(self._part)
+            _unlink(self._part + TEMPORARY)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # was never there, or its folder is gone
 
 
 def _can_write_to(folder: str) -> bool:
@@ -155,9 +160,18 @@ def _try_writing(path: str) -> None:
     """
     if read_disk_left(os.path.dirname(path)) < _DISK_SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-    if os.path.lexists(path + TEMPORARY):  # torch would write through a link that lies there
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path + TEMPORARY)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    # Both: torch writes into the second, also through a link, and with a mode that lets others read a trace.
+    made: dict[str, int] = {}
+    try:
+        for one in (path + TEMPORARY, path):
+            made[one] = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except BaseException:
+        for one in made:
+            _unlink(one)
+        raise
+    finally:
+        for descriptor in made.values():
+            os.close(descriptor)
 
 
 def _publish(part: str, path: str) -> None:
@@ -178,3 +192,10 @@ def describe_window(reason: str, evals: int) -> str:
     """Say what is special about a window: how it ended, and a validation within it."""
     inside = f"{evals} evaluation steps ran within it" if evals else ""
     return "; ".join(part for part in (reason, inside) if part)
+
+
+def describe_excess(request: wire_capture.Request, excess: str) -> str:
+    """Say why a recording was ended and thrown away."""
+    if request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
+        return f"one step is too large to record: {excess}"
+    return f"the recording was too large: {excess}"

@@ -10,21 +10,17 @@ import os
 import sys
 
 from tpmon.hook import wire, wire_settings
+from tpmon.hook.models import find_model
+from tpmon.hook.surroundings import is_from_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
     from typing import Any
 
     from tpmon.hook.counts import Counts
 
-_MOST_FRAMES = 64
 _MOST_PLACES = 64
-_MOST_MODULES = 100_000
-_OPTIMIZED = 1
-"""Of a code's flags: a function, whose variables do not live in a dictionary."""
-
 
 _DTYPES = {
     wire_settings.DTYPE_FLOAT32: "float32",
@@ -33,9 +29,9 @@ _DTYPES = {
 }
 
 
-def describe_run(frame: FrameType | None, steps: Counts, first_step: int) -> dict[str, str]:
+def describe_run(steps: Counts, first_step: int) -> dict[str, str]:
     """Return what goes into a trace beside its events: names and JSON."""
-    told = read_conditions(frame, steps)
+    told = read_conditions(steps)
     told["first_step"] = first_step
     metadata = {"tpmon": json.dumps(told)}
     if told.get("world_size", 1) != 1:
@@ -44,8 +40,8 @@ def describe_run(frame: FrameType | None, steps: Counts, first_step: int) -> dic
     return metadata
 
 
-def read_conditions(frame: FrameType | None, steps: Counts) -> dict[str, Any]:
-    """Return the conditions of the loop that ``frame`` belongs to, ready for JSON."""
+def read_conditions(steps: Counts) -> dict[str, Any]:
+    """Return the conditions of the loop that is counted, ready for JSON."""
     torch: Any = sys.modules["torch"]
     inputs = getattr(steps.watcher, "inputs", None)
     found: dict[str, Any] = {
@@ -59,7 +55,7 @@ def read_conditions(frame: FrameType | None, steps: Counts) -> dict[str, Any]:
     }
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "places": _read_places,
-        "model": lambda: _read_model(torch, frame),
+        "model": lambda: _read_model(torch, steps),
         "settings": lambda: _read_settings(torch),
         "autocast": lambda: _read_autocast(torch, steps),
         "ranks": _read_ranks,
@@ -69,6 +65,8 @@ def read_conditions(frame: FrameType | None, steps: Counts) -> dict[str, Any]:
         try:
             found.update(read())
         except Exception as error:  # one of them is no reason to go without the others
+            if is_from_handler(error):
+                raise
             found[name] = {"missing": f"{type(error).__name__}: {error}"}
     return found
 
@@ -79,10 +77,10 @@ def _read_places() -> dict[str, Any]:
     return {"folder": folder, "sys_path": [os.path.join(folder, one) for one in sys.path[:_MOST_PLACES]]}
 
 
-def _read_model(torch: Any, frame: FrameType | None) -> dict[str, Any]:
-    model = _find_model(torch, frame)
+def _read_model(torch: Any, steps: Counts) -> dict[str, Any]:
+    model = find_model(torch, steps)
     if model is None:
-        return {"model": {"missing": "no module in the variables of the loop"}}
+        return {"model": {"missing": "no module was found that the optimizer works on"}}
     parameters = list(model.parameters())
     inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
     return {
@@ -93,42 +91,6 @@ def _read_model(torch: Any, frame: FrameType | None) -> dict[str, Any]:
         "device": str(parameters[0].device) if parameters else "",
         "training": bool(model.training),
     }
-
-
-def _find_model(torch: Any, frame: FrameType | None) -> Any:
-    """Return the module with the most parts among the variables of the frames above."""
-    kind = torch.nn.Module
-    most, found = 0, None
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            break
-        names = [frame.f_locals] if frame.f_locals is not frame.f_globals else []
-        for one in (value for part in (*names, frame.f_globals) for value in list(part.values())):
-            if not issubclass(type(one), kind) or "_modules" not in one.__dict__:
-                continue
-            size = 0
-            for size, _ in enumerate(one.modules(), 1):
-                if size >= _MOST_MODULES:
-                    break
-            if size > most:
-                most, found = size, one
-        names = []
-        _forget_variables(frame)
-        frame = frame.f_back
-    return found
-
-
-def _forget_variables(frame: FrameType) -> None:
-    """Empty the copy of a function's variables that reading them left with its frame before Python 3.13.
-
-    It would keep a batch and what was computed of it in memory until the loop ends. Left alone where
-    the program called ``locals()`` and holds that copy, and where a debugger may write it back.
-    """
-    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & _OPTIMIZED or sys.gettrace() is not None:
-        return
-    copy = frame.f_locals
-    if sys.getrefcount(copy) <= 3:  # the frame's, ours, and that of the call
-        copy.clear()
 
 
 def _read_settings(torch: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ takes what came after.
 
 from __future__ import annotations
 
+from _thread import get_ident
 from time import monotonic_ns
 
 from tpmon import __version__
@@ -25,9 +26,14 @@ OFF = -1
 WATCHED = -1
 """As the answered request: no number is, so the end of each step looks at the mailbox."""
 
+NOTHING, BATCH, BACKWARD, UPDATE, CALL = range(5)
+"""What happened last, or happens: the last where the program says so, by a scaler or a call."""
+
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
 
+_LONGEST_BACKWARD_NS = 60_000_000_000
+"""Within a backward for so long, and another thread trains: its end was lost with the thread it began in."""
 
 _MOST_AHEAD = 32
 """The Trainer fetches all batches of an accumulation first; more without a backward are an evaluation."""
@@ -63,6 +69,7 @@ class Counts:
         "forward_ns",
         "fsdp",
         "graded",
+        "guessed",
         "in_data",
         "kind",
         "last_ns",
@@ -128,6 +135,7 @@ class Counts:
         self.other_thread = self.other_base = self.other_updates = 0
         self.in_data = self.update_in_backward = self.loader_seen = self.graded = False
         self.depth = self.kind = self.last_ns = self.published_ns = self.records = self.answered = 0
+        self.guessed = 0
         self.rule = wire.RULE_NONE
         self.votes = 0
         self.steps = self.eval_steps = self.batches = self.backwards = 0
@@ -189,6 +197,29 @@ class Counts:
         samples = min(unused * self.batch_size, self.samples_open)
         self.samples_open -= samples
         self.eval_samples += samples
+
+    def admit(self, event: int) -> bool:
+        """Decide whether an event of a thread that is not the training thread counts."""
+        if self.owner == OFF:
+            return False
+        thread = get_ident()
+        if self.owner == NOBODY:
+            return self.open(thread)
+        if self.depth and event != BATCH and monotonic_ns() - self.last_ns < _LONGEST_BACKWARD_NS:
+            # The engine's own thread for a device: optimizers in the backward, checkpoints. The owner waits.
+            if event == UPDATE:
+                self.optimizer_calls += 1
+                self.update_in_backward = True
+            return False
+        if event != BATCH and not self.backwards and not self.optimizer_calls:
+            # Until now the owner only fetched data: it is a prefetcher.
+            self.become(thread)
+            return True
+        if event >= UPDATE and self.takes_over(thread):
+            self.become(thread)
+            return True
+        self.elsewhere += 1
+        return False
 
     def takes_over(self, thread: int) -> bool:
         """Tell whether the training goes on in this thread: a second run of a launcher, a notebook."""
@@ -260,10 +291,10 @@ class Counts:
         self.live[wire.LIVE_RECORDS] = number + 1
 
     def publish_between(self, now: int) -> None:
-        """Write a record where no step ended for long, and whether such a loop can still be woken."""
+        """Write a record where no step ended for long, and have the mailbox do what is due in such a loop."""
         self.publish(now)
         if self.mailbox is not None:
-            self.mailbox.look_at_signal()
+            self.mailbox.between()
 
     def look(self, now: int) -> None:
         """Begin or end to watch a step: settings, and times of the device."""

@@ -11,6 +11,7 @@ import sys
 from weakref import WeakSet
 
 from tpmon.hook import wire_capture
+from tpmon.hook.surroundings import is_from_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,8 +102,9 @@ class Guard:
             self._foreign.add(one)
             if self.ours is not None:
                 self._on_foreign()
-        except Exception:
-            pass  # the program's profiler begins whatever becomes of ours
+        except Exception as error:  # the program's profiler begins whatever becomes of ours
+            if is_from_handler(error):
+                raise
 
     def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         from functools import wraps  # noqa: PLC0415

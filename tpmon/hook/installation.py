@@ -8,7 +8,7 @@ import sys
 from tpmon.hook import wire
 from tpmon.hook.arrival import Arrival
 from tpmon.hook.mailbox import Mailbox
-from tpmon.hook.patches import FSDP, PLACES, Patches
+from tpmon.hook.patches import LATER, PLACES, Patches
 from tpmon.hook.ptracer import allow_again
 from tpmon.hook.steps import Steps
 
@@ -21,9 +21,9 @@ class Installation:
     def __init__(self) -> None:
         """Install nothing yet."""
         self.mailbox = Mailbox()
-        self.steps = Steps(self._take_back, self.mailbox)
+        self.steps = Steps(self._turned_off, self.mailbox)
         self.patches = Patches(self.steps)
-        self._arrival = Arrival(("torch", *PLACES, FSDP), self._torch_came)
+        self._arrival = Arrival(("torch", *PLACES, *LATER), self._torch_came)
         self.installed = False
         self.problem = ""
         self._forks_watched = False
@@ -72,9 +72,12 @@ class Installation:
         except Exception as error:
             self._give_up(error)
 
-    def _take_back(self) -> None:
+    def _turned_off(self) -> None:
+        self._take_back(within=True)
+
+    def _take_back(self, within: bool = False) -> None:
         self._arrival.end()
-        self.patches.take_back()
+        self.patches.take_back(within)
         self.mailbox.take_back()
 
     def _forked(self) -> None:

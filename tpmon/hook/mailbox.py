@@ -9,9 +9,10 @@ its place, that is said on the bus, so that tpmon sends no more.
 from __future__ import annotations
 
 import time
-from _thread import get_ident
+from _thread import allocate_lock, get_ident
 
 from tpmon.hook import wire
+from tpmon.hook.surroundings import describe, is_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 _RING_AGAIN_S = 0.1
 _LOOK_AGAIN_S = 0.5
+_ENDS_S = 0.1
+_NOT_POSSIBLE = "captures are not possible here"
 
 
 class Mailbox:
     """Hold what captures, once somebody asked for it, and the handler of SIGURG."""
 
-    __slots__ = ("_before", "_handling", "capture", "steps")
+    __slots__ = ("_before", "_handling", "_over", "_timer", "_wire", "capture", "steps")
 
     def __init__(self) -> None:
         """Load nothing yet; ``steps`` is set by who counts."""
@@ -37,17 +40,25 @@ class Mailbox:
         self.capture: Capture | None = None
         self._before: Any = None
         self._handling = False
+        self._timer: Any = None
+        self._over: Any = None
+        self._wire: Any = None
 
     def opened(self, steps: Counts) -> None:
         """Take the signal when the pages are made, if this is the main thread and nobody has it."""
         import signal  # noqa: PLC0415 torch imported both already; a program without torch comes never here
         import threading  # noqa: PLC0415
 
+        # Now, so that there are words for it when what captures cannot be loaded later.
+        from tpmon.hook import wire_capture  # noqa: PLC0415
+
         self.steps = steps
+        self._wire = wire_capture
         if self._handling or threading.current_thread() is not threading.main_thread():
             return
         before = signal.getsignal(signal.SIGURG)
-        if before is None:  # a handler that is not Python's: nobody could call it again
+        # A handler that is not Python's: nobody could call it again. Python knows of none that came later.
+        if before is None or (not callable(before) and _is_caught(signal.SIGURG)):
             return
         self._before = before
         signal.signal(signal.SIGURG, self._woken)
@@ -64,13 +75,23 @@ class Mailbox:
             ours = self._handling and signal.getsignal(signal.SIGURG) == self._woken
             wire.write_signal(pages.page, ours=ours)
 
+    def between(self) -> None:
+        """Do what is due where no step ended for long, and look at the signal."""
+        self.look_at_signal()
+        if self.capture is not None and self.capture.under_way is not None:
+            self.capture.woken()
+
     def requested(self) -> None:
         """Do what the mailbox asks, at the end of a step."""
-        self._load().at_boundary()
+        try:
+            self._load().at_boundary()
+        except Exception as error:
+            self._refuse(error)
 
     def forked(self) -> None:
         """Begin anew in a forked child, where the handler would find no mailbox."""
         self._give_back()
+        self._timer = self._over = None  # that thread stayed with the parent
         if self.capture is not None:
             self.capture.forked()
 
@@ -92,9 +113,34 @@ class Mailbox:
 
             from tpmon.hook.capture import Capture  # noqa: PLC0415 only who captures pays for it
 
-            capture = self.capture = Capture(self.steps, self._ring_after)
+            capture = self.capture = Capture(self.steps, self._ring_when_due, self._ring_no_more)
             atexit.register(self._at_exit)
         return capture
+
+    def _wake(self) -> None:
+        try:
+            self._load().woken()
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        """Say that nothing can be captured: tpmon's own files may have changed since, or be gone.
+
+        Raises:
+            Exception: the error itself, where it is none of ours.
+        """
+        if not is_ours(error):
+            raise error
+        steps, told = self.steps, self._wire
+        number = steps.requests[0]
+        if number == steps.answered or steps.pages is None:
+            return
+        words = [0] * told.CAPTURE_WORDS
+        words[told.CAP_REQUEST] = number
+        words[told.CAP_STATE] = told.STATE_REFUSED
+        words[told.CAP_CHANGED_NS] = time.monotonic_ns()
+        told.write_capture(steps.pages.page, words, f"{_NOT_POSSIBLE}: {describe(error)}")
+        steps.reply(number, told.ANSWER_TAKEN)
 
     def _at_exit(self) -> None:
         try:
@@ -103,8 +149,8 @@ class Mailbox:
         except Exception:
             pass  # Python would print it, and there is nothing left to turn off
 
-    def _ring_after(self, seconds: float) -> bool:
-        """Have this thread woken after so long, by a thread that ends with it; False where it cannot be."""
+    def _ring_when_due(self) -> bool:
+        """Have this thread woken when its recording is to end, by a thread that ends with that; or False."""
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
@@ -112,32 +158,46 @@ class Mailbox:
             return False
         if get_ident() != threading.main_thread().ident:
             return False
-        timer = threading.Thread(target=self._ring, args=(seconds,), name="tpmon-timer", daemon=True)
+        over = self._over = allocate_lock()
+        over.acquire()
+        timer = threading.Thread(target=self._ring, args=(over,), name="tpmon-timer", daemon=True)
         timer.start()
+        self._timer = timer
         return True
 
-    def _ring(self, seconds: float) -> None:
+    def _ring_no_more(self) -> None:
+        """End that thread, and wait a moment for it: a loop that is captured often has one of it at most."""
+        timer, self._timer = self._timer, None
+        over, self._over = self._over, None
+        if over is not None:
+            over.release()
+        if timer is not None:
+            timer.join(_ENDS_S)
+
+    def _ring(self, over: Any) -> None:
         from contextlib import suppress  # noqa: PLC0415
 
-        with suppress(Exception):  # Python would print it; the request can still be cancelled
-            self._ring_until_heard(seconds)
+        with suppress(Exception):  # Python would print it; the ends of steps bound the recording too
+            self._ring_until(over)
 
-    def _ring_until_heard(self, seconds: float) -> None:
+    def _ring_until(self, over: Any) -> None:
         import signal  # noqa: PLC0415
         import threading  # noqa: PLC0415
 
-        until = time.monotonic() + seconds
         main = threading.main_thread().ident
         # Again until it is heard: the first may come while the recording only begins.
-        while self._handling and main is not None and self.capture is not None and self.capture.is_asked:
-            left_s = until - time.monotonic()
+        while self._handling and main is not None and self.capture is not None:
+            if self.capture.under_way is None:
+                return
+            left_s = self.capture.left_s()
             if left_s <= 0:
                 try:
                     signal.pthread_kill(main, signal.SIGURG)
                 except OSError:
                     return  # that thread is gone, and a thread's error would be printed
-            # In parts, so that the thread ends soon after a request that was cancelled.
-            time.sleep(min(left_s, _LOOK_AGAIN_S) if left_s > 0 else _RING_AGAIN_S)
+            # In parts, for a request that is cancelled and for the memory that it takes.
+            if over.acquire(timeout=min(left_s, _LOOK_AGAIN_S) if left_s > 0 else _RING_AGAIN_S):
+                return
 
     def _give_back(self) -> None:
         if not self._handling:
@@ -153,9 +213,19 @@ class Mailbox:
         steps = self.steps
         try:
             if self._handling and steps.pages is not None and steps.owner == get_ident():
-                self._load().woken()
+                self._wake()
         except Exception as error:
             if not steps.fail(error):
                 raise
         if callable(self._before):
             self._before(number, frame)
+
+
+def _is_caught(number: int) -> bool:
+    """Tell whether this process handles a signal, by whatever code; True where that cannot be read."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            caught = next(line for line in file if line.startswith(b"SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return True

@@ -39,7 +39,7 @@ _HIGH_DESCRIPTORS = (2000, 1000)
 class Pages:
     """Hold the mapped pages of this process; ``live`` and ``requests`` are u64 words, ``ring`` is bytes."""
 
-    __slots__ = ("_descriptors", "_maps", "answers", "inodes", "live", "mailbox", "page", "rank", "requests")
+    __slots__ = ("_descriptors", "_files", "_maps", "answers", "live", "mailbox", "page", "rank", "requests")
 
     def __init__(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
         """Make both pages; ``ranks`` are rank, world size and local rank, -1 for unknown.
@@ -59,7 +59,7 @@ class Pages:
     def _fill(self, hook_version: str, torch_version: str, ranks: tuple[int, int, int]) -> None:
         page = self._make(wire.TELEMETRY_NAME, wire.TELEMETRY_BYTES)
         mailbox = self._make(wire.MAILBOX_NAME, wire.MAILBOX_BYTES)
-        self.inodes = [os.fstat(descriptor).st_ino for descriptor in self._descriptors]
+        self._files = [_read_file(descriptor) for descriptor in self._descriptors]
         flags = wire.FLAG_CAPTURES | (wire.FLAG_WRITE_SEALED if self._seal() else 0)
         self.page = memoryview(page)
         self.rank = ranks[0]
@@ -94,12 +94,13 @@ class Pages:
 
     def close(self) -> None:
         """Give back both pages, unless something closed our descriptors: their numbers may be others' now."""
-        ours = all(map(_is_inode, self._descriptors, self.inodes))
+        ours = [_read_file(descriptor) for descriptor in self._descriptors] == self._files
+        whole = ours and (_KEEPS_NONE or _are_twice(self._files))
         self._release()
+        if not whole:
+            self._maps = []  # whose own descriptors nobody may close then
         if ours:
             self._close()
-        else:
-            _ABANDONED.extend(self._maps)
 
     def _release(self) -> None:
         """Release the views, so that the maps can be closed; whoever still holds one gets ValueError."""
@@ -121,11 +122,13 @@ class Pages:
             self._descriptors[-1] = high
             os.close(low)
         flags = mmap.MAP_SHARED | _POPULATE
-        if sys.version_info >= (3, 13):  # where a map need not keep a second descriptor
+        if sys.version_info >= (3, 13):
             mapped = mmap.mmap(high, size, flags, trackfd=False)
         else:
             mapped = mmap.mmap(high, size, flags)
         self._maps.append(mapped)
+        if not _KEEPS_NONE:
+            _keep_for_ever(mapped)
         return mapped
 
     def _seal(self) -> bool:
@@ -150,8 +153,21 @@ class Pages:
             os.close(self._descriptors.pop())
 
 
-_ABANDONED: list[mmap.mmap] = []
-"""Maps whose own descriptor number may belong to somebody else by now; never closed."""
+_KEEPS_NONE = sys.version_info >= (3, 13)
+"""Before, a map keeps a second descriptor, of the lowest free number, and closes it, whosever it is then."""
+
+
+def _keep_for_ever(mapped: mmap.mmap) -> None:
+    """Keep a map from being closed at the interpreter's end, when nobody looks whose descriptor it is."""
+    import ctypes  # noqa: PLC0415 torch imported it already
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
+
+
+def _are_twice(files: list[tuple[int, int]]) -> bool:
+    """Tell whether each is open under a second number: that of its map."""
+    found = [_read_file(int(name)) for name in os.listdir("/proc/self/fd")]
+    return all(found.count(one) >= 2 for one in files)
 
 
 def _create(name: str) -> int:
@@ -187,11 +203,13 @@ def _copy_above(low: int) -> int:
     return low
 
 
-def _is_inode(descriptor: int, inode: int) -> bool:
+def _read_file(descriptor: int) -> tuple[int, int]:
+    """Return device and inode of what is open under this number; -1 where nothing is."""
     try:
-        return os.fstat(descriptor).st_ino == inode
+        found = os.fstat(descriptor)
     except OSError:
-        return False
+        return -1, -1
+    return found.st_dev, found.st_ino
 
 
 def _read_start_ticks() -> int:

@@ -31,6 +31,9 @@ DDP = "torch.nn.parallel.distributed"
 """Comes with torch, where it is built for several ranks; only its settings are wanted."""
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 """Comes when the program imports it, if it does; the same."""
+SHARDED = "torch.distributed.fsdp.sharded_grad_scaler"
+"""The same; its scaler has an ``update()`` of its own."""
+LATER = (FSDP, SHARDED)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -55,13 +58,14 @@ class Patches:
             (LOADER, self._patch_loaders),
             (ENGINE, self._patch_engine),
             (SCALER, self._patch_scaler),
+            (SHARDED, self._patch_scaler),
             (DDP, self._patch_ddp),
             (FSDP, self._patch_fsdp),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
                 bit = patch(module)
-                if bit or name in (DDP, FSDP):
+                if bit or name in (DDP, FSDP, SHARDED):
                     self._done.add(name)
                     self._steps.patches |= bit
         if self._steps.pages is not None:
@@ -73,20 +77,29 @@ class Patches:
 
     def awaits(self) -> bool:
         """Tell whether something is still to be imported that would be patched."""
-        return bool(self.missing()) or ("torch.distributed" in sys.modules and FSDP not in self._done)
+        later = "torch.distributed" in sys.modules and not self._done.issuperset(LATER)
+        return later or bool(self.missing())
 
-    def take_back(self) -> None:
-        """Put back what was there, where what is there now is still ours."""
-        for place, name, before, ours in reversed(self._replaced):
-            if name == _HOOKS:
+    def take_back(self, within: bool = False) -> None:
+        """Put back what was there, where what is there now is still ours.
+
+        ``within`` an event an optimizer may be walking through the dictionary of hooks, and to remove one of
+        several raises in its ``step()``: ours stays, and does nothing once nobody counts.
+        """
+        kept = []
+        for one in reversed(self._replaced):
+            place, name, before, ours = one
+            if name == _HOOKS and within and len(ours) > 1:
+                kept.append(one)
+            elif name == _HOOKS:
                 _remove_hook(place, ours)
             elif place.__dict__.get(name) is ours:
                 setattr(place, name, before)
-        self._replaced = []
-        if self._handle is not None:
+        self._replaced = kept
+        if self._handle is not None and not within:
             self._handle.remove()
             self._handle = None
-        self._done = set()
+        self._done = {OPTIMIZER} if kept or self._handle is not None else set()
         self._steps.patches = 0
 
     def _replace(self, place: Any, name: str, ours: Any) -> None:
@@ -129,7 +142,7 @@ class Patches:
         return wire.PATCH_BACKWARD
 
     def _patch_scaler(self, module: ModuleType) -> int:
-        scaler = module.__dict__.get("GradScaler")
+        scaler = module.__dict__.get("ShardedGradScaler" if module.__name__ == SHARDED else "GradScaler")
         if scaler is None or "update" not in scaler.__dict__:
             return 0
         self._replace(scaler, "update", _wrap_update(scaler.__dict__["update"], self._steps))
@@ -187,6 +200,8 @@ def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], 
 
 def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     begins, ended = steps.backward_begins, steps.backward_ended
+    _hide_from_dynamo(begins)
+    _hide_from_dynamo(ended)
 
     @_like(original)
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -203,6 +218,7 @@ def _wrap_engine(original: Callable[..., Any], steps: Steps) -> Callable[..., An
 
 def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     updated = steps.scaler_updated
+    _hide_from_dynamo(updated)
 
     @_like(original)
     def update(*args: Any, **kwargs: Any) -> Any:
@@ -223,7 +239,11 @@ def _wrap_init(original: Callable[..., None], made: Callable[[object], None]) ->
 
 
 def _hide_from_dynamo(hook: Any) -> None:
-    """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that takes seconds."""
+    """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that takes seconds.
+
+    Without the mark dynamo follows a call out of a frame that it compiles, and warns of what it meets there.
+    """
+    hook.__func__._torchdynamo_disable = True  # noqa: SLF001
     compiled: Any = getattr(sys.modules["torch"], "_C", None)
     frames: Any = getattr(getattr(compiled, "_dynamo", None), "eval_frame", None)
     try:

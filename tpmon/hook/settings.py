@@ -10,20 +10,21 @@ import itertools
 import sys
 
 from tpmon.hook import wire_settings as wire
-from tpmon.hook.surroundings import is_ours, torch_folder
+from tpmon.hook.surroundings import is_from_handler
+from tpmon.hook.tensors import count_sizes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
-
-_MOST_TENSORS = 4096
-"""Parameters of one optimizer that are added up: 2 us each, once a reading."""
 
 _SIZES_EVERY = 12
 """Sizes change seldom: they are added up at the second reading and then once a minute."""
 
 _MOST_MODULES = 10_000
+_MOST = 1 << 62
+"""What is no number below this is not told: a word of the bus has 64 bits."""
+
 _FSDP_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _STATES = "torch.distributed._composable_state"
 _BACKWARD = {"BACKWARD_PRE": wire.FSDP_BACKWARD_PRE, "BACKWARD_POST": wire.FSDP_BACKWARD_POST}
@@ -89,20 +90,20 @@ class Settings:
         for part in (self._read_dynamo, self._read_memory, self._read_ddp, self._read_fsdp):
             self._attempt(part)
         self._readings += 1
-        words = list(self.words)
+        words = [one if one.__class__ is int and abs(one) < _MOST else wire.UNKNOWN for one in self.words]
         words[wire.SET_NUMBER] = words[wire.SET_NUMBER_AGAIN] = self._readings
         words[wire.SET_TIME_NS] = now
         self.words[wire.SET_AUTOCAST] = wire.UNKNOWN  # found out anew by the next reading
         return words
 
     def _attempt(self, read: Callable[[], None]) -> None:
-        """Read one part; a torch that has it otherwise leaves it unknown."""
+        """Read one part; a torch or a program that has it otherwise leaves it unknown."""
         try:
             if "torch" in sys.modules:
                 read()
         except Exception as error:
-            if not is_ours(error, torch_folder()):
-                raise  # a signal handler of the user raised in here
+            if is_from_handler(error):
+                raise  # a signal handler of the user raised in here; its modules and types may not
 
     def _read_loader(self, of: dict[str, Any]) -> None:
         words = self.words
@@ -187,18 +188,8 @@ class Settings:
         if stats is not None:
             self.words[wire.SET_ALLOCATED_AT_BACKWARD] = int(stats["allocated_bytes"]["all"]["current"])
 
-    def _read_sizes(self, optimizer: Any) -> None:
-        state = optimizer.state
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        sizes = (wire.UNKNOWN,) * 3
-        if len(parameters) <= _MOST_TENSORS:
-            tensor = sys.modules["torch"].Tensor
-            kept = [value for one in parameters for value in state.get(one, {}).values()]
-            sizes = (
-                _count_bytes(parameters),
-                _count_bytes(one.grad for one in parameters if one.grad is not None),
-                _count_bytes(one for one in kept if isinstance(one, tensor)),
-            )
+    def _read_sizes(self, optimizer: object) -> None:
+        sizes = count_sizes(optimizer) or (wire.UNKNOWN,) * 3
         for word, size in zip((wire.SET_PARAMETERS, wire.SET_GRADIENTS, wire.SET_OPTIMIZER_STATE), sizes):
             self.words[word] = size
 
@@ -253,9 +244,3 @@ def _read_allocator() -> Any:
     if not torch.cuda.is_initialized():
         return None
     return torch._C._cuda_memoryStats(torch._C._cuda_getDevice())  # noqa: SLF001
-
-
-def _count_bytes(tensors: Iterable[Any]) -> int:
-    # Of a tensor that is spread over ranks, the part of this one.
-    local = (getattr(one, "_local_tensor", one) for one in tensors)
-    return sum(one.numel() * one.element_size() for one in local)

@@ -27,8 +27,8 @@ from _thread import get_ident
 from time import monotonic_ns
 
 from tpmon.hook import wire
-from tpmon.hook.counts import NOBODY, OFF, Counts
-from tpmon.hook.surroundings import has_gradients_on
+from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, UPDATE, Counts
+from tpmon.hook.surroundings import count_of, has_gradients_on
 
 _PUBLISH_NS = 2_000_000
 """Steps shorter than this share a record."""
@@ -51,7 +51,7 @@ _OPTIMIZER = wire.LIVE_OPTIMIZER
 _BY_DATA = wire.RULE_DATA_AFTER_UPDATE
 _BY_UPDATE = wire.RULE_UPDATE
 
-_NOTHING, _BATCH, _BACKWARD, _UPDATE = range(4)  # what happened last, or happens
+_NOTHING, _BATCH, _BACKWARD, _UPDATE, _CALL = NOTHING, BATCH, BACKWARD, UPDATE, CALL
 
 
 class Steps(Counts):
@@ -64,7 +64,7 @@ class Steps(Counts):
     def data_begins(self) -> bool:
         """Note that a batch is asked for; False when this call does not count."""
         try:
-            if (get_ident() != self.owner and not self._admit(_BATCH)) or self.in_data:
+            if (get_ident() != self.owner and not self.admit(_BATCH)) or self.in_data:
                 return False
             now = monotonic_ns()
             kind = self.kind
@@ -118,7 +118,7 @@ class Steps(Counts):
                 size = iterator.__dict__["_index_sampler"].__dict__["batch_size"]
             except (KeyError, AttributeError):
                 size = 0
-            if size.__class__ is int and size > 0:
+            if size.__class__ is int and 0 < size < 1073741824:  # to compare with a larger one costs 0.05 us
                 self.batch_size = size
                 self.samples_open += size
         except Exception as error:
@@ -144,7 +144,7 @@ class Steps(Counts):
     def backward_begins(self) -> bool:
         """Note that the autograd engine begins; False when this call does not count."""
         try:
-            if get_ident() != self.owner and not self._admit(_BACKWARD):
+            if get_ident() != self.owner and not self.admit(_BACKWARD):
                 return False
             self.in_data = False
             if self.depth and self.update_in_backward:
@@ -182,7 +182,7 @@ class Steps(Counts):
                 self.kind = _BACKWARD
                 self.backwards += 1
                 self.backwards_open += 1
-                self.backwards_since_update += 1
+            self.backwards_since_update += 1  # of gradients that autograd.grad returned an update may be made
             if self.update_in_backward:
                 self.update_in_backward = False
                 self._update(now)
@@ -195,7 +195,7 @@ class Steps(Counts):
     def optimizer_stepped(self, optimizer: object, args: object, kwargs: object) -> None:  # noqa: ARG002
         """Note that an optimizer's ``step()`` is done."""
         try:
-            if get_ident() != self.owner and not self._admit(_UPDATE):
+            if get_ident() != self.owner and not self.admit(_UPDATE):
                 return
             self.optimizer_calls += 1
             if self.watch is not None:
@@ -212,7 +212,11 @@ class Steps(Counts):
             self.live[_OPTIMIZER] = now
             self.kind = _UPDATE
             self.in_data = False
-            if self.backwards_since_update or not self.backwards:
+            if (
+                self.backwards_since_update
+                or not self.backwards
+                or (self.batches_open and not self.updates_open)  # gradients that no engine made
+            ):
                 if self.rule == _BY_DATA and not self.updates_open:  # _update, without the call
                     self.updates += 1
                     self.backwards_since_update = 0
@@ -228,7 +232,7 @@ class Steps(Counts):
     def scaler_updated(self) -> None:
         """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped."""
         try:
-            if (get_ident() != self.owner and not self._admit(_UPDATE)) or not self.backwards_since_update:
+            if (get_ident() != self.owner and not self.admit(_CALL)) or not self.backwards_since_update:
                 return
             now = monotonic_ns()
             self.optimizer_ns += now - self.last_ns
@@ -241,10 +245,10 @@ class Steps(Counts):
             if not self.fail(error):
                 raise
 
-    def step_called(self, samples: int, train: bool) -> None:
+    def step_called(self, samples: object, train: bool) -> None:
         """Note that the user says: a step ends here. From now on nothing else ends one."""
         try:
-            if get_ident() != self.owner and not self._admit(_UPDATE):
+            if get_ident() != self.owner and not self.admit(_CALL):
                 return
             now = monotonic_ns()
             if self.kind == _BATCH:
@@ -255,8 +259,8 @@ class Steps(Counts):
             self.live[wire.LIVE_STEP_CALL] = now
             self.kind = _NOTHING
             self.rule = wire.RULE_CALL
-            if samples > 0:
-                self.samples_open = samples
+            if samples:
+                self.samples_open = count_of(samples) or self.samples_open
             if train:
                 self._close(now, 1)
             else:
@@ -320,12 +324,19 @@ class Steps(Counts):
     def _end_part(self, now: int) -> None:
         """End a batch that a backward but no update followed: a part of a step, or no torch optimizer."""
         if self.rule == wire.RULE_BACKWARD:
+            self.guessed += 1
             self._close(now, 1)
         elif self.rule != wire.RULE_CALL:
             self.rebase()
-            if not self.updates and self.backwards_open >= _BACKWARDS_WITHOUT_UPDATE:
+            if self.backwards_open < _BACKWARDS_WITHOUT_UPDATE:
+                return
+            if not self.updates:
                 self.rule = wire.RULE_BACKWARD
+                self.guessed = self.batches_open
                 self._close(now, self.batches_open)
+            elif self.guessed:
+                self.steps -= self.guessed  # those were no steps either: it accumulates as many again
+                self.guessed = 0
 
     def _reconsider(self) -> None:
         """Go back to steps by data where batches and updates come in turn."""
@@ -376,22 +387,3 @@ class Steps(Counts):
             self.publish(now)
         if self.requests[0] != self.answered:
             self.answer()
-
-    # Rare things.
-
-    def _admit(self, event: int) -> bool:
-        """Decide whether an event of a thread that is not the training thread counts."""
-        if self.owner == OFF:
-            return False
-        thread = get_ident()
-        if self.owner == NOBODY:
-            return self.open(thread)
-        if event != _BATCH and not self.backwards and not self.optimizer_calls:
-            # Until now the owner only fetched data: it is a prefetcher.
-            self.become(thread)
-            return True
-        if event == _UPDATE and self.takes_over(thread):
-            self.become(thread)
-            return True
-        self.elsewhere += 1
-        return False

@@ -7,10 +7,24 @@ from __future__ import annotations
 
 import os
 import sys
+from operator import index
 
 from tpmon.hook.wire import UNKNOWN_RANK
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
+"""Where torch's own handler raises, for the program to catch: a worker of its DataLoader died."""
+
+_MOST_SAMPLES = 1 << 30
+"""Of one step; sys.maxsize as the size of a batch means all there are."""
+
+_VARIABLE = 4
+"""Of a code's flags: it takes ``*args``."""
+
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
@@ -36,6 +50,15 @@ def has_gradients_on() -> bool:
     return ask is not None and bool(ask())
 
 
+def count_of(samples: object) -> int:
+    """Return how many samples somebody says there were, 0 for what is no number of them."""
+    try:
+        number = index(samples)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
+    return number if 0 < number < _MOST_SAMPLES else 0
+
+
 def read_ranks() -> tuple[int, int, int]:
     """Return rank, world size and local rank, by the process group or the environment; -1 for unknown."""
     rank, world = _read_number("RANK"), _read_number("WORLD_SIZE")
@@ -57,11 +80,59 @@ def is_ours(error: BaseException, called: str = _HERE) -> bool:
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
+        if file.endswith(_TORCH_HANDLER):
+            return False
         standard = file.startswith((_STANDARD, "<frozen ")) and "-packages" not in file
         if not standard and not os.path.abspath(file).startswith((_HERE, called)):
             return False
         trace = trace.tb_next
     return True
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Tell whether an error that came up where code of the program may run came from a signal handler.
+
+    One of its functions has the interrupted frame as an argument, as a handler has and little else; one that
+    does not take it so is known by being in place.
+    """
+    codes = [_find_code(one) for one in _list_handlers()]
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if not os.path.abspath(frame.f_code.co_filename).startswith(_HERE) and (
+            frame.f_code in codes or _takes_frame(frame)
+        ):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _takes_frame(frame: FrameType) -> bool:
+    code = frame.f_code
+    number = code.co_argcount + bool(code.co_flags & _VARIABLE)
+    found = [frame.f_locals.get(name) for name in code.co_varnames[:number]]
+    if code.co_flags & _VARIABLE and found and type(found[-1]) is tuple:
+        found.extend(found[-1])
+    return any(type(one) is type(frame) for one in found)
+
+
+def _list_handlers() -> list[object]:
+    import signal  # noqa: PLC0415 torch imported it; the hook alone does without
+
+    return [signal.getsignal(number) for number in range(1, signal.NSIG)]
+
+
+def _find_code(handler: object) -> object:
+    """Return the code that a handler runs first; None where it is none of Python's."""
+    try:
+        for name in ("func", "__func__"):  # a partial, a method
+            handler = getattr(handler, name, handler)
+        if not callable(handler):
+            return None
+        called = getattr(type(handler).__call__, "__code__", None)
+        return getattr(handler, "__code__", called)
+    except Exception:
+        return None  # an odd object of the program's
 
 
 def describe(error: BaseException) -> str:

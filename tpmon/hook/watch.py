@@ -7,6 +7,7 @@ watched: the others pay a comparison or two for it.
 from __future__ import annotations
 
 import sys
+from weakref import ref
 
 from tpmon.hook import device, wire_settings
 from tpmon.hook.batch import describe_batch
@@ -25,16 +26,20 @@ _POLL_NS = 20_000_000
 class Watcher:
     """Read settings and time the device for one hook."""
 
-    __slots__ = ("_began_ns", "_no_device", "_seen", "_settings", "_steps", "_timer", "inputs")
+    __slots__ = ("_began_ns", "_no_device", "_seen", "_settings", "_steps", "_timer", "inputs", "optimizer")
 
     def __init__(self, steps: Any) -> None:
-        """Watch nothing yet; ``steps`` are the Counts whose step is watched, ``inputs`` its tensors."""
+        """Watch nothing yet; ``steps`` are the Counts whose step is watched, ``inputs`` its tensors.
+
+        ``optimizer`` is a weak reference to the one that was seen last.
+        """
         self._steps: Any = steps
         self._settings = Settings()
         self._timer: device.DeviceTimer | None = None
         self._no_device = False
         self._began_ns = self._seen = 0
         self.inputs: list[str] = []
+        self.optimizer: Any = None
 
     def at_step(self, now: int) -> int:
         """Begin to watch the next step, or end; return when to be called again, 0 for at its end."""
@@ -80,6 +85,10 @@ class Watcher:
         if not self._seen & 4:
             self._seen |= 4
             self._settings.see_optimizer(optimizer)
+            try:
+                self.optimizer = ref(optimizer)
+            except TypeError:
+                self.optimizer = None  # one of the program's that takes none
         self._note(device.OPTIMIZER)
 
     def _begin(self, now: int) -> int:

@@ -103,7 +103,9 @@ class RankPace:
     def _time_steps(self, reading: StepReading) -> Known[float]:
         """Note how long the new steps took; return the longest of them in ms."""
         new = [
-            (span.ended_ns, span.train.total_ns / span.steps / 1e6) for span in reading.spans if span.steps
+            (span.ended_ns, span.train.total_ns / span.steps / 1e6)
+            for span in reading.spans
+            if span.steps > 0  # below, the hook took back steps that were parts of an accumulation
         ]
         self._timed.extend(new)
         oldest_ns = reading.taken_ns - TIMED_NS

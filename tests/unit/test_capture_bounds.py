@@ -1,0 +1,167 @@
+"""A recording that no step ends: it ends all the same, by its time, its memory, or who asked for it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.hook_loop import MS, Loop
+from tpmon.hook import capture, capture_bounds, wire
+from tpmon.hook import wire_capture as w
+from tpmon.hook.capture import Capture
+
+GIB = 1 << 30
+
+
+class Recorder:
+    """Stand for torch's profiler; writes nothing."""
+
+    ending = ""
+    profile = None
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.calls.append(name)
+
+
+class Captured:
+    """Hold a loop, its capture, and what a test changes: memory that is taken and left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = Loop(monkeypatch)
+        self.taken, self.left = 100 << 20, 8 * GIB
+        self.number = 0
+        self.recorder = Recorder()
+        self.rings = True
+        for module in (capture, capture_bounds):
+            monkeypatch.setattr(module, "monotonic_ns", lambda: self.loop.now)
+        monkeypatch.setattr(capture_bounds, "read_resident", lambda: self.taken)
+        monkeypatch.setattr(capture_bounds, "read_memory_left", lambda: self.left)
+        monkeypatch.setattr(capture, "make_recorder", lambda _: self.recorder)
+        monkeypatch.setattr(capture, "describe_run", lambda *_: {})
+        monkeypatch.setattr(capture, "name_obstacle", lambda *_: "")
+        monkeypatch.setattr(Capture, "_refuse", lambda *_: "")
+        torch = types.ModuleType("torch")
+        torch.__file__ = "/nowhere/torch/__init__.py"
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        self.capture = Capture(self.loop.steps, lambda: self.rings, lambda: None)
+        self.loop.steps.mailbox = types.SimpleNamespace(
+            requested=self.capture.at_boundary, between=self.capture.woken, opened=lambda _: None
+        )
+        self.loop.train(1)
+
+    def ask(self, kind: int = w.KIND_CAPTURE, **words: int) -> None:
+        self.number += 1
+        told = [0] * w.REQUEST_WORDS
+        told[w.ASK_NUMBER], told[w.ASK_KIND] = self.number, kind
+        told[w.ASK_STEPS] = 1 if kind == w.KIND_PROBE else 3
+        told[w.ASK_LONGEST_NS] = 1000 * MS
+        told[w.ASK_MOST_EVENTS] = 200_000
+        told[w.ASK_EXPIRES_NS] = self.loop.now + 10**12
+        for name, value in words.items():
+            told[getattr(w, f"ASK_{name}")] = value
+        assert self.loop.steps.pages is not None
+        w.write_request(self.loop.steps.pages.mailbox, w.Request(tuple(told), "/nowhere", "x"))
+
+    def record(self, kind: int = w.KIND_CAPTURE, **words: int) -> None:
+        """Ask for a recording, and train until it runs."""
+        self.ask(kind, **words)
+        self.loop.train(1)
+        self.loop.batch()
+        assert self.told()[0] == (w.STATE_WARMING if kind == w.KIND_PROBE else w.STATE_RECORDING)
+
+    def told(self) -> tuple[int, str]:
+        assert self.loop.steps.pages is not None
+        told = w.parse_capture(self.loop.steps.pages.page)
+        assert told is not None
+        return told[0][w.CAP_STATE], told[1]
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
+    captured = Captured(monkeypatch)
+    yield captured
+    captured.loop.steps.drop_pages()
+
+
+def test_a_recording_whose_loop_ends_no_step_any_more_is_ended_by_time(captured: Captured) -> None:
+    captured.record()
+    captured.loop.spend(900)
+    assert 0 < captured.capture.left_s() <= 0.1
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.spend(200)
+    assert captured.capture.left_s() <= 0
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_VERIFIED, "the time ran out within a step: validation, or a stall")
+    assert captured.capture.under_way is None
+
+
+def test_a_probe_whose_step_does_not_end_in_time_sizes_nothing(captured: Captured) -> None:
+    captured.record(w.KIND_PROBE)
+    captured.loop.spend(1100)
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_FAILED, "one step is too large to record: it did not end in time")
+    assert captured.recorder.calls[-2:] == ["stop", "drop"]
+
+
+@pytest.mark.parametrize("kind", [w.KIND_PROBE, w.KIND_CAPTURE])
+def test_a_recording_that_takes_too_much_memory_is_thrown_away(captured: Captured, kind: int) -> None:
+    captured.record(kind)
+    captured.taken += 4 * GIB
+    assert captured.capture.left_s() == 0.0
+    captured.loop.spend(600)
+    captured.capture.woken()
+    state, reason = captured.told()
+    assert state == w.STATE_FAILED
+    assert "too large" in reason
+    assert "grew by 4096 MiB" in reason
+
+
+def test_a_recording_goes_where_memory_runs_short(captured: Captured) -> None:
+    captured.record()
+    captured.left = 1 << 20
+    captured.loop.spend(600)
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_FAILED, "the recording was too large: memory ran short meanwhile")
+
+
+def test_who_asked_is_heard_within_a_step(captured: Captured) -> None:
+    captured.record()
+    captured.ask(w.KIND_CANCEL, SUBJECT=captured.number)
+    assert captured.capture.left_s() == 0.0
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_CANCELLED, "tpmon asked for it")
+
+
+def test_between_two_steps_no_recording_by_steps_begins_and_none_is_marked(captured: Captured) -> None:
+    captured.ask(START=5)
+    captured.capture.woken()
+    assert captured.capture.under_way is None
+    captured.loop.train(2)
+    captured.loop.steps.steps = 5  # as in the middle of the end of a step
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_ARMED
+    captured.capture.at_boundary()
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.steps.steps = 6
+    captured.capture.woken()
+    assert captured.recorder.calls.count("mark") == 1
+
+
+def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(captured: Captured) -> None:
+    captured.rings = False
+    captured.ask(OPTIONS=w.OPTION_TIMED)
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_REFUSED
+    captured.record()
+    assert captured.loop.steps.rule == wire.RULE_DATA_AFTER_UPDATE
+    for _ in range(12):
+        captured.loop.backward(50, 50)
+    assert captured.told()[0] == w.STATE_VERIFIED

@@ -1,0 +1,101 @@
+"""Find the model that is trained, among what is there: no variables of the loop are looked at.
+
+To read the variables of a running function makes Python, before 3.13, write them into the dictionary that
+the program got from ``locals()``, and keeps a batch and its graph in memory with it.
+"""
+
+from __future__ import annotations
+
+import gc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+_MOST_MODULES = 100_000
+_FOUND: list[Any] = []
+"""A weak reference to the model that was found last: in a large run all objects are looked at for 50 ms."""
+
+
+def find_model(torch: Any, steps: Any) -> Any:
+    """Return the wrapper that DDP or FSDP made, else the largest model that the optimizer works on."""
+    for wrapper in (getattr(steps, "fsdp", None), getattr(steps, "ddp", None)):
+        model = wrapper() if wrapper is not None else None
+        if model is not None:
+            return model
+    wanted = _list_parameters(steps)
+    model = _FOUND[0]() if _FOUND else None
+    if model is None or not _holds(model, wanted):
+        model = _search(torch.nn.Module, wanted)
+        _FOUND[:] = [] if model is None else [_refer(model)]
+    return model
+
+
+def _refer(model: object) -> Any:
+    from weakref import ref  # noqa: PLC0415
+
+    try:
+        return ref(model)
+    except TypeError:
+        return lambda: None  # a module of the program's that takes none
+
+
+def _list_parameters(steps: Any) -> frozenset[int]:
+    """Return which parameters the optimizer has that was seen last; none where none was."""
+    optimizer = getattr(getattr(steps, "watcher", None), "optimizer", None)
+    groups = _read_dict(optimizer() if optimizer is not None else None).get("param_groups")
+    found = (
+        one for group in (groups if type(groups) is list else ()) for one in dict.get(group, "params", ())
+    )
+    return frozenset(map(id, found))
+
+
+def _search(kind: type, wanted: frozenset[int]) -> Any:
+    # type(), because __class__ of a proxy is code of the program.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    inner = {id(one) for module in modules for one in _list_parts(module)}
+    most, found = 0, None
+    for module in modules:
+        if id(module) not in inner and _holds(module, wanted):
+            size = sum(1 for _ in _walk(module))
+            if size > most:
+                most, found = size, module
+    return found
+
+
+def _holds(model: object, wanted: frozenset[int]) -> bool:
+    """Tell whether a parameter of the optimizer is one of this model; True where no optimizer is known."""
+    return not wanted or any(
+        id(one) in wanted for module in _walk(model) for one in _values(module, "_parameters")
+    )
+
+
+def _walk(model: object) -> Iterator[object]:
+    """Yield a module and all of its parts."""
+    seen: set[int] = set()
+    left = [model]
+    while left and len(seen) < _MOST_MODULES:
+        module = left.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            left.extend(_list_parts(module))
+
+
+def _list_parts(module: object) -> list[object]:
+    return [one for one in _values(module, "_modules") if one is not None]
+
+
+def _values(module: object, name: str) -> list[object]:
+    held: Any = _read_dict(module).get(name)
+    return list(dict.values(held)) if issubclass(type(held), dict) else []
+
+
+def _read_dict(one: object) -> dict[str, Any]:
+    """Return the attributes of an object without any code of its own."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return {}
+    return found
