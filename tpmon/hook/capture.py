@@ -339,12 +339,13 @@ class Capture:
 
     def _drop_out(self, state: int, reason: str) -> None:
         """End a request that may be recording, without a file."""
-        recorder, self._recorder = self._recorder, None
+        recorder = self._recorder
         if recorder is not None:
             try:
                 recorder.stop()
             finally:
                 self.guard.ours = None  # not before: a thread that waits for it begins its own then
+            self._recorder = None  # not before: who is interrupted in here tries again
             recorder.drop()
             if self._file is not None:
                 self._file.remove()

@@ -105,6 +105,7 @@ class Mailbox:
         self.look_at_signal()
         if self.capture is not None:
             self.capture.take_back()
+        self._ring_no_more()
 
     def _load(self) -> Capture:
         capture = self.capture
@@ -167,12 +168,12 @@ class Mailbox:
 
     def _ring_no_more(self) -> None:
         """End that thread, and wait a moment for it: a loop that is captured often has one of it at most."""
-        timer, self._timer = self._timer, None
-        over, self._over = self._over, None
-        if over is not None:
+        timer, over = self._timer, self._over
+        if over is not None and over.locked():
             over.release()
         if timer is not None:
             timer.join(_ENDS_S)
+        self._timer = self._over = None  # not before: who is interrupted in here tries again
 
     def _ring(self, over: Any) -> None:
         from contextlib import suppress  # noqa: PLC0415
