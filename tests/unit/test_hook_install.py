@@ -216,9 +216,7 @@ print(json.dumps({{"same": all(same), "theirs": _BaseDataLoaderIter.__next__ is 
     assert report["open"] <= 5
 
 
-def test_hooks_that_others_registered_first_stay(torch_like: Path) -> None:
-    program = f"""import torch, json
-from torch.optim import optimizer
+REGISTER = """from torch.optim import optimizer
 class Handle:
     def remove(self):
         optimizer._global_optimizer_post_hooks.pop(1)
@@ -227,7 +225,13 @@ def register(hook):
     return Handle()
 optimizer.register_optimizer_step_post_hook = register
 calls = []
-optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)
+"""
+"""What torch offers where its dictionary of hooks is another's already."""
+
+
+def test_hooks_that_others_registered_first_stay(torch_like: Path) -> None:
+    program = f"""import torch, json
+{REGISTER}optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)
 theirs = optimizer._global_optimizer_post_hooks
 import tpmon.hook
 {LOOP}
@@ -249,16 +253,7 @@ def test_the_hook_turns_itself_off_under_an_optimizer_that_walks_through_hooks(
     """To remove one of several raises in the optimizer's step: ours stays there till it is uninstalled."""
     theirs = "optimizer._global_optimizer_post_hooks[0] = lambda *a: calls.append(1)\n"
     program = f"""import torch, json
-from torch.optim import optimizer
-class Handle:
-    def remove(self):
-        optimizer._global_optimizer_post_hooks.pop(1)
-def register(hook):
-    optimizer._global_optimizer_post_hooks[1] = hook
-    return Handle()
-optimizer.register_optimizer_step_post_hook = register
-calls = []
-{theirs if first == "theirs" else ""}
+{REGISTER}{theirs if first == "theirs" else ""}
 import tpmon.hook
 {theirs if first == "ours" else ""}
 from tpmon.hook.installation import HOOK

@@ -277,7 +277,7 @@ def test_shed_ticks_skip_threads_and_not_processes(population):
 
 
 def test_a_process_lives_without_schedstat_and_one_that_does_not_answer_is_counted(tmp_path):
-    """gVisor and kernels without CONFIG_SCHED_INFO have no schedstat; what /proc fails to tell is said."""
+    """Kernels without CONFIG_SCHED_INFO have no schedstat; what /proc fails to tell is said."""
     folder = tmp_path / "77" / "task" / "77"
     folder.mkdir(parents=True)
     stat = f"77 (python) S 1 {'0 ' * 15} 1 0 500 0 {'0 ' * 30}\n".encode()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tpmon.hook.counts import Counts
+    from tpmon.hook.recorder import Recorder
+    from tpmon.hook.recorder_cuda import Range, Snapshot
 
 _LONGEST_WAIT_NS = 2_000_000_000
 _YIELDED = "the program began a profile of its own"
@@ -71,7 +73,7 @@ class Capture:
         self._words = [0] * wire_capture.CAPTURE_WORDS
         self._request: Request | None = None
         self._bounds: Bounds | None = None
-        self._recorder: Any = None
+        self._recorder: Recorder | Snapshot | Range | None = None
         self._file: CaptureFile | None = None
         self._forget()
 
@@ -242,7 +244,7 @@ class Capture:
         elif excess := bounds.look(now) if bounds is not None else "":
             self._drop_out(wire_capture.STATE_FAILED, describe_excess(request, excess))
         elif left_ns > 0:
-            if ended:
+            if ended and self._recorder is not None:
                 self._recorder.mark(words[wire_capture.CAP_FIRST_STEP] + done)
                 self._publish()
         elif timed:

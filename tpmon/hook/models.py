@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MOST_MODULES = 100_000
 _FOUND: list[Any] = []
-"""A weak reference to the model that was found last: in a large run all objects are looked at for 50 ms."""
+"""A weak reference to the model that was found last: to look for it is to look at all objects."""
 
 
 def find_model(torch: Any, steps: Any) -> Any:

@@ -51,8 +51,6 @@ _OPTIMIZER = wire.LIVE_OPTIMIZER
 _BY_DATA = wire.RULE_DATA_AFTER_UPDATE
 _BY_UPDATE = wire.RULE_UPDATE
 
-_NOTHING, _BATCH, _BACKWARD, _UPDATE, _CALL = NOTHING, BATCH, BACKWARD, UPDATE, CALL
-
 
 class Steps(Counts):
     """Count the steps of this process by its events."""
@@ -64,11 +62,11 @@ class Steps(Counts):
     def data_begins(self) -> bool:
         """Note that a batch is asked for; False when this call does not count."""
         try:
-            if (get_ident() != self.owner and not self.admit(_BATCH)) or self.in_data:
+            if (get_ident() != self.owner and not self.admit(BATCH)) or self.in_data:
                 return False
             now = monotonic_ns()
             kind = self.kind
-            if kind == _BATCH:
+            if kind == BATCH:
                 self.forward_ns += now - self.last_ns
             else:
                 self.other_ns += now - self.last_ns
@@ -79,11 +77,11 @@ class Steps(Counts):
             if self.updates_open:
                 self.rule = _BY_DATA
                 self._close(now, 1)
-            elif kind == _BATCH:
+            elif kind == BATCH:
                 self._end_unused(now)
-            elif kind == _BACKWARD:
+            elif kind == BACKWARD:
                 self._end_part(now)
-            elif kind == _NOTHING:
+            elif kind == NOTHING:
                 self._end_epoch(now)
             elif self.rule == _BY_UPDATE:
                 self._reconsider()
@@ -105,7 +103,7 @@ class Steps(Counts):
             self.data_ns += now - self.last_ns
             self.last_ns = now
             self.live[_DATA_ENDED] = now
-            self.kind = _BATCH
+            self.kind = BATCH
             self.in_data = False
             self.loader_seen = True
             self.batches += 1
@@ -118,7 +116,9 @@ class Steps(Counts):
                 size = iterator.__dict__["_index_sampler"].__dict__["batch_size"]
             except (KeyError, AttributeError):
                 size = 0
-            if size.__class__ is int and 0 < size < 1073741824:  # to compare with a larger one costs 0.05 us
+            if (
+                size.__class__ is int and 0 < size < 1073741824
+            ):  # as count_of; beyond one digit of Python's it costs 0.05 us
                 self.batch_size = size
                 self.samples_open += size
         except Exception as error:
@@ -134,7 +134,7 @@ class Steps(Counts):
             self.data_ns += now - self.last_ns
             self.last_ns = now
             self.live[_DATA_ENDED] = now
-            self.kind = _NOTHING
+            self.kind = NOTHING
             self.in_data = False
             self.batches_at_end = self.batches
         except Exception as error:
@@ -144,7 +144,7 @@ class Steps(Counts):
     def backward_begins(self) -> bool:
         """Note that the autograd engine begins; False when this call does not count."""
         try:
-            if get_ident() != self.owner and not self.admit(_BACKWARD):
+            if get_ident() != self.owner and not self.admit(BACKWARD):
                 return False
             self.in_data = False
             if self.depth and self.update_in_backward:
@@ -179,7 +179,7 @@ class Steps(Counts):
             if self.watch is not None:
                 self.watch.backward_ended()
             if counts:
-                self.kind = _BACKWARD
+                self.kind = BACKWARD
                 self.backwards += 1
                 self.backwards_open += 1
             self.backwards_since_update += 1  # of gradients that autograd.grad returned an update may be made
@@ -195,7 +195,7 @@ class Steps(Counts):
     def optimizer_stepped(self, optimizer: object, args: object, kwargs: object) -> None:  # noqa: ARG002
         """Note that an optimizer's ``step()`` is done."""
         try:
-            if get_ident() != self.owner and not self.admit(_UPDATE):
+            if get_ident() != self.owner and not self.admit(UPDATE):
                 return
             self.optimizer_calls += 1
             if self.watch is not None:
@@ -204,13 +204,13 @@ class Steps(Counts):
                 self.update_in_backward = True
                 return
             now = monotonic_ns()
-            if self.kind >= _BACKWARD:
+            if self.kind >= BACKWARD:
                 self.optimizer_ns += now - self.last_ns
             else:
                 self.other_ns += now - self.last_ns
             self.last_ns = now
             self.live[_OPTIMIZER] = now
-            self.kind = _UPDATE
+            self.kind = UPDATE
             self.in_data = False
             if (
                 self.backwards_since_update
@@ -232,13 +232,13 @@ class Steps(Counts):
     def scaler_updated(self) -> None:
         """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped."""
         try:
-            if (get_ident() != self.owner and not self.admit(_CALL)) or not self.backwards_since_update:
+            if (get_ident() != self.owner and not self.admit(CALL)) or not self.backwards_since_update:
                 return
             now = monotonic_ns()
             self.optimizer_ns += now - self.last_ns
             self.last_ns = now
             self.live[_OPTIMIZER] = now
-            self.kind = _UPDATE
+            self.kind = UPDATE
             self.skipped += 1
             self._update(now)
         except Exception as error:
@@ -248,16 +248,16 @@ class Steps(Counts):
     def step_called(self, samples: object, train: bool) -> None:
         """Note that the user says: a step ends here. From now on nothing else ends one."""
         try:
-            if get_ident() != self.owner and not self.admit(_CALL):
+            if get_ident() != self.owner and not self.admit(CALL):
                 return
             now = monotonic_ns()
-            if self.kind == _BATCH:
+            if self.kind == BATCH:
                 self.forward_ns += now - self.last_ns
             else:
                 self.other_ns += now - self.last_ns
             self.last_ns = now
             self.live[wire.LIVE_STEP_CALL] = now
-            self.kind = _NOTHING
+            self.kind = NOTHING
             self.rule = wire.RULE_CALL
             if samples:
                 self.samples_open = count_of(samples) or self.samples_open
