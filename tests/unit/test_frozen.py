@@ -63,7 +63,26 @@ def make(decorate):
         def __repr__(self):
             return "own"
 
-    return {"Empty": Empty, "One": One, "Many": Many, "More": More, "Own": Own}
+    @decorate(frozen=True, slots=True)
+    class Partly:
+        """Write and compare only some of the fields, and hold what is no field."""
+
+        LIMIT: typing.ClassVar[int] = 3
+        first: int
+        quiet: object = dataclasses.field(default=None, repr=False, compare=False)
+
+    @decorate(slots=True)
+    class Changing:
+        """Count."""
+
+        first: int
+        count: int = 0
+        seen: list[int] = dataclasses.field(default_factory=list)
+
+        def __post_init__(self):
+            self.count += 100
+
+    return {one.__name__: one for one in (Empty, One, Many, More, Own, Partly, Changing)}
 
 
 STANDARD, OURS = make(dataclasses.dataclass), make(frozen.dataclass)
@@ -75,6 +94,8 @@ CALLS = [
     ("Many", (1, "c", [2])),
     ("More", (1, "c", [2], 0.5)),
     ("Own", (17,)),
+    ("Partly", (17, {})),
+    ("Changing", (17, 3)),
 ]
 
 
@@ -104,7 +125,9 @@ def test_an_instance_is_the_same(name, values):
     assert dataclasses.asdict(ours) == dataclasses.asdict(standard)
     assert not hasattr(ours, "__dict__")
     assert copy.copy(ours) == ours
-    if not any(isinstance(value, list) for value in dataclasses.astuple(standard)):
+    if name == "Changing":
+        assert ours.__hash__ is standard.__hash__ is None
+    elif not any(isinstance(value, list) for value in dataclasses.astuple(standard)):
         assert hash(ours) == hash(standard)
 
 
@@ -112,9 +135,10 @@ def test_an_instance_is_the_same(name, values):
 def test_a_class_is_the_same(name):
     standard, ours = STANDARD[name], OURS[name]
     assert str(signature(ours)) == str(signature(standard))
-    assert [one.name for one in dataclasses.fields(ours)] == [
-        one.name for one in dataclasses.fields(standard)
+    assert [(one.name, one.type) for one in dataclasses.fields(ours)] == [
+        (one.name, one.type) for one in dataclasses.fields(standard)
     ]
+    assert ours.__annotations__ == standard.__annotations__
     assert ours.__match_args__ == standard.__match_args__
     assert ours.__slots__ == standard.__slots__
     assert (ours.__name__, ours.__qualname__, ours.__doc__, ours.__module__) == (
@@ -137,6 +161,35 @@ def test_fields_stay_as_they_are():
     assert dataclasses.replace(many, first=2).both == "2b"
     assert many.both == "1b"
     assert OURS["Many"](1).third is not OURS["Many"](1).third
+
+
+def test_a_field_of_a_class_that_is_not_frozen_changes():
+    one, other = OURS["Changing"](1), OURS["Changing"](1)
+    one.count += 1
+    one.seen.append(3)
+    assert (one.count, one.seen, other.seen) == (101, [3], [])
+    assert one != other
+    with pytest.raises(AttributeError):
+        one.no = 1
+
+
+def test_what_does_not_count_is_not_compared():
+    assert OURS["Partly"](1, 2) == OURS["Partly"](1, 3)
+    assert OURS["Partly"](1) != OURS["Partly"](2)
+    assert OURS["Partly"].LIMIT == 3
+
+
+@pytest.mark.parametrize("decorate", [dataclasses.dataclass, frozen.dataclass])
+def test_a_frozen_class_has_no_child_that_changes(decorate):
+    @decorate(frozen=True, slots=True)
+    class Still:
+        first: int
+
+    with pytest.raises(TypeError, match="non-frozen"):
+
+        @decorate(slots=True)
+        class Moving(Still):
+            second: int
 
 
 @pytest.mark.parametrize("values", [(), (1, 2, 3, 4)])
@@ -172,20 +225,25 @@ def test_threads_that_make_the_first_instances_at_once_all_get_one():
         assert made == [kind(1)] * 4
 
 
-def test_what_only_the_standard_library_does_is_refused_or_left_to_it():
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [("int", dataclasses.field(init=False)), ("int", dataclasses.field(hash=True)), ("InitVar[int]", 0)],
+)
+@pytest.mark.parametrize("frozen_too", [True, False])
+def test_what_only_the_standard_library_does_is_refused(kind, default, frozen_too):
+    raw = type("Special", (), {"__annotations__": {"one": kind}, "one": default})
     with pytest.raises(TypeError, match="only plain fields"):
+        frozen.dataclass(frozen=frozen_too, slots=True)(raw)
 
-        @frozen.dataclass(frozen=True, slots=True)
-        class Hidden:
-            secret: int = dataclasses.field(repr=False)
 
-    @frozen.dataclass(slots=True)
+def test_what_has_no_slots_is_left_to_the_standard_library():
+    @frozen.dataclass()
     class Open:
         value: int = 0
 
     one = Open()
-    one.value = 2
-    assert one == Open(2)
+    one.extra = 2
+    assert one == Open(0)
 
 
 def test_every_class_of_tpmon_takes_the_fields_that_it_names():

@@ -12,7 +12,7 @@ from tpmon.model import trace, trace_change, trace_gaps, trace_tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^### |\Z)", PAGE))
-_OF_CAPTURES = (trace.TraceSummary,)
+_OF_CAPTURES = (trace.TraceSummary, trace.SummaryReply)
 KINDS = [
     kind
     for module in (trace, trace_change, trace_gaps, trace_tables)

@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 
-from tpmon.model.capture import SummaryReply
 from tpmon.model.codec import CodecError, decode
 from tpmon.model.known import Missing
-from tpmon.model.trace import TraceSummary
+from tpmon.model.trace import SummaryReply, TraceSummary
 
 
 def child_command(path: str) -> tuple[str, ...]:

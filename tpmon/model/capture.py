@@ -9,7 +9,6 @@ from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing
-from tpmon.model.trace import TraceSummary
 
 CAPTURE_SCHEMA = "tpmon.capture/1"
 
@@ -159,13 +158,6 @@ class CaptureResult:
     price: Known[CapturePrice]
     paused_ms: Known[float]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SummaryReply:
-    """Hold what a child says that read one trace: its summary, or why there is none."""
-
-    summary: Known[TraceSummary]
 
 
 NOT_SIZED = Missing("no step was profiled to size it")

@@ -1,4 +1,4 @@
-"""Make frozen slotted dataclasses at a tenth of what the standard library takes to make one.
+"""Make slotted dataclasses at a tenth of what the standard library takes to make one.
 
 ``dataclasses`` compiles six methods of each class when its module is imported: 0.9 ms a class, 0.26 s
 for the 280 classes of a screen, more than half of tpmon's share of the first picture (ADR 0009). Here
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from inspect import Signature, signature
+from inspect import Signature, get_annotations, signature
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -61,6 +61,8 @@ def _compile_init(cls: type) -> Callable[..., None]:
         else:
             arguments.append(field.name)
         body.append(f"  _set_{field.name}(self, {value})")
+    if hasattr(cls, "__post_init__"):
+        body.append("  self.__post_init__()")
     lines = [
         f"def compile_init({', '.join(names)}):",
         f" def __init__(self, {', '.join(arguments)}):",
@@ -96,17 +98,18 @@ def _refuse_delete(_self: Instance, name: str) -> None:
 
 
 def _write_repr(self: Instance) -> str:
-    values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__)
+    shown = [field.name for field in dataclasses.fields(self) if field.repr]
+    values = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
     return f"{self.__class__.__qualname__}({values})"
 
 
 def _get_state(self: Instance) -> list[object]:
-    return [getattr(self, name) for name in self.__dataclass_fields__]
+    return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
 
 def _set_state(self: Instance, state: list[object]) -> None:
-    for name, value in zip(self.__dataclass_fields__, state, strict=True):
-        object.__setattr__(self, name, value)
+    for field, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, field.name, value)
 
 
 def _compare(names: tuple[str, ...]) -> tuple[Callable[..., object], Callable[..., int]]:
@@ -129,16 +132,35 @@ def _compare(names: tuple[str, ...]) -> tuple[Callable[..., object], Callable[..
 
 def _is_plain(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> bool:
     """Tell whether the class asks for nothing that only the standard library does."""
-    return not hasattr(cls, "__post_init__") and all(
-        one.init and one.repr and one.compare and one.hash is None and not one.kw_only for one in fields
-    )
+    passed_on = any("InitVar" in str(hint) for hint in get_annotations(cls).values())
+    return not passed_on and all(one.init and one.hash is None and not one.kw_only for one in fields)
 
 
-def _make(cls: Made) -> Made:
+def _mark_fields(cls: type, mark: Callable[[type], type]) -> tuple[dataclasses.Field[Any], ...]:
+    """Let the standard library find the fields, without its search of each hint's text for ClassVar."""
+    hints = get_annotations(cls)
+    if not hints or any("ClassVar" in str(hint) or "InitVar" in str(hint) for hint in hints.values()):
+        return dataclasses.fields(mark(cls))
+    cls.__annotations__ = dict.fromkeys(hints, object)
+    try:
+        fields = dataclasses.fields(mark(cls))
+    finally:
+        cls.__annotations__ = hints
+    for field in fields:
+        field.type = hints.get(field.name, field.type)
+    return fields
+
+
+def _make_changing(cls: Made) -> Made:
+    """Make a slotted class whose instances change: compared like a frozen one, hashed not at all."""
+    return _make(cls, frozen=False)
+
+
+def _make(cls: Made, *, frozen: bool = True) -> Made:
     bases: list[Instance] = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
     frozen_before = any(base.__dataclass_params__.frozen for base in bases)
-    marked: type = dataclasses.dataclass(init=False, repr=False, eq=False, frozen=frozen_before)(cls)
-    fields = dataclasses.fields(marked)
+    mark = dataclasses.dataclass(init=False, repr=False, eq=False, frozen=frozen and frozen_before)
+    fields = _mark_fields(cls, mark)
     if not _is_plain(cls, fields):
         raise TypeError(f"{cls.__qualname__}: only plain fields; take dataclasses.dataclass")
     names = tuple(field.name for field in fields)
@@ -147,22 +169,18 @@ def _make(cls: Made) -> Made:
     space.pop("__dict__", None)
     space.pop("__weakref__", None)
     space["__slots__"] = tuple(name for name in names if name not in inherited)
-    equal, hashed = _compare(names)
-    shared = {
-        "__repr__": _write_repr,
-        "__eq__": equal,
-        "__hash__": hashed,
-        "__getstate__": _get_state,
-        "__setstate__": _set_state,
-        "__signature__": _SIGNATURE,
-    }
+    equal, hashed = _compare(tuple(field.name for field in fields if field.compare))
     own_hash = space.get("__hash__")
-    space = {**shared, **space}
-    space["__hash__"] = own_hash or hashed  # a class with an __eq__ of its own has None there
-    space["__setattr__"], space["__delattr__"] = _refuse_set, _refuse_delete
+    space = {"__repr__": _write_repr, "__eq__": equal, "__signature__": _SIGNATURE, **space}
+    if frozen:
+        space = {"__getstate__": _get_state, "__setstate__": _set_state, **space}
+        space["__setattr__"], space["__delattr__"] = _refuse_set, _refuse_delete
+    # A class with an __eq__ of its own has None for its hash already.
+    space["__hash__"] = own_hash or (hashed if frozen else None)
     made: Instance = type(cls)(cls.__name__, cls.__bases__, space)
     asked = made.__dataclass_params__
-    asked.init = asked.repr = asked.eq = asked.frozen = True
+    asked.init = asked.repr = asked.eq = True
+    asked.frozen = frozen
     type.__setattr__(made, "__init__", _late_init(made))
     made.__qualname__ = cls.__qualname__
     return cast("Made", made)
@@ -173,12 +191,12 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, frozen: bool = False, slots: bool = False) -> Callable[[type], type]:
-        """Make a frozen slotted dataclass as above, any other as the standard library does.
+        """Make a slotted dataclass as above, any other as the standard library does.
 
         Raises:
-            TypeError: for a frozen one with ``__post_init__``, or with fields that are not in
-                ``__init__``, ``repr`` and the comparison, or by name only.
+            TypeError: for a slotted one with fields that are not in ``__init__`` or only there,
+                that have a hash of their own, or that are given by name only.
         """
-        if frozen and slots:
-            return _make
+        if slots:
+            return _make if frozen else _make_changing
         return dataclasses.dataclass(frozen=frozen, slots=slots)

@@ -99,6 +99,13 @@ class TraceSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class SummaryReply:
+    """Hold what a child says that read one trace: its summary, or why there is none."""
+
+    summary: Known[TraceSummary]
+
+
+@dataclass(frozen=True, slots=True)
 class CardUse:
     """Hold how busy one device was in the window of the steps.
 

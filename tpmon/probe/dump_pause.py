@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from tpmon.model.frozen import dataclass
 from tpmon.probe.procfs import ProcFile
 from tpmon.probe.procread import PROC
 

@@ -6,9 +6,10 @@ rebuilt, so they are fetched anew with the slow tier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import MigInstance
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.probe.gpu_calls import Calls

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, MigInstance, ThrottleShare
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import clean_text

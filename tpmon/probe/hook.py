@@ -10,10 +10,10 @@ import mmap
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from tpmon.hook import wire
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Identity
 from tpmon.model.steps import (

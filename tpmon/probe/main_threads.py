@@ -13,10 +13,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample, Role
 from tpmon.probe.pace import Pace

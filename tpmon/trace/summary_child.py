@@ -10,9 +10,9 @@ import sys
 import threading
 
 from tpmon.errors import TpmonError
-from tpmon.model.capture import SummaryReply
 from tpmon.model.codec import encode
 from tpmon.model.known import Missing
+from tpmon.model.trace import SummaryReply
 
 NICENESS = 10
 
