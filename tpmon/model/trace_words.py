@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 
-from tpmon.model.known import Applicable, Known, is_known
-from tpmon.model.trace import RankRow
+from tpmon.model.known import Applicable, Known, NotApplicable, is_known
+from tpmon.model.trace import RankRow, TraceFile, TraceVerdict
 from tpmon.model.units import clean_text, format_bytes
 
 NA = "n/a"
@@ -40,7 +40,33 @@ KINDS = {
 """What a step is made of."""
 
 _NAME_CHARS = 20
+_PATH_CHARS = 1000
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
+
+
+def number(value: Applicable[float], digits: int = 1) -> str:
+    """Write a number, or n/a where it is not known."""
+    return f"{value:,.{digits}f}" if is_known(value) else NA
+
+
+def ms_of_us(value: Applicable[float]) -> str:
+    """Write microseconds as milliseconds."""
+    return f"{value / 1000:,.3f}" if is_known(value) else NA
+
+
+def pct(value: Applicable[float]) -> str:
+    """Write a percentage."""
+    return f"{value:.1f} %" if is_known(value) else NA
+
+
+def size(value: Applicable[float]) -> str:
+    """Write bytes."""
+    return format_bytes(value) if is_known(value) else NA
+
+
+def said(value: object) -> str:
+    """Write text, or n/a where it is not known."""
+    return str(value) if is_known(value) else NA
 
 
 def name_cause(cause: Known[str]) -> str:
@@ -87,3 +113,32 @@ def _strip(name: str) -> str:
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
     return name
+
+
+def name_verdict(verdict: TraceVerdict) -> str:
+    """Name a verdict with its cause and how sure it is."""
+    cause = verdict.cause
+    named = "" if isinstance(cause, NotApplicable) or not is_known(cause) else f" ({cause})"
+    return f"{verdict.kind.value.upper()}{named}, confidence {verdict.confidence}"
+
+
+def name_rank(file: TraceFile) -> str:
+    """Say which rank a trace is of."""
+    rank = f"rank {file.rank}" if is_known(file.rank) else "rank unknown"
+    return f"{rank} of {file.world_size}" if is_known(file.world_size) else rank
+
+
+def say_file(file: TraceFile) -> str:
+    """Say which file it is and what it is of."""
+    cards = dict.fromkeys(card.name for card in file.overview.gpus if is_known(card.name))
+    parts = [
+        clean_text(file.path, _PATH_CHARS),
+        name_rank(file),
+        f"{file.events:,} events",
+        f"{format_bytes(file.json_bytes)} of JSON",
+        ", ".join(cards),
+        f"on {file.host}" if is_known(file.host) else "",
+        file.backend if is_known(file.backend) else "",
+        file.versions,
+    ]
+    return ", ".join(part for part in parts if part)

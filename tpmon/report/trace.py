@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpmon.model.known import Applicable, Known, NotApplicable, is_known, known_or, map_known
+from tpmon.model.known import Known, is_known, known_or, map_known
 from tpmon.model.trace import (
     Breakdown,
     Communication,
@@ -16,7 +16,19 @@ from tpmon.model.trace import (
     TraceVerdict,
 )
 from tpmon.model.trace_gaps import DeviceGaps, HostTime
-from tpmon.model.trace_words import CAUSES, KINDS, name_cause, name_ranks, say_growth
+from tpmon.model.trace_words import (
+    CAUSES,
+    KINDS,
+    NA,
+    ms_of_us,
+    name_cause,
+    name_ranks,
+    name_verdict,
+    number,
+    pct,
+    say_file,
+    say_growth,
+)
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_paragraph
 from tpmon.report.trace_tables import (
@@ -30,7 +42,6 @@ from tpmon.report.trace_tables import (
 TOP = 10
 MOST_STEPS = 12
 _LINE_CHARS = 400
-_NA = "n/a"
 
 
 def write_report(report: TraceReport, top: int = TOP) -> list[str]:
@@ -45,7 +56,7 @@ def write_report(report: TraceReport, top: int = TOP) -> list[str]:
 
 def write_file(file: TraceFile, top: int = TOP) -> list[str]:
     """Write the analysis of one trace."""
-    lines = lay_paragraph("trace", _say_file(file))
+    lines = lay_paragraph("trace", say_file(file))
     lines += _write_lost(file.lost)
     lines += _write_verdict(file.verdict)
     lines += write_patterns(file.patterns)
@@ -74,31 +85,6 @@ def write_file(file: TraceFile, top: int = TOP) -> list[str]:
     return lines + write_more(file, top)
 
 
-def _number(value: Applicable[float] | Known[float], digits: int = 1) -> str:
-    return f"{value:,.{digits}f}" if is_known(value) else _NA
-
-
-def _pct(value: Known[float]) -> str:
-    return f"{value:.1f} %" if is_known(value) else _NA
-
-
-def _us(value: Applicable[float] | Known[float]) -> str:
-    """Write microseconds as milliseconds."""
-    return f"{value / 1000:,.3f}" if is_known(value) else _NA
-
-
-def _say_file(file: TraceFile) -> str:
-    rank = f"rank {file.rank}" if is_known(file.rank) else "rank unknown"
-    if is_known(file.world_size):
-        rank += f" of {file.world_size}"
-    parts = [file.path, rank, f"{file.events:,} events", f"{format_bytes(file.json_bytes)} of JSON"]
-    cards = dict.fromkeys(card.name for card in file.overview.gpus if is_known(card.name))
-    parts += [", ".join(cards)] if cards else []
-    parts += [f"on {file.host}"] if is_known(file.host) else []
-    parts += [file.backend] if is_known(file.backend) else []
-    return ", ".join([*parts, *([file.versions] if file.versions else [])])
-
-
 def _write_lost(lost: Lost) -> list[str]:
     if not (lost.events or lost.values or lost.bytes or lost.broken_off):
         return []
@@ -116,9 +102,7 @@ def _write_lost(lost: Lost) -> list[str]:
 
 
 def _write_verdict(verdict: TraceVerdict) -> list[str]:
-    cause = "" if isinstance(verdict.cause, NotApplicable) or not is_known(verdict.cause) else verdict.cause
-    name = f"{verdict.kind.value.upper()}{f' ({cause})' if cause else ''}, confidence {verdict.confidence}"
-    lines = lay_paragraph("verdict", f"{name}: {verdict.summary}")
+    lines = lay_paragraph("verdict", f"{name_verdict(verdict)}: {verdict.summary}")
     for advice in verdict.advice:
         lines += lay_paragraph("try", advice)
     return lines
@@ -150,9 +134,9 @@ def _write_breakdown(overview: Overview) -> list[str]:
     own, full = overview.breakdown_us, overview.overlapping_us
     total = sum(known_or(_part(own, key), 0.0) for key in KINDS) or 1.0
     rows = [
-        (name, _us(value), _pct(map_known(lambda us: 100 * us / total, value)), _us(_part(full, key)))
+        (name, ms_of_us(own_us), pct(map_known(lambda us: 100 * us / total, own_us)), ms_of_us(full_us))
         for key, name in KINDS.items()
-        for value in (_part(own, key),)
+        for own_us, full_us in ((_part(own, key), _part(full, key)),)
     ]
     headers = ("of a step", "ms", "share", "ms, overlapping")
     return lay_columns(headers, rows, left=("of a step",))
@@ -167,13 +151,13 @@ def _write_cards(overview: Overview) -> list[str]:
     rows = [
         (
             str(card.device),
-            _pct(card.utilization_pct),
-            _pct(card.busy_pct),
-            _pct(card.sm_efficiency_pct),
-            _pct(card.occupancy_reported_pct),
-            _pct(card.occupancy_pct),
-            _pct(card.tensor_core_pct),
-            _pct(card.tensor_core_unknown_pct),
+            pct(card.utilization_pct),
+            pct(card.busy_pct),
+            pct(card.sm_efficiency_pct),
+            pct(card.occupancy_reported_pct),
+            pct(card.occupancy_pct),
+            pct(card.tensor_core_pct),
+            pct(card.tensor_core_unknown_pct),
             f"{card.kernels:,}",
         )
         for card in overview.gpus
@@ -194,12 +178,11 @@ def _write_cards(overview: Overview) -> list[str]:
 
 def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
     window = gaps.window or 1.0
-    share = 100 * gaps.idle / window
-    lines = [
-        f"idle     gpu {gaps.device}: {_us(gaps.idle)} of {_us(gaps.window)} ms, {share:.1f} %, by cause"
-    ]
+    share = pct(100 * gaps.idle / window)
+    idle_ms, window_ms = ms_of_us(gaps.idle), ms_of_us(gaps.window)
+    lines = [f"idle     gpu {gaps.device}: {idle_ms} of {window_ms} ms, {share}, by cause"]
     rows = [
-        (CAUSES[name], _us(us), _pct(map_known(lambda value: 100 * value / window, us)))
+        (CAUSES[name], ms_of_us(us), pct(map_known(lambda value: 100 * value / window, us)))
         for name, us in gaps.causes()
     ]
     lines += lay_columns(("cause", "ms", "of the window"), rows, left=("cause",), indent=2)
@@ -207,7 +190,7 @@ def _write_gaps(gaps: DeviceGaps, top: int) -> list[str]:
         named = [
             (
                 f"{gap.start_ms:,.3f}",
-                _us(gap.us),
+                ms_of_us(gap.us),
                 name_cause(gap.cause),
                 " ".join(text for text in (gap.call, gap.operator, gap.source) if is_known(text) and text)
                 or "-",
@@ -228,21 +211,21 @@ def _write_host(host: HostTime) -> list[str]:
         ("other", host.other),
     ]
     total = sum(value for _name, value in parts) or 1.0
-    rows = [(name, _us(value), f"{100 * value / total:.1f} %") for name, value in parts]
+    rows = [(name, ms_of_us(value), f"{100 * value / total:.1f} %") for name, value in parts]
     return lay_columns(("host", "ms", "of the window"), rows, left=("host",))
 
 
 def _write_communication(comms: Communication, top: int) -> list[str]:
     hidden = 100 * comms.overlap_us / comms.comm_us if comms.comm_us else 0.0
-    exposed = f"{_us(comms.exposed_us)} ms exposed"
-    lines = [f"comms    {_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, {exposed}"]
+    exposed = f"{ms_of_us(comms.exposed_us)} ms exposed"
+    lines = [f"comms    {ms_of_us(comms.comm_us)} ms, {hidden:.1f} % of it hidden by computation, {exposed}"]
     rows = [
         (
             row.name,
             str(row.count),
-            _us(row.total_us),
-            format_bytes(row.bytes) if is_known(row.bytes) else _NA,
-            _number(row.bus_gb_s),
+            ms_of_us(row.total_us),
+            format_bytes(row.bytes) if is_known(row.bytes) else NA,
+            number(row.bus_gb_s),
         )
         for row in comms.collectives[:top]
     ]
@@ -253,10 +236,10 @@ def _write_communication(comms: Communication, top: int) -> list[str]:
 def _write_operators(operators: tuple[OperatorRow, ...], top: int) -> list[str]:
     rows = [
         (
-            _us(row.host_self_us),
-            _us(row.host_total_us),
-            _us(row.device_self_us),
-            _us(row.device_total_us),
+            ms_of_us(row.host_self_us),
+            ms_of_us(row.host_total_us),
+            ms_of_us(row.device_self_us),
+            ms_of_us(row.device_total_us),
             f"{row.calls:,}",
             row.name,
         )
@@ -273,13 +256,13 @@ def _write_operators(operators: tuple[OperatorRow, ...], top: int) -> list[str]:
 def _write_kernels(kernels: tuple[KernelRow, ...], top: int) -> list[str]:
     rows = [
         (
-            _us(row.total_us),
+            ms_of_us(row.total_us),
             f"{row.count:,}",
-            _number(row.mean_us),
-            _number(row.max_us),
-            _number(row.blocks_per_sm),
-            _number(row.occupancy_reported_pct, 0),
-            _number(row.occupancy_pct, 0),
+            number(row.mean_us),
+            number(row.max_us),
+            number(row.blocks_per_sm),
+            number(row.occupancy_reported_pct, 0),
+            number(row.occupancy_pct, 0),
             row.tensor_cores,
             row.name,
         )
@@ -293,7 +276,7 @@ def _write_kernels(kernels: tuple[KernelRow, ...], top: int) -> list[str]:
 
 def _write_copies(file: TraceFile) -> list[str]:
     rows = [
-        (_us(row.total_us), f"{row.count:,}", format_bytes(row.bytes), _number(row.gb_s), row.name)
+        (ms_of_us(row.total_us), f"{row.count:,}", format_bytes(row.bytes), number(row.gb_s), row.name)
         for row in file.copies
     ]
     return lay_columns(("ms", "count", "bytes", "GB/s", "copy"), rows, left=("copy",))
@@ -303,12 +286,12 @@ def _write_memory(file: TraceFile) -> list[str]:
     rows = [
         (
             f"{row.kind} {row.device}" if row.device >= 0 else row.kind,
-            format_bytes(row.allocated_bytes) if is_known(row.allocated_bytes) else _NA,
-            format_bytes(row.reserved_bytes) if is_known(row.reserved_bytes) else _NA,
+            format_bytes(row.allocated_bytes) if is_known(row.allocated_bytes) else NA,
+            format_bytes(row.reserved_bytes) if is_known(row.reserved_bytes) else NA,
             format_bytes(row.allocations_bytes),
             format_bytes(row.frees_bytes),
             say_growth(row.growth_bytes),
-            _pct(row.unused_pct),
+            pct(row.unused_pct),
         )
         for row in file.memory.peaks
     ]
@@ -335,8 +318,8 @@ def _write_ranks(table: RankTable) -> list[str]:
             f"{row.comm_ms:,.3f}",
             f"{row.overlap_ms:,.3f}",
             f"{row.other_ms:,.3f}",
-            _number(row.wait_ms, 3),
-            _number(row.transfer_ms, 3),
+            number(row.wait_ms, 3),
+            number(row.transfer_ms, 3),
         )
         for row in table.ranks
     ]

@@ -26,34 +26,14 @@ from tpmon.model.trace_tables import (
     ProductRow,
     RangeRow,
 )
+from tpmon.model.trace_words import NA, ms_of_us, number, pct, size
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.report.table import LABEL_WIDTH, WIDTH, lay_columns, lay_paragraph
 
 _LINE_CHARS = 400
 MOST_CURVES = 8
-_NA = "n/a"
 _NO_STACKS = "none recorded (with_stack=True)"
 _NO_MODULES = "none recorded (with_stack=True and modules called)"
-
-
-def write_us(value: Applicable[float]) -> str:
-    """Write microseconds as milliseconds."""
-    return f"{value / 1000:,.3f}" if is_known(value) else _NA
-
-
-def write_number(value: Applicable[float], digits: int = 1) -> str:
-    """Write a number that may not be known."""
-    return f"{value:,.{digits}f}" if is_known(value) else _NA
-
-
-def write_share(value: Applicable[float]) -> str:
-    """Write a percentage that may not be known."""
-    return f"{value:.1f} %" if is_known(value) else _NA
-
-
-def write_size(value: Applicable[int]) -> str:
-    """Write bytes that may not be known."""
-    return format_bytes(value) if is_known(value) else _NA
 
 
 def lay_top(
@@ -71,9 +51,7 @@ def write_patterns(patterns: tuple[PatternRow, ...]) -> list[str]:
     """Write what costs time, each with what helps."""
     lines: list[str] = []
     for row in patterns:
-        lines += lay_paragraph(
-            "pattern", f"{row.name}, {write_share(row.share_pct)} of the window: {row.seen}"
-        )
+        lines += lay_paragraph("pattern", f"{row.name}, {pct(row.share_pct)} of the window: {row.seen}")
         for advice in row.advice:
             lines += lay_paragraph("", f"try: {advice}")
     return lines
@@ -83,13 +61,13 @@ def write_products(rows: tuple[ProductRow, ...], top: int) -> list[str]:
     """Write matrix products, convolutions and attention by number type."""
     cells = [
         (
-            write_us(row.total_us),
-            write_share(row.share_pct),
+            ms_of_us(row.total_us),
+            pct(row.share_pct),
             f"{row.calls:,}",
-            write_number(row.tflop_s, 2),
-            write_share(row.peak_pct),
-            write_share(row.misaligned_pct),
-            row.dtype if is_known(row.dtype) else _NA,
+            number(row.tflop_s, 2),
+            pct(row.peak_pct),
+            pct(row.misaligned_pct),
+            row.dtype if is_known(row.dtype) else NA,
             row.kind,
         )
         for row in rows
@@ -102,12 +80,12 @@ def write_rates(kernels: tuple[KernelRow, ...], top: int) -> list[str]:
     """Write what kernels reach of their card, of those whose shapes tell it."""
     rows = [
         (
-            write_number(row.gb_s, 0),
-            write_share(row.gb_s_peak_pct),
-            write_number(row.tflop_s, 2),
-            write_share(row.tflop_s_peak_pct),
-            row.bound_by if is_known(row.bound_by) else _NA,
-            row.limited_by if is_known(row.limited_by) else _NA,
+            number(row.gb_s, 0),
+            pct(row.gb_s_peak_pct),
+            number(row.tflop_s, 2),
+            pct(row.tflop_s_peak_pct),
+            row.bound_by if is_known(row.bound_by) else NA,
+            row.limited_by if is_known(row.limited_by) else NA,
             row.name,
         )
         for row in kernels[:top]
@@ -122,7 +100,7 @@ def write_hot_kernel(file: TraceFile) -> list[str]:
     hot = file.hot_kernel
     if not is_known(hot):
         return []
-    command = hot.command if is_known(hot.command) else _NA
+    command = hot.command if is_known(hot.command) else NA
     return [
         *lay_paragraph("hottest", f"{hot.share_pct:.1f} % of the kernels' time: {hot.name[:160]}"),
         f"  {command}",
@@ -133,11 +111,11 @@ def write_modules(rows: tuple[ModuleRow, ...], top: int) -> list[str]:
     """Write the modules of the model."""
     cells = [
         (
-            write_us(row.forward_total_us),
-            write_us(row.backward_total_us),
-            write_us(row.forward_self_us),
-            write_us(row.host_total_us),
-            write_us(row.host_self_us),
+            ms_of_us(row.forward_total_us),
+            ms_of_us(row.backward_total_us),
+            ms_of_us(row.forward_self_us),
+            ms_of_us(row.host_total_us),
+            ms_of_us(row.host_self_us),
             f"{row.calls:,}",
             f"{row.name} in {row.inside}" if is_known(row.inside) else row.name,
         )
@@ -151,8 +129,8 @@ def write_frames(rows: tuple[FrameRow, ...], top: int) -> list[str]:
     """Write the Python functions."""
     cells = [
         (
-            write_us(row.self_us),
-            write_us(row.total_us),
+            ms_of_us(row.self_us),
+            ms_of_us(row.total_us),
             f"{row.calls:,}",
             f"{row.name}  < {row.called_by}" if is_known(row.called_by) else row.name,
         )
@@ -166,10 +144,10 @@ def write_ranges(rows: tuple[RangeRow, ...], top: int) -> list[str]:
     """Write the ranges that the program marked itself."""
     cells = [
         (
-            write_us(row.host_total_us),
-            write_us(row.host_self_us),
-            write_us(row.host_mean_us),
-            write_us(row.device_total_us),
+            ms_of_us(row.host_total_us),
+            ms_of_us(row.host_self_us),
+            ms_of_us(row.host_mean_us),
+            ms_of_us(row.device_total_us),
             f"{row.count:,}",
             row.name,
         )
@@ -184,8 +162,8 @@ def write_allocations(rows: tuple[AllocationRow, ...], top: int) -> list[str]:
     cells = [
         (
             f"{row.kind} {row.device}" if row.device >= 0 else row.kind,
-            write_size(row.at_peak_bytes),
-            write_size(row.kept_bytes),
+            size(row.at_peak_bytes),
+            size(row.kept_bytes),
             format_bytes(row.allocated_bytes),
             f"{row.allocations:,}",
             row.operator,
@@ -205,11 +183,11 @@ def write_groups(rows: tuple[OperatorGroupRow, ...], top: int, name: str) -> lis
     """Write operators by shape or by line."""
     cells = [
         (
-            write_us(row.host_self_us),
-            write_us(row.device_self_us),
-            write_us(row.device_total_us),
+            ms_of_us(row.host_self_us),
+            ms_of_us(row.device_self_us),
+            ms_of_us(row.device_total_us),
             f"{row.calls:,}",
-            f"{row.name}  {row.group if is_known(row.group) else _NA}",
+            f"{row.name}  {row.group if is_known(row.group) else NA}",
         )
         for row in rows
     ]

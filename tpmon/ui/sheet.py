@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, Union
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, NotApplicable, is_known
+from tpmon.model.trace_words import NA, ms_of_us
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.ui.cells import width_of
 from tpmon.ui.lines import Ink, Line
@@ -19,7 +20,6 @@ from tpmon.ui.table import Cell, Column
 
 Row = TypeVar("Row")
 MOST_ROWS = 2000
-NA = "n/a"
 _NAME_WIDTH = 16
 _FACT_CHARS = 4000
 _MEASURED_ROWS = 200
@@ -143,31 +143,6 @@ def _text_of(sheet: Sheet[Row], row: Row) -> str:
 
 
 # What is written
-
-
-def number(value: object, digits: int = 1) -> str:
-    """Write a number, or n/a where it is not known."""
-    return f"{value:,.{digits}f}" if isinstance(value, (int, float)) else NA
-
-
-def ms_of_us(value: object) -> str:
-    """Write microseconds as milliseconds."""
-    return f"{value / 1000:,.3f}" if isinstance(value, (int, float)) else NA
-
-
-def pct(value: object) -> str:
-    """Write a percentage."""
-    return f"{value:.1f} %" if isinstance(value, (int, float)) else NA
-
-
-def size(value: object) -> str:
-    """Write bytes."""
-    return format_bytes(value) if isinstance(value, (int, float)) else NA
-
-
-def said(value: object) -> str:
-    """Write text, or n/a where it is not known."""
-    return str(value) if is_known(value) else NA
 
 
 def bar(share_pct: float, width: int) -> str:
@@ -303,7 +278,7 @@ def _cell(name: str, row: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _write(name, value)
     if unit == "us":
-        return ms_of_us(value)
+        return ms_of_us(float(value))
     if unit == "bytes":
         return format_bytes(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

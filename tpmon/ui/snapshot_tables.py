@@ -19,10 +19,11 @@ from tpmon.model.snapshot_words import (
     say_peak,
     say_pieces,
 )
+from tpmon.model.trace_words import NA, number, pct, size
 from tpmon.model.units import clean_text, format_bytes
 from tpmon.ui.cells import cut_front
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, bar, number, pct, size
+from tpmon.ui.sheet import Block, Paragraph, Sheet, as_number, bar
 from tpmon.ui.table import Column
 
 _BAR = 20

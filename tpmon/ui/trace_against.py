@@ -6,10 +6,10 @@ import os
 
 from tpmon.model.known import is_known
 from tpmon.model.trace_change import Change, TraceComparison
-from tpmon.model.trace_words import CAUSES, KINDS
+from tpmon.model.trace_words import CAUSES, KINDS, NA, ms_of_us
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, ms_of_us
+from tpmon.ui.sheet import Block, Paragraph, Sheet
 from tpmon.ui.table import Cell, Column, Item
 from tpmon.ui.trace_view import Answer
 from tpmon.ui.trace_words import shorten_kernel

@@ -20,11 +20,11 @@ from tpmon.model.memory_chart import (
 )
 from tpmon.model.trace import MemoryPeak, StepRow, TraceFile
 from tpmon.model.trace_tables import AllocationRow, MemoryCurve
-from tpmon.model.trace_words import say_growth
+from tpmon.model.trace_words import NA, pct, say_growth, size
 from tpmon.model.units import format_bytes
 from tpmon.ui.cells import fit_line, pad
 from tpmon.ui.lines import Ink, Line
-from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, fit_column, pct, size
+from tpmon.ui.sheet import Block, Paragraph, Sheet, as_number, fit_column
 from tpmon.ui.table import Column
 
 _MOST_CURVES = 16

@@ -8,7 +8,8 @@ from typing import Any
 from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.trace import KernelRow, TraceFile
 from tpmon.model.trace_tables import FrameRow, ModuleRow, OperatorGroupRow, ProductRow, RangeRow
-from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, fit_column, ms_of_us, number, pct, said
+from tpmon.model.trace_words import NA, ms_of_us, number, pct, said
+from tpmon.ui.sheet import Block, Paragraph, Sheet, as_number, fit_column
 from tpmon.ui.table import Column
 from tpmon.ui.trace_view import Grouping
 from tpmon.ui.trace_words import shorten_kernel
@@ -60,7 +61,7 @@ def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> l
 _HEADS = {Grouping.SHAPES: "input shapes and types", Grouping.LINES: "line"}
 
 
-def _in_ms(read: Callable[[Any], object]) -> Callable[[Any], str]:
+def _in_ms(read: Callable[[Any], Applicable[float]]) -> Callable[[Any], str]:
     return lambda row: "-" if not is_known(value := read(row)) else ms_of_us(value)
 
 

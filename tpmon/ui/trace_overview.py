@@ -9,12 +9,22 @@ from tpmon.model.known import Known, is_known, known_or, map_known
 from tpmon.model.trace import Breakdown, CardUse, Lost, StepRow, TraceFile, TraceVerdict
 from tpmon.model.trace_gaps import DeviceGaps, LargeGap
 from tpmon.model.trace_tables import PatternRow
-from tpmon.model.trace_words import CAUSES, KINDS, name_cause
+from tpmon.model.trace_words import (
+    CAUSES,
+    KINDS,
+    NA,
+    ms_of_us,
+    name_cause,
+    name_verdict,
+    number,
+    pct,
+    said,
+    say_file,
+)
 from tpmon.model.units import format_bytes
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, bar, ms_of_us, number, pct, said
+from tpmon.ui.sheet import Block, Paragraph, Sheet, bar
 from tpmon.ui.table import Column
-from tpmon.ui.trace_words import name_verdict, say_file
 
 _BAR = 20
 

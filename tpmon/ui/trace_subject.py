@@ -8,6 +8,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.trace import TraceFile, TraceReport
 from tpmon.model.trace_change import TraceComparison
+from tpmon.model.trace_words import name_rank, name_verdict
 from tpmon.model.units import clean_text
 from tpmon.model.verdict import EXIT_CODES
 from tpmon.ui.cells import cut
@@ -16,7 +17,6 @@ from tpmon.ui.sheet import Block
 from tpmon.ui.table import Item
 from tpmon.ui.trace_tabs import has_data, list_tab
 from tpmon.ui.trace_view import Answer, AnyTab, Head, Tab
-from tpmon.ui.trace_words import name_rank, name_verdict
 
 TRACE_TABS: tuple[Tab, ...] = tuple(tab for tab in Tab if tab is not Tab.AGAINST)
 _WORDS = (

@@ -15,13 +15,13 @@ from tpmon.model.trace import (
     RankTable,
     TraceFile,
 )
-from tpmon.model.trace_words import name_ranks
+from tpmon.model.trace_words import NA, ms_of_us, name_rank, name_ranks, number, said, size
 from tpmon.model.units import clean_text
 from tpmon.ui.lines import Ink
-from tpmon.ui.sheet import NA, Block, Paragraph, Sheet, as_number, fit_column, ms_of_us, number, said, size
+from tpmon.ui.sheet import Block, Paragraph, Sheet, as_number, fit_column
 from tpmon.ui.table import Column
 from tpmon.ui.trace_more import list_kernel_tables, list_operator_tables
-from tpmon.ui.trace_words import name_rank, shorten_kernel
+from tpmon.ui.trace_words import shorten_kernel
 
 _LONG_STEP_MS = 1000.0
 """Ranks of steps beyond this are told in tenths of a millisecond, so that every column fits 80 cells."""
@@ -156,7 +156,7 @@ def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
     longest = max((row.step_ms for row in ranks), default=0.0)
     digits = 3 if longest < _LONG_STEP_MS else 1
 
-    def ms(head: str, keep: int, read: Callable[[RankRow], object]) -> Column[RankRow]:
+    def ms(head: str, keep: int, read: Callable[[RankRow], Applicable[float]]) -> Column[RankRow]:
         return fit_column(head, keep, lambda row: number(read(row), digits), ranks)
 
     return Sheet(
