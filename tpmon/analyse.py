@@ -150,12 +150,15 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
     top = _parse_top(asked.top)
     wanted = AskedSlice(asked.slice_out, asked.steps, asked.top_gaps)
     slices = wanted != AskedSlice("", "", "")
-    if (slices or asked.csv) and options.json_from is not Source.FLAG:
+    if (slices or asked.csv or asked.top or asked.table) and options.json_from is not Source.FLAG:
         options = replace(options, json=False)  # what is typed now wins over the file and the variable
     if asked.csv and options.json:
         raise UsageError("--csv and --json exclude each other", "leave one of them out")
-    if asked.csv and asked.top:
-        raise UsageError("--csv writes every row, and --top some", "leave one of them out")
+    every_row = "--csv" if asked.csv else "--json" if options.json else ""
+    if every_row and asked.top and not slices:
+        raise UsageError(f"{every_row} writes every row, and --top some", "leave one of them out")
+    if options.json and asked.table and not slices:
+        raise UsageError("--json writes every table, and --table one as text", "leave one of them out")
     files = find_files(given)
     if slices:
         if options.json or asked != Asked(slice_out=wanted.out, steps=wanted.steps, top_gaps=wanted.gaps):

@@ -190,6 +190,8 @@ def test_traces_without_steps_are_not_compared(tmp_path: Path) -> None:
     [
         (Asked(csv="steps"), True, "--csv and --json exclude each other"),
         (Asked(csv="steps", top="3"), False, "--csv writes every row"),
+        (Asked(top="3"), True, "--json writes every row"),
+        (Asked(table="patterns"), True, "--json writes every table"),
         (Asked(slice_out="x.json", steps="1-2"), True, "--slice stands alone"),
         (Asked(slice_out="x.json", steps="1-2", top="3"), False, "--slice stands alone"),
         (Asked(slice_out="x.json", steps="1-2", table="patterns"), False, "--slice stands alone"),
@@ -208,6 +210,8 @@ def test_what_is_typed_wins_over_json_from_the_file(tmp_path: Path, capfd) -> No
     options = settle(resolve({}, {}, "", {"json": True}))
     assert run_trace([path], options, Asked(csv="steps"), Output(1, ascii_only=True)) == 0
     assert "ProfilerStep#0" in capfd.readouterr().out
+    assert run_trace([path], options, Asked(top="3"), Output(1, ascii_only=True)) == 0
+    assert not capfd.readouterr().out.startswith("{")
     out = tmp_path / "small.json"
     assert run_trace([path], options, Asked(slice_out=str(out), steps="0-0"), Output(1, True)) == 0
     assert out.exists()
