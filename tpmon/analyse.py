@@ -145,13 +145,15 @@ def _parse_target(asked: Asked) -> float:
     return target
 
 
-def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Output) -> int:
-    """Analyse the traces that were named and write what was asked for."""
-    top = _parse_top(asked.top)
-    wanted = AskedSlice(asked.slice_out, asked.steps, asked.top_gaps)
-    slices = wanted != AskedSlice("", "", "")
-    if (slices or asked.csv or asked.top or asked.table) and options.json_from is not Source.FLAG:
-        options = replace(options, json=False)  # what is typed now wins over the file and the variable
+def _settle_form(options: Options, asked: Asked, *, slices: bool) -> Options:
+    """Return the options with the form that was typed: it wins over JSON of the file and the variable.
+
+    Raises:
+        UsageError: where one form would leave out what another asks for.
+    """
+    typed = slices or asked.csv or asked.top or asked.table
+    if typed and options.json_from is not Source.FLAG:
+        options = replace(options, json=False)
     if asked.csv and options.json:
         raise UsageError("--csv and --json exclude each other", "leave one of them out")
     every_row = "--csv" if asked.csv else "--json" if options.json else ""
@@ -159,6 +161,15 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         raise UsageError(f"{every_row} writes every row, and --top some", "leave one of them out")
     if options.json and asked.table and not slices:
         raise UsageError("--json writes every table, and --table one as text", "leave one of them out")
+    return options
+
+
+def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Output) -> int:
+    """Analyse the traces that were named and write what was asked for."""
+    top = _parse_top(asked.top)
+    wanted = AskedSlice(asked.slice_out, asked.steps, asked.top_gaps)
+    slices = wanted != AskedSlice("", "", "")
+    options = _settle_form(options, asked, slices=slices)
     files = find_files(given)
     if slices:
         if options.json or asked != Asked(slice_out=wanted.out, steps=wanted.steps, top_gaps=wanted.gaps):
