@@ -32,7 +32,7 @@ from tpmon.model.host import (
     SocketSample,
     WorkerQueue,
 )
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs
 from tpmon.model.window import Pulse, pulse_of
@@ -208,6 +208,9 @@ def make_cpu(**fields: Any) -> CpuSample:
         host_steal_pct=0.0,
         host_load=4.8,
     )
+    used = fields.get("used_cores", plain.used_cores)
+    if "host_used_cores" not in fields and is_known(used):
+        fields["host_used_cores"] = round(used + 0.3, 3)  # the others are quiet
     return replace(plain, **fields)
 
 

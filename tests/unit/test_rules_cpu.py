@@ -12,6 +12,7 @@ from tpmon.judge.rules_cpu import (
     judge_quota,
     note_neighbours,
     note_single_threaded_workers,
+    note_tenants,
 )
 from tpmon.judge.scene import median_known, see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
@@ -96,6 +97,22 @@ def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little():
     assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
     assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
     assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
+
+
+def test_others_on_the_cpus_of_the_job_are_a_note_before_they_harm():
+    fine = {"run_delay_ratio": 0.02, "runnable": 1.0, "demand_ratio": 0.5, "used_cores": 1.0}
+    alone = fine | {"host_cores": 2, "budget_cores": 2.0, "host_used_cores": 1.1}
+    assert note_tenants(see(window(**alone))) == ""
+    beside = alone | {"host_used_cores": 2.0}
+    assert note_tenants(see(window(**beside))) == (
+        "other-tenants: other processes use 1.0 of the 2 CPUs of this machine"
+    )
+    # 100 of 128 CPUs may all be others than the 8 that this job may use; 124 may not.
+    large = fine | {"host_cores": 128, "budget_cores": 8.0}
+    assert note_tenants(see(window(**large, host_used_cores=101.0))) == ""
+    assert "use 124.0 of the 128" in note_tenants(see(window(**large, host_used_cores=125.0)))
+    assert note_tenants(see(window(**beside | {"host_used_cores": Missing("masked")}))) == ""
+    assert "wait 53 %" in note_tenants(see(window(**beside | {"run_delay_ratio": 0.53, "used_cores": 0.9})))
 
 
 def test_single_threaded_workers_beyond_the_budget_are_a_note():

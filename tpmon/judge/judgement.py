@@ -78,7 +78,7 @@ SETTLED_JUDGED_S = 1.5
 """A settled verdict stands for so long, that is for every second Frame of one second."""
 OTHER_WEIGHT = 0.1
 """Share of the time from which a second cause is worth a note."""
-NOTES = (rules_cpu.note_neighbours, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
+NOTES = (rules_cpu.note_tenants, rules_cpu.note_single_threaded_workers, *notes_cards.NOTES)
 
 
 @dataclass(frozen=True, slots=True)

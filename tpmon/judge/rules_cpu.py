@@ -7,10 +7,12 @@ waiting for a CPU includes throttled time (measured).
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.medians import median_known
 from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
-from tpmon.model.known import is_known, map_known
+from tpmon.model.host import CpuSample
+from tpmon.model.known import Known, is_known, map_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
@@ -44,6 +46,7 @@ CROWDED_MARGIN = 1.0
 NEIGHBOUR_DELAY_RATIO = 0.3
 NEIGHBOUR_DEMAND_RATIO = 1.2
 NEIGHBOUR_USED_RATIO = 0.8
+TENANT_RATIO = 0.25
 
 
 HIDDEN = ", hidden: the GPUs are full, so it costs 0)"
@@ -199,6 +202,24 @@ def note_neighbours(scene: Scene) -> str:
         f"other-tenants: its threads want {scene.runnable:.1f} of {scene.budget:.1f} CPUs and wait "
         f"{format_pct(100 * scene.delay_ratio)} % of that time: other processes use them"
     )
+
+
+def note_tenants(scene: Scene) -> str:
+    """Return the note that others work on the CPUs of the job, whether they take some from it or not yet."""
+    harm, budget = note_neighbours(scene), scene.budget
+    others = median_known(_used_by_others(frame.cpu) for frame in scene.frames)
+    if harm or not is_known(others) or not is_known(budget):
+        return harm
+    cores = scene.frame.cpu.host_cores
+    # As many as the job may not use can be busy without touching it.
+    if others - max(cores - budget, 0.0) < TENANT_RATIO * budget:
+        return ""
+    return f"other-tenants: other processes use {others:.1f} of the {cores} CPUs of this machine"
+
+
+def _used_by_others(cpu: CpuSample) -> Known[float]:
+    used = cpu.used_cores
+    return map_known(lambda host: map_known(lambda own: max(host - own, 0.0), used), cpu.host_used_cores)
 
 
 def say_got(scene: Scene) -> str:
