@@ -175,3 +175,17 @@ def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
 def test_a_late_rank_is_looked_at_with_tpmon():
     late = choose(Kind.COMMS_BOUND, "straggler", frozenset((Need.RANK_BEHIND,)), Facts(pid=31830, rank=2))[0]
     assert late.paste.startswith("tpmon dump 31830 --rank 2")
+
+
+def test_debug_settings_that_were_looked_for_and_not_found_are_not_advised_against():
+    row = (Kind.LAUNCH_BOUND, "tiny-kernels")
+
+    def advised(*environments):
+        ranks = tuple(make_process(4211 + i, rank=i, environment=one) for i, one in enumerate(environments))
+        observed = observe(scene_of(make_frame(processes=ranks)), SUSPECT)
+        return {one.remedy.id: one.certain for one in choose(*row, observed, Facts())}
+
+    clean, taxed = (Setting("RANK", "0"),), (Setting("CUDA_LAUNCH_BLOCKING", "1"),)
+    assert "debug-taxes-off" not in advised(clean, clean)
+    assert advised(clean, taxed)["debug-taxes-off"] is True
+    assert advised(clean, Missing("belongs to another user"))["debug-taxes-off"] is False

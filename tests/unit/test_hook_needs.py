@@ -40,6 +40,7 @@ def changed(before: Frame, after: Frame) -> Scene:
         ({}, set()),
         ({"loader": LoaderSettings(0, False, UNTOLD, False, 8)}, {Need.TORCH_LOADER}),
         ({"compiled": CompileCounts(0, 0, 0, 0, 0)}, {Need.EAGER_MODEL}),
+        ({"anomaly": True}, {Need.DEBUG_TAX_SET}),
         ({"compiled": CompileCounts(2, 2, 1, 0, 0)}, set()),
         ({"compiled": CompileCounts(0, 0, 1, 0, 0)}, set()),
         ({"compiled": CompileCounts(9, 9, 5, 4, 0)}, {Need.GRAPH_BREAKS}),

@@ -43,6 +43,8 @@ DDP = (
 BACKWARD = (MAIN, StackFrame("_engine_run_backward", SITE + "torch/autograd/graph.py", 966))
 SAVE = (MAIN, StackFrame("save", SITE + "torch/serialization.py", 900))
 RECOMPUTE = (StackFrame("recompute_fn", SITE + "torch/utils/checkpoint.py", 1), *FORWARD)
+ITEM = (MAIN, StackFrame("synchronize", SITE + "torch/cuda/__init__.py", 1000))
+FREE = (MAIN, StackFrame("empty_cache", SITE + "torch/cuda/memory.py", 170))
 LOG = (MAIN, StackFrame("Logger.info", "/usr/lib/python3.11/logging/__init__.py", 1489))
 
 
@@ -166,6 +168,13 @@ def test_needs_are_seen_from_one_sample_in_twenty_on() -> None:
     assert Need.LOGGING_IN_STACK not in read_one(make_slice({FORWARD: 96, LOG: 4})).sights
     # A wrapper is there or it is not.
     assert Need.DDP_IN_STACK in read_one(make_slice({QUEUE: 500, DDP: 1})).sights
+
+
+def test_each_need_is_told_with_its_own_share_of_the_samples() -> None:
+    phases = read_one(make_slice({FORWARD: 60, ITEM: 30}), make_slice({FREE: 10}))
+    assert phases.ratio(Phase.SYNC) == pytest.approx(0.4)
+    assert phases.proven[Need.SYNC_IN_STACK] == pytest.approx(0.3)
+    assert phases.proven[Need.ALLOCATOR_IN_STACK] == pytest.approx(0.1)
 
 
 def test_recomputing_on_the_thread_of_autograd_is_seen() -> None:

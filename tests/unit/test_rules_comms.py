@@ -221,6 +221,32 @@ def test_hollow_cards_that_launch_are_no_wait():
     assert {type(rule(scene)) for rule in rules_comms.RULES} == {Cleared}
 
 
+def test_a_hollow_card_is_a_wait_only_as_long_as_its_host_waits():
+    """Tiny kernels and .item() make a card as hollow as a collective that spins does."""
+    spins = [{Phase.SYNC: 0.7, Phase.BACKWARD: 0.3}] * 2
+    assert [one.ratio for one in find_waits(spinning(HOLLOW, HOLLOW, phases=spins))] == [0.7, 0.7]
+    for held in (0.25, 0.5):
+        items = [{Phase.SYNC: held, Phase.FORWARD: 1 - held}] * 2
+        scene = spinning(HOLLOW, HOLLOW, phases=items)
+        assert [one.ratio for one in find_waits(scene)] == [0.0, 0.0]
+        assert {type(rule(scene)) for rule in rules_comms.RULES} == {Cleared}
+
+
+def test_a_synchronise_on_a_hollow_card_is_a_collective_only_where_something_shows_one():
+    in_sync = {Phase.SYNC: 0.9, Phase.BACKWARD: 0.1}
+    alone = (ThreadGroup(ThreadKind.MAIN, 1, 0.9),)
+    ranks = tuple(make_process(4211 + i, rank=i, thread_groups=alone) for i in range(2))
+
+    def waits(*phases, **card):
+        cards = tuple(make_gpu(i, pids=(4211 + i,), **{**HOLLOW, **card}) for i in range(2))
+        return [one.ratio for one in find_waits(by_stacks(*phases, gpus=cards, processes=ranks))]
+
+    assert waits(in_sync, in_sync) == [0.0, 0.0]
+    assert waits(in_sync, in_sync, **QUIET) == [0.9, 0.9]
+    seen = {Phase.SYNC: 0.8, Phase.COMMS: 0.1, Phase.BACKWARD: 0.1}
+    assert waits(seen, seen) == pytest.approx([0.9, 0.9])
+
+
 def eight(**slow):
     cards = tuple(make_gpu(i, pids=(4211 + i,), **(slow if i == 5 else {})) for i in range(8))
     equal = [{Phase.FORWARD: 0.5, Phase.BACKWARD: 0.5}] * 8

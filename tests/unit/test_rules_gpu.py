@@ -135,9 +135,58 @@ def test_autograd_launches_in_the_main_threads_place():
     assert type(judge_launch_bound(on(make_gpu(**HOLLOW), thread_groups=unread))) is Unsure
 
 
-def sync_scene(card, ratios, sights, parts=None):
+def test_slack_that_a_synchronise_leaves_open_is_laid_to_launching_less_surely():
+    ratios = {Phase.SYNC: 0.25, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.35}
+    for card in (HOLLOW, {"sm_pct": 25.0}):
+        answer = judge_launch_bound(on(make_gpu(**card), phases=ratios))
+        assert said(answer) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+        assert "launches 75 % of the time" in answer.summary
+        assert answer.against
+    half = judge_launch_bound(on(make_gpu(sm_pct=60.0), phases=ratios))
+    assert half == Cleared("launching of kernels (rank 0 is 25 % in waits for GPU or ranks)")
+
+
+POOL = (ThreadGroup(ThreadKind.MAIN, 1, 0.95), ThreadGroup(ThreadKind.OTHER, 40, 8.5))
+CPU_ADAM = {Phase.OPTIMIZER: 0.6, Phase.FORWARD: 0.15, Phase.BACKWARD: 0.25}
+
+
+def test_an_optimizer_that_computes_on_the_cpu_is_no_launching():
+    offloaded = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=CPU_ADAM, thread_groups=POOL))
+    assert type(offloaded) is Unsure
+    assert "60 % in the optimizer" in offloaded.text
+    on_card = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=CPU_ADAM))
+    assert said(on_card) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    decoding = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=IN_MODEL, thread_groups=POOL))
+    assert said(decoding) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+
+
+def test_launching_beside_an_optimizer_on_the_cpu_is_charged_with_the_rest_only():
+    rest = judge_launch_bound(on(make_gpu(sm_pct=5.0), phases=CPU_ADAM, thread_groups=POOL))
+    assert rest.share == pytest.approx((0.95 - 0.6) * 0.4)
+    assert "launches 40 % of the time" in rest.summary
+
+
+def test_cards_that_work_one_after_another_are_not_laid_to_their_host():
+    sums = "96 % busy in sum"
+    four = [make_gpu(i, sm_pct=24.0, sm_active_pct=22.0, power_w=240.0) for i in range(4)]
+    answer = judge_launch_bound(on(*four))
+    assert type(answer) is Unsure
+    assert sums in answer.text
+    frame = make_frame(gpus=tuple(four), processes=(make_process(),), loader=())
+    phases = make_phases({Phase.SYNC: 0.4, Phase.FORWARD: 0.6}, sights=frozenset((Need.SYNC_IN_STACK,)))
+    waits = judge_explicit_sync(scene_of(frame, [phases]))
+    assert type(waits) is Unsure
+    assert sums in waits.text
+    few = [make_gpu(i, sm_pct=15.0) for i in range(4)]
+    assert said(judge_launch_bound(on(*few))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    shared = [make_gpu(0, sm_pct=60.0, pids=(4211, 4212)), make_gpu(1, sm_pct=35.0)]
+    assert said(judge_launch_bound(on(*shared))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+
+
+def sync_scene(card, ratios, sights, parts=None, proven=None):
     frame = make_frame(gpus=(make_gpu(**card),), processes=(make_process(),), loader=())
-    return scene_of(frame, [make_phases(ratios, sights=frozenset(sights), parts=parts or {})])
+    phases = make_phases(ratios, sights=frozenset(sights), parts=parts or {}, proven=proven or {})
+    return scene_of(frame, [phases])
 
 
 def test_a_synchronise_costs_only_where_the_gpu_runs_empty():
@@ -150,10 +199,34 @@ def test_a_synchronise_costs_only_where_the_gpu_runs_empty():
     assert "costs 0" in full.text
 
 
+def test_a_synchronise_gains_no_more_than_its_own_time():
+    """A host that launches for 75 % of a step needs them without the .item() too: 1.3x at most."""
+    ratios = {Phase.SYNC: 0.25, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.35}
+    answer = judge_explicit_sync(sync_scene({"sm_pct": 25.0}, ratios, [Need.SYNC_IN_STACK]))
+    assert said(answer) == (Kind.SYNC_BOUND, "explicit")
+    assert (answer.share, answer.weight) == (0.25, 0.25)
+
+
+def test_each_kind_of_synchronise_is_given_its_own_samples():
+    ratios = {Phase.SYNC: 0.4, Phase.FORWARD: 0.6}
+    both = {Need.SYNC_IN_STACK: 0.34, Need.ALLOCATOR_IN_STACK: 0.06}
+    scene = sync_scene({"sm_pct": 40.0}, ratios, both, proven=both)
+    assert judge_explicit_sync(scene).share == 0.34
+    assert judge_allocator_sync(scene) == Cleared("allocator synchronising (6.0 % of samples)")
+
+
+def test_what_a_synchronise_costs_on_a_hollow_card_is_not_told():
+    ratios = {Phase.SYNC: 0.25, Phase.FORWARD: 0.75}
+    answer = judge_explicit_sync(sync_scene(HOLLOW, ratios, [Need.SYNC_IN_STACK]))
+    assert type(answer) is Unsure
+    assert "hollow" in answer.text
+
+
 def test_gpu_idle_that_the_loader_explains_is_not_laid_to_the_synchronise():
     ratios = {Phase.SYNC: 0.3, Phase.DATA_WAIT: 0.5, Phase.FORWARD: 0.2}
     answer = judge_explicit_sync(sync_scene({"sm_pct": 45.0}, ratios, [Need.SYNC_IN_STACK]))
     assert type(answer) is Cleared
+    assert "the host is elsewhere" in answer.text
 
 
 def test_copies_and_the_allocator_are_told_from_explicit_synchronising():

@@ -161,6 +161,7 @@ REMEDIES = (
         "TORCH_LOGS or PYTORCH_NO_CUDA_MEMORY_CACHING, or in anomaly mode.",
         not_when="You are hunting the error that they are there for.",
         needs=(Need.DEBUG_TAX_SET,),
+        never_with=(Need.NO_DEBUG_TAX,),
         paste="unset CUDA_LAUNCH_BLOCKING TORCH_DISTRIBUTED_DEBUG NCCL_DEBUG TORCH_LOGS "
         "PYTORCH_NO_CUDA_MEMORY_CACHING  # and torch.autograd.set_detect_anomaly(False) in the program",
         language=Language.SHELL,

@@ -58,6 +58,7 @@ class Need(str, Enum):
     TENSOR_CORES_IDLE = "the tensor cores are idle"
     TENSOR_CORES_BUSY = "the tensor cores are in use"
     DEBUG_TAX_SET = "the job was started with a debug setting that slows it"
+    NO_DEBUG_TAX = "the job was started without a debug setting that slows it"
     SYNC_IN_STACK = "the main thread is often in a synchronise or .item()"
     COPY_IN_STACK = "the main thread is often in a copy to the GPU"
     ALLOCATOR_IN_STACK = "the main thread is often in the GPU memory allocator"

@@ -111,7 +111,8 @@ EXPLANATIONS = (
         "tiny-kernels",
         "The card waits for the next launch: kernels are shorter than their launches.",
         "Utilisation high, SM activity or power low, and a main thread that moves through the model.",
-        "a collective that spins (comms-bound or hung): its stack does not move.",
+        "a collective that spins (comms-bound or hung): its stack does not move; an optimizer on the CPU, "
+        "or cards of one process that work one after another: those are named among what is unknown.",
     ),
     Explanation(
         Kind.LAUNCH_BOUND,

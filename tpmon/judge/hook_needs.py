@@ -55,6 +55,8 @@ def observe_settings(scene: Scene) -> frozenset[Need]:
     """Return the needs that the settings of any rank prove; none without a hook."""
     seen = set()
     for pid, settings in _settings(scene):
+        if is_known(settings.anomaly) and settings.anomaly:
+            seen.add(Need.DEBUG_TAX_SET)
         compiled, ddp = settings.compiled, settings.ddp
         if is_known(compiled):
             if not compiled.frames and not compiled.graphs:

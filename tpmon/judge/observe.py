@@ -151,15 +151,23 @@ def _observe_memory(scene: Scene) -> set[Need]:
     return seen
 
 
+def _observe_taxes(scene: Scene) -> set[Need]:
+    """Tell whether a debug setting slows the job; that none does takes the environment of every rank."""
+    environments = [rank.process.environment for rank in scene.ranks]
+    if any(is_known(one) and list_taxes(one) for one in environments):
+        return {Need.DEBUG_TAX_SET}
+    return {Need.NO_DEBUG_TAX} if environments and all(map(is_known, environments)) else set()
+
+
 def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
     seen = _observe_loader(scene) | _observe_cpus(scene) | _observe_cards(scene) | _observe_memory(scene)
     for rank in scene.ranks:
         if is_known(rank.phases):
             seen |= rank.phases.sights
-        if is_known(rank.process.environment) and list_taxes(rank.process.environment):
-            seen.add(Need.DEBUG_TAX_SET)
-    seen |= observe_settings(scene) | suspicion.observed
+    seen |= _observe_taxes(scene) | observe_settings(scene) | suspicion.observed
+    if Need.DEBUG_TAX_SET in seen:
+        seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
     if not is_known(_other_pid(scene, suspicion)):
         seen.discard(Need.PROCESS_WAIT)  # nobody is to be sent to look at the process that waits
     return frozenset(seen)

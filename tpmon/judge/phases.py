@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
@@ -59,6 +60,8 @@ class RankPhases:
     library."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
+    proven: Mapping[Need, float] = field(default_factory=dict)
+    """Share of samples, 0-1, whose frames prove a need; empty where they were not counted."""
 
     def ratio(self, *phases: Phase) -> float:
         """Return the share of samples in any of ``phases``, 0-1."""
@@ -221,6 +224,7 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
         ),
         waits_ratio=sum(look.waits for look in kept) / samples,
         design=design,
+        proven={need: min(1.0, count / samples) for need, count in proofs.items()},
     )
 
 

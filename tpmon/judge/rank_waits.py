@@ -2,18 +2,19 @@
 
 Its stacks tell and, on CPU, how often its main thread was found in a lock: the longer counts. A
 GPU rank also waits while its collective's kernel spins: its card is busy and hollow, and its main
-thread sits in a synchronise.
+thread sits in a synchronise. How hollow the card is says nothing of how long: the main thread does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.phase_shares import share_of
-from tpmon.judge.phases import Phase
+from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.scene_gpu import cards_of, judge_hollow
-from tpmon.judge.slack import rank_slack
+from tpmon.judge.scene_gpu import QUIET_LINK_BYTES_S, CardScene, cards_of, judge_hollow
+from tpmon.judge.slack import SLACK_RATIO, rank_slack
 from tpmon.judge.stillness import fresh_phase, name_rank
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
@@ -37,6 +38,10 @@ class Wait:
     sources: frozenset[str]
 
 
+def _has_comm_threads(rank: RankScene) -> bool:
+    return any(group.kind is ThreadKind.COMM for group in rank.process.thread_groups)
+
+
 def _by_stacks(rank: RankScene) -> Known[Wait]:
     if not is_known(rank.phases):
         return rank.phases
@@ -53,14 +58,28 @@ def _by_looks(rank: RankScene, scene: Scene) -> Known[Wait]:
         return main
     if scene.cards or (rank.loader is not None and rank.loader.pin_thread):
         return Missing("a lock of the main thread has other reasons here")
-    if not any(group.kind is ThreadKind.COMM for group in rank.process.thread_groups):
+    if not _has_comm_threads(rank):
         return Missing("the rank has no communication threads")
     share = share_of(round((main.lock + main.timed_lock) * main.looks), main.looks)
     return Wait(rank, share.ratio, share.high, frozenset(("kernel looks",)))
 
 
+def _may_be_collective(rank: RankScene, phases: RankPhases, cards: Sequence[CardScene]) -> bool:
+    """Tell whether anything but a synchronise shows collectives: frames, threads, or links at rest."""
+    links = [card.link_bytes_s for card in cards]
+    return (
+        phases.ratio(Phase.COMMS) > 0
+        or _has_comm_threads(rank)
+        or all(is_known(one) and one < QUIET_LINK_BYTES_S for one in links)
+    )
+
+
 def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
-    """Read a collective that spins on the card: busy, hollow, and the host waits for it. None: no card."""
+    """Read a collective that spins on the card: busy, hollow, and the host waits for it.
+
+    None where the card tells of no wait: there is none, or it does little as well while the host does not
+    wait, as one does that computes tiny kernels.
+    """
     cards = cards_of(rank.process.pid, scene.gpus)
     if not cards:
         return None
@@ -73,10 +92,13 @@ def _by_card(rank: RankScene, scene: Scene) -> Known[Wait] | None:
     if not is_known(rank.phases):
         return Missing(f"hollow: deciding; {rank.phases.reason}")
     slack = rank_slack(rank, scene)
-    held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
-    if held < SPINNING_RATIO or not is_known(slack):
+    held = rank.phases.share(Phase.SYNC, Phase.COMMS)
+    if held.ratio < SPINNING_RATIO or not is_known(slack) or slack.ratio - held.ratio >= SLACK_RATIO:
         return None
-    return Wait(rank, slack.ratio, slack.ratio, slack.sources | {"stacks"})
+    if not _may_be_collective(rank, rank.phases, cards):
+        return None
+    sources = slack.sources | {"stacks"}
+    return Wait(rank, min(held.ratio, slack.ratio), min(held.high, slack.ratio), sources)
 
 
 def _within_backward(looks: Wait) -> Wait:

@@ -1,38 +1,48 @@
 """A host that holds its GPU back: launches that take longer than their kernels, and synchronising.
 
 Idle time of the GPU is what every accusation needs: a host that waits over a full launch queue
-costs nothing.
+costs nothing. What else than launching explains it counts against launching: waits for the GPU, an
+optimizer that computes on the CPU, and cards of one rank that work one after another.
 """
 
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.medians import median_known
 from tpmon.judge.phase_kinds import ELSEWHERE, TRAINING
 from tpmon.judge.phases import DataPart, Phase, RankPhases
 from tpmon.judge.rules_cards import answer_without_cards
-from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.judge.scene_gpu import BUSY_PCT
 from tpmon.judge.slack import SLACK_RATIO, Slack, gpu_figures, rank_slack, slackest
 from tpmon.judge.stillness import name_rank, stack_moves
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
+from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
 DRIVING_DEMAND = 0.85
 """Demand of main plus autograd thread from which the host launches without a break."""
 HELD_RATIO = 0.2
-"""Share of samples in a synchronise or collective: below it launch-bound, from it sync or comms."""
+"""Share of samples in a synchronise or collective from which a wait, not launching, may be what holds."""
 SYNC_SLACK_RATIO = 0.1
 """GPU idle time that nothing but the synchronise explains; less is the noise of two samplings."""
 WORKING_RATIO = 0.5
 """Share of samples in model or Python code that makes the host the one that works."""
+OFFLOAD_DEMAND = 1.0
+"""Demand of a rank's further threads, in threads, from which its optimizer may compute on the CPU: more
+than what a thread of Python asks beside a main thread that works."""
+_FURTHER = (ThreadKind.POOL, ThreadKind.OTHER, ThreadKind.UNREAD)
+"""What threads of an OpenMP pool are counted as: they carry no name of their own."""
 
 
 def judge_launch_bound(scene: Scene) -> Answer:
     """Suspect the host's launching when a GPU has slack while its main thread works without a break.
 
     "Works" needs stacks that move and are not in a synchronise, ``.item()`` or collective: those
-    spin at 100 % as well. Until that is known a hollow GPU is undecided.
+    spin at 100 % as well. Until that is known a hollow GPU is undecided. A synchronise beside launches
+    explains slack only up to its own share.
     """
     if not scene.gpus:
         return answer_without_cards(scene)
@@ -52,10 +62,20 @@ def judge_launch_bound(scene: Scene) -> Answer:
     if not is_known(rank.phases):
         return Unsure(f"launching of kernels (hollow or idle GPU: deciding; {rank.phases.reason})")
     held = rank.phases.ratio(Phase.SYNC, Phase.COMMS)
-    if held >= HELD_RATIO:
+    in_ranks = rank.phases.ratio(Phase.COMMS)
+    if in_ranks >= HELD_RATIO or (held >= HELD_RATIO and slack.ratio - held < SLACK_RATIO):
         return Cleared(
             f"launching of kernels ({name} is {format_pct(100 * held)} % in waits for GPU or ranks)"
         )
+    offloaded = _find_offloaded(rank, rank.phases, slack, scene)
+    if slack.ratio - offloaded < SLACK_RATIO:
+        return Unsure(
+            f"launching of kernels ({name} is {format_pct(100 * offloaded)} % in the optimizer while further "
+            "threads of it compute: perhaps the optimizer runs on the CPU)"
+        )
+    in_turn = _say_in_turn(rank, scene)
+    if in_turn:
+        return Unsure(f"launching of kernels ({in_turn})")
     training, between = rank.phases.ratio(*TRAINING), rank.phases.ratio(Phase.OTHER, Phase.LOGGING)
     if training + between < WORKING_RATIO:
         return Cleared(f"launching of kernels ({name} is elsewhere)")
@@ -64,24 +84,64 @@ def judge_launch_bound(scene: Scene) -> Answer:
         return Unsure(f"launching of kernels (hollow or idle GPU: deciding; {moves.reason})")
     if not moves:
         return Unsure(f"launching of kernels ({name} spins and its stack does not move: hung, perhaps)")
-    return _suspect_launches(scene, rank, slack, training, between)
+    return _suspect_launches(scene, rank, slack, rank.phases, offloaded)
+
+
+def _find_offloaded(rank: RankScene, phases: RankPhases, slack: Slack, scene: Scene) -> float:
+    """Return the share of time, 0-1, in which the optimizer may compute on the CPU; 0 where it hardly does.
+
+    It takes most of what the GPU has slack, and the rank's further threads want CPUs meanwhile.
+    """
+    optimizer = phases.ratio(Phase.OPTIMIZER)
+    if optimizer < slack.ratio / 2:
+        return 0.0
+    further = median_known(
+        demand_of(process, _FURTHER)
+        for frame in scene.frames
+        for process in frame.processes
+        if process.pid == rank.process.pid
+    )
+    # Its main thread was read, so Missing says that it has no threads of these kinds.
+    return optimizer if known_or(further, 0.0) >= OFFLOAD_DEMAND else 0.0
+
+
+def _say_in_turn(rank: RankScene, scene: Scene) -> str:
+    """Say that a rank's own cards may wait for each other, "" where they cannot.
+
+    Cards that work one after another are each idle while another works, and together as busy as one.
+    """
+    own = [card for card in scene.gpus if card.pids == (rank.process.pid,)]
+    # A rank's slack is known only where all of its cards were read.
+    busy = sum(known_or(card.busy_pct, 0.0) for card in own)
+    if len(own) < 2 or busy < BUSY_PCT:
+        return ""
+    return (
+        f"the {len(own)} cards of {name_rank(rank)} are {format_pct(busy)} % busy in sum: perhaps they work "
+        "one after another"
+    )
 
 
 def _suspect_launches(
-    scene: Scene, rank: RankScene, slack: Slack, training: float, between: float
+    scene: Scene, rank: RankScene, slack: Slack, phases: RankPhases, offloaded: float
 ) -> Suspicion:
+    training, between = phases.ratio(*TRAINING), phases.ratio(Phase.OTHER, Phase.LOGGING)
+    held = phases.ratio(Phase.SYNC, Phase.COMMS)
+    waits = held >= HELD_RATIO
     tiny = training >= between
     where = f"{format_pct(100 * training)} % in the model, {format_pct(100 * between)} % in other Python code"
     kernels = "kernels are shorter than their launches" if tiny else "Python between launches takes longer"
-    weight = slack.ratio * min(1.0, training + between)
+    launching = min(1.0, training + between) - offloaded
+    # What a wait explains is left to the wait; a few samples of one are part of every step.
+    unexplained = slack.ratio - offloaded - (held if waits else 0.0)
+    how = f"{format_pct(100 * launching)} % of the time" if waits or offloaded else "without a break"
     age = scene.frame.ages_s
     return Suspicion(
         kind=Kind.LAUNCH_BOUND,
         cause="tiny-kernels" if tiny else "main-thread",
-        weight=weight,
-        margin=slack.ratio / SLACK_RATIO,
+        weight=unexplained * launching,
+        margin=unexplained / SLACK_RATIO,
         sources=slack.sources | {"schedstat", "stacks"},
-        summary=f"{name_rank(rank)} launches without a break and its GPU is not full: {kernels}",
+        summary=f"{name_rank(rank)} launches {how} and its GPU is not full: {kernels}",
         evidence=(
             reading(
                 "main thread runs", 100 * known_or(rank.driving_demand, 0.0), "%", "schedstat", age.threads
@@ -89,7 +149,10 @@ def _suspect_launches(
             Evidence("where it is", 100 * training, "%", where, "stack samples", age.stacks),
             *gpu_figures(scene),
         ),
-        share=slack.idle_ratio * min(1.0, training + between)
+        against=(reading("in waits for GPU or ranks", 100 * held, "%", "stack samples", age.stacks),)
+        if waits
+        else (),
+        share=max(0.0, slack.idle_ratio - offloaded) * launching
         if slack.idle_ratio >= SLACK_RATIO
         else NOT_APPLICABLE,
         pid=rank.process.pid,
@@ -113,11 +176,11 @@ def _held_ratio(phases: RankPhases, sight: Need) -> float:
     """Return the share of samples that a kind of synchronise accounts for, 0 where it was not seen."""
     if sight not in phases.sights:
         return 0.0
+    # Of two kinds in one step each has its own samples only.
+    waits = min(phases.ratio(Phase.SYNC), phases.proven.get(sight, 1.0))
     if sight is Need.COPY_IN_STACK:
-        return max(
-            _copy_ratio(phases), 0.0 if Need.SYNC_IN_STACK in phases.sights else phases.ratio(Phase.SYNC)
-        )
-    return phases.ratio(Phase.SYNC)
+        return max(_copy_ratio(phases), 0.0 if Need.SYNC_IN_STACK in phases.sights else waits)
+    return waits
 
 
 def _judge_sync(scene: Scene, cause: str, sight: Need, words: str, least: float) -> Answer:
@@ -125,7 +188,7 @@ def _judge_sync(scene: Scene, cause: str, sight: Need, words: str, least: float)
         return answer_without_cards(scene)
     what = f"{cause} synchronising"
     reason = Missing("no rank was read")
-    best: tuple[float, float, RankScene] | None = None
+    best: tuple[float, float, RankScene, Slack] | None = None
     for rank in scene.ranks:
         slack = rank_slack(rank, scene)
         if not is_known(slack):
@@ -136,19 +199,28 @@ def _judge_sync(scene: Scene, cause: str, sight: Need, words: str, least: float)
             held = _held_ratio(rank.phases, sight)
             idle = _unexplained_idle(rank.phases, slack)
             if best is None or min(held, idle) > min(best[0], best[1]):
-                best = held, idle, rank
+                best = held, idle, rank, slack
     if best is None:
         return Unsure(f"{what} ({reason.reason})")
-    held, idle, rank = best
+    held, idle, rank, slack = best
     if held < least:
         return Cleared(f"{what} ({format_pct(100 * held)} % of samples)")
     if idle < SYNC_SLACK_RATIO:
+        if slack.idle_ratio >= SYNC_SLACK_RATIO:
+            return Cleared(f"{what} (costs 0: the GPU idles while the host is elsewhere)")
+        if slack.ratio >= SLACK_RATIO:
+            return Unsure(f"{what} ({format_pct(100 * held)} % of samples; meanwhile the GPU is hollow)")
         return Cleared(f"{what} (costs 0: the GPU is busy meanwhile)")
+    in_turn = _say_in_turn(rank, scene)
+    if in_turn:
+        return Unsure(f"{what} ({format_pct(100 * held)} % of samples; {in_turn})")
+    # Without the wait the host still takes the time that it launches.
+    share = min(held, idle)
     age = scene.frame.ages_s.stacks
     return Suspicion(
         kind=Kind.SYNC_BOUND,
         cause=cause,
-        weight=idle,
+        weight=share,
         margin=min(held / least, idle / SYNC_SLACK_RATIO),
         sources=frozenset(("stacks", "NVML utilisation")),
         summary=f"{name_rank(rank)} {words}, and the GPU runs empty meanwhile",
@@ -157,7 +229,7 @@ def _judge_sync(scene: Scene, cause: str, sight: Need, words: str, least: float)
             reading("GPU idle beside them", 100 * idle, "%", "NVML utilisation", scene.frame.ages_s.gpu),
             *gpu_figures(scene),
         ),
-        share=min(idle, 1.0),
+        share=share,
         pid=rank.process.pid,
         rank=rank.process.rank,
         observed=frozenset((sight,)),
