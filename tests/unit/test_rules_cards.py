@@ -15,8 +15,10 @@ from tpmon.judge import rules_gpu
 from tpmon.judge.advice import REMEDIES_FOR
 from tpmon.judge.notes_cards import note_hollow, note_memory_full, note_power_limited
 from tpmon.judge.phases import Phase
-from tpmon.judge.rules_cards import judge_brake, judge_odd_cap, judge_pcie, judge_thermal, judge_unhealthy
+from tpmon.judge.rules_card_errors import judge_unhealthy
+from tpmon.judge.rules_cards import judge_brake, judge_odd_cap, judge_thermal
 from tpmon.judge.rules_gpu import judge_gpu_compute
+from tpmon.judge.rules_link import judge_pcie
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuSample, ThrottleShare

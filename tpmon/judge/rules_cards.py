@@ -1,6 +1,6 @@
-"""The cards themselves: heat, brakes, odd caps, a slow PCIe link, errors.
+"""What holds the clocks of a card down: heat, brakes, odd caps.
 
-Judged under load only: an idle card lowers clocks and link on purpose.
+Judged under load only: an idle card lowers its clocks on purpose.
 """
 
 from __future__ import annotations
@@ -33,20 +33,10 @@ CAPPED_POWER_RATIO = 0.8
 LOW_CLOCK_RATIO = 0.8
 """C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
 HOT_MARGIN_C = 3.0
-LINK_LOAD_PCT = 50.0
-LINK_USE_RATIO = 0.2
-"""Share of the present link's capacity from which a faster one would be felt."""
-LINK_RUIN_RATIO = 0.25
-"""Two generations or three quarters of the lanes lost: named even where no counter tells the traffic."""
-LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
-"""PCI Express payload per lane and direction by generation, after line coding."""
-APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
-"""Xids that a program's own fault raises (13, 31, 43, 68, 69), that follow its end (45), or that say
-a row was remapped (63, told by the remap reading)."""
 CAP_REASONS = ("application clocks", "display clocks", "board limit", "reliability")
 
-_SLOW_TO_TELL = 0.2
-_SERIOUS = 0.5
+UNREAD_COST = 0.2
+"""Weight of a cause of a card whose cost was not read."""
 
 
 def find_unseen_cards(scene: Scene) -> str:
@@ -121,7 +111,8 @@ def _clock(card: CardScene, frame: Frame) -> tuple[Evidence, ...]:
     return (reading("SM clock of its maximum", 100 * card.clock_ratio, "%", "NVML clock", frame.ages_s.gpu),)
 
 
-def _rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
+def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
+    """Return the rank that computes on a card, where that is one."""
     return next((rank.rank for rank in ranks_on(card, scene)), NOT_APPLICABLE)
 
 
@@ -138,14 +129,14 @@ def _throttled(
     return Suspicion(
         kind=Kind.GPU_THROTTLED,
         cause=cause,
-        weight=lost if is_known(lost) else _SLOW_TO_TELL,
+        weight=lost if is_known(lost) else UNREAD_COST,
         margin=margin,
         sources=frozenset(sources),
         summary=f"card {card.index} is held{clock}: {why}",
         evidence=(*evidence, *_clock(card, scene.frame)),
         share=lost if is_known(lost) and slow else NOT_APPLICABLE,
         card=card.index,
-        rank=_rank_on(card, scene),
+        rank=rank_on(card, scene),
     )
 
 
@@ -238,137 +229,4 @@ def judge_odd_cap(scene: Scene) -> Answer:
     return replace(found, observed=frozenset((Need.CARD_CAPPED,)))
 
 
-def _lane_speed(generation: Known[int], width: Known[int]) -> Known[float]:
-    if not is_known(generation):
-        return generation
-    if not is_known(width):
-        return width
-    lane = LANE_BYTES_S.get(generation)
-    return lane * width if lane and width > 0 else Missing(f"PCIe generation {generation} x{width}")
-
-
-def _link_ratio(card: CardScene) -> Known[float]:
-    """Return the present link's speed over the best that card and slot can."""
-    last = card.last
-    now = _lane_speed(last.pcie_generation, last.pcie_width)
-    best = _lane_speed(last.pcie_generation_max, last.pcie_width_max)
-    if not is_known(now):
-        return now
-    return now / best if is_known(best) else best
-
-
-def _link_use(card: CardScene) -> Known[float]:
-    now = _lane_speed(card.last.pcie_generation, card.last.pcie_width)
-    if not is_known(now):
-        return now
-    return min(1.0, card.pcie_bytes_s / now) if is_known(card.pcie_bytes_s) else card.pcie_bytes_s
-
-
-def judge_pcie(scene: Scene) -> Answer:
-    """Suspect a downtrained PCIe link, under load, when its traffic would be faster on a whole one."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]
-    if not loaded:
-        return Unsure("PCIe link (no card under load: idle ones slow it down on purpose)")
-    ratios = [(card, ratio) for card in loaded if is_known(ratio := _link_ratio(card))]
-    if not ratios:
-        return Unsure("PCIe link (not read)")
-    card, ratio = min(ratios, key=lambda pair: pair[1])
-    if ratio >= 1.0:
-        return Cleared("PCIe link (full width and generation)")
-    use = _link_use(card)
-    last = card.last
-    now = f"generation {last.pcie_generation} x{last.pcie_width}"
-    best = f"generation {last.pcie_generation_max} x{last.pcie_width_max}"
-    if is_known(use) and use < LINK_USE_RATIO:
-        return Cleared(f"PCIe link ({now} of {best}, but only {format_pct(100 * use)} % of it is used)")
-    if not is_known(use) and ratio > LINK_RUIN_RATIO:
-        return Unsure(f"PCIe link ({now} of {best}; how much goes over it: {use.reason})")
-    age = scene.frame.ages_s.gpu
-    evidence: tuple[Evidence, ...] = (
-        reading("link speed of its best", 100 * ratio, "%", "NVML PCIe link", age),
-    )
-    if is_known(use):
-        evidence += (reading("link in use", 100 * use, "%", "NVML PCIe counters", age),)
-    return Suspicion(
-        kind=Kind.GPU_THROTTLED,
-        cause="pcie",
-        weight=use * (1 - ratio) if is_known(use) else _SLOW_TO_TELL * (1 - ratio),
-        margin=use / LINK_USE_RATIO if is_known(use) else LINK_RUIN_RATIO / ratio,
-        sources=frozenset(("NVML PCIe link", "NVML PCIe counters") if is_known(use) else ("NVML PCIe link",)),
-        summary=f"card {card.index}'s PCIe link runs as {now}; it can do {best}",
-        evidence=evidence,
-        observed=frozenset((Need.LINK_DOWN,)),
-        card=card.index,
-        rank=_rank_on(card, scene),
-    )
-
-
-def _ecc_rise(card: CardScene, scene: Scene) -> int:
-    """Return how many uncorrected memory errors came within the history."""
-    now = card.last.ecc_uncorrected
-    for frame in scene.history:
-        for sample in frame.gpus if is_known(frame.gpus) else ():
-            if sample.uuid == card.last.uuid and is_known(sample.ecc_uncorrected) and is_known(now):
-                return max(0, now - sample.ecc_uncorrected)
-    return 0
-
-
-def _unread_health(card: CardScene) -> Known[bool]:
-    """Return why nothing of a card's health was read; cards without ECC have no such figures."""
-    last = card.last
-    figures = (last.recovery_action, last.remapped_rows_failed, last.ecc_uncorrected)
-    missing = [one for one in figures if isinstance(one, Missing)]
-    return missing[0] if len(missing) == len(figures) else True
-
-
-def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
-    """Return what the card reports: words, weight, source."""
-    last = card.last
-    found = []
-    if is_known(last.recovery_action) and last.recovery_action != 0:
-        found.append((f"recovery action {last.recovery_action} wanted", _SERIOUS, "NVML recovery action"))
-    if is_known(last.remapped_rows_failed) and last.remapped_rows_failed:
-        found.append(("row remapping failed", _SERIOUS, "NVML remapped rows"))
-    if is_known(last.remapped_rows_pending) and last.remapped_rows_pending:
-        found.append(("a row remapping waits for a reset", _SLOW_TO_TELL, "NVML remapped rows"))
-    rise = _ecc_rise(card, scene)
-    if rise:
-        found.append((f"{rise} new uncorrected memory errors", _SERIOUS, "NVML ECC"))
-    xids = dict.fromkeys(xid for xid in last.xids if xid not in APPLICATION_XIDS)
-    if xids:
-        found.append((f"Xid {', '.join(map(str, xids))}", _SERIOUS, "NVML events"))
-    return found
-
-
-def judge_unhealthy(scene: Scene) -> Answer:
-    """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
-    if not told:
-        for read in map(_unread_health, scene.gpus):
-            if not is_known(read):
-                return Unsure(f"errors of the cards ({read.reason})")
-        return Cleared("errors of the cards (none reported)")
-    card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
-    age = scene.frame.ages_s.gpu
-    return Suspicion(
-        kind=Kind.GPU_UNHEALTHY,
-        cause=NOT_APPLICABLE,
-        weight=max(weight for _, weight, _ in words),
-        margin=float(1 + len(words)),
-        sources=frozenset(source for _, _, source in words),
-        summary=f"card {card.index} reports: {'; '.join(text for text, _, _ in words)}",
-        evidence=tuple(
-            Evidence(name=f"card {card.index}", value=1.0, unit="", text=text, source=source, age_s=age)
-            for text, _, source in words
-        ),
-        observed=frozenset((Need.CARD_ERRORS,)),
-        card=card.index,
-        rank=_rank_on(card, scene),
-    )
-
-
-RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap, judge_pcie, judge_unhealthy)
+RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)

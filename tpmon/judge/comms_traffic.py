@@ -1,0 +1,78 @@
+"""Whether data moves between the ranks: their communication threads, the network, the links. Pure."""
+
+from __future__ import annotations
+
+from tpmon.judge.medians import median_known
+from tpmon.judge.scene import Scene, demand_of
+from tpmon.judge.suspicion import reading
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.units import format_bytes
+from tpmon.model.verdict import Evidence
+
+COMM_DEMAND = 0.2
+"""Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""
+NIC_BYTES_S = 50e6
+"""Bytes/s of the job's interface from which the network works: 40 % of a gigabit link."""
+LINK_BYTES_S = 1e9
+"""NVLink and PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
+NIC_SOURCE = "interface counters"
+
+
+def _comm_demand(scene: Scene) -> Known[float]:
+    """Return the demand of the communication threads of the busiest rank, in threads."""
+    values: dict[int, list[Known[float]]] = {}
+    for frame in scene.frames:
+        for process in frame.processes:
+            if process.role is Role.RANK:
+                values.setdefault(process.pid, []).append(demand_of(process, (ThreadKind.COMM,)))
+    known = [median for one in values.values() if is_known(median := median_known(one))]
+    return max(known) if known else Missing("no communication threads were read")
+
+
+def _nic_bytes_s(scene: Scene) -> Known[float]:
+    """Return the bytes per second of the busiest interface that the job uses, both directions."""
+
+    def busiest(index: int) -> Known[float]:
+        network = scene.frames[index].network
+        if not is_known(network):
+            return network
+        rates = [
+            one.receive_bytes_s + one.send_bytes_s
+            for one in network
+            if is_known(one.used_by_job)
+            and one.used_by_job
+            and is_known(one.receive_bytes_s)
+            and is_known(one.send_bytes_s)
+        ]
+        return max(rates) if rates else Missing("no interface of the job was read")
+
+    return median_known(busiest(index) for index in range(len(scene.frames)))
+
+
+def find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
+    """Return how far traffic is past its thresholds (0: none), what shows it, and the evidence."""
+    age = scene.frame.ages_s
+    links = [card.link_bytes_s for card in scene.gpus]
+    known = [one for one in links if is_known(one)]
+    rows: tuple[tuple[str, Known[float], float, str, str, Known[float]], ...] = (
+        ("communication threads", _comm_demand(scene), COMM_DEMAND, "threads", "schedstat", age.threads),
+        ("network", _nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, age.io),
+        ("links", min(known) if known else Missing("-"), LINK_BYTES_S, "bytes/s", "NVLink counters", age.gpu),
+    )
+    margin = 0.0
+    sources: set[str] = set()
+    evidence = []
+    for name, value, limit, unit, source, how_old in rows:
+        if is_known(value):
+            evidence.append(reading(name, value, unit, source, how_old))
+            if value >= limit:
+                margin = max(margin, value / limit)
+                sources.add(source)
+    return margin, sources, tuple(evidence)
+
+
+def say_traffic(scene: Scene) -> str:
+    """Say how fast the network works, "" where it does not."""
+    rate = _nic_bytes_s(scene)
+    return f" at {format_bytes(int(rate))}/s" if is_known(rate) and rate >= NIC_BYTES_S else ""
