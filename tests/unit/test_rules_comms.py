@@ -254,6 +254,38 @@ def test_a_late_card_that_is_hot_is_left_to_the_cause():
     assert "held below its clocks" in judge_straggler(eight(sm_clock_mhz=1200.0, throttle_shares=hot)).text
 
 
+def uneven(gap, **slow):
+    """See eight ranks of which rank 5 waits less than the others, by this share, on such a card."""
+    spin = {"sm_pct": 99.0, "power_w": 390.0}
+    cards = tuple(make_gpu(i, pids=(4211 + i,), **({**spin, **slow} if i == 5 else spin)) for i in range(8))
+    return by_stacks(*[waiting(0.02 if i == 5 else 0.02 + gap) for i in range(8)], gpus=cards)
+
+
+def test_a_rank_with_more_to_do_is_late_though_its_card_is_at_its_power_limit():
+    capped = (ThrottleShare("power cap", 95.0, "counter"),)
+    answer = judge_straggler(uneven(0.53, power_w=690.0, sm_clock_mhz=1640.0, throttle_shares=capped))
+    assert answer.summary.startswith("rank 5 computes")
+    assert answer.weight == pytest.approx(0.53)
+    # Where all cards are at their limit, the one with the lower clock is the slower one.
+    cards = [{"power_w": 690.0, "throttle_shares": capped, "pids": (4211 + i,)} for i in range(8)]
+    cards[5]["sm_clock_mhz"] = 1640.0
+    equal = [{Phase.FORWARD: 0.5, Phase.BACKWARD: 0.5}] * 8
+    same = by_stacks(*equal, gpus=tuple(make_gpu(i, **one) for i, one in enumerate(cards)))
+    assert judge_straggler(same).summary.startswith("card 5 is slower")
+
+
+def test_what_the_ranks_wait_is_said_where_a_low_clock_explains_little_of_it():
+    assert judge_straggler(uneven(0.53, sm_clock_mhz=1640.0)).summary.startswith("rank 5 computes")
+    assert judge_straggler(uneven(0.3, sm_clock_mhz=1500.0)).summary.startswith("card 5 is slower")
+
+
+def test_a_held_card_does_not_hide_the_rank_that_is_late():
+    hot = (ThrottleShare("SW thermal", 60.0, "counter"),)
+    answer = judge_straggler(uneven(0.53, sm_clock_mhz=1640.0, throttle_shares=hot))
+    assert said(answer) == (Kind.COMMS_BOUND, "straggler")
+    assert answer.rank == 5
+
+
 def test_a_low_clock_for_some_seconds_is_no_late_card():
     slow, well = eight(sm_clock_mhz=1500.0).frame, eight().frame
     frames = [replace(one, gpus=well.gpus) for one in hold(well, 25)]

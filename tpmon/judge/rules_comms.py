@@ -11,10 +11,17 @@ from tpmon.judge.comms_traffic import NIC_SOURCE, find_traffic, say_traffic
 from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import Wait, find_waits
-from tpmon.judge.rules_cards import find_odd_cap, is_braked, is_hot, is_loaded
+from tpmon.judge.rules_cards import (
+    CAP_PCT,
+    CAPPED_POWER_RATIO,
+    find_odd_cap,
+    is_braked,
+    is_hot,
+    is_loaded,
+)
 from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.scene import RankScene, Scene, ranks_on
-from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, see_cards
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
@@ -37,6 +44,8 @@ steps, so neighbours change the times of all and not their ratio. Equal work is 
 more than the others' step are 2 to 3."""
 BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back."""
+CARD_EXPLAINS = 0.5
+"""Part of the wait for a late rank that the low clock of its card must explain to be named instead of it."""
 RESTING_RATIO = 0.1
 """Share of looks that find a main thread running below which its wait says more than its stack."""
 CROWDED = "the ranks wait for CPUs, and so for each other"
@@ -170,6 +179,17 @@ def _behind(cards: Sequence[CardScene]) -> tuple[CardScene, float] | None:
     return card, ratio / median
 
 
+def _is_at_its_limit(card: CardScene, others: Sequence[CardScene]) -> bool:
+    """Tell whether a card's own power limit explains its low clock: it works, and the others draw less.
+
+    That is the card of a rank that has more to do; cards that wait for it clock high and draw little.
+    """
+    own, theirs = card.power_ratio, median_known(one.power_ratio for one in others)
+    if held_pct(card, "power cap") < CAP_PCT or not is_known(own) or not is_known(theirs):
+        return False
+    return own >= CAPPED_POWER_RATIO and theirs < BEHIND_CLOCK_RATIO * own
+
+
 def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     """Suspect the one card with a low clock. Low power alone is no sign: waiting cards draw little."""
     if _behind(scene.gpus) is None:
@@ -182,6 +202,8 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     card, ratio = found
     if is_hot(card) or is_braked(card) or find_odd_cap(card):
         return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
+    if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index]):
+        return None
     powers = [one.power_ratio for one in scene.gpus]
     median_power = median_known(powers)
     sources = {"NVML clock"}
@@ -216,18 +238,25 @@ def judge_straggler(scene: Scene) -> Answer:
     if alone is not None:
         return alone
     by_card = _find_late_card(scene)
-    if by_card is not None:
-        return by_card
     pausing = next((rank for rank in scene.ranks if find_pause(rank) is not None), None)
     if pausing is not None:
-        return Cleared(f"late rank ({name_rank(pausing)} pauses on purpose)")
+        return by_card or Cleared(f"late rank ({name_rank(pausing)} pauses on purpose)")
     waits = find_waits(scene)
     if not is_known(waits):
-        return Unsure(f"late rank ({waits.reason})")
+        return by_card or Unsure(f"late rank ({waits.reason})")
     found = _find_late_rank(waits, scene)
-    if found is not None:
-        return found
-    return Cleared(f"late rank (all wait about alike, {format_pct(100 * waits[0].ratio)} % at least)")
+    if found is None:
+        alike = f"late rank (all wait about alike, {format_pct(100 * waits[0].ratio)} % at least)"
+        return by_card or Cleared(alike)
+    if isinstance(by_card, Suspicion) and _is_late_by(by_card, found):
+        return by_card
+    return found
+
+
+def _is_late_by(card: Suspicion, late: Suspicion) -> bool:
+    """Tell whether a slow card makes a rank late: it may be its own, and explains most of the wait."""
+    own = not is_known(card.rank) or card.rank == late.rank
+    return own and card.weight >= CARD_EXPLAINS * late.weight
 
 
 def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
