@@ -16,13 +16,13 @@ from tpmon.judge.advice import REMEDIES_FOR
 from tpmon.judge.notes_cards import note_held, note_hollow, note_memory_full, note_power_limited
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_card_errors import judge_unhealthy
-from tpmon.judge.rules_cards import judge_brake, judge_odd_cap, judge_thermal
+from tpmon.judge.rules_cards import answer_without_cards, judge_brake, judge_odd_cap, judge_thermal
 from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.rules_link import judge_pcie
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuSample, ThrottleShare
-from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind
 
 IDLE_LINKS = {
@@ -265,6 +265,19 @@ def test_a_card_that_answers_in_half_of_the_readings_only_is_not_read():
     frames = hold(make_frame(gpus=(make_gpu(sm_pct=UNREAD),)))
     frames[-1] = make_frame(gpus=(make_gpu(),))
     assert type(judge_gpu_compute(see(frames))) is Unsure
+
+
+NO_CARD = [
+    ("no NVIDIA driver on this machine (the NVIDIA driver is not loaded)", Cleared),
+    ("the job holds no NVIDIA card open (the nvidia-ml-py package is not installed)", Cleared),
+    ("the nvidia-ml-py package is not installed", Unsure),
+    ("libnvidia-ml.so.1 not found, though the kernel has a driver", Unsure),
+]
+
+
+@pytest.mark.parametrize(("reason", "kind"), NO_CARD)
+def test_a_job_without_a_card_is_told_from_a_card_that_was_not_read(reason, kind):
+    assert type(answer_without_cards(scene_of(make_frame(gpus=Missing(reason))))) is kind
 
 
 NUMBERS = st.one_of(st.floats(0, 1e12), st.floats(0, 120), st.just(UNREAD))

@@ -13,6 +13,7 @@ from tpmon.judge.scene import Scene, ranks_on
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
+from tpmon.model.gpu import is_no_card
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
@@ -46,7 +47,7 @@ def find_unseen_cards(scene: Scene) -> str:
     """Say why the job may compute on cards that were not read, "" when it uses none or they were."""
     gpus = scene.frame.gpus
     if isinstance(gpus, Missing):
-        return "" if "no NVIDIA driver" in gpus.reason else gpus.reason
+        return "" if is_no_card(gpus.reason) else gpus.reason
     holders = [card.pids for card in gpus]
     unread = next((one for one in holders if isinstance(one, Missing)), None)
     if unread is not None and not any(is_known(one) for one in holders):
