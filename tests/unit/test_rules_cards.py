@@ -13,6 +13,7 @@ from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on, said
 from tests.judging import hold, make_phases, scene_of
 from tpmon.judge import rules_gpu
 from tpmon.judge.advice import REMEDIES_FOR
+from tpmon.judge.hang_memory import NO_WATCH, observe
 from tpmon.judge.notes_cards import note_held, note_hollow, note_memory_full, note_power_limited
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_card_errors import judge_unhealthy
@@ -247,6 +248,27 @@ def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks():
     frames[-1] = replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=6),))
     answer = judge_unhealthy(see(frames))
     assert "2 new uncorrected" in answer.summary
+
+
+def test_uncorrected_errors_are_not_forgotten_with_the_window():
+    watch, frames = NO_WATCH, hold(make_frame(), 200)
+    for i, one in enumerate(frames):
+        frames[i] = replace(one, gpus=(make_gpu(ecc_uncorrected=4 if i < 20 else 7),))
+        watch = observe(watch, frames[i])
+    answer = judge_unhealthy(see(frames[-60:], watch=watch))
+    assert "3 new uncorrected" in answer.summary
+    # A driver that was loaded anew counts from 0.
+    fresh = observe(watch, replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=0),)))
+    assert type(judge_unhealthy(on(make_gpu(ecc_uncorrected=0)))) is Cleared
+    assert fresh.first_errors == ((make_gpu().uuid, 0),)
+
+
+def test_errors_from_before_attaching_are_said():
+    cleared = judge_unhealthy(on(make_gpu(ecc_uncorrected=12)))
+    assert cleared == Cleared(
+        "errors of the cards (none new; uncorrected memory errors from before: card 0: 12)"
+    )
+    assert judge_unhealthy(on(make_gpu())) == Cleared("errors of the cards (none reported)")
 
 
 def test_a_card_without_health_figures_is_not_called_well():

@@ -215,6 +215,23 @@ def test_hollow_cards_that_move_nothing_are_an_nccl_wait():
     assert said(judge_transfer(moving)) == (Kind.COMMS_BOUND, "transfer")
 
 
+def over_pcie(**rates):
+    """See four ranks in collectives on cards without NVLink."""
+    none = dict.fromkeys(("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), Missing("no NVLink"))
+    cards = tuple(make_gpu(i, pids=(4211 + i,), **none, **rates) for i in range(4))
+    return by_stacks(*[waiting(0.42)] * 4, gpus=cards)
+
+
+def test_batches_that_are_copied_to_the_cards_are_no_exchange_between_ranks():
+    copies = over_pcie(pcie_rx_bytes_s=1.2e9, pcie_tx_bytes_s=1e7)
+    assert said(judge_comms_unknown(copies)) == (Kind.COMMS_BOUND, "unknown")
+    assert type(judge_transfer(copies)) is Cleared
+    exchange = judge_transfer(over_pcie(pcie_rx_bytes_s=1.2e9, pcie_tx_bytes_s=0.9e9))
+    assert said(exchange) == (Kind.COMMS_BOUND, "transfer")
+    assert exchange.sources == {"stacks", "NVML PCIe counters"}
+    assert {one.name: one.value for one in exchange.evidence}["PCIe, both ways"] == pytest.approx(1.8e9)
+
+
 def test_hollow_cards_that_launch_are_no_wait():
     in_model = {Phase.FORWARD: 0.7, Phase.BACKWARD: 0.3}
     scene = spinning(HOLLOW, HOLLOW, phases=[in_model, in_model])

@@ -19,13 +19,25 @@ _SERIOUS = 0.5
 
 
 def _ecc_rise(card: CardScene, scene: Scene) -> int:
-    """Return how many uncorrected memory errors came within the history."""
+    """Return how many uncorrected memory errors came since attaching, or within the history."""
     now = card.last.ecc_uncorrected
+    if not is_known(now):
+        return 0
+    for uuid, first in scene.watch.first_errors:
+        if uuid == card.last.uuid:
+            return max(0, now - first)
     for frame in scene.history:
         for sample in frame.gpus if is_known(frame.gpus) else ():
-            if sample.uuid == card.last.uuid and is_known(sample.ecc_uncorrected) and is_known(now):
+            if sample.uuid == card.last.uuid and is_known(sample.ecc_uncorrected):
                 return max(0, now - sample.ecc_uncorrected)
     return 0
+
+
+def _say_old_errors(scene: Scene) -> str:
+    """Say which cards had uncorrected memory errors before tpmon looked, "" for none."""
+    counts = [(card.index, card.last.ecc_uncorrected) for card in scene.gpus]
+    told = [f"card {index}: {count}" for index, count in counts if is_known(count) and count]
+    return f"none new; uncorrected memory errors from before: {', '.join(told)}" if told else ""
 
 
 def _unread_health(card: CardScene) -> Known[bool]:
@@ -64,7 +76,7 @@ def judge_unhealthy(scene: Scene) -> Answer:
         for read in map(_unread_health, scene.gpus):
             if not is_known(read):
                 return Unsure(f"errors of the cards ({read.reason})")
-        return Cleared("errors of the cards (none reported)")
+        return Cleared(f"errors of the cards ({_say_old_errors(scene) or 'none reported'})")
     card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
     age = scene.frame.ages_s.gpu
     return Suspicion(
