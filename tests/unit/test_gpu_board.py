@@ -253,8 +253,9 @@ def test_no_card_is_told_from_a_card_that_is_not_read(
     story = Story()
     story.failure(code)
     story.end("exit 1", 30.0)
-    gpus = story.board.read({10: 1}, held, True, SECOND_NS, has_driver).gpus
-    assert gpus == Missing(text)
+    reading = story.board.read({10: 1}, held, True, SECOND_NS, has_driver)
+    assert reading.of_job == Missing(text)
+    assert reading.gpus == story.read().gpus
     assert is_no_card(text) is ("no NVIDIA" in text)
 
 

@@ -79,7 +79,12 @@ def is_touched(card: CardScene, reasons: Iterable[str]) -> bool:
 
 
 def is_hot(card: CardScene) -> bool:
-    """Tell whether heat holds the card's clocks, and that costs something."""
+    """Tell whether heat holds the card's clocks, and that costs something.
+
+    Hardware protection halves clocks: where it holds for long, clocks that read full are not believed.
+    """
+    if held_pct(card, "HW thermal") >= THERMAL_BIT_PCT:
+        return True
     return is_touched(card, THERMAL) and _costs(_part_of(card, THERMAL, _lost_clock(card, ())))
 
 

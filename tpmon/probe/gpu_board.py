@@ -46,6 +46,7 @@ _NOT_LOOKED = Missing("drivers not looked for")
 class GpuReading:
     """Hold all that is known of the GPUs at one moment.
 
+    ``of_job`` is ``gpus``, but where NVML does not answer it says whether the job can have a card at all.
     ``age_s`` is the age of the newest line of any card; each card has its own age too.
     ``events`` are new since the reading before; ``notes`` are true as long as they are there.
     """
@@ -56,6 +57,7 @@ class GpuReading:
     source: str
     events: tuple[str, ...]
     notes: tuple[str, ...]
+    of_job: Known[tuple[GpuSample, ...]] = Missing("not asked for a job")
 
 
 @dataclass(slots=True)
@@ -149,14 +151,17 @@ class Board:
         elif self._expected == 0:
             gpus = ()
         else:
-            gpus = Missing(self._say_failure(job, held, has_driver) or self._waiting(now_ns))
+            gpus = Missing(self._failure or self._waiting(now_ns))
         newest = max((slot.track.window[-1].taken_ns for slot in self._slots.values()), default=None)
         age: Known[float] = Missing("no GPU reading yet")
         if newest is not None:
             age = max(0.0, (now_ns - newest) / 1e9)
         events = tuple(self._events)
         self._events.clear()
-        return GpuReading(self._driver, gpus, age, self._source(), events, notes)
+        of_job = gpus
+        if isinstance(gpus, Missing) and gpus.reason == self._failure:
+            of_job = Missing(self._say_failure(job, held, has_driver))
+        return GpuReading(self._driver, gpus, age, self._source(), events, notes, of_job)
 
     def _on_driver(self, line: DriverLine, now_ns: int) -> None:
         if self._ended:
