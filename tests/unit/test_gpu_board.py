@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.test_gpu_rates import FAST, make_line
-from tpmon.model.gpu import Driver, GpuSample, GpuState
+from tpmon.model.gpu import Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.gpu_board import NOT_VISIBLE, Board, GpuReading
 from tpmon.probe.gpu_wire import (
@@ -225,6 +225,38 @@ def test_a_job_with_cards_that_this_shell_cannot_see(code: int, hidden: bool) ->
     story.end("exit 1", 30.0)
     gpus = story.read({10: 1}, {10: (3,)}).gpus
     assert (gpus == Missing(NOT_VISIBLE)) is hidden
+
+
+FREE: dict[int, Known[tuple[int, ...]]] = {10: ()}
+REFUSED: dict[int, Known[tuple[int, ...]]] = {10: Missing("permission denied")}
+NOT_LOADED = "the NVIDIA driver is not loaded"
+LIBRARY = "libnvidia-ml.so.1 not found, though the kernel has a driver"
+
+
+@pytest.mark.parametrize(
+    ("code", "has_driver", "held", "text"),
+    [
+        (9, False, FREE, f"no NVIDIA driver on this machine ({NOT_LOADED})"),
+        (9, False, REFUSED, f"no NVIDIA driver on this machine ({NOT_LOADED})"),
+        (12, False, FREE, "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)"),
+        (9, Missing("denied"), FREE, NOT_LOADED),
+        (9, True, FREE, f"the job holds no NVIDIA card open ({NOT_LOADED})"),
+        (12, True, FREE, f"the job holds no NVIDIA card open ({LIBRARY})"),
+        (12, True, REFUSED, LIBRARY),
+        (12, True, {}, LIBRARY),
+        (9, True, REFUSED, NOT_LOADED),
+    ],
+)
+def test_no_card_is_told_from_a_card_that_is_not_read(
+    code: int, has_driver: Known[bool], held: dict[int, Known[tuple[int, ...]]], text: str
+) -> None:
+    story = Story()
+    story.failure(code)
+    story.end("exit 1", 30.0)
+    reading = story.board.read({10: 1}, held, True, SECOND_NS, has_driver)
+    assert reading.of_job == Missing(text)
+    assert reading.gpus == story.read().gpus
+    assert is_no_card(text) is ("no NVIDIA" in text)
 
 
 def test_no_card_listed_is_no_card_unless_the_job_holds_one() -> None:

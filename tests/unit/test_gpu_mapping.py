@@ -12,12 +12,14 @@ from tpmon.model.gpu import GpuProcess, GpuSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe import gpu_mapping
 from tpmon.probe.gpu_mapping import (
+    ON_DXG,
     Card,
     DeviceFiles,
     in_first_pid_namespace,
     kernel_has_driver,
     map_to_job,
     open_device_indices,
+    read_has_driver,
     unlisted_minors,
 )
 from tpmon.probe.gpu_rates import make_silent_sample
@@ -68,6 +70,53 @@ def test_a_list_that_cannot_be_read_stays_missing() -> None:
     cards = (make_card(0, (10,), 0), make_card(1, Missing("no permission"), 1))
     found = map_to_job(cards, JOB, {10: (0, 1)}, pids_are_ours=True)
     assert pids_of(found) == [(10,), Missing("no permission")]
+
+
+NO_MINOR = Missing("not supported by this card")
+REFUSED = Missing("permission denied")
+
+
+def test_a_list_in_a_container_and_no_card_numbers_tell_nothing() -> None:
+    cards = (make_card(0, (7000,), NO_MINOR),)
+    assert pids_of(map_to_job(cards, JOB, {10: (), 11: ()}, pids_are_ours=False)) == [NO_MINOR]
+    # On the machine itself the list names every process of every user.
+    assert pids_of(map_to_job(cards, JOB, {10: (), 11: ()}, pids_are_ours=True)) == [()]
+    assert pids_of(map_to_job(cards, JOB, {10: ON_DXG, 11: ()}, pids_are_ours=True)) == [NO_MINOR]
+
+
+def test_open_files_that_were_not_read_say_nothing() -> None:
+    cards = (make_card(0, (7000,), 0), make_card(1, (), 1))
+    job_held: dict[int, Known[tuple[int, ...]]] = {10: REFUSED, 11: ()}
+    assert pids_of(map_to_job(cards, JOB, job_held, pids_are_ours=False)) == [REFUSED, REFUSED]
+    assert pids_of(map_to_job(cards, JOB, job_held, pids_are_ours=True)) == [(), ()]
+    assert pids_of(map_to_job(cards, JOB, {10: ON_DXG}, pids_are_ours=True)) == [ON_DXG, ON_DXG]
+    assert pids_of(map_to_job(cards, JOB, {10: REFUSED, 11: (1,)}, pids_are_ours=False)) == [REFUSED, (11,)]
+    left = Missing("no such file or directory")
+    assert pids_of(map_to_job(cards, JOB, {10: left, 11: ()}, pids_are_ours=False)) == [(), ()]
+
+
+def test_a_process_under_wsl_names_no_card(tmp_path: Path) -> None:
+    make_process(tmp_path, 5, ["/dev/null", "/dev/dxg"])
+    assert open_device_indices(5, str(tmp_path)) == ON_DXG
+
+
+def test_whether_a_card_could_be_used_at_all(tmp_path: Path) -> None:
+    no_dxg, devices = str(tmp_path / "dxg"), tmp_path / "devices"
+    assert read_has_driver(str(tmp_path), no_dxg) == Missing("no such file or directory")
+    devices.write_text("Character devices:\n  1 mem\n1950 other\n\nBlock devices:\n259 nvme\n")
+    assert read_has_driver(str(tmp_path), no_dxg) is False
+    for line in ("195 nvidia-frontend", "508 nvidia-uvm", "506 nvhost-gpu"):
+        devices.write_text(f"Character devices:\n  1 mem\n{line}\n")
+        assert read_has_driver(str(tmp_path), no_dxg) is True
+    devices.write_text("  1 mem\n")
+    (tmp_path / "dxg").write_text("")
+    assert read_has_driver(str(tmp_path), no_dxg) is True
+    make_process(tmp_path, 5, ["/dev/dxg"])
+    files = DeviceFiles(str(tmp_path), no_dxg)
+    files.watch({5: 1})
+    assert not is_known(files.has_driver)
+    assert files.scan() == {5: ON_DXG}
+    assert files.has_driver is True
 
 
 def test_processes_that_left_the_job_are_not_mapped() -> None:

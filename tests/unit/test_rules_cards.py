@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from tests.frames import make_frame, make_gpu, make_process
 from tests.gpu_scenes import HOLLOW, NO_GPM, UNREAD, held, on, said
-from tests.judging import hold, scene_of
+from tests.judging import hold, make_phases, scene_of
 from tpmon.judge import rules_gpu
 from tpmon.judge.advice import REMEDIES_FOR
-from tpmon.judge.notes_cards import note_hollow, note_memory_full, note_power_limited
+from tpmon.judge.hang_memory import NO_WATCH, observe
+from tpmon.judge.notes_cards import note_held, note_hollow, note_memory_full, note_power_limited
 from tpmon.judge.phases import Phase
-from tpmon.judge.rules_cards import judge_brake, judge_odd_cap, judge_pcie, judge_thermal, judge_unhealthy
+from tpmon.judge.rules_card_errors import judge_unhealthy
+from tpmon.judge.rules_cards import answer_without_cards, judge_brake, judge_odd_cap, judge_thermal
 from tpmon.judge.rules_gpu import judge_gpu_compute
+from tpmon.judge.rules_link import judge_pcie
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuSample, ThrottleShare
-from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind
 
 IDLE_LINKS = {
@@ -49,6 +52,42 @@ def test_heat_is_a_cause_when_it_holds_a_loaded_card(name, card, guilty):
         assert answer.weight == pytest.approx(0.96 * (1 - 1300 / 1980))
         assert answer.sources == {"NVML reasons", "NVML clock"}
         assert answer.card == 0
+
+
+def test_heat_that_costs_next_to_nothing_is_a_note_and_no_cause():
+    warm = on(make_gpu(**held("SW thermal", 6.0), sm_clock_mhz=1965.0))
+    assert "costs card 0 0.7 %" in judge_thermal(warm).text
+    assert said(judge_gpu_compute(warm)) == (Kind.COMPUTE_BOUND, "gpu-compute")
+    assert note_held(warm) == "held: heat held card 0 for 6.0 % of 10 s; it costs about 0.7 %"
+    assert note_held(on(make_gpu(**held("power brake", 8.0)))).startswith("held: the power brake held card 0")
+    assert note_held(on(make_gpu(**held("SW thermal", 12.0), sm_clock_mhz=1300.0))) == ""
+    assert note_held(on(make_gpu(**held("SW thermal", 12.0), sm_clock_mhz=UNREAD))) == ""
+    assert note_held(on(make_gpu())) == ""
+
+
+def test_heat_does_not_answer_for_what_the_power_limit_took():
+    both = (ThrottleShare("power cap", 98.0, "counter"), ThrottleShare("SW thermal", 7.0, "counter"))
+    small = make_gpu(throttle_shares=both, power_w=690.0, sm_clock_mhz=1010.0)
+    assert type(judge_thermal(on(small))) is Cleared
+    long = (ThrottleShare("power cap", 98.0, "counter"), ThrottleShare("SW thermal", 60.0, "counter"))
+    answer = judge_thermal(on(replace(small, throttle_shares=long)))
+    assert answer.weight == pytest.approx(0.96 * (1 - 1010 / 1980) * 0.6)
+    assert answer.summary == "card 0 is held: it is hot"
+
+
+def test_heat_beside_the_usual_application_clocks_is_heat():
+    both = (ThrottleShare("application clocks", 100.0, "bit"), ThrottleShare("SW thermal", 40.0, "bit"))
+    answer = judge_thermal(on(make_gpu(throttle_shares=both, sm_clock_mhz=1680.0)))
+    assert answer.weight == pytest.approx(0.96 * (1 - 1680 / 1980))
+
+
+def test_seconds_of_heat_count_though_the_median_clock_is_high():
+    slow = make_frame(gpus=(make_gpu(**held("HW thermal", 30.0), sm_clock_mhz=990.0),))
+    well = make_frame(gpus=(make_gpu(**held("HW thermal", 30.0)),))
+    frames = [replace(one, gpus=(slow if i % 3 == 0 else well).gpus) for i, one in enumerate(hold(well))]
+    answer = judge_thermal(see(frames))
+    assert said(answer) == (Kind.GPU_THROTTLED, "thermal")
+    assert 0.1 < answer.weight < 0.25
 
 
 def test_a_small_margin_to_the_slowdown_is_a_further_source_of_heat():
@@ -98,6 +137,8 @@ CAPS = [
     ("clocks locked low", {**held("application clocks", 100.0), "sm_clock_mhz": 1200.0}, True),
     ("default application clocks", {**held("application clocks", 100.0), "sm_clock_mhz": 1755.0}, False),
     ("bursts at the cap", {**held("power cap", 20.0), "power_w": 300.0}, False),
+    ("at its limit for 58 % of each step", {**held("power cap", 58.0), "power_w": 524.0}, False),
+    ("capped for 58 % of each step, far below", {**held("power cap", 58.0), "power_w": 250.0}, True),
     ("starved card", {**held("power cap", 100.0), "power_w": 300.0, "sm_pct": 60.0}, False),
     ("power not read", {**held("power cap", 100.0), "power_w": UNREAD}, False),
 ]
@@ -159,6 +200,31 @@ def test_a_downtrained_link_is_judged_under_load_by_what_goes_over_it(name, card
         assert answer.margin >= 1
 
 
+GEN_3 = {"pcie_generation": 3, "pcie_generation_max": 4, "pcie_rx_bytes_s": 4e9}
+
+
+def test_copies_beside_kernels_make_no_slow_link():
+    full = judge_pcie(on(make_gpu(sm_pct=99.0, **GEN_3)))
+    assert full.text.endswith("but copies cost at most 1.0 %)")
+    ruined = {"pcie_width": 1, **dict.fromkeys(IDLE_LINKS, UNREAD)}
+    assert type(judge_pcie(on(make_gpu(sm_pct=99.0, **ruined)))) is Cleared
+    assert judge_pcie(on(make_gpu(sm_pct=90.0, **GEN_3))).weight == pytest.approx(0.1)
+    assert judge_pcie(on(make_gpu(sm_pct=70.0, **GEN_3))).weight == pytest.approx(0.127, abs=0.001)
+
+
+def test_a_slow_link_is_felt_in_collectives_though_their_kernels_count_as_busy():
+    cards = tuple(make_gpu(i, pids=(4211 + i,), sm_pct=99.0, **GEN_3) for i in range(2))
+    ranks = tuple(make_process(4211 + i, rank=i) for i in range(2))
+
+    def judged(comms):
+        shares = {Phase.COMMS: comms, Phase.BACKWARD: round(1 - comms, 4)}
+        phases = [make_phases(shares, pid=4211 + i, rank=i) for i in range(2)]
+        return judge_pcie(scene_of(make_frame(gpus=cards, processes=ranks, loader=()), phases))
+
+    assert said(judged(0.5)) == (Kind.GPU_THROTTLED, "pcie")
+    assert type(judged(0.0)) is Cleared
+
+
 HEALTH = [
     ("remap failed", {"remapped_rows_failed": True}, True),
     ("remap pending", {"remapped_rows_pending": True}, True),
@@ -184,6 +250,27 @@ def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks():
     assert "2 new uncorrected" in answer.summary
 
 
+def test_uncorrected_errors_are_not_forgotten_with_the_window():
+    watch, frames = NO_WATCH, hold(make_frame(), 200)
+    for i, one in enumerate(frames):
+        frames[i] = replace(one, gpus=(make_gpu(ecc_uncorrected=4 if i < 20 else 7),))
+        watch = observe(watch, frames[i])
+    answer = judge_unhealthy(see(frames[-60:], watch=watch))
+    assert "3 new uncorrected" in answer.summary
+    # A driver that was loaded anew counts from 0.
+    fresh = observe(watch, replace(frames[-1], gpus=(make_gpu(ecc_uncorrected=0),)))
+    assert type(judge_unhealthy(on(make_gpu(ecc_uncorrected=0)))) is Cleared
+    assert fresh.first_errors == ((make_gpu().uuid, 0),)
+
+
+def test_errors_from_before_attaching_are_said():
+    cleared = judge_unhealthy(on(make_gpu(ecc_uncorrected=12)))
+    assert cleared == Cleared(
+        "errors of the cards (none new; uncorrected memory errors from before: card 0: 12)"
+    )
+    assert judge_unhealthy(on(make_gpu())) == Cleared("errors of the cards (none reported)")
+
+
 def test_a_card_without_health_figures_is_not_called_well():
     silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
     assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
@@ -200,6 +287,19 @@ def test_a_card_that_answers_in_half_of_the_readings_only_is_not_read():
     frames = hold(make_frame(gpus=(make_gpu(sm_pct=UNREAD),)))
     frames[-1] = make_frame(gpus=(make_gpu(),))
     assert type(judge_gpu_compute(see(frames))) is Unsure
+
+
+NO_CARD = [
+    ("no NVIDIA driver on this machine (the NVIDIA driver is not loaded)", Cleared),
+    ("the job holds no NVIDIA card open (the nvidia-ml-py package is not installed)", Cleared),
+    ("the nvidia-ml-py package is not installed", Unsure),
+    ("libnvidia-ml.so.1 not found, though the kernel has a driver", Unsure),
+]
+
+
+@pytest.mark.parametrize(("reason", "kind"), NO_CARD)
+def test_a_job_without_a_card_is_told_from_a_card_that_was_not_read(reason, kind):
+    assert type(answer_without_cards(scene_of(make_frame(gpus=Missing(reason))))) is kind
 
 
 NUMBERS = st.one_of(st.floats(0, 1e12), st.floats(0, 120), st.just(UNREAD))
@@ -244,7 +344,7 @@ def test_any_finite_window_gets_an_answer(drawn, phases, sampled):
             assert answer.margin >= 0.999
         else:
             assert answer.text
-    for note in (note_hollow, note_memory_full, note_power_limited):
+    for note in (note_held, note_hollow, note_memory_full, note_power_limited):
         assert isinstance(note(scene), str)
 
 

@@ -215,6 +215,23 @@ def test_hollow_cards_that_move_nothing_are_an_nccl_wait():
     assert said(judge_transfer(moving)) == (Kind.COMMS_BOUND, "transfer")
 
 
+def over_pcie(**rates):
+    """See four ranks in collectives on cards without NVLink."""
+    none = dict.fromkeys(("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), Missing("no NVLink"))
+    cards = tuple(make_gpu(i, pids=(4211 + i,), **none, **rates) for i in range(4))
+    return by_stacks(*[waiting(0.42)] * 4, gpus=cards)
+
+
+def test_batches_that_are_copied_to_the_cards_are_no_exchange_between_ranks():
+    copies = over_pcie(pcie_rx_bytes_s=1.2e9, pcie_tx_bytes_s=1e7)
+    assert said(judge_comms_unknown(copies)) == (Kind.COMMS_BOUND, "unknown")
+    assert type(judge_transfer(copies)) is Cleared
+    exchange = judge_transfer(over_pcie(pcie_rx_bytes_s=1.2e9, pcie_tx_bytes_s=0.9e9))
+    assert said(exchange) == (Kind.COMMS_BOUND, "transfer")
+    assert exchange.sources == {"stacks", "NVML PCIe counters"}
+    assert {one.name: one.value for one in exchange.evidence}["PCIe, both ways"] == pytest.approx(1.8e9)
+
+
 def test_hollow_cards_that_launch_are_no_wait():
     in_model = {Phase.FORWARD: 0.7, Phase.BACKWARD: 0.3}
     scene = spinning(HOLLOW, HOLLOW, phases=[in_model, in_model])
@@ -278,6 +295,38 @@ def test_low_power_alone_is_a_card_that_waits():
 def test_a_late_card_that_is_hot_is_left_to_the_cause():
     hot = (ThrottleShare("SW thermal", 60.0, "counter"),)
     assert "held below its clocks" in judge_straggler(eight(sm_clock_mhz=1200.0, throttle_shares=hot)).text
+
+
+def uneven(gap, **slow):
+    """See eight ranks of which rank 5 waits less than the others, by this share, on such a card."""
+    spin = {"sm_pct": 99.0, "power_w": 390.0}
+    cards = tuple(make_gpu(i, pids=(4211 + i,), **({**spin, **slow} if i == 5 else spin)) for i in range(8))
+    return by_stacks(*[waiting(0.02 if i == 5 else 0.02 + gap) for i in range(8)], gpus=cards)
+
+
+def test_a_rank_with_more_to_do_is_late_though_its_card_is_at_its_power_limit():
+    capped = (ThrottleShare("power cap", 95.0, "counter"),)
+    answer = judge_straggler(uneven(0.53, power_w=690.0, sm_clock_mhz=1640.0, throttle_shares=capped))
+    assert answer.summary.startswith("rank 5 computes")
+    assert answer.weight == pytest.approx(0.53)
+    # Where all cards are at their limit, the one with the lower clock is the slower one.
+    cards = [{"power_w": 690.0, "throttle_shares": capped, "pids": (4211 + i,)} for i in range(8)]
+    cards[5]["sm_clock_mhz"] = 1640.0
+    equal = [{Phase.FORWARD: 0.5, Phase.BACKWARD: 0.5}] * 8
+    same = by_stacks(*equal, gpus=tuple(make_gpu(i, **one) for i, one in enumerate(cards)))
+    assert judge_straggler(same).summary.startswith("card 5 is slower")
+
+
+def test_what_the_ranks_wait_is_said_where_a_low_clock_explains_little_of_it():
+    assert judge_straggler(uneven(0.53, sm_clock_mhz=1640.0)).summary.startswith("rank 5 computes")
+    assert judge_straggler(uneven(0.3, sm_clock_mhz=1500.0)).summary.startswith("card 5 is slower")
+
+
+def test_a_held_card_does_not_hide_the_rank_that_is_late():
+    hot = (ThrottleShare("SW thermal", 60.0, "counter"),)
+    answer = judge_straggler(uneven(0.53, sm_clock_mhz=1640.0, throttle_shares=hot))
+    assert said(answer) == (Kind.COMMS_BOUND, "straggler")
+    assert answer.rank == 5
 
 
 def test_a_low_clock_for_some_seconds_is_no_late_card():

@@ -170,6 +170,29 @@ def test_a_rank_that_waits_for_data_explains_those_that_wait_for_it() -> None:
     assert find_explained(keys) == {keys[0]}
 
 
+HOT: Key = (Kind.GPU_THROTTLED, "thermal")
+LINK: Key = (Kind.GPU_THROTTLED, "pcie")
+LATE: Key = (Kind.COMMS_BOUND, "straggler")
+TRANSFER: Key = (Kind.COMMS_BOUND, "transfer")
+
+
+def test_a_throttle_explains_a_wait_of_ranks_only_as_far_as_it_costs() -> None:
+    assert find_explained([HOT, LATE], {HOT: 0.3, LATE: 0.5}) == {LATE}
+    assert find_explained([HOT, LATE], {HOT: 0.1, LATE: 0.5}) == frozenset()
+    # What all ranks send each other is not slow because one card is.
+    assert find_explained([HOT, TRANSFER], {HOT: 0.4, TRANSFER: 0.5}) == frozenset()
+    assert find_explained([LINK, TRANSFER], {LINK: 0.4, TRANSFER: 0.5}) == {TRANSFER}
+    stated, _ = run([[suspect(HOT, 0.1), suspect(LATE, 0.5)]] * 10)
+    assert stated[-1] == LATE
+
+
+def test_a_throttle_that_costs_next_to_nothing_is_no_verdict() -> None:
+    stated, _ = run([[suspect(LINK, 0.04), suspect(COMPUTE, 0.9)]] * 10)
+    assert stated[-1] == COMPUTE
+    stated, _ = run([[suspect(LINK, 0.06), suspect(COMPUTE, 0.9)]] * 10)
+    assert stated[-1] == LINK
+
+
 def test_nothing_explains_itself_or_in_a_circle() -> None:
     rows: list[Key] = [(row.kind, cause) for row in TABLE for cause in (row.causes or (NOT_APPLICABLE,))]
     for key in rows:

@@ -120,6 +120,8 @@ class Watch:
     """PID of the process that the last picture showed to wait for requests, 0 for none."""
     looked_ns: int = 0
     """When it asked for looks last."""
+    first_errors: tuple[tuple[str, int], ...] = ()
+    """The least count of uncorrected memory errors that each card showed since attaching, by UUID."""
 
     @property
     def trained(self) -> bool:
@@ -271,8 +273,18 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         still_ns=still_ns,
         cornered_ns=cornered_ns,
         longest_s=max(watch.longest_s, paused_s if paused_s >= LEAST_PAUSE_S else 0.0, longest_step_s(frame)),
+        first_errors=_note_errors(watch.first_errors, frame),
     )
     return _take_records(_take_rounds(watch, frame), frame)
+
+
+def _note_errors(first: tuple[tuple[str, int], ...], frame: Frame) -> tuple[tuple[str, int], ...]:
+    """Keep the least count of each card: a driver that is loaded anew begins at 0 again."""
+    counts = dict(first)
+    for card in known_or(frame.gpus, ()):
+        if is_known(card.ecc_uncorrected):
+            counts[card.uuid] = min(counts.get(card.uuid, card.ecc_uncorrected), card.ecc_uncorrected)
+    return tuple(counts.items())
 
 
 def _take_rounds(watch: Watch, frame: Frame) -> Watch:

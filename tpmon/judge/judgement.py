@@ -109,13 +109,15 @@ def _tell(old: Key | None, new: Key | None, frame: Frame) -> tuple[Event, ...]:
     return (Event(frame.taken, EventKind.VERDICT, f"verdict: {said}{was}"),)
 
 
-def _note_others(suspicions: Sequence[Suspicion], stated: Key | None) -> tuple[str, ...]:
+def _note_others(suspicions: Sequence[Suspicion], standing: Standing) -> tuple[str, ...]:
     """Name what else was seen, so that the second cause is no surprise when the first is gone.
 
     Beside no verdict there is no "also": what is suspected then may become the verdict.
     """
+    stated = standing.stated
     keys = [key_of(one) for one in suspicions]
-    explained = find_explained([*keys, stated] if stated is not None else keys)
+    weights = {key_of(one.suspicion): one.suspicion.weight for one in standing.tracks}
+    explained = find_explained([*keys, stated] if stated is not None else keys, weights)
     others = [
         one
         for one, key in zip(suspicions, keys, strict=True)
@@ -181,7 +183,7 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     if end is not None:
         return finding, decided, ()
     notes = tuple(note for note in (write(scene) for write in NOTES) if note)
-    return finding, decided, notes + _note_others(suspicions, decided.stated)
+    return finding, decided, notes + _note_others(suspicions, decided)
 
 
 def _stands(frame: Frame, standing: Standing) -> bool:

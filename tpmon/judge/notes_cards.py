@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.judge.rules_cards import CAP_PCT, CAPPED_POWER_RATIO, is_loaded
+from tpmon.judge.rules_cards import (
+    BRAKE,
+    CAP_PCT,
+    CAPPED_POWER_RATIO,
+    LEAST_LOSS,
+    LOADED_PCT,
+    THERMAL,
+    is_loaded,
+    is_touched,
+    lost_to,
+)
 from tpmon.judge.rules_memory import CARD_FULL
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, held_pct, judge_hollow
@@ -35,6 +45,19 @@ def note_power_limited(scene: Scene) -> str:
         return ""
     runs = "runs at its power limit" if len(limited) == 1 else "run at their power limits"
     return f"power-limited: {_name_cards(limited)} {runs}; normal under full load"
+
+
+def note_held(scene: Scene) -> str:
+    """Return the note that heat or the power brake lowers a card's clocks and costs little, "" for none."""
+    for words, reasons in (("heat", THERMAL), ("the power brake", BRAKE)):
+        for card in scene.gpus:
+            lost = lost_to(card, reasons, scene)
+            touched = is_loaded(card, LOADED_PCT) and is_touched(card, reasons)
+            if touched and is_known(lost) and lost < LEAST_LOSS:
+                held = format_pct(max(held_pct(card, one) for one in reasons))
+                cost = format_pct(100 * lost)
+                return f"held: {words} held card {card.index} for {held} % of 10 s; it costs about {cost} %"
+    return ""
 
 
 def note_memory_full(scene: Scene) -> str:
@@ -69,4 +92,4 @@ def note_hollow(scene: Scene) -> str:
     return ""
 
 
-NOTES = (note_power_limited, note_memory_full, note_hollow)
+NOTES = (note_power_limited, note_held, note_memory_full, note_hollow)

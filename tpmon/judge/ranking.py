@@ -56,16 +56,23 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         ),
         # A rank that waits for its data is the one that the others wait for; it moves no bytes between them.
         (Kind.DATA_BOUND, _ANY): _WAITING_FOR_ONE,
-        (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_A_RANK,
+        # A slow card comes late; what all ranks send each other is slow by a slow link only.
+        (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_ONE,
+        (Kind.GPU_THROTTLED, "pcie"): _WAITING_FOR_A_RANK,
         (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
         (Kind.PYTHON_BOUND, "gil"): ((Kind.PYTHON_BOUND, "single-thread"),),
     }
 )
 """Which causes are only the shadow of another one."""
 
+EXPLAINS_WAIT = 0.5
+"""Share of a wait between ranks that a card must lose to its clock or link to be what they wait for."""
+LEAST_THROTTLE = 0.05
+"""Share of its time that a card must lose before what holds it may be the verdict."""
 GIVES_WAY = 0.5
 """Score of the stated cause, gone for 3 s then, at which another of its kind takes its place at once: the
 same wait, known better."""
+_NO_WEIGHTS: Mapping[Key, float] = MappingProxyType({})
 _FIRST = 1000.0
 _BEFORE_SPEED = 100.0
 _HEALTHY = 0.001
@@ -75,17 +82,33 @@ def _is(key: Key, wanted: Key) -> bool:
     return key[0] is wanted[0] and (wanted[1] is _ANY or key[1] == wanted[1])
 
 
-def find_explained(keys: Iterable[Key]) -> frozenset[Key]:
-    """Return those of ``keys`` that another of them explains."""
+def _is_enough(key: Key, shadow: Key, weights: Mapping[Key, float]) -> bool:
+    """Tell whether a cause costs enough for its shadow; only of a throttle its cost says how much."""
+    if key[0] is not Kind.GPU_THROTTLED or key not in weights or shadow not in weights:
+        return True
+    return weights[key] >= EXPLAINS_WAIT * weights[shadow]
+
+
+def find_explained(keys: Iterable[Key], weights: Mapping[Key, float] = _NO_WEIGHTS) -> frozenset[Key]:
+    """Return those of ``keys`` that another of them explains; ``weights`` are what they cost, 0-1."""
     present = tuple(keys)
-    shadows = [
-        shadow
+    pairs = [
+        (key, shadow)
         for key in present
         for source, explained in EXPLAINS.items()
         if _is(key, source)
         for shadow in explained
     ]
-    return frozenset(key for key in present if any(_is(key, shadow) for shadow in shadows))
+    return frozenset(
+        one
+        for one in present
+        if any(_is(one, shadow) and _is_enough(key, one, weights) for key, shadow in pairs)
+    )
+
+
+def _is_slight(track: Track) -> bool:
+    """Tell whether a card is held and hardly loses anything by it."""
+    return track.suspicion.kind is Kind.GPU_THROTTLED and track.suspicion.weight < LEAST_THROTTLE
 
 
 def weigh(track: Track) -> float:
@@ -110,10 +133,11 @@ def _gives_way(stated: Track, risen: Iterable[Track]) -> bool:
 
 def rank(tracks: Iterable[Track], stated: Key | None) -> tuple[Track, ...]:
     """Return the causes that may be stated, heaviest first: risen fully, or stated and not fallen yet."""
-    tracks = tuple(tracks)
+    tracks = tuple(track for track in tracks if not _is_slight(track))
     risen = [track for track in tracks if track.score >= 1]
     held = [track for track in tracks if track.score < 1 and key_of(track.suspicion) == stated]
     may = risen + [track for track in held if not _gives_way(track, risen)]
-    explained = find_explained(key_of(track.suspicion) for track in may)
+    weights = {key_of(track.suspicion): track.suspicion.weight for track in may}
+    explained = find_explained(weights, weights)
     free = [track for track in may if key_of(track.suspicion) not in explained]
     return tuple(sorted(free, key=lambda track: -weigh(track)))

@@ -1,11 +1,11 @@
-"""The cards themselves: heat, brakes, odd caps, a slow PCIe link, errors.
+"""What holds the clocks of a card down: heat, brakes, odd caps.
 
-Judged under load only: an idle card lowers clocks and link on purpose.
+Judged under load only: an idle card lowers its clocks on purpose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
@@ -13,11 +13,15 @@ from tpmon.judge.scene import Scene, ranks_on
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.gpu import is_no_card
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
 THERMAL = ("SW thermal", "HW thermal")
+BRAKE = ("power brake",)
+LEAST_LOSS = 0.05
+"""Share of its time that a card must lose to its clock before what holds it is a cause and not a note."""
 COUNTER_PCT = 5.0
 """Share of the window by the violation counter, which misses nothing."""
 THERMAL_BIT_PCT = 30.0
@@ -33,27 +37,17 @@ CAPPED_POWER_RATIO = 0.8
 LOW_CLOCK_RATIO = 0.8
 """C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
 HOT_MARGIN_C = 3.0
-LINK_LOAD_PCT = 50.0
-LINK_USE_RATIO = 0.2
-"""Share of the present link's capacity from which a faster one would be felt."""
-LINK_RUIN_RATIO = 0.25
-"""Two generations or three quarters of the lanes lost: named even where no counter tells the traffic."""
-LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
-"""PCI Express payload per lane and direction by generation, after line coding."""
-APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
-"""Xids that a program's own fault raises (13, 31, 43, 68, 69), that follow its end (45), or that say
-a row was remapped (63, told by the remap reading)."""
 CAP_REASONS = ("application clocks", "display clocks", "board limit", "reliability")
 
-_SLOW_TO_TELL = 0.2
-_SERIOUS = 0.5
+UNREAD_COST = 0.2
+"""Weight of a cause of a card whose cost was not read."""
 
 
 def find_unseen_cards(scene: Scene) -> str:
     """Say why the job may compute on cards that were not read, "" when it uses none or they were."""
     gpus = scene.frame.gpus
     if isinstance(gpus, Missing):
-        return "" if "no NVIDIA driver" in gpus.reason else gpus.reason
+        return "" if is_no_card(gpus.reason) else gpus.reason
     holders = [card.pids for card in gpus]
     unread = next((one for one in holders if isinstance(one, Missing)), None)
     if unread is not None and not any(is_known(one) for one in holders):
@@ -74,14 +68,29 @@ def _is_held(card: CardScene, reason: str, bit_pct: float) -> bool:
     )
 
 
+def _costs(lost: Known[float]) -> bool:
+    return not is_known(lost) or lost >= LEAST_LOSS
+
+
+def is_touched(card: CardScene, reasons: Iterable[str]) -> bool:
+    """Tell whether heat or the power brake lowers the card's clocks at all, whatever that costs."""
+    bit_pct = BRAKE_BIT_PCT if reasons == BRAKE else THERMAL_BIT_PCT
+    return any(_is_held(card, reason, bit_pct) for reason in reasons)
+
+
 def is_hot(card: CardScene) -> bool:
-    """Tell whether heat holds the card's clocks."""
-    return any(_is_held(card, reason, THERMAL_BIT_PCT) for reason in THERMAL)
+    """Tell whether heat holds the card's clocks, and that costs something.
+
+    Hardware protection halves clocks: where it holds for long, clocks that read full are not believed.
+    """
+    if held_pct(card, "HW thermal") >= THERMAL_BIT_PCT:
+        return True
+    return is_touched(card, THERMAL) and _costs(_part_of(card, THERMAL, _lost_clock(card, ())))
 
 
 def is_braked(card: CardScene) -> bool:
-    """Tell whether the external power brake holds the card's clocks."""
-    return _is_held(card, "power brake", BRAKE_BIT_PCT)
+    """Tell whether the external power brake holds the card's clocks, and that costs something."""
+    return is_touched(card, BRAKE) and _costs(_part_of(card, BRAKE, _lost_clock(card, ())))
 
 
 def is_loaded(card: CardScene, least_pct: float) -> bool:
@@ -89,13 +98,51 @@ def is_loaded(card: CardScene, least_pct: float) -> bool:
     return is_known(card.busy_pct) and card.busy_pct >= least_pct
 
 
-def _lost_clock(card: CardScene) -> Known[float]:
-    """Return the share of its time that the card loses to its clock: U * (1 - C)."""
-    if not is_known(card.clock_ratio):
-        return card.clock_ratio
+def _mean_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
+    """Return the mean clock of a card over its maximum: slow seconds count, however few they are."""
+    ratios = [
+        min(1.0, one.sm_clock_mhz / one.sm_clock_max_mhz)
+        for frame in frames
+        for one in known_or(frame.gpus, ())
+        if one.uuid == card.last.uuid
+        and is_known(one.sm_clock_mhz)
+        and is_known(one.sm_clock_max_mhz)
+        and one.sm_clock_max_mhz > 0
+    ]
+    return sum(ratios) / len(ratios) if ratios and is_known(card.clock_ratio) else card.clock_ratio
+
+
+def _lost_clock(card: CardScene, frames: Iterable[Frame]) -> Known[float]:
+    """Return the share of its time that the card loses to its clock: U * (1 - C), C the mean of frames."""
+    clock = _mean_clock(card, frames)
+    if not is_known(clock):
+        return clock
     if not is_known(card.busy_pct):
         return card.busy_pct
-    return max(0.0, min(1.0, card.busy_pct / 100 * (1 - card.clock_ratio)))
+    return max(0.0, min(1.0, card.busy_pct / 100 * (1 - clock)))
+
+
+def _held_by_others(card: CardScene, reasons: Collection[str]) -> bool:
+    """Tell whether a limit held the clocks for longer than these reasons did.
+
+    Application clocks are set on every data-centre card, a little below the maximum: only those that
+    are far below it hold anything.
+    """
+    slow = is_known(card.clock_ratio) and card.clock_ratio < LOW_CLOCK_RATIO
+    others = ("power cap", *CAP_REASONS) if slow else ("power cap",)
+    return max(held_pct(card, one) for one in others) > max(held_pct(card, one) for one in reasons)
+
+
+def _part_of(card: CardScene, reasons: Collection[str], lost: Known[float]) -> Known[float]:
+    """Return what these reasons took of a lost clock: all, or only their time where a limit held longer."""
+    if not is_known(lost) or not _held_by_others(card, reasons):
+        return lost
+    return lost * min(1.0, max(held_pct(card, one) for one in reasons) / 100)
+
+
+def lost_to(card: CardScene, reasons: Collection[str], scene: Scene) -> Known[float]:
+    """Return the share of its time, 0-1, that heat or the power brake costs a card."""
+    return _part_of(card, reasons, _lost_clock(card, scene.frames))
 
 
 def _worst(cards: Iterable[CardScene]) -> CardScene | None:
@@ -121,31 +168,40 @@ def _clock(card: CardScene, frame: Frame) -> tuple[Evidence, ...]:
     return (reading("SM clock of its maximum", 100 * card.clock_ratio, "%", "NVML clock", frame.ages_s.gpu),)
 
 
-def _rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
+def rank_on(card: CardScene, scene: Scene) -> Applicable[int]:
+    """Return the rank that computes on a card, where that is one."""
     return next((rank.rank for rank in ranks_on(card, scene)), NOT_APPLICABLE)
 
 
 def _throttled(
-    scene: Scene, card: CardScene, cause: str, *, why: str, evidence: tuple[Evidence, ...], margin: float
+    scene: Scene,
+    card: CardScene,
+    cause: str,
+    *,
+    lost: Known[float],
+    why: str,
+    evidence: tuple[Evidence, ...],
+    margin: float,
+    alone: bool = True,
 ) -> Suspicion:
-    lost = _lost_clock(card)
+    """Suspect what holds a card; ``alone`` says that nothing else explains its low clock."""
     sources = {"NVML reasons"}
     slow = is_known(card.clock_ratio) and card.clock_ratio < BUSY_PCT / 100
     clock = ""
-    if slow and is_known(card.clock_ratio):
+    if slow and alone and is_known(card.clock_ratio):
         sources.add("NVML clock")
         clock = f" at {format_pct(100 * card.clock_ratio)} % of its clock"
     return Suspicion(
         kind=Kind.GPU_THROTTLED,
         cause=cause,
-        weight=lost if is_known(lost) else _SLOW_TO_TELL,
+        weight=lost if is_known(lost) else UNREAD_COST,
         margin=margin,
         sources=frozenset(sources),
         summary=f"card {card.index} is held{clock}: {why}",
         evidence=(*evidence, *_clock(card, scene.frame)),
         share=lost if is_known(lost) and slow else NOT_APPLICABLE,
         card=card.index,
-        rank=_rank_on(card, scene),
+        rank=rank_on(card, scene),
     )
 
 
@@ -156,60 +212,101 @@ def _unread_reasons(scene: Scene) -> Known[bool]:
     return missing[0] if missing and len(missing) == len(known) else True
 
 
-def judge_thermal(scene: Scene) -> Answer:
-    """Suspect heat when it holds the clocks of a loaded card for 5 % of the window."""
+def _find_held(
+    scene: Scene, reasons: tuple[str, ...], name: str, none: str
+) -> tuple[CardScene, Known[float]] | Answer:
+    """Return the loaded card that loses most to these reasons and how much, else why that is no cause."""
     if not scene.gpus:
         return answer_without_cards(scene)
     read = _unread_reasons(scene)
     if not is_known(read):
-        return Unsure(f"heat of the cards ({read.reason})")
-    card = _worst(one for one in scene.gpus if is_hot(one) and is_loaded(one, LOADED_PCT))
-    if card is None:
-        return Cleared("heat of the cards (no thermal reason)")
-    held = max(held_pct(card, reason) for reason in THERMAL)
-    margin_c = card.last.temperature_margin_c
+        return Unsure(f"{name} ({read.reason})")
+    touched = [one for one in scene.gpus if is_touched(one, reasons) and is_loaded(one, LOADED_PCT)]
+    if not touched:
+        return Cleared(f"{name} ({none})")
+    losses = [(card, lost_to(card, reasons, scene)) for card in touched]
+    known = [(card, lost) for card, lost in losses if is_known(lost)]
+    if not known:
+        return losses[0]
+    card, most = max(known, key=lambda pair: pair[1])
+    if most >= LEAST_LOSS:
+        return card, most
+    unread = next((pair for pair in losses if not is_known(pair[1])), None)
+    if unread is not None:
+        return unread
+    return Cleared(f"{name} (it costs card {card.index} {format_pct(100 * most)} % of its time)")
+
+
+def _margin(card: CardScene, reasons: tuple[str, ...], lost: Known[float]) -> float:
+    """Return how far both are past their thresholds, how long it held and what it costs."""
+    held = max(held_pct(card, reason) for reason in reasons) / COUNTER_PCT
+    return min(held, lost / LEAST_LOSS if is_known(lost) else 1.0)
+
+
+def judge_thermal(scene: Scene) -> Answer:
+    """Suspect heat when it holds the clocks of a loaded card for 5 % of the window, and costs as much."""
+    found = _find_held(scene, THERMAL, "heat of the cards", "no thermal reason")
+    if not isinstance(found, tuple):
+        return found
+    card, lost = found
     evidence = _shares(card, THERMAL, scene.frame)
     evidence += (reading("temperature", card.last.temperature_c, "C", "NVML", scene.frame.ages_s.gpu),)
     hardware = held_pct(card, "HW thermal") > 0
-    why = "hardware protection against heat" if hardware else "it is hot"
-    found = _throttled(scene, card, "thermal", why=why, evidence=evidence, margin=held / COUNTER_PCT)
+    suspicion = _throttled(
+        scene,
+        card,
+        "thermal",
+        lost=lost,
+        why="hardware protection against heat" if hardware else "it is hot",
+        evidence=evidence,
+        margin=_margin(card, THERMAL, lost),
+        alone=not _held_by_others(card, THERMAL),
+    )
+    margin_c = card.last.temperature_margin_c
     if is_known(margin_c) and margin_c <= HOT_MARGIN_C:
-        found = replace(found, sources=found.sources | {"NVML temperature"})
-    return replace(found, observed=frozenset((Need.CARD_HOT,)))
+        suspicion = replace(suspicion, sources=suspicion.sources | {"NVML temperature"})
+    return replace(suspicion, observed=frozenset((Need.CARD_HOT,)))
 
 
 def judge_brake(scene: Scene) -> Answer:
     """Suspect the power supply when the external brake holds a loaded card."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    read = _unread_reasons(scene)
-    if not is_known(read):
-        return Unsure(f"power brake ({read.reason})")
-    card = _worst(one for one in scene.gpus if is_braked(one) and is_loaded(one, LOADED_PCT))
-    if card is None:
-        return Cleared("power brake (not set)")
-    found = _throttled(
+    found = _find_held(scene, BRAKE, "power brake", "not set")
+    if not isinstance(found, tuple):
+        return found
+    card, lost = found
+    suspicion = _throttled(
         scene,
         card,
         "brake",
+        lost=lost,
         why="the external power brake, so the power supply or the chassis",
-        evidence=_shares(card, ("power brake", "HW slowdown"), scene.frame),
-        margin=held_pct(card, "power brake") / COUNTER_PCT,
+        evidence=_shares(card, (*BRAKE, "HW slowdown"), scene.frame),
+        margin=_margin(card, BRAKE, lost),
+        alone=not _held_by_others(card, BRAKE),
     )
-    return replace(found, observed=frozenset((Need.CARD_BRAKED,)))
+    return replace(suspicion, observed=frozenset((Need.CARD_BRAKED,)))
 
 
 def find_odd_cap(card: CardScene) -> str:
-    """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set."""
+    """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set.
+
+    A card that is at its limit for a part of each step, and waits for the rest of it, draws less than its
+    limit on the whole: the cap is odd only where its own seconds cannot have been at the limit.
+    """
     if not is_loaded(card, BUSY_PCT) or is_hot(card) or is_braked(card):
         return ""
-    low_power = is_known(card.power_ratio) and card.power_ratio < CAPPED_POWER_RATIO
-    if low_power and held_pct(card, "power cap") >= CAP_PCT:
+    capped = held_pct(card, "power cap")
+    if capped >= CAP_PCT and is_known(card.power_ratio) and card.power_ratio < _capped_power(capped):
         return "power cap"
     slow = is_known(card.clock_ratio) and card.clock_ratio < LOW_CLOCK_RATIO
     if slow:
         return next((one for one in (*CAP_REASONS, "HW slowdown") if held_pct(card, one) >= CAP_PCT), "")
     return ""
+
+
+def _capped_power(capped_pct: float) -> float:
+    """Return the least P of a card whose capped share of the window was at its limit."""
+    return CAPPED_POWER_RATIO * min(1.0, capped_pct / 100)
 
 
 def judge_odd_cap(scene: Scene) -> Answer:
@@ -227,148 +324,16 @@ def judge_odd_cap(scene: Scene) -> Answer:
     if reason == "power cap" and is_known(card.power_ratio):
         power = 100 * card.power_ratio
         evidence += (reading("power of its limit", power, "%", "NVML power", scene.frame.ages_s.gpu),)
-        margin = CAPPED_POWER_RATIO / max(card.power_ratio, 0.1)
+        margin = _capped_power(held_pct(card, reason)) / max(card.power_ratio, 0.1)
         why = f"a power cap although it draws {format_pct(power)} % of its limit"
     else:
         margin = LOW_CLOCK_RATIO / max(card.clock_ratio if is_known(card.clock_ratio) else 1.0, 0.1)
         why = f"{reason}, not by power or heat"
-    found = _throttled(scene, card, "odd-cap", why=why, evidence=evidence, margin=margin)
+    lost = _lost_clock(card, scene.frames)
+    found = _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin)
     if reason == "power cap":
         found = replace(found, sources=found.sources | {"NVML power"})
     return replace(found, observed=frozenset((Need.CARD_CAPPED,)))
 
 
-def _lane_speed(generation: Known[int], width: Known[int]) -> Known[float]:
-    if not is_known(generation):
-        return generation
-    if not is_known(width):
-        return width
-    lane = LANE_BYTES_S.get(generation)
-    return lane * width if lane and width > 0 else Missing(f"PCIe generation {generation} x{width}")
-
-
-def _link_ratio(card: CardScene) -> Known[float]:
-    """Return the present link's speed over the best that card and slot can."""
-    last = card.last
-    now = _lane_speed(last.pcie_generation, last.pcie_width)
-    best = _lane_speed(last.pcie_generation_max, last.pcie_width_max)
-    if not is_known(now):
-        return now
-    return now / best if is_known(best) else best
-
-
-def _link_use(card: CardScene) -> Known[float]:
-    now = _lane_speed(card.last.pcie_generation, card.last.pcie_width)
-    if not is_known(now):
-        return now
-    return min(1.0, card.pcie_bytes_s / now) if is_known(card.pcie_bytes_s) else card.pcie_bytes_s
-
-
-def judge_pcie(scene: Scene) -> Answer:
-    """Suspect a downtrained PCIe link, under load, when its traffic would be faster on a whole one."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    loaded = [card for card in scene.gpus if is_loaded(card, LINK_LOAD_PCT)]
-    if not loaded:
-        return Unsure("PCIe link (no card under load: idle ones slow it down on purpose)")
-    ratios = [(card, ratio) for card in loaded if is_known(ratio := _link_ratio(card))]
-    if not ratios:
-        return Unsure("PCIe link (not read)")
-    card, ratio = min(ratios, key=lambda pair: pair[1])
-    if ratio >= 1.0:
-        return Cleared("PCIe link (full width and generation)")
-    use = _link_use(card)
-    last = card.last
-    now = f"generation {last.pcie_generation} x{last.pcie_width}"
-    best = f"generation {last.pcie_generation_max} x{last.pcie_width_max}"
-    if is_known(use) and use < LINK_USE_RATIO:
-        return Cleared(f"PCIe link ({now} of {best}, but only {format_pct(100 * use)} % of it is used)")
-    if not is_known(use) and ratio > LINK_RUIN_RATIO:
-        return Unsure(f"PCIe link ({now} of {best}; how much goes over it: {use.reason})")
-    age = scene.frame.ages_s.gpu
-    evidence: tuple[Evidence, ...] = (
-        reading("link speed of its best", 100 * ratio, "%", "NVML PCIe link", age),
-    )
-    if is_known(use):
-        evidence += (reading("link in use", 100 * use, "%", "NVML PCIe counters", age),)
-    return Suspicion(
-        kind=Kind.GPU_THROTTLED,
-        cause="pcie",
-        weight=use * (1 - ratio) if is_known(use) else _SLOW_TO_TELL * (1 - ratio),
-        margin=use / LINK_USE_RATIO if is_known(use) else LINK_RUIN_RATIO / ratio,
-        sources=frozenset(("NVML PCIe link", "NVML PCIe counters") if is_known(use) else ("NVML PCIe link",)),
-        summary=f"card {card.index}'s PCIe link runs as {now}; it can do {best}",
-        evidence=evidence,
-        observed=frozenset((Need.LINK_DOWN,)),
-        card=card.index,
-        rank=_rank_on(card, scene),
-    )
-
-
-def _ecc_rise(card: CardScene, scene: Scene) -> int:
-    """Return how many uncorrected memory errors came within the history."""
-    now = card.last.ecc_uncorrected
-    for frame in scene.history:
-        for sample in frame.gpus if is_known(frame.gpus) else ():
-            if sample.uuid == card.last.uuid and is_known(sample.ecc_uncorrected) and is_known(now):
-                return max(0, now - sample.ecc_uncorrected)
-    return 0
-
-
-def _unread_health(card: CardScene) -> Known[bool]:
-    """Return why nothing of a card's health was read; cards without ECC have no such figures."""
-    last = card.last
-    figures = (last.recovery_action, last.remapped_rows_failed, last.ecc_uncorrected)
-    missing = [one for one in figures if isinstance(one, Missing)]
-    return missing[0] if len(missing) == len(figures) else True
-
-
-def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
-    """Return what the card reports: words, weight, source."""
-    last = card.last
-    found = []
-    if is_known(last.recovery_action) and last.recovery_action != 0:
-        found.append((f"recovery action {last.recovery_action} wanted", _SERIOUS, "NVML recovery action"))
-    if is_known(last.remapped_rows_failed) and last.remapped_rows_failed:
-        found.append(("row remapping failed", _SERIOUS, "NVML remapped rows"))
-    if is_known(last.remapped_rows_pending) and last.remapped_rows_pending:
-        found.append(("a row remapping waits for a reset", _SLOW_TO_TELL, "NVML remapped rows"))
-    rise = _ecc_rise(card, scene)
-    if rise:
-        found.append((f"{rise} new uncorrected memory errors", _SERIOUS, "NVML ECC"))
-    xids = dict.fromkeys(xid for xid in last.xids if xid not in APPLICATION_XIDS)
-    if xids:
-        found.append((f"Xid {', '.join(map(str, xids))}", _SERIOUS, "NVML events"))
-    return found
-
-
-def judge_unhealthy(scene: Scene) -> Answer:
-    """Suspect a card that reports errors of its own: remapping, ECC, a wanted reset, an Xid."""
-    if not scene.gpus:
-        return answer_without_cards(scene)
-    told = [(card, words) for card in scene.gpus if (words := _complaints(card, scene))]
-    if not told:
-        for read in map(_unread_health, scene.gpus):
-            if not is_known(read):
-                return Unsure(f"errors of the cards ({read.reason})")
-        return Cleared("errors of the cards (none reported)")
-    card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
-    age = scene.frame.ages_s.gpu
-    return Suspicion(
-        kind=Kind.GPU_UNHEALTHY,
-        cause=NOT_APPLICABLE,
-        weight=max(weight for _, weight, _ in words),
-        margin=float(1 + len(words)),
-        sources=frozenset(source for _, _, source in words),
-        summary=f"card {card.index} reports: {'; '.join(text for text, _, _ in words)}",
-        evidence=tuple(
-            Evidence(name=f"card {card.index}", value=1.0, unit="", text=text, source=source, age_s=age)
-            for text, _, source in words
-        ),
-        observed=frozenset((Need.CARD_ERRORS,)),
-        card=card.index,
-        rank=_rank_on(card, scene),
-    )
-
-
-RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap, judge_pcie, judge_unhealthy)
+RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)

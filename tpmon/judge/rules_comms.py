@@ -7,19 +7,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.comms_traffic import NIC_SOURCE, find_traffic, say_traffic
 from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import Wait, find_waits
-from tpmon.judge.rules_cards import find_odd_cap, is_braked, is_hot, is_loaded
+from tpmon.judge.rules_cards import (
+    CAP_PCT,
+    CAPPED_POWER_RATIO,
+    find_odd_cap,
+    is_braked,
+    is_hot,
+    is_loaded,
+)
 from tpmon.judge.rules_progress import find_pause
-from tpmon.judge.scene import RankScene, Scene, demand_of, ranks_on
-from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, see_cards
+from tpmon.judge.scene import RankScene, Scene, ranks_on
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import Role, ThreadKind
-from tpmon.model.units import format_bytes, format_pct
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Kind
 
 WAITING_RATIO = 0.3
 """Share of its time that the typical rank waits in collectives before it is worth a cause."""
@@ -35,17 +42,12 @@ WORKS_MORE = 1.5
 """CPU time that a late rank takes over what the others take, from which it has more to do: they make the same
 steps, so neighbours change the times of all and not their ratio. Equal work is 1.0; 3 to 6 forward passes
 more than the others' step are 2 to 3."""
-COMM_DEMAND = 0.2
-"""Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""
-NIC_BYTES_S = 50e6
-"""Bytes/s of the job's interface from which the network works: 40 % of a gigabit link."""
-LINK_BYTES_S = 1e9
-"""NVLink and PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
 BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back."""
+CARD_EXPLAINS = 0.5
+"""Part of the wait for a late rank that the low clock of its card must explain to be named instead of it."""
 RESTING_RATIO = 0.1
 """Share of looks that find a main thread running below which its wait says more than its stack."""
-NIC_SOURCE = "interface counters"
 CROWDED = "the ranks wait for CPUs, and so for each other"
 STRAGGLER_SPAN_S = 20.0
 """How long a card must be slow: twice the span of the other rules."""
@@ -177,6 +179,17 @@ def _behind(cards: Sequence[CardScene]) -> tuple[CardScene, float] | None:
     return card, ratio / median
 
 
+def _is_at_its_limit(card: CardScene, others: Sequence[CardScene]) -> bool:
+    """Tell whether a card's own power limit explains its low clock: it works, and the others draw less.
+
+    That is the card of a rank that has more to do; cards that wait for it clock high and draw little.
+    """
+    own, theirs = card.power_ratio, median_known(one.power_ratio for one in others)
+    if held_pct(card, "power cap") < CAP_PCT or not is_known(own) or not is_known(theirs):
+        return False
+    return own >= CAPPED_POWER_RATIO and theirs < BEHIND_CLOCK_RATIO * own
+
+
 def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     """Suspect the one card with a low clock. Low power alone is no sign: waiting cards draw little."""
     if _behind(scene.gpus) is None:
@@ -189,6 +202,8 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     card, ratio = found
     if is_hot(card) or is_braked(card) or find_odd_cap(card):
         return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
+    if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index]):
+        return None
     powers = [one.power_ratio for one in scene.gpus]
     median_power = median_known(powers)
     sources = {"NVML clock"}
@@ -223,76 +238,25 @@ def judge_straggler(scene: Scene) -> Answer:
     if alone is not None:
         return alone
     by_card = _find_late_card(scene)
-    if by_card is not None:
-        return by_card
     pausing = next((rank for rank in scene.ranks if find_pause(rank) is not None), None)
     if pausing is not None:
-        return Cleared(f"late rank ({name_rank(pausing)} pauses on purpose)")
+        return by_card or Cleared(f"late rank ({name_rank(pausing)} pauses on purpose)")
     waits = find_waits(scene)
     if not is_known(waits):
-        return Unsure(f"late rank ({waits.reason})")
+        return by_card or Unsure(f"late rank ({waits.reason})")
     found = _find_late_rank(waits, scene)
-    if found is not None:
-        return found
-    return Cleared(f"late rank (all wait about alike, {format_pct(100 * waits[0].ratio)} % at least)")
+    if found is None:
+        alike = f"late rank (all wait about alike, {format_pct(100 * waits[0].ratio)} % at least)"
+        return by_card or Cleared(alike)
+    if isinstance(by_card, Suspicion) and _is_late_by(by_card, found):
+        return by_card
+    return found
 
 
-def _comm_demand(scene: Scene) -> Known[float]:
-    """Return the demand of the communication threads of the busiest rank, in threads."""
-    values: dict[int, list[Known[float]]] = {}
-    for frame in scene.frames:
-        for process in frame.processes:
-            if process.role is Role.RANK:
-                values.setdefault(process.pid, []).append(demand_of(process, (ThreadKind.COMM,)))
-    known = [median for one in values.values() if is_known(median := median_known(one))]
-    return max(known) if known else Missing("no communication threads were read")
-
-
-def _nic_bytes_s(scene: Scene) -> Known[float]:
-    """Return the bytes per second of the busiest interface that the job uses, both directions."""
-
-    def busiest(index: int) -> Known[float]:
-        network = scene.frames[index].network
-        if not is_known(network):
-            return network
-        rates = [
-            one.receive_bytes_s + one.send_bytes_s
-            for one in network
-            if is_known(one.used_by_job)
-            and one.used_by_job
-            and is_known(one.receive_bytes_s)
-            and is_known(one.send_bytes_s)
-        ]
-        return max(rates) if rates else Missing("no interface of the job was read")
-
-    return median_known(busiest(index) for index in range(len(scene.frames)))
-
-
-def _find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
-    """Return how far traffic is past its thresholds (0: none), what shows it, and the evidence."""
-    age = scene.frame.ages_s
-    links = [card.link_bytes_s for card in scene.gpus]
-    known = [one for one in links if is_known(one)]
-    rows: tuple[tuple[str, Known[float], float, str, str, Known[float]], ...] = (
-        ("communication threads", _comm_demand(scene), COMM_DEMAND, "threads", "schedstat", age.threads),
-        ("network", _nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, age.io),
-        ("links", min(known) if known else Missing("-"), LINK_BYTES_S, "bytes/s", "NVLink counters", age.gpu),
-    )
-    margin = 0.0
-    sources: set[str] = set()
-    evidence = []
-    for name, value, limit, unit, source, how_old in rows:
-        if is_known(value):
-            evidence.append(reading(name, value, unit, source, how_old))
-            if value >= limit:
-                margin = max(margin, value / limit)
-                sources.add(source)
-    return margin, sources, tuple(evidence)
-
-
-def _say_traffic(scene: Scene) -> str:
-    rate = _nic_bytes_s(scene)
-    return f" at {format_bytes(int(rate))}/s" if is_known(rate) and rate >= NIC_BYTES_S else ""
+def _is_late_by(card: Suspicion, late: Suspicion) -> bool:
+    """Tell whether a slow card makes a rank late: it may be its own, and explains most of the wait."""
+    own = not is_known(card.rank) or card.rank == late.rank
+    return own and card.weight >= CARD_EXPLAINS * late.weight
 
 
 def _all_wait(scene: Scene, cause: str) -> tuple[list[Wait], float] | Answer:
@@ -334,13 +298,13 @@ def judge_transfer(scene: Scene) -> Answer:
     if not isinstance(found, tuple):
         return found
     waits, least = found
-    margin, sources, evidence = _find_traffic(scene)
+    margin, sources, evidence = find_traffic(scene)
     # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
     if _is_crowded(scene) and NIC_SOURCE not in sources:
         return Unsure(f"transfer between ranks ({CROWDED})")
     if margin < 1:
         return Cleared("transfer between ranks (little moves)")
-    text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{_say_traffic(scene)}"
+    text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{say_traffic(scene)}"
     plain = _suspect_all(scene, waits, "transfer", text)
     return replace(
         plain,
@@ -358,7 +322,7 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     waits, least = found
     if _is_crowded(scene):
         return Unsure(f"waits between ranks ({CROWDED})")
-    if _find_traffic(scene)[0] >= 1:
+    if find_traffic(scene)[0] >= 1:
         return Cleared("waits between ranks (they transfer)")
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0

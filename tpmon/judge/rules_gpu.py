@@ -6,7 +6,7 @@ must agree before a card is called full.
 
 from __future__ import annotations
 
-from tpmon.judge import rules_cards, rules_launch
+from tpmon.judge import rules_card_errors, rules_cards, rules_launch, rules_link
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cards import answer_without_cards, is_braked, is_hot
 from tpmon.judge.scene import Scene
@@ -126,4 +126,6 @@ RULES: tuple[Rule, ...] = (
     judge_gpu_compute,
     *rules_launch.RULES,
     *rules_cards.RULES,
+    *rules_link.RULES,
+    *rules_card_errors.RULES,
 )

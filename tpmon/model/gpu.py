@@ -7,6 +7,14 @@ from enum import Enum
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known
 
+NO_DRIVER = "no NVIDIA driver"
+NO_CARD_OPEN = "the job holds no NVIDIA card open"
+
+
+def is_no_card(reason: str) -> bool:
+    """Tell whether the reason why no card was read is that the job has none."""
+    return reason.startswith((NO_DRIVER, NO_CARD_OPEN))
+
 
 class GpuState(str, Enum):
     """Say whether a card still answers."""

@@ -61,7 +61,11 @@ class GpuProbe:
         held, _ = self._held.latest()
         with self._lock:
             reading = self._board.read(
-                job_pids, held if is_known(held) else {}, self._pids_are_ours, time.monotonic_ns()
+                job_pids,
+                held if is_known(held) else {},
+                self._pids_are_ours,
+                time.monotonic_ns(),
+                self._files.has_driver,
             )
             return self._with_losses(reading)
 

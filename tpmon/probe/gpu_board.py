@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import Driver, GpuSample, GpuState
+from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import clean_text
-from tpmon.probe.gpu_mapping import Card, Held, held_minors, map_to_job, unlisted_minors
+from tpmon.probe.gpu_mapping import Card, Held, find_unread, held_minors, map_to_job, unlisted_minors
 from tpmon.probe.gpu_rates import CardTrack, make_silent_sample, without_live
 from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line
 
@@ -33,15 +33,20 @@ _MAY_HIDE = frozenset((4, 9, 12))
 _FAILURES = {
     4: "no permission to use the NVIDIA driver",
     9: "the NVIDIA driver is not loaded",
-    12: "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)",
+    12: f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)",
     18: "the NVIDIA driver was replaced while in use (library and kernel module differ)",
 }
+
+
+_LIBRARY_MISSING = "libnvidia-ml.so.1 not found, though the kernel has a driver"
+_NOT_LOOKED = Missing("drivers not looked for")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
     """Hold all that is known of the GPUs at one moment.
 
+    ``of_job`` is ``gpus``, but where NVML does not answer it says whether the job can have a card at all.
     ``age_s`` is the age of the newest line of any card; each card has its own age too.
     ``events`` are new since the reading before; ``notes`` are true as long as they are there.
     """
@@ -52,6 +57,7 @@ class GpuReading:
     source: str
     events: tuple[str, ...]
     notes: tuple[str, ...]
+    of_job: Known[tuple[GpuSample, ...]] = Missing("not asked for a job")
 
 
 @dataclass(slots=True)
@@ -118,8 +124,18 @@ class Board:
         """Tell whether NVML could not be opened at all in the child that ended last."""
         return self._refused
 
-    def read(self, job: Mapping[int, int], held: Held, pids_are_ours: bool, now_ns: int) -> GpuReading:
-        """Answer with every card's age, and the job's processes on each."""
+    def read(
+        self,
+        job: Mapping[int, int],
+        held: Held,
+        pids_are_ours: bool,
+        now_ns: int,
+        has_driver: Known[bool] = _NOT_LOOKED,
+    ) -> GpuReading:
+        """Answer with every card's age, and the job's processes on each.
+
+        ``has_driver`` says whether the kernel, or WSL, has a driver for cards at all.
+        """
         cards = self._cards(now_ns)
         held_by_job = held_minors(job, held)
         notes = tuple(self._notes)
@@ -142,7 +158,10 @@ class Board:
             age = max(0.0, (now_ns - newest) / 1e9)
         events = tuple(self._events)
         self._events.clear()
-        return GpuReading(self._driver, gpus, age, self._source(), events, notes)
+        of_job = gpus
+        if isinstance(gpus, Missing) and gpus.reason == self._failure:
+            of_job = Missing(self._say_failure(job, held, has_driver))
+        return GpuReading(self._driver, gpus, age, self._source(), events, notes, of_job)
 
     def _on_driver(self, line: DriverLine, now_ns: int) -> None:
         if self._ended:
@@ -238,6 +257,18 @@ class Board:
         elif sample.state is GpuState.OK and late_s > GRACE_S:
             sample = replace(without_live(sample, "the card does not answer"), state=GpuState.STALE)
         return Card(replace(sample, age_s=age_s), slot.track.identity.minor)
+
+    def _say_failure(self, job: Mapping[int, int], held: Held, has_driver: Known[bool]) -> str:
+        """Say why NVML does not answer, or that there is no card for it to answer of."""
+        if not self._failure or not is_known(has_driver):
+            return self._failure
+        if not has_driver:
+            known = is_no_card(self._failure)
+            return self._failure if known else f"{NO_DRIVER} on this machine ({self._failure})"
+        why = _LIBRARY_MISSING if is_no_card(self._failure) else self._failure
+        if find_unread(job, held) is not None or not job or any(pid not in held for pid in job):
+            return why
+        return f"{NO_CARD_OPEN} ({why})"
 
     def _waiting(self, now_ns: int) -> str:
         waited_s = (now_ns - self._asked_ns) / 1e9

@@ -23,6 +23,10 @@ Held = Mapping[int, Known[tuple[int, ...]]]
 
 NVIDIA_MAJOR = 195
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+DXG = "/dev/dxg"
+ON_DXG = Missing(f"it reaches its card through {DXG} (WSL), which names none")
+_DRIVERS = ("nvidia", "nvhost", "nvgpu")
+_GONE = frozenset(("no such file or directory", "no such process"))
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 
 RESCAN_S = 30.0
@@ -32,7 +36,7 @@ OLD_SCANS = 8
 
 
 def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]:
-    """Return the N of every /dev/nvidiaN that a process holds open, ascending."""
+    """Return the N of every /dev/nvidiaN that a process holds open, ascending; Missing under WSL."""
     directory = f"{proc}/{pid}/fd"
     minors = set()
     try:
@@ -42,6 +46,8 @@ def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]
                 link = os.readlink(path)
             except FileNotFoundError:
                 continue
+            if link == DXG:
+                return ON_DXG
             match = _DEVICE.fullmatch(link)
             if match:
                 minors.add(_minor_of(path, int(match[1])))
@@ -69,6 +75,20 @@ def kernel_has_driver(proc: str = "/proc") -> bool:
         return False
 
 
+def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
+    """Tell whether a card could be used here at all: the kernel has a driver, or WSL passes one through."""
+    if os.path.exists(dxg):
+        return True
+    try:
+        with open(f"{proc}/devices", encoding="ascii", errors="replace") as file:
+            lines = [line.split() for line in file]
+    except OSError as error:
+        return Missing((error.strerror or str(error)).lower())
+    return any(
+        words[0] == str(NVIDIA_MAJOR) or words[1].startswith(_DRIVERS) for words in lines if len(words) == 2
+    )
+
+
 def in_first_pid_namespace(proc: str = "/proc") -> bool:
     """Tell whether the PIDs of this process are those of the machine."""
     try:
@@ -80,13 +100,15 @@ def in_first_pid_namespace(proc: str = "/proc") -> bool:
 class DeviceFiles:
     """Scan the open device files of a job's processes, rationed. ``scan`` runs off the tick."""
 
-    def __init__(self, proc: str = "/proc") -> None:
+    def __init__(self, proc: str = "/proc", dxg: str = DXG) -> None:
         """Scan nothing until ``watch`` names processes."""
         self._proc = proc
+        self._dxg = dxg
         self._job: Mapping[int, int] = {}
         self._scans: dict[tuple[int, int], tuple[float, Known[tuple[int, ...]]]] = {}
         self._driver_checked_s = float("-inf")
-        self._has_driver = False
+        self.has_driver: Known[bool] = Missing("drivers not looked for yet")
+        """Whether a card could be used here at all."""
 
     def watch(self, job: Mapping[int, int]) -> None:
         """Name the job's processes: PID to start ticks."""
@@ -97,8 +119,8 @@ class DeviceFiles:
         now_s = time.monotonic()
         if now_s - self._driver_checked_s >= RESCAN_S:
             self._driver_checked_s = now_s
-            self._has_driver = kernel_has_driver(self._proc)
-        if not self._has_driver:
+            self.has_driver = read_has_driver(self._proc, self._dxg)
+        if not is_known(self.has_driver) or not self.has_driver:
             return {}
         job = self._job
         self._scans = {key: self._scans[key] for key in job.items() if key in self._scans}
@@ -123,13 +145,16 @@ def map_to_job(
 ) -> tuple[GpuSample, ...]:
     """Mark the job's processes on each card; ``pids_are_ours``: we are in the first PID namespace.
 
-    As soon as one card lists a process of the job, the lists are the truth for all cards.
+    As soon as one card lists a process of the job, the lists are the truth for all cards. Where no list
+    names it and lists are not to be believed, only open files tell; those that were not read tell nothing.
     """
     confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
     listed = [_listed(card.sample, confirmed) for card in cards]
     if any(listed):
         return tuple(_mark(card.sample, ours) for card, ours in zip(cards, listed, strict=True))
-    return tuple(_mark_visible(card, job, held) for card in cards)
+    unread = find_unread(job, held)
+    believed = pids_are_ours and unread != ON_DXG
+    return tuple(_mark_visible(card, job, held, unread, believed) for card in cards)
 
 
 def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held) -> tuple[int, ...]:
@@ -138,6 +163,12 @@ def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held)
     if not all(is_known(minor) for minor in minors):
         return ()
     return tuple(sorted(held_minors(job, held) - {minor for minor in minors if is_known(minor)}))
+
+
+def find_unread(job: Mapping[int, int], held: Held) -> Missing | None:
+    """Return why the open files of a living process of the job were not read, None when all were."""
+    missing = [one for pid in job if isinstance(one := held.get(pid), Missing) and one.reason not in _GONE]
+    return next((one for one in missing if one == ON_DXG), missing[0] if missing else None)
 
 
 def held_minors(job: Mapping[int, int], held: Held) -> set[int]:
@@ -169,15 +200,23 @@ def _mark(sample: GpuSample, ours: tuple[int, ...]) -> GpuSample:
     return replace(sample, processes=processes, pids=ours)
 
 
-def _mark_visible(card: Card, job: Mapping[int, int], held: Held) -> GpuSample:
+def _mark_visible(
+    card: Card, job: Mapping[int, int], held: Held, unread: Missing | None, believed: bool
+) -> GpuSample:
     minor = card.minor
+    # A list that is believed and does not name the job says that it is not on the card.
+    told = believed and is_known(card.sample.processes)
     if isinstance(minor, Missing):
-        return card.sample
+        return card.sample if told else _say_unread(card.sample, minor)
     holders = []
     for pid in sorted(job):
         minors = held.get(pid)
         if minors is not None and is_known(minors) and minor in minors:
             holders.append(pid)
-    if not holders:
-        return card.sample
-    return replace(card.sample, pids=tuple(holders), pids_are_visible_only=True)
+    if holders:
+        return replace(card.sample, pids=tuple(holders), pids_are_visible_only=True)
+    return card.sample if told or unread is None else _say_unread(card.sample, unread)
+
+
+def _say_unread(sample: GpuSample, why: Missing) -> GpuSample:
+    return replace(sample, pids=why) if is_known(sample.pids) else sample

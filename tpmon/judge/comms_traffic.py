@@ -1,0 +1,107 @@
+"""Whether data moves between the ranks: their communication threads, the network, the links. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tpmon.judge.medians import median_known
+from tpmon.judge.scene import Scene, demand_of
+from tpmon.judge.suspicion import reading
+from tpmon.model.gpu import GpuSample
+from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.process import Role, ThreadKind
+from tpmon.model.units import format_bytes
+from tpmon.model.verdict import Evidence
+
+COMM_DEMAND = 0.2
+"""Demand of a rank's communication threads from which they move data; gloo idles at 0.02."""
+NIC_BYTES_S = 50e6
+"""Bytes/s of the job's interface from which the network works: 40 % of a gigabit link."""
+LINK_BYTES_S = 1e9
+"""NVLink or PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
+NIC_SOURCE = "interface counters"
+
+
+def _comm_demand(scene: Scene) -> Known[float]:
+    """Return the demand of the communication threads of the busiest rank, in threads."""
+    values: dict[int, list[Known[float]]] = {}
+    for frame in scene.frames:
+        for process in frame.processes:
+            if process.role is Role.RANK:
+                values.setdefault(process.pid, []).append(demand_of(process, (ThreadKind.COMM,)))
+    known = [median for one in values.values() if is_known(median := median_known(one))]
+    return max(known) if known else Missing("no communication threads were read")
+
+
+def _nic_bytes_s(scene: Scene) -> Known[float]:
+    """Return the bytes per second of the busiest interface that the job uses, both directions."""
+
+    def busiest(index: int) -> Known[float]:
+        network = scene.frames[index].network
+        if not is_known(network):
+            return network
+        rates = [
+            one.receive_bytes_s + one.send_bytes_s
+            for one in network
+            if is_known(one.used_by_job)
+            and one.used_by_job
+            and is_known(one.receive_bytes_s)
+            and is_known(one.send_bytes_s)
+        ]
+        return max(rates) if rates else Missing("no interface of the job was read")
+
+    return median_known(busiest(index) for index in range(len(scene.frames)))
+
+
+def _on_cards(scene: Scene, read: Callable[[GpuSample], Known[float]]) -> Known[float]:
+    """Return the figure of the job's card that has least of it, the median over the span."""
+    values: dict[str, list[Known[float]]] = {card.last.uuid: [] for card in scene.gpus}
+    for frame in scene.frames:
+        for sample in known_or(frame.gpus, ()):
+            if sample.uuid in values:
+                values[sample.uuid].append(read(sample))
+    known = [median for one in values.values() if is_known(median := median_known(one))]
+    return min(known) if known else Missing("no link of a card was read")
+
+
+def _nvlink_bytes_s(card: GpuSample) -> Known[float]:
+    sent, received = card.nvlink_tx_bytes_s, card.nvlink_rx_bytes_s
+    if not is_known(sent) or not is_known(received):
+        return sent if isinstance(sent, Missing) else received
+    return sent + received
+
+
+def _pcie_bytes_s(card: GpuSample) -> Known[float]:
+    """Return what goes both ways: ranks exchange as much as they get, batches go to the card only."""
+    sent, received = card.pcie_tx_bytes_s, card.pcie_rx_bytes_s
+    if not is_known(sent) or not is_known(received):
+        return sent if isinstance(sent, Missing) else received
+    return 2 * min(sent, received)
+
+
+def find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
+    """Return how far traffic is past its thresholds (0: none), what shows it, and the evidence."""
+    age = scene.frame.ages_s
+    nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
+    rows: tuple[tuple[str, Known[float], float, str, str, Known[float]], ...] = (
+        ("communication threads", _comm_demand(scene), COMM_DEMAND, "threads", "schedstat", age.threads),
+        ("network", _nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, age.io),
+        ("NVLink", nvlink, LINK_BYTES_S, "bytes/s", "NVLink counters", age.gpu),
+        ("PCIe, both ways", pcie, LINK_BYTES_S, "bytes/s", "NVML PCIe counters", age.gpu),
+    )
+    margin = 0.0
+    sources: set[str] = set()
+    evidence = []
+    for name, value, limit, unit, source, how_old in rows:
+        if is_known(value):
+            evidence.append(reading(name, value, unit, source, how_old))
+            if value >= limit:
+                margin = max(margin, value / limit)
+                sources.add(source)
+    return margin, sources, tuple(evidence)
+
+
+def say_traffic(scene: Scene) -> str:
+    """Say how fast the network works, "" where it does not."""
+    rate = _nic_bytes_s(scene)
+    return f" at {format_bytes(int(rate))}/s" if is_known(rate) and rate >= NIC_BYTES_S else ""
