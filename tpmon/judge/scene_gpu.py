@@ -1,4 +1,4 @@
-"""Condense the Window into the figures of the job's cards: medians over a span, and what they add up to.
+"""Condense the Window into the figures of the job's cards: means over a span, and what they add up to.
 
 Names as in the rules: U is NVML utilisation, P is power over its limit, C is the SM clock over its
 maximum. A single second of one card says little; a rule never looks at one.
@@ -7,8 +7,9 @@ maximum. A single second of one card says little; a rule never looks at one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
-from tpmon.judge.medians import median_known
+from tpmon.judge.medians import mean_known, median_known
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState
@@ -31,6 +32,13 @@ WORKING_CLOCK_RATIO = 0.8
 QUIET_LINK_BYTES_S = 5 * (1 << 20)
 """PCIe and NVLink bytes/s below which nothing is exchanged: a collective that spins."""
 
+LULL_PCT = 30.0
+"""U of a second in which a card mostly rests between two steps; above STARVED_PCT it works in one."""
+STEPS_SPAN_S = 30.0
+"""Span for a card that works and rests in turn: ten seconds hold one or two of such steps, or a part."""
+LEAST_TURNS = 4
+"""Turns of work and rest in that span that make them steps; with fewer the card has changed once."""
+
 
 @dataclass(frozen=True, slots=True)
 class CardScene:
@@ -42,12 +50,9 @@ class CardScene:
     visible_only: bool
     """True where they only hold it open, as CUDA does with every card that it may see."""
     busy_pct: Known[float]
-    idle_samples: Known[float]
-    """Share of the driver's samples at or below 5 %."""
-    busy_samples: Known[float]
-    """Share of the driver's samples at or above 80 %."""
     power_ratio: Known[float]
     clock_ratio: Known[float]
+    """Median of the seconds in which it works as much as on average: at rest a card saves power."""
     sm_active_pct: Known[float]
     tensor_pct: Known[float]
     dram_pct: Known[float]
@@ -84,8 +89,8 @@ def _ratio(value: Known[float], limit: Known[float]) -> Known[float]:
 
 def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
     """Add the links that the card has counters for; a link without one is not thought quiet."""
-    pcie = median_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
-    nvlink = median_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
+    pcie = mean_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
+    nvlink = mean_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
     if is_known(pcie) and is_known(nvlink):
         return pcie + nvlink
     # A card without NVLink has no such counter; its PCIe bytes are all there is.
@@ -113,22 +118,39 @@ def _count_lost(samples: Sequence[GpuSample]) -> int:
     return count
 
 
+def _clock_ratio(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Known[float]:
+    if is_known(busy_pct):
+        # Rounding must not leave out the seconds of a card that is always as busy.
+        least = busy_pct - 0.5
+        samples = [one for one in samples if is_known(one.sm_pct) and one.sm_pct >= least]
+    return median_known(_ratio(one.sm_clock_mhz, one.sm_clock_max_mhz) for one in samples)
+
+
+def _takes_turns(samples: Sequence[GpuSample]) -> bool:
+    """Tell whether a card works and rests in turn, and has not stayed at one of them for longer."""
+    marks = []
+    for one in samples:
+        if is_known(one.sm_pct) and not LULL_PCT < one.sm_pct < STARVED_PCT:
+            marks.append(one.sm_pct >= STARVED_PCT)
+    *turns, newest = [len(list(turn)) for _, turn in groupby(marks)] or [0]
+    return len(turns) + 1 >= LEAST_TURNS and newest <= max(turns) + 1
+
+
 def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
     """Condense one card; ``holder`` is its reading that says whose it is."""
     last = samples[-1]
 
     def over(read: Callable[[GpuSample], Known[float]]) -> Known[float]:
-        return median_known([read(sample) for sample in samples])
+        return mean_known([read(sample) for sample in samples])
 
+    busy_pct = over(lambda one: one.sm_pct)
     return CardScene(
         last=last,
         pids=known_or(holder.pids, ()),
         visible_only=holder.pids_are_visible_only,
-        busy_pct=over(lambda one: one.sm_pct),
-        idle_samples=over(lambda one: one.sm_idle_ratio),
-        busy_samples=over(lambda one: one.sm_busy_ratio),
+        busy_pct=busy_pct,
         power_ratio=over(lambda one: _ratio(one.power_w, one.power_limit_w)),
-        clock_ratio=over(lambda one: _ratio(one.sm_clock_mhz, one.sm_clock_max_mhz)),
+        clock_ratio=_clock_ratio(samples, busy_pct),
         sm_active_pct=over(lambda one: one.sm_active_pct),
         tensor_pct=over(lambda one: one.tensor_pct),
         dram_pct=over(lambda one: one.dram_pct),
@@ -143,9 +165,28 @@ def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, GpuSample]:
     return {one.uuid: one for one in known_or(gpus, ()) if is_known(one.pids) and one.pids}
 
 
+def _newest(frames: Sequence[Frame], seconds: float) -> Sequence[Frame]:
+    """Return the Frames of the last ``seconds``."""
+    first = len(frames)
+    while first and frames[-1].taken_ns - frames[first - 1].taken_ns <= seconds * 1e9:
+        first -= 1
+    return frames[first:]
+
+
+def _by_card(frames: Sequence[Frame], uuids: Sequence[str]) -> dict[str, list[GpuSample]]:
+    """Return the readings of some cards, oldest first, by UUID."""
+    found: dict[str, list[GpuSample]] = {uuid: [] for uuid in uuids}
+    for frame in frames:
+        for sample in known_or(frame.gpus, ()):
+            if sample.uuid in found:
+                found[sample.uuid].append(sample)
+    return found
+
+
 def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[CardScene, ...]:
     """Condense the job's own cards over the Frames of a span, oldest first.
 
+    A card that works and rests in turn, as with steps of some seconds, is seen over a longer one.
     CUDA opens every card it may see, so where only open files tell, an idle card beside a busy one
     is taken for unused. A lost card lists no process: it is the job's if it was within ``history``.
     """
@@ -157,12 +198,11 @@ def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[C
         lost = {one.uuid for one in gpus if one.state is GpuState.LOST}
         for frame in history:
             holders |= {uuid: one for uuid, one in _holders(frame.gpus).items() if uuid in lost}
-    mine: dict[str, list[GpuSample]] = {one.uuid: [] for one in gpus if one.uuid in holders}
-    for frame in frames:
-        for sample in known_or(frame.gpus, ()):
-            if sample.uuid in mine:
-                mine[sample.uuid].append(sample)
-    cards = [_see_card(samples, holders[uuid]) for uuid, samples in mine.items()]
+    uuids = [one.uuid for one in gpus if one.uuid in holders]
+    mine, longer = _by_card(frames, uuids), _by_card(_newest(history, STEPS_SPAN_S), uuids)
+    cards = [
+        _see_card(longer[uuid] if _takes_turns(longer[uuid]) else mine[uuid], holders[uuid]) for uuid in uuids
+    ]
     used = [card for card in cards if not (card.last.pids_are_visible_only and _is_unused(card))]
     return tuple(used or cards)
 
