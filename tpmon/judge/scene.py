@@ -19,7 +19,7 @@ from tpmon.judge.hook_signs import find_pace
 from tpmon.judge.hook_wait import join_hook
 from tpmon.judge.medians import NO_FRAMES, mean_known, median_known, share_of
 from tpmon.judge.phases import RankPhases, Share
-from tpmon.judge.scene_gpu import CardScene, see_cards
+from tpmon.judge.scene_gpu import CardScene, doubt_cards, see_cards
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
@@ -386,7 +386,7 @@ def see(
         memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
         ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases) for rank in ranks),
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
-        gpus=see_cards(recent, frames),
+        gpus=doubt_cards(see_cards(recent, frames), len(ranks)),
         gpu_pct=mean_known(_gpu_mean(one) for one in recent),
         watch=watch,
     )

@@ -39,6 +39,9 @@ LEAST_SAMPLES = 5
 """Samples of a stack before "it does not move" is said (design: three looks, 5 s apart)."""
 LEAST_STACK_SPAN_S = 10.0
 
+IDLE_CARD_PCT = 5.0
+"""U of a card below which no kernel of the job runs on it: one that drives a screen is never at 0."""
+
 FRESH_S = 15.0
 """Age up to which the newest slice of a rank tells what it does now; ranks are sampled in turn."""
 
@@ -171,7 +174,7 @@ def gpus_move(scene: Scene) -> Known[str]:
     for card in scene.gpus:
         if not is_known(card.busy_pct):
             return card.busy_pct
-        if card.busy_pct >= 1.0:
+        if card.busy_pct >= IDLE_CARD_PCT:
             return f"card {card.index} is busy {card.busy_pct:.0f} %"
     return ""
 
