@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import GIB, make_frame, make_gpu, make_process
+from tests.frames import GIB, make_frame, make_gpu, make_loader, make_process
 from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on, said
-from tests.judging import SECOND, hold, make_phases
+from tests.judging import SECOND, hold, make_phases, scene_of
 from tpmon.judge import rules_gpu
+from tpmon.judge.card_idle import find_gpu_idle
 from tpmon.judge.medians import NO_FRAMES, mean_known
 from tpmon.judge.notes_cards import note_shared
 from tpmon.judge.phases import Phase
@@ -22,10 +23,10 @@ from tpmon.judge.rules_healthy import judge_balanced
 from tpmon.judge.rules_launch import judge_launch_bound
 from tpmon.judge.scene import see
 from tpmon.judge.scene_gpu import judge_hollow
-from tpmon.judge.starvation import find_gpu_idle, find_starved
+from tpmon.judge.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.stillness import gpus_move
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
-from tpmon.model.gpu import GpuProcess, GpuState
+from tpmon.model.gpu import GpuProcess, GpuState, MigInstance
 from tpmon.model.known import is_known
 from tpmon.model.verdict import Kind
 
@@ -254,3 +255,49 @@ def test_sm_activity_tells_hollow_at_any_clock():
     assert judge_hollow(on(make_gpu(sm_active_pct=8.0, **low)).gpus[0]) is True
     assert not is_known(judge_hollow(on(make_gpu(sm_active_pct=8.0, **{**low, "power_w": 250.0})).gpus[0]))
     assert judge_hollow(on(make_gpu(sm_active_pct=70.0, **low)).gpus[0]) is False
+
+
+def slices(active_pct, **fields):
+    """Make a card that is cut in two: one slice of the job, one of a tenant that fills it."""
+    mine = MigInstance("MIG-1", 1, 2 * GIB, 10 * GIB, active_pct, (OURS,))
+    tenants = MigInstance("MIG-2", 2, 39 * GIB, 40 * GIB, 90.0, (NEIGHBOUR,))
+    plain = {"sm_pct": UNREAD, "sm_active_pct": 70.0, "memory_used_bytes": 78 * GIB}
+    return make_gpu(mig=True, **{**plain, "mig_instances": (tenants, mine), **fields})
+
+
+def test_of_a_sliced_card_only_the_jobs_slice_is_seen():
+    card = on(slices(6.0)).gpus[0]
+    assert (card.sm_active_pct, card.memory_ratio) == (6.0, 0.2)
+    assert "MIG slices have no utilisation" in card.busy_pct.reason
+    assert not is_known(card.power_ratio)
+    for rule in (judge_gpu_compute, judge_launch_bound, judge_balanced):
+        assert "MIG slices" in rule(on(slices(6.0))).text
+    unlisted = tuple(replace(one, pids=UNREAD) for one in slices(6.0).mig_instances)
+    assert not is_known(on(slices(6.0, mig_instances=unlisted)).gpus[0].sm_active_pct)
+    assert on(slices(6.0, mig_instances=unlisted[1:])).gpus[0].sm_active_pct == 6.0
+
+
+def test_a_long_wait_beside_a_slice_is_told_and_never_with_more_than_low_confidence():
+    found = find_starved(on(slices(6.0), phases=WAITS))
+    assert type(found) is Starved
+    said_of_it = suspect_loader(found, on(slices(6.0), phases=WAITS), "no-workers", "it has no workers")
+    assert (len(said_of_it.sources), said_of_it.margin) == (1, 1.0)
+    assert "whether the GPU works meanwhile is not known" in said_of_it.summary
+
+
+@pytest.mark.parametrize(
+    ("active_pct", "wait", "empty"), [(60.0, 0.7, 1.0), (UNREAD, 0.7, 1.0), (6.0, 0.4, 1.0), (6.0, 0.7, 0.1)]
+)
+def test_a_wait_beside_a_slice_needs_half_of_the_time_an_idle_slice_and_an_empty_queue(
+    active_pct, wait, empty
+):
+    stacks = make_phases({Phase.DATA_WAIT: wait, Phase.BACKWARD: 1 - wait})
+    loaders = (make_loader(empty_ratio=empty),)
+    frame = make_frame(gpus=(slices(active_pct),), processes=(make_process(),), loader=loaders)
+    assert type(find_starved(scene_of(frame, [stacks]))) is Unsure
+
+
+def test_a_slice_at_rest_does_not_keep_a_hang_from_being_told():
+    assert gpus_move(on(slices(0.0))) == ""
+    assert gpus_move(on(slices(6.0))) == "the MIG slice of card 0 is active 6 %"
+    assert not is_known(gpus_move(on(slices(UNREAD))))

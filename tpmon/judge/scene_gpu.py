@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from tpmon.judge.card_slices import NO_UTILISATION, WHOLE_CARD, find_slice, is_sliced
 from tpmon.judge.card_users import Others, find_others, find_strays
 from tpmon.judge.medians import mean_known, median_known
 from tpmon.model.frame import Frame
@@ -162,8 +163,6 @@ def _own_busy_pct(index: int, others: Others) -> Known[float]:
 
 def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
     """Leave out what is read of the whole card where others compute on it, too."""
-    if card.last.mig is True:
-        return card
     others = find_others(samples, card.busy_pct)
     if not others.pids or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
         return card
@@ -178,6 +177,25 @@ def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
         dram_pct=shared,
         pcie_bytes_s=shared,
         link_bytes_s=shared,
+    )
+
+
+def _see_slice(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
+    """Put the job's MIG slice in the place of the card."""
+    own = find_slice(samples)
+    last = replace(
+        card.last, memory_used_bytes=own.memory_used_bytes, memory_total_bytes=own.memory_total_bytes
+    )
+    return replace(
+        card,
+        last=last,
+        busy_pct=NO_UTILISATION,
+        power_ratio=WHOLE_CARD,
+        sm_active_pct=own.sm_active_pct,
+        tensor_pct=WHOLE_CARD,
+        dram_pct=WHOLE_CARD,
+        pcie_bytes_s=WHOLE_CARD,
+        link_bytes_s=WHOLE_CARD,
     )
 
 
@@ -204,7 +222,7 @@ def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
         link_bytes_s=_link_bytes_s(samples),
         lost_readings=_count_lost(samples),
     )
-    return _see_shared(card, samples)
+    return _see_slice(card, samples) if is_sliced(last) else _see_shared(card, samples)
 
 
 def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, GpuSample]:
