@@ -158,6 +158,7 @@ def test_mig_instances_have_memory_activity_and_processes() -> None:
     assert shown == [("MIG-1", 1 << 30, 10.0), ("MIG-2", 2 << 30, 20.0)]
     assert is_known(second.fast.processes)
     assert {one.pid for one in second.fast.processes} == {101, 102, 7}
+    assert [one.pids for one in second.fast.instances] == [(7, 101), (7, 102)]
     assert second.fast.busy == Missing("not supported by this card")
 
 

@@ -24,6 +24,7 @@ from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene, cards_of, judge_hollow
+from tpmon.judge.stillness import IDLE_CARD_PCT
 from tpmon.model.dump_words import list_numbers, name_rank, name_ranks
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
@@ -32,8 +33,6 @@ _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase
 _ASKS = (Stance.IO, Stance.TIMED, Stance.LOCK)
 _CHILD_WORDS = ("queue.get", "pool result", "pipe read", "process join", "future.result", "subprocess")
 _BARRIER = "barrier"
-IDLE_CARD_PCT = 5.0
-"""Utilisation of a card below which it does nothing."""
 POLLS_RATIO = 0.15
 """Share of its CPU in the kernel from which a thread that gets nothing there asks it again and again."""
 OTHERS_RATIO = 0.1

@@ -28,6 +28,19 @@ def median_known(values: Iterable[Known[float]]) -> Known[float]:
     return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
 
 
+def mean_known(values: Iterable[Known[float]]) -> Known[float]:
+    """Return the mean of the values that were read; the first reason when fewer than half were.
+
+    What is a share of time in each reading is one over the span only as a mean: the median of a card that
+    works for 3 s and rests for 2 is that of one that never rests.
+    """
+    listed = list(values)
+    known = [value for value in listed if is_known(value)]
+    if known and 2 * len(known) >= len(listed):
+        return statistics.fmean(known)
+    return next((value for value in listed if isinstance(value, Missing)), NO_FRAMES)
+
+
 def share_of(values: Sequence[Known[str]], wanted: Callable[[str], bool]) -> Known[float]:
     """Return the share of readings that fit, of those that were read; Missing when fewer than half were."""
     known = [value for value in values if is_known(value)]

@@ -23,6 +23,8 @@ from tpmon.model.units import format_pct
 
 POWER_LIMITED_CLOCK_RATIO = 0.85
 """C below which the power limit of a busy card is worth a word; normal under full load."""
+MOST_NAMED = 3
+"""Processes of others that one note names."""
 
 
 def _name_cards(indices: Sequence[int]) -> str:
@@ -92,4 +94,15 @@ def note_hollow(scene: Scene) -> str:
     return ""
 
 
-NOTES = (note_power_limited, note_held, note_memory_full, note_hollow)
+def note_shared(scene: Scene) -> str:
+    """Return the note that others compute on a card of the job, "" when none does."""
+    for card in scene.gpus:
+        if card.others:
+            pids = ", ".join(map(str, card.others[:MOST_NAMED]))
+            more = len(card.others) - MOST_NAMED
+            named = f"PID {pids}" + (f" and {more} more" if more > 0 else "")
+            return f"shared: card {card.index} is not this job's alone, {named} has a part of it"
+    return ""
+
+
+NOTES = (note_power_limited, note_held, note_memory_full, note_hollow, note_shared)

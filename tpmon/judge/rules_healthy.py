@@ -152,7 +152,9 @@ def _check_cards(scene: Scene) -> Answer | None:
         if card.busy_pct < STARVED_PCT:
             return Cleared(f"balanced (card {card.index} is busy only {format_pct(card.busy_pct)} %)")
         hollow = judge_hollow(card)
-        if is_known(hollow) and hollow:
+        if isinstance(hollow, Missing):
+            return Unsure(f"balanced (whether card {card.index} is hollow: {hollow.reason})")
+        if hollow:
             return Cleared(f"balanced (card {card.index} is {BUSY_PCT:.0f} % busy and hollow)")
     return None
 

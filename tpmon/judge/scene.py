@@ -17,9 +17,9 @@ from tpmon.judge.data_wait import LEAST_READINGS, LEAST_SAMPLES, DataWait, combi
 from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.hook_signs import find_pace
 from tpmon.judge.hook_wait import join_hook
-from tpmon.judge.medians import NO_FRAMES, median_known, share_of
+from tpmon.judge.medians import NO_FRAMES, mean_known, median_known, share_of
 from tpmon.judge.phases import RankPhases, Share
-from tpmon.judge.scene_gpu import CardScene, see_cards
+from tpmon.judge.scene_gpu import CardScene, doubt_cards, see_cards
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
@@ -131,7 +131,7 @@ class Scene:
     gpus: tuple[CardScene, ...]
     """The same cards over the span."""
     gpu_pct: Known[float]
-    """Mean SM % of the job's cards, median over the span."""
+    """Mean SM % of the job's cards over the span."""
     watch: Watch = NO_WATCH
     """What is remembered of how long nothing moved, and the newest picture of all stacks."""
 
@@ -386,7 +386,7 @@ def see(
         memory_psi_pct=median_known(one.memory.psi_some_pct for one in recent),
         ranks=tuple(_see_rank(by_pid[rank.pid], by_pid, recent, phases) for rank in ranks),
         cards=tuple(card for card in known_cards(frame) if is_known(card.pids) and card.pids),
-        gpus=see_cards(recent, frames),
-        gpu_pct=median_known(_gpu_mean(one) for one in recent),
+        gpus=doubt_cards(see_cards(recent, frames), len(ranks)),
+        gpu_pct=mean_known(_gpu_mean(one) for one in recent),
         watch=watch,
     )

@@ -1,4 +1,4 @@
-"""Condense the Window into the figures of the job's cards: medians over a span, and what they add up to.
+"""Condense the Window into the figures of the job's cards: means over a span, and what they add up to.
 
 Names as in the rules: U is NVML utilisation, P is power over its limit, C is the SM clock over its
 maximum. A single second of one card says little; a rule never looks at one.
@@ -7,8 +7,13 @@ maximum. A single second of one card says little; a rule never looks at one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
-from tpmon.judge.medians import median_known
+from tpmon.judge.card_slices import NO_UTILISATION, WHOLE_CARD, find_slice, is_sliced
+from tpmon.judge.card_users import Others, find_others, find_strays
+from tpmon.judge.medians import mean_known, median_known
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample, GpuState
@@ -27,9 +32,16 @@ FULL_SM_PCT = 60.0
 FULL_POWER_RATIO = 0.55
 """P from which a busy card truly computes, where no SM activity is read."""
 WORKING_CLOCK_RATIO = 0.8
-"""C from which low power is not just a low clock."""
+"""C from which low power is not just a low clock; below it the power is measured by the clock."""
 QUIET_LINK_BYTES_S = 5 * (1 << 20)
 """PCIe and NVLink bytes/s below which nothing is exchanged: a collective that spins."""
+
+LULL_PCT = 30.0
+"""U of a second in which a card mostly rests between two steps; above STARVED_PCT it works in one."""
+STEPS_SPAN_S = 30.0
+"""Span for a card that works and rests in turn: ten seconds hold one or two of such steps, or a part."""
+LEAST_TURNS = 4
+"""Turns of work and rest in that span that make them steps; with fewer the card has changed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +50,16 @@ class CardScene:
 
     last: GpuSample
     pids: tuple[int, ...]
-    """The job's processes on it."""
+    """The job's processes that work on it; all that have a context where that is not told."""
     visible_only: bool
     """True where they only hold it open, as CUDA does with every card that it may see."""
+    others: tuple[int, ...]
+    """Processes of others that compute on it; what is read of the whole card is not the job's then."""
     busy_pct: Known[float]
-    idle_samples: Known[float]
-    """Share of the driver's samples at or below 5 %."""
-    busy_samples: Known[float]
-    """Share of the driver's samples at or above 80 %."""
+    """U; of a shared card the part of the job's own processes, at most."""
     power_ratio: Known[float]
     clock_ratio: Known[float]
+    """Median of the seconds in which it works as much as on average: at rest a card saves power."""
     sm_active_pct: Known[float]
     tensor_pct: Known[float]
     dram_pct: Known[float]
@@ -62,6 +74,16 @@ class CardScene:
     def index(self) -> int:
         """Return the NVML index."""
         return self.last.index
+
+    @property
+    def work_ratio(self) -> Known[float]:
+        """Return its power over what its limit leaves it at its clock: a low one draws less."""
+        if not is_known(self.power_ratio):
+            return self.power_ratio
+        if not is_known(self.clock_ratio):
+            return self.clock_ratio
+        slow = 0 < self.clock_ratio < WORKING_CLOCK_RATIO
+        return self.power_ratio / self.clock_ratio if slow else self.power_ratio
 
     @property
     def memory_ratio(self) -> Known[float]:
@@ -84,8 +106,8 @@ def _ratio(value: Known[float], limit: Known[float]) -> Known[float]:
 
 def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
     """Add the links that the card has counters for; a link without one is not thought quiet."""
-    pcie = median_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
-    nvlink = median_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
+    pcie = mean_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
+    nvlink = mean_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
     if is_known(pcie) and is_known(nvlink):
         return pcie + nvlink
     # A card without NVLink has no such counter; its PCIe bytes are all there is.
@@ -113,22 +135,86 @@ def _count_lost(samples: Sequence[GpuSample]) -> int:
     return count
 
 
+def _clock_ratio(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Known[float]:
+    if is_known(busy_pct):
+        # Rounding must not leave out the seconds of a card that is always as busy.
+        least = busy_pct - 0.5
+        samples = [one for one in samples if is_known(one.sm_pct) and one.sm_pct >= least]
+    return median_known(_ratio(one.sm_clock_mhz, one.sm_clock_max_mhz) for one in samples)
+
+
+def _takes_turns(samples: Sequence[GpuSample]) -> bool:
+    """Tell whether a card works and rests in turn, and has not stayed at one of them for longer."""
+    told = [one.sm_pct for one in samples if is_known(one.sm_pct)]
+    marks = [pct >= STARVED_PCT for pct in told if not LULL_PCT < pct < STARVED_PCT]
+    *turns, newest = [len(list(turn)) for _, turn in groupby(marks)] or [0]
+    return len(turns) + 1 >= LEAST_TURNS and newest <= max(turns) + 1
+
+
+def _own_busy_pct(index: int, others: Others) -> Known[float]:
+    """Return U of the job's own processes on a shared card, where it is plain that they leave it idle."""
+    if is_known(others.most_pct) and others.most_pct < STARVED_PCT:
+        return others.most_pct
+    named = f"PID {', '.join(map(str, others.pids))}"
+    if is_known(others.least_pct):
+        return Missing(f"card {index} is shared with {named}, and the job has {others.least_pct:.0f} % of it")
+    return Missing(f"card {index} is shared with {named}: {others.least_pct.reason}")
+
+
+def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
+    """Leave out what is read of the whole card where others compute on it, too."""
+    others = find_others(samples, card.busy_pct)
+    if not others.pids or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
+        return card
+    shared = Missing(f"card {card.index} is shared with PID {', '.join(map(str, others.pids))}")
+    return replace(
+        card,
+        others=others.pids,
+        busy_pct=_own_busy_pct(card.index, others),
+        power_ratio=shared,
+        sm_active_pct=shared,
+        tensor_pct=shared,
+        dram_pct=shared,
+        pcie_bytes_s=shared,
+        link_bytes_s=shared,
+    )
+
+
+def _see_slice(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
+    """Put the job's MIG slice in the place of the card."""
+    own = find_slice(samples)
+    last = replace(
+        card.last, memory_used_bytes=own.memory_used_bytes, memory_total_bytes=own.memory_total_bytes
+    )
+    return replace(
+        card,
+        last=last,
+        busy_pct=NO_UTILISATION,
+        power_ratio=WHOLE_CARD,
+        sm_active_pct=own.sm_active_pct,
+        tensor_pct=WHOLE_CARD,
+        dram_pct=WHOLE_CARD,
+        pcie_bytes_s=WHOLE_CARD,
+        link_bytes_s=WHOLE_CARD,
+    )
+
+
 def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
     """Condense one card; ``holder`` is its reading that says whose it is."""
     last = samples[-1]
 
     def over(read: Callable[[GpuSample], Known[float]]) -> Known[float]:
-        return median_known([read(sample) for sample in samples])
+        return mean_known([read(sample) for sample in samples])
 
-    return CardScene(
+    busy_pct = over(lambda one: one.sm_pct)
+    card = CardScene(
         last=last,
         pids=known_or(holder.pids, ()),
         visible_only=holder.pids_are_visible_only,
-        busy_pct=over(lambda one: one.sm_pct),
-        idle_samples=over(lambda one: one.sm_idle_ratio),
-        busy_samples=over(lambda one: one.sm_busy_ratio),
+        others=(),
+        busy_pct=busy_pct,
         power_ratio=over(lambda one: _ratio(one.power_w, one.power_limit_w)),
-        clock_ratio=over(lambda one: _ratio(one.sm_clock_mhz, one.sm_clock_max_mhz)),
+        clock_ratio=_clock_ratio(samples, busy_pct),
         sm_active_pct=over(lambda one: one.sm_active_pct),
         tensor_pct=over(lambda one: one.tensor_pct),
         dram_pct=over(lambda one: one.dram_pct),
@@ -136,6 +222,7 @@ def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
         link_bytes_s=_link_bytes_s(samples),
         lost_readings=_count_lost(samples),
     )
+    return _see_slice(card, samples) if is_sliced(last) else _see_shared(card, samples)
 
 
 def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, GpuSample]:
@@ -143,11 +230,31 @@ def _holders(gpus: Known[tuple[GpuSample, ...]]) -> dict[str, GpuSample]:
     return {one.uuid: one for one in known_or(gpus, ()) if is_known(one.pids) and one.pids}
 
 
+def _newest(frames: Sequence[Frame], seconds: float) -> Sequence[Frame]:
+    """Return the Frames of the last ``seconds``."""
+    first = len(frames)
+    while first and frames[-1].taken_ns - frames[first - 1].taken_ns <= seconds * 1e9:
+        first -= 1
+    return frames[first:]
+
+
+def _by_card(frames: Sequence[Frame], uuids: Sequence[str]) -> dict[str, list[GpuSample]]:
+    """Return the readings of some cards, oldest first, by UUID."""
+    found: dict[str, list[GpuSample]] = {uuid: [] for uuid in uuids}
+    for frame in frames:
+        for sample in known_or(frame.gpus, ()):
+            if sample.uuid in found:
+                found[sample.uuid].append(sample)
+    return found
+
+
 def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[CardScene, ...]:
     """Condense the job's own cards over the Frames of a span, oldest first.
 
+    A card that works and rests in turn, as with steps of some seconds, is seen over a longer one.
     CUDA opens every card it may see, so where only open files tell, an idle card beside a busy one
-    is taken for unused. A lost card lists no process: it is the job's if it was within ``history``.
+    is taken for unused, and so is one on which a process has a context only. A lost card lists no
+    process: it is the job's if it was within ``history``.
     """
     gpus = frames[-1].gpus
     if not is_known(gpus):
@@ -157,14 +264,72 @@ def see_cards(frames: Sequence[Frame], history: Sequence[Frame] = ()) -> tuple[C
         lost = {one.uuid for one in gpus if one.state is GpuState.LOST}
         for frame in history:
             holders |= {uuid: one for uuid, one in _holders(frame.gpus).items() if uuid in lost}
-    mine: dict[str, list[GpuSample]] = {one.uuid: [] for one in gpus if one.uuid in holders}
-    for frame in frames:
-        for sample in known_or(frame.gpus, ()):
-            if sample.uuid in mine:
-                mine[sample.uuid].append(sample)
-    cards = [_see_card(samples, holders[uuid]) for uuid, samples in mine.items()]
+    uuids = [one.uuid for one in gpus if one.uuid in holders]
+    mine, longer = _by_card(frames, uuids), _by_card(_newest(history, STEPS_SPAN_S), uuids)
+    seen = {uuid: longer[uuid] if _takes_turns(longer[uuid]) else mine[uuid] for uuid in uuids}
+    strays = find_strays(seen)
+    cards = [
+        _without_strays(_see_card(samples, holders[uuid]), uuid, strays) for uuid, samples in seen.items()
+    ]
+    cards = [card for card in cards if card.pids]
     used = [card for card in cards if not (card.last.pids_are_visible_only and _is_unused(card))]
     return tuple(used or cards)
+
+
+_OF_THE_CARD = (
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "temperature_c",
+    "throttle_known",
+    "ecc_uncorrected",
+    "remapped_rows_pending",
+    "remapped_rows_failed",
+    "recovery_action",
+    "pcie_generation",
+    "pcie_width",
+)
+_FIGURES = (
+    "busy_pct",
+    "power_ratio",
+    "clock_ratio",
+    "sm_active_pct",
+    "tensor_pct",
+    "dram_pct",
+    "pcie_bytes_s",
+    "link_bytes_s",
+)
+
+
+def doubt_cards(cards: tuple[CardScene, ...], ranks: int) -> tuple[CardScene, ...]:
+    """Leave out what is read of cards of which some are not the job's, and nothing tells which.
+
+    That is so where only open device files tell and more cards work than there are ranks: another job's
+    heat is no fault of this one.
+    """
+    doubted = [card for card in cards if card.visible_only]
+    if not ranks or len(doubted) <= ranks:
+        return cards
+    which = ", ".join(str(card.index) for card in doubted)
+    unknown = Missing(f"which of the cards {which} the job uses is not known: only open device files tell")
+    readings: dict[str, Any] = dict.fromkeys(_OF_THE_CARD, unknown)
+    figures: dict[str, Any] = dict.fromkeys(_FIGURES, unknown)
+    return tuple(
+        replace(
+            card,
+            last=replace(card.last, throttle=(), throttle_shares=(), xids=(), **readings),
+            lost_readings=0,
+            **figures,
+        )
+        if card.visible_only
+        else card
+        for card in cards
+    )
+
+
+def _without_strays(card: CardScene, uuid: str, strays: frozenset[tuple[str, int]]) -> CardScene:
+    if not strays:
+        return card
+    return replace(card, pids=tuple(pid for pid in card.pids if (uuid, pid) not in strays))
 
 
 def _is_unused(card: CardScene) -> bool:
@@ -179,8 +344,8 @@ def held_pct(card: CardScene, reason: str) -> float:
 def judge_hollow(card: CardScene) -> Known[bool]:
     """Tell whether a card is busy by its driver and does next to nothing by its SMs or its power.
 
-    SM activity decides where the card has it, unless the power contradicts it. Missing where the
-    readings do not decide.
+    SM activity decides where the card has it, unless the power contradicts it; else the power, measured by
+    what a card draws at its clock. At a low clock both must agree. Missing where the readings do not decide.
     """
     if not is_known(card.busy_pct):
         return card.busy_pct
@@ -188,12 +353,15 @@ def judge_hollow(card: CardScene) -> Known[bool]:
         return False
     if not is_known(card.clock_ratio):
         return card.clock_ratio
-    if card.clock_ratio < WORKING_CLOCK_RATIO:
-        return False
     if is_known(card.sm_active_pct):
         powerful = is_known(card.power_ratio) and card.power_ratio >= FULL_POWER_RATIO
-        return card.sm_active_pct < HOLLOW_SM_PCT and not powerful
-    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, card.power_ratio)
+        if powerful or card.sm_active_pct >= HOLLOW_SM_PCT:
+            return False
+        work = card.work_ratio
+        if card.clock_ratio < WORKING_CLOCK_RATIO and is_known(work) and work >= HOLLOW_POWER_RATIO:
+            return Missing("SM activity is low, and the power is not for so low a clock")
+        return True
+    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, card.work_ratio)
 
 
 def mean_busy_pct(cards: Sequence[CardScene]) -> Known[float]:

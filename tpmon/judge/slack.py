@@ -79,9 +79,10 @@ def card_slack(card: CardScene) -> Known[Slack]:
     if is_known(card.sm_active_pct) and card.sm_active_pct < HOLLOW_SM_PCT and not powerful:
         ratio = max(ratio, 1 - card.sm_active_pct / 100)
         sources.add("GPM")
-    if is_known(card.power_ratio) and card.power_ratio < HOLLOW_POWER_RATIO:
+    work = card.work_ratio if hollow else card.power_ratio
+    if is_known(work) and work < HOLLOW_POWER_RATIO:
         if hollow:
-            ratio = max(ratio, 1 - card.power_ratio / FULL_POWER_RATIO)
+            ratio = max(ratio, 1 - work / FULL_POWER_RATIO)
         sources.add("NVML power")
     return Slack(ratio, idle, frozenset(sources))
 

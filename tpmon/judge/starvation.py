@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.card_idle import find_gpu_idle, may_starve
 from tpmon.judge.data_wait import LOOKS, STACKS, DataWait
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.medians import median_known
 from tpmon.judge.once import Once
 from tpmon.judge.phases import DataPart, Share
-from tpmon.judge.rules_cards import find_unseen_cards
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, demand_of
-from tpmon.judge.scene_gpu import cards_of, mean_busy_pct
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure, reading
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
@@ -101,20 +100,6 @@ def find_cores_free(scene: Scene) -> Known[float]:
     return max(0.0, scene.budget - scene.runnable)
 
 
-def find_gpu_idle(rank: RankScene, scene: Scene) -> Applicable[float]:
-    """Return the idle share (0-1) of the rank's own cards; not applicable to a job on CPUs.
-
-    Missing where the rank may have a card that was not read: a full one would hide its wait.
-    """
-    own = cards_of(rank.process.pid, scene.gpus)
-    if own:
-        return map_known(lambda pct: max(0.0, 1 - pct / 100), mean_busy_pct(own))
-    if scene.gpus:
-        return Missing(f"the card of process {rank.process.pid} is not known")
-    unseen = find_unseen_cards(scene)
-    return Missing(unseen) if unseen else NOT_APPLICABLE
-
-
 def _cap(share: Share, most: float) -> Share:
     return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
 
@@ -155,7 +140,7 @@ def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
     if wait.share.low < LEAST_WAIT:
         return Unsure(f"data wait ({_pct(wait.share)}: too close to call)")
     idle = find_gpu_idle(rank, scene)
-    if isinstance(idle, Missing):
+    if isinstance(idle, Missing) and not may_starve(rank, wait, scene):
         return Unsure(f"whether the data wait of {_pct(wait.share)} costs anything (GPU: {idle.reason})")
     if is_known(idle) and idle < HIDDEN_IDLE:
         return Cleared(
@@ -321,14 +306,19 @@ def suspect_loader(
     share = part if part is not None else found.share
     if is_known(found.gpu_idle):
         share = _cap(share, found.gpu_idle)
+    sources, unread = _agrees(found) | sources, ""
+    if isinstance(found.gpu_idle, Missing):  # however many agree on the wait, none tells what it costs
+        sources, margin = frozenset(sorted(found.wait.sources)[:1]), 1.0
+        unread = f"; whether the GPU works meanwhile is not known ({found.gpu_idle.reason})"
     needed = 1 / max(1 - share.ratio, 1 / MOST_NEEDED)
     return Suspicion(
         kind=Kind.DATA_BOUND,
         cause=cause,
         weight=share.ratio,
         margin=min(max(found.wait.surest_low, share.low) / LEAST_WAIT, margin),
-        sources=_agrees(found) | sources,
-        summary=f"{_who(found, scene)} spends {100 * share.ratio:.0f} % of its time on getting data: {why}",
+        sources=sources,
+        summary=f"{_who(found, scene)} spends {100 * share.ratio:.0f} % of its time on getting data: "
+        f"{why}{unread}",
         evidence=_evidence(found, scene) + evidence,
         against=_against(found, scene),
         share=share.ratio,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 
+from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.hook_signs import event_age_s
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
@@ -38,6 +39,11 @@ so that the second one may find changed what is the same."""
 LEAST_SAMPLES = 5
 """Samples of a stack before "it does not move" is said (design: three looks, 5 s apart)."""
 LEAST_STACK_SPAN_S = 10.0
+
+IDLE_CARD_PCT = 5.0
+"""U of a card below which no kernel of the job runs on it: one that drives a screen is never at 0."""
+IDLE_SLICE_PCT = 1.0
+"""SM activity of a MIG slice below which no kernel runs on it: one block on one of 14 SMs reads 7."""
 
 FRESH_S = 15.0
 """Age up to which the newest slice of a rank tells what it does now; ranks are sampled in turn."""
@@ -169,9 +175,13 @@ def _log_age_s(scene: Scene) -> Known[float]:
 def gpus_move(scene: Scene) -> Known[str]:
     """Say which card works, "" when none does; a busy card may be a kernel that takes its time."""
     for card in scene.gpus:
+        if is_sliced(card.last) and is_known(card.sm_active_pct):
+            if card.sm_active_pct >= IDLE_SLICE_PCT:
+                return f"the MIG slice of card {card.index} is active {card.sm_active_pct:.0f} %"
+            continue
         if not is_known(card.busy_pct):
             return card.busy_pct
-        if card.busy_pct >= 1.0:
+        if card.busy_pct >= IDLE_CARD_PCT:
             return f"card {card.index} is busy {card.busy_pct:.0f} %"
     return ""
 

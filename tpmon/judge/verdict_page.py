@@ -39,8 +39,9 @@ The first line of the screen is a verdict: a kind, a cause, how sure, since when
 What the rules compare with, and where each number comes from, is in [thresholds.md](thresholds.md).
 
 Notes stand beside a verdict and are no fault: `power-limited`, `other-tenants`, `workers-beyond-budget`,
-`hollow`, `memory-full`, `held` (heat or the power brake that costs less than 5 %), debug settings that slow
-the run, the second cause that was seen (`also ...`), and what it `may be ...` while no verdict stands.
+`hollow`, `memory-full`, `shared` (others compute on a card), `held` (heat or the power brake that costs
+less than 5 %), debug settings that slow the run, the second cause that was seen (`also ...`), and what it
+`may be ...` while no verdict stands.
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known
+from tpmon.model.known import Known, Missing
 
 NO_DRIVER = "no NVIDIA driver"
 NO_CARD_OPEN = "the job holds no NVIDIA card open"
@@ -56,6 +56,8 @@ class MigInstance:
     memory_used_bytes: Known[int]
     memory_total_bytes: Known[int]
     sm_active_pct: Known[float]
+    pids: Known[tuple[int, ...]] = Missing("not read yet")
+    """All processes on it, ascending, of whatever job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class MigReader:
         found: list[ProcessReading] = []
         for one in self._instances:
             listed = lists.read(one.handle, with_busy=False)
+            pids = map_known(lambda some: tuple(sorted(process.pid for process in some)), listed)
+            one.shown = replace(one.shown, pids=pids)
             if isinstance(listed, Missing):
                 return listed
             found.extend(listed)
