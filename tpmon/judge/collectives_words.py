@@ -15,6 +15,7 @@ from tpmon.model.collectives import (
     RasReport,
     SourceNote,
 )
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.units import format_seconds
 
@@ -102,9 +103,10 @@ def sum_up(
     records: Sequence[RankRecord],
     ras: Sequence[RasReport],
     notes: Sequence[SourceNote],
+    uncounted: str = "",
 ) -> str:
-    """Say in one sentence what the records tell."""
-    said = [say_report(report) for report in ras]
+    """Say in one sentence what the records tell; ``uncounted`` is what was said of numbers that mean nothing."""
+    said = [uncounted, *(say_report(report) for report in ras)]
     named = "; ".join(words for words in said if words)
     if findings:
         return f"{findings[0].summary}{f'; {named}' if named else ''}"
@@ -141,6 +143,33 @@ def say_transfers(records: Sequence[RankRecord]) -> str:
     ]
     more = len(open_) - len(shown)
     return ", ".join((*shown, f"{more} more wait") if more else shown)
+
+
+@dataclass(frozen=True, slots=True)
+class UncountedWait:
+    """Hold the first open collective of a rank where its number cannot be compared with those of others."""
+
+    rank: int
+    name: str
+    group: str
+    waited_s: float
+
+
+def say_uncounted(waits: Sequence[UncountedWait]) -> str:
+    """Say who waits in collectives whose numbers cannot be compared between ranks, and why; "" for nobody."""
+    if not waits:
+        return ""
+    longest = sorted(waits, key=lambda one: (-one.waited_s, one.rank))
+    shown = [
+        f"rank {one.rank} waits in {one.name} of {one.group} for {format_seconds(one.waited_s)}"
+        for one in longest[:_MOST_TRANSFERS]
+    ]
+    more = len(waits) - len(shown)
+    said = ", ".join((*shown, f"{more} more wait") if more else shown)
+    return (
+        f"{said} (who is missing is not told: batches of sends and receives count among its collectives, and"
+        " without the oldest calls the numbers cannot be compared between ranks)"
+    )
 
 
 def say_report(report: RasReport) -> str:

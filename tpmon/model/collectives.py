@@ -57,7 +57,9 @@ class GroupRecord:
     """Hold what one rank recorded of one process group.
 
     ``last_called`` and ``last_done`` are numbers of collectives, 0 before the first. ``calls`` are
-    those around the first that is not done, by number.
+    those around the first that is not done, by number. ``batches`` counts batches of sends and receives,
+    which torch numbers among the collectives: a record from the first call on has them taken out, in
+    others numbers then cannot be compared between ranks.
     """
 
     name: str
@@ -67,6 +69,7 @@ class GroupRecord:
     last_called: int
     last_done: int
     calls: tuple[CollectiveCall, ...]
+    batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
