@@ -11,6 +11,7 @@ from tpmon.model.collectives import (
     CollectiveCause,
     CollectiveFinding,
     RankRecord,
+    RasProcess,
     RasRank,
     RasReport,
     SourceNote,
@@ -182,16 +183,42 @@ def write_report(report: RasReport) -> str:
     """Say the same without its source."""
     parts = []
     if report.dead:
-        parts.append(f"{report.dead} process{'es are' if report.dead > 1 else ' is'} dead")
+        parts.append(_say_lost(report, "dead", report.dead))
     if report.silent:
-        parts.append(f"{report.silent} process{'es' if report.silent > 1 else ''} gave no answer")
-    behind = [one for one in report.ranks if one.problem == "behind"]
-    others = [one for one in report.ranks if one.problem not in ("behind", "ahead of the rest")]
+        parts.append(_say_lost(report, "no answer", report.silent))
+    lost = {(one.process, one.node) for one in report.lost}
+    rest = [one for one in report.ranks if not (_is_lost(one) and (one.process, one.node) in lost)]
+    behind = [one for one in rest if one.problem == "behind"]
+    others = [one for one in rest if one.problem not in ("behind", "ahead of the rest")]
     parts += [_say_rank(one) for one in (*behind, *others)[:_MOST_RAS]]
     more = len(behind) + len(others) - _MOST_RAS
     if more > 0:
         parts.append(f"{more} more")
     return ", ".join(parts)
+
+
+def _is_lost(one: RasRank) -> bool:
+    """Tell whether nothing else is said of a rank than that it did not answer, or never launched anything."""
+    return one.problem == "no answer" or (one.problem == "behind" and one.launched == 0)
+
+
+def _say_lost(report: RasReport, problem: str, count: int) -> str:
+    """Say how many processes are dead or silent, and which: "process 7 on 10.0.0.1 is dead (rank 2 of ...)"."""
+    verb = {"dead": ("is dead", "are dead")}.get(problem, ("gave no answer", "gave no answer"))
+    those = [_say_process(one, report) for one in report.lost if one.problem == problem]
+    if count == len(those) == 1:
+        who, rank = those[0]
+        return f"{who} {verb[0]}{rank}"
+    head = f"{count} process{'es' if count > 1 else ''} {verb[count > 1]}"
+    shown = [f"{who}{rank}" for who, rank in those[:_MOST_RAS]]
+    more = [f"{len(those) - _MOST_RAS} more"] if len(those) > _MOST_RAS else []
+    return f"{head}: {', '.join([*shown, *more])}" if shown else head
+
+
+def _say_process(lost: RasProcess, report: RasReport) -> tuple[str, str]:
+    rank = next((one for one in report.ranks if (one.process, one.node) == (lost.process, lost.node)), None)
+    of = f" (rank {rank.rank} of communicator {rank.communicator[-6:]})" if rank is not None else ""
+    return f"process {lost.process} on {lost.node}", of
 
 
 def _say_rank(one: RasRank) -> str:

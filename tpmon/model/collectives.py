@@ -106,10 +106,20 @@ class RasRank:
 
 
 @dataclass(frozen=True, slots=True)
+class RasProcess:
+    """Name one process that NCCL RAS does not reach, as NCCL names it; ``problem``: dead, or no answer."""
+
+    process: int
+    node: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class RasReport:
     """Hold what NCCL RAS said: the worst state of a communicator, and the ranks that it names.
 
-    ``dead`` and ``silent`` count processes that cannot be reached, and that gave no answer in time.
+    ``dead`` and ``silent`` count processes that cannot be reached, and that gave no answer in time;
+    ``lost`` names them.
     """
 
     version: str
@@ -119,6 +129,7 @@ class RasReport:
     ranks: tuple[RasRank, ...]
     dead: int
     silent: int
+    lost: tuple[RasProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
