@@ -104,6 +104,9 @@ class _Seat:
     is_whole: bool
 
 
+_GroupKey = tuple[str, str, str, tuple[int, ...]]
+
+
 def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tuple[CollectiveFinding, ...]:
     """Find in each process group the first collective that is called and not done by all."""
     groups = _seat_ranks(records)
@@ -116,13 +119,13 @@ def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tup
     return tuple(one for one in found if one is not None)
 
 
-def _seat_ranks(records: Sequence[RankRecord]) -> dict[tuple[str, str, tuple[int, ...]], dict[int, _Seat]]:
-    """Sort what the ranks recorded by process group."""
-    groups: dict[tuple[str, str, tuple[int, ...]], dict[int, _Seat]] = {}
+def _seat_ranks(records: Sequence[RankRecord]) -> dict[_GroupKey, dict[int, _Seat]]:
+    """Sort what the ranks recorded by process group and by backend, of which a group may have two."""
+    groups: dict[_GroupKey, dict[int, _Seat]] = {}
     for record in records:
         for group in record.groups:
             if is_known(record.rank):
-                key = (group.name, group.description, known_or(group.ranks, ()))
+                key = (group.name, group.description, group.backend, known_or(group.ranks, ()))
                 seats = groups.setdefault(key, {})
                 seats[record.rank] = _Seat(group, record.taken, record.from_start)
     return groups
