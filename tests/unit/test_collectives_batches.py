@@ -52,7 +52,10 @@ def stage(rank: int, batches: int, *, steps: int, open_: bool | None, first: int
 
 def test_the_sends_and_receives_of_a_batch_are_done_when_the_batch_is():
     judged = judge(parse(0, batch(1, 1, "send 0->1")), parse(1, batch(1, 1, "recv 1<-0")))
-    assert judged.summary == "every collective that was called is done: no rank waits in one that the records know"
+    assert (
+        judged.summary
+        == "every collective that was called is done: no rank waits in one that the records know"
+    )
 
 
 def test_a_batch_that_is_not_done_is_told_by_its_sends_and_receives():

@@ -106,7 +106,7 @@ def sum_up(
     notes: Sequence[SourceNote],
     uncounted: str = "",
 ) -> str:
-    """Say in one sentence what the records tell; ``uncounted`` is what was said of numbers that mean nothing."""
+    """Say in one sentence what the records tell; ``uncounted``: of numbers that mean nothing."""
     said = [uncounted, *(say_report(report) for report in ras)]
     named = "; ".join(words for words in said if words)
     if findings:
@@ -203,7 +203,7 @@ def _is_lost(one: RasRank) -> bool:
 
 
 def _say_lost(report: RasReport, problem: str, count: int) -> str:
-    """Say how many processes are dead or silent, and which: "process 7 on 10.0.0.1 is dead (rank 2 of ...)"."""
+    """Say how many processes are dead or silent, and which: "process 7 on 10.0.0.1 is dead"."""
     verb = {"dead": ("is dead", "are dead")}.get(problem, ("gave no answer", "gave no answer"))
     those = [_say_process(one, report) for one in report.lost if one.problem == problem]
     if count == len(those) == 1:

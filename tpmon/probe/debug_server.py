@@ -97,9 +97,7 @@ def ask_records(door: Door, origin: Origin, *, with_nccl: bool, seconds: float =
         key = (group.name, group.description, group.backend)
         if key not in newest or newest[key].last_called < group.last_called:
             newest[key] = group
-    return replace(
-        record, from_start=record.from_start and other.from_start, groups=tuple(newest.values())
-    )
+    return replace(record, from_start=record.from_start and other.from_start, groups=tuple(newest.values()))
 
 
 def ask_server(door: Door, handler: str = _RECORDERS[0], seconds: float = ANSWER_S) -> bytes:

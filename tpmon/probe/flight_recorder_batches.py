@@ -1,4 +1,4 @@
-"""Take the batches out of the entries of a FlightRecorder: calls that were made together are done together. Pure.
+"""Take the batches out of a FlightRecorder: calls that were made together are done together. Pure.
 
 torch writes down each call of a batch (batch_isend_irecv, coalesced collectives) and one entry that closes
 it, all with one number of a collective. The state of the closing entry alone is kept up; the calls before it
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Hold the calls of one process group, how many batches of transfers were among them, and the last entry."""
+    """Hold the calls of one process group, how many batches of transfers there were, and the last entry."""
 
     entries: tuple[Entry, ...]
     batches: int

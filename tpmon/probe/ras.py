@@ -114,7 +114,9 @@ def parse_ras(text: str) -> RasReport:
         elif (numbers := _MISSING_RANKS.match(line)) and place.communicator:
             room = MOST_RANKS - len(found.ranks)
             found.ranks += [_lose_rank(place, one) for one in _list_numbers(numbers[1])[:room]]
-        elif (process := _PROCESS.match(line)) and place.problem in _PROBLEMS and len(found.lost) < MOST_RANKS:
+        elif (
+            (process := _PROCESS.match(line)) and place.problem in _PROBLEMS and len(found.lost) < MOST_RANKS
+        ):
             node, problem = clean_text(process[2], 80), _PROBLEMS[place.problem]
             found.lost.append(RasProcess(int(process[1]), node, problem))
     if not found.version:
@@ -148,18 +150,19 @@ def _name_processes(found: _Found) -> list[RasRank]:
     """Give missing ranks their processes, where the report names them elsewhere or there is but one."""
     known = {(one.communicator, one.rank): one for one in found.ranks if is_known(one.process)}
     missing = {one.rank for one in found.ranks if not is_known(one.process) and one.problem == "no answer"}
-    lost = set((one.process, one.node) for one in found.lost)
-    named: list[RasRank] = []
-    for one in found.ranks:
-        if not is_known(one.process) and one.problem == "no answer":
-            other = known.get((one.communicator, one.rank))
-            if other is not None:
-                one = replace(one, process=other.process, node=other.node)
-            elif len(lost) == len(missing) == 1:
-                process, node = next(iter(lost))
-                one = replace(one, process=process, node=node)
-        named.append(one)
-    return named
+    lost = {(one.process, one.node) for one in found.lost}
+
+    def name(one: RasRank) -> RasRank:
+        if is_known(one.process) or one.problem != "no answer":
+            return one
+        if other := known.get((one.communicator, one.rank)):
+            return replace(one, process=other.process, node=other.node)
+        if len(lost) == len(missing) == 1:
+            process, node = next(iter(lost))
+            return replace(one, process=process, node=node)
+        return one
+
+    return [name(one) for one in found.ranks]
 
 
 def _read_head(line: str, found: _Found) -> None:
