@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.collectives import HOST, make_call, make_group, make_record, one_missing, reading
-from tests.dumps import DECODE, NFS, SITE, make_native, make_rank, make_round
+from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
 from tpmon.judge.collectives import add_collectives, fold_collectives, judge_collectives
 from tpmon.judge.collectives_stacks import may_wait
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
@@ -85,11 +87,31 @@ def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
     dump = add_collectives(hung_dump(), reading(notes=[NO_SERVER]))
     assert is_known(dump.collectives)
     assert dump.collectives.summary == (
-        "no record of its collectives; NCCL aborts this job in at most about 9m00s"
-        " (assumed: its default timeout)"
+        "no record of its collectives; NCCL aborts this job in about 9m00s (assumed: its default timeout)"
     )
     text = "\n".join(write_dump(dump, lambda _: ()))
     assert "debug server of torch: no debug server in it" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("transformers/trainer.py", "in about 29m00s (assumed: transformers.Trainer's default timeout)"),
+        ("deepspeed/runtime/engine.py", "in about 29m00s (assumed: DeepSpeed's default timeout)"),
+        ("pytorch_lightning/loops/fit_loop.py", "in about 29m00s (assumed: Lightning's default timeout)"),
+        ("transformers/modeling_utils.py", "in about 9m00s (assumed: its default timeout)"),
+    ],
+)
+def test_the_default_timeout_is_that_of_the_framework_in_the_stacks(file, words):
+    frames = (*ALL_REDUCE[:2], StackFrame("step", f"{SITE}/{file}", 7), *ALL_REDUCE[2:])
+    native = make_native(77, "pt_nccl_watchdg")
+    looks = [
+        make_round(*(make_rank(rank, native, frames=frames) for rank in range(4)), at_s=at_s)
+        for at_s in (0.0, 60.0)
+    ]
+    told = add_collectives(fold_rounds(looks, ORIGIN), reading(notes=[NO_SERVER])).collectives
+    assert is_known(told)
+    assert told.summary.endswith(f"NCCL aborts this job {words}")
 
 
 def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_run():
