@@ -25,6 +25,7 @@ JUST_NOW_S = 2.0
 _MOST_PLACES = 2
 _MOST_RAS = 3
 _MOST_TRANSFERS = 3
+_LAGS = ("behind", "ahead of the rest")
 
 
 def name_call(one: CollectiveFinding) -> str:
@@ -112,7 +113,12 @@ def sum_up(
     if findings:
         return f"{findings[0].summary}{f'; {named}' if named else ''}"
     if named:
-        return named
+        only_lag = not uncounted and all(map(_only_lags, ras))
+        return (
+            f"{named} (a job that runs shows this too: look again whether the numbers stay)"
+            if only_lag
+            else named
+        )
     if transfers := say_transfers(records):
         return transfers
     if records and not any(record.groups for record in records):
@@ -179,6 +185,11 @@ def say_report(report: RasReport) -> str:
     return f"NCCL RAS: {words}" if words else ""
 
 
+def _only_lags(report: RasReport) -> bool:
+    """Tell whether counts of operations differ, and nothing else: NCCL reads them while the ranks go on."""
+    return not report.dead and not report.silent and all(one.problem in _LAGS for one in report.ranks)
+
+
 def write_report(report: RasReport) -> str:
     """Say the same without its source."""
     parts = []
@@ -189,7 +200,7 @@ def write_report(report: RasReport) -> str:
     lost = {(one.process, one.node) for one in report.lost}
     rest = [one for one in report.ranks if not (_is_lost(one) and (one.process, one.node) in lost)]
     behind = [one for one in rest if one.problem == "behind"]
-    others = [one for one in rest if one.problem not in ("behind", "ahead of the rest")]
+    others = [one for one in rest if one.problem not in _LAGS]
     parts += [_say_rank(one) for one in (*behind, *others)[:_MOST_RAS]]
     more = len(behind) + len(others) - _MOST_RAS
     if more > 0:
