@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -14,6 +16,7 @@ from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.collectives import add_collectives, fold_collectives
 from tpmon.judge.collectives_stacks import may_wait
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
+from tpmon.judge.fold_hosts import find_clash
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.clean import clean_value
 from tpmon.model.codec import CodecError, decode, encode
@@ -23,6 +26,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.results import DumpUpdate
+from tpmon.model.units import clean_text
 from tpmon.probe.background import read_within
 from tpmon.probe.collectives import PIPE_PRICE, read_collectives
 from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper, dumpable
@@ -47,6 +51,10 @@ LOCALS_PRICE = (
 LOG_S = 0.5
 """How long the log may take to tell its time: it may lie on a dead server."""
 _STDIN = "-"
+_LABEL = re.compile(rb"^\s*\d+: ")
+"""What srun --label puts before each line."""
+_MOST_REFUSED = 4
+_REFUSED_CHARS = 200
 _RANK_DIGITS = 7
 PID_DIGITS = 10
 
@@ -207,19 +215,29 @@ def run_fold(paths: Sequence[str], options: Options, output: Output) -> int:
         UsageError: for a file that cannot be read or holds something else.
     """
     form = pick_format(options)
-    dumps = list(read_dumps(paths))
-    dump = fold_collectives(fold_dumps(dumps), dumps)
+    left_out: list[str] = []
+    dumps = read_dumps(paths, left_out.append)
+    if clash := find_clash(dumps):
+        raise UsageError(
+            f"these dumps are of two machines of one name: {clash}",
+            "give each machine a name of its own (hostname) and dump again; one of them can be folded alone",
+        )
+    for line in left_out:
+        complain(f"tpmon: not folded: {line}")
+    dump = replace(fold_collectives(fold_dumps(dumps), dumps), left_out=tuple(left_out))
     _write(dump, form, output)
     return pick_exit_code(dump)
 
 
-def read_dumps(paths: Iterable[str]) -> Iterator[Dump]:
-    """Read the Dumps of files, one JSON object a line, cleaned.
+def read_dumps(paths: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> list[Dump]:
+    """Read the Dumps of files, one JSON object a line, cleaned; ``tell`` is told each line that is none.
 
     Raises:
-        UsageError: naming file and line of what is no Dump.
+        UsageError: for a file that cannot be read, and naming file and line where no line is a Dump.
     """
     room = MOST_BYTES
+    dumps: list[Dump] = []
+    first: UsageError | None = None
     for path in paths:
         name = "standard input" if path == _STDIN else path
         try:
@@ -229,13 +247,34 @@ def read_dumps(paths: Iterable[str]) -> Iterator[Dump]:
         room -= len(data)
         if room <= 0:
             raise UsageError(f"{name}: more than {MOST_BYTES >> 20} MiB of dumps", "fold fewer at once")
-        found = 0
-        for number, raw in enumerate(data.split(b"\n"), 1):
-            if raw.strip():
-                yield _parse_dump(raw.decode("utf-8", "replace"), f"{name}:{number}")
-                found += 1
-        if not found:
-            raise UsageError(f"{name}: no dump in it", "tpmon dump PID --json > FILE")
+        found, refused = _parse_lines(data, name)
+        dumps += found
+        if refused:
+            first = first or refused[0]
+            for one in refused[:_MOST_REFUSED]:
+                tell(clean_text(one.what, _REFUSED_CHARS))
+            if len(refused) > _MOST_REFUSED:
+                tell(f"{name}: {len(refused) - _MOST_REFUSED} more lines")
+    if first is not None and not dumps:
+        raise first
+    return dumps
+
+
+def _parse_lines(data: bytes, name: str) -> tuple[list[Dump], list[UsageError]]:
+    """Parse the lines of one file into Dumps, and what the others are refused for."""
+    dumps: list[Dump] = []
+    refused: list[UsageError] = []
+    for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        line = _LABEL.sub(b"", raw)
+        if not line.strip():
+            continue
+        try:
+            dumps.append(_parse_dump(line.decode("utf-8", "replace"), f"{name}:{number}"))
+        except UsageError as error:
+            refused.append(error)
+    if not dumps and not refused:
+        refused.append(UsageError(f"{name}: no dump in it", "tpmon dump PID --json > FILE"))
+    return dumps, refused
 
 
 def _read_file(path: str, limit: int) -> bytes:
@@ -278,7 +317,7 @@ def write_dump_text(update: DumpUpdate) -> str:
 
 
 def pick_exit_code(dump: Dump) -> int:
-    """Return 0 where at least one stack was read, else why none could be."""
+    """Return 0 where at least one stack was read, else why none was: 4, 3, or 2 for all else."""
     if any(is_known(group.frames) for group in dump.groups):
         return ExitCode.OK
     kinds = {error.kind for error in dump.errors}
@@ -286,4 +325,4 @@ def pick_exit_code(dump: Dump) -> int:
         return ExitCode.NOT_PERMITTED
     if kinds <= {ErrorKind.GONE}:
         return ExitCode.NO_TARGET
-    return ExitCode.USAGE if ErrorKind.NO_SPY in kinds else ExitCode.OK
+    return ExitCode.USAGE

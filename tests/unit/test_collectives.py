@@ -215,6 +215,14 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_told():
     assert "in turn waits in another group" in found[0].summary
 
 
+def test_two_backends_of_one_group_are_judged_apart():
+    nccl = make_group(50, 50)
+    waits = make_record(0, make_group(9, 10, backend="gloo"), nccl)
+    others = [make_record(rank, make_group(9, 9, backend="gloo"), nccl) for rank in (1, 2, 3)]
+    (found,) = judge(waits, *others).findings
+    assert (found.backend, found.sequence, found.waiting, found.missing) == ("gloo", 10, (0,), (1, 2, 3))
+
+
 def test_only_the_newest_record_of_a_rank_counts():
     old = make_record(3, make_group(2, 3), taken=NOW - timedelta(hours=1), source=RecordSource.FILE)
     (found,) = judge(old, *one_missing()).findings

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.collectives import HOST, make_call, make_group, make_record, one_missing, reading
-from tests.dumps import DECODE, NFS, SITE, make_native, make_rank, make_round
+from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
 from tpmon.judge.collectives import add_collectives, fold_collectives, judge_collectives
 from tpmon.judge.collectives_stacks import may_wait
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
@@ -24,11 +26,12 @@ REPORT = RasReport("2.27.5", 8, 8, ("MISMATCH",), (BEHIND,), 0, 0)
 
 def test_ncclls_report_is_said_beside_the_records_and_alone():
     alone = judge_collectives([reading(ras=[REPORT])], 4, {})
-    assert alone.summary == (
+    lags = (
         "NCCL RAS: rank 3 of communicator e5f607 (process 4242 on 10.0.0.1) launched 4710 of 4711 AllReduce"
     )
+    assert alone.summary == f"{lags} (a job that runs shows this too: look again whether the numbers stay)"
     both = judge_collectives([reading(*one_missing(), ras=[REPORT])], 4, {})
-    assert both.summary.endswith(alone.summary)
+    assert both.summary.endswith(lags)
     fine = replace(REPORT, ranks=(), errors=())
     assert "names no rank" in judge_collectives([reading(ras=[fine])], 4, {}).summary
     dead = replace(REPORT, dead=2, silent=1, ranks=(replace(BEHIND, problem="status ABORT"),) * 5)
@@ -85,11 +88,31 @@ def test_without_records_the_dump_says_why_and_assumes_the_default_timeout():
     dump = add_collectives(hung_dump(), reading(notes=[NO_SERVER]))
     assert is_known(dump.collectives)
     assert dump.collectives.summary == (
-        "no record of its collectives; NCCL aborts this job in at most about 9m00s"
-        " (assumed: its default timeout)"
+        "no record of its collectives; NCCL aborts this job in about 9m00s (assumed: its default timeout)"
     )
     text = "\n".join(write_dump(dump, lambda _: ()))
     assert "debug server of torch: no debug server in it" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("transformers/trainer.py", "in about 29m00s (assumed: transformers.Trainer's default timeout)"),
+        ("deepspeed/runtime/engine.py", "in about 29m00s (assumed: DeepSpeed's default timeout)"),
+        ("pytorch_lightning/loops/fit_loop.py", "in about 29m00s (assumed: Lightning's default timeout)"),
+        ("transformers/modeling_utils.py", "in about 9m00s (assumed: its default timeout)"),
+    ],
+)
+def test_the_default_timeout_is_that_of_the_framework_in_the_stacks(file, words):
+    frames = (*ALL_REDUCE[:2], StackFrame("step", f"{SITE}/{file}", 7), *ALL_REDUCE[2:])
+    native = make_native(77, "pt_nccl_watchdg")
+    looks = [
+        make_round(*(make_rank(rank, native, frames=frames) for rank in range(4)), at_s=at_s)
+        for at_s in (0.0, 60.0)
+    ]
+    told = add_collectives(fold_rounds(looks, ORIGIN), reading(notes=[NO_SERVER])).collectives
+    assert is_known(told)
+    assert told.summary.endswith(f"NCCL aborts this job {words}")
 
 
 def test_ranks_that_wait_for_others_or_for_the_device_are_told_from_those_that_run():

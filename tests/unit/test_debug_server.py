@@ -123,6 +123,7 @@ def test_the_recorder_of_nccl_is_asked_where_it_may_be_and_both_are_one_record()
     assert asked == list(answers)
     assert {(one.description, one.backend, one.last_called) for one in record.groups} == {
         ("cpu", "gloo", 4),
+        ("default_pg", "gloo", 2),
         ("default_pg", "nccl", 9),
     }
     with serve(own) as door:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpmon.model.dump import Local
+from tests.dumps import RUNNING, make_rank, rounds
+from tpmon.judge.phase_stack import is_library
+from tpmon.model.dump import Local, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.probe.dump_text import (
     MOST_LOCALS,
@@ -72,6 +74,23 @@ def test_variables_of_a_deep_stack_stay_with_their_frames():
     for one in stack.locals:
         assert stack.frames[one.frame].function == f"f{one.variables[0].value}"
     assert stack.locals[OUTER_FRAMES - 1].variables[0].value == str(200 - OUTER_FRAMES)
+
+
+def test_the_place_where_a_deep_stack_was_cut_says_how_many_frames_are_gone():
+    stacks = [parse_one(*[frame("walk")] * depth).frames for depth in (MAX_FRAMES, 200, 250)]
+    assert [len(one) for one in stacks] == [MAX_FRAMES] * 3
+    assert [one[OUTER_FRAMES].function for one in stacks] == [
+        "walk",
+        "[121 frames left out]",
+        "[171 frames left out]",
+    ]
+    assert is_library(stacks[1][OUTER_FRAMES].file)
+
+
+def test_a_recursion_that_goes_on_is_not_frozen():
+    depths = [parse_one(frame("leaf"), *[frame("walk")] * depth).frames for depth in (200, 250, 300)]
+    looks = [[make_rank(0, frames=one, **RUNNING)] for one in depths]
+    assert rounds(*looks, world=1).groups[0].motion is Motion.MOVING
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,18 @@ WORDS = [
         ),
         "queue feeder",
     ),
+    (
+        Role.RANK,
+        ThreadKind.MAIN,
+        (MAIN, TRAIN, StackFrame("SemLock.__enter__", f"{LIB}/multiprocessing/synchronize.py", 95)),
+        "process lock in train train.py:40",
+    ),
+    (
+        Role.RANK,
+        ThreadKind.MAIN,
+        (MAIN, TRAIN, StackFrame("Event.wait", f"{LIB}/multiprocessing/synchronize.py", 350)),
+        "process condition or event in train train.py:40",
+    ),
     (Role.LAUNCHER, ThreadKind.MAIN, (), "no Python frames"),
     (
         Role.RANK,

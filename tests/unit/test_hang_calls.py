@@ -83,8 +83,8 @@ def test_a_default_timeout_is_called_assumed():
 @pytest.mark.parametrize(
     ("native", "words"),
     [
-        (NCCL, "NCCL aborts this job in at most about 9m20s (assumed: its default timeout)"),
-        (GLOO, "gloo gives up in at most about 29m20s (assumed: its default timeout)"),
+        (NCCL, "NCCL aborts this job in about 9m20s (assumed: its default timeout)"),
+        (GLOO, "gloo gives up in about 29m20s (assumed: its default timeout)"),
         (make_native(79, "cuda-EvtHandlr"), None),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpmon.judge.collectives_words import say_report
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.probe.ras import PORT, find_port, parse_ras, read_ras
 from tpmon.probe.talk import LOOPBACK
@@ -136,6 +137,53 @@ def test_silent_dead_and_broken_ranks_are_named():
         (2, "reported Remote process exited or network error"),
         (5, "status ABORT"),
     ]
+
+
+DEAD = (
+    HEAD
+    + """    0         1         2         4         8         8   RUNNING  INCOMPLETE
+
+Errors
+======
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 1 rank
+  The missing rank: 5
+
+"""
+)
+
+
+def test_dead_and_silent_processes_are_named():
+    report = parse_ras(LOST)
+    assert [(one.process, one.node, one.problem) for one in report.lost] == [
+        (4243, "10.0.0.1", "no answer"),
+        (4305, "10.0.0.2", "dead"),
+        (4306, "10.0.0.2", "dead"),
+    ]
+    assert say_report(report) == (
+        "NCCL RAS: 2 processes are dead: process 4305 on 10.0.0.2, process 4306 on 10.0.0.2 (rank 5 of"
+        " communicator e5f607), process 4243 on 10.0.0.1 gave no answer (rank 1 of communicator e5f607), rank 2"
+        " of communicator e5f607 (process 4244 on 10.0.0.1): reported Remote process exited or network error,"
+        " rank 5 of communicator e5f607 (process 4306 on 10.0.0.2): status ABORT"
+    )
+
+
+def test_the_missing_rank_is_that_of_the_one_dead_process():
+    report = parse_ras(DEAD)
+    assert [(one.rank, one.process, one.problem) for one in report.ranks] == [(5, 3487984, "no answer")]
+    assert say_report(report) == (
+        "NCCL RAS: process 3487984 on 172.16.64.213 is dead (rank 5 of communicator dbe986)"
+    )
+
+
+def test_which_of_several_missing_ranks_is_whose_is_not_guessed():
+    report = parse_ras(DEAD.replace("The missing rank: 5", "The missing ranks: 5, 7-8"))
+    assert [(one.rank, one.process) for one in report.ranks] == [(rank, NOT_APPLICABLE) for rank in (5, 7, 8)]
 
 
 def test_hosts_that_differ_leave_the_sums_unknown():

@@ -295,6 +295,18 @@ def test_what_cannot_be_is_refused_before_anything_is_looked_at(fields, asked, w
         ([error(ErrorKind.NO_SPY)], UsageError, ExitCode.USAGE, "pip install py-spy"),
         ([error(ErrorKind.GONE)], NoTargetError, ExitCode.NO_TARGET, "tpmon ps"),
         ([error(ErrorKind.LATE), error(ErrorKind.GONE)], UsageError, ExitCode.USAGE, "tpmon dump PID"),
+        (
+            [
+                error(
+                    ErrorKind.UNKNOWN_PYTHON,
+                    reason="py-spy does not know its Python: x; pip install -U py-spy",
+                )
+            ],
+            UsageError,
+            ExitCode.USAGE,
+            "pip install -U py-spy",
+        ),
+        ([error(ErrorKind.UNKNOWN_PYTHON, reason="deleted")], UsageError, ExitCode.USAGE, "tpmon dump PID"),
         ([error(ErrorKind.TRACED, reason="pid 7 traces it")], UsageError, ExitCode.USAGE, "tpmon dump PID"),
     ],
 )

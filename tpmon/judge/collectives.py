@@ -15,7 +15,7 @@ from math import isfinite
 
 from tpmon.judge.collectives_match import find_differences
 from tpmon.judge.collectives_stacks import Standing, find_standings, find_waits, say_assumed_abort
-from tpmon.judge.collectives_words import sum_up, write_summary
+from tpmon.judge.collectives_words import UncountedWait, say_uncounted, sum_up, write_summary
 from tpmon.model.collectives import (
     CallDifference,
     CollectiveCall,
@@ -49,7 +49,8 @@ def judge_collectives(
     told = tuple(replace(one, summary=write_summary(one, standings)) for one in findings)
     ras = tuple(report for reading in readings for report in reading.ras)
     notes = tuple(note for reading in readings for note in reading.notes)
-    return Collectives(sum_up(told, records, ras, notes), told, ras, notes, records)
+    summary = sum_up(told, records, ras, notes, say_uncounted(find_uncounted(records)))
+    return Collectives(summary, told, ras, notes, records)
 
 
 def add_collectives(dump: Dump, reading: CollectivesReading) -> Dump:
@@ -100,20 +101,58 @@ class _Seat:
 
     group: GroupRecord
     taken: datetime
+    is_whole: bool
+
+
+_GroupKey = tuple[str, str, str, tuple[int, ...]]
 
 
 def find_open(records: Sequence[RankRecord], world_size: Applicable[int]) -> tuple[CollectiveFinding, ...]:
     """Find in each process group the first collective that is called and not done by all."""
-    groups: dict[tuple[str, str, tuple[int, ...]], dict[int, _Seat]] = {}
+    groups = _seat_ranks(records)
+    whole = {record.rank for record in records if is_known(record.rank) and record.from_start}
+    found = (
+        _judge_group(seats, whole | set(seats), world_size)
+        for seats in groups.values()
+        if _can_compare(seats)
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def _seat_ranks(records: Sequence[RankRecord]) -> dict[_GroupKey, dict[int, _Seat]]:
+    """Sort what the ranks recorded by process group and by backend, of which a group may have two."""
+    groups: dict[_GroupKey, dict[int, _Seat]] = {}
     for record in records:
         for group in record.groups:
             if is_known(record.rank):
-                key = (group.name, group.description, known_or(group.ranks, ()))
+                key = (group.name, group.description, group.backend, known_or(group.ranks, ()))
                 seats = groups.setdefault(key, {})
-                seats[record.rank] = _Seat(group, record.taken)
-    whole = {record.rank for record in records if is_known(record.rank) and record.from_start}
-    found = (_judge_group(seats, whole | set(seats), world_size) for seats in groups.values())
-    return tuple(one for one in found if one is not None)
+                seats[record.rank] = _Seat(group, record.taken, record.from_start)
+    return groups
+
+
+def _can_compare(seats: Mapping[int, _Seat]) -> bool:
+    """Tell whether the numbers of collectives mean the same on every rank of a group."""
+    return all(seat.is_whole for seat in seats.values()) or not any(
+        seat.group.batches for seat in seats.values()
+    )
+
+
+def find_uncounted(records: Sequence[RankRecord]) -> tuple[UncountedWait, ...]:
+    """Find the first open collective of each rank in groups whose numbers cannot be compared."""
+    return tuple(
+        UncountedWait(
+            rank,
+            call.name,
+            seat.group.description or seat.group.name,
+            max(0.0, (seat.taken - call.created).total_seconds()),
+        )
+        for seats in _seat_ranks(records).values()
+        if not _can_compare(seats)
+        for rank, seat in sorted(seats.items())
+        if seat.group.last_called > seat.group.last_done
+        and (call := _find_call(seat.group, seat.group.last_done + 1)) is not None
+    )
 
 
 def _list_members(seats: Mapping[int, _Seat], world_size: Applicable[int]) -> set[int]:

@@ -6,16 +6,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tpmon.judge.fold_scene import IN_COLLECTIVE
 from tpmon.judge.fold_words import Wait, describe_stack
+from tpmon.judge.phase_stack import package_of
 from tpmon.model.dump import DumpThread, StackGroup
 from tpmon.model.dump_words import say_wait
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
+from tpmon.model.stacks import StackFrame
 from tpmon.model.units import format_seconds
 
 BACKENDS = {"nccl": "NCCL", "gloo": "gloo"}
 _THREADS = (("pt_nccl", "nccl"), ("pt_gloo", "gloo"))
 """How torch names the threads of a backend."""
+FRAMEWORK_TIMEOUT_S = 1800.0
+"""What these frameworks give torch where the job does not say (docs/thresholds.md)."""
+_FRAMEWORKS = (
+    ("transformers", "/transformers/trainer.py", "transformers.Trainer"),
+    ("deepspeed", "", "DeepSpeed"),
+    ("lightning", "", "Lightning"),
+    ("pytorch_lightning", "", "Lightning"),
+    ("lightning_fabric", "", "Lightning"),
+)
+"""Package, the file that shows the loop is the framework's, and how people call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +50,32 @@ def find_standings(groups: Sequence[StackGroup]) -> dict[int, Standing]:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Hold for how long ranks stand in collectives by their stacks, and the backend by its threads."""
+    """Hold for how long ranks stand in collectives by their stacks, and the backend by its threads.
+
+    ``framework`` has a default timeout of its own; "" for none that the stacks show.
+    """
 
     backend: str
     since_s: Known[float]
+    framework: str = ""
 
 
 def find_waits(groups: Sequence[StackGroup]) -> tuple[Waits, ...]:
     """Return the waits of ranks for other ranks, () where none waits."""
     threads = (thread for group in groups for thread in group.threads if thread.kind is ThreadKind.COMM)
     backend = find_backend(thread.name for thread in threads)
-    return tuple(Waits(backend, group.since_s) for group, _ in _ranks_of(groups) if _waits_for_ranks(group))
+    ranks = [group for group, _ in _ranks_of(groups)]
+    framework = find_framework(known_or(group.frames, ()) for group in ranks)
+    return tuple(Waits(backend, group.since_s, framework) for group in ranks if _waits_for_ranks(group))
+
+
+def find_framework(stacks: Iterable[Sequence[StackFrame]]) -> str:
+    """Return the framework in stacks of ranks that gives its process group a timeout; "" for none."""
+    files = {frame.file for frames in stacks for frame in frames}
+    for package, end, framework in _FRAMEWORKS:
+        if any(package_of(file) == package and file.endswith(end) for file in files):
+            return framework
+    return ""
 
 
 def find_backend(names: Iterable[str]) -> str:
@@ -88,12 +115,14 @@ def say_assumed_abort(waits: Sequence[Waits], defaults_s: Mapping[str, float]) -
     known = [one.since_s for one in waits if is_known(one.since_s)]
     if not known or waits[0].backend not in defaults_s:
         return ""
-    default_s = defaults_s[waits[0].backend]
+    framework = waits[0].framework
+    default_s = FRAMEWORK_TIMEOUT_S if framework else defaults_s[waits[0].backend]
     left_s = default_s - max(known)
     name = BACKENDS[waits[0].backend]
     if left_s <= 0:
         return (
             f"{name} would have given up by default after {format_seconds(default_s)}: its timeout is longer"
         )
+    whose = f"{framework}'s" if framework else "its"
     verb = "aborts this job" if waits[0].backend == "nccl" else "gives up"
-    return f"{name} {verb} in at most about {format_seconds(left_s)} (assumed: its default timeout)"
+    return f"{name} {verb} in about {format_seconds(left_s)} (assumed: {whose} default timeout)"

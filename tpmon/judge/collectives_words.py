@@ -11,10 +11,12 @@ from tpmon.model.collectives import (
     CollectiveCause,
     CollectiveFinding,
     RankRecord,
+    RasProcess,
     RasRank,
     RasReport,
     SourceNote,
 )
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.model.units import format_seconds
 
@@ -23,6 +25,7 @@ JUST_NOW_S = 2.0
 _MOST_PLACES = 2
 _MOST_RAS = 3
 _MOST_TRANSFERS = 3
+_LAGS = ("behind", "ahead of the rest")
 
 
 def name_call(one: CollectiveFinding) -> str:
@@ -102,14 +105,20 @@ def sum_up(
     records: Sequence[RankRecord],
     ras: Sequence[RasReport],
     notes: Sequence[SourceNote],
+    uncounted: str = "",
 ) -> str:
-    """Say in one sentence what the records tell."""
-    said = [say_report(report) for report in ras]
+    """Say in one sentence what the records tell; ``uncounted``: of numbers that mean nothing."""
+    said = [uncounted, *(say_report(report) for report in ras)]
     named = "; ".join(words for words in said if words)
     if findings:
         return f"{findings[0].summary}{f'; {named}' if named else ''}"
     if named:
-        return named
+        only_lag = not uncounted and all(map(_only_lags, ras))
+        return (
+            f"{named} (a job that runs shows this too: look again whether the numbers stay)"
+            if only_lag
+            else named
+        )
     if transfers := say_transfers(records):
         return transfers
     if records and not any(record.groups for record in records):
@@ -143,26 +152,84 @@ def say_transfers(records: Sequence[RankRecord]) -> str:
     return ", ".join((*shown, f"{more} more wait") if more else shown)
 
 
+@dataclass(frozen=True, slots=True)
+class UncountedWait:
+    """Hold the first open collective of a rank where its number cannot be compared with those of others."""
+
+    rank: int
+    name: str
+    group: str
+    waited_s: float
+
+
+def say_uncounted(waits: Sequence[UncountedWait]) -> str:
+    """Say who waits in collectives whose numbers cannot be compared between ranks, and why; "" for nobody."""
+    if not waits:
+        return ""
+    longest = sorted(waits, key=lambda one: (-one.waited_s, one.rank))
+    shown = [
+        f"rank {one.rank} waits in {one.name} of {one.group} for {format_seconds(one.waited_s)}"
+        for one in longest[:_MOST_TRANSFERS]
+    ]
+    more = len(waits) - len(shown)
+    said = ", ".join((*shown, f"{more} more wait") if more else shown)
+    return (
+        f"{said} (who is missing is not told: batches of sends and receives count among its collectives, and"
+        " without the oldest calls the numbers cannot be compared between ranks)"
+    )
+
+
 def say_report(report: RasReport) -> str:
     """Say which ranks NCCL's RAS names, "" for none."""
     words = write_report(report)
     return f"NCCL RAS: {words}" if words else ""
 
 
+def _only_lags(report: RasReport) -> bool:
+    """Tell whether counts of operations differ, and nothing else: NCCL reads them while the ranks go on."""
+    return not report.dead and not report.silent and all(one.problem in _LAGS for one in report.ranks)
+
+
 def write_report(report: RasReport) -> str:
     """Say the same without its source."""
     parts = []
     if report.dead:
-        parts.append(f"{report.dead} process{'es are' if report.dead > 1 else ' is'} dead")
+        parts.append(_say_lost(report, "dead", report.dead))
     if report.silent:
-        parts.append(f"{report.silent} process{'es' if report.silent > 1 else ''} gave no answer")
-    behind = [one for one in report.ranks if one.problem == "behind"]
-    others = [one for one in report.ranks if one.problem not in ("behind", "ahead of the rest")]
+        parts.append(_say_lost(report, "no answer", report.silent))
+    lost = {(one.process, one.node) for one in report.lost}
+    rest = [one for one in report.ranks if not (_is_lost(one) and (one.process, one.node) in lost)]
+    behind = [one for one in rest if one.problem == "behind"]
+    others = [one for one in rest if one.problem not in _LAGS]
     parts += [_say_rank(one) for one in (*behind, *others)[:_MOST_RAS]]
     more = len(behind) + len(others) - _MOST_RAS
     if more > 0:
         parts.append(f"{more} more")
     return ", ".join(parts)
+
+
+def _is_lost(one: RasRank) -> bool:
+    """Tell whether nothing else is said of a rank than that it did not answer, or never launched anything."""
+    return one.problem == "no answer" or (one.problem == "behind" and one.launched == 0)
+
+
+def _say_lost(report: RasReport, problem: str, count: int) -> str:
+    """Say how many processes are dead or silent, and which: "process 7 on 10.0.0.1 is dead"."""
+    verb = {"dead": ("is dead", "are dead")}.get(problem, ("gave no answer", "gave no answer"))
+    those = [_say_process(one, report) for one in report.lost if one.problem == problem]
+    if count == len(those) == 1:
+        who, rank = those[0]
+        return f"{who} {verb[0]}{rank}"
+    head = f"{count} process{'es' if count > 1 else ''} {verb[count > 1]}"
+    shown = [f"{who}{rank}" for who, rank in those[:_MOST_RAS]]
+    more = [f"{len(those) - _MOST_RAS} more"] if len(those) > _MOST_RAS else []
+    return f"{head}: {', '.join([*shown, *more])}" if shown else head
+
+
+def _say_process(lost: RasProcess, report: RasReport) -> tuple[str, str]:
+    rank = next((one for one in report.ranks if (one.process, one.node) == (lost.process, lost.node)), None)
+    of = f" (rank {rank.rank} of communicator {rank.communicator[-6:]})" if rank is not None else ""
+    return f"process {lost.process} on {lost.node}", of
 
 
 def _say_rank(one: RasRank) -> str:

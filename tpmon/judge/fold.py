@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tpmon.judge.fold_looks import Sighting, join_looks, looks_of_dump, looks_of_round
+from tpmon.judge.fold_hosts import find_last_write, group_dumps, join_dumps
+from tpmon.judge.fold_looks import (
+    LEAST_APART_S,
+    Sighting,
+    ThreadKey,
+    join_looks,
+    key_thread,
+    looks_of_dump,
+    looks_of_round,
+)
 from tpmon.judge.fold_scene import Seen, order_threads, see_threads, set_scene
 from tpmon.judge.odd_one import find_odd
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpError, DumpRound, Motion, OddOne, StackGroup
@@ -40,7 +49,7 @@ def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Find
     rounds = sorted(rounds, key=lambda one: one.taken_ns)
     last = rounds[-1]
     looks = [look for one in rounds for look in looks_of_round(one)]
-    sightings = join_looks(looks, (last.taken_ns / 1e9,))
+    sightings = join_looks(looks, last.taken_ns / 1e9)
     folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0))
     return Dump(
         schema=DUMP_SCHEMA,
@@ -72,19 +81,16 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
     if not dumps:
         raise ValueError("a fold needs a dump")
     ordered = sorted(dumps, key=lambda dump: (dump.taken, dump.host, dump.pid))
-    newest = {(dump.host, dump.pid): dump for dump in ordered}
-    last = ordered[-1]
-    looks = [look for dump in ordered for look in looks_of_dump(dump)]
-    sightings = join_looks(looks, [dump.taken.timestamp() for dump in newest.values()])
+    jobs = [join_dumps(group) for group in group_dumps(ordered)]
+    living = frozenset[ThreadKey]().union(*(job.living for job in jobs))
+    looks = [look for dump in ordered for look in looks_of_dump(dump) if key_thread(look.thread) in living]
+    sightings = join_looks(looks, apart_s=LEAST_APART_S)
+    first, last = ordered[0], ordered[-1]
     sizes = [dump.world_size for dump in ordered if is_known(dump.world_size)]
     world_size: Applicable[int] = max(sizes) if sizes else last.world_size
-    errors = tuple(error for dump in newest.values() for error in dump.errors)
-    left_out = [dump.not_asked for dump in newest.values() if is_known(dump.not_asked)]
+    errors = tuple(error for job in jobs for error in job.errors)
+    left_out = [job.not_asked for job in jobs if is_known(job.not_asked)]
     folded = _fold(sightings, world_size, errors, sum(left_out))
-    first = ordered[0]
-    rounds: Counter[tuple[str, int]] = Counter()
-    for dump in ordered:
-        rounds[dump.host, dump.pid] += dump.rounds
     return Dump(
         schema=DUMP_SCHEMA,
         host=", ".join(sorted({dump.host for dump in ordered})),
@@ -92,17 +98,18 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
         pid=first.pid,
         script=first.script,
         world_size=world_size,
-        rounds=max(rounds.values()),
-        seconds=max(dump.seconds for dump in ordered) + (last.taken - first.taken).total_seconds(),
+        rounds=max(job.rounds for job in jobs),
+        seconds=max(job.seconds for job in jobs),
         summary=folded.summary,
         odd_one_out=folded.odd,
         groups=folded.groups,
-        idle_threads=sum(dump.idle_threads for dump in newest.values()),
+        idle_threads=sum(job.idle_threads for job in jobs),
         verdict=verdict,
         errors=errors,
         paused_ms=sum(dump.paused_ms for dump in ordered),
         spy_cpu_ms=sum(dump.spy_cpu_ms for dump in ordered),
         not_asked=sum(left_out) if left_out else NOT_APPLICABLE,
+        last_write=find_last_write(jobs),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tpmon.judge.phase_stack import is_users
 from tpmon.model.dump import Dump, DumpRound, DumpThread, FrameLocals, Motion
@@ -19,6 +20,9 @@ RESTS_RATIO = 0.01
 (docs/thresholds.md)."""
 SPINS_RATIO = 0.9
 """Share of the time on a CPU or waiting for one from which it never slept: a wait for the GPU spins."""
+LEAST_APART_S = 1.0
+"""How far apart the looks of two dumps must be to count as two: even a thread that works
+is still for less (docs/thresholds.md)."""
 _ONE_LOOK = Missing("one look tells no rate")
 SEEN_ONCE = Missing("seen once: a second look tells whether it moves")
 MOVED = Missing("it moved between the looks")
@@ -109,28 +113,51 @@ def looks_of_dump(dump: Dump) -> list[Look]:
     ]
 
 
-def _same_thread(look: Look) -> tuple[str, int, int, str]:
-    thread = look.thread
+class ThreadKey(NamedTuple):
+    """Tell threads apart over several looks."""
+
+    host: str
+    pid: int
+    tid: int
+    name: str
+
+
+def key_thread(thread: DumpThread) -> ThreadKey:
+    """Return what is equal for looks at one thread."""
     tid = known_or(thread.tid, -1)
-    return thread.host, thread.pid, tid, thread.name if tid < 0 else ""
+    return ThreadKey(thread.host, thread.pid, tid, thread.name if tid < 0 else "")
 
 
-def join_looks(looks: Iterable[Look], newest: Iterable[float] = ()) -> tuple[Sighting, ...]:
+def join_looks(
+    looks: Iterable[Look], newest: float | None = None, apart_s: float = 0.0
+) -> tuple[Sighting, ...]:
     """Join the looks at each thread, in the order of their threads' first appearance.
 
-    With ``newest`` (the times of the last round) a thread that was not seen then has ended and is
-    left out.
+    With ``newest`` (the time of the last round) a thread that was not seen then has ended and is
+    left out. Looks less than ``apart_s`` apart are one.
     """
-    current = frozenset(newest)
-    of_thread: dict[tuple[str, int, int, str], list[Look]] = {}
+    of_thread: dict[ThreadKey, list[Look]] = {}
     for look in looks:
-        of_thread.setdefault(_same_thread(look), []).append(look)
+        of_thread.setdefault(key_thread(look.thread), []).append(look)
     found: list[Sighting] = []
     for same in of_thread.values():
         same.sort(key=lambda look: look.at_s)
-        if not current or same[-1].at_s in current:
-            found.append(_join(same))
+        if newest is None or same[-1].at_s == newest:
+            found.append(_join(_thin(same, apart_s)))
     return tuple(found)
+
+
+def _thin(same: Sequence[Look], apart_s: float) -> Sequence[Look]:
+    """Keep one of the looks at one time: the newest, but not a single look in place of several."""
+    kept: list[Look] = []
+    begin_s = 0.0
+    for look in same:
+        if not kept or look.at_s - begin_s >= apart_s:
+            kept.append(look)
+            begin_s = look.at_s
+        elif kept[-1].motion is Motion.ONCE or look.motion is not Motion.ONCE:
+            kept[-1] = look
+    return kept
 
 
 def _users_part(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:

@@ -45,7 +45,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Camp:
-    """Hold ranks whose main threads do the same at the same line."""
+    """Hold ranks whose main threads do the same at the same line, in a collective of the same name."""
 
     doing: Doing
     ranks: tuple[Seen, ...]
@@ -144,14 +144,24 @@ def _is_main_of(seen: Seen, role: Role) -> bool:
     return seen.thread.role is role and seen.thread.kind is ThreadKind.MAIN
 
 
+def _camp_of(seen: Seen) -> tuple[str, str, int]:
+    """Return what is equal for ranks of one camp.
+
+    The one line of the user that starts a framework's loop makes many collectives: those that wait for
+    others are told apart by the operation, whose words hold the line, and not by where in its library.
+    """
+    doing = seen.doing
+    return (doing.place[0], doing.text, 0) if doing.wait is Wait.RANKS else doing.place
+
+
 def set_scene(seen: Sequence[Seen], world_size: Applicable[int], not_asked: int = 0) -> Scene:
     """Divide the ranks into camps by the line of the user's code at which they do the same."""
     ranks = [one for one in seen if _is_main_of(one, Role.RANK)]
     read = [one for one in ranks if is_known(one.sighting.frames)]
-    sizes = Counter(one.doing.place for one in read)
+    sizes = Counter(map(_camp_of, read))
     by_place: dict[tuple[str, str, int], list[Seen]] = {}
     for one in read:
-        by_place.setdefault(one.doing.place, []).append(one)
+        by_place.setdefault(_camp_of(one), []).append(one)
     camps = tuple(
         Camp(those[0].doing, tuple(those))
         for place, those in sorted(by_place.items(), key=lambda entry: (-sizes[entry[0]], entry[0]))

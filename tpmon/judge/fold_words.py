@@ -65,6 +65,8 @@ _CALLS = (
     ("multiprocessing/pool.py", "get wait", "pool result"),
     ("multiprocessing/pool.py", "worker _handle_workers _handle_tasks _handle_results", "process pool"),
     ("multiprocessing/managers.py", "_callmethod serve_forever", "manager call"),
+    ("multiprocessing/synchronize.py", "acquire __enter__", "process lock"),
+    ("multiprocessing/synchronize.py", "wait wait_for", "process condition or event"),
     ("multiprocessing/connection.py", "recv recv_bytes poll accept wait", "pipe read"),
     ("multiprocessing/connection.py", "send send_bytes", "pipe write"),
     ("torch/multiprocessing/spawn.py", "join", "process join"),

@@ -136,12 +136,13 @@ def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
             also=tuple(waiting),
         )
     if len(places) > 1:
-        camps = [
-            f"{name_ranks(seen.thread for seen in camp.ranks)} in {camp.doing.text}"
-            for camp in picture.scene.camps
-        ]
-        text = f"all {count} ranks wait for each other in different collectives: {', '.join(camps)}"
-        return Blame("missing-rank", picture.scene.camps[-1].ranks[0], text, also=tuple(waiting))
+        camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
+        camps.sort(key=len, reverse=True)
+        said = ", ".join(
+            f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in camps
+        )
+        text = f"all {count} ranks wait for each other in different collectives: {said}"
+        return Blame("missing-rank", camps[-1][0], text, also=tuple(waiting))
     if count == 1:
         return Blame(
             "no-progress", first, f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"

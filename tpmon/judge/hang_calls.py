@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from tpmon.judge.collectives import DEFAULT_TIMEOUTS_S
-from tpmon.judge.collectives_stacks import Waits, find_backend, say_assumed_abort
+from tpmon.judge.collectives_stacks import Waits, find_backend, find_framework, say_assumed_abort
 from tpmon.judge.collectives_words import JUST_NOW_S, name_call, say_abort, say_why, write_report
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.model.collectives import CollectiveFinding, Collectives
 from tpmon.model.frame import Frame
-from tpmon.model.known import is_known
+from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.verdict import Evidence
 
@@ -64,7 +64,8 @@ def _find_record(calls: Collectives, finding: CollectiveFinding) -> tuple[dateti
 
 def _show_assumed(picture: Picture, still_s: float, age_s: float) -> list[Evidence]:
     names = (one.thread.name for one in picture.threads if one.thread.kind is ThreadKind.COMM)
-    words = say_assumed_abort((Waits(find_backend(names), still_s),), DEFAULT_TIMEOUTS_S)
+    framework = find_framework(known_or(one.sighting.frames, ()) for one in picture.scene.ranks)
+    words = say_assumed_abort((Waits(find_backend(names), still_s, framework),), DEFAULT_TIMEOUTS_S)
     return [_row(LIMIT, still_s, words, "stacks", age_s)] if words else []
 
 

@@ -140,7 +140,7 @@ def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Pi
     """Fold looks into a picture; None where no stack of a rank could be read."""
     last = rounds[-1]
     looks = [look for one in rounds for look in looks_of_round(one)]
-    threads = see_threads(join_looks(looks, (last.taken_ns / 1e9,)))
+    threads = see_threads(join_looks(looks, last.taken_ns / 1e9))
     if not any(
         one.thread.role is Role.RANK and one.thread.kind is ThreadKind.MAIN and is_known(one.sighting.frames)
         for one in threads

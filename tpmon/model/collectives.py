@@ -57,7 +57,9 @@ class GroupRecord:
     """Hold what one rank recorded of one process group.
 
     ``last_called`` and ``last_done`` are numbers of collectives, 0 before the first. ``calls`` are
-    those around the first that is not done, by number.
+    those around the first that is not done, by number. ``batches`` counts batches of sends and receives,
+    which torch numbers among the collectives: a record from the first call on has them taken out, in
+    others numbers then cannot be compared between ranks.
     """
 
     name: str
@@ -67,6 +69,7 @@ class GroupRecord:
     last_called: int
     last_done: int
     calls: tuple[CollectiveCall, ...]
+    batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +106,20 @@ class RasRank:
 
 
 @dataclass(frozen=True, slots=True)
+class RasProcess:
+    """Name one process that NCCL RAS does not reach, as NCCL names it; ``problem``: dead, or no answer."""
+
+    process: int
+    node: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class RasReport:
     """Hold what NCCL RAS said: the worst state of a communicator, and the ranks that it names.
 
-    ``dead`` and ``silent`` count processes that cannot be reached, and that gave no answer in time.
+    ``dead`` and ``silent`` count processes that cannot be reached, and that gave no answer in time;
+    ``lost`` names them.
     """
 
     version: str
@@ -116,6 +129,7 @@ class RasReport:
     ranks: tuple[RasRank, ...]
     dead: int
     silent: int
+    lost: tuple[RasProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

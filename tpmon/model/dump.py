@@ -320,6 +320,7 @@ class Dump:
     ``host`` names every host that is in it. ``world_size`` is what the job says of itself.
     ``not_asked`` counts ranks here that nobody asked for; it does not apply to a dump of the whole job.
     ``collectives`` is what the job itself recorded of them. ``last_write`` is that into its log.
+    ``left_out`` says which lines of files a fold could not read.
     """
 
     schema: str
@@ -341,3 +342,4 @@ class Dump:
     not_asked: Applicable[int] = NOT_APPLICABLE
     collectives: Applicable[Collectives] = NOT_APPLICABLE
     last_write: Applicable[datetime] = NOT_APPLICABLE
+    left_out: tuple[str, ...] = ()

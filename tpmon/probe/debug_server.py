@@ -88,14 +88,16 @@ def ask_records(door: Door, origin: Origin, *, with_nccl: bool, seconds: float =
         other = parse_json(ask_server(door, _RECORDERS[1], seconds), origin)
     except OSError:
         if record.groups:
-            return record  # one of both is better than none
+            # One of both is better than none, but what it lacks may have been called all the same.
+            return replace(record, from_start=False)
         raise
-    newest: dict[tuple[str, str], GroupRecord] = {}
+    newest: dict[tuple[str, str, str], GroupRecord] = {}
     for group in (*record.groups, *other.groups):
-        key = (group.name, group.description)
+        # A group of "cpu:gloo,cuda:nccl" has two backends, and each numbers its own collectives.
+        key = (group.name, group.description, group.backend)
         if key not in newest or newest[key].last_called < group.last_called:
             newest[key] = group
-    return replace(record, groups=tuple(newest.values()))
+    return replace(record, from_start=record.from_start and other.from_start, groups=tuple(newest.values()))
 
 
 def ask_server(door: Door, handler: str = _RECORDERS[0], seconds: float = ANSWER_S) -> bytes:

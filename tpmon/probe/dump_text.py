@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from tpmon.model.dump import FrameLocals, Local
 from tpmon.model.frozen import dataclass
@@ -17,10 +17,14 @@ from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import clean_text
 from tpmon.probe.procread import SECRET_NAME
 from tpmon.probe.redaction import HIDDEN, redact_secrets
-from tpmon.probe.stack_text import MAX_THREADS, Sampled, cut_frames, make_frame, settle
+from tpmon.probe.stack_text import MAX_FRAMES, MAX_THREADS, OUTER_FRAMES, Sampled, make_frame, settle
+
+T = TypeVar("T")
 
 MOST_LOCALS = 40
 """Of one frame."""
+CUT_FILE = "<cut>"
+"""The file of the frame that stands for those that were left out."""
 VALUE_CHARS = 80
 NATIVE_CHARS = 80
 _NAME_CHARS = 64
@@ -105,12 +109,23 @@ def _parse_thread(thread: Any) -> DumpedStack | None:
     name = clean_text(_text(thread.get("thread_name")), _THREAD_CHARS)
     found: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
     if any(one.get("locals") is not None for one in raw):
-        kept = cut_frames(tuple(range(len(raw))))
-        every = ((place, _parse_locals(raw[index])) for place, index in enumerate(kept))
+        kept = _cut_middle(tuple(raw), {})
+        every = ((place, _parse_locals(one)) for place, one in enumerate(kept))
         found = tuple(FrameLocals(place, variables) for place, variables in every if variables)
     owns = thread.get("owns_gil")
     holds: Applicable[bool] = owns if isinstance(owns, bool) else NOT_APPLICABLE
-    return DumpedStack(tid, name, cut_frames(frames), 1, holds, found)
+    cut = make_frame(f"[{len(frames) - MAX_FRAMES + 1} frames left out]", CUT_FILE, 0)
+    return DumpedStack(tid, name, _cut_middle(frames, cut), 1, holds, found)
+
+
+def _cut_middle(frames: tuple[T, ...], cut: T) -> tuple[T, ...]:
+    """Put ``cut`` in the place of the middle of a stack that is deeper than ``MAX_FRAMES``.
+
+    It says how many frames are gone: a recursion that goes deeper would look the same in each look.
+    """
+    if len(frames) <= MAX_FRAMES:
+        return frames
+    return (*frames[:OUTER_FRAMES], cut, *frames[OUTER_FRAMES + 1 - MAX_FRAMES :])
 
 
 def parse_dump(output: bytes, pid: int) -> Sampled:

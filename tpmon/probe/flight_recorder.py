@@ -17,6 +17,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 from tpmon.model.unpickle import load_plain
 from tpmon.model.unpickle_shape import Limits
+from tpmon.probe.flight_recorder_batches import Entry, Settled, settle_batches
 
 MOST_ENTRIES = 20_000
 MOST_GROUPS = 256
@@ -82,37 +83,28 @@ def parse_record(value: object, origin: Origin) -> RankRecord:
     entries = _sequence(dump.get("entries", ()))[-MOST_ENTRIES:]
     members = _read_members(_mapping(dump.get("pg_config")))
     status = _mapping(dump.get("pg_status"))
-    groups: dict[tuple[str, str], list[_Entry]] = {}
+    groups: dict[tuple[str, str], list[Entry]] = {}
     for raw in entries:
         entry = _read_entry(raw)
         if entry is not None and (entry.group in groups or len(groups) < MOST_GROUPS):
             groups.setdefault(entry.group, []).append(entry)
-    made = (_make_group(those, members, status) for those in groups.values())
     # The numbers of entries begin at 0, and the buffer overwrites the oldest.
-    numbers = (_integer(_mapping(raw).get("record_id")) for raw in entries[:1])
+    from_start = all(_integer(_mapping(raw).get("record_id")) == 0 for raw in entries[:1])
+    made = (
+        _make_group(settle_batches(those, renumber=from_start), members, status) for those in groups.values()
+    )
     return RankRecord(
         host=origin.host,
         pid=origin.pid,
         rank=origin.rank,
         source=origin.source,
         taken=origin.taken,
-        from_start=all(number == 0 for number in numbers),
+        from_start=from_start,
         groups=tuple(made),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Hold what decides whether an entry is shown: most are done long ago, and only counted."""
-
-    group: tuple[str, str]
-    sequence: int
-    is_transfer: bool
-    is_done: bool
-    raw: Mapping[object, object]
-
-
-def _read_entry(value: object) -> _Entry | None:
+def _read_entry(value: object) -> Entry | None:
     raw = _mapping(value)
     group = _sequence(raw.get("process_group"))
     is_transfer = raw.get("is_p2p") is True
@@ -122,7 +114,15 @@ def _read_entry(value: object) -> _Entry | None:
     # gloo leaves the state as it was, and retires a call when it is done.
     done = raw.get("retired") is True or raw.get("state") == CallState.COMPLETED.value
     name, description = group
-    return _Entry((_text(name), _text(description)), sequence, is_transfer, done, raw)
+    return Entry(
+        group=(_text(name), _text(description)),
+        name=_text(raw.get("profiling_name")),
+        sequence=sequence,
+        collective=sequence if not is_transfer else _integer(raw.get("collective_seq_id")),
+        is_transfer=is_transfer,
+        is_done=done,
+        raw=raw,
+    )
 
 
 def _read_created(raw: Mapping[object, object]) -> float | None:
@@ -132,14 +132,17 @@ def _read_created(raw: Mapping[object, object]) -> float | None:
 
 
 def _make_group(
-    entries: Sequence[_Entry], members: Mapping[str, tuple[int, ...]], status: Mapping[object, object]
+    settled: Settled, members: Mapping[str, tuple[int, ...]], status: Mapping[object, object]
 ) -> GroupRecord:
+    entries = settled.entries
     collectives = sorted((one for one in entries if not one.is_transfer), key=lambda one: one.sequence)
     unfinished = [one.sequence for one in collectives if not one.is_done]
-    newest = entries[-1]
+    newest = settled.newest
     if collectives:
         last_called = collectives[-1].sequence
         last_done = unfinished[0] - 1 if unfinished else last_called
+    elif settled.batches:
+        last_called = last_done = 0  # its status counts the batches
     else:
         told = _mapping(status.get(_text(newest.raw.get("pg_id"))))
         last_called = max(0, _integer(told.get("last_enqueued_collective")) or 0)
@@ -150,22 +153,23 @@ def _make_group(
     return GroupRecord(
         name=name,
         description=description,
-        backend=_text(newest.raw.get("profiling_name")).partition(":")[0],
+        backend=newest.name.partition(":")[0],
         ranks=members.get(name, _NO_RANKS),
         last_called=last_called,
         last_done=last_done,
         calls=tuple(map(_make_call, (*shown[-MOST_CALLS:], *waits[:CALLS_AFTER]))),
+        batches=settled.batches,
     )
 
 
-def _make_call(entry: _Entry) -> CollectiveCall:
+def _make_call(entry: Entry) -> CollectiveCall:
     raw = entry.raw
     started = raw.get("state") == CallState.STARTED.value
     timeout_ms = _integer(raw.get("timeout_ms"))
     created_s = _read_created(raw) or 0.0
     return CollectiveCall(
         sequence=entry.sequence,
-        name=_text(raw.get("profiling_name")).rpartition(":")[2],
+        name=entry.name.rpartition(":")[2],
         is_transfer=entry.is_transfer,
         state=CallState.COMPLETED if entry.is_done else CallState.STARTED if started else CallState.SCHEDULED,
         input_sizes=_read_sizes(raw.get("input_sizes")),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tpmon.model.collectives import RasRank, RasReport
+from tpmon.model.collectives import RasProcess, RasRank, RasReport
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.units import clean_text
 from tpmon.probe.talk import LOOPBACK, Talk
@@ -38,6 +38,9 @@ _RANK = re.compile(r"\s*Rank (\d+)\b")
 _MANAGED = re.compile(r"managed by process (\d+) on node (\S+)")
 _DEAD = re.compile(r"\s*(\d+) job process(?:es)? (?:is|are) considered dead")
 _SILENT = re.compile(r"Missing communicator data from (\d+) job process")
+_PROCESS = re.compile(r"\s*Process (\d{1,10}) on node (\S+)")
+_MISSING_RANKS = re.compile(r"\s*The missing ranks?: ([\d, -]+)")
+_PROBLEMS = {"INCOMPLETE": "no answer", "DEAD": "dead"}
 _ROW = re.compile(r"\s*\d+\s+\d+\s+\d+\s+\S+\s+\d+\s+\d+\s+[A-Z]+\s+([A-Z,]+)\s*")
 
 
@@ -92,6 +95,7 @@ class _Found:
     most: dict[tuple[str, str], int] = field(default_factory=dict)
     dead: int = 0
     silent: int = 0
+    lost: list[RasProcess] = field(default_factory=list)
 
 
 def parse_ras(text: str) -> RasReport:
@@ -107,6 +111,14 @@ def parse_ras(text: str) -> RasReport:
         place = _move(line, place, found)
         if (rank := _RANK.match(line)) and place.communicator and len(found.ranks) < MOST_RANKS:
             found.ranks.append(_read_rank(line, int(rank[1]), place, found))
+        elif (numbers := _MISSING_RANKS.match(line)) and place.communicator:
+            room = MOST_RANKS - len(found.ranks)
+            found.ranks += [_lose_rank(place, one) for one in _list_numbers(numbers[1])[:room]]
+        elif (
+            (process := _PROCESS.match(line)) and place.problem in _PROBLEMS and len(found.lost) < MOST_RANKS
+        ):
+            node, problem = clean_text(process[2], 80), _PROBLEMS[place.problem]
+            found.lost.append(RasProcess(int(process[1]), node, problem))
     if not found.version:
         raise OSError("its answer is no report of NCCL")
     return RasReport(
@@ -114,10 +126,43 @@ def parse_ras(text: str) -> RasReport:
         processes=found.processes,
         gpus=found.gpus,
         errors=tuple(dict.fromkeys(found.errors)),
-        ranks=tuple(_add_most(one, found.most) for one in found.ranks),
+        ranks=tuple(_add_most(one, found.most) for one in _name_processes(found)),
         dead=found.dead,
         silent=found.silent,
+        lost=tuple(dict.fromkeys(found.lost)),
     )
+
+
+def _list_numbers(text: str) -> list[int]:
+    """List the numbers of "21, 24-26"."""
+    numbers: list[int] = []
+    for first, last in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", text):
+        numbers += range(int(first), min(int(last or first), int(first) + MOST_RANKS) + 1)
+    return numbers
+
+
+def _lose_rank(place: _Place, rank: int) -> RasRank:
+    unknown = NOT_APPLICABLE
+    return RasRank(place.communicator, rank, "no answer", unknown, unknown, unknown, unknown, unknown)
+
+
+def _name_processes(found: _Found) -> list[RasRank]:
+    """Give missing ranks their processes, where the report names them elsewhere or there is but one."""
+    known = {(one.communicator, one.rank): one for one in found.ranks if is_known(one.process)}
+    missing = {one.rank for one in found.ranks if not is_known(one.process) and one.problem == "no answer"}
+    lost = {(one.process, one.node) for one in found.lost}
+
+    def name(one: RasRank) -> RasRank:
+        if is_known(one.process) or one.problem != "no answer":
+            return one
+        if other := known.get((one.communicator, one.rank)):
+            return replace(one, process=other.process, node=other.node)
+        if len(lost) == len(missing) == 1:
+            process, node = next(iter(lost))
+            return replace(one, process=process, node=node)
+        return one
+
+    return [name(one) for one in found.ranks]
 
 
 def _read_head(line: str, found: _Found) -> None:
@@ -139,7 +184,7 @@ def _move(line: str, place: _Place, found: _Found) -> _Place:
     if head := _COMMUNICATOR.match(line):
         return _Place(head[1], head[2])
     if line and not line[0].isspace():
-        return _Place()  # another part of the report
+        return _Place(problem=line.strip())  # another part of the report
     if _RANK.match(line) or not place.communicator:
         return place
     if counts := _COUNTS.search(line):

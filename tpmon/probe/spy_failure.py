@@ -19,6 +19,7 @@ from tpmon.probe.stack_text import Refusal, parse_complaint
 
 YIELD_S = 2.0
 """How long a py-spy of somebody else that may stop the process is waited for."""
+NEWER_SPY = "pip install -U py-spy"
 _LOOK_AGAIN_S = 0.1
 _NO_FILE = "No such file or directory"
 
@@ -95,7 +96,7 @@ def explain_outcome(
     if refusal is Refusal.PERMISSION:
         return Failure(ErrorKind.DENIED, explain_refusal(read_standing(pid, proc)))
     if refusal is Refusal.UNKNOWN_PYTHON:
-        return Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}")
+        return Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}; {NEWER_SPY}")
     if refusal is Refusal.GONE:
         return Failure(ErrorKind.GONE, "it ended")
     if _NO_FILE in text and (deleted := explain_deleted(pid, proc)):

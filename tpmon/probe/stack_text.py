@@ -127,7 +127,7 @@ def _begins_with_path(frame: StackFrame) -> bool:
 
 
 def cut_frames(frames: tuple[T, ...]) -> tuple[T, ...]:
-    """Drop the middle of a stack that is deeper than ``MAX_FRAMES``; frames, or what belongs to them."""
+    """Drop the middle of a stack that is deeper than ``MAX_FRAMES``: samples of a recursion add up."""
     if len(frames) <= MAX_FRAMES:
         return frames
     return frames[:OUTER_FRAMES] + frames[OUTER_FRAMES - MAX_FRAMES :]

@@ -87,6 +87,8 @@ def _write_end(dump: Dump) -> list[str]:
         lines += lay_paragraph("not read", f"{role}{rank}: {error.reason}")
     if len(dump.errors) > MOST_ERRORS:
         lines += lay_paragraph("not read", f"{len(dump.errors) - MOST_ERRORS} more processes")
+    for line in dump.left_out:
+        lines += lay_paragraph("not read", line)
     if dump.idle_threads:
         lines += lay_paragraph(
             "not shown",
