@@ -258,7 +258,9 @@ def test_a_value_that_does_not_fit_beside_the_count_gives_it_a_line_of_its_own()
 @pytest.mark.parametrize("width", [40, 50, 59])
 def test_two_lists_that_share_a_narrow_line_are_counted(width):
     def shared(finding):
-        return next(line for most in range(4, 30) for line in block(finding, width, most) if "unknown" in line)
+        return next(
+            line for most in range(4, 30) for line in block(finding, width, most) if "unknown" in line
+        )
 
     assert shared(MANY) == " - 35 ruled out  ? 2 unknown, v"
     short = replace(MANY, ruled_out=("swap",), unknown=("steps",))
