@@ -75,11 +75,11 @@ def _list_jobs(options: Options) -> int:
     from tpmon.probe.jobs import list_jobs
     from tpmon.report.jobs import write_jobs
 
-    jobs = list_jobs()
+    jobs, output = list_jobs(), _stdout(options.ascii_only)
     if options.json:
-        _stdout().write_json(encode(jobs))
+        output.write_json(encode(jobs))
     else:
-        _stdout(options.ascii_only).write_lines(*write_jobs(jobs))
+        output.write_lines(*write_jobs(jobs, output.width))
     return ExitCode.OK
 
 
