@@ -358,3 +358,11 @@ def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
     assert "!! HUNG" in text
     assert "power-limited" not in text
     assert "Try: dump the stacks" in text
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
+def test_the_smallest_screen_keeps_the_state_over_the_verdict(row):
+    cause = row.causes[0] if row.causes else NOT_APPLICABLE
+    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
+    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
+    assert row.kind.value.upper()[:15] in lines[1] + lines[2]
