@@ -18,7 +18,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.units import format_bytes
 from tpmon.report.trace import TOP, write_report
 from tpmon.report.trace_against import write_comparison
-from tpmon.report.trace_csv import CHANGES, TABLES, write_changes_csv, write_csv
+from tpmon.report.trace_csv import CHANGES, TABLES, explain_empty, write_changes_csv, write_csv
 from tpmon.report.trace_tables import TEXT_TABLES, write_tables
 from tpmon.report.write import Output, complain
 from tpmon.trace.against import compare_traces
@@ -224,6 +224,8 @@ def run_trace(given: Sequence[str], options: Options, asked: Asked, output: Outp
         output.write_json(encode(report))
     elif asked.csv:
         output.write_lines(*write_csv(report, asked.csv))
+        if empty := explain_empty(report, asked.csv):
+            complain(f"tpmon: {empty}")
     elif asked.table:
         output.write_lines(*write_tables(report, asked.table, top))
     else:

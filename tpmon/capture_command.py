@@ -102,7 +102,7 @@ def _parse_number(flag: str, text: str, low: int, high: int) -> int:
 def _parse_seconds(text: str | None) -> float:
     if text is None:
         return SECONDS
-    from tpmon.config import parse_duration  # noqa: PLC0415
+    from tpmon.settings import parse_duration  # noqa: PLC0415
 
     seconds = parse_duration(text)
     if seconds is None or not 0.1 <= seconds <= MOST_SECONDS:

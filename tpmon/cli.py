@@ -75,11 +75,11 @@ def _list_jobs(options: Options) -> int:
     from tpmon.probe.jobs import list_jobs
     from tpmon.report.jobs import write_jobs
 
-    jobs = list_jobs()
+    jobs, output = list_jobs(), _stdout(options.ascii_only)
     if options.json:
-        _stdout().write_json(encode(jobs))
+        output.write_json(encode(jobs))
     else:
-        _stdout(options.ascii_only).write_lines(*write_jobs(jobs))
+        output.write_lines(*write_jobs(jobs, output.width))
     return ExitCode.OK
 
 
@@ -122,7 +122,8 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
 
     check_target(options.job, asked, job_was_asked)
     until = parse_until(options.diagnose_until or "")
-    command = parse_command(options.diagnose_on_change) if options.diagnose_on_change else ()
+    on_change = options.diagnose_on_change
+    command = parse_command(on_change, options.diagnose_on_change_where) if on_change else ()
     limit_s = options.diagnose_for_s if options.diagnose_for_s or until else LOOK_S
     output = _stdout(options.ascii_only)
     # What a person gives as the limit of a wait holds for all of it: until the job is there, and then.

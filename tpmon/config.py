@@ -5,7 +5,6 @@ Knows no terminal and no process.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +15,7 @@ from typing import Any
 from tpmon.errors import UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
-from tpmon.settings import (
-    DECIDED_LATER,
-    SETTINGS,
-    Kind,
-    Setting,
-    Value,
-)
+from tpmon.settings import CATALOGUE, DECIDED_LATER, SETTINGS, Value, check_value, parse_text
 
 
 class Source(IntEnum):
@@ -44,11 +37,6 @@ class Choice:
 
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
-_HUGE = 10**18
-_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_YES = frozenset(("1", "true", "yes", "on"))
-_NO = frozenset(("0", "false", "no", "off"))
-_CATALOGUE = "tpmon --print-config lists every setting and its value"
 
 
 def config_path(environment: Mapping[str, str]) -> str:
@@ -60,79 +48,6 @@ def config_path(environment: Mapping[str, str]) -> str:
     if not os.path.isabs(home):
         home = os.path.join(os.path.expanduser("~"), ".config")
     return os.path.join(home, "tpmon", "config.toml")
-
-
-def _expected(setting: Setting) -> str:
-    if setting.high < math.inf:
-        return f"{setting.kind.value} from {setting.low:g} to {setting.high:g}"
-    if setting.low > -math.inf:
-        return f"{setting.kind.value}, {setting.low:g} or more"
-    return setting.kind.value
-
-
-def _refuse(setting: Setting, where: str, found: object) -> UsageError:
-    return UsageError(f"{where}: expected {_expected(setting)}, found {found!r}", _CATALOGUE)
-
-
-def check_value(setting: Setting, value: object, where: str, found: str | None = None) -> Value:
-    """Return ``value`` in the type of ``setting``; ``found`` is the text it was read from, if any.
-
-    Raises:
-        UsageError: naming ``where``, for another type or a number out of range.
-    """
-    kind = setting.kind
-    if kind is Kind.SWITCH:
-        if isinstance(value, bool):
-            return value
-    elif kind is Kind.NAME:
-        if isinstance(value, str) and value:
-            return value
-    elif kind is Kind.DURATION and isinstance(value, str):
-        seconds = parse_duration(value.strip())
-        if seconds is not None:
-            return check_value(setting, seconds, where, found if found is not None else value)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        whole = kind is Kind.COUNT
-        if (
-            -_HUGE < value < _HUGE  # no NaN either
-            and setting.low <= value <= setting.high
-            and (not whole or isinstance(value, int))
-        ):
-            return value if whole else float(value)
-    raise _refuse(setting, where, value if found is None else found)
-
-
-def parse_duration(text: str) -> float | None:
-    """Read "90", "90s", "5m", "8h" or "2d" as seconds; None for anything else."""
-    factor = _TIME_UNITS.get(text[-1:].lower(), 0)
-    number = text[:-1] if factor else text
-    try:
-        return float(number) * (factor or 1)
-    except ValueError:
-        return None
-
-
-def parse_text(setting: Setting, text: str, where: str) -> Value:
-    """Read a value from a flag or an environment variable.
-
-    Raises:
-        UsageError: naming ``where``, for text that is no such value.
-    """
-    kind = setting.kind
-    word = text.strip()
-    if kind is Kind.DURATION:
-        return check_value(setting, parse_duration(word), where, text)
-    if kind is Kind.NAME:
-        return check_value(setting, word, where)
-    if kind is Kind.SWITCH:
-        if word.lower() in _YES or word.lower() in _NO:
-            return word.lower() in _YES
-        raise _refuse(setting, where, text)
-    try:
-        number: float = int(word) if kind is Kind.COUNT else float(word)
-    except ValueError:
-        raise _refuse(setting, where, text) from None
-    return check_value(setting, number, where, text)
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -178,7 +93,7 @@ def _refuse_unknown(path: str, key: str) -> UsageError:
     import difflib  # noqa: PLC0415  # only when there is an error to explain
 
     close = difflib.get_close_matches(key, list(_BY_KEY), 1)
-    return UsageError(f"{path}: {key}: no such setting", f"write {close[0]}" if close else _CATALOGUE)
+    return UsageError(f"{path}: {key}: no such setting", f"write {close[0]}" if close else CATALOGUE)
 
 
 def locale_is_utf8(environment: Mapping[str, str]) -> bool:
@@ -275,6 +190,7 @@ class Options:
     diagnose_for_s: float | None
     diagnose_until: str | None
     diagnose_on_change: str | None
+    diagnose_on_change_where: str
     dump_rounds: int
     dump_every_s: float
     dump_format: str
@@ -295,6 +211,12 @@ class Options:
     def is_text(self) -> bool:
         """Tell whether text was asked for instead of the screen."""
         return self.once or self.json or self.plain
+
+
+def _name_place(key: str, choices: Mapping[str, Choice]) -> str:
+    """Name what decided a setting, as an error does: a flag, a variable, or the file and the key in it."""
+    choice = choices[key]
+    return f"{choice.where}: {key}" if choice.source is Source.FILE else choice.where
 
 
 def settle(choices: Mapping[str, Choice]) -> Options:
@@ -320,6 +242,7 @@ def settle(choices: Mapping[str, Choice]) -> Options:
         diagnose_for_s=values["diagnose.for"],
         diagnose_until=values["diagnose.until"],
         diagnose_on_change=values["diagnose.on-change"],
+        diagnose_on_change_where=_name_place("diagnose.on-change", choices),
         dump_rounds=values["dump.rounds"],
         dump_every_s=values["dump.every"],
         dump_format=values["dump.format"],
@@ -338,18 +261,18 @@ def settle(choices: Mapping[str, Choice]) -> Options:
     )
 
 
-def pick_format(options: Options, name: str, source: Source, formats: Sequence[str]) -> str:
+def pick_format(options: Options, name: str, source: Source) -> str:
     """Return the form to write in: ``name`` from ``source``, or JSON where a stronger source asks for it.
 
     Raises:
-        UsageError: for a name that is no format, and another one beside json of the same source.
+        UsageError: for another form beside json of the same source.
     """
-    if name not in formats:
-        raise UsageError(f"--format: {name!r} is no format", f"one of: {', '.join(formats)}")
     if not options.json or source > options.json_from:
         return name
     if source == options.json_from and name not in ("text", "json"):
-        raise UsageError(f"--json and --format {name} exclude each other", "leave one of the two out")
+        place = {Source.FILE: "the configuration file", Source.ENVIRONMENT: "the environment"}.get(source)
+        both = f"json and format {name}, both of {place}," if place else f"--json and --format {name}"
+        raise UsageError(f"{both} exclude each other", "leave one of the two out")
     return "json"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shlex
 import shutil
 import signal
 import subprocess
@@ -21,14 +20,13 @@ from tpmon.model.process import Outcome
 from tpmon.model.results import Update
 from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
 from tpmon.report.write import complain
+from tpmon.settings import UNTIL_SETTING, parse_names, split_command
 
 LOOK_S = 15.0
 """A verdict is due within 15 s of attaching."""
 COMMAND_LIMIT_S = 30.0
 """A command of --on-change that takes longer is ended: the next verdict waits for it."""
 END_WITHIN_S = 2.0
-ENDED = "ended"
-"""The one word of --until that is no kind of verdict: the job is gone."""
 
 
 def parse_until(text: str) -> frozenset[str]:
@@ -37,33 +35,22 @@ def parse_until(text: str) -> frozenset[str]:
     Raises:
         UsageError: naming a word that is neither.
     """
-    words = frozenset(word.strip() for word in text.split(",") if word.strip())
-    if text.strip() and not words:
-        raise UsageError(f"--until: {text!r} names no kind of verdict", "--until hung,idle,ended")
-    known = {kind.value for kind in Kind if kind is not Kind.NOT_ENOUGH_EVIDENCE} | {ENDED}
-    for word in sorted(words):
-        if word not in known:
-            every = ", ".join(sorted(known))
-            raise UsageError(f"--until: {word!r} is no kind of verdict", f"one of: {every}")
-    return words
+    return parse_names(UNTIL_SETTING, text, UNTIL_SETTING.flag) if text else frozenset()
 
 
-def parse_command(text: str) -> tuple[str, ...]:
+def parse_command(text: str, where: str = "--on-change") -> tuple[str, ...]:
     """Split the command of --on-change like a shell would, and find its program.
 
     Raises:
-        UsageError: when it cannot be split or its program is not there.
+        UsageError: naming ``where``, when it cannot be split or its program is not there.
     """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--on-change: {error}", "quote the command as for a shell") from error
-    if not words or shutil.which(words[0]) is None:
+    words = split_command(text, where)
+    if shutil.which(words[0]) is None:
         raise UsageError(
-            f"--on-change: no program {words[0] if words else ''!r}",
+            f"{where}: no program {words[0]!r}",
             "give a program and its arguments; it is started without a shell",
         )
-    return tuple(words)
+    return words
 
 
 class OnChange:

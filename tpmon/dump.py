@@ -36,7 +36,6 @@ from tpmon.report.dump import write_dump
 from tpmon.report.dump_formats import write_collapsed, write_speedscope
 from tpmon.report.write import Output, complain
 
-FORMATS = ("text", "json", "collapsed", "speedscope")
 MOST_BYTES = 256 << 20
 """Of all files together; the dump of a job of 72 processes has 0.2 MB."""
 BLOCK_PRICE = "--block: a process that cannot be read otherwise is stopped, mostly for less than 5 ms"
@@ -86,9 +85,9 @@ def pick_format(options: Options) -> str:
     """Return the form to write in; --json is short for --format json.
 
     Raises:
-        UsageError: for a name that is no format, or another one beside --json.
+        UsageError: for another form beside --json.
     """
-    return config.pick_format(options, options.dump_format, options.dump_format_from, FORMATS)
+    return config.pick_format(options, options.dump_format, options.dump_format_from)
 
 
 def check_asked(options: Options, asked: Asked) -> None:

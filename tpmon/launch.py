@@ -18,6 +18,7 @@ import time
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.frozen import dataclass
 from tpmon.model.units import clean_text
+from tpmon.settings import MOST_DEMO_RANKS, MOST_DEMO_SECONDS, MOST_DEMO_WORKERS
 
 _PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo")
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -31,10 +32,6 @@ _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine, and not every host name resolves
     "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch without it is enough here
 }
-
-MOST_RANKS = 16
-MOST_WORKERS = 32
-MOST_SECONDS = 12 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +136,20 @@ def _training_command(python: str, options: DemoOptions) -> list[str]:
     ranks = kind.ranks if options.ranks is None else options.ranks
     no_workers = kind.name == "no-workers"
     workers = (0 if no_workers else 2) if options.workers is None else options.workers
-    if not kind.ranks <= ranks <= MOST_RANKS:
+    if not kind.ranks <= ranks <= MOST_DEMO_RANKS:
         raise UsageError(
             f"bottleneck {kind.name} cannot run with {ranks} ranks",
-            f"--ranks from {kind.ranks} to {MOST_RANKS}",
+            f"--ranks from {kind.ranks} to {MOST_DEMO_RANKS}",
         )
-    if not 0 <= workers <= MOST_WORKERS or (no_workers and workers):
-        most = 0 if no_workers else MOST_WORKERS
+    if not 0 <= workers <= MOST_DEMO_WORKERS or (no_workers and workers):
+        most = 0 if no_workers else MOST_DEMO_WORKERS
         raise UsageError(
             f"bottleneck {kind.name} cannot run with {workers} workers", f"--workers from 0 to {most}"
         )
-    if not 1 <= options.seconds <= MOST_SECONDS:
-        raise UsageError(f"cannot run for {options.seconds:g} s", f"--seconds from 1 to {MOST_SECONDS:g}")
+    if not 1 <= options.seconds <= MOST_DEMO_SECONDS:
+        raise UsageError(
+            f"cannot run for {options.seconds:g} s", f"--seconds from 1 to {MOST_DEMO_SECONDS:g}"
+        )
     command = [python, "-u"]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

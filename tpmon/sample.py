@@ -40,7 +40,6 @@ from tpmon.report.sample_formats import write_collapsed_samples, write_speedscop
 from tpmon.report.sample_live import Live
 from tpmon.report.write import Output, complain
 
-FORMATS = ("text", "json", "collapsed", "speedscope")
 _LOOK_EVERY_S = 0.1
 _RANK_DIGITS = 7
 _PERMISSIONS = "docs/guide.md, Permissions"
@@ -69,10 +68,7 @@ def pick_format(options: Options, asked: Asked) -> str:
     Raises:
         UsageError: for a form, a rank or a file that cannot be, and where stacks are switched off.
     """
-    form = config.pick_format(options, options.sample_format, options.sample_format_from, FORMATS)
-    if options.sample_only not in [one.value for one in Counted]:
-        names = ", ".join(one.value for one in Counted)
-        raise UsageError(f"--only: {options.sample_only!r} is nothing to count", f"one of: {names}")
+    form = config.pick_format(options, options.sample_format, options.sample_format_from)
     if options.no_stacks:
         raise UsageError(
             "no-stacks is set, and sample looks at stacks", "tpmon sample --stacks, or leave no-stacks out"

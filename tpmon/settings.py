@@ -1,4 +1,7 @@
-"""The closed table of settings: flags, ``TPMON_*`` variables and keys of the file come from it. No I/O."""
+"""The closed table of settings: flags, ``TPMON_*`` variables and keys of the file come from it.
+
+What a setting may hold is checked here too, wherever its value comes from. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ import math
 from enum import Enum
 from typing import NamedTuple, Union
 
+from tpmon.errors import UsageError
+
+CATALOGUE = "tpmon --print-config lists every setting and its value"
+_HUGE = 10**18
+_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_YES = frozenset(("1", "true", "yes", "on"))
+_NO = frozenset(("0", "false", "no", "off"))
 INTERVAL_LOW_S = 0.5
 INTERVAL_HIGH_S = 10.0
 
@@ -23,6 +33,8 @@ class Kind(Enum):
     COUNT = "a whole number"
     NUMBER = "a number"
     NAME = "a name"
+    NAMES = "names with commas between"
+    COMMAND = "a program and its arguments"
     DURATION = "a duration such as 10s, 5m or 8h"
 
 
@@ -39,6 +51,10 @@ class Setting(NamedTuple):
     metavar: str = ""
     low: float = -math.inf
     high: float = math.inf
+    one_of: tuple[str, ...] = ()
+    """The closed set of names; empty where any will do."""
+    refusal: str = ""
+    """What is said of a name that is none of them."""
 
     @property
     def variable(self) -> str:
@@ -100,15 +116,58 @@ JOB_SETTING = Setting("job", Kind.SWITCH, False, "attach to your only training j
 LOOK_SETTINGS = tuple(setting for setting in OUTPUT_SETTINGS if setting.key not in ("once", "plain"))
 """What a diagnosis has in common with the other commands: it prints once, and in words anyway."""
 
+MOST_DEMO_RANKS = 16
+MOST_DEMO_WORKERS = 32
+MOST_DEMO_SECONDS = 12 * 3600.0
+BOTTLENECKS = (
+    "none",
+    "slow-transform",
+    "no-workers",
+    "slow-storage",
+    "oversubscribed",
+    "straggler",
+    "python-bound",
+    "memory-leak",
+    "hang",
+)
+"""The names of what can be wrong with the demo; ``tpmon.launch`` says what each is."""
 DEMO_SETTINGS = (
     Setting(
-        "demo.ranks", Kind.COUNT, DECIDED_LATER, "ranks (default: as many as the bottleneck needs)", "N", 1
+        "demo.ranks",
+        Kind.COUNT,
+        DECIDED_LATER,
+        "ranks (default: as many as the bottleneck needs)",
+        "N",
+        1,
+        MOST_DEMO_RANKS,
     ),
     Setting(
-        "demo.workers", Kind.COUNT, DECIDED_LATER, "DataLoader workers of each rank (default: 2)", "N", 0
+        "demo.workers",
+        Kind.COUNT,
+        DECIDED_LATER,
+        "DataLoader workers of each rank (default: 2)",
+        "N",
+        0,
+        MOST_DEMO_WORKERS,
     ),
-    Setting("demo.bottleneck", Kind.NAME, "none", "what is wrong with the training (default: none)", "NAME"),
-    Setting("demo.seconds", Kind.NUMBER, 900.0, "end the training after so long (default: 900)", "S", 1),
+    Setting(
+        "demo.bottleneck",
+        Kind.NAME,
+        "none",
+        "what is wrong with the training (default: none)",
+        "NAME",
+        one_of=BOTTLENECKS,
+        refusal="is no bottleneck",
+    ),
+    Setting(
+        "demo.seconds",
+        Kind.NUMBER,
+        900.0,
+        "end the training after so long (default: 900)",
+        "S",
+        1,
+        MOST_DEMO_SECONDS,
+    ),
 )
 
 CHECK_SETTING = Setting(
@@ -116,6 +175,36 @@ CHECK_SETTING = Setting(
 )
 BELL_SETTING = Setting("bell", Kind.SWITCH, False, "ring the terminal bell when the verdict turns bad")
 
+ENDED = "ended"
+"""The one word of --until that is no kind of verdict: the job is gone."""
+UNTIL_SETTING = Setting(
+    "diagnose.until",
+    Kind.NAMES,
+    DECIDED_LATER,
+    "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also of a"
+    " program that just starts",
+    "KINDS",
+    one_of=(
+        "balanced",
+        "comms-bound",
+        "compute-bound",
+        "cpu-throttled",
+        "data-bound",
+        "gpu-throttled",
+        "gpu-unhealthy",
+        "hung",
+        "idle",
+        "launch-bound",
+        "memory-pressure",
+        "oversubscribed",
+        "paused",
+        "python-bound",
+        "starting",
+        "sync-bound",
+        ENDED,
+    ),
+    refusal="is no kind of verdict",
+)
 DIAGNOSE_SETTINGS = (
     Setting(
         "diagnose.for",
@@ -125,25 +214,25 @@ DIAGNOSE_SETTINGS = (
         "TIME",
         1,
     ),
-    Setting(
-        "diagnose.until",
-        Kind.NAME,
-        DECIDED_LATER,
-        "wait for one of these verdicts, such as hung,idle,ended, and end with its exit code; also of a"
-        " program that just starts",
-        "KINDS",
-    ),
+    UNTIL_SETTING,
     Setting(
         "diagnose.on-change",
-        Kind.NAME,
+        Kind.COMMAND,
         DECIDED_LATER,
         "program and arguments to start at each new verdict, without a shell; the verdict as JSON on stdin",
         "COMMAND",
     ),
 )
 
+STACK_FORMATS = ("text", "json", "collapsed", "speedscope")
 DUMP_FORMAT_SETTING = Setting(
-    "dump.format", Kind.NAME, "text", "text, json, collapsed or speedscope (default: text)", "FORMAT"
+    "dump.format",
+    Kind.NAME,
+    "text",
+    "text, json, collapsed or speedscope (default: text)",
+    "FORMAT",
+    one_of=STACK_FORMATS,
+    refusal="is no format",
 )
 DUMP_SETTINGS = (
     Setting("dump.rounds", Kind.COUNT, 1, "look so often, to tell what moves (default: 1)", "N", 1, 100),
@@ -161,10 +250,10 @@ SAMPLE_SETTINGS = (
         "all",
         "count only samples in which a thread was running, or held the gil (default: all)",
         "WHICH",
+        one_of=("all", "running", "gil"),
+        refusal="is nothing to count",
     ),
-    Setting(
-        "sample.format", Kind.NAME, "text", "text, json, collapsed or speedscope (default: text)", "FORMAT"
-    ),
+    DUMP_FORMAT_SETTING._replace(key="sample.format"),
 )
 """Whose stacks are sampled, and the file to write, are no settings: they belong to one call."""
 
@@ -186,3 +275,122 @@ SETTINGS = (
     *BUNDLE_SETTINGS,
     *DEMO_SETTINGS,
 )
+
+
+def _expected(setting: Setting) -> str:
+    if setting.high < math.inf:
+        return f"{setting.kind.value} from {setting.low:g} to {setting.high:g}"
+    if setting.low > -math.inf:
+        return f"{setting.kind.value}, {setting.low:g} or more"
+    return setting.kind.value
+
+
+def _refuse(setting: Setting, where: str, found: object) -> UsageError:
+    return UsageError(f"{where}: expected {_expected(setting)}, found {found!r}", CATALOGUE)
+
+
+def check_value(setting: Setting, value: object, where: str, found: str | None = None) -> Value:
+    """Return ``value`` in the type of ``setting``; ``found`` is the text it was read from, if any.
+
+    Raises:
+        UsageError: naming ``where``, for another type or a number out of range.
+    """
+    kind = setting.kind
+    if kind is Kind.SWITCH:
+        if isinstance(value, bool):
+            return value
+    elif kind in (Kind.NAME, Kind.NAMES, Kind.COMMAND):
+        if isinstance(value, str) and value:
+            _check_words(setting, value, where)
+            return value
+    elif kind is Kind.DURATION and isinstance(value, str):
+        seconds = parse_duration(value.strip())
+        if seconds is not None:
+            return check_value(setting, seconds, where, found if found is not None else value)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        whole = kind is Kind.COUNT
+        if (
+            -_HUGE < value < _HUGE  # no NaN either
+            and setting.low <= value <= setting.high
+            and (not whole or isinstance(value, int))
+        ):
+            return value if whole else float(value)
+    raise _refuse(setting, where, value if found is None else found)
+
+
+def _check_words(setting: Setting, text: str, where: str) -> None:
+    if setting.kind is Kind.NAMES:
+        parse_names(setting, text, where)
+    elif setting.kind is Kind.COMMAND:
+        split_command(text, where)
+    elif setting.one_of and text not in setting.one_of:
+        raise _refuse_name(setting, text, where)
+
+
+def _refuse_name(setting: Setting, name: str, where: str) -> UsageError:
+    return UsageError(f"{where}: {name!r} {setting.refusal}", f"one of: {', '.join(setting.one_of)}")
+
+
+def parse_names(setting: Setting, text: str, where: str) -> frozenset[str]:
+    """Read names with commas between.
+
+    Raises:
+        UsageError: naming ``where``, for one that is not of the closed set, and for none at all.
+    """
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise _refuse(setting, where, text)
+    for name in sorted(names):
+        if name not in setting.one_of:
+            raise _refuse_name(setting, name, where)
+    return names
+
+
+def split_command(text: str, where: str) -> tuple[str, ...]:
+    """Split a program and its arguments as a shell would.
+
+    Raises:
+        UsageError: naming ``where``, when it cannot be split or holds no program.
+    """
+    import shlex  # noqa: PLC0415  # --help does without it
+
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}", "quote the command as for a shell") from error
+    if not words:
+        raise UsageError(f"{where}: no program in {text!r}", "give a program and its arguments")
+    return words
+
+
+def parse_duration(text: str) -> float | None:
+    """Read "90", "90s", "5m", "8h" or "2d" as seconds; None for anything else."""
+    factor = _TIME_UNITS.get(text[-1:].lower(), 0)
+    number = text[:-1] if factor else text
+    try:
+        return float(number) * (factor or 1)
+    except ValueError:
+        return None
+
+
+def parse_text(setting: Setting, text: str, where: str) -> Value:
+    """Read a value from a flag or an environment variable.
+
+    Raises:
+        UsageError: naming ``where``, for text that is no such value.
+    """
+    kind = setting.kind
+    word = text.strip()
+    if kind is Kind.DURATION:
+        return check_value(setting, parse_duration(word), where, text)
+    if kind in (Kind.NAME, Kind.NAMES, Kind.COMMAND):
+        return check_value(setting, word, where)
+    if kind is Kind.SWITCH:
+        if word.lower() in _YES or word.lower() in _NO:
+            return word.lower() in _YES
+        raise _refuse(setting, where, text)
+    try:
+        number: float = int(word) if kind is Kind.COUNT else float(word)
+    except ValueError:
+        raise _refuse(setting, where, text) from None
+    return check_value(setting, number, where, text)

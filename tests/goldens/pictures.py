@@ -110,6 +110,8 @@ def list_pictures() -> Iterator[Picture]:
     for state in ASCII_STATES:
         for size in SIZES:
             yield Picture(f"{state}.{_write_size(size)}.ascii", state, size, {"ascii_only": True})
+    for state in ("data-bound", "hung"):
+        yield Picture(f"{state}.40x30", state, Size(40, 30))
     yield _at_80("zoom-ranks", "eight-gpus", zoom=Pane.RANKS, focus=Pane.RANKS, cursor_pid=51_204)
     yield _at_80("zoom-cpu", "oversubscribed", zoom=Pane.CPU, focus=Pane.CPU)
     yield Picture("zoom-steps.120x40", "hooked", Size(120, 40), {"zoom": Pane.CPU, "focus": Pane.CPU})

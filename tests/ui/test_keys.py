@@ -119,3 +119,10 @@ def test_all_keys_of_the_help_fit_the_common_screen(fields):
 def test_the_footer_names_the_keys_that_are_pressed():
     footer = {key.keys[0]: key.footer for key in keys_shown(make_view(make_frame(verdict=make_finding())))}
     assert (footer["j"], footer["y"], footer["v"]) == ("down", "copy Try", "verdict")
+
+
+def test_the_interval_is_offered_while_the_job_is_there():
+    pace = {"+", "-"}
+    assert pace <= {name for key in keys_shown(make_view(make_frame())) for name in key.keys}
+    ended = make_frame(target=make_target(state=TargetState.ENDED, ended="exit 0"))
+    assert not pace & {name for key in keys_shown(make_view(ended)) for name in key.keys}

@@ -128,6 +128,7 @@ def test_a_line_of_pieces_drops_the_least_needed():
     left, right = [Item(1, "left"), Item(9, "luxury")], [Item(2, "right")]
     assert text_of(justify(left, right, 30)) == " left  luxury           right"
     assert text_of(justify(left, right, 16)) == " left     right"
+    assert text_of(justify([Item(1, "LIVE 1 s")], [Item(0, "DATA-BOUND")], 20, 1)) == " LIVE 1 s DATA-BOUND"
 
 
 @pytest.mark.parametrize(

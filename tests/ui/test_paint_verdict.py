@@ -24,6 +24,7 @@ from tpmon.model.frame import EventKind, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kind, SinceIs
 from tpmon.model.window import pulse_of
+from tpmon.ui.cells import width_of
 from tpmon.ui.evidence import fit_widths, paint_evidence
 from tpmon.ui.paint_verdict import kind_ink, paint_headline, paint_verdict, share_lines
 from tpmon.ui.paint_verdict_full import paint_verdict_in_full
@@ -214,6 +215,58 @@ def test_what_does_not_fit_is_counted():
     assert all(text in full for text in ruled_out)
 
 
+MANY = make_finding(
+    evidence=(
+        make_evidence("waiting for a batch", value=58.0, age_s=1.0),
+        make_evidence("rank 11 unchanged since the look", value=1571.0, unit="s", age_s=3.2),
+        *(make_evidence(f"reading {n}") for n in range(9)),
+    ),
+    ruled_out=tuple(f"stopped process {n} (looked at)" for n in range(35)),
+    unknown=("memory of the other hosts", "NCCL wait"),
+    summary="it waits",
+    try_="wait",
+    ceiling=NOT_APPLICABLE,
+)
+
+
+def rows_when(finding, width, shown):
+    """Return the rows of evidence of the lowest block that has so many."""
+    for most in range(4, 30):
+        rows = [line for line in block(finding, width, most) if line.startswith((" + ", "   +"))]
+        if len(rows) == shown:
+            return rows
+    raise AssertionError(f"no block has {shown} rows")
+
+
+@pytest.mark.parametrize("width", [36, 40, 47, 59, 60, 66, 70, 71, 80, 99, 100, 120])
+@pytest.mark.parametrize(("shown", "value", "age"), [(1, "58 %", "1.2 s"), (2, "26m11s", "3.4 s")])
+def test_the_row_that_counts_the_rest_has_its_value_and_age_whole(width, shown, value, age):
+    last = rows_when(MANY, width, shown)[-1]
+    assert last.endswith(f"{age}  +{11 - shown}{' more' if width >= 60 else ''}, v")
+    assert f" {value} " in last
+    assert width_of(last) <= width
+
+
+def test_a_value_that_does_not_fit_beside_the_count_gives_it_a_line_of_its_own():
+    words = make_evidence("last line", value=IN_WORDS, text="RuntimeError: it broke")
+    finding = replace(MANY, evidence=(MANY.evidence[0], words, *MANY.evidence[2:]))
+    rows = rows_when(finding, 40, 2)
+    assert rows[0].endswith("58 %  1.2 s")
+    assert rows[1] == "   +10 more, v"
+
+
+@pytest.mark.parametrize("width", [40, 50, 59])
+def test_two_lists_that_share_a_narrow_line_are_counted(width):
+    def shared(finding):
+        return next(
+            line for most in range(4, 30) for line in block(finding, width, most) if "unknown" in line
+        )
+
+    assert shared(MANY) == " - 35 ruled out  ? 2 unknown, v"
+    short = replace(MANY, ruled_out=("swap",), unknown=("steps",))
+    assert shared(short).split() == ["-", "not:", "swap", "?", "unknown:", "steps"]
+
+
 def test_a_cut_text_ends_in_a_mark():
     finding = make_finding(summary="word " * 60, try_="step " * 60)
     lines = block(finding, width=40, most=6)
@@ -305,3 +358,11 @@ def test_a_low_screen_says_what_to_try_before_the_notes(width, height):
     assert "!! HUNG" in text
     assert "power-limited" not in text
     assert "Try: dump the stacks" in text
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind.value)
+def test_the_smallest_screen_keeps_the_state_over_the_verdict(row):
+    cause = row.causes[0] if row.causes else NOT_APPLICABLE
+    lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
+    assert lines[0].split()[:3] == ["LIVE", "1", "s"]
+    assert row.kind.value.upper()[:15] in lines[1] + lines[2]

@@ -11,9 +11,12 @@ from tests.goldens.pictures import write_text
 from tests.goldens.trace_views import make_run
 from tpmon.ui.cells import line_width
 from tpmon.ui.paint_trace import paint_trace
+from tpmon.ui.sheet import choose_rows
+from tpmon.ui.table import Table
 from tpmon.ui.trace_keys import trace_keys_shown
+from tpmon.ui.trace_sheets import list_blocks
 from tpmon.ui.trace_subject import TraceSubject
-from tpmon.ui.trace_view import Tab, TraceOverlay
+from tpmon.ui.trace_view import Grouping, Tab, TraceOverlay
 from tpmon.ui.view import Size
 
 LISTED = list(trace_views.list_trace_pictures())
@@ -56,3 +59,39 @@ def test_a_file_name_of_somebody_else_sends_no_escape_sequence():
             text = "".join(text for line in paint_trace(view, Size(120, 40)) for text, _ink in line)
             assert "[2Jrank0.json" in text
             assert "\x1b" not in text
+
+
+def paint_narrow(run, width=40, **changes):
+    view = make_run(run).view(width, **changes)
+    return ["".join(text for text, _ in line) for line in paint_trace(view, Size(width, 50))]
+
+
+def test_a_narrow_head_says_which_of_several_files_is_shown():
+    heads = [paint_narrow("ranks", file=file)[0] for file in (0, 1)]
+    for number, head in enumerate(heads):
+        assert head.startswith(f" rank{number} ")
+        assert f"{number + 1} of 2" in head
+    assert paint_narrow("one")[0].startswith(" rank0  rank 0 ")
+
+
+def test_narrow_groups_of_operators_keep_a_number_and_what_they_have_in_common():
+    lines = paint_narrow("one", tab=Tab.OPS, grouping=Grouping.LINES)
+    head = next(line for line in lines if line.startswith(" gpu self ms "))
+    assert head.split()[3:] == ["line"]
+    sheet = list_blocks(make_run("one").view(40, tab=Tab.OPS, grouping=Grouping.LINES))[0]
+    row = lines[lines.index(head) + 1]
+    assert str(sheet.rows[0].group)[:8] in row
+    assert row.strip(" >")[0].isdigit()
+
+
+def test_the_column_that_is_sorted_by_stays_when_the_pane_is_narrow():
+    sheet = list_blocks(make_run("one").view(40, tab=Tab.OPS))[0]
+    for sort, (head, _order) in enumerate(sheet.orders, 1):
+        sorted_ = choose_rows(sheet, "", sort, False)
+        painted = "".join(text for text, _ in Table(sorted_.columns, 40).paint_head())
+        assert f"{head}v" in painted
+
+
+def test_waits_of_all_steps_are_named_so_in_their_column():
+    lines = paint_narrow("ranks", tab=Tab.RANKS)
+    assert any(line.split() == ["rank", "step", "compute", "comms", "all", "waits"] for line in lines)

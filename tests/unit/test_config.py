@@ -10,7 +10,11 @@ import pytest
 
 from tpmon import settings
 from tpmon.config import Source, config_path, describe_config, locale_is_utf8, read_file, resolve, settle
+from tpmon.diagnose import parse_command
 from tpmon.errors import UsageError
+from tpmon.launch import bottlenecks
+from tpmon.model.sample import Counted
+from tpmon.model.verdict import Kind as VerdictKind
 
 PATH = "/home/usr/.config/tpmon/config.toml"
 
@@ -50,13 +54,29 @@ def test_where_names_what_a_person_can_look_up():
         ({"interval": "nan"}, {}, {}, "--interval: expected a number"),
         ({}, {"TPMON_INTERVAL": "11"}, {}, "TPMON_INTERVAL: expected a number from 0.5 to 10, found '11'"),
         ({}, {"TPMON_ONCE": "maybe"}, {}, "TPMON_ONCE: expected true or false, found 'maybe'"),
-        ({}, {"TPMON_DEMO_RANKS": "1.5"}, {}, "TPMON_DEMO_RANKS: expected a whole number, 1 or more"),
-        ({}, {"TPMON_DEMO_SECONDS": "inf"}, {}, "TPMON_DEMO_SECONDS: expected a number, 1 or more"),
+        ({}, {"TPMON_DEMO_RANKS": "1.5"}, {}, "TPMON_DEMO_RANKS: expected a whole number from 1 to 16"),
+        ({}, {"TPMON_DEMO_SECONDS": "inf"}, {}, "TPMON_DEMO_SECONDS: expected a number from 1 to 43200"),
         ({}, {}, {"interval": "2"}, f"{PATH}: interval: expected a number from 0.5 to 10, found '2'"),
         ({}, {}, {"interval": True}, f"{PATH}: interval: expected a number from 0.5 to 10, found True"),
         ({}, {}, {"once": 1}, f"{PATH}: once: expected true or false, found 1"),
-        ({}, {}, {"demo": {"ranks": 0}}, f"{PATH}: demo.ranks: expected a whole number, 1 or more, found 0"),
+        (
+            {},
+            {},
+            {"demo": {"ranks": 0}},
+            f"{PATH}: demo.ranks: expected a whole number from 1 to 16, found 0",
+        ),
         ({}, {}, {"demo": {"bottleneck": ""}}, f"{PATH}: demo.bottleneck: expected a name, found ''"),
+        ({"sample.format": "svg"}, {}, {}, "--format: 'svg' is no format"),
+        ({"sample.only": "gpu"}, {}, {}, "--only: 'gpu' is nothing to count"),
+        ({}, {"TPMON_DUMP_FORMAT": "xml"}, {}, "TPMON_DUMP_FORMAT: 'xml' is no format"),
+        ({}, {"TPMON_SAMPLE_ONLY": "foo"}, {}, "TPMON_SAMPLE_ONLY: 'foo' is nothing to count"),
+        ({}, {"TPMON_DIAGNOSE_UNTIL": "idle,foo"}, {}, "TPMON_DIAGNOSE_UNTIL: 'foo' is no kind of verdict"),
+        ({}, {"TPMON_DIAGNOSE_UNTIL": ", ,"}, {}, "TPMON_DIAGNOSE_UNTIL: expected names with commas between"),
+        ({}, {"TPMON_DIAGNOSE_ON_CHANGE": "'a"}, {}, "TPMON_DIAGNOSE_ON_CHANGE: No closing quotation"),
+        ({}, {"TPMON_DEMO_BOTTLENECK": "foo"}, {}, "TPMON_DEMO_BOTTLENECK: 'foo' is no bottleneck"),
+        ({}, {"TPMON_DEMO_RANKS": "99"}, {}, "TPMON_DEMO_RANKS: expected a whole number from 1 to 16"),
+        ({}, {}, {"dump": {"format": "xml"}}, f"{PATH}: dump.format: 'xml' is no format"),
+        ({}, {}, {"diagnose": {"until": "foo"}}, f"{PATH}: diagnose.until: 'foo' is no kind of verdict"),
         ({}, {}, {"interva": 2}, f"{PATH}: interva: no such setting"),
         ({}, {}, {"demo": {"rank": 2}}, f"{PATH}: demo.rank: no such setting"),
         ({}, {}, {"interval": {"s": 2}}, f"{PATH}: interval.s: no such setting"),
@@ -70,6 +90,31 @@ def test_what_cannot_be_used_is_refused_by_its_name(flags, environment, tables, 
     assert caught.value.exit_code == 2
 
 
+def test_print_config_names_what_no_command_accepts():
+    bad: list[str] = []
+    choices = resolve({}, {"TPMON_DUMP_FORMAT": "xml", "TPMON_INTERVAL": "11"}, PATH, {}, bad)
+    assert choices["dump.format"].value == "text"
+    assert bad == [
+        "TPMON_INTERVAL: expected a number from 0.5 to 10, found '11'",
+        "TPMON_DUMP_FORMAT: 'xml' is no format",
+    ]
+
+
+def test_the_closed_sets_are_what_the_rooms_below_know():
+    by_key = {setting.key: set(setting.one_of) for setting in settings.SETTINGS}
+    kinds = {kind.value for kind in VerdictKind if kind is not VerdictKind.NOT_ENOUGH_EVIDENCE}
+    assert by_key["diagnose.until"] == kinds | {"ended"}
+    assert by_key["sample.only"] == {one.value for one in Counted}
+    assert by_key["demo.bottleneck"] == {one.name for one in bottlenecks()}
+
+
+def test_a_program_that_is_not_there_is_named_with_the_setting_that_asks_for_it():
+    tables = {"diagnose": {"on-change": "no-such-program-anywhere x"}}
+    options = settle(resolve({}, {}, PATH, tables))
+    with pytest.raises(UsageError, match=f"^{PATH}: diagnose.on-change: no program 'no-such-program-any"):
+        parse_command(options.diagnose_on_change or "", options.diagnose_on_change_where)
+
+
 def test_a_near_miss_is_answered_with_the_name():
     with pytest.raises(UsageError) as caught:
         resolve({}, {}, PATH, {"demo": {"rank": 2}})
@@ -80,10 +125,11 @@ def test_every_setting_has_a_twin_in_file_environment_and_flag(tmp_path: Path):
     texts = {settings.Kind.SWITCH: "true", settings.Kind.COUNT: "7", settings.Kind.NUMBER: "7.0"}
     texts[settings.Kind.DURATION] = "7m"
     for setting in settings.SETTINGS:
-        text = texts.get(setting.kind, "hang")
+        text = texts.get(setting.kind) or (setting.one_of[1] if setting.one_of else "hang")
         head, _, name = setting.key.rpartition(".")
         file = tmp_path / "config.toml"
-        quoted = f'"{text}"' if setting.kind in (settings.Kind.NAME, settings.Kind.DURATION) else text
+        kinds = (settings.Kind.SWITCH, settings.Kind.COUNT, settings.Kind.NUMBER)
+        quoted = text if setting.kind in kinds else f'"{text}"'
         file.write_text((f"[{head}]\n" if head else "") + f"{name} = {quoted}\n")
         by_file = resolve({}, {}, str(file), read_file(str(file)))[setting.key]
         by_environment = resolve({}, {setting.variable: text}, PATH, {})[setting.key]

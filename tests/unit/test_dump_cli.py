@@ -12,12 +12,12 @@ import pytest
 
 from tests.commands import SECONDS, call, start
 from tests.waiting import wait_until
-from tpmon.dump import FORMATS
 from tpmon.model.codec import decode
 from tpmon.model.dump import Dump, Motion
 from tpmon.model.known import is_known
 from tpmon.probe.other_spies import find_spies
 from tpmon.probe.procread import read_stat
+from tpmon.settings import STACK_FORMATS
 
 pytestmark = pytest.mark.usefixtures("small_environment")
 
@@ -70,7 +70,7 @@ def test_a_process_that_is_not_there_is_3():
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", STACK_FORMATS)
 def test_a_dump_in_each_form_and_its_fold(job: int, form: str, tmp_path):
     done = call("dump", str(job), "--format", form)
     assert (done.returncode, done.stderr) == (0, "")

@@ -252,7 +252,9 @@ def test_formats_and_exit_codes(dump):
         assert pick_format(settle(resolve(stronger, weaker, "", {}))) == form
     tables = {"json": True, "dump": {"format": "collapsed"}}
     assert pick_format(settle(resolve({}, {"TPMON_JSON": "1"}, "", tables))) == "json"
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(
+        UsageError, match="format collapsed, both of the configuration file, exclude each other"
+    ):
         pick_format(settle(resolve({}, {}, "", tables)))
     assert pick_exit_code(dump) == 0
     nothing = replace(dump, groups=())

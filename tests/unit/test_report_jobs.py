@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+
 from tpmon.model.known import Missing
 from tpmon.model.results import JobList, JobState, JobSummary
 from tpmon.report.jobs import write_jobs
+from tpmon.report.table import wrap_cells
 
 
 def test_jobs_are_listed_longest_running_first():
@@ -50,3 +56,41 @@ def test_no_job_is_said_in_words():
     what, hint = write_jobs(JobList("", (), 0))
     assert what.startswith("no training job on this machine")
     assert hint.startswith("Try: tpmon demo")
+
+
+WIDE = JobSummary(
+    1234568,
+    "山田太郎",
+    JobState.RUNNING,
+    "学習.py",
+    "--設定 実験/大規模言語モデル/事前学習/第一回.yaml --データ /共有/データ",
+    1,
+    4,
+    Missing("許可がありません " * 9),
+    720.0,
+)
+NARROW = replace(WIDE, pid=1234567, user="alice", script="train_llm.py", arguments="--config " + "c" * 90)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_the_list_fits_the_terminal_in_cells(width):
+    lines = write_jobs(JobList("", (WIDE, NARROW), 3, 2), width)
+    assert max(cell_len(line) for line in lines) <= width
+    head, *rows = lines[:3]
+    assert head.startswith("    PID  ")
+    script = head.index("SCRIPT")
+    assert script + 20 <= width
+    for row, begin in zip(sorted(rows), ("train_llm.py", "学習.py"), strict=True):
+        assert begin in row
+        assert cell_len(row[: row.index(begin)]) == script
+        assert row.endswith("…")
+    assert ("GPUS" in head) == (width >= 80)
+    for words in (write_jobs(JobList("", (), 0), width), write_jobs(JobList("", (), 1), width)):
+        assert max(cell_len(line) for line in words) <= width
+
+
+@pytest.mark.parametrize("text", ["two words", "a " + "long" * 30 + " word", "one two " * 20, "x" * 100])
+@pytest.mark.parametrize("width", [7, 40, 100])
+def test_text_of_one_cell_a_character_is_wrapped_as_textwrap_does(text, width):
+    other = text.replace("o", "ó")
+    assert wrap_cells(other, width) == [line.replace("o", "ó") for line in wrap_cells(text.rstrip(), width)]

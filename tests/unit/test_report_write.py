@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import termios
 
 import pytest
 
@@ -67,3 +70,16 @@ def test_output_names_a_disk_that_is_full():
     with pytest.raises(UsageError, match="No space left"):
         Output(descriptor, ascii_only=False).write_lines("x")
     os.close(descriptor)
+
+
+def test_a_line_is_as_wide_as_the_terminal_and_100_in_a_pipe():
+    reader, writer = os.pipe()
+    screen, terminal = os.openpty()
+    try:
+        assert Output(writer, ascii_only=False).width == 100
+        for columns, width in ((40, 40), (80, 80), (200, 100), (0, 100)):
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            assert Output(terminal, ascii_only=False).width == width
+    finally:
+        for descriptor in (reader, writer, screen, terminal):
+            os.close(descriptor)

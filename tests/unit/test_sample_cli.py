@@ -24,7 +24,7 @@ from tpmon.probe.other_spies import find_spies
 from tpmon.probe.sample_service import OFF
 from tpmon.probe.stack_child import find_spy
 from tpmon.probe.target import find_job
-from tpmon.sample import FORMATS
+from tpmon.settings import STACK_FORMATS
 
 pytestmark = pytest.mark.usefixtures("small_environment")
 
@@ -66,7 +66,7 @@ def test_wrong_calls_say_what_and_what_to_try(arguments, environment, what, hint
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", STACK_FORMATS)
 def test_the_price_comes_first_and_then_each_form(job: int, form: str):
     done = call("sample", str(job), "--seconds", "1", "--format", form)
     assert done.returncode == 0, done.stderr

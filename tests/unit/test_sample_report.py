@@ -273,9 +273,7 @@ def test_the_form_is_picked():
 @pytest.mark.parametrize(
     ("fields", "asked", "words"),
     [
-        ({"sample_format": "svg"}, NOTHING, "--format: 'svg' is no format"),
         ({"sample_format": "collapsed", "json": True}, NOTHING, "--json and --format collapsed"),
-        ({"sample_only": "gpu"}, NOTHING, "--only: 'gpu' is nothing to count"),
         ({"no_stacks": True}, NOTHING, "no-stacks is set"),
         ({}, Asked("1", everyone=True, out=None), "--rank and --all exclude each other"),
         ({}, Asked("-1", everyone=False, out=None), "--rank: a rank is a number"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.traces import HOST, TraceBuilder
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.trace import TraceFile
-from tpmon.report.trace_csv import write_csv
+from tpmon.report.trace_csv import TABLES, explain_empty, write_csv
 from tpmon.report.trace_tables import write_tables
 from tpmon.trace.analysis import analyze
 from tpmon.trace.python_lines import is_own_line
@@ -140,6 +141,28 @@ def test_operators_by_shape_and_by_line_come_when_they_are_asked_for(tmp_path: P
     assert write_tables(report, "shapes", 10)[1].startswith("shapes: none")
     assert write_csv(report, "lines")[1].split(",")[2:5] == ["aten::mm", "b.py(2): g", "2"]
     assert len(write_csv(report, "shapes")) == 1
+    assert explain_empty(report, "shapes").startswith("shapes: none")
+    assert explain_empty(report, "lines") == ""
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_an_empty_table_keeps_its_header_and_has_a_reason(table: str, tmp_path: Path) -> None:
+    full = analyze([TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100).write(tmp_path / "t.json")])
+    report = replace(full, files=(), ranks=Missing("only one trace"))
+    header = write_csv(report, table)
+    assert len(header) == 1
+    assert len(header[0].split(",")) > 3
+    assert header[0] == write_csv(full, table)[0]
+    if table == "ranks":
+        assert explain_empty(report, table) == "ranks: only one trace"
+    told = explain_empty(full, table)
+    assert bool(told) == (len(write_csv(full, table)) == 1)
+    assert not told or told.startswith(("ranks: ", f"{table}: ", "no "))
+
+
+def test_the_fields_of_a_header_are_those_of_the_rows(tmp_path: Path) -> None:
+    report = analyze([TraceBuilder().step(1, 0, 500).op("aten::mm", 0, 100).write(tmp_path / "t.json")])
+    assert write_csv(report, "operators")[0].startswith("path,rank,name,calls,")
 
 
 def memory(trace: TraceBuilder, at: float, changed: int, allocated: int, address: int) -> None:

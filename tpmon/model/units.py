@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+LINE_WIDTH = 100
+"""Of text in a pipe or a file, and the most of a line in a terminal."""
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 
@@ -54,6 +56,22 @@ def format_pct(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.1f}" if abs(value) < 9.95 else f"{value:.0f}"
+
+
+def count_cells(text: str) -> int:
+    """Count the cells of a terminal that ``text`` takes: a CJK character two, a combining one none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata  # noqa: PLC0415  # most text is ASCII
+
+    return sum(
+        0
+        if unicodedata.category(char) in ("Mn", "Me", "Cf")
+        else 2
+        if unicodedata.east_asian_width(char) in "WF"
+        else 1
+        for char in text
+    )
 
 
 def clean_text(text: str, limit: int = 200) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tpmon.model.results import JobList
-from tpmon.model.units import format_seconds
-from tpmon.report.table import Reading, lay_columns, lay_paragraph
+from tpmon.model.units import count_cells, format_seconds
+from tpmon.report.table import WIDTH, Reading, lay_columns, lay_paragraph, wrap_cells
 
 NO_JOBS = (
     "no training job on this machine: no Python process that has loaded torch",
@@ -13,11 +15,21 @@ NO_JOBS = (
 NO_OWN_JOBS = "no training job on this machine that this user may read"
 
 
-def write_jobs(jobs: JobList) -> list[str]:
-    """Write a row for each job, longest running first, and what could not be read; words for no job."""
-    hidden = _say_unread(jobs.unread, jobs.unanswered)
+_HEADERS = ("PID", "USER", "STATE", "RANKS", "WORKERS", "GPUS", "UPTIME", "SCRIPT")
+_SCRIPT_LEAST = 20
+_DROPPED = ("WORKERS", "GPUS", "STATE", "USER", "RANKS")
+"""In which order columns make room for the script in a narrow terminal."""
+
+
+def write_jobs(jobs: JobList, width: int = WIDTH) -> list[str]:
+    """Write a row for each job, longest running first, and what could not be read; words for no job.
+
+    Where ``width`` leaves the script too little room, the columns that are needed least go.
+    """
+    hidden = [line for said in _say_unread(jobs.unread, jobs.unanswered) for line in wrap_cells(said, width)]
     if not jobs.jobs:
-        return [NO_OWN_JOBS, *hidden] if hidden else list(NO_JOBS)
+        said = [NO_OWN_JOBS] if hidden else NO_JOBS
+        return [*(line for text in said for line in wrap_cells(text, width)), *hidden]
     reading = Reading()
     rows = [
         (
@@ -32,10 +44,21 @@ def write_jobs(jobs: JobList) -> list[str]:
         )
         for job in sorted(jobs.jobs, key=lambda job: (-job.uptime_s, job.pid))
     ]
-    headers = ("PID", "USER", "STATE", "RANKS", "WORKERS", "GPUS", "UPTIME", "SCRIPT")
-    lines = lay_columns(headers, rows, ("USER", "STATE", "SCRIPT"))
+    lines = _lay_jobs(rows, width)
     missed = reading.missed()
-    return [*lines, *(lay_paragraph("not read", missed) if missed else ()), *hidden]
+    return [*lines, *(lay_paragraph("not read", missed, width) if missed else ()), *hidden]
+
+
+def _lay_jobs(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    shown = list(_HEADERS)
+    for dropped in (*_DROPPED, ""):
+        places = [_HEADERS.index(header) for header in shown]
+        table = [[row[place] for place in places] for row in rows]
+        bare = lay_columns(shown[:-1], [row[:-1] for row in table])
+        if max(map(count_cells, bare)) + 2 + _SCRIPT_LEAST <= width or not dropped:
+            break
+        shown.remove(dropped)
+    return lay_columns(shown, table, ("USER", "STATE", "SCRIPT"), width=width)
 
 
 def _say_unread(unread: int, unanswered: int) -> list[str]:

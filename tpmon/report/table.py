@@ -7,43 +7,83 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from tpmon.model.known import Applicable, Missing, NotApplicable, is_known
-from tpmon.model.units import format_bytes, format_pct
+from tpmon.model.units import LINE_WIDTH, count_cells, format_bytes, format_pct
 
 T = TypeVar("T")
 
-WIDTH = 100
+WIDTH = LINE_WIDTH
 LABEL_WIDTH = 9
 MOST_REASONS = 12
 
 
 def cut(text: str, width: int) -> str:
-    """Shorten ``text`` to ``width`` characters, with a sign that it was shortened."""
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+    """Shorten ``text`` to ``width`` cells, with a sign that it was shortened."""
+    if count_cells(text) <= width:
+        return text
+    return _head_of(text, max(width - 1, 0)) + "…"
+
+
+def _head_of(text: str, width: int) -> str:
+    taken = text[:width]
+    while count_cells(taken) > width:
+        taken = taken[:-1]
+    return taken
 
 
 def lay_columns(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable[str] = (), indent: int = 0
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: Iterable[str] = (),
+    indent: int = 0,
+    width: int = WIDTH,
 ) -> list[str]:
     """Align rows under their headers: numbers right, the columns named in ``left`` left.
 
-    The last column takes what is left of WIDTH and is cut there.
+    The last column takes what is left of ``width`` and is cut there.
     """
     table = [list(headers), *(list(row) for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(headers))]
+    widths = [max(count_cells(row[i]) for row in table) for i in range(len(headers))]
     is_left = [header in set(left) for header in headers]
     lines = []
     for row in table:
         cells = [
-            cell.ljust(width) if to_left else cell.rjust(width)
-            for cell, width, to_left in zip(row, widths, is_left, strict=True)
+            _pad(cell, cells, to_left) for cell, cells, to_left in zip(row, widths, is_left, strict=True)
         ]
-        lines.append(cut((" " * indent + "  ".join(cells)).rstrip(), WIDTH))
+        lines.append(cut((" " * indent + "  ".join(cells)).rstrip(), width))
     return lines
 
 
-def lay_paragraph(label: str, text: str) -> list[str]:
+def _pad(text: str, cells: int, to_left: bool) -> str:
+    spaces = " " * (cells - count_cells(text))
+    return text + spaces if to_left else spaces + text
+
+
+def wrap_cells(text: str, width: int) -> list[str]:
+    """Break ``text`` at spaces into lines of at most ``width`` cells, and within longer words."""
+    if text.isascii():
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+    lines: list[str] = []
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines else word
+        if lines and count_cells(joined) <= width:
+            lines[-1] = joined
+            continue
+        rest = word
+        if lines and count_cells(word) > width:  # a long word begins in the line before, as in textwrap
+            taken = _head_of(word, max(width - count_cells(lines[-1]) - 1, 0))
+            lines[-1] += f" {taken}" if taken else ""
+            rest = word[len(taken) :]
+        while count_cells(rest) > width:
+            taken = _head_of(rest, width) or rest[:1]
+            lines.append(taken)
+            rest = rest[len(taken) :]
+        lines.append(rest)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def lay_paragraph(label: str, text: str, width: int = WIDTH) -> list[str]:
     """Wrap ``text`` beside a label: the label stands in the first line alone."""
-    lines = textwrap.wrap(text, WIDTH - LABEL_WIDTH, break_on_hyphens=False) or [""]
+    lines = wrap_cells(text, max(width - LABEL_WIDTH, 1)) or [""]
     first = label.ljust(LABEL_WIDTH) if len(label) < LABEL_WIDTH else label + " "
     rest = [" " * LABEL_WIDTH + line for line in lines[1:]]
     return [first + lines[0], *rest]

@@ -9,9 +9,33 @@ from dataclasses import fields
 from typing import Any
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, is_known
-from tpmon.model.trace import RankRow, TraceFile, TraceReport
+from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.trace import (
+    Breakdown,
+    CardUse,
+    CauseShare,
+    CollectiveRow,
+    CopyRow,
+    KernelRow,
+    MemoryPeak,
+    OperatorRow,
+    RankRow,
+    StepRow,
+    TraceFile,
+    TraceReport,
+)
 from tpmon.model.trace_change import Change, TraceComparison
+from tpmon.model.trace_gaps import DeviceGaps, HostTime
+from tpmon.model.trace_tables import (
+    AllocationRow,
+    FrameRow,
+    ModuleRow,
+    OperatorGroupRow,
+    PatternRow,
+    ProductRow,
+    RangeRow,
+)
+from tpmon.report.trace_tables import TEXT_TABLES, write_table
 
 TABLES = (
     "steps",
@@ -45,12 +69,24 @@ _LEFT_OUT = ("largest",)
 def write_csv(report: TraceReport, table: str) -> list[str]:
     """Write ``table`` of every file; a value that is not known is an empty cell."""
     if table == "ranks":
-        return _write_rows(
-            RankRow, (((), row) for row in report.ranks.ranks) if is_known(report.ranks) else ()
+        return _write_rows(RankRow, (((), row) for row in _ranks(report)))
+    named = (((file.path, file.rank), row) for file in report.files for row in _rows(file, table))
+    return _write_rows(_kinds()[table], named, before=("path", "rank"))
+
+
+def explain_empty(report: TraceReport, table: str) -> str:
+    """Say why ``table`` has no row in any file; "" where it has one."""
+    if len(write_csv(report, table)) > 1:
+        return ""
+    if table in TEXT_TABLES:
+        return "; ".join(
+            dict.fromkeys(line for file in report.files for line in write_table(file, table, 1)[:1])
         )
-    rows = [(file, row) for file in report.files for row in _rows(file, table)]
-    named = (((file.path, file.rank), row) for file, row in rows)
-    return _write_rows(type(rows[0][1]) if rows else None, named, before=("path", "rank"))
+    if table == "ranks" and not isinstance(report.ranks, Missing):
+        return "ranks: there is one trace alone; name those of several ranks"
+    found = [report.ranks] if table == "ranks" else [_read_table(file, table) for file in report.files]
+    reasons = dict.fromkeys(one.reason for one in found if isinstance(one, Missing))
+    return f"{table}: {'; '.join(reasons) or 'none in what was read'}"
 
 
 def write_changes_csv(comparison: TraceComparison) -> list[str]:
@@ -59,10 +95,10 @@ def write_changes_csv(comparison: TraceComparison) -> list[str]:
 
 
 def _write_rows(
-    kind: type[Any] | None, rows: Iterable[tuple[Sequence[object], Any]], before: Sequence[str] = ()
+    kind: type[Any], rows: Iterable[tuple[Sequence[object], Any]], before: Sequence[str] = ()
 ) -> list[str]:
     """Write a header of ``before`` and the fields of ``kind``, and for each row its values of both."""
-    names = [field.name for field in fields(kind) if field.name not in _LEFT_OUT] if kind else []
+    names = [field.name for field in fields(kind) if field.name not in _LEFT_OUT]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*before, *names])
@@ -71,7 +107,43 @@ def _write_rows(
     return out.getvalue().splitlines()
 
 
+def _ranks(report: TraceReport) -> tuple[RankRow, ...]:
+    return report.ranks.ranks if is_known(report.ranks) else ()
+
+
+def _kinds() -> dict[str, type[Any]]:
+    """Return the class of a row of each table, whose fields are its header also where there is no row."""
+    return {
+        "steps": StepRow,
+        "breakdown": Breakdown,
+        "gpus": CardUse,
+        "gaps": DeviceGaps,
+        "operators": OperatorRow,
+        "kernels": KernelRow,
+        "copies": CopyRow,
+        "memory": MemoryPeak,
+        "patterns": PatternRow,
+        "products": ProductRow,
+        "modules": ModuleRow,
+        "frames": FrameRow,
+        "allocations": AllocationRow,
+        "curve": _CurveRow,
+        "shapes": OperatorGroupRow,
+        "lines": OperatorGroupRow,
+        "ranges": RangeRow,
+        "shares": CauseShare,
+        "host": HostTime,
+        "idle": _GapRow,
+        "collectives": CollectiveRow,
+    }
+
+
 def _rows(file: TraceFile, table: str) -> Iterable[Any]:
+    found = _read_table(file, table)
+    return found if is_known(found) else ()
+
+
+def _read_table(file: TraceFile, table: str) -> Applicable[Iterable[Any]]:
     overview = file.overview
     rows: dict[str, Applicable[Iterable[Any]]] = {
         "steps": overview.step_table,
@@ -91,8 +163,8 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
         "lines": file.lines,
         "ranges": file.ranges,
         "shares": file.verdict.shares,
-        "host": (file.host_us,) if is_known(file.host_us) else (),
-        "collectives": file.communication.collectives if is_known(file.communication) else (),
+        "host": (file.host_us,) if is_known(file.host_us) else file.host_us,
+        "collectives": file.communication.collectives if is_known(file.communication) else file.communication,
     }
     if table == "curve":
         return [
@@ -106,8 +178,7 @@ def _rows(file: TraceFile, table: str) -> Iterable[Any]:
             for gaps in file.gaps
             for gap in gaps.largest
         ]
-    found = rows[table]
-    return found if is_known(found) else ()
+    return rows[table]
 
 
 @dataclass(frozen=True, slots=True)

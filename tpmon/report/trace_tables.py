@@ -230,11 +230,16 @@ TEXT_TABLES = tuple(_WRITERS)
 """Tables that can be written alone as text."""
 
 
+def write_table(file: TraceFile, table: str, top: int) -> list[str]:
+    """Write one table of ``TEXT_TABLES`` of one file; where it has no row, the reason."""
+    return _WRITERS[table](file, top)
+
+
 def write_tables(report: TraceReport, table: str, top: int) -> list[str]:
     """Write one table of ``TEXT_TABLES`` alone, of each file."""
     lines: list[str] = []
     for file in report.files:
-        lines += [*lay_paragraph("trace", file.path), *_WRITERS[table](file, top), ""]
+        lines += [*lay_paragraph("trace", file.path), *write_table(file, table, top), ""]
     return [clean_text(line, _LINE_CHARS) if line else "" for line in lines[:-1]]
 
 

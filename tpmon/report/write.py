@@ -8,7 +8,7 @@ import os
 import select
 
 from tpmon.errors import UsageError
-from tpmon.model.units import clean_text
+from tpmon.model.units import LINE_WIDTH, clean_text
 
 COMPLAINT_CHARS = 4000
 """Of each line; a command that is to be pasted has to fit."""
@@ -31,6 +31,13 @@ class Output:
         """Write to ``descriptor``, which stays the caller's to close."""
         self._descriptor = descriptor
         self._ascii_only = ascii_only
+
+    @property
+    def width(self) -> int:
+        """The columns of a line: those of the terminal, at most ``LINE_WIDTH``, which is what a pipe gets."""
+        with contextlib.suppress(OSError):
+            return min(os.get_terminal_size(self._descriptor).columns or LINE_WIDTH, LINE_WIDTH)
+        return LINE_WIDTH
 
     def write_lines(self, *lines: str) -> None:
         """Write ``lines``, each with its newline, in one call where the pipe has room.

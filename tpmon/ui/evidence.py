@@ -93,7 +93,9 @@ def fit_widths(rows: Sequence[Evidence], width: int) -> Widths:
     names = max((width_of(row.name) for row in rows), default=0)
     values = max((width_of(say_value(row)) for row in rows), default=0)
     if width < NARROW:
-        return Widths(max(8, width - AGE_WIDTH - 7 - min(values, 16)), min(values, 16), 0)
+        room = width - AGE_WIDTH - 7
+        value = max(0, min(values, 16, room - 8))
+        return Widths(max(8, room - value), value, 0)
     drawn = any(row.name in SERIES for row in rows)
     history = 30 if width >= 150 else 20 if width >= WIDE else 12
     return Widths(min(names, max(14, width // 3)), min(values, max(10, width // 3)), history if drawn else 0)
@@ -120,10 +122,15 @@ def say_age(view: ViewState, row: Evidence) -> str:
     return format_seconds(age_of(view, row.age_s)) if is_known(row.age_s) else "age ?"
 
 
+def cut_value(row: Evidence, widths: Widths) -> str:
+    """Write the value of a reading, cut where it does not fit what its own name leaves."""
+    return cut(say_value(row), max(widths.value, widths.name + widths.value - width_of(row.name)))
+
+
 def write_reading(view: ViewState, row: Evidence, sign: str, widths: Widths) -> str:
     """Write sign, name, value and history; a long name takes what a short value leaves, and the reverse."""
     room = widths.name + widths.value
-    value = cut(say_value(row), max(widths.value, room - width_of(row.name)))
+    value = cut_value(row, widths)
     text = f" {sign} {pad(row.name, room - width_of(value))}  {value}"
     return f"{text}  {_draw(view, row, widths.history)}" if widths.history else text
 

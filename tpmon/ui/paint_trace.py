@@ -8,11 +8,12 @@ file is of and comes to, its Subject says; a file without a timeline leaves its 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from tpmon.model.known import NotApplicable
 from tpmon.model.units import clean_text
-from tpmon.ui.cells import cut, cut_front, fit_line, wrap_words
+from tpmon.ui.cells import cut, cut_front, fit_line, width_of, wrap_words
 from tpmon.ui.ink import to_ascii
 from tpmon.ui.lines import Ink, KeyHelp, Line, Size, Span
 from tpmon.ui.paint_keys import paint_key_line
@@ -29,6 +30,7 @@ LOW_HEIGHT = 20
 """Below this height the timeline is one line."""
 HIGH_HEIGHT = 35
 _TIMELINE_LINES = 6
+_ENDING = re.compile(r"(\.pt)?(\.trace)?\.(json(\.gz)?|pickle)$")
 
 
 def paint_trace(view: TraceView, size: Size, keys: Sequence[KeyHelp] = ()) -> list[Line]:
@@ -88,11 +90,13 @@ def _find_mark(view: TraceView) -> tuple[float, float] | None:
 
 def _paint_header(view: TraceView, width: int) -> Line:
     head = view.subject.head(view.file)
-    name = cut_front(clean_text(os.path.basename(view.path)), max(12, width // 3))
+    name, room = clean_text(os.path.basename(view.path)), max(12, width // 3)
+    if width_of(name) > room:  # what every file ends in tells none from the other
+        name = cut_front(_ENDING.sub("", name) or name, room)
     left = [head.left[0], Item(1, name, Ink.STRONG), *head.left[1:]]
     right = list(head.right)
     if len(view.subject.paths) > 1:
-        right.insert(1, Item(4, f"{view.file + 1} of {len(view.subject.paths)}"))
+        right.insert(1, Item(0, f"{view.file + 1} of {len(view.subject.paths)}"))
     return justify([item for item in left if item.text], right, width)
 
 

@@ -22,7 +22,7 @@ from tpmon.model.verdict_words import (
     shorten,
 )
 from tpmon.ui.cells import CUT_MARK, cut, fit_line, line_width, pad_line, width_of, wrap, wrap_all
-from tpmon.ui.evidence import fit_widths, paint_evidence
+from tpmon.ui.evidence import AGE_WIDTH, NARROW, Widths, cut_value, fit_widths, paint_evidence
 from tpmon.ui.ink import DOT
 from tpmon.ui.view import Ink, Line, Size, Span, ViewState
 
@@ -102,11 +102,19 @@ def _paint_rows(view: ViewState, finding: Finding, width: int, most: int) -> lis
     hidden = len(finding.evidence) + len(finding.against) - len(rows)
     widths = fit_widths(rows, width)
     signs = "+" * len(finding.evidence) + "-" * len(finding.against)
-    more = f"  +{hidden} more, v" if hidden else ""
     lines = [paint_evidence(view, row, sign, widths, width) for row, sign in zip(rows, signs, strict=False)]
-    if lines and more:
-        short = paint_evidence(view, rows[-1], signs[len(rows) - 1], widths, width - len(more))
+    if not lines or not hidden:
+        return lines
+    more = f"  +{hidden} more, v" if width >= NARROW else f"  +{hidden}, v"
+    last, room = rows[-1], width - width_of(more)
+    fitted = fit_widths(rows, room)
+    if room < NARROW <= width:  # without history, and below the values above it
+        fitted = Widths(min(widths.name, room - AGE_WIDTH - 7 - widths.value), widths.value, 0)
+    if cut_value(last, fitted) == cut_value(last, widths):
+        short = paint_evidence(view, last, signs[len(rows) - 1], fitted, room)
         lines[-1] = (*short, (more, Ink.DIM))
+    elif len(lines) > 1:  # a figure that is cut reads as another one: the count takes a line of its own
+        lines[-1] = fit_line(((f"   +{hidden + 1} more, v", Ink.DIM),), width)
     return lines
 
 
@@ -123,12 +131,19 @@ def _paint_list(sign: str, label: str, texts: tuple[str, ...], width: int) -> li
 
 
 def _paint_both_lists(finding: Finding, width: int) -> list[Line]:
-    """Paint what was ruled out and what is unknown in one line, half of it each at most."""
+    """Paint what was ruled out and what is unknown in one line, half of it each at most.
+
+    In a narrow pane, where a name of one is cut, they are counted: the rests of names say nothing.
+    """
     if not finding.unknown or not finding.ruled_out:
         return []
     unknown = _paint_list("?", "unknown", finding.unknown, width // 2)[0]
     left = width - line_width(unknown) - 1
-    return [(*pad_line(_paint_list("-", "not", finding.ruled_out, left)[0], left), *unknown)]
+    ruled_out = _paint_list("-", "not", finding.ruled_out, left)[0]
+    if width < NARROW and any(CUT_MARK in text for text, _ in (*ruled_out, *unknown)):
+        told = f" - {len(finding.ruled_out)} ruled out  ? {len(finding.unknown)} unknown, v"
+        return [fit_line(((told, Ink.DIM),), width)]
+    return [(*pad_line(ruled_out, left), *unknown)]
 
 
 def paint_verdict(view: ViewState, frame: Frame, finding: Finding, width: int, most: int) -> list[Line]:

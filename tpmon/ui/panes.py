@@ -145,7 +145,8 @@ def _paint_tiny(view: ViewState, size: Size, keys: Sequence[KeyHelp]) -> list[Li
     first: Line = ((cut(f" {state.text}", size.width), state.ink),)
     word = _verdict_word(view)
     if word is not None and not view.message and view.overlay is not Overlay.FILTER:
-        first = justify([Item(1, state.text, state.ink)], [word], size.width, 1)
+        says_word = view.overlay is Overlay.VERDICT  # in its first line
+        first = justify([Item(-1 if says_word else 1, state.text, state.ink)], [word], size.width, 1)
     if view.overlay is Overlay.STACKS:
         return [first, *paint_stacks_tiny(view, Size(size.width, size.height - 1))]
     text = _text_in_full(view, size, keys)

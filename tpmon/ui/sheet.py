@@ -134,7 +134,7 @@ def choose_rows(sheet: Sheet[Row], filter_text: str, sort: int, reverse: bool) -
 
 def _mark(column: Column[Row], sign: str) -> Column[Row]:
     head = column.head + sign
-    return dataclasses.replace(column, head=head, width=max(column.width, len(head)))
+    return dataclasses.replace(column, head=head, width=max(column.width, len(head)), keep=-1)
 
 
 def _text_of(sheet: Sheet[Row], row: Row) -> str:

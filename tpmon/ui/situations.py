@@ -100,10 +100,12 @@ NOT_TRIABLE = Situation(
     "while the verdict has nothing to try",
 )
 FASTER = Situation(
-    lambda view: _no_typing(view) and view.interval_s > INTERVALS_S[0], f"above {INTERVALS_S[0]:g} s"
+    lambda view: _no_typing(view) and _alive(view) and view.interval_s > INTERVALS_S[0],
+    f"above {INTERVALS_S[0]:g} s, while the job is there",
 )
 SLOWER = Situation(
-    lambda view: _no_typing(view) and view.interval_s < INTERVALS_S[-1], f"below {INTERVALS_S[-1]:g} s"
+    lambda view: _no_typing(view) and _alive(view) and view.interval_s < INTERVALS_S[-1],
+    f"below {INTERVALS_S[-1]:g} s, while the job is there",
 )
 OVERVIEWS = Situation(
     lambda view: _panes(view) or view.overlay in (Overlay.STACKS, Overlay.SAMPLE),

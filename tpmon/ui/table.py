@@ -126,7 +126,8 @@ def justify(left: Sequence[Item], right: Sequence[Item], width: int, gap: int = 
     head = _join([item for item in chosen if any(item is one for one in left)], gap)
     tail = _join([item for item in chosen if not any(item is one for one in left)], gap)
     room = width - 1 - line_width(tuple(head)) - line_width(tuple(tail))
-    spaces: Span = (" " * max(0, room - (1 if tail else 0)), Ink.PLAIN)
+    least = 1 if head and tail else 0  # at the cost of the margin after the tail
+    spaces: Span = (" " * max(least, room - (1 if tail else 0)), Ink.PLAIN)
     return fit_line(((" ", Ink.PLAIN), *head, spaces, *tail), width)
 
 

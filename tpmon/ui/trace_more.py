@@ -37,14 +37,14 @@ def list_groups(rows: Applicable[Sequence[OperatorGroupRow]], by: Grouping) -> l
         ]
     columns = [
         fit_column(head, keep, _in_ms(read), own)
-        for (head, read), keep in zip(times, (2, 4, 3, 5), strict=False)
+        for (head, read), keep in zip(times, (0, 4, 3, 5), strict=False)
     ]
     sheet: Sheet[OperatorGroupRow] = Sheet(
         f"operators {title}",
         (
             *columns,
             fit_column("calls", 6, lambda row: f"{row.calls:,}", own),
-            fit_column("operator", 0, lambda row: row.name, own, right=False, most=28),
+            fit_column("operator", 2, lambda row: row.name, own, right=False, most=28),
             Column(_HEADS[by], 20, 1, lambda row: said(row.group), right=False, grows=True),
         ),
         own,

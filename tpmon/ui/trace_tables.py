@@ -160,7 +160,7 @@ def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
         return fit_column(head, keep, lambda row: number(read(row), digits), ranks)
 
     return Sheet(
-        "ranks, ms of the mean step; waits and moves of all matched collectives",
+        "ranks, ms of the mean step; all waits, all moves: of all matched collectives",
         (
             fit_column("rank", 0, lambda row: names[row.path], ranks, right=plain),
             ms("step", 1, lambda row: row.step_ms),
@@ -168,15 +168,15 @@ def _ranks_sheet(ranks: tuple[RankRow, ...]) -> Sheet[RankRow]:
             ms("comms", 4, lambda row: row.comm_ms),
             ms("of it hidden", 5, lambda row: row.overlap_ms),
             ms("neither", 7, lambda row: row.other_ms),
-            ms("waits", 2, lambda row: row.wait_ms),
-            ms("moves data", 6, lambda row: row.transfer_ms),
+            ms("all waits", 2, lambda row: row.wait_ms),
+            ms("all moves", 6, lambda row: row.transfer_ms),
             Column(
                 "file", 12, 8, lambda row: clean_text(os.path.basename(row.path)), right=False, grows=True
             ),
         ),
         ranks,
         lambda row: f"rank {said(row.rank)}: step {row.step_ms:,.3f} ms, {clean_text(row.path)}",
-        (("step", lambda row: row.step_ms), ("waits", lambda row: as_number(row.wait_ms))),
+        (("step", lambda row: row.step_ms), ("all waits", lambda row: as_number(row.wait_ms))),
     )
 
 
