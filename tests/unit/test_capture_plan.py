@@ -24,6 +24,7 @@ from tpmon.capture.plan import (
     fit_seconds,
     make_request,
     mean_step,
+    mean_step_of,
     parse_pace,
     say_price,
     size_window,
@@ -49,6 +50,7 @@ def record(steps: int, time_ms: float, evals: int = 0, rule: int = wire.RULE_DAT
     words[wire.REC_STEPS] = steps
     words[wire.REC_EVAL_STEPS] = evals
     words[wire.REC_TIME_NS] = int(time_ms * 1e6)
+    words[wire.REC_EVAL_FORWARD_NS if rule == wire.RULE_BATCH else wire.REC_FORWARD_NS] = int(time_ms * 1e6)
     words[wire.REC_RULE] = rule
     return words
 
@@ -99,6 +101,23 @@ def test_the_mean_step_is_of_the_time_asked_for() -> None:
     records = [record(at, at * 10) for at in range(10)]
     assert mean_step(records, 0, 10**12) == 10.0
     assert mean_step(records, int(85e6), 10**12) == Missing("too few steps to tell")
+
+
+def test_a_validation_is_no_part_of_the_mean_step() -> None:
+    records = [record(at, at * 50) for at in range(5)]
+    for at in range(1, 4):
+        records.append(record(4, 200 + at * 40, at))
+        records[-1][wire.REC_FORWARD_NS] = int(200 * 1e6)
+    for at in range(5, 9):
+        records.append(record(at, at * 50 + 120, 3))
+        records[-1][wire.REC_FORWARD_NS] = int(at * 50 * 1e6)
+    assert mean_step(records, 0, 10**12) == 50.0
+    assert mean_step_of(records, 3, 4) == 50.0
+    assert mean_step_of(records, 8, 4) == Missing("too few steps to tell")
+    within = record(8, 999, 3)  # in the middle of a step, as a slow loop publishes
+    assert mean_step([*records, within], 0, 10**12) == 50.0
+    evals = [record(0, at * 30, at, wire.RULE_BATCH) for at in range(4)]
+    assert mean_step(evals, 0, 10**12) == 30.0
 
 
 def test_a_request_carries_what_was_asked() -> None:
