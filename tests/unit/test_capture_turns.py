@@ -7,19 +7,24 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.unit.test_capture_plan import ASKED
-from tpmon.capture import window
+from tpmon import capture_command, config
+from tpmon.capture import kineto_capture, window
 from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Turn, find_end, judge_turn
+from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.plan import make_cancel
 from tpmon.capture.window import Window
+from tpmon.capture_command import parse_asked
 from tpmon.hook import wire
 from tpmon.hook import wire_capture as w
-from tpmon.model.capture import CaptureState
+from tpmon.model.capture import CaptureAsked, CaptureState
+from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
 
@@ -267,3 +272,37 @@ def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_s
 
 def test_nobody_waits_for_a_first_step_for_ever(hook: Hook) -> None:
     assert hook.lead(lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
+
+
+class Order:
+    """Stand for a window of kineto's; ends as one does that nobody waits for."""
+
+    price = Missing("x")
+
+    def __init__(
+        self, client: object, asked: CaptureAsked, tell: object, stopped: Callable[[], bool]
+    ) -> None:
+        os.mkdir(asked.folder)
+        self._stopped = stopped
+
+    def run(self) -> Recorded:
+        assert self._stopped()
+        return Recorded(CaptureState.CANCELLED, "nobody waits for it any more", "")
+
+    def close(self) -> None:
+        """Give nothing back."""
+
+
+def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
+    client = SimpleNamespace(process=here, is_ours=True)
+    monkeypatch.setattr(kineto_capture, "find_client", lambda _: client)
+    monkeypatch.setattr(kineto_capture, "KinetoWindow", Order)
+    rank = SimpleNamespace(identity=here, rank=0)
+    monkeypatch.setattr(capture_command, "choose_ranks", lambda *_: (rank,))
+    asked = parse_asked({"out": str(tmp_path / "out")}, config.settle(config.resolve({}, {}, "", {})))
+    job = SimpleNamespace(root=SimpleNamespace(pid=here.pid))
+    result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True)
+    assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])
