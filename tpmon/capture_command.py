@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
 import threading
 import time
@@ -168,6 +169,7 @@ def capture_job(
     for member in members:
         _check_nsys(member.identity.pid, asked)
     name, folder = _choose_place(members[0].identity.pid, job, asked)
+    _check_above(locate(members[0].identity.pid, folder).here)
     wanted = CaptureAsked(
         asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
     )
@@ -197,6 +199,21 @@ def capture_job(
             result = replace(result, conditions=replace(result.conditions, clocks=clocks))
         end(result.state)
         return result, summaries
+
+
+def _check_above(folder: str) -> None:
+    """Refuse a folder in one that is not there, before anything is recorded: only the last one is made.
+
+    Raises:
+        UsageError: naming the one that is not there.
+    """
+    above = os.path.dirname(folder.rstrip("/")) or "/"
+    try:
+        os.stat(f"{above}/")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"--out: {above} is no folder", f"mkdir -p {shlex.quote(above)}") from error
+    except OSError:
+        return  # the hook sees more, or says why not
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tpmon.hook import capture_file
 from tpmon.hook import wire_capture as w
 from tpmon.hook.capture_file import CaptureFile, Sizes
 from tpmon.hook.recorder import rename_cut
@@ -79,13 +78,3 @@ def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path: P
     assert path.read_text() == (
         '[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]'
     )
-
-
-def test_a_folder_is_made_with_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_file, "read_memory_left", lambda: 1 << 40)
-    monkeypatch.setattr(capture_file, "read_disk_left", lambda _: 1 << 40)
-    words = [0] * w.REQUEST_WORDS
-    words[w.ASK_KIND] = w.KIND_PROBE
-    folder = tmp_path / "a" / "b" / "c"
-    assert CaptureFile(w.Request(tuple(words), str(folder), "x"), Sizes()).refuse() == ""
-    assert folder.stat().st_mode & 0o777 == 0o700

@@ -21,6 +21,7 @@ from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.plan import make_cancel
 from tpmon.capture.window import Window
 from tpmon.capture_command import parse_asked
+from tpmon.errors import UsageError
 from tpmon.hook import wire
 from tpmon.hook import wire_capture as w
 from tpmon.model.capture import CaptureAsked, CaptureState
@@ -304,5 +305,9 @@ def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
     monkeypatch.setattr(capture_command, "choose_ranks", lambda *_: (rank,))
     asked = parse_asked({"out": str(tmp_path / "out")}, config.settle(config.resolve({}, {}, "", {})))
     job = SimpleNamespace(root=SimpleNamespace(pid=here.pid))
+    with pytest.raises(UsageError, match="is no folder"):
+        capture_command.capture_job(
+            job, replace(asked, out=str(tmp_path / "a" / "b")), lambda _: None, lambda: True
+        )
     result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True)
     assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])

@@ -76,7 +76,7 @@ class CaptureFile:
             return f"needs {need // _MIB} MiB of memory beside the run, {left // _MIB} are left"
         try:
             if not os.path.isdir(folder):
-                os.makedirs(folder, 0o700, exist_ok=True)  # another rank may be first
+                _make(folder)
             if not os.access(folder, os.W_OK | os.X_OK):
                 return f"{folder} is not writable for the training"
             left = read_disk_left(folder)
@@ -144,6 +144,14 @@ def _can_write_to(folder: str) -> bool:
     except UnicodeEncodeError:
         return False
     return _ODD.search(folder) is None
+
+
+def _make(folder: str) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):  # else another rank was first
+            raise
 
 
 def _try_writing(path: str) -> None:
