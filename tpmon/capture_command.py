@@ -175,10 +175,9 @@ def capture_job(
     )
     first = members[0]
     if not asked.every:
-        with _remove_empty([] if os.path.lexists(folder) else [folder]) as end:
+        with _remove_empty([] if os.path.lexists(folder) else [folder], stopped):
             told = try_kineto(first.identity, first.rank, wanted, name, tell, stopped=stopped)
             if told:
-                end(told[0].state)
                 return told
     buses = _open_all(members, job)
     places = [_locate(bus, folder) for bus in buses]
@@ -186,7 +185,7 @@ def capture_job(
     with contextlib.ExitStack() as stack:
         for bus in buses:
             stack.callback(bus.close)
-        end = stack.enter_context(_remove_empty(mine))
+        stack.enter_context(_remove_empty(mine, stopped))
         window = Window(buses, wanted, name, tell, stopped)
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
@@ -197,7 +196,6 @@ def capture_job(
         result, summaries = gather(window.asked, name, ranks, places, window.price)
         if is_known(result.conditions):
             result = replace(result, conditions=replace(result.conditions, clocks=clocks))
-        end(result.state)
         return result, summaries
 
 
@@ -217,13 +215,14 @@ def _check_above(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _remove_empty(folders: list[str]) -> Iterator[Callable[[CaptureState], None]]:
-    """Remove folders that were made for a capture which was cancelled or could not be: nothing is in them."""
-    states: list[CaptureState] = []
+def _remove_empty(folders: list[str], stopped: Callable[[], bool]) -> Iterator[None]:
+    """Remove folders made for a capture that whoever asked gave up, or that could not be: they are empty."""
+    ended = False
     try:
-        yield states.append
+        yield
+        ended = not stopped()
     finally:
-        if not states or states[-1] is CaptureState.CANCELLED:
+        if not ended:
             for folder in folders:
                 with contextlib.suppress(OSError):  # files lie in it, or it was never made
                     os.rmdir(folder)
