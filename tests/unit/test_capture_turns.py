@@ -271,6 +271,20 @@ def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_s
     assert options == [w.OPTION_TIMED, 0]
 
 
+def test_a_loop_that_passed_the_signal_by_is_woken_again(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    monkeypatch.setattr(Bus, "wake", lambda _: not woken.append(hook.asleep))
+
+    def go_on() -> None:
+        hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+        if len(woken) == 3:
+            hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert woken[1] - woken[0] >= 5  # half a second of tenths
+
+
 def test_nobody_waits_for_a_first_step_for_ever(hook: Hook) -> None:
     assert hook.lead(lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
 

@@ -50,6 +50,9 @@ _DISCOVER_S = 5.0
 _STEPLESS_BACKWARDS = 3
 """It is one where so many backwards were seen meanwhile; else it compiles or loads within its first step."""
 
+_WAKE_AGAIN_S = 0.5
+"""A hook that just ends another recording passes a signal by: until it takes the request it is sent again."""
+
 _ENDS_S = 5.0
 """So long the end of what was cancelled is waited for."""
 
@@ -301,7 +304,8 @@ class Window:
         """Wait until the request ended on every rank; ``cancel`` has taken it back already, where not 0."""
         ended: dict[int, Outcome] = {}
         seen: set[int] = set()
-        limit = time.monotonic() + (_ENDS_S if cancel else _WAIT_S + seconds + _SPARE_S)
+        woken = began = time.monotonic()
+        limit = began + (_ENDS_S if cancel else _WAIT_S + seconds + _SPARE_S)
         while len(ended) < len(self.buses):
             told = [bus.read_progress(number) for bus in self.buses]
             seen |= {at for at, progress in enumerate(told) if progress is not None}
@@ -312,6 +316,11 @@ class Window:
                     ended[at] = end
                 elif cancel and has_lost_cancel(bus, cancel):
                     bus.post(make_cancel(cancel, number))
+            if self.asked.timed and None in told and time.monotonic() - woken > _WAKE_AGAIN_S:
+                woken = time.monotonic()
+                for bus, progress in zip(self.buses, told, strict=True):
+                    if progress is None:
+                        bus.wake()
             self._say_progress(told)
             late = time.monotonic() > limit
             if (self._stopped() or late) and not cancel:
