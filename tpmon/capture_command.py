@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from tpmon.model.process import Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
 from tpmon.probe.job import Job, Member
-from tpmon.probe.redaction import redact_words
+from tpmon.probe.restart import is_armed, write_restart
 from tpmon.report.capture import write_capture, write_capture_line
 from tpmon.report.write import Output, complain
 
@@ -35,8 +36,6 @@ STEPS = 5
 MOST_STEPS = 1_000
 SECONDS = 60.0
 MOST_SECONDS = 600.0
-_ANY_RESTART = "tpmon run -- COMMAND"
-_RESTART_CHARS = 2000
 NICENESS = 10
 """Of what packs a trace: the training beside it comes first."""
 
@@ -170,14 +169,23 @@ def capture_job(
     for member in members:
         _check_nsys(member.identity.pid, asked)
     name, folder = _choose_place(members[0].identity.pid, job, asked)
+    _check_above(locate(members[0].identity.pid, folder).here)
     wanted = CaptureAsked(
         asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
     )
-    if not asked.every and (told := try_kineto(members[0].identity, members[0].rank, wanted, name, tell)):
-        return told
+    first = members[0]
+    if not asked.every:
+        with _remove_empty([] if os.path.lexists(folder) else [folder], stopped):
+            told = try_kineto(first.identity, first.rank, wanted, name, tell, stopped=stopped)
+            if told:
+                return told
     buses = _open_all(members, job)
-    try:
-        places = [_locate(bus, folder) for bus in buses]
+    places = [_locate(bus, folder) for bus in buses]
+    mine = [place.here for place in places if not os.path.lexists(place.here)]
+    with contextlib.ExitStack() as stack:
+        for bus in buses:
+            stack.callback(bus.close)
+        stack.enter_context(_remove_empty(mine, stopped))
         window = Window(buses, wanted, name, tell, stopped)
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
@@ -189,9 +197,35 @@ def capture_job(
         if is_known(result.conditions):
             result = replace(result, conditions=replace(result.conditions, clocks=clocks))
         return result, summaries
+
+
+def _check_above(folder: str) -> None:
+    """Refuse a folder in one that is not there, before anything is recorded: only the last one is made.
+
+    Raises:
+        UsageError: naming the one that is not there.
+    """
+    above = os.path.dirname(folder.rstrip("/")) or "/"
+    try:
+        os.stat(f"{above}/")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"--out: {above} is no folder", f"mkdir -p {shlex.quote(above)}") from error
+    except OSError:
+        return  # the hook sees more, or says why not
+
+
+@contextlib.contextmanager
+def _remove_empty(folders: list[str], stopped: Callable[[], bool]) -> Iterator[None]:
+    """Remove folders made for a capture that whoever asked gave up, or that could not be: they are empty."""
+    ended = False
+    try:
+        yield
+        ended = not stopped()
     finally:
-        for bus in buses:
-            bus.close()
+        if not ended:
+            for folder in folders:
+                with contextlib.suppress(OSError):  # files lie in it, or it was never made
+                    os.rmdir(folder)
 
 
 def _check_nsys(pid: int, asked: Asked) -> None:
@@ -287,7 +321,9 @@ def _offer(error: NoHookError, job: Job, pid: int) -> UsageError:
     if is_armed(pid):
         return UsageError(
             f"{error.what} yet: it was started with one, which begins with the loop's first batch or step",
-            f"again once it trains: tpmon capture {pid} (python -I or -E would keep the hook out)",
+            f"again once it trains: tpmon capture {pid}; or call tpmon.hook.step() at the end of each pass,"
+            " where the loop has neither torch's DataLoader nor a backward (python -I, -E or -S would keep"
+            " the hook out)",
         )
     pid = job.root.pid
     return UsageError(
@@ -295,50 +331,6 @@ def _offer(error: NoHookError, job: Job, pid: int) -> UsageError:
         f"tpmon sample {pid}, which shows hot functions and stops nothing; or start it again:"
         f" {write_restart(pid)}",
     )
-
-
-def is_armed(pid: int, proc: str = "/proc") -> bool:
-    """Tell whether a process was started with the hook: by tpmon run, or by the zip of tpmon hook export."""
-    try:
-        with open(f"{proc}/{pid}/environ", "rb") as file:
-            words = file.read().decode("utf-8", "surrogateescape").split("\0")
-    except OSError:
-        return False
-    places = [place for word in words if word.startswith("PYTHONPATH=") for place in word[11:].split(":")]
-    return any(
-        place.endswith("/tpmon/hook/boot") or _is_export(f"{proc}/{pid}/root{place}") for place in places
-    )
-
-
-def _is_export(path: str) -> bool:
-    import zipfile  # noqa: PLC0415
-
-    if not os.path.isfile(path):
-        return False
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return "tpmon_awaits_torch.py" in archive.namelist()
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return False
-
-
-def write_restart(pid: int, proc: str = "/proc") -> str:
-    """Write the line that starts a process again with the hook: its folder and its own arguments.
-
-    One with a secret or an escape sequence in it is not repeated on a terminal, and hidden words could
-    not be pasted: then it is the line without them.
-    """
-    try:
-        with open(f"{proc}/{pid}/cmdline", "rb") as file:
-            words = file.read().rstrip(b"\0").decode("utf-8", "surrogateescape").split("\0")
-        folder = os.readlink(f"{proc}/{pid}/cwd")
-    except OSError:
-        return _ANY_RESTART
-    fits = sum(map(len, words)) <= _RESTART_CHARS
-    plain = all(word.isprintable() for word in (folder, *words))
-    if not (fits and plain) or redact_words(words) != tuple(words):
-        return _ANY_RESTART
-    return f"cd {shlex.quote(folder)} && tpmon run -- {shlex.join(words)}"
 
 
 def _choose_place(pid: int, job: Job, asked: Asked) -> tuple[str, str]:

@@ -42,8 +42,8 @@ options:
   --log FILE      with --attach: a new file for what it prints (default: tpmon-run-TIME.log here)
   -h, --help      show this help and end
 
-It puts a folder before PYTHONPATH. What drops PYTHONPATH (python -I, -E; another machine without tpmon)
-runs as ever, without the hook; tpmon hook export makes a file to take along. docs/hook.md has more."""
+It puts a folder before PYTHONPATH. What drops PYTHONPATH (python -I, -E, -S; another machine without
+tpmon) runs as ever, without the hook; tpmon hook export makes a file to take along. docs/hook.md has more."""
 
 BOOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook", "boot")
 """What goes on PYTHONPATH; tpmon.hook.__main__ finds the same."""
@@ -54,6 +54,9 @@ ALLOW_STACKS = "_TPMON_ALLOW_STACKS"
 _TRY = "tpmon run -- python train.py"
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 """Python ignores them from its start on; a program that takes its place would go on ignoring them."""
+
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+"""What Python itself sets LC_CTYPE to (PEP 538); the program is to get what was set before."""
 
 _LOOK_S = 0.25
 _ENDS_WITHIN_S = 0.2
@@ -122,13 +125,30 @@ def arm(environment: dict[str, str], *, allow_stacks: bool) -> dict[str, str]:
     return armed
 
 
+def drop_coerced(environment: dict[str, str], given: Sequence[bytes]) -> dict[str, str]:
+    """Return an environment without the LC_CTYPE that this Python set; ``given`` is what it began with."""
+    if environment.get("LC_CTYPE") not in _COERCED or not given:
+        return environment
+    if any(word.startswith(b"LC_CTYPE=") for word in given):
+        return environment
+    return {name: value for name, value in environment.items() if name != "LC_CTYPE"}
+
+
+def _read_first_words() -> list[bytes]:
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
 def _prepare(request: Request) -> dict[str, str]:
     """Return the environment of the program, and put nsys in front of it where that is asked for.
 
     Raises:
         UsageError: where it cannot be as asked.
     """
-    environment = arm(dict(os.environ), allow_stacks=request.allow_stacks)
+    environment = arm(drop_coerced(dict(os.environ), _read_first_words()), allow_stacks=request.allow_stacks)
     if not (request.nsys or request.kineto):
         return environment
     import shutil  # noqa: PLC0415 a plain start needs none of these
@@ -295,7 +315,23 @@ def _open_log(asked: str) -> tuple[int, str]:
 
 
 def _refuse(request: Request, error: OSError) -> UsageError:
+    import shlex  # noqa: PLC0415 only who errs pays for it
+
     name = request.command[0]
+    variable, sets, value = name.partition("=")
+    if sets and variable.isidentifier():
+        from tpmon.probe.redaction import redact_words  # noqa: PLC0415
+
+        told = shlex.quote(value) if redact_words([name]) == (name,) else "..."
+        rest = shlex.join(redact_words(request.command[1:])) or "PROGRAM"
+        return UsageError(
+            f"{variable}=... sets a variable and is no program", f"{variable}={told} tpmon run -- {rest}"
+        )
+    if error.errno == errno.ENOEXEC:
+        return UsageError(
+            f"cannot run {name}: it has no #! line, for which a shell makes up",
+            f"tpmon run -- sh {shlex.quote(name)}",
+        )
     if name.endswith(".py"):
         return UsageError(
             f"{name} is not a program that can be run: {error.strerror}", f"tpmon run -- python {name}"

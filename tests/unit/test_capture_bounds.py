@@ -165,3 +165,52 @@ def test_where_nothing_rings_a_recording_by_steps_is_bounded_by_the_backwards(ca
     for _ in range(12):
         captured.loop.backward(50, 50)
     assert captured.told()[0] == w.STATE_VERIFIED
+
+
+def test_a_window_whose_time_is_over_ends_with_the_step_that_crosses_it(captured: Captured) -> None:
+    captured.loop.train(20, other_ms=289)  # steps of 300 ms
+    captured.ask(STEPS=20)
+    captured.loop.train(2, other_ms=289)
+    captured.loop.train(3, other_ms=289)
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.spend(150)  # 1,050 ms of 1,000: the step is not overdue
+    assert captured.capture.left_s() > 0
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_RECORDING
+    captured.loop.batch()
+    assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 4 of 20 steps")
+
+
+def test_a_step_longer_than_the_window_is_recorded_whole(captured: Captured) -> None:
+    captured.loop.train(20, other_ms=289)
+    captured.record(LONGEST_NS=100 * MS)
+    captured.loop.backward(200, 90)
+    captured.loop.update()
+    captured.capture.woken()
+    captured.loop.batch()
+    assert captured.told() == (w.STATE_VERIFIED, "the time asked for ran out after 1 of 3 steps")
+
+
+def test_a_window_by_time_in_which_a_step_ends_is_dropped_to_be_asked_for_again(captured: Captured) -> None:
+    captured.ask(OPTIONS=w.OPTION_TIMED)
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_RECORDING
+    assert "mark" not in captured.recorder.calls
+    captured.loop.train(2)
+    assert captured.told() == (w.STATE_CANCELLED, w.TAKES_STEPS)
+
+
+def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> None:
+    cuts: list[tuple[int, ...]] = []
+    captured.recorder.ending = ".json"
+    captured.record()
+    captured.capture._file = types.SimpleNamespace(
+        write=lambda *given: cuts.append(given[1:]) or (1, 1), remove=lambda: None
+    )
+    captured.loop.train(1)
+    captured.loop.batch()
+    captured.loop.spend(1100)
+    captured.capture.woken()
+    assert captured.told()[0] == w.STATE_VERIFIED
+    ((rank, first, _, cut),) = cuts
+    assert (rank, first, cut) == (-1, 2, 3)

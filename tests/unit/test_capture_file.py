@@ -11,6 +11,7 @@ import pytest
 
 from tpmon.hook import wire_capture as w
 from tpmon.hook.capture_file import CaptureFile, Sizes
+from tpmon.hook.recorder import rename_cut
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +69,12 @@ def test_what_lies_in_its_place_is_left_as_it_is(tmp_path: Path, ending: str) ->
         write(tmp_path, lambda _: None)
     assert theirs.read_text() == "of others"
     assert sorted(os.listdir(tmp_path)) == ["theirs", link.name]
+
+
+def test_the_mark_of_a_step_that_did_not_end_is_renamed_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('[{"name": "ProfilerStep#10"}, {"name": "ProfilerStep#1"}, {"name": "ProfilerStep#1"}]')
+    rename_cut(str(path), 1)
+    assert path.read_text() == (
+        '[{"name": "ProfilerStep#10"}, {"name": "StepCutShort#1"}, {"name": "StepCutShort#1"}]'
+    )

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tpmon import config
+from tpmon import capture_command, config
 from tpmon.capture.bus import NoHookError, open_bus
 from tpmon.capture.files import Place, clear_parts, pack, parse_conditions
 from tpmon.capture.nsys import judge_nsys
@@ -24,11 +24,12 @@ from tpmon.capture.plan import (
     fit_seconds,
     make_request,
     mean_step,
+    mean_step_of,
     parse_pace,
     say_price,
     size_window,
 )
-from tpmon.capture_command import is_armed, parse_asked, write_restart
+from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
 from tpmon.hook import models, wire, wire_capture
 from tpmon.hook.conditions import read_conditions
@@ -37,6 +38,7 @@ from tpmon.hook_file import write_export
 from tpmon.model.capture import CaptureAsked, CapturedFile, CaptureKind, CaptureState, RankCapture
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
+from tpmon.probe.restart import can_start_again, is_armed, write_restart
 from tpmon.run import BOOT
 
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
@@ -49,6 +51,7 @@ def record(steps: int, time_ms: float, evals: int = 0, rule: int = wire.RULE_DAT
     words[wire.REC_STEPS] = steps
     words[wire.REC_EVAL_STEPS] = evals
     words[wire.REC_TIME_NS] = int(time_ms * 1e6)
+    words[wire.REC_EVAL_FORWARD_NS if rule == wire.RULE_BATCH else wire.REC_FORWARD_NS] = int(time_ms * 1e6)
     words[wire.REC_RULE] = rule
     return words
 
@@ -101,6 +104,23 @@ def test_the_mean_step_is_of_the_time_asked_for() -> None:
     assert mean_step(records, int(85e6), 10**12) == Missing("too few steps to tell")
 
 
+def test_a_validation_is_no_part_of_the_mean_step() -> None:
+    records = [record(at, at * 50) for at in range(5)]
+    for at in range(1, 4):
+        records.append(record(4, 200 + at * 40, at))
+        records[-1][wire.REC_FORWARD_NS] = int(200 * 1e6)
+    for at in range(5, 9):
+        records.append(record(at, at * 50 + 120, 3))
+        records[-1][wire.REC_FORWARD_NS] = int(at * 50 * 1e6)
+    assert mean_step(records, 0, 10**12) == 50.0
+    assert mean_step_of(records, 3, 4) == 50.0
+    assert mean_step_of(records, 8, 4) == Missing("too few steps to tell")
+    within = record(8, 999, 3)  # in the middle of a step, as a slow loop publishes
+    assert mean_step([*records, within], 0, 10**12) == 50.0
+    evals = [record(0, at * 30, at, wire.RULE_BATCH) for at in range(4)]
+    assert mean_step(evals, 0, 10**12) == 30.0
+
+
 def test_a_request_carries_what_was_asked() -> None:
     asked = replace(ASKED, stacks=True, memory=True)
     made = make_request(
@@ -148,6 +168,7 @@ def test_a_set_is_partial_where_a_rank_or_a_step_is_not_there() -> None:
     assert judge_end(ASKED, [RANK], [replace(FILE, steps=4)]) is CaptureState.PARTIAL
     assert judge_end(ASKED, [RANK, replace(RANK, first_step=101)], [FILE, FILE]) is CaptureState.PARTIAL
     assert judge_end(ASKED, [missed], []) is CaptureState.MISSED
+    assert judge_end(ASKED, [RANK], []) is CaptureState.FAILED
 
 
 def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:
@@ -172,11 +193,49 @@ def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0--name\0a b\0")
     (tmp_path / "12" / "cwd").symlink_to("/home/me/my run")
+    (tmp_path / "12" / "exe").symlink_to("/usr/bin/python3.11")
     assert (
         write_restart(12, str(tmp_path))
         == "cd '/home/me/my run' && tpmon run -- python train.py --name 'a b'"
     )
     assert write_restart(13, str(tmp_path)) == "tpmon run -- COMMAND"
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["python", "train.py", "-"], True),
+        (["/usr/bin/python3.13t", "-X", "dev", "-um", "package.train"], True),
+        (["python", "-c", "import x"], True),
+        (["./train", "--steps", "5"], True),
+        (["torchrun", "train.py"], True),
+        (["bash", "job.sh"], True),
+        (["python"], False),
+        (["python", "-u", "-X", "dev"], False),
+        (["python", "-"], False),
+        (["-bash"], False),
+        (["python", "/dev/fd/63"], False),
+        (["python", "train.py", "/proc/self/fd/11"], False),
+    ],
+)
+def test_a_command_is_started_again_where_it_names_its_program(words: list[str], again: bool) -> None:
+    assert can_start_again(words) == again
+
+
+def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_command, "is_armed", lambda _: True)
+    told = capture_command._offer(NoHookError("process 12 has no hook", ""), SimpleNamespace(), 12)
+    assert "tpmon.hook.step() at the end of each pass" in told.try_this
+    assert "-S" in told.try_this
+
+
+@pytest.mark.parametrize("title", ["ray::train", "train: epoch 3", "trainer", "/no/such/python"])
+def test_a_title_in_the_place_of_a_command_is_not_repeated(tmp_path, title: str) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "cmdline").write_bytes(title.encode() + b"\0train.py\0")
+    (tmp_path / "12" / "cwd").symlink_to("/home/me")
+    (tmp_path / "12" / "exe").symlink_to("/usr/bin/python3.11")
+    assert write_restart(12, str(tmp_path)) == "tpmon run -- COMMAND"
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ from tpmon.capture.summary import read_summary
 from tpmon.hook import wire, wire_settings
 from tpmon.hook.batch import describe_batch
 from tpmon.hook.conditions import read_conditions
-from tpmon.model.capture import CaptureResult, CaptureState, GpuClocks
+from tpmon.model.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
 from tpmon.model.known import Missing, is_known
 from tpmon.probe.clocks import NO_GPU, ClockWatch
 from tpmon.probe.gpu import GpuReading
-from tpmon.report.capture import write_capture
+from tpmon.report.capture import write_capture, write_capture_line
 
 
 class Pair(NamedTuple):
@@ -125,6 +125,29 @@ def test_conditions_that_the_hook_wrote_come_back() -> None:
     odd = parse_conditions(b'{"tpmon": {"inputs": [1], "mode": {"missing": "why"}}}', b"")
     assert is_known(odd)
     assert (odd.inputs, odd.mode) == (Missing("the trace does not say it"), Missing("why"))
+
+
+def test_a_window_by_time_is_told_by_its_length(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    trace.op("aten::mm", 0, 500).op("aten::mm", 1_010_100, 500)
+    path = tmp_path / "x.json"
+    trace.write(path)
+    summary = read_summary(str(path))
+    assert not isinstance(summary, Missing)
+    result = CaptureResult(
+        "tpmon.capture/1",
+        CaptureState.DONE,
+        "torch.profiler from the step hook",
+        "/x",
+        (CapturedFile("/x", "/x", 0, 0, 0, 2, 0, 9, CaptureKind.TRACE),),
+        (),
+        Missing("x"),
+        Missing("x"),
+        1.0,
+        (),
+    )
+    assert "a window of 1010.60 ms, 2 events" in "\n".join(write_capture(result, (summary,), "host"))
+    assert "a window of 1010.60 ms" in write_capture_line(result, (summary,))
 
 
 class Cards:

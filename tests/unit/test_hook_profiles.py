@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.hook.profiles import export_trace, make_profiler
+from tpmon.hook.profiles import export_trace, make_profiler, top_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,4 +109,12 @@ def test_a_trace_that_torch_did_not_write_is_an_error_and_leaves_nothing(tmp_pat
         export_trace(Silent(), str(tmp_path))
     with pytest.raises(RuntimeError, match="no such thing"):
         export_trace(Failing(), str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_loop_that_ended_before_its_profiler_began_has_no_tables_and_no_trace(tmp_path: Path) -> None:
+    nothing = types.SimpleNamespace(profiler=None)  # as torch.profiler has it then
+    assert top_tables(nothing) == {}
+    with pytest.raises(OSError, match="nothing was recorded"):
+        export_trace(nothing, str(tmp_path))
     assert os.listdir(tmp_path) == []

@@ -169,7 +169,7 @@ def test_python_m_is_the_same_process_with_its_flags(python: str, torch_like: Pa
 
 def test_python_m_without_a_program_or_with_flags_that_keep_it_out_says_so(torch_like: Path) -> None:
     env = environment(torch_like, str(ROOT))
-    for flags, word in (([], "usage:"), (["-E"], "keep the hook out")):
+    for flags, word in (([], "usage:"), (["-E"], "keep the hook out"), (["-S"], "keep the hook out")):
         command = [sys.executable, *flags, "-m", "tpmon.hook"]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (2, "")
@@ -227,7 +227,9 @@ print(json.dumps(calls))
     assert json.loads(call(tpmon("run", *command), environment(torch_like))) == []
 
 
-def test_what_cannot_be_started_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_started_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for arguments, word in (
         ([], "which program"),
         (["--"], "which program"),
@@ -242,6 +244,37 @@ def test_what_cannot_be_started_is_refused_before_anything_runs(monkeypatch: pyt
     with pytest.raises(UsageError) as refused:
         run.become(run.parse_request(["train.py"]))
     assert refused.value.try_this == "tpmon run -- python train.py"
+    script = tmp_path / "job.sh"
+    script.write_text("echo started\n")
+    script.chmod(0o755)
+    for command, try_this in (
+        (["DEVICES=0,1", "python", "a b.py"], "DEVICES=0,1 tpmon run -- python 'a b.py'"),
+        (["API_TOKEN=abcdefgh9", "python"], "API_TOKEN=... tpmon run -- python"),
+        ([str(script)], f"tpmon run -- sh {script}"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            run.become(run.parse_request(command))
+        assert refused.value.try_this == try_this
+
+
+def test_the_program_gets_no_locale_that_python_chose_for_tpmon() -> None:
+    coerced = {"LANG": "C", "LC_CTYPE": "C.UTF-8"}
+    assert run.drop_coerced(coerced, [b"LANG=C"]) == {"LANG": "C"}
+    assert run.drop_coerced(coerced, [b"LANG=C", b"LC_CTYPE=C.UTF-8"]) == coerced
+    assert run.drop_coerced(coerced, []) == coerced
+    other = {"LC_CTYPE": "de_DE.UTF-8"}
+    assert run.drop_coerced(other, [b"LANG=C"]) == other
+
+
+def test_the_flags_of_python_stay_and_the_module_goes() -> None:
+    for before, after in (
+        (["-W", "error", "-m", "tpmon.hook"], ["-W", "error"]),
+        (["-um", "tpmon.hook"], ["-u"]),
+        (["-X", "dev", "-umtpmon.hook"], ["-X", "dev", "-u"]),
+        (["-BO", "-mtpmon.hook"], ["-BO"]),
+        (["-B", "/x/tpmon/hook/__main__.py"], ["-B"]),
+    ):
+        assert hook_main.leave_module_out(before) == after
 
 
 def test_options_end_where_the_program_begins() -> None:

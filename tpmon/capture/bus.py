@@ -95,6 +95,19 @@ class Bus:
             return None
         return Progress(told[0], clean_text(told[1], wire_capture.REASON_BYTES))
 
+    def tells_of_another(self, number: int) -> bool:
+        """Tell whether what the hook says is whole, and not of this request."""
+        told = wire_capture.parse_capture(self.page)
+        return told is not None and told[0][wire_capture.CAP_REQUEST] != number
+
+    def read_asked_number(self) -> int:
+        """Return the number of the request in the mailbox, 0 where there never was one."""
+        return int.from_bytes(self.mailbox[wire.REQUEST_OFFSET : wire.REQUEST_OFFSET + 8], "little")
+
+    def read_asked(self) -> wire_capture.Request | None:
+        """Return the request in the mailbox, whoever wrote it; None where the bytes are no whole one."""
+        return wire_capture.parse_request(self.mailbox)
+
     def read_answer(self) -> tuple[int, int]:
         """Return the number of the request that was answered last, and the answer."""
         number = int.from_bytes(self.page[wire.ANSWER_OFFSET : wire.ANSWER_OFFSET + 8], "little")

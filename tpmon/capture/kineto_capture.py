@@ -39,7 +39,13 @@ _NO_HOOK = Missing("no hook tells the steps of this run")
 
 
 def try_kineto(
-    process: Identity, rank: Applicable[int], asked: CaptureAsked, name: str, tell: Callable[[str], None]
+    process: Identity,
+    rank: Applicable[int],
+    asked: CaptureAsked,
+    name: str,
+    tell: Callable[[str], None],
+    *,
+    stopped: Callable[[], bool],
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
@@ -60,7 +66,7 @@ def try_kineto(
             return None
     try:
         tell(f"back end: {BACKEND}")
-        return capture_by_kineto(client, rank, asked, name, tell)
+        return capture_by_kineto(client, rank, asked, name, tell, stopped=stopped)
     except TakenError as error:
         if bus is None:
             raise
@@ -74,14 +80,16 @@ def capture_by_kineto(
     asked: CaptureAsked,
     name: str,
     tell: Callable[[str], None],
+    *,
+    stopped: Callable[[], bool],
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Have kineto record, and verify what it wrote.
+    """Have kineto record, and verify what it wrote; given up once whoever asked has ``stopped``.
 
     Raises:
         TakenError: where somebody else answers it, before anything was asked of it.
         UsageError: where not even one update fits into a window.
     """
-    window = KinetoWindow(client, asked, tell)
+    window = KinetoWindow(client, asked, tell, stopped)
     bus = _find_bus(client.process)
     try:
         before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
@@ -99,6 +107,7 @@ def capture_by_kineto(
     state = recorded.state
     if recorded.state is CaptureState.VERIFIED:
         state = CaptureState.DONE if done and steps == wanted else CaptureState.PARTIAL
+        state = state if file is not None else CaptureState.FAILED
     during = summary.step_ms if isinstance(summary, TraceSummary) else Missing("nothing was recorded")
     member = RankCapture(
         pid=client.process.pid,

@@ -88,6 +88,8 @@ def judge_end(
         return ranks[0].state if ranks else CaptureState.FAILED
     if asked.kind is CaptureKind.NSYS_RANGE:
         return CaptureState.DONE if len(good) == len(ranks) else CaptureState.PARTIAL
+    if not files:
+        return CaptureState.FAILED  # notes say why none could be read
     whole = len(files) == len(ranks) and len({rank.first_step for rank in good}) == 1
     if asked.kind is CaptureKind.TRACE and not asked.timed:
         whole = whole and all(file.steps == rank.steps for file, rank in zip(files, good, strict=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tpmon.hook import wire, wire_capture
 from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice
@@ -28,6 +29,15 @@ for a core. Too short shows: a rank that was past the step cancels all, and noth
 
 _PROBE_NS = 200_000_000
 """How long the probe of a loop without steps records, in ns."""
+
+_PHASES = (
+    wire.REC_DATA_NS,
+    wire.REC_FORWARD_NS,
+    wire.REC_BACKWARD_NS,
+    wire.REC_OPTIMIZER_NS,
+    wire.REC_OTHER_NS,
+)
+_EVAL_PHASES = (wire.REC_EVAL_DATA_NS, wire.REC_EVAL_FORWARD_NS, wire.REC_EVAL_OTHER_NS)
 
 _MOST_APART = 2
 """Steps by which ranks that count alike may seem to differ: their counts are read one after the other, while
@@ -145,16 +155,39 @@ def make_cancel(number: int, subject: int) -> wire_capture.Request:
 
 
 def mean_step(records: Sequence[Sequence[int]], since_ns: int, until_ns: int) -> Known[float]:
-    """Return the mean step in ms between two times, by the records within them."""
-    inside = [one for one in records if since_ns <= one[wire.REC_TIME_NS] <= until_ns]
-    if len(inside) < 2:
+    """Return the mean step in ms between two times, by the records within them.
+
+    It is the sum of the phases of the steps: what ran between them (a validation, a capture) is in none.
+    """
+    return _mean([one for one in _ends_of_steps(records) if since_ns <= one[wire.REC_TIME_NS] <= until_ns])
+
+
+def mean_step_of(records: Sequence[Sequence[int]], first: int, steps: int) -> Known[float]:
+    """Return the same of so many steps from the ``first`` on: those of them that the records still tell."""
+    ends = _ends_of_steps(records)
+    return _mean([one for one in ends if first <= one[_steps_word(one)] <= first + steps])
+
+
+def _steps_word(record: Sequence[int]) -> int:
+    return wire.REC_EVAL_STEPS if record[wire.REC_RULE] == wire.RULE_BATCH else wire.REC_STEPS
+
+
+def _ends_of_steps(records: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """Return the records at the end of a step: others hold phases of one that goes on."""
+    return [now for before, now in pairwise(records) if now[_steps_word(now)] > before[_steps_word(now)]]
+
+
+def _mean(ends: Sequence[Sequence[int]]) -> Known[float]:
+    if len(ends) < 2:
         return Missing("too few steps to tell")
-    first, last = inside[0], inside[-1]
-    word = wire.REC_EVAL_STEPS if last[wire.REC_RULE] == wire.RULE_BATCH else wire.REC_STEPS
+    first, last = ends[0], ends[-1]
+    word = _steps_word(last)
     steps = last[word] - first[word]
-    if steps <= 0:
+    phases = _EVAL_PHASES if word == wire.REC_EVAL_STEPS else _PHASES
+    spent_ns = sum(last[phase] - first[phase] for phase in phases)
+    if steps <= 0 or spent_ns < 0:
         return Missing("too few steps to tell")
-    return (last[wire.REC_TIME_NS] - first[wire.REC_TIME_NS]) / 1e6 / steps
+    return spent_ns / 1e6 / steps
 
 
 def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:

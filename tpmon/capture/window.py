@@ -12,6 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tpmon.capture.bus import Bus, Progress
+from tpmon.capture.ends import (
+    ANOTHER_RANK,
+    NOTHING,
+    STATES,
+    Outcome,
+    Turn,
+    find_end,
+    has_lost_cancel,
+    judge_turn,
+)
 from tpmon.capture.plan import (
     Pace,
     choose_start,
@@ -25,17 +35,29 @@ from tpmon.capture.plan import (
     say_price,
     size_window,
 )
+from tpmon.capture.ranks import describe_rank
 from tpmon.errors import UsageError
-from tpmon.hook import wire_capture
+from tpmon.hook import wire, wire_capture
 from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice, CaptureState, RankCapture
-from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known
 
 _EVERY_S = 0.02
 """How often the bus is read while a capture is under way: a page of memory, and one line of /proc."""
 
 _DISCOVER_S = 5.0
-"""A loop that ends no step for so long, and never ended one, is taken for one without steps."""
+"""A loop that ends no step for so long, and never ended one, may be one without steps."""
+
+_STEPLESS_BACKWARDS = 3
+"""It is one where so many backwards were seen meanwhile; else it compiles or loads within its first step."""
+
+_WAKE_AGAIN_S = 0.5
+"""A hook that just ends another recording passes a signal by: until it takes the request it is sent again."""
+
+_ENDS_S = 5.0
+"""So long the end of what was cancelled is waited for."""
+
+_PROBE_S = 60.0
+"""So long one step may take that is recorded to size the rest, also where the window is to be shorter."""
 
 _WAIT_S = 600.0
 """So long a request may wait for its step; the same is said in docs/capture.md."""
@@ -46,38 +68,16 @@ _SPARE_S = 120.0
 _AFTER_S = 2.0
 """So long the steps after the window are waited for, which the result compares with those before."""
 
+_PAST = "the loop was past that step already"
 _NOT_WOKEN = (
     "no signal was sent: SIGURG is not the hook's in that process, and without it the loop cannot be asked"
 )
 
-STATES = {
-    wire_capture.STATE_REGISTERED: CaptureState.REGISTERED,
-    wire_capture.STATE_ARMED: CaptureState.ARMED,
-    wire_capture.STATE_WARMING: CaptureState.WARMING,
-    wire_capture.STATE_RECORDING: CaptureState.RECORDING,
-    wire_capture.STATE_WRITING: CaptureState.WRITING,
-    wire_capture.STATE_VERIFIED: CaptureState.VERIFIED,
-    wire_capture.STATE_REFUSED: CaptureState.REFUSED,
-    wire_capture.STATE_MISSED: CaptureState.MISSED,
-    wire_capture.STATE_CANCELLED: CaptureState.CANCELLED,
-    wire_capture.STATE_EXPIRED: CaptureState.EXPIRED,
-    wire_capture.STATE_FAILED: CaptureState.FAILED,
-    wire_capture.STATE_YIELDED: CaptureState.YIELDED,
-}
 _KINDS = {
     CaptureKind.TRACE: wire_capture.KIND_CAPTURE,
     CaptureKind.SNAPSHOT: wire_capture.KIND_SNAPSHOT,
     CaptureKind.NSYS_RANGE: wire_capture.KIND_RANGE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Hold how a request ended on one rank."""
-
-    state: CaptureState
-    reason: str
-    words: tuple[int, ...]
 
 
 class Window:
@@ -93,32 +93,39 @@ class Window:
     ) -> None:
         """Ask for nothing yet; ``stopped`` says that whoever asked wants no more of it."""
         self.buses = tuple(buses)
-        self.asked = asked
+        self.asked = self._wished = asked
         self.name = name
         self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
         self._tell = tell
         self._stopped = stopped
         self._last_said = ""
-        self._before = [_mean_until_now(bus) for bus in self.buses]
+        self._before = [mean_step(bus.read_records(), 0, time.monotonic_ns()) for bus in self.buses]
         self._probed_ms = [0.0] * len(self.buses)
 
     def run(self) -> tuple[Outcome, ...]:
         """Go through with it, and return how it ended on each rank.
 
         An evaluation before the first step looks like a program that does nothing else: where it ends in
-        the training within the window, all is asked once more.
+        the training within the window, all is asked once more. So it is where a loop that seemed to have
+        no steps ends one within the window.
 
         Raises:
             UsageError: when it cannot be, with nothing recorded.
         """
         outcomes = self._go_through()
-        if any(one.reason == wire_capture.BEGAN_TO_TRAIN for one in outcomes) and not self._stopped():
-            self._say("the loop began to train meanwhile: once more, of its steps")
+        if any(one.reason in _AGAIN for one in outcomes) and not self._stopped():
+            began = any(one.reason == wire_capture.BEGAN_TO_TRAIN for one in outcomes)
+            self._say(f"the loop {'began to train' if began else 'takes steps now'}: once more, of its steps")
+            self.asked = self._wished
             outcomes = self._go_through()
         return outcomes
 
     def _go_through(self) -> tuple[Outcome, ...]:
+        if ended := self._await_steps():
+            return ended
         paces = self._discover()
+        if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
+            return missed
         if self.asked.kind is not CaptureKind.TRACE:
             self._say(f"{self.asked.kind.value} of {self.asked.steps} steps")
             return self._fire(paces, self.asked.steps, self.asked.seconds)
@@ -127,7 +134,7 @@ class Window:
             f"profiling one step{' of each rank' if ranks > 1 else ''} first, to size the rest:"
             " the loop stands still for some milliseconds, longer the first time"
         )
-        probes = self._post_all(wire_capture.KIND_PROBE, 1, 0, self.asked.seconds)
+        probes = self._post_all(wire_capture.KIND_PROBE, 1, 0, max(self.asked.seconds, _PROBE_S))
         self._probed_ms = [one.words[wire_capture.CAP_PAUSED_NS] / 1e6 for one in probes]
         if any(one.state is not CaptureState.VERIFIED for one in probes):
             return tuple(map(_unfinish, probes))
@@ -155,7 +162,7 @@ class Window:
         limit = time.monotonic() + _AFTER_S
         while time.monotonic() < limit and not all(map(self._has_after, self.buses, outcomes)):
             time.sleep(_EVERY_S)
-        return tuple(map(_describe, self.buses, outcomes, self._before, self._probed_ms))
+        return tuple(map(describe_rank, self.buses, outcomes, self._before, self._probed_ms))
 
     def _has_after(self, bus: Bus, outcome: Outcome) -> bool:
         ended = outcome.words[wire_capture.CAP_CHANGED_NS]
@@ -163,23 +170,54 @@ class Window:
             return True
         return is_known(mean_step(bus.read_records(), ended, time.monotonic_ns()))
 
+    def _await_steps(self) -> tuple[Outcome, ...] | None:
+        """Wait for the first step of each loop, or until backwards alone say that there will be none.
+
+        Returns None then, and how it ended where nobody waits any more, or there is nothing to wait for.
+
+        Raises:
+            UsageError: where none came in time.
+        """
+        began = time.monotonic()
+        backwards: list[set[int]] = [set() for _ in self.buses]
+        while True:
+            ended = tuple(bus.find_end() for bus in self.buses)
+            if any(ended):
+                other = (CaptureState.CANCELLED, ANOTHER_RANK)
+                return tuple(Outcome(*(end or other), NOTHING) for end in ended)
+            for bus, seen in zip(self.buses, backwards, strict=True):
+                seen.add(wire.parse_live(bus.page)[wire.LIVE_BACKWARD_ENDED])
+            if all(is_known(parse_pace(bus.read_records())) for bus in self.buses):
+                return None
+            waited = time.monotonic() - began
+            if self._stopped():
+                return self._end_all(CaptureState.CANCELLED, "nobody waits for it any more")
+            if waited > _DISCOVER_S and any(len(seen - {0}) >= _STEPLESS_BACKWARDS for seen in backwards):
+                return None
+            if waited > _WAIT_S:
+                raise UsageError(
+                    "the loop ended no step in ten minutes, so none can be captured",
+                    "tpmon sample PID shows what it does instead",
+                )
+            self._say_waiting("waits for the first step of the loop")
+            time.sleep(_EVERY_S)
+
+    def _end_all(self, state: CaptureState, reason: str) -> tuple[Outcome, ...]:
+        return tuple(Outcome(state, reason, NOTHING) for _ in self.buses)
+
     def _discover(self) -> list[Pace]:
         """Find out where the loops are; one that ends no step is captured by time.
 
         Raises:
             UsageError: when ranks count differently, or a loop without steps is to be captured by steps.
         """
-        limit = time.monotonic() + _DISCOVER_S
         paces = [parse_pace(bus.read_records()) for bus in self.buses]
-        while not all(map(is_known, paces)) and time.monotonic() < limit and not self._stopped():
-            time.sleep(_EVERY_S)
-            paces = [parse_pace(bus.read_records()) for bus in self.buses]
         known = known_paces(paces)
         if len(known) < len(paces):
             if self.asked.kind is not CaptureKind.TRACE or len(self.buses) > 1 or is_known(self.asked.at):
                 raise UsageError(
-                    "the loop ended no step yet, so none can be captured",
-                    "wait for its first step, or call tpmon.hook.step() in it where it ends one",
+                    "the loop ends no step that the hook sees, so none can be captured",
+                    "call tpmon.hook.step() in it where it ends one",
                 )
             self.asked = replace(self.asked, timed=True, seconds=min(self.asked.seconds, 10.0))
             self._say("this loop ends no step that the hook sees: captured by time, woken by SIGURG")
@@ -199,7 +237,11 @@ class Window:
         return self._post_all(_KINDS[self.asked.kind], steps, start, seconds)
 
     def _post_all(self, kind: int, steps: int, start: int, seconds: float) -> tuple[Outcome, ...]:
-        number = int.from_bytes(os.urandom(7), "little") + 1
+        if start and (missed := self._find_missed(start)):
+            return missed
+        if blocked := self._await_turn():
+            return blocked
+        number = _draw_number()
         request = make_request(
             number,
             kind,
@@ -212,47 +254,81 @@ class Window:
         )
         for bus in self.buses:
             bus.post(request)
-        if start and any(self._is_past(bus, start) for bus in self.buses):
-            self._cancel(number)
+        past = bool(start) and any(_read_steps(bus) > start for bus in self.buses)
         if self.asked.timed and not all(bus.wake() for bus in self.buses):
             self._cancel(number)
-            return tuple(Outcome(CaptureState.REFUSED, _NOT_WOKEN, _NOTHING) for _ in self.buses)
+            return self._end_all(CaptureState.REFUSED, _NOT_WOKEN)
         try:
-            return self._follow(number)
+            outcomes = self._follow(number, seconds, self._cancel(number) if past else 0)
         except BaseException:
             self._cancel(number)
             raise
+        if past:
+            return tuple(
+                replace(one, state=CaptureState.MISSED, reason=_PAST)
+                if one.state in (CaptureState.CANCELLED, CaptureState.EXPIRED)
+                else one
+                for one in outcomes
+            )
+        return outcomes
 
-    def _is_past(self, bus: Bus, start: int) -> bool:
-        pace = parse_pace(bus.read_records())
-        return is_known(pace) and pace.steps > start
+    def _find_missed(self, start: int) -> tuple[Outcome, ...] | None:
+        """Say that a step cannot be recorded from its beginning on; None where each loop is before it."""
+        if all(_read_steps(bus) < start for bus in self.buses):
+            return None
+        return self._end_all(CaptureState.MISSED, _PAST)
 
-    def _cancel(self, number: int) -> None:
-        cancel = make_cancel(int.from_bytes(os.urandom(7), "little") + 1, number)
+    def _await_turn(self) -> tuple[Outcome, ...] | None:
+        """Wait until what was cancelled has ended; say busy where another request waits to be heard."""
+        limit = time.monotonic() + _ENDS_S
+        while True:
+            turns = [judge_turn(bus, time.monotonic_ns()) for bus in self.buses]
+            if all(turn is Turn.FREE for turn in turns):
+                return None
+            ended = any(bus.find_end() for bus in self.buses)
+            if Turn.TAKEN in turns or ended or self._stopped() or time.monotonic() > limit:
+                return self._end_all(CaptureState.BUSY, "another capture was asked for, or is to end, there")
+            self._say_waiting("waits for the end of a capture that was cancelled")
+            time.sleep(_EVERY_S)
+
+    def _cancel(self, number: int) -> int:
+        """Take a request back; return the number of the cancel."""
+        cancel = make_cancel(_draw_number(), number)
         for bus in self.buses:
             bus.post(cancel)
             if self.asked.timed:
                 bus.wake()
+        return cancel.words[wire_capture.ASK_NUMBER]
 
-    def _follow(self, number: int) -> tuple[Outcome, ...]:
-        """Wait until the request ended on every rank."""
+    def _follow(self, number: int, seconds: float, cancel: int = 0) -> tuple[Outcome, ...]:
+        """Wait until the request ended on every rank; ``cancel`` has taken it back already, where not 0."""
         ended: dict[int, Outcome] = {}
-        limit = time.monotonic() + _WAIT_S + self.asked.seconds + _SPARE_S
-        cancelled = False
+        seen: set[int] = set()
+        woken = began = time.monotonic()
+        limit = began + (_ENDS_S if cancel else _WAIT_S + seconds + _SPARE_S)
         while len(ended) < len(self.buses):
             told = [bus.read_progress(number) for bus in self.buses]
+            seen |= {at for at, progress in enumerate(told) if progress is not None}
             for at, (bus, progress) in enumerate(zip(self.buses, told, strict=True)):
-                if at not in ended and (end := _find_end(bus, number, progress)) is not None:
+                if at in ended:
+                    continue
+                if (end := find_end(bus, number, progress, cancel=cancel, seen=at in seen)) is not None:
                     ended[at] = end
+                elif cancel and has_lost_cancel(bus, cancel):
+                    bus.post(make_cancel(cancel, number))
+            if self.asked.timed and None in told and time.monotonic() - woken > _WAKE_AGAIN_S:
+                woken = time.monotonic()
+                for bus, progress in zip(self.buses, told, strict=True):
+                    if progress is None:
+                        bus.wake()
             self._say_progress(told)
             late = time.monotonic() > limit
-            if (self._stopped() or late) and not cancelled:
-                self._cancel(number)
-                cancelled = True
-                limit = time.monotonic() + _DISCOVER_S
-            elif cancelled and late:
+            if (self._stopped() or late) and not cancel:
+                cancel = self._cancel(number)
+                limit = time.monotonic() + _ENDS_S
+            elif cancel and late:
                 state = CaptureState.CANCELLED if self._stopped() else CaptureState.EXPIRED
-                gave_up = Outcome(state, "the loop came to no end of a step", _NOTHING)
+                gave_up = Outcome(state, "the loop came to no end of a step", NOTHING)
                 return tuple(ended.get(at, gave_up) for at in range(len(self.buses)))
             time.sleep(_EVERY_S)
         return tuple(ended[at] for at in range(len(self.buses)))
@@ -290,51 +366,20 @@ class Window:
         self._tell(text)
 
 
-_NOTHING = (0,) * wire_capture.CAPTURE_WORDS
+_AGAIN = (wire_capture.BEGAN_TO_TRAIN, wire_capture.TAKES_STEPS)
 
 
-def _find_end(bus: Bus, number: int, progress: Progress | None) -> Outcome | None:
-    if progress is not None and progress.state in wire_capture.FINAL_STATES:
-        return Outcome(STATES[progress.state], progress.reason, progress.words)
-    words = progress.words if progress is not None else _NOTHING
-    if end := bus.find_end():
-        return Outcome(*end, words)
-    answered, answer = bus.read_answer()
-    if answered == number and answer == wire_capture.ANSWER_BUSY:
-        return Outcome(CaptureState.BUSY, "another capture is under way there", words)
-    if answered == number and answer == wire_capture.ANSWER_UNKNOWN:
-        return Outcome(CaptureState.REFUSED, "the hook does not understand this request", words)
-    return None
+def _read_steps(bus: Bus) -> int:
+    pace = parse_pace(bus.read_records())
+    return pace.steps if is_known(pace) else 0
 
 
-def _mean_until_now(bus: Bus) -> Known[float]:
-    return mean_step(bus.read_records(), 0, time.monotonic_ns())
+def _draw_number() -> int:
+    return int.from_bytes(os.urandom(7), "little") + 1
 
 
 def _unfinish(probe: Outcome) -> Outcome:
     """Tell a rank whose probe was fine, but not that of another, from one that recorded."""
     if probe.state is not CaptureState.VERIFIED:
         return probe
-    return Outcome(CaptureState.CANCELLED, "another rank could not be captured", _NOTHING)
-
-
-def _describe(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: float) -> RankCapture:
-    words = outcome.words
-    began, ended = words[wire_capture.CAP_BEGAN_NS], words[wire_capture.CAP_ENDED_NS]
-    steps = words[wire_capture.CAP_STEPS_DONE]
-    records = bus.read_records()
-    nothing = Missing("nothing was recorded")
-    done = outcome.state is CaptureState.VERIFIED
-    after = words[wire_capture.CAP_CHANGED_NS]
-    return RankCapture(
-        pid=bus.process.pid,
-        rank=bus.header.rank if bus.header.rank >= 0 else NOT_APPLICABLE,
-        state=outcome.state,
-        reason=outcome.reason,
-        first_step=words[wire_capture.CAP_FIRST_STEP] if done else nothing,
-        steps=steps,
-        paused_ms=words[wire_capture.CAP_PAUSED_NS] / 1e6 + probed_ms,
-        step_before_ms=before,
-        step_during_ms=(ended - began) / 1e6 / steps if done and steps else nothing,
-        step_after_ms=mean_step(records, after, time.monotonic_ns()) if done else nothing,
-    )
+    return Outcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)

@@ -31,8 +31,18 @@ def read_flags() -> list[str]:
 
         flags: list[str] = _args_from_interpreter_flags()
         return flags
-    before: list[str] = given[1 : len(given) - len(sys.argv[1:])]
-    return before[:-1] if before[-1].startswith("-m") else before[:-2]
+    return leave_module_out(given[1 : len(given) - len(sys.argv[1:])])
+
+
+def leave_module_out(before: list[str]) -> list[str]:
+    """Leave out what named this module: -m and a word, or one word; other letters stand before the m."""
+    if before[-1].startswith("-"):  # -mtpmon.hook, -umtpmon.hook
+        kept, cluster = before[:-1], before[-1].split("m", 1)[0]
+    elif len(before) > 1 and before[-2].startswith("-") and before[-2].endswith("m"):
+        kept, cluster = before[:-2], before[-2][:-1]
+    else:
+        return before[:-1]  # this file, by its path
+    return [*kept, cluster] if len(cluster) > 1 else kept
 
 
 def become(arguments: list[str]) -> NoReturn:
@@ -45,8 +55,8 @@ def become(arguments: list[str]) -> NoReturn:
 def main() -> int:
     """Become the program; return 2 where there is none, or where the hook could not come along."""
     arguments = sys.argv[1:]
-    if sys.flags.ignore_environment:
-        os.write(2, b"tpmon.hook: -E and -I keep the hook out\nTry: leave them out\n")
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        os.write(2, b"tpmon.hook: -E, -I and -S keep the hook out\nTry: leave them out\n")
         return 2
     if not arguments or arguments[0] in ("-h", "--help"):
         os.write(2, f"{__doc__}\n{_USAGE}".encode())

@@ -16,7 +16,8 @@ from time import monotonic_ns, sleep
 from tpmon.hook import wire, wire_capture
 from tpmon.hook.capture_begin import begin_words, make_recorder, name_obstacle
 from tpmon.hook.capture_bounds import Bounds
-from tpmon.hook.capture_file import CaptureFile, Sizes, describe_excess, describe_window
+from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording
+from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
 from tpmon.hook.counts import WATCHED
@@ -108,7 +109,7 @@ class Capture:
         pages, bounds = self._steps.pages, self._bounds
         if pages is None or bounds is None or pages.requests[0] != self._heard or bounds.find_excess():
             return 0.0
-        return bounds.left_ns(monotonic_ns()) / 1e9
+        return bounds.patience_ns(monotonic_ns()) / 1e9
 
     @property
     def under_way(self) -> Request | None:
@@ -233,28 +234,19 @@ class Capture:
     def _go_on(self, request: Request, now: int, done: int) -> None:
         """Go on recording, or end: with all steps, or where it takes too long or too much."""
         words = self._words
-        steps = request.words[wire_capture.ASK_STEPS]
-        timed = is_timed(request)
-        bounds = self._bounds
-        left_ns = bounds.left_ns(now) if bounds is not None else 0
         ended = done > words[wire_capture.CAP_STEPS_DONE]
-        words[wire_capture.CAP_STEPS_DONE] = max(done, words[wire_capture.CAP_STEPS_DONE])
-        if ended and done >= steps and not timed:
-            self._finish("")
-        elif excess := bounds.look(now) if bounds is not None else "":
-            self._drop_out(wire_capture.STATE_FAILED, describe_excess(request, excess))
-        elif left_ns > 0:
-            if ended and self._recorder is not None:
+        done = words[wire_capture.CAP_STEPS_DONE] = max(done, words[wire_capture.CAP_STEPS_DONE])
+        if self._recorder is None or self._bounds is None:
+            return
+        end = judge_recording(request, self._bounds, now, done, ended)
+        if end is None:
+            if ended:
                 self._recorder.mark(words[wire_capture.CAP_FIRST_STEP] + done)
                 self._publish()
-        elif timed:
-            self._finish("")
-        elif request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE:
-            self._drop_out(wire_capture.STATE_FAILED, describe_excess(request, "it did not end in time"))
-        elif ended:
-            self._finish("the time ran out before all steps were done")
+        elif end.state == wire_capture.STATE_VERIFIED:
+            self._finish(end)
         else:
-            self._finish("the time ran out within a step: validation, or a stall")
+            self._drop_out(end.state, end.reason)
 
     def _position(self) -> int:
         """Return how many steps ended: of training, and where there is none, of inference."""
@@ -269,7 +261,7 @@ class Capture:
         if other:
             self._end(wire_capture.STATE_REFUSED, other)
             return
-        self._bounds = Bounds(request)
+        self._bounds = Bounds(request, choose_spare_ns(request, self._steps))
         if not self._ring() and is_timed(request):
             self._end(wire_capture.STATE_REFUSED, "the loop cannot be woken: SIGURG is not ours here")
             return
@@ -282,14 +274,15 @@ class Capture:
         words = self._words
         words[wire_capture.CAP_FIRST_STEP] = position
         self._evals = self._steps.eval_steps
-        self._recorder.mark(position)
+        if not is_timed(request):
+            self._recorder.mark(position)
         words[wire_capture.CAP_BEGAN_NS] = self._steps.last_ns = monotonic_ns()
         words[wire_capture.CAP_PAUSED_NS] += words[wire_capture.CAP_BEGAN_NS] - began
         self._bounds.begin(words[wire_capture.CAP_BEGAN_NS])
         probes = request.words[wire_capture.ASK_KIND] == wire_capture.KIND_PROBE
         self._set(wire_capture.STATE_WARMING if probes else wire_capture.STATE_RECORDING)
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, end: End) -> None:
         """Stop, write, look at what was written."""
         words = self._words
         recorder = self._recorder
@@ -306,7 +299,8 @@ class Capture:
                 first = words[wire_capture.CAP_FIRST_STEP]
                 rank = self._steps.pages.rank if self._steps.pages is not None else -1
                 ended = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
-                sizes = file.write(recorder, rank, first, ended)
+                cut = first + words[wire_capture.CAP_STEPS_DONE] if end.cut else -1
+                sizes = file.write(recorder, rank, first, ended, cut)
                 words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
         except (OSError, RuntimeError) as error:
             # What a disk or torch says of writing is no fault of ours: capturing stays possible.
@@ -319,7 +313,7 @@ class Capture:
         self._steps.last_ns = monotonic_ns()  # the pause is ours, and belongs to no phase of the loop
         words[wire_capture.CAP_PAUSED_NS] += self._steps.last_ns - words[wire_capture.CAP_ENDED_NS]
         evals = 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
-        self._end(wire_capture.STATE_VERIFIED, describe_window(reason, evals))
+        self._end(wire_capture.STATE_VERIFIED, describe_window(end.reason, evals))
 
     def _yield(self) -> None:
         """Stop before a profiler of the program begins: two at a time end the process.

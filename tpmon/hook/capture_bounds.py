@@ -1,4 +1,4 @@
-"""Bound a recording that no step ends: by its time, and by the memory that it takes. Any thread may ask."""
+"""Bound a recording: by its time, and by the memory that it takes. Any thread may ask."""
 
 from __future__ import annotations
 
@@ -26,25 +26,34 @@ _MIB = 1 << 20
 class Bounds:
     """Hold how long a recording may take and how far the process may grow meanwhile."""
 
-    __slots__ = ("_began_ns", "_longest_ns", "_looked_ns", "_most", "_resident")
+    __slots__ = ("_began_ns", "_longest_ns", "_looked_ns", "_most", "_resident", "_spare_ns", "_step_ns")
 
-    def __init__(self, request: Request) -> None:
-        """Begin to count now."""
+    def __init__(self, request: Request, spare_ns: int) -> None:
+        """Begin to count now; when the time is over a step that began ``spare_ns`` ago may still end."""
         words = request.words
         detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
         per_event = wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY
         self._longest_ns = words[wire_capture.ASK_LONGEST_NS]
+        self._spare_ns = spare_ns
         self._resident = read_resident()
         self._most = words[wire_capture.ASK_MOST_EVENTS] * per_event + max(_GROWTH, self._resident)
-        self._began_ns = self._looked_ns = monotonic_ns()
+        self._began_ns = self._looked_ns = self._step_ns = monotonic_ns()
 
     def begin(self, now: int) -> None:
         """Count from here: the recording began only now."""
-        self._began_ns = self._looked_ns = now
+        self._began_ns = self._looked_ns = self._step_ns = now
+
+    def step_ended(self, now: int) -> None:
+        """Note that a step ended here, and the next one began."""
+        self._step_ns = now
 
     def left_ns(self, now: int) -> int:
-        """Return how long it may still take."""
+        """Return how much of the time that was asked for is left."""
         return self._began_ns + self._longest_ns - now
+
+    def patience_ns(self, now: int) -> int:
+        """Return how long the end of a step may still be waited for."""
+        return max(self.left_ns(now), self._step_ns + self._spare_ns - now)
 
     def find_excess(self) -> str:
         """Say that it took too much memory, "" where it did not."""

@@ -11,7 +11,7 @@ import re
 
 from tpmon.hook import wire_capture
 from tpmon.hook.headroom import read_disk_left, read_memory_left
-from tpmon.hook.recorder import PART, TEMPORARY, Recorder, count_events
+from tpmon.hook.recorder import PART, TEMPORARY, Recorder, count_events, rename_cut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class CaptureFile:
         return ""
 
     def write(
-        self, recorder: Recorder | Snapshot | Range, rank: int, first: int, recorded_ns: int
+        self, recorder: Recorder | Snapshot | Range, rank: int, first: int, recorded_ns: int, cut: int = -1
     ) -> tuple[int, int]:
-        """Write the file, and return events (of a probe) and bytes.
+        """Write the file, and return events (of a probe) and bytes; ``cut`` is a step that did not end.
 
         Raises:
             OSError: when it is not whole, or its name is taken; nothing of it is left then.
@@ -101,6 +101,8 @@ class CaptureFile:
         self._part = path + PART  # from here on it is ours to remove
         try:
             recorder.save(self._part)
+            if cut >= 0 and request.words[wire_capture.ASK_KIND] == wire_capture.KIND_CAPTURE:
+                rename_cut(self._part, cut)
             os.chmod(self._part, 0o600)
             _unlink(self._part + TEMPORARY)  # where torch wrote none
             size = os.stat(self._part).st_size

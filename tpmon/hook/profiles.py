@@ -63,8 +63,11 @@ def top_tables(profile: Any, rows: int = 10) -> dict[str, str]:
         rows: how many operators each.
 
     Returns:
-        "device" only where a device worked, "shapes" only with ``record_shapes``.
+        "device" only where a device worked, "shapes" only with ``record_shapes``; nothing where nothing was
+        recorded, as of a loop that ended before the profiler began.
     """
+    if not _has_recorded(profile):
+        return {}
     averages = profile.key_averages()
     names = ("self_device_time_total", "self_cuda_time_total")  # the second before torch 2.3
     on_device = next((name for name in names if any(getattr(one, name, 0) for one in averages)), "")
@@ -84,8 +87,11 @@ def export_trace(profile: Any, folder: str = ".", name: str = "trace") -> str:
     already gives it out only once: that file is kept, "" is returned, and it is no failure.
 
     Raises:
-        OSError: when it cannot be written: a full disk, no folder, no permission.
+        OSError: when it cannot be written: a full disk, no folder, no permission; when nothing was recorded,
+            as of a loop that ended before the profiler began.
     """
+    if not _has_recorded(profile):
+        raise OSError("nothing was recorded: the loop ended before the profiler began")
     rank = max(read_ranks()[0], 0)
     os.makedirs(folder, exist_ok=True)
     path = _new_path(os.path.join(folder, f"{name}-rank{rank}"))
@@ -104,6 +110,11 @@ def export_trace(profile: Any, folder: str = ".", name: str = "trace") -> str:
         if os.path.exists(part):
             os.unlink(part)
     return path
+
+
+def _has_recorded(profile: Any) -> bool:
+    """Tell whether there is what torch itself takes for granted; True where this torch keeps it elsewhere."""
+    return getattr(profile, "profiler", True) is not None
 
 
 def _new_path(stem: str) -> str:

@@ -28,6 +28,10 @@ _LEAST_LEVEL, _OURS, _SILENT = -1, 98, 99
 """Of libkineto's messages, 0 to 5; what is above all of them is not written."""
 
 _EVENT = b'"ph": "X"'
+_MARK = "ProfilerStep"
+_CUT_MARK = "StepCutShort"
+"""Of the same length, so that it is written in its place: what counts steps passes it by."""
+
 _CHUNK = 1 << 20
 
 
@@ -71,7 +75,7 @@ class Recorder:
         """End the step before, and begin the one of this number."""
         self._end_step()
         profiler: Any = sys.modules[_PROFILER]
-        begun = profiler.record_function(f"ProfilerStep#{step}")
+        begun = profiler.record_function(f"{_MARK}#{step}")
         begun.__enter__()
         self._range = begun
 
@@ -200,6 +204,22 @@ def count_events(path: str) -> int:
             data = rest + chunk
             found += data.count(_EVENT)
             rest = data[-(len(_EVENT) - 1) :]
+
+
+def rename_cut(path: str, step: int) -> None:
+    """Take the mark off a step that did not end: it would count as a whole one.
+
+    Raises:
+        OSError: when the file cannot be read or written.
+    """
+    import mmap  # noqa: PLC0415 seldom needed
+
+    mark, other = (f'"{name}#{step}"'.encode() for name in (_MARK, _CUT_MARK))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        at = mapped.find(mark)
+        while at >= 0:
+            mapped[at : at + len(mark)] = other
+            at = mapped.find(mark, at + len(mark))
 
 
 def _trim() -> None:

@@ -130,6 +130,9 @@ STATE_YIELDED = 21
 BEGAN_TO_TRAIN = "the loop began to train within the window: ask again"
 """Why a window is cancelled that began in an evaluation before the first step; tpmon asks again by itself."""
 
+TAKES_STEPS = "the loop takes steps now: ask again"
+"""Why a window by time is cancelled in which a step ended after all; tpmon asks again by itself."""
+
 FINAL_STATES = frozenset(
     (
         STATE_VERIFIED,

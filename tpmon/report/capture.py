@@ -43,7 +43,7 @@ def write_capture_line(result: CaptureResult, summaries: Sequence[TraceSummary])
     """Say what came of a capture in one line."""
     if not result.files:
         return f"capture {result.state.value}: {'; '.join(result.notes) or 'no file'}"
-    words = [f"{one.steps} steps of {_ms(one.step_ms)}" for one in summaries]
+    words = [_write_steps(one) for one in summaries]
     words += [f"most in {one.operators[0].name}" for one in summaries if one.operators]
     words += [file.host_path for file in result.files]
     return f"capture {result.state.value}: " + ", ".join(words)
@@ -101,9 +101,24 @@ def _mhz(card: GpuClocks) -> str:
 
 def _write_summary(summary: TraceSummary) -> list[str]:
     who = f"rank {summary.rank}: " if is_known(summary.rank) else ""
-    lines = [f"{who}{summary.steps} steps of {_ms(summary.step_ms)}, {summary.events:,} events"]
+    lines = [f"{who}{_write_steps(summary)}, {summary.events:,} events"]
+    parts = _list_parts(summary)
+    whole = sum(us for _, us in parts) or 1.0
+    lines.append("  " + "  ".join(f"{name} {us / whole * 100:.0f} %" for name, us in parts))
+    if summary.operators:
+        lines.append(f"  {'operator':<{_NAME}} {'calls':>8} {'self ms':>10} {'device ms':>10}")
+    lines += [
+        f"  {one.name[:_NAME]:<{_NAME}} {one.calls:>8,} {one.host_self_us / 1e3:>10.2f}"
+        f" {_us(one.device_self_us):>10}"
+        for one in summary.operators[:_TOP]
+    ]
+    return lines
+
+
+def _list_parts(summary: TraceSummary) -> list[tuple[str, float]]:
+    """List what the time of a step went to, of a trace without steps that of the whole window, in us."""
     split = summary.split_us
-    parts = [
+    return [
         (name, us)
         for name, us in (
             ("kernel", split.kernel),
@@ -116,16 +131,12 @@ def _write_summary(summary: TraceSummary) -> list[str]:
         )
         if is_known(us) and us > 0
     ]
-    whole = sum(us for _, us in parts) or 1.0
-    lines.append("  " + "  ".join(f"{name} {us / whole * 100:.0f} %" for name, us in parts))
-    if summary.operators:
-        lines.append(f"  {'operator':<{_NAME}} {'calls':>8} {'self ms':>10} {'device ms':>10}")
-    lines += [
-        f"  {one.name[:_NAME]:<{_NAME}} {one.calls:>8,} {one.host_self_us / 1e3:>10.2f}"
-        f" {_us(one.device_self_us):>10}"
-        for one in summary.operators[:_TOP]
-    ]
-    return lines
+
+
+def _write_steps(summary: TraceSummary) -> str:
+    if not summary.steps:
+        return f"a window of {sum(us for _, us in _list_parts(summary)) / 1e3:.2f} ms"
+    return f"{summary.steps} step{'s' if summary.steps > 1 else ''} of {_ms(summary.step_ms)}"
 
 
 def _ms(value: Known[float]) -> str:

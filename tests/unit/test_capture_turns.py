@@ -1,0 +1,327 @@
+"""One mailbox, one request: who comes second is told, and nobody waits for what was never read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.test_capture_plan import ASKED
+from tpmon import capture_command, config
+from tpmon.capture import kineto_capture, window
+from tpmon.capture.bus import Bus
+from tpmon.capture.ends import Turn, find_end, judge_turn
+from tpmon.capture.kineto_window import Recorded
+from tpmon.capture.plan import make_cancel
+from tpmon.capture.window import Window
+from tpmon.capture_command import parse_asked
+from tpmon.errors import UsageError
+from tpmon.hook import wire
+from tpmon.hook import wire_capture as w
+from tpmon.model.capture import CaptureAsked, CaptureState
+from tpmon.model.known import Missing
+from tpmon.model.process import Identity
+from tpmon.probe.procread import read_stat
+
+SOON = 10**9
+
+
+class Hook:
+    """Stand for the hook of this process: its pages, steps that end when the test says, and what it answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        start = read_stat(os.getpid()).start_ticks
+        page, box = mmap.mmap(-1, wire.TELEMETRY_BYTES), mmap.mmap(-1, wire.MAILBOX_BYTES)
+        header = wire.Header(os.getpid(), start, 1)
+        self.bus = Bus(Identity(os.getpid(), start), header, page, box)
+        self.page = memoryview(page)
+        status = wire.pack_status(wire.STATE_RUNNING, 0, "")
+        self.page[wire.STATUS_OFFSET : wire.STATUS_OFFSET + len(status)] = status
+        self.words = [0] * w.CAPTURE_WORDS
+        self.steps = self.records = self.asleep = 0
+        self.now = 1_000_000.0
+        self.each: Callable[[], None] = lambda: None
+        monkeypatch.setattr(window, "_EVERY_S", 0.1)
+        monkeypatch.setattr(
+            window,
+            "time",
+            SimpleNamespace(
+                sleep=self.sleep, monotonic=lambda: self.now, monotonic_ns=lambda: int(self.now * 1e9)
+            ),
+        )
+
+    def close(self) -> None:
+        self.page.release()
+        self.bus.close()
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.asleep += 1
+        if self.asleep > 10_000:
+            raise AssertionError("it waits for ever")
+        self.each()
+
+    def record(self, **words: int) -> None:
+        """Write a record, as at the end of a step."""
+        told = [0] * wire.RECORD_WORDS
+        told[wire.REC_NUMBER] = told[wire.REC_NUMBER_AGAIN] = self.records
+        told[wire.REC_TIME_NS] = int(self.now * 1e9)
+        told[wire.REC_STEPS] = self.steps
+        told[wire.REC_RULE] = wire.RULE_UPDATE
+        wire.RECORD.pack_into(self.page, wire.record_offset(self.records), *told)
+        self.records += 1
+        self.live(wire.LIVE_RECORDS, self.records)
+
+    def live(self, word: int, value: int) -> None:
+        at = wire.LIVE_OFFSET + 8 * word
+        self.page[at : at + 8] = value.to_bytes(8, "little")
+
+    def step(self, steps: int = 1) -> None:
+        self.steps += steps
+        self.record()
+
+    def answer(self, number: int, answer: int) -> None:
+        at = wire.ANSWER_OFFSET
+        self.page[at : at + 16] = number.to_bytes(8, "little") + answer.to_bytes(8, "little")
+
+    def tell(self, number: int, state: int, reason: str = "") -> None:
+        self.words[w.CAP_REQUEST], self.words[w.CAP_STATE] = number, state
+        w.write_capture(self.page, self.words, reason)
+
+    def ask(self, number: int, kind: int = w.KIND_PROBE, *, expires: int = 0) -> w.Request:
+        words = [0] * w.REQUEST_WORDS
+        words[w.ASK_NUMBER], words[w.ASK_KIND] = number, kind
+        words[w.ASK_EXPIRES_NS] = expires or int(self.now * 1e9) + SOON
+        request = w.Request(tuple(words), "/x", "x")
+        self.bus.post(request)
+        return request
+
+    def lead(self, stopped: Callable[[], bool] = lambda: False, **asked: object) -> list[tuple[str, str]]:
+        self.said: list[str] = []
+        made = Window([self.bus], replace(ASKED, **asked), "x", self.said.append, stopped)
+        return [(one.state.value, one.reason) for one in made.run()]
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+    made = Hook(monkeypatch)
+    yield made
+    made.close()
+
+
+def test_a_step_that_is_past_is_missed_at_once_and_nothing_is_asked_of_the_hook(hook: Hook) -> None:
+    hook.step(100)
+    assert hook.lead(at=100) == [("missed", "the loop was past that step already")]
+    assert (hook.asleep, hook.bus.read_asked_number()) == (0, 0)
+
+
+def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook: Hook) -> None:
+    hook.ask(1)
+    hook.bus.post(make_cancel(2, 1))
+    assert find_end(hook.bus, 1, None, cancel=2) is None
+    hook.answer(2, w.ANSWER_DONE)
+    end = find_end(hook.bus, 1, None, cancel=2)
+    assert end is not None
+    assert end.state is CaptureState.CANCELLED
+
+
+def test_a_request_that_another_took_away_is_told_busy(hook: Hook) -> None:
+    hook.ask(1)
+    hook.ask(2)
+    assert find_end(hook.bus, 1, None) is None
+    hook.tell(2, w.STATE_ARMED)
+    hook.answer(2, w.ANSWER_TAKEN)
+    end = find_end(hook.bus, 1, None)
+    assert end is not None
+    assert end.state is CaptureState.BUSY
+    assert find_end(hook.bus, 2, hook.bus.read_progress(2)) is None
+    gone = find_end(hook.bus, 1, None, seen=True)
+    assert gone is not None
+    assert gone.state is CaptureState.FAILED
+
+
+def test_a_recording_goes_on_where_another_was_told_busy(hook: Hook) -> None:
+    hook.ask(1)
+    hook.tell(1, w.STATE_RECORDING)
+    hook.ask(2)
+    hook.answer(2, w.ANSWER_BUSY)
+    assert find_end(hook.bus, 1, hook.bus.read_progress(1)) is None
+
+
+def test_whose_turn_it_is_is_told_by_what_was_answered(hook: Hook) -> None:
+    now = int(hook.now * 1e9)
+    assert judge_turn(hook.bus, now) is Turn.FREE
+    hook.ask(1)
+    assert judge_turn(hook.bus, now) is Turn.TAKEN
+    assert judge_turn(hook.bus, now + 2 * SOON) is Turn.FREE  # nobody waits for it any more
+    hook.bus.post(make_cancel(2, 1))
+    assert judge_turn(hook.bus, now) is Turn.FREE  # of a request that was never read
+    hook.tell(1, w.STATE_RECORDING)
+    assert judge_turn(hook.bus, now) is Turn.ENDING
+    hook.answer(2, w.ANSWER_DONE)
+    assert judge_turn(hook.bus, now) is Turn.FREE
+
+
+def test_a_second_capture_takes_nothing_away_from_one_that_waits(hook: Hook) -> None:
+    hook.step(100)
+    hook.ask(1)
+    ((state, _),) = hook.lead()
+    assert state == "busy"
+    assert hook.bus.read_asked_number() == 1
+
+
+def test_a_cancel_that_was_not_heard_is_waited_for(hook: Hook) -> None:
+    hook.step(100)
+    hook.ask(1)
+    hook.tell(1, w.STATE_RECORDING)
+    hook.bus.post(make_cancel(2, 1))
+    read: list[int] = []
+
+    def hear() -> None:
+        number = hook.bus.read_asked_number()
+        if not read or read[-1] != number:
+            read.append(number)
+        if hook.asleep == 20:
+            hook.tell(1, w.STATE_CANCELLED)
+            hook.answer(2, w.ANSWER_DONE)
+        elif number != 2:
+            hook.tell(number, w.STATE_REFUSED, "enough")
+            hook.answer(number, w.ANSWER_TAKEN)
+
+    hook.each = hear
+    assert hook.lead() == [("refused", "enough")]
+    assert read[0] == 2
+    assert hook.asleep > 20
+
+
+def test_a_cancel_that_another_request_took_away_is_written_again(hook: Hook) -> None:
+    hook.step(100)
+    over = threading.Event()
+    mine: list[int] = []
+
+    def hear() -> None:
+        asked = hook.bus.read_asked()
+        assert asked is not None
+        number = asked.words[w.ASK_NUMBER]
+        if not mine:
+            mine.append(number)
+            hook.tell(number, w.STATE_WARMING)
+            hook.answer(number, w.ANSWER_TAKEN)
+            over.set()
+        elif asked.words[w.ASK_KIND] != w.KIND_CANCEL:
+            return
+        elif hook.asleep < 10:
+            hook.ask(77)
+            hook.answer(77, w.ANSWER_BUSY)
+        elif asked.words[w.ASK_SUBJECT] == mine[0]:
+            hook.tell(mine[0], w.STATE_CANCELLED, "tpmon asked for it")
+            hook.answer(number, w.ANSWER_DONE)
+
+    hook.each = hear
+    assert hook.lead(over.is_set) == [("cancelled", "tpmon asked for it")]
+
+
+def test_a_long_first_step_is_waited_for_and_then_recorded_by_steps(hook: Hook) -> None:
+    hook.live(wire.LIVE_BACKWARD_ENDED, 5)
+    kinds: list[int] = []
+
+    def go_on() -> None:
+        if hook.asleep == 80:  # 8 s
+            hook.step()
+        asked = hook.bus.read_asked()
+        if asked is not None and not kinds:
+            kinds.append(asked.words[w.ASK_OPTIONS])
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert kinds == [0]
+    assert "waits for the first step of the loop" in hook.said
+
+
+def test_a_loop_of_backwards_alone_is_taken_by_time_and_by_steps_once_it_takes_some(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bus, "wake", lambda _: True)
+    options: list[int] = []
+
+    def go_on() -> None:
+        if not options:
+            hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+        asked = hook.bus.read_asked()
+        if asked is None or hook.bus.read_progress(asked.words[w.ASK_NUMBER]):
+            return
+        options.append(asked.words[w.ASK_OPTIONS])
+        hook.answer(asked.words[w.ASK_NUMBER], w.ANSWER_TAKEN)
+        if len(options) == 1:
+            hook.step()
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_CANCELLED, w.TAKES_STEPS)
+        else:
+            assert asked.words[w.ASK_LONGEST_NS] == 60 * 10**9  # its own, and not that of the window
+            hook.tell(asked.words[w.ASK_NUMBER], w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead(seconds=1.0) == [("refused", "enough")]
+    assert options == [w.OPTION_TIMED, 0]
+
+
+def test_a_loop_that_passed_the_signal_by_is_woken_again(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    monkeypatch.setattr(Bus, "wake", lambda _: not woken.append(hook.asleep))
+
+    def go_on() -> None:
+        hook.live(wire.LIVE_BACKWARD_ENDED, hook.asleep)
+        if len(woken) == 3:
+            hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
+
+    hook.each = go_on
+    assert hook.lead() == [("refused", "enough")]
+    assert woken[1] - woken[0] >= 5  # half a second of tenths
+
+
+def test_nobody_waits_for_a_first_step_for_ever(hook: Hook) -> None:
+    assert hook.lead(lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
+
+
+class Order:
+    """Stand for a window of kineto's; ends as one does that nobody waits for."""
+
+    price = Missing("x")
+
+    def __init__(
+        self, client: object, asked: CaptureAsked, tell: object, stopped: Callable[[], bool]
+    ) -> None:
+        os.mkdir(asked.folder)
+        self._stopped = stopped
+
+    def run(self) -> Recorded:
+        assert self._stopped()
+        return Recorded(CaptureState.CANCELLED, "nobody waits for it any more", "")
+
+    def close(self) -> None:
+        """Give nothing back."""
+
+
+def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Identity(os.getpid(), read_stat(os.getpid()).start_ticks)
+    client = SimpleNamespace(process=here, is_ours=True)
+    monkeypatch.setattr(kineto_capture, "find_client", lambda _: client)
+    monkeypatch.setattr(kineto_capture, "KinetoWindow", Order)
+    rank = SimpleNamespace(identity=here, rank=0)
+    monkeypatch.setattr(capture_command, "choose_ranks", lambda *_: (rank,))
+    asked = parse_asked({"out": str(tmp_path / "out")}, config.settle(config.resolve({}, {}, "", {})))
+    job = SimpleNamespace(root=SimpleNamespace(pid=here.pid))
+    with pytest.raises(UsageError, match="is no folder"):
+        capture_command.capture_job(
+            job, replace(asked, out=str(tmp_path / "a" / "b")), lambda _: None, lambda: True
+        )
+    result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True)
+    assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])

@@ -1,0 +1,92 @@
+"""Tell whether a process was started with the hook, and write the line that starts it again with one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import zipfile
+from collections.abc import Sequence
+
+from tpmon.probe.redaction import redact_words
+
+_ANY_RESTART = "tpmon run -- COMMAND"
+_RESTART_CHARS = 2000
+_GONE_WITH_THE_SHELL = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+_INTERPRETER = re.compile(r"-?(python|pypy|ba|da|k|z)?(sh)?[0-9.]*t?")
+_NAMES_PROGRAM = re.compile(r"-[A-Za-z]*?[cm](.*)", re.DOTALL)
+
+
+def is_armed(pid: int, proc: str = "/proc") -> bool:
+    """Tell whether a process was started with the hook: by tpmon run, or by the zip of tpmon hook export."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            words = file.read().decode("utf-8", "surrogateescape").split("\0")
+    except OSError:
+        return False
+    places = [place for word in words if word.startswith("PYTHONPATH=") for place in word[11:].split(":")]
+    return any(
+        place.endswith("/tpmon/hook/boot") or _is_export(f"{proc}/{pid}/root{place}") for place in places
+    )
+
+
+def _is_export(path: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "tpmon_awaits_torch.py" in archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
+
+
+def write_restart(pid: int, proc: str = "/proc") -> str:
+    """Write the line that starts a process again with the hook: its folder and its own arguments.
+
+    One with a secret or an escape sequence in it is not repeated on a terminal, and hidden words could
+    not be pasted: then it is the line without them.
+    """
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as file:
+            words = file.read().rstrip(b"\0").decode("utf-8", "surrogateescape").split("\0")
+        folder = os.readlink(f"{proc}/{pid}/cwd")
+    except OSError:
+        return _ANY_RESTART
+    fits = sum(map(len, words)) <= _RESTART_CHARS
+    plain = all(word.isprintable() for word in (folder, *words))
+    if not (fits and plain) or redact_words(words) != tuple(words):
+        return _ANY_RESTART
+    if not (_is_executable(words[0], folder, f"{proc}/{pid}") and can_start_again(words)):
+        return _ANY_RESTART
+    return f"cd {shlex.quote(folder)} && tpmon run -- {shlex.join(words)}"
+
+
+def _is_executable(word: str, folder: str, process: str) -> bool:
+    """Tell whether the first word of a process can be typed: a program may have put a title in its place."""
+    if "/" in word:
+        path = os.path.join(folder, word)
+        return os.access(path, os.X_OK) or os.access(f"{process}/root{path}", os.X_OK)
+    try:
+        runs = os.path.basename(os.readlink(f"{process}/exe"))
+    except OSError:
+        runs = ""
+    return bool(word) and (runs.startswith(word) or shutil.which(word) is not None)
+
+
+def can_start_again(words: Sequence[str]) -> bool:
+    """Tell whether a command names its program: not standard input, nor a pipe of the shell that is gone."""
+    if any(word.startswith(_GONE_WITH_THE_SHELL) for word in words):
+        return False
+    if _INTERPRETER.fullmatch(os.path.basename(words[0])) is None:
+        return True
+    rest = list(words[1:])
+    while rest:
+        word, rest = rest[0], rest[1:]
+        if found := _NAMES_PROGRAM.fullmatch(word):
+            return bool(found[1] or rest)
+        if not word.startswith("-") or word == "-":
+            return word != "-"
+        if word in ("-X", "-W"):
+            rest = rest[1:]
+    return False
