@@ -14,7 +14,7 @@ from tpmon.probe.redaction import redact_words
 _ANY_RESTART = "tpmon run -- COMMAND"
 _RESTART_CHARS = 2000
 _GONE_WITH_THE_SHELL = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-_INTERPRETER = re.compile(r"-?(python|pypy|ba|da|k|z)?(sh)?[0-9.]*t?")
+_INTERPRETER = re.compile(r"-?(?:(?:python|pypy)[0-9.]*t?|(?:ba|da|k|z)?sh)")
 _NAMES_PROGRAM = re.compile(r"-[A-Za-z]*?[cm](.*)", re.DOTALL)
 
 
