@@ -126,8 +126,7 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
     command = parse_command(on_change, options.diagnose_on_change_where) if on_change else ()
     limit_s = options.diagnose_for_s if options.diagnose_for_s or until else LOOK_S
     output = _stdout(options.ascii_only)
-    # What a person gives as the limit of a wait holds for all of it: until the job is there, and then.
-    begun_s = time.monotonic() if until else None
+    begun_s = time.monotonic() if until else None  # the limit holds for the wait for a job, too
     job = _find_job(asked, (options.diagnose_for_s or AWAIT_S) if until else 0.0)
     watch = Watch(limit_s, until, OnChange(command) if command else None, begun_s)
 
@@ -297,6 +296,7 @@ def _open_session(
         sample_sinks,
         hang_after_s=options.hang_after_s,
         may_look=not (options.readonly or options.no_stacks),
+        glance=bool(sample_sinks),  # a screen shows what comes first
     )
 
 

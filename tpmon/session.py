@@ -1,6 +1,7 @@
 """The loop: collect a Frame, put it into the window, judge, hand it to the sinks, wait, again.
 
-The only owner of a thread besides the probes, and the only place that waits.
+The only owner of a thread besides the probes, and the only place that waits. The judge is imported
+where it is first used: a first picture does without it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,8 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tpmon.judge.dump_update import add_records, fold_state
-from tpmon.judge.fold import Origin
-from tpmon.judge.hang_memory import Watch
-from tpmon.judge.hot import hot_functions
-from tpmon.judge.judgement import judge
-from tpmon.judge.standing import Standing
 from tpmon.model.collectives import DumpRecords
 from tpmon.model.dump import DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState, awaits_stacks
@@ -24,6 +19,9 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
 from tpmon.model.window import Window
+
+if TYPE_CHECKING:
+    from tpmon.judge.standing import Standing
 
 GARBAGE_THRESHOLD = 50_000
 """New containers between two collections of the youngest generation."""
@@ -143,11 +141,14 @@ class Session:
         *,
         hang_after_s: float | None = None,
         may_look: bool = False,
+        glance: bool = False,
     ) -> None:
         """Hold the parts; nothing runs yet.
 
         With ``may_look`` the stacks of all processes are read, without a stop, when the job may hang:
-        after ``hang_after_s``, or after what the run's own rhythm says.
+        after ``hang_after_s``, or after what the run's own rhythm says. With ``glance`` the first Frame
+        of a job that runs goes out unjudged: of one second there is no verdict but the end, and loading
+        the rules is a tenth of what a first picture costs.
         """
         self._source = source
         self._sinks = tuple(sinks)
@@ -160,7 +161,11 @@ class Session:
         self._interval_s = interval_s
         self._window = Window()
         self._frames: tuple[Frame, ...] = ()
-        self._standing = Standing(watch=Watch(asked_s=hang_after_s, may_ask=may_look))
+        self._hang_after_s = hang_after_s
+        self._may_look = may_look
+        self._glance = glance
+        self._unjudged = False
+        self._standing: Standing | None = None
         self._wake = threading.Event()
         self._stopped = threading.Event()
         source.dumps.on_change = self._wake.set
@@ -189,14 +194,14 @@ class Session:
         due = time.monotonic()
         try:
             while not self._stopped.is_set():
+                if self._unjudged:
+                    self._judge()  # its picture is there by now, and from it on the judge counts the seconds
                 last = self._source.collect()
                 self._window.append(last)
-                seen = tuple(self._window)
-                judged = judge(seen, self._standing)
-                last, self._standing = judged.frame, judged.standing
-                self._source.set_settled(settled=judged.settled)
-                self._frames = (*seen[:-1], last)
-                self._look(judged.look)
+                self._unjudged = self._glance and not count and last.target.state is not TargetState.ENDED
+                if not self._unjudged:
+                    last = self._judge()
+                self._frames = (*tuple(self._window)[:-1], last)
                 update = Update(last, self._window.pulses())
                 for sink in self._sinks:
                     sink(update)
@@ -211,6 +216,22 @@ class Session:
         finally:
             self._source.close()
         return last
+
+    def _judge(self) -> Frame:
+        """Judge the window, start the looks that the judge asks for, and return the judged Frame."""
+        from tpmon.judge.judgement import judge
+
+        judged = judge(tuple(self._window), self._standing or self._begin())
+        self._standing = judged.standing
+        self._source.set_settled(settled=judged.settled)
+        self._look(judged.look)
+        return judged.frame
+
+    def _begin(self) -> Standing:
+        from tpmon.judge.hang_memory import Watch
+        from tpmon.judge.standing import Standing
+
+        return Standing(watch=Watch(asked_s=self._hang_after_s, may_ask=self._may_look))
 
     def _look(self, request: Applicable[DumpRequest]) -> None:
         """Start the looks that the judge asks for; those that somebody reads at a key do as well."""
@@ -261,6 +282,8 @@ class Session:
         """Fold what a dump has read, when that is more than last time, and hand it to the dump sinks."""
         state = self._source.dumps.state
         if state is not self._dump_state and is_known(state):
+            from tpmon.judge.dump_update import fold_state
+
             self._dump_state = state
             # Where nobody looks on, the end alone counts: the hang watch hears of the job's own records.
             if self._dump_sinks or not state.running:
@@ -272,6 +295,8 @@ class Session:
 
     def _add_records(self, bare: DumpUpdate) -> None:
         """Have the records of a finished dump read, and hand it out again once they are there."""
+        from tpmon.judge.dump_update import add_records
+
         dump_ns = bare.state.rounds[-1].taken_ns
         records = self._source.records.newest
         if is_known(records) and records.dump_ns == dump_ns:
@@ -288,6 +313,9 @@ class Session:
         self._sample_state = state
         if not self._sample_sinks:
             return
+        from tpmon.judge.fold import Origin
+        from tpmon.judge.hot import hot_functions
+
         target = self._window.last().target
         origin = Origin(target.pid, target.script, target.world_size)
         update = SampleUpdate(state, map_known(lambda reading: hot_functions(reading, origin), state.reading))

@@ -82,6 +82,14 @@ def test_the_screen_imports_neither_torch_nor_nvml() -> None:
     assert not names & {"torch", "pynvml"}
 
 
+def test_the_screen_starts_without_tls_and_without_the_rules() -> None:
+    statement = "import tpmon.screen, ssl; assert ssl.OPENSSL_VERSION"
+    assert "_ssl" not in read_imports("import tpmon.screen")
+    assert "_ssl" in read_imports(statement), "whoever needs it later gets it"
+    rules = "import tpmon.screen, sys; print([name for name in sys.modules if 'tpmon.judge' in name])"
+    assert run_fresh(rules)[0].strip() == "[]"
+
+
 def test_a_session_imports_no_driver_library() -> None:
     statement = "import tpmon.session, tpmon.probe.collect, tpmon.report.once, tpmon.report.plain"
     assert not read_imports(statement) & NEVER_IN_TEXT

@@ -12,10 +12,11 @@ import pytest
 
 from tests.sessions import Sink, Source
 from tests.waiting import wait_until
-from tpmon.judge.judgement import Judgement
+from tpmon.judge.judgement import Judgement, judge
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import Missing
+from tpmon.model.known import Missing, is_known
 from tpmon.model.results import Update
+from tpmon.model.verdict import Kind
 from tpmon.session import Session
 
 
@@ -103,12 +104,36 @@ def test_the_end_of_the_job_ends_the_loop_after_that_frame():
 def test_the_source_hears_whether_the_verdict_stands(monkeypatch):
     source = Source()
     monkeypatch.setattr(
-        "tpmon.session.judge", lambda seen, standing: Judgement(seen[-1], standing, settled=len(seen) > 2)
+        "tpmon.judge.judgement.judge",
+        lambda seen, standing: Judgement(seen[-1], standing, settled=len(seen) > 2),
     )
     Session(source, (), 0.005).run(frames=2)
     assert source.settled is False
     Session(source, (), 0.005).run(frames=3)
     assert source.settled is True
+
+
+def test_a_glance_hands_out_the_first_frame_unjudged_and_loses_no_second_of_the_verdict(monkeypatch):
+    seen_by_judge = []
+
+    def count(seen, standing):
+        seen_by_judge.append(len(seen))
+        return judge(seen, standing)
+
+    monkeypatch.setattr("tpmon.judge.judgement.judge", count)
+    source, sink = Source(), Sink()
+    Session(source, (sink,), 0.005, glance=True).run(frames=2)
+    first, second = (update.frame.verdict for update in sink.updates)
+    assert not is_known(first)
+    assert is_known(second)
+    assert seen_by_judge == [1, 2]
+    assert is_known(Session(Source(), (), 0.005).run(frames=1).verdict), "whoever asks for one gets a verdict"
+
+
+def test_a_glance_at_a_job_that_has_ended_says_so_at_once():
+    sink = Sink()
+    Session(Source(ends_at=0), (sink,), 0.005, glance=True).run()
+    assert [update.frame.verdict.kind for update in sink.updates] == [Kind.IDLE]
 
 
 def test_stop_during_a_wait_ends_the_loop_at_once(run):

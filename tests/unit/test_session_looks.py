@@ -69,5 +69,5 @@ def test_readonly_and_no_stacks_take_the_looks_away(monkeypatch, flags, may_look
     monkeypatch.setattr("tpmon.session.Session", Wired)
     monkeypatch.setattr("tpmon.probe.collect.Collector", lambda *_, **__: Still())
     cli._open_session(None, settle(resolve(flags, {}, "", {})))
-    assert asked["may_look"] is may_look
+    assert (asked["may_look"], asked["glance"]) == (may_look, False)
     assert asked["hang_after_s"] == (120.0 if "hang-after" in flags else None)

@@ -6,12 +6,7 @@ and what is painted. Only these, ``driver.py``, ``canvas.py`` and ``messages.py`
 
 from __future__ import annotations
 
-import os
-
-# textual reads these while it is imported. No kitty keys: a killed process would leave them on.
-# No in-band resize: one of 0x0 pixels makes the next mouse report divide by zero (textual 6706).
-os.environ.update(TEXTUAL_ANIMATIONS="none", TEXTUAL_DISABLE_KITTY_KEY="1", TEXTUAL_SMOOTH_SCROLL="0")
-os.environ.setdefault("ESCDELAY", "25")
+import tpmon.ui.before_textual  # noqa: F401  # isort: skip
 
 import gc
 import threading
