@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from tests.frames import GIB, NOW, make_gpu
+from tests.frames import GIB, NOW, make_gpu, make_output
 from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
@@ -15,6 +16,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.probe.assemble import (
     add_known,
+    age_output,
     find_pool,
     has_pin_thread,
     is_pool,
@@ -265,6 +267,14 @@ def test_ranks_that_loaded_a_checkpoint_to_the_first_card_keep_their_own():
         for i in range(1, 4)
     ]
     assert [row.gpu for row in make_rank_rows(ranks, (first, *own))] == [0, 1, 2, 3]
+
+
+def test_the_age_of_a_log_grows_with_the_frames_where_it_is_known():
+    log = make_output(last_write=NOW, last_write_age_s=3.0)
+    assert age_output(log, NOW + timedelta(seconds=8)).last_write_age_s == 8.0
+    ahead = Missing("the file's clock is 600 s ahead of ours")
+    log = make_output(last_write=NOW + timedelta(seconds=600), last_write_age_s=ahead)
+    assert age_output(log, NOW + timedelta(seconds=8)).last_write_age_s == ahead
 
 
 def test_a_pin_thread_is_told_by_its_kind():
