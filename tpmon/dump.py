@@ -197,7 +197,8 @@ def _read_last_write(job: Job) -> Applicable[datetime]:
     logs = read_within(LOG_S, lambda: OutputReader().read(pids))
     if isinstance(logs, Missing):
         return logs
-    return max((one.last_write for one in logs if is_known(one.last_write)), default=NOT_APPLICABLE)
+    dated = [one.last_write for one in logs if is_known(one.last_write) and is_known(one.last_write_age_s)]
+    return max(dated, default=NOT_APPLICABLE)
 
 
 def _name_origin(job: Job, members: Sequence[Member]) -> Origin:

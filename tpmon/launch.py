@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.frozen import dataclass
@@ -32,6 +34,11 @@ _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine, and not every host name resolves
     "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch without it is enough here
 }
+_PLACE = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MPI_LOCALRANKID|ROLE_NAME"
+    r"|(MASTER|TORCHELASTIC|PET|OMPI|PMIX?|SLURM)_.*)"
+)
+"""Variables that place a training in a run: a shell in a pod or a Slurm step has those of the run there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +194,7 @@ def start_demo(options: DemoOptions) -> DemoJob:
     )
     order = {
         "command": command,
-        "environment": {**_ENVIRONMENT, **os.environ, "TMPDIR": directory},
+        "environment": {**_ENVIRONMENT, **_leave_runs(os.environ), "TMPDIR": directory},
         "directory": directory,
         "log": log_path,
         "seconds": options.seconds + _LIFE_AFTER_TRAINING_S,
@@ -200,6 +207,11 @@ def start_demo(options: DemoOptions) -> DemoJob:
             keeper.stdin.close()
         raise
     return DemoJob(pid, log_path, keeper)
+
+
+def _leave_runs(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without a place in a run: with one the demo would join it, or wait for it."""
+    return {name: value for name, value in environ.items() if not _PLACE.fullmatch(name)}
 
 
 def _make_directory() -> str:

@@ -21,6 +21,7 @@ from tests.frames import (
     make_view,
 )
 from tpmon.model.frame import EventKind, TargetState
+from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.ui.marks import tell_most
 from tpmon.ui.paint_header import (
@@ -203,6 +204,10 @@ def test_the_one_fact_is_the_worst():
     assert tell_most(full)[0] == "memory 97 % of its limit"
     cards = (make_gpu(0, sm_pct=40.0), make_gpu(1, sm_pct=96.0))
     assert tell_most(replace(calm, gpus=cards)) == ("GPUs 40 to 96 % busy", Ink.STRONG)
+    context, work = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
+    stray = make_gpu(2, sm_pct=9.0, throttle=("thermal",), processes=(context,))
+    own = make_gpu(3, sm_pct=96.0, processes=(work,))
+    assert tell_most(replace(calm, gpus=(stray, own))) == ("GPU 96 % busy", Ink.STRONG)
     assert tell_most(replace(calm, gpus=(*cards, make_gpu(2, xids=(79,)))))[0] == "GPU 2 reports a fault"
     unread = replace(calm, cpu=make_cpu(used_cores=Missing("one reading")))
     assert tell_most(unread)[0] == "CPU use ? one reading"

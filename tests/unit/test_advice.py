@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -80,6 +81,16 @@ def test_a_remedy_says_all_that_it_must(remedy):
     for text in (remedy.title, remedy.applies, remedy.not_when, remedy.ceiling, remedy.proof):
         assert text.strip()
     assert not set(remedy.needs) & set(remedy.never_with)
+
+
+def test_the_dumps_of_several_hosts_come_in_files_for_srun_mixes_what_its_tasks_print():
+    lines = [line for remedy in CATALOGUE.values() for line in remedy.paste.splitlines()]
+    lines += (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8").splitlines()
+    dumps = [line for line in lines if "srun" in line and "tpmon dump" in line]
+    assert len(dumps) == 2
+    for line in dumps:
+        assert " --output=dump-%N-%t.json " in line
+        assert "|" not in line
 
 
 @given(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from tests.frames import NOW, make_gpu
+from tests.frames import GIB, NOW, make_gpu, make_output
 from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
+from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.probe.assemble import (
     add_known,
+    age_output,
     find_pool,
     has_pin_thread,
     is_pool,
@@ -224,6 +227,54 @@ def test_rank_rows_come_by_rank_with_the_card_that_lists_them():
     assert not is_known(ranks[0].step)
     assert [row.gpu for row in make_rank_rows(rows, REFUSED)] == [NOT_APPLICABLE] * 3
     assert [row.gpu for row in make_rank_rows(rows, ())] == [NOT_APPLICABLE] * 3
+
+
+UNTOLD = Missing("no sample of this process")
+
+
+def holding(pid, *told):
+    """Make cards of which each lists one rank with its bytes and SM %; None where a card does not list it."""
+    cards = []
+    for index, entry in enumerate(told):
+        listed = () if entry is None else (GpuProcess(pid, *entry, True),)
+        cards.append(make_gpu(index, pids=tuple(one.pid for one in listed), processes=listed))
+    return tuple(cards)
+
+
+@pytest.mark.parametrize(
+    ("told", "card"),
+    [
+        ([(GIB // 2, UNTOLD), None, (60 * GIB, UNTOLD)], 2),
+        ([(GIB // 2, 0.0), (60 * GIB, 95.0)], 1),
+        ([(GIB // 2, 0.0), (2 * GIB, 95.0)], 1),
+        ([(GIB // 2, UNTOLD), (2 * GIB, UNTOLD)], Missing("it uses several cards: 0, 1")),
+        ([(40 * GIB, 0.0), (60 * GIB, 95.0)], Missing("it uses several cards: 0, 1")),
+        ([(GIB // 2, 40.0), (60 * GIB, 95.0)], Missing("it uses several cards: 0, 1")),
+        ([(UNTOLD, UNTOLD), (UNTOLD, UNTOLD)], Missing("it uses several cards: 0, 1")),
+    ],
+)
+def test_a_rank_is_on_the_card_it_works_on_and_not_on_that_of_a_stray_context(told, card):
+    rows = (sample(10, rank=0),)
+    assert [row.gpu for row in make_rank_rows(rows, holding(10, *told))] == [card]
+
+
+def test_ranks_that_loaded_a_checkpoint_to_the_first_card_keep_their_own():
+    ranks = [sample(10 + i, rank=i) for i in range(4)]
+    contexts = tuple(GpuProcess(10 + i, GIB // 2, UNTOLD, True) for i in range(1, 4))
+    first = make_gpu(0, pids=(10, 11, 12, 13), processes=(GpuProcess(10, 70 * GIB, 95.0, True), *contexts))
+    own = [
+        make_gpu(i, pids=(10 + i,), processes=(GpuProcess(10 + i, 70 * GIB, 95.0, True),))
+        for i in range(1, 4)
+    ]
+    assert [row.gpu for row in make_rank_rows(ranks, (first, *own))] == [0, 1, 2, 3]
+
+
+def test_the_age_of_a_log_grows_with_the_frames_where_it_is_known():
+    log = make_output(last_write=NOW, last_write_age_s=3.0)
+    assert age_output(log, NOW + timedelta(seconds=8)).last_write_age_s == 8.0
+    ahead = Missing("the file's clock is 600 s ahead of ours")
+    log = make_output(last_write=NOW + timedelta(seconds=600), last_write_age_s=ahead)
+    assert age_output(log, NOW + timedelta(seconds=8)).last_write_age_s == ahead
 
 
 def test_a_pin_thread_is_told_by_its_kind():

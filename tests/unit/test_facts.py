@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import make_cpu, make_gpu
+from tests.frames import GIB, make_cpu, make_gpu
 from tpmon.model.facts import list_taxes, state_facts
+from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import Missing
 from tpmon.model.process import Setting
 
@@ -106,6 +107,12 @@ def test_that_no_rank_is_left_comes_before_all_else():
 def test_the_cards_of_the_job_alone_are_counted(gpus, words):
     line = state_facts(1, 0, IDLE, gpus)
     assert line == (f"{words} · no loader workers" if words else "no loader workers")
+
+
+def test_a_card_with_a_context_of_the_job_only_is_not_counted():
+    stray = make_gpu(0, sm_pct=3.0, processes=(GpuProcess(4211, GIB // 2, REFUSED, True),))
+    own = make_gpu(3, sm_pct=97.0, processes=(GpuProcess(4211, 60 * GIB, 97.0, True),))
+    assert state_facts(1, 0, IDLE, (stray, own)) == "GPU 97 % busy · no loader workers"
 
 
 @given(

@@ -100,6 +100,36 @@ def test_a_training_that_ends_at_once_is_told_with_its_last_words(directory: Pat
     assert os.stat(os.path.dirname(log)).st_mode & 0o777 == 0o700
 
 
+def test_the_demo_joins_no_run_whose_variables_the_shell_carries(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PyTorchJob pod and a Slurm step put them into every shell that is opened there."""
+    places = {
+        "MASTER_ADDR": "job-master-0",
+        "MASTER_PORT": "23456",
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "LOCAL_RANK": "0",
+        "NODE_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "PET_NNODES": "2",
+        "TORCHELASTIC_RUN_ID": "live",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PMI_RANK": "1",
+        "SLURM_PROCID": "1",
+    }
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    python = make_fake_python(directory / "python", "env; exit 1")
+    with pytest.raises(NoTargetError) as failed:
+        start_demo(DemoOptions(python=python))
+    log = Path(failed.value.try_this.removeprefix("read ")).read_text()
+    names = {line.partition("=")[0] for line in log.splitlines()}
+    assert not names & places.keys()
+    assert {"OMP_NUM_THREADS", "PATH", "TMPDIR"} <= names
+
+
 def test_a_python_that_cannot_run_is_no_traceback(directory: Path) -> None:
     python = make_fake_python(directory / "gone", "")
     Path(python).write_text('#!/bin/sh\n[ "$1" = -c ] && rm "$0"\n')

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.known import Missing
-from tpmon.probe.output import LINE_LENGTH, TAIL_BYTES, OutputReader, parse_tail
+from tpmon.probe.output import LINE_LENGTH, TAIL_BYTES, OutputReader, _stamp, parse_tail
 from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
 
 # -- redaction -----------------------------------------------------------------------------------
@@ -282,6 +283,38 @@ def test_file_time_ahead_of_our_clock_is_no_age(tmp_path: Path, writer) -> None:
     os.utime(log, (0, 4_000_000_000))
     (sample,) = OutputReader().read([process.pid])
     assert isinstance(sample.last_write_age_s, Missing)
+
+
+def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(tmp_path: Path, writer) -> None:
+    """Where two looks find two times, the write was between them, whatever the server calls it."""
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        process = writer(file, subprocess.PIPE)
+    reader, ahead_s = OutputReader(), int(time.time()) + 600
+    os.utime(log, (0, ahead_s))
+    for _ in range(2):
+        (sample,) = reader.read([process.pid])
+        assert "s ahead of ours" in sample.last_write_age_s.reason
+    os.utime(log, (0, ahead_s + 1))
+    (sample,) = reader.read([process.pid])
+    assert sample.last_write_age_s == 0.0
+    assert abs(sample.last_write.timestamp() - time.time()) < 60
+    written = sample.last_write
+    (sample,) = reader.read([process.pid])
+    assert (sample.last_write, sample.last_write_age_s > 0.0) == (written, True)
+
+
+def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up() -> None:
+    first = _stamp(1600.0, None, 1000.0)
+    assert (first.ahead_s, first.written_s) == (600.0, None)
+    later = _stamp(1600.0, first, 2200.0)
+    assert (later.ahead_s, later.written_s) == (600.0, None), "600 s ago by the server, 1,200 by us"
+    wrote = _stamp(2900.0, later, 2300.0)
+    assert _stamp(2900.0, wrote, 3000.0).written_s == 2300.0
+    quiet = _stamp(900.0, None, 1000.0)
+    assert quiet.written_s == 900.0
+    assert _stamp(1610.0, quiet, 1010.0).written_s == 1010.0
+    assert _stamp(1003.0, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
 
 
 def test_process_that_ended_has_no_output() -> None:

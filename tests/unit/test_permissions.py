@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.known import Missing
+from tpmon.probe import permissions_rules
 from tpmon.probe.permissions_rules import (
+    check_yama,
     judge_capability,
     judge_container,
     judge_hidepid,
@@ -41,9 +46,28 @@ NO_YAMA = Missing("this kernel has no Yama")
     ],
 )
 def test_what_yama_allows(scope, who, access, why, fix):
-    check = judge_yama(scope, who)
+    check = judge_yama(scope, who, Missing("not installed"))
     assert (check.name, check.access, fix_of(check)) == ("yama", access, fix)
     assert why in check.why
+
+
+def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path, monkeypatch):
+    """pipx puts none on PATH: ``command -v`` finds nothing, or the py-spy of another Python."""
+    give = "for py-spy alone: sudo setcap cap_sys_ptrace+ep '/opt/my venv/bin/py-spy'"
+    for scope in (1, 2):
+        assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy").why.endswith(give)
+    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, contained=True))):
+        assert "setcap" not in judge_yama(scope, who, "/bin/py-spy").why
+    program = tmp_path / "real"
+    program.touch(mode=0o755)
+    (tmp_path / "py-spy").symlink_to(program)
+    (tmp_path / "sys/kernel/yama").mkdir(parents=True)
+    (tmp_path / "sys/kernel/yama/ptrace_scope").write_text("1\n")
+    monkeypatch.setattr(permissions_rules, "read_own", lambda _: own())
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert check_yama(str(tmp_path)).why.endswith(f"setcap cap_sys_ptrace+ep {program}")
+    page = (Path(__file__).parents[2] / "docs" / "permissions.md").read_text(encoding="utf-8")
+    assert "command -v py-spy" not in page
 
 
 @pytest.mark.parametrize(

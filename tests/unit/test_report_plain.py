@@ -19,6 +19,7 @@ from tests.frames import (
 )
 from tests.reports import at, full_frame
 from tpmon.model.frame import EventKind, Frame, TargetState
+from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import Missing
 from tpmon.model.verdict import Kind
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, write_status
@@ -99,6 +100,14 @@ def test_plain_follows_each_figure(fields: dict[str, Any], words: str):
     before = {"gpus": (make_gpu(0),)}
     frames = [at(i, **(before if i < 31 else {**before, **fields})) for i in range(40)]
     assert any(line.split(" ", 1)[1].startswith(words) for line in said(frames)[2:])
+
+
+def test_plain_leaves_the_card_of_a_stray_context_to_its_users():
+    context, work = (GpuProcess(4211, used * GIB, Missing("no sample"), True) for used in (1, 60))
+    stray = make_gpu(0, sm_pct=96.0, processes=(context,))
+    own = (make_gpu(3, sm_pct=96.0, processes=(work,)), make_gpu(3, sm_pct=12.0, processes=(work,)))
+    lines = said([at(i, gpus=(stray, own[i >= 31])) for i in range(40)])
+    assert any("GPU busy fell from 96 % to 12 %" in line for line in lines)
 
 
 def test_plain_says_events_notes_and_states():

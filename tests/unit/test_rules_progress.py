@@ -32,7 +32,7 @@ from tpmon.judge.scene import see
 from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuState
-from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Kind, SinceIs
 
@@ -230,6 +230,10 @@ def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
     assert found.since_source.startswith("last log write")
     unlogged = conclude([replace(frame, output=()) for frame in growing(40, 40.0, 0.0)])
     assert (unlogged.since, unlogged.since_is) == (NOW - timedelta(seconds=40), SinceIs.LOWER_BOUND)
+    # By the clock of its server the log is written in ten minutes.
+    ahead = replace(old_log(0.0), last_write=NOW + timedelta(seconds=600), last_write_age_s=Missing("ahead"))
+    undated = conclude([replace(frame, output=(ahead,)) for frame in growing(40, 40.0, 0.0)])
+    assert (undated.since, undated.since_is) == (unlogged.since, unlogged.since_is)
 
 
 def test_stacks_that_stay_in_one_place_are_a_further_source():

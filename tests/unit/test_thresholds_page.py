@@ -1,4 +1,4 @@
-"""docs/thresholds.md names every number at the top of a module of tpmon/judge, with its value of today."""
+"""docs/thresholds.md names every number at the top of a module that decides, with its value of today."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "thresholds.md"
-MODULES = sorted(path.stem for path in (ROOT / "tpmon" / "judge").glob("*.py") if path.stem != "__init__")
+JUDGES = sorted((ROOT / "tpmon" / "judge").glob("*.py"))
+SHARED = ROOT / "tpmon" / "model" / "card_use.py"
+"""What a Frame says of its cards is decided as the judge decides it."""
+MODULES = {path.stem: path for path in (*JUDGES, SHARED) if path.stem != "__init__"}
 ROW = re.compile(r"^\| `(\w+\.\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
 Number = int | float
@@ -63,12 +66,11 @@ def find_names(tree: ast.Module) -> list[str]:
 
 
 def read_program() -> dict[str, Threshold]:
-    """Return every threshold of the judge by ``module.NAME``."""
+    """Return every threshold by ``module.NAME``."""
     found = {}
-    for stem in MODULES:
-        module = importlib.import_module(f"tpmon.judge.{stem}")
-        source = (ROOT / "tpmon" / "judge" / f"{stem}.py").read_text(encoding="utf-8")
-        for name in find_names(ast.parse(source)):
+    for stem, path in MODULES.items():
+        module = importlib.import_module(f"tpmon.{path.parent.name}.{stem}")
+        for name in find_names(ast.parse(path.read_text(encoding="utf-8"))):
             value = as_threshold(getattr(module, name))
             if value is not None and f"{stem}.{name}" not in NO_THRESHOLDS:
                 found[f"{stem}.{name}"] = value

@@ -136,7 +136,10 @@ REMEDIES = (
         applies="The rank that is late or gone runs on another machine.",
         not_when="A rank of this machine is not in the collective.",
         needs=(Need.LOCAL_RANKS_WAIT,),
-        paste="srun --jobid=JOBID --overlap --ntasks-per-node=1 tpmon dump --job --json | tpmon fold -",
+        # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them.
+        paste="# in a folder that all hosts share and that holds no older dump\n"
+        "srun --jobid=JOBID --overlap --ntasks-per-node=1 --output=dump-%N-%t.json tpmon dump --job --json\n"
+        "tpmon fold dump-*.json",
         language=Language.SHELL,
         ceiling="none; it says where to look",
         risk=Risk.NONE,

@@ -56,7 +56,8 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
 
 def _last_sign(scene: Scene) -> tuple[datetime, str] | None:
     """Return the last sign of life from before tpmon came: log or connections, or an open file after them."""
-    times = [one.last_write for one in scene.frame.output if is_known(one.last_write)]
+    logs = [one for one in scene.frame.output if is_known(one.last_write_age_s)]
+    times = [one.last_write for one in logs if is_known(one.last_write)]
     talked, written = connections_age_s(scene.frame), scene.frame.written
     if times:
         time, words = max(times), "last log write"

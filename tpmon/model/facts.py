@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tpmon.model.card_use import list_used
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample
 from tpmon.model.known import Known, Missing, is_known
@@ -22,8 +23,7 @@ WAITING_FROM = 0.5
 def _gpu_fact(gpus: Known[tuple[GpuSample, ...]]) -> str:
     if not is_known(gpus):
         return ""
-    ours = [card for card in gpus if is_known(card.pids) and card.pids]
-    busy = [card.sm_pct for card in ours if is_known(card.sm_pct)]
+    busy = [card.sm_pct for card in list_used(gpus) if is_known(card.sm_pct)]
     if not busy:
         return ""
     if len(busy) == 1:

@@ -174,7 +174,7 @@ class RankRow:
     local_rank: Applicable[int]
     pid: int
     gpu: Applicable[int]
-    """NVML index of the card that lists this PID."""
+    """NVML index of the card that it works on."""
     where: Known[str]
     where_unchanged_s: Known[float]
     step: Known[int]

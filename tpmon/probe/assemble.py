@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 
+from tpmon.model.card_use import find_used
 from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import CpuSample, MemorySample, OutputSample, Pool, ShmSample
@@ -169,21 +170,15 @@ def make_rank_rows(
     processes: Sequence[ProcessSample], gpus: Known[tuple[GpuSample, ...]]
 ) -> tuple[RankRow, ...]:
     """Return one row for each rank, by rank and PID. "where" is the kernel's word, without stacks."""
-    card_of: dict[int, Known[int]] = {}
-    for card in gpus if is_known(gpus) else ():
-        for pid in card.pids if is_known(card.pids) else ():
-            seen = card_of.setdefault(pid, card.index)
-            # CUDA opens every card that it may see: of several open ones none is more likely.
-            if card.pids_are_visible_only and seen != card.index:
-                card_of[pid] = _SEVERAL_CARDS
+    used = find_used(gpus) if is_known(gpus) else {}
     no_step = Missing("no hook in the training process")
     rows = []
     for process in processes:
         if process.role is not Role.RANK:
             continue
         gpu: Applicable[int] = NOT_APPLICABLE
-        if process.pid in card_of:
-            gpu = card_of[process.pid]
+        if process.pid in used:
+            gpu = _name_card(used[process.pid])
         elif is_known(gpus) and gpus:
             gpu = Missing("no card lists this process")
         rows.append(
@@ -199,6 +194,16 @@ def make_rank_rows(
             )
         )
     return tuple(sorted(rows, key=lambda row: (row.rank if isinstance(row.rank, int) else 1 << 30, row.pid)))
+
+
+def _name_card(used: Sequence[GpuSample]) -> Known[int]:
+    """Return the index of the one card that a process works on."""
+    if len(used) == 1:
+        return used[0].index
+    # CUDA opens every card that it may see: of several open ones none is more likely.
+    if any(card.pids_are_visible_only for card in used):
+        return _SEVERAL_CARDS
+    return Missing(f"it uses several cards: {', '.join(str(card.index) for card in used)}")
 
 
 def has_pin_thread(process: ProcessSample) -> bool:
@@ -229,7 +234,7 @@ def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, .
 
 def age_output(output: OutputSample, taken: datetime) -> OutputSample:
     """Count the age of the last write up to the Frame: the log itself is looked at less often."""
-    if not is_known(output.last_write):
+    if not is_known(output.last_write) or not is_known(output.last_write_age_s):
         return output
     return replace(output, last_write_age_s=max(0.0, (taken - output.last_write).total_seconds()))
 

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from tpmon.model.doctor import NOT_THIS_USER
@@ -33,6 +33,8 @@ DESCRIPTORS = (1, 2)
 CLOCK_SKEW_S = 5.0
 """How far a file server's clock may run ahead of ours before an age says nothing."""
 
+_Identity = tuple[int, int]
+"""Device and inode."""
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, clipboard
@@ -65,11 +67,35 @@ def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENG
     return tuple(reversed(shown))
 
 
-def _age_s(modified_s: float) -> Known[float]:
-    age = time.time() - modified_s
-    if age < -CLOCK_SKEW_S:
-        return Missing(f"the file's clock is {-age:.0f} s ahead of ours")
-    return max(0.0, age)
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """Hold the times of a file as the last look found them, in seconds since the epoch.
+
+    ``ahead_s`` is how far its server's clock was ever seen ahead of ours, 0: never. If it was, ``written_s``
+    is when a look found the write, by our clock; None: no look has found one yet.
+    """
+
+    modified_s: float
+    ahead_s: float
+    written_s: float | None
+
+
+def _stamp(modified_s: float, before: _Stamp | None, now_s: float) -> _Stamp:
+    """Date the last write of a file; ``before`` is what the look before this one found."""
+    ahead_s = max(modified_s - now_s, before.ahead_s if before is not None else 0.0)
+    if ahead_s <= CLOCK_SKEW_S:
+        return _Stamp(modified_s, 0.0, modified_s)
+    if before is None:
+        return _Stamp(modified_s, ahead_s, None)
+    if before.modified_s != modified_s:
+        return _Stamp(modified_s, ahead_s, now_s)
+    return _Stamp(modified_s, ahead_s, before.written_s if before.ahead_s else None)
+
+
+def _age_s(stamp: _Stamp, now_s: float) -> Known[float]:
+    if stamp.written_s is None:
+        return Missing(f"the file's clock is {stamp.ahead_s:.0f} s ahead of ours")
+    return max(0.0, now_s - stamp.written_s)
 
 
 def _open(path: str) -> int:
@@ -111,12 +137,14 @@ class _File:
     """Hold where a log was found and what it said."""
 
     path: str
-    identity: tuple[int, int]
-    """Device and inode."""
+    identity: _Identity
+    stamp: _Stamp
     sample: OutputSample
 
 
-def _read_output(pid: int, fd: int, place: str, path: str, found: os.stat_result) -> _File:
+def _read_output(
+    pid: int, fd: int, place: str, path: str, found: os.stat_result, *, stamps: Mapping[_Identity, _Stamp]
+) -> _File:
     lines: tuple[str, ...] = ()
     size: Known[int] = found.st_size
     try:
@@ -124,21 +152,26 @@ def _read_output(pid: int, fd: int, place: str, path: str, found: os.stat_result
         lines = parse_tail(raw, cut=size > len(raw))
     except OSError as error:
         size = Missing(f"not readable: {error.strerror or error}")
+    identity, now_s = (found.st_dev, found.st_ino), time.time()
+    stamp = _stamp(found.st_mtime, stamps.get(identity), now_s)
+    dated_s = found.st_mtime if stamp.written_s is None else stamp.written_s
     sample = OutputSample(
         pid=pid,
         fd=fd,
         path=clean_text(path, PATH_LENGTH),
         size_bytes=size,
-        last_write=datetime.fromtimestamp(found.st_mtime).astimezone(),
-        last_write_age_s=_age_s(found.st_mtime),
+        last_write=datetime.fromtimestamp(dated_s).astimezone(),
+        last_write_age_s=_age_s(stamp, now_s),
         lines=lines,
     )
-    return _File(path, (found.st_dev, found.st_ino), sample)
+    return _File(path, identity, stamp, sample)
 
 
-def _find_files(pids: Sequence[int], proc: str) -> tuple[list[_File], tuple[int, int] | None]:
+def _find_files(
+    pids: Sequence[int], proc: str, stamps: Mapping[_Identity, _Stamp]
+) -> tuple[list[_File], tuple[int, int] | None]:
     """Read each regular file once; also returns the first descriptor that was refused."""
-    files: dict[tuple[int, int], _File] = {}
+    files: dict[_Identity, _File] = {}
     refused = None
     for pid in pids:
         for fd in DESCRIPTORS:
@@ -146,7 +179,7 @@ def _find_files(pids: Sequence[int], proc: str) -> tuple[list[_File], tuple[int,
             try:
                 found = os.stat(link)
                 if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in files:
-                    file = _read_output(pid, fd, link, os.readlink(link), found)
+                    file = _read_output(pid, fd, link, os.readlink(link), found, stamps=stamps)
                     files[file.identity] = file
             except PermissionError:
                 refused = refused or (pid, fd)
@@ -170,7 +203,8 @@ class OutputReader:
         When none of ``pids`` has one any more, those seen last are read by their path, where the
         same file still is. Of processes that another user owns one sample says so.
         """
-        files, refused = _find_files(pids, self._proc)
+        stamps = {file.identity: file.stamp for file in self._files}
+        files, refused = _find_files(pids, self._proc, stamps)
         if refused and not files:
             why = Missing(NOT_THIS_USER)
             return (OutputSample(*refused, "not known", why, why, why, ()),)
@@ -186,4 +220,5 @@ def _read_again(file: _File) -> _File:
         return file  # removed, or its path is another container's
     if (found.st_dev, found.st_ino) != file.identity or not stat.S_ISREG(found.st_mode):
         return file
-    return _read_output(file.sample.pid, file.sample.fd, file.path, file.path, found)
+    stamps = {file.identity: file.stamp}
+    return _read_output(file.sample.pid, file.sample.fd, file.path, file.path, found, stamps=stamps)

@@ -7,12 +7,14 @@ here. Whether a certain process may be read is tried in ``permissions_process``.
 from __future__ import annotations
 
 import os
+import shlex
 
 from tpmon.model.doctor import Access, Check
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.procread import PROC, read_file
+from tpmon.probe.stack_child import find_spy
 from tpmon.probe.stack_refusal import (
     ADD_CAPABILITY,
     CAP_SYS_PTRACE,
@@ -73,8 +75,11 @@ def read_own(proc: str = PROC) -> Own:
     )
 
 
-def judge_yama(scope: Known[int], own: Own) -> Check:
-    """Say what kernel.yama.ptrace_scope allows (Documentation/admin-guide/LSM/Yama.rst)."""
+def judge_yama(scope: Known[int], own: Own, spy: Known[str]) -> Check:
+    """Say what kernel.yama.ptrace_scope allows (Documentation/admin-guide/LSM/Yama.rst).
+
+    ``spy`` is the file of the py-spy that tpmon starts: it can be given the right alone.
+    """
     if isinstance(scope, Missing):
         return make_check(
             "yama", Access.ALLOWED, f"{scope.reason}: nothing beyond the same user is asked for"
@@ -93,7 +98,8 @@ def judge_yama(scope: Known[int], own: Own) -> Check:
     if own.contained:
         return make_check("yama", Access.DENIED, f"{words}: {who} may look", ADD_CAPABILITY)
     fix = LIFT_YAMA if scope == 1 else "sudo tpmon attach PID"
-    return make_check("yama", Access.DENIED, f"{words}: {who} may look", fix)
+    give = f"; for py-spy alone: sudo setcap cap_sys_ptrace+ep {shlex.quote(spy)}" if is_known(spy) else ""
+    return make_check("yama", Access.DENIED, f"{words}: {who} may look{give}", fix)
 
 
 def judge_capability(own: Own) -> Check:
@@ -205,7 +211,8 @@ def read_number(path: str, otherwise: str) -> Known[int]:
 
 def check_yama(proc: str = PROC) -> Check:
     """Read and judge kernel.yama.ptrace_scope."""
-    return judge_yama(read_ptrace_scope(proc), read_own(proc))
+    # setcap takes no link, and an installer may have put one on PATH.
+    return judge_yama(read_ptrace_scope(proc), read_own(proc), map_known(os.path.realpath, find_spy()))
 
 
 def check_capability(proc: str = PROC) -> Check:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tpmon.errors import NoTargetError, NotPermittedError, StartingError, TpmonError, UsageError
 from tpmon.model.doctor import SAYS_MORE
-from tpmon.model.known import Missing
+from tpmon.model.known import Missing, known_or
 from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
 from tpmon.probe.procfs import require_descriptors
@@ -32,6 +32,7 @@ from tpmon.probe.strays import LAUNCHER_GONE, read_meeting
 from tpmon.probe.survey import Sight, ancestry, choose_root, survey
 
 _MOST_NAMED = 8
+_SLURM_JOB = "SLURM_JOB_ID"
 _LIST_JOBS = "tpmon ps lists the training jobs of this machine"
 
 
@@ -54,12 +55,16 @@ def find_job(pid: int, proc: str = PROC) -> Job:
 def find_only_job(proc: str = PROC) -> Job:
     """Find the only training job that this user runs on this machine; under sudo, also who called it.
 
+    Of several the one of the Slurm job that tpmon itself runs in: two of a user may share a node.
+
     Raises:
         NoTargetError: when there is none, or it is not known whether it is the only one.
         UsageError: when there are several, or tpmon may not open enough files.
     """
     require_descriptors()
     jobs, unanswered = _find_own_jobs(proc)
+    slurm_job = os.environ.get(_SLURM_JOB, "")
+    jobs = [job for job in jobs if slurm_job and _is_in(slurm_job, job)] or jobs
     if len(jobs) > 1:
         names = ", ".join(f"{job.root.pid} ({job.script})" for job in jobs[:_MOST_NAMED])
         more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
@@ -76,6 +81,11 @@ def find_only_job(proc: str = PROC) -> Job:
     if not jobs:
         raise NoTargetError("this user runs no training job on this machine", _LIST_JOBS)
     return jobs[0]
+
+
+def _is_in(slurm_job: str, job: Job) -> bool:
+    """Tell whether a training job runs in a Slurm job, by the start environment of its processes."""
+    return any(known_or(one.environ, {}).get(_SLURM_JOB) == slurm_job for one in job.facts.values())
 
 
 def find_own_jobs(proc: str = PROC) -> list[Job]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import date
 
+from tpmon.model.card_use import list_used
 from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
@@ -52,8 +53,7 @@ class Figure:
 def _gpu_busy(frame: Frame) -> Known[float]:
     if isinstance(frame.gpus, Missing):
         return frame.gpus
-    ours = [card for card in frame.gpus if is_known(card.pids) and card.pids]
-    busy = [card.sm_pct for card in ours if is_known(card.sm_pct)]
+    busy = [card.sm_pct for card in list_used(frame.gpus) if is_known(card.sm_pct)]
     return sum(busy) / len(busy) if busy else Missing("no card of the job answers")
 
 

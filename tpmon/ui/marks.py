@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tpmon.model.card_use import list_used
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import GpuSample, GpuState
 from tpmon.model.host import CpuSample, MemorySample
@@ -130,7 +131,7 @@ def tell_most(frame: Frame) -> tuple[str, Ink]:
 
 
 def _busy_fact(frame: Frame, cards: Sequence[GpuSample]) -> tuple[str, Ink]:
-    ours = [card for card in cards if is_known(card.pids) and card.pids]
+    ours = list_used(cards)
     for card in ours:
         if card.throttle:
             return f"GPU {card.index} held down: {card.throttle[0]}", Ink.WARN
