@@ -163,6 +163,34 @@ def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake: Fake
     assert refusal(50, fake.proc).try_this == "tpmon attach 60 (train.py)"
 
 
+@pytest.mark.parametrize("asked", [60, 100, 101, 110])
+def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake: FakeProc, asked: int) -> None:
+    fake.add(50, 1, ("-bash",))
+    fake.add(60, 50, ("python", "/venv/bin/yolo", "train", "device=0,1"), torch=True)
+    fake.add_torchrun(100, 60)
+    job = find_job(asked, fake.proc)
+    assert (job.root.pid, job.world_size) == (100, 4)
+    assert ranks(job) == {101: 0, 102: 1}
+    assert job.remark == ("60 (yolo) started the job of 100" if asked == 60 else "")
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [100]
+
+
+def test_runs_of_a_sweep_that_has_torch_are_jobs_of_their_own(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "sweep.py"), torch=True)
+    for pid in (70, 80):
+        fake.add(pid, 60, ("python", "train.py", "--seed", str(pid)), torch=True, threads=("pt_autograd_0",))
+        fake.add(pid + 1, pid, ("python", "train.py", "--seed", str(pid)), name="pt_data_worker")
+    assert roles(find_job(71, fake.proc)) == {70: RANK, 71: WORKER}
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [70, 80]
+    assert (
+        refusal(60, fake.proc).what == "process 60 (sweep.py) does not train, and did not start just one job"
+    )
+    assert refusal(60, fake.proc).try_this == "tpmon attach 70 (train.py) or 80 (train.py)"
+    fake.remove(81)
+    fake.remove(80)
+    assert find_job(60, fake.proc).root.pid == 70
+
+
 def test_a_jupyter_kernel_is_a_job_and_its_server_is_not(fake: FakeProc) -> None:
     fake.add(40, 1, ("slurmstepd: [9.0]",), name="slurmstepd")
     fake.add(50, 40, ("python", "/venv/bin/jupyter-lab"), torch=True)
