@@ -83,6 +83,41 @@ def test_ranks_that_were_started_one_by_one_are_one_job(fake: FakeProc) -> None:
     assert job.rank_source == "environment; no launcher above them, they meet at one address"
 
 
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+PMI = {"PMI_SIZE": "3"}
+STARTS: dict[str, tuple[str, dict[str, str]]] = {
+    "Slurm": ("SLURM_PROCID", SLURM),
+    "PMIx": ("PMI_RANK", PMI | {"PMIX_NAMESPACE": "prterun-1@1"}),
+    "parent": ("PMI_RANK", PMI),
+    "Horovod": ("HOROVOD_RANK", {"HOROVOD_SIZE": "3"}),
+    "torch": ("RANK", {"WORLD_SIZE": "3"}),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ranks_of_a_launcher_that_is_hidden_or_unknown_are_one_job(fake: FakeProc, start: str) -> None:
+    """With hidepid=2, slurmstepd (40) is not in the table; palsd, jsmd and flux-shell are no launchers of ours."""
+    name, environ = STARTS[start]
+    for rank, pid in enumerate((60, 61, 62)):
+        fake.add(pid, 40, ("python", "fit.py"), environ=environ | {name: str(rank)}, torch=True)
+    fake.add(70, 41, ("python", "fit.py"), environ=PMI | {"PMI_RANK": "1"}, torch=True)
+    job = find_job(62, fake.proc)
+    assert (job.root.pid, job.world_size, ranks(job)) == (60, 3, {60: 0, 61: 1, 62: 2})
+    assert [(one.pid, one.ranks) for one in list_jobs(fake.proc).jobs] == [(60, 3), (70, 1)]
+    if start == "torch":
+        assert job.rank_source == "environment; no launcher above them, one process started them"
+
+
+def test_ranks_of_two_steps_or_of_no_known_start_stay_apart(fake: FakeProc) -> None:
+    fake.add(60, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "0"}, torch=True)
+    fake.add(
+        61, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, torch=True
+    )
+    for rank, pid in enumerate((70, 71)):
+        fake.add(pid, 1, ("python", "b.py"), environ=PMI | {"PMI_RANK": str(rank)}, torch=True)
+    assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 70, 71]
+
+
 def test_ranks_that_cannot_be_of_one_run_stay_apart(fake: FakeProc) -> None:
     """One left over from an earlier run, one of another container, one at another port."""
     for pid, rank in ((60, 0), (61, 1), (62, 1)):
