@@ -205,6 +205,13 @@ def test_what_trains_itself_stays_a_rank_whatever_it_started(tree: list[Facts]) 
     assert {pid: parts[pid].role for pid in (10, 20, 30)} == {10: Role.RANK, 20: Role.HELPER, 30: Role.HELPER}
 
 
+def test_before_torch_2_5_forked_workers_are_the_sign_of_training() -> None:
+    tree = [process(10, 1), process(11, 10), process(20, 10, LAUNCHED, "pt_elastic")]
+    assert [part.role for part in cast(tree, named=False).values()] == [Role.RANK, Role.WORKER, Role.HELPER]
+    below = [process(10, 1, SWEEP), process(20, 10), process(21, 20)]
+    assert [part.role for part in cast(below, named=False).values()] == [Role.HELPER, Role.RANK, Role.WORKER]
+
+
 def test_programs_beside_one_that_trains_are_no_ranks() -> None:
     tree = [process(10, 1, SWEEP), process(20, 10, threads=AUTOGRAD), process(21, 20, name="pt_data_worker")]
     board = process(30, 10, (PYTHON, "/v/bin/tensorboard"), torch=False, start=NEW)

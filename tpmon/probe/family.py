@@ -164,7 +164,7 @@ class Family:
         """Tell whether a process has threads or workers that only training needs."""
         return any(
             name.startswith(_TRAINING_THREADS) for name in self.facts[pid].thread_names
-        ) or self.has_workers(pid, named=True)
+        ) or self.has_workers(pid)
 
     def _is_worker(self, pid: int) -> bool:
         return self.facts[pid].stat.name.startswith(WORKER_NAME)
