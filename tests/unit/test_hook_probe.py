@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import subprocess
 import sys
@@ -224,6 +225,16 @@ def test_a_page_that_its_owner_could_shrink_is_not_mapped(reader: StepReader) ->
     with drive(OTHERS) as job:
         job.do(f"make({header!r} + bytes(300000), seal=False)")
         assert reader.read_steps([job.identity])[job.identity] == Missing(NO_HOOK)
+
+
+def test_a_python_that_does_not_name_the_seals_reads_the_page(
+    reader: StepReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in dir(fcntl) if "SEAL" in name]:
+        monkeypatch.delattr(fcntl, name)
+    with drive() as job:
+        job.do("train(3)")
+        assert read(reader, job.identity).state is HookState.RUNNING
 
 
 def test_another_layout_is_named(reader: StepReader) -> None:

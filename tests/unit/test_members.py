@@ -134,7 +134,7 @@ def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(tmp_path: 
     fake = FakeProc(tmp_path / "proc")
     place = {"PMI_RANK": "0", "PMI_SIZE": "1"}
     fake.add(50, 1, ("mpirun", "x"))
-    fake.add(51, 50, ("python", "/opt/conda/bin/conda", "run"), environ=place)
+    fake.add(51, 50, ("python", "/opt/conda/bin/conda", "run"), environ=place, start=fake.now - 200)
     fake.add(60, 50, ("python", "train.py"), environ={"PMI_RANK": "1", "PMI_SIZE": "2"}, torch=True)
     fake.add(52, 51, ("python", "train.py"), environ=place, start=fake.now - 100)
     membership = Membership(find_job(50, fake.proc), fake.proc)
@@ -148,6 +148,25 @@ def test_the_rank_is_found_below_its_wrapper_once_it_has_loaded_torch(tmp_path: 
     assert {member.identity.pid: member.role for member in changes.changed} == {
         51: Role.HELPER,
         52: Role.RANK,
+    }
+    membership.close()
+
+
+def test_the_job_is_found_below_what_started_it_once_that_is_seen(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(60, 1, ("python", "/venv/bin/yolo", "train"), torch=True)
+    membership = Membership(find_job(60, fake.proc), fake.proc)
+    assert [(member.role, member.rank) for member in membership.members] == [(Role.RANK, 0)]
+    fake.add_torchrun(100, 60, workers=1)
+    membership.refresh(SECOND)
+    roles = {member.identity.pid: member.role for member in membership.members}
+    assert roles == {
+        60: Role.HELPER,
+        100: Role.LAUNCHER,
+        101: Role.RANK,
+        102: Role.RANK,
+        110: Role.WORKER,
+        120: Role.WORKER,
     }
     membership.close()
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.children import MAP_TORCH, child
-from tpmon.model.known import Missing
+from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
+from tpmon.probe import ending
 from tpmon.probe.changes import Changes, Departure, describe_changes
 from tpmon.probe.ending import UNSEEN, describe_end, parse_oom_victims, read_oom_victims, read_wait_status
 from tpmon.probe.members import Membership
@@ -85,6 +86,29 @@ def test_a_real_worker_that_was_reaped_tells_its_exit_code_where_the_kernel_keep
         assert tuple(map(int, os.uname().release.split(".")[:2])) < (6, 15)
     else:
         assert describe_end(status) == "exit 3"
+
+
+@pytest.mark.parametrize("kernel", ["has pidfd_open", "is older"])
+def test_ends_are_seen_by_a_python_without_pidfd_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """Those of conda and many of uv have none: it was not in the headers they were built with."""
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    if kernel == "is older":
+        monkeypatch.setattr(ending, "_PIDFD_OPEN", 1 << 20)
+    with child(FAMILY, str(tmp_path), "1.5") as one:
+        membership = Membership(find_job(one.pid))
+        one.say("exit")
+        worker = int(one.hear())
+        membership.refresh(time.monotonic_ns())
+        assert one.hear() == "reaped"
+        departure = wait_for_gone(membership)
+        membership.close()
+    assert departure.member.identity.pid == worker
+    if kernel == "is older":
+        assert departure.wait_status == Missing("it was reaped before tpmon could look")
+    elif is_known(departure.wait_status):
+        assert describe_end(departure.wait_status) == "exit 3"
 
 
 def test_the_end_of_an_unwatched_process_is_not_made_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -127,6 +128,150 @@ def test_a_rank_that_starts_another_training_stays_a_rank() -> None:
 )
 def test_workers_name_themselves_since_torch_2_5(version: str | Missing, named: bool) -> None:
     assert names_workers(version) is named
+
+
+SWEEP = (PYTHON, "sweep.py")
+AUTOGRAD = ("pt_autograd_0",)
+SHELL_OF_A_STEP = {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+}
+LAUNCHED = (PYTHON, "/v/bin/torchrun", "train.py")
+
+
+@pytest.mark.parametrize("environ", [{}, SHELL_OF_A_STEP])
+def test_what_has_torch_and_started_a_launcher_is_no_rank(environ: dict[str, str]) -> None:
+    tree = [process(10, 1, (PYTHON, "/v/bin/yolo", "train"), environ=environ)]
+    tree += [process(11, 10, ("sh", "-c", "torchrun"), "sh"), process(12, 11, LAUNCHED, "pt_elastic")]
+    for local in (0, 1):
+        place = {"RANK": str(local), "LOCAL_RANK": str(local), "WORLD_SIZE": "2"}
+        tree.append(process(20 + local, 12, environ=environ | place))
+    parts = cast([*tree, process(30, 21, name="pt_data_worker")])
+    assert {pid: part.role for pid, part in parts.items()} == {
+        10: Role.HELPER,
+        12: Role.LAUNCHER,
+        20: Role.RANK,
+        21: Role.RANK,
+        30: Role.WORKER,
+    }
+    assert (parts[21].rank, parts[21].world_size, parts[30].rank_pid) == (1, 2, 21)
+
+
+@pytest.mark.parametrize("sign", ["workers", "threads", "group", "ranks"])
+def test_what_has_torch_and_started_one_that_trains_is_no_rank(sign: str) -> None:
+    threads = {"threads": AUTOGRAD, "group": GLOO}.get(sign, ())
+    tree = [process(10, 1, SWEEP), process(20, 10, (PYTHON, "train.py", "--seed", "1"), threads=threads)]
+    if sign == "workers":
+        tree.append(process(21, 20, (PYTHON, "train.py", "--seed", "1"), "pt_data_worker"))
+    if sign == "ranks":
+        tree += [process(30 + rank, 20, SPAWNED, threads=GLOO) for rank in (0, 1)]
+    parts = cast(tree)
+    assert (parts[10].role, parts[10].label) == (Role.HELPER, "sweep.py")
+    assert [pid for pid, part in parts.items() if part.role is Role.RANK] == (
+        [30, 31] if sign == "ranks" else [20]
+    )
+    if sign == "workers":
+        assert (parts[20].rank, parts[20].world_size, parts[20].source) == (0, 1, "single process")
+        assert (parts[21].role, parts[21].rank_pid) == (Role.WORKER, 20)
+
+
+@pytest.mark.parametrize("method", ["argv", "title", "spawn", "image", "compile"])
+def test_what_multiprocessing_started_and_what_trains_itself_makes_no_helper_of_a_rank(method: str) -> None:
+    argv = {
+        "argv": SWEEP,
+        "title": ("VLLM::Engine",),
+        "spawn": SPAWNED,
+        "image": (PYTHON, "x.py"),
+        "compile": (PYTHON, "/v/torch/_inductor/compile_worker/__main__.py"),
+    }[method]
+    parent, child = process(10, 1, SWEEP), process(20, 10, argv, threads=AUTOGRAD)
+    if method == "image":
+        parent, child = (replace(each, stat=replace(each.stat, image=7)) for each in (parent, child))
+    assert cast([parent, child])[10].role is Role.RANK
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [process(10, 1, SWEEP, threads=AUTOGRAD)],
+        [process(10, 1, SWEEP), process(11, 10, SWEEP, "pt_data_worker")],
+        [process(10, 1, SWEEP, environ={"RANK": "0", "WORLD_SIZE": "1"})],
+    ],
+)
+def test_what_trains_itself_stays_a_rank_whatever_it_started(tree: list[Facts]) -> None:
+    parts = cast([*tree, process(20, 10, LAUNCHED, "pt_elastic"), process(30, 20, threads=GLOO)])
+    assert {pid: parts[pid].role for pid in (10, 20, 30)} == {10: Role.RANK, 20: Role.HELPER, 30: Role.HELPER}
+
+
+def test_before_torch_2_5_forked_workers_are_the_sign_of_training() -> None:
+    tree = [process(10, 1), process(11, 10), process(20, 10, LAUNCHED, "pt_elastic")]
+    assert [part.role for part in cast(tree, named=False).values()] == [Role.RANK, Role.WORKER, Role.HELPER]
+    below = [process(10, 1, SWEEP), process(20, 10), process(21, 20)]
+    assert [part.role for part in cast(below, named=False).values()] == [Role.HELPER, Role.RANK, Role.WORKER]
+
+
+def test_programs_beside_one_that_trains_are_no_ranks() -> None:
+    tree = [process(10, 1, SWEEP), process(20, 10, threads=AUTOGRAD), process(21, 20, name="pt_data_worker")]
+    board = process(30, 10, (PYTHON, "/v/bin/tensorboard"), torch=False, start=NEW)
+    assert cast([*tree, board])[30].role is Role.HELPER
+
+
+def test_lightning_in_an_interactive_step_of_slurm_has_all_its_ranks() -> None:
+    tree = [process(10, 1, (PYTHON, "fit.py"), environ=SHELL_OF_A_STEP, threads=GLOO)]
+    for local in (1, 2, 3):
+        place = SHELL_OF_A_STEP | {"LOCAL_RANK": str(local), "NODE_RANK": "0", "WORLD_SIZE": "4"}
+        tree.append(process(20 + local, 10, (PYTHON, "/abs/fit.py"), environ=place))
+    parts = cast([*tree, process(31, 21, name="pt_data_worker", environ=SHELL_OF_A_STEP)])
+    ranks = {pid: (part.rank, part.world_size) for pid, part in parts.items() if part.role is Role.RANK}
+    assert ranks == {10: (0, 4), 21: (1, 4), 22: (2, 4), 23: (3, 4)}
+    assert parts[31].rank_pid == 21
+
+
+def test_spawned_ranks_in_an_interactive_step_of_slurm_are_ranks() -> None:
+    tree = [process(10, 1, environ=SHELL_OF_A_STEP, threads=GLOO)]
+    parts = cast([*tree, process(20, 10, SPAWNED, environ=SHELL_OF_A_STEP, threads=GLOO)])
+    assert [(part.role, part.rank) for part in parts.values()] == [(Role.RANK, 0), (Role.RANK, 1)]
+
+
+def test_a_pod_whose_python_starts_the_ranks_is_their_launcher() -> None:
+    pod = {"RANK": "1", "WORLD_SIZE": "2"}
+    tree = [process(10, 1, (PYTHON, "start.py"), environ=pod)]
+    for local in (0, 1):
+        place = {"RANK": str(2 + local), "LOCAL_RANK": str(local), "WORLD_SIZE": "4"}
+        tree.append(process(20 + local, 10, environ=pod | place))
+    parts = cast(tree)
+    assert [(part.role, part.rank) for part in parts.values()] == [
+        (Role.LAUNCHER, NOT_APPLICABLE),
+        (Role.RANK, 2),
+        (Role.RANK, 3),
+    ]
+
+
+def test_an_evaluation_that_a_rank_starts_in_a_world_of_its_own_is_no_rank() -> None:
+    rank = process(10, 1, environ={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
+    alone = process(20, 10, (PYTHON, "eval.py"), environ={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
+    assert [part.role for part in cast([rank, alone]).values()] == [Role.RANK, Role.HELPER]
+
+
+STEP = process(10, 1, ("slurmstepd: [7.0]",), "slurmstepd", torch=False)
+OTHERS_PLACE = SHELL_OF_A_STEP | {"SLURM_PROCID": "1"}
+
+
+def test_python_without_torch_beside_the_ranks_is_no_rank() -> None:
+    tree = [STEP, process(11, 10, ("bash", "run.sh"), "bash", environ=SHELL_OF_A_STEP, torch=False)]
+    board = process(12, 11, (PYTHON, "/v/bin/tensorboard"), environ=SHELL_OF_A_STEP, torch=False, start=NEW)
+    parts = cast([*tree, board, process(13, 11, environ=SHELL_OF_A_STEP)])
+    assert {pid: part.role for pid, part in parts.items()} == {
+        10: Role.LAUNCHER,
+        12: Role.HELPER,
+        13: Role.RANK,
+    }
+    importing = process(14, 11, environ=OTHERS_PLACE, torch=False, start=NEW)
+    watcher = process(15, 11, (PYTHON, "watch.py"), environ=OTHERS_PLACE, torch=False)
+    parts = cast([*tree, process(13, 11, environ=SHELL_OF_A_STEP), importing, watcher])
+    assert [parts[pid].role for pid in (13, 14, 15)] == [Role.RANK, Role.RANK, Role.HELPER]
 
 
 def test_a_rank_that_says_nothing_has_no_number() -> None:

@@ -83,6 +83,41 @@ def test_ranks_that_were_started_one_by_one_are_one_job(fake: FakeProc) -> None:
     assert job.rank_source == "environment; no launcher above them, they meet at one address"
 
 
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+PMI = {"PMI_SIZE": "3"}
+STARTS: dict[str, tuple[str, dict[str, str]]] = {
+    "Slurm": ("SLURM_PROCID", SLURM),
+    "PMIx": ("PMI_RANK", PMI | {"PMIX_NAMESPACE": "prterun-1@1"}),
+    "parent": ("PMI_RANK", PMI),
+    "Horovod": ("HOROVOD_RANK", {"HOROVOD_SIZE": "3"}),
+    "torch": ("RANK", {"WORLD_SIZE": "3"}),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ranks_of_a_launcher_that_is_hidden_or_unknown_are_one_job(fake: FakeProc, start: str) -> None:
+    """With hidepid=2, slurmstepd (40) is not in the table; palsd, jsmd and flux-shell are no launchers of ours."""
+    name, environ = STARTS[start]
+    for rank, pid in enumerate((60, 61, 62)):
+        fake.add(pid, 40, ("python", "fit.py"), environ=environ | {name: str(rank)}, torch=True)
+    fake.add(70, 41, ("python", "fit.py"), environ=PMI | {"PMI_RANK": "1"}, torch=True)
+    job = find_job(62, fake.proc)
+    assert (job.root.pid, job.world_size, ranks(job)) == (60, 3, {60: 0, 61: 1, 62: 2})
+    assert [(one.pid, one.ranks) for one in list_jobs(fake.proc).jobs] == [(60, 3), (70, 1)]
+    if start == "torch":
+        assert job.rank_source == "environment; no launcher above them, one process started them"
+
+
+def test_ranks_of_two_steps_or_of_no_known_start_stay_apart(fake: FakeProc) -> None:
+    fake.add(60, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "0"}, torch=True)
+    fake.add(
+        61, 40, ("python", "a.py"), environ=SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_ID": "1"}, torch=True
+    )
+    for rank, pid in enumerate((70, 71)):
+        fake.add(pid, 1, ("python", "b.py"), environ=PMI | {"PMI_RANK": str(rank)}, torch=True)
+    assert sorted(job.pid for job in list_jobs(fake.proc).jobs) == [60, 61, 70, 71]
+
+
 def test_ranks_that_cannot_be_of_one_run_stay_apart(fake: FakeProc) -> None:
     """One left over from an earlier run, one of another container, one at another port."""
     for pid, rank in ((60, 0), (61, 1), (62, 1)):
@@ -161,6 +196,34 @@ def test_without_a_launcher_the_highest_python_with_torch_is_the_root(fake: Fake
     assert (job.world_size, job.rank_source) == (1, "single process")
     assert "Python without torch" in refusal(50, fake.proc).what
     assert refusal(50, fake.proc).try_this == "tpmon attach 60 (train.py)"
+
+
+@pytest.mark.parametrize("asked", [60, 100, 101, 110])
+def test_the_job_of_a_program_that_starts_a_launcher_is_the_launchers(fake: FakeProc, asked: int) -> None:
+    fake.add(50, 1, ("-bash",))
+    fake.add(60, 50, ("python", "/venv/bin/yolo", "train", "device=0,1"), torch=True)
+    fake.add_torchrun(100, 60)
+    job = find_job(asked, fake.proc)
+    assert (job.root.pid, job.world_size) == (100, 4)
+    assert ranks(job) == {101: 0, 102: 1}
+    assert job.remark == ("60 (yolo) started the job of 100" if asked == 60 else "")
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [100]
+
+
+def test_runs_of_a_sweep_that_has_torch_are_jobs_of_their_own(fake: FakeProc) -> None:
+    fake.add(60, 1, ("python", "sweep.py"), torch=True)
+    for pid in (70, 80):
+        fake.add(pid, 60, ("python", "train.py", "--seed", str(pid)), torch=True, threads=("pt_autograd_0",))
+        fake.add(pid + 1, pid, ("python", "train.py", "--seed", str(pid)), name="pt_data_worker")
+    assert roles(find_job(71, fake.proc)) == {70: RANK, 71: WORKER}
+    assert [one.pid for one in list_jobs(fake.proc).jobs] == [70, 80]
+    assert (
+        refusal(60, fake.proc).what == "process 60 (sweep.py) does not train, and did not start just one job"
+    )
+    assert refusal(60, fake.proc).try_this == "tpmon attach 70 (train.py) or 80 (train.py)"
+    fake.remove(81)
+    fake.remove(80)
+    assert find_job(60, fake.proc).root.pid == 70
 
 
 def test_a_jupyter_kernel_is_a_job_and_its_server_is_not(fake: FakeProc) -> None:

@@ -19,12 +19,34 @@ UNSEEN = "ended (exit status not visible to tpmon)"
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_SIZE = 64
 _PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_OPEN = 434
+"""include/uapi/asm-generic/unistd.h; the same number on every machine that tpmon runs on."""
 _KILLED = re.compile(rb"^[0-7],\d+,(\d+),[^;]*;[^\n]*(?:Killed|Kill) process (\d+)", re.MULTILINE)
 _KERNEL_RECORDS = 20_000
 _RECORD_BYTES = 8192
 _RECENT_S = 60.0
 _DRIFT_RATIO = 1e-4
 """100 ppm: what the clock of printk and a CLOCK_MONOTONIC that NTP steers drift apart at most."""
+
+
+def open_pidfd(pid: int) -> int:
+    """Open a descriptor that tells when a process ends; -1 where there is none.
+
+    Pythons that were built on an old system (conda, uv) have no os.pidfd_open, whatever kernel runs.
+    """
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else _call_pidfd_open(pid)
+    except OSError:
+        return -1  # gone, older than Linux 5.3, forbidden in a container, or no descriptor left
+
+
+def _call_pidfd_open(pid: int) -> int:
+    import ctypes  # noqa: PLC0415 only where Python cannot do it
+
+    opened = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, ctypes.c_long(pid), ctypes.c_long(0))
+    if opened < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(opened)
 
 
 def read_wait_status(identity: Identity, pidfd: int, proc: str = PROC) -> Known[int]:

@@ -39,6 +39,10 @@ _MOST_RECORDS = 128
 """Of so many new records the detail is read, 3 us each; totals need only the newest."""
 
 _MOST_DESCRIPTORS = 65_536
+# include/uapi/linux/fcntl.h; Pythons that were built on an old system (conda) do not name them.
+_GET_SEALS = 1034
+_SEAL_SHRINK = 0x2
+
 _LINK = f"/memfd:{wire.TELEMETRY_NAME} (deleted)"
 
 _FIRST_WAIT_S = 2.0
@@ -242,7 +246,7 @@ def _map(link: str, now: float) -> _Open:
 def _is_size_sealed(descriptor: int) -> bool:
     import fcntl  # noqa: PLC0415 only where a hook was found
 
-    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    return bool(fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK)
 
 
 def parse_reading(

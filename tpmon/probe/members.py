@@ -17,7 +17,7 @@ from dataclasses import replace
 from tpmon.model.known import Known, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.probe.changes import Changes, Departure
-from tpmon.probe.ending import read_oom_victims, read_wait_status
+from tpmon.probe.ending import open_pidfd, read_oom_victims, read_wait_status
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.job import (
     Job,
@@ -144,10 +144,9 @@ class Membership:
         with suppress(OSError):  # gone, or no descriptor left: it is opened anew each time
             watched.children_fd = os.open(self._children_path(pid), os.O_RDONLY | os.O_CLOEXEC)
         if self._proc == PROC:
-            try:
-                watched.pidfd = os.pidfd_open(pid)
-            except OSError:
-                return  # gone, or older than Linux 5.3: its stat line will tell
+            watched.pidfd = open_pidfd(pid)
+            if watched.pidfd < 0:
+                return  # its stat line will tell
             self._poll.register(watched.pidfd, select.POLLIN)
             self._by_pidfd[watched.pidfd] = pid
 

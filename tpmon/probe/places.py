@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from tpmon.model.frozen import dataclass
 
 BY_ENVIRONMENT = "environment"
+BY_MPI = "MPI environment"
+BY_SLURM = "Slurm environment"
 
 _NO_STEP = 1 << 31
 """Slurm gives the batch, extern and interactive steps numbers from 0xfffffff0 on (slurm.h)."""
@@ -23,7 +25,7 @@ class Place:
 
 
 def parse_place(environ: Mapping[str, str]) -> Place | None:
-    """Read the place of a rank: torch's own names first, then MPI's, then Slurm's.
+    """Read the place of a rank: torch's own names first, then Horovod's, MPI's and Slurm's.
 
     Slurm's count only inside a numbered step: the batch script also carries SLURM_PROCID=0.
     """
@@ -37,11 +39,13 @@ def parse_place(environ: Mapping[str, str]) -> Place | None:
     if "LOCAL_RANK" in number:  # Lightning starts its other ranks with LOCAL_RANK and NODE_RANK alone
         known = "LOCAL_RANK" if number.get("NODE_RANK", 0) == 0 else "RANK"
         return place(known, "LOCAL_RANK", "WORLD_SIZE", BY_ENVIRONMENT)
+    if "HOROVOD_RANK" in number:
+        return place("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", source="Horovod environment")
     if "OMPI_COMM_WORLD_RANK" in number:
         names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
-        return place(*names, source="MPI environment")
+        return place(*names, source=BY_MPI)
     if "PMI_RANK" in number:
-        return place("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", source="MPI environment")
+        return place("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", source=BY_MPI)
     if "SLURM_PROCID" in number and number.get("SLURM_STEP_ID", _NO_STEP) < _NO_STEP:
-        return place("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", source="Slurm environment")
+        return place("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", source=BY_SLURM)
     return None

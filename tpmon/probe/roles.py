@@ -12,10 +12,10 @@ from dataclasses import replace
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
-from tpmon.probe.facts import Facts
-from tpmon.probe.places import BY_ENVIRONMENT, Place, parse_place
-from tpmon.probe.procread import TICKS_PER_S, WORKER_NAME
-from tpmon.probe.programs import FORKSERVER, Program
+from tpmon.probe.facts import IMPORT_S, Facts
+from tpmon.probe.family import COMM_THREADS, Family, place_of
+from tpmon.probe.places import BY_ENVIRONMENT, Place
+from tpmon.probe.procread import TICKS_PER_S, WORKER_NAME, Mapped
 from tpmon.probe.strays import say_stray
 
 BY_PARENTAGE = "parentage and threads"
@@ -27,13 +27,12 @@ STARTING = "starting"
 YOUNG_S = 30.0
 """A spawned worker needs 1.5-2 s of CPU before it names itself; on a busy machine many times that."""
 
-_COMM_THREADS = ("pt_gloo", "gloo_tcp", "pt_nccl", "NCCL ", "pt_mpi", "pt_ucc")
 _THREADS = (
     ("pt_data_pin", ThreadKind.PIN),
     ("pt_autograd", ThreadKind.AUTOGRAD),
     ("pt_tcpstore", ThreadKind.COMM),
     ("libuv-worker", ThreadKind.COMM),
-    *((prefix, ThreadKind.COMM) for prefix in _COMM_THREADS),
+    *((prefix, ThreadKind.COMM) for prefix in COMM_THREADS),
     ("pt_thread_pool", ThreadKind.POOL),
     ("PTThreadPool", ThreadKind.POOL),
 )
@@ -77,17 +76,6 @@ def thread_kind(name: str, *, main: bool) -> ThreadKind:
     return ThreadKind.OTHER
 
 
-def place_of(fact: Facts) -> Place | None:
-    """Return the place that the start environment of a process tells, if it was read."""
-    return parse_place(fact.environ) if is_known(fact.environ) else None
-
-
-def starts_ranks(starter: Facts, children: Iterable[Facts]) -> bool:
-    """Tell whether a process without a place gave at least two children different ones."""
-    places = {(place.rank, place.local_rank) for child in children if (place := place_of(child))}
-    return place_of(starter) is None and len(places) > 1
-
-
 def assign_parts(
     facts: Mapping[int, Facts],
     root: int,
@@ -127,18 +115,22 @@ class _Casting:
     ) -> None:
         self._facts = facts
         self._now_ticks = now_ticks
-        self._named_workers = named_workers
         self._previous = previous
         self._departed = departed
+        self._tops: tuple[int, ...] = ()
         self._parts: dict[int, Part] = {}
         self._by_birth: dict[int, list[int]] = {}
-        self._programs: dict[int, Program] = {pid: fact.program for pid, fact in facts.items()}
-        self._children: dict[int, list[int]] = {}
-        for pid in sorted(facts, key=self._birth):
-            self._children.setdefault(facts[pid].stat.parent, []).append(pid)
+        self._family = Family(facts, named_workers=named_workers)
+        self._programs = self._family.programs
+        self._torch_places = {
+            place
+            for pid, fact in facts.items()
+            if fact.python and fact.torch and not self._programs[pid].launcher and (place := place_of(fact))
+        }
 
     def cast(self, root: int, strays: tuple[int, ...]) -> dict[int, Part]:
-        for pid in (root, *strays):
+        self._tops = (root, *strays)
+        for pid in self._tops:
             if pid in self._facts:
                 self._cast_above_ranks(pid, pid)
                 self._say_stray(pid, joined=bool(strays))
@@ -156,14 +148,11 @@ class _Casting:
             said = say_stray(self._facts[pid], joined=joined)
             self._parts[pid] = replace(part, source=said or part.source)
 
-    def _birth(self, pid: int) -> tuple[int, int]:
-        return self._facts[pid].stat.start_ticks, pid
-
     def _keep(self, pid: int) -> None:
         """Leave a process whose parent died in the part it had, and cast what it started."""
         part = self._previous.get(pid)
         if part is None:  # a shell, or nothing that was ever met
-            for child in self._children.get(pid, ()):
+            for child in self._family.children(pid):
                 self._keep(child)
             return
         self._parts[pid] = part
@@ -172,7 +161,7 @@ class _Casting:
         if is_known(rank) and rank in self._facts:
             self._cast_children(pid, rank)
             return
-        for child in self._children.get(pid, ()):
+        for child in self._family.children(pid):
             if child in self._previous:
                 self._keep(child)
             else:
@@ -190,55 +179,72 @@ class _Casting:
             starter = pid
         elif program.shell:
             pass
-        elif not self._facts[pid].python or program.service or self._wraps(pid):
+        elif not self._facts[pid].python or program.service or self._is_beside(pid, starter):
             self._parts[pid] = Part(Role.HELPER, program.service or program.label)
+        elif self._family.wraps(pid):
+            self._parts[pid] = Part(Role.HELPER, program.label)
+            if not self._programs[starter].launcher:
+                for child in self._family.children(pid):
+                    self._cast_above_ranks(child, child)
+                return
         else:
             self._cast_trainer(pid, starter)
             return
-        for child in self._children.get(pid, ()):
+        for child in self._family.children(pid):
             self._cast_above_ranks(child, starter)
+
+    def _is_beside(self, pid: int, starter: int) -> bool:
+        """Tell whether a Python process without torch only runs beside the ranks (TensorBoard, a watcher).
+
+        What may still import torch is a rank where a launcher or a number speaks for one, as long as no
+        process with torch carries the same number.
+        """
+        fact = self._facts[pid]
+        if pid in self._tops or fact.torch or not isinstance(fact.mapped, Mapped):
+            return False
+        if self._family.wraps(pid) or self._family.starts_ranks(pid):
+            return False
+        place = self._family.place(pid)
+        expected = place is not None or bool(self._programs[starter].launcher)
+        age_s = (self._now_ticks - fact.stat.start_ticks) / TICKS_PER_S
+        return not expected or age_s >= IMPORT_S or place in self._torch_places
 
     def _cast_orphan_worker(self, pid: int) -> None:
         """Cast a loader worker that was handed to the root after its rank had ended."""
         ended = Missing("its rank has ended")
-        place = self._place(pid)
+        place = self._family.place(pid)
         number = ended if place is None or place.rank is None else place.rank
         self._parts[pid] = Part(Role.WORKER, WORKER_LABEL, rank=number, worker=ended, rank_pid=ended)
-
-    def _wraps(self, pid: int) -> bool:
-        """Tell whether a Python process without torch stands above one with it (``conda run``)."""
-        return (
-            not self._facts[pid].torch
-            and not starts_ranks(self._facts[pid], [self._facts[kid] for kid in self._pythons(pid)])
-            and any(self._facts[below].torch or self._wraps(below) for below in self._children.get(pid, ()))
-        )
 
     def _cast_trainer(self, pid: int, starter: int) -> None:
         """Cast the highest Python process: a rank, or the process that started the ranks."""
         label = self._programs[pid].label
-        place = self._place(pid)
-        placed = [kid for kid in self._pythons(pid) if self._place(kid)] if place is None else []
-        active = [kid for kid in self._sprung(pid) if self._in_group(kid) or self._has_workers(kid)]
-        trains = self._in_group(pid) or self._has_workers(pid, named=True)
+        family = self._family
+        place = family.place(pid)
+        placed, active = family.placed(pid), family.active(pid)
+        if place is not None and place.world_size == 1 and any(family.in_group(kid) for kid in active):
+            place = None  # of the shell that it was started in (srun --pty bash): its group is larger
+        trains = family.in_group(pid) or family.has_workers(pid, named=True)
         ranks: list[int] = []
         if placed:
             ranks = placed
-            places = [known for kid in placed if (known := self._place(kid))]
+            places = [known for kid in placed if (known := family.place(kid))]
             taken = {known.local_rank for known in places}
             if trains or 0 not in taken:  # Lightning: the first rank starts the others
                 local = next(number for number in range(len(taken) + 1) if number not in taken)
-                self._cast_rank(pid, label, Place(local, local, places[0].world_size, BY_PARENTAGE), starter)
+                first = Place(local, local, places[0].world_size, BY_PARENTAGE)
+                self._cast_rank(pid, label, first, starter)
             else:
                 self._parts[pid] = Part(Role.LAUNCHER, label)
         elif active and not trains:
             ranks = active
             self._parts[pid] = Part(Role.LAUNCHER, label)
         else:
-            if place is None and self._in_group(pid):
-                ranks = [kid for kid in active if self._in_group(kid)]
+            if place is None and family.in_group(pid):
+                ranks = [kid for kid in active if family.in_group(kid)]
             self._cast_rank(pid, label, place, pid if ranks else starter)
         for kid in ranks:
-            self._cast_rank(kid, label, None if kid not in placed else self._place(kid), pid)
+            self._cast_rank(kid, label, None if kid not in placed else family.place(kid), pid)
         self._cast_children(pid, pid if self._parts[pid].role is Role.RANK else None)
         for kid in ranks:
             self._cast_children(kid, kid)
@@ -261,7 +267,7 @@ class _Casting:
 
     def _cast_children(self, pid: int, rank: int | None) -> None:
         """Cast what stands below a rank, or besides the ranks under their starter."""
-        for child in self._children.get(pid, ()):
+        for child in self._family.children(pid):
             program = self._programs[child]
             if child in self._parts or program.boundary:
                 continue
@@ -279,74 +285,26 @@ class _Casting:
         named = fact.stat.name.startswith(WORKER_NAME)
         if program.compiles:
             return Role.COMPILE, "inductor compile worker"
-        if program.service and not self._is_forkserver(fact.stat.parent):
+        if program.service and not self._family.is_forkserver(fact.stat.parent):
             return Role.HELPER, program.service
-        if not named and pid not in self._sprung(rank):
+        if not named and pid not in self._family.sprung(rank):
             return Role.HELPER, program.label
         if parent is not None and parent.role is Role.WORKER:
             return Role.HELPER, "started by a loader worker"
-        if named or not self._named_workers:
+        if named or not self._family.named_workers:
             return Role.WORKER, WORKER_LABEL
         young = self._now_ticks - fact.stat.start_ticks < YOUNG_S * TICKS_PER_S
         if not young or fact.argv == self._facts[rank].argv:
             return Role.HELPER, "multiprocessing child"
-        trains = self._place(rank) is not None or self._in_group(rank) or self._has_workers(rank)
+        family = self._family
+        trains = family.place(rank) is not None or family.in_group(rank) or family.has_workers(rank)
         return (Role.WORKER, WORKER_LABEL) if trains else (Role.HELPER, STARTING)
-
-    def _place(self, pid: int) -> Place | None:
-        return place_of(self._facts[pid])
-
-    def _in_group(self, pid: int) -> bool:
-        """Tell whether the process has threads of a process group (gloo, NCCL)."""
-        return any(name.startswith(_COMM_THREADS) for name in self._facts[pid].thread_names)
-
-    def _has_workers(self, pid: int, *, named: bool = False) -> bool:
-        """Tell whether a process has loader workers; with torch before 2.5, any forked child is one."""
-        if any(
-            self._facts[kid].stat.name.startswith(WORKER_NAME)
-            for nurse in (pid, *self._forkservers(pid))
-            for kid in self._children.get(nurse, ())
-        ):
-            return True
-        return not (named or self._named_workers) and bool(self._sprung(pid))
-
-    def _is_forkserver(self, pid: int) -> bool:
-        program = self._programs.get(pid)
-        return program is not None and program.service == FORKSERVER
-
-    def _forkservers(self, pid: int) -> list[int]:
-        return [kid for kid in self._children.get(pid, ()) if self._is_forkserver(kid)]
-
-    def _sprung(self, pid: int) -> list[int]:
-        """List what multiprocessing started for a process: spawned, forked, or by its fork server."""
-        argv = self._facts[pid].argv
-        own = [
-            kid
-            for kid in self._children.get(pid, ())
-            if not self._is_forkserver(kid)
-            and (self._programs[kid].spawned or (argv and self._facts[kid].argv == argv))
-        ]
-        nursed = [kid for nurse in self._forkservers(pid) for kid in self._children.get(nurse, ())]
-        return [kid for kid in own + nursed if not self._facts[kid].stat.name.startswith(WORKER_NAME)]
-
-    def _pythons(self, pid: int) -> list[int]:
-        """List the Python children of a process, also those behind a shell; no services, no workers."""
-        found: list[int] = []
-        for kid in self._children.get(pid, ()):
-            fact, program = self._facts[kid], self._programs[kid]
-            if program.boundary or program.service or fact.stat.name.startswith(WORKER_NAME):
-                continue
-            if program.shell:
-                found += self._pythons(kid)
-            elif fact.python and not program.compiles:
-                found.append(kid)
-        return found
 
     def _number_by_birth(self) -> None:
         """Number the ranks that carry no number by the order in which their starter had them."""
         missing = Missing("no WORLD_SIZE in the start environment")
         for starter, pids in self._by_birth.items():
-            born = [(self._birth(pid), pid) for pid in pids]
+            born = [(self._family.birth(pid), pid) for pid in pids]
             lost = [
                 ((gone.identity.start_ticks, gone.identity.pid), -1)
                 for gone in self._departed
@@ -360,7 +318,7 @@ class _Casting:
                 if len(order) > 1 or not (starter == pid or named):
                     number: Applicable[int] = order.index(pid)
                     part = replace(part, world_size=missing, source=BY_PARENTAGE, starter=starter)
-                elif self._in_group(pid):
+                elif self._family.in_group(pid):
                     number = Missing("no RANK in the start environment")
                     part = replace(part, world_size=missing, source="threads")
                 else:
@@ -372,7 +330,7 @@ class _Casting:
         """Number workers by birth with the lowest free number, and pass ranks down to what they own."""
         taken: dict[int, set[int]] = {}
         fresh: list[int] = []
-        for pid in sorted(self._parts, key=self._birth):
+        for pid in sorted(self._parts, key=self._family.birth):
             part = self._parts[pid]
             owner = part.rank_pid
             if part.role is Role.RANK or not is_known(owner):

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing
 from tpmon.probe.facts import Facts, read_all_facts
+from tpmon.probe.family import Family, starts_ranks
+from tpmon.probe.job import find_descendants
 from tpmon.probe.procread import WORKER_NAME, Stat, is_python_name, read_exe
-from tpmon.probe.roles import starts_ranks
 from tpmon.probe.strays import join_strays
 
 
@@ -38,6 +39,7 @@ class Sight:
         self.table = table
         self.proc = proc
         self._facts: dict[int, Facts | None] = {}
+        self._wrappers: dict[int, bool] = {}
 
     def look(self, pids: Iterable[int], *, deep: bool = False) -> None:
         """Read those of ``pids`` that were not read yet."""
@@ -53,9 +55,23 @@ class Sight:
 
     def children(self, pid: int) -> list[Facts]:
         """Return the facts of the children of a process."""
-        pids = [child for child, stat in self.table.items() if stat.parent == pid and stat.state not in "ZX"]
+        pids = self._children_of(pid)
         self.look(pids)
         return [fact for child in pids if (fact := self.get(child))]
+
+    def wraps(self, pid: int) -> bool:
+        """Tell whether a Python process with torch only started what trains (``Family.wraps``)."""
+        if pid not in self._wrappers:
+            names = [self.table[child].name for child in self._children_of(pid)]
+            loads = any(name.startswith(WORKER_NAME) for name in names)
+            below = [] if loads or not names else find_descendants(pid, self.table)
+            self.look(below)
+            facts = {at: fact for at in below if (fact := self.get(at))}
+            self._wrappers[pid] = pid in facts and Family(facts).wraps(pid)
+        return self._wrappers[pid]
+
+    def _children_of(self, pid: int) -> list[int]:
+        return [child for child, stat in self.table.items() if stat.parent == pid and stat.state not in "ZX"]
 
 
 def survey(sight: Sight) -> Survey:
@@ -95,7 +111,10 @@ def _may_train(stat: Stat, proc: str) -> bool:
 
 
 def choose_root(pid: int, sight: Sight) -> int | None:
-    """Walk up from ``pid``: the first launcher, else the highest Python process with torch."""
+    """Walk up from ``pid``: the first launcher, else the highest Python process with torch that trains.
+
+    One that only started a launcher, or another program that trains, stands above the job.
+    """
     highest: int | None = None
     chain = list(ancestry(pid, sight.table))
     sight.look(chain, deep=True)
@@ -107,7 +126,7 @@ def choose_root(pid: int, sight: Sight) -> int | None:
             break
         if fact.program.launcher:
             return _outermost(at, sight)
-        if fact.python and (fact.torch or starts_ranks(fact, sight.children(at))):
+        if fact.python and (not sight.wraps(at) if fact.torch else starts_ranks(fact, sight.children(at))):
             highest = at
     return highest
 

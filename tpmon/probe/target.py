@@ -1,7 +1,8 @@
 """Find the job around a PID, whichever member is named, and refuse what is no training job.
 
 A job is the nearest launcher above the PID and its descendants; without a launcher, the highest
-Python process above it that maps torch, and its descendants. The walk ends at boundaries
+Python process above it that maps torch, and its descendants. What maps torch and only started a
+launcher, or another program that trains, is above the job. The walk ends at boundaries
 (``programs.Program``): what one person typed into one shell stays as many jobs as it was. Ranks
 of one run that no launcher stands above any more are one job all the same (``strays``).
 """
@@ -125,6 +126,9 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     root = choose_root(pid, sight)
     fact = sight.get(pid)
     stat = table[pid]
+    if root is None and fact is not None and (below := _find_only_below(pid, sight)):
+        root = below
+        remark = remark or f"{pid} ({fact.program.label}) started the job of {root}"
     if fact is None or stat.kernel or stat.state in "ZX" or root is None:
         raise _refuse(pid, sight)
     top = sight.get(root)
@@ -149,6 +153,15 @@ def _say_launcher_gone(tops: Sequence[int]) -> str:
     if len(tops) == 1:
         return f"the launcher of this job is gone; one rank lives on here: {named}"
     return f"the launcher of this job is gone; {len(tops)} ranks live on here: {named}"
+
+
+def _find_only_below(pid: int, sight: Sight) -> int | None:
+    """Return the root of the one job that a process with torch started which does not train itself."""
+    fact = sight.get(pid)
+    if fact is None or not (fact.python and fact.torch and sight.wraps(pid)):
+        return None
+    below = [roots[0] for roots in survey(sight).roots if pid in ancestry(roots[0], sight.table)]
+    return below[0] if len(below) == 1 else None
 
 
 def _find_strays(root: int, sight: Sight) -> tuple[int, ...]:
@@ -273,6 +286,10 @@ def _refuse(pid: int, sight: Sight) -> TpmonError:
     if isinstance(fact.mapped, Missing):
         return NoTargetError(
             f"process {pid} ({label}) does not say whether it has torch: {fact.mapped.reason}", try_this
+        )
+    if fact.torch:
+        return NoTargetError(
+            f"process {pid} ({label}) does not train, and did not start just one job", try_this
         )
     if try_this == _LIST_JOBS:
         try_this = f"when its import is done, tpmon attach {pid} again; {_LIST_JOBS}"
