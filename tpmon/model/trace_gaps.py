@@ -26,7 +26,7 @@ GAP_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_
 class DeviceGaps:
     """Hold the idle time of one device in microseconds.
 
-    The seven causes sum to ``idle``; all are missing where the trace holds no host events.
+    The seven causes sum to ``idle``; those that the trace does not tell are missing.
     """
 
     device: int

@@ -21,6 +21,7 @@ MOST_DEVICES = 256
 """No machine has more; a damaged file may name thousands, and they then count as one."""
 NO_DEVICE = Missing("the trace holds no device work")
 NO_HOST = Missing("the trace holds no operators")
+NO_CALLS = Missing("the trace holds no calls of runtime or driver")
 NOTHING = Missing("the trace holds neither device work nor host events")
 Mask = npt.NDArray[np.bool_]
 
@@ -30,7 +31,8 @@ class Activity:
     """Hold when each kind of thing ran, over all devices and threads together.
 
     ``devices`` are the same of each device alone, where there are several: work of one hides nothing
-    on another.
+    on another. ``on_device``, ``in_calls`` and ``on_host`` tell what was recorded at all: device work,
+    calls, operators or annotations.
     """
 
     kernel: Spans
@@ -40,6 +42,9 @@ class Activity:
     runtime: Spans
     data_loader: Spans
     cpu: Spans
+    on_device: bool
+    in_calls: bool
+    on_host: bool
     devices: tuple[Activity, ...] = ()
 
     def each(self) -> tuple[Activity, ...]:
@@ -67,9 +72,19 @@ def comm_rows(trace: Trace) -> Mask:
 
 
 def loader_rows(trace: Trace) -> Mask:
-    """Tell which host events are the wait for the next batch."""
-    found: Mask = flag(trace.names, is_loader)[trace.host.name]
-    return found
+    """Tell which host events are the wait for the next batch; their shadows on a device are none."""
+    named: Mask = flag(trace.names, is_loader)[trace.host.name]
+    rows: Mask = named & (trace.host.category != Category.GPU_ANNOTATION)
+    return rows
+
+
+def tells_host(trace: Trace) -> bool:
+    """Tell whether a trace can say what the host did outside of calls.
+
+    Without ``ProfilerActivity.CPU`` torch records neither operators nor annotations, but kineto the calls.
+    """
+    host = trace.host.category
+    return bool(((host == Category.OP) | (host == Category.ANNOTATION)).any())
 
 
 def find_activity(trace: Trace) -> Activity:
@@ -102,6 +117,9 @@ def find_activity(trace: Trace) -> Activity:
         runtime=unite(trace.calls.start, trace.calls.duration),
         data_loader=of_host(loader),
         cpu=of_host(is_op if has_work else is_op & ~on_host),
+        on_device=has_work,
+        in_calls=len(trace.calls.start) > 0,
+        on_host=tells_host(trace),
     )
     numbers = distinct(work.device).tolist()
     if not 1 < len(numbers) <= MOST_DEVICES:
@@ -127,38 +145,40 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
     Exclusive: each moment counts for the first kind of the order alone, and the sum is the step.
     Else each kind counts all of its time, so that the sum may be more; other is what none covers.
     """
-    has_device = any(len(layer.start) for layer in activity.layers()[:3])
-    each = [_break_down_one(one, steps, exclusive, has_device) for one in activity.each()]
+    each = [_break_down_one(one, steps, exclusive) for one in activity.each()]
     means = np.mean(np.array(each), axis=0)
     kernel, memcpy, memset, communication, runtime, data_loader, cpu, other = means.tolist()
-    has_host = any(len(layer.start) for layer in (activity.runtime, activity.data_loader, activity.cpu))
-    on_device = has_device or len(activity.runtime.start) > 0
+    anything = activity.on_device or activity.in_calls or activity.on_host
 
     def of_device(value: float) -> Known[float]:
-        return value if on_device else NO_DEVICE
+        return value if activity.on_device else NO_DEVICE
 
     def of_host(value: float) -> Known[float]:
-        return value if has_host else NO_HOST
+        return value if activity.on_host else NO_HOST
 
     def of_either(value: float) -> Known[float]:
-        return value if on_device or has_host or len(activity.communication.start) else NOTHING
+        return value if anything else NOTHING
+
+    calls: Known[float] = runtime
+    if not activity.in_calls:
+        calls = of_device(runtime) if activity.on_host else NO_CALLS
 
     return Breakdown(
         of_device(kernel),
         of_device(memcpy),
         of_device(memset),
         of_either(communication),
-        of_device(runtime) if has_host else NO_HOST,
+        calls,
         of_host(data_loader),
         of_host(cpu),
         of_either(other),
     )
 
 
-def _break_down_one(activity: Activity, steps: Steps, exclusive: bool, has_device: bool) -> list[float]:
+def _break_down_one(activity: Activity, steps: Steps, exclusive: bool) -> list[float]:
     layers = activity.layers()
     # Without a device the host is what computes, and communication behind it is hidden.
-    order = tuple(range(7)) if has_device else (0, 1, 2, 5, 6, 3, 4)
+    order = tuple(range(7)) if activity.on_device else (0, 1, 2, 4, 5, 6, 3)
     means = [0.0] * 8
     covered: list[Spans] = []
     before = np.zeros(len(steps.start), dtype=np.int64)
