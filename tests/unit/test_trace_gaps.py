@@ -302,6 +302,18 @@ def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path: Path) -
     assert not any("bf16" in text or "TF32" in text for text in bf16)
 
 
+def test_the_loader_of_torchdata_is_one(tmp_path: Path) -> None:
+    found = []
+    for single in (True, False):
+        trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 200)
+        loader = trace.events[1]
+        loader["name"] = loader["name"].replace("#_", "#_Stateful")
+        found.append(analyse(trace, tmp_path).verdict)
+    assert [one.kind for one in found] == [Kind.DATA_BOUND] * 2
+    assert [one.cause for one in found] == ["no-workers", NOT_APPLICABLE]
+    assert "num_workers=N" in found[0].advice[0]
+
+
 def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path: Path) -> None:
     alone = TraceBuilder().step(1, 0, 1000).loader(0, 800).op("aten::mm", 800, 200)
     advice = analyse(alone, tmp_path).verdict.advice

@@ -13,7 +13,7 @@ from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.trace import CardUse, TraceVerdict
 from tpmon.model.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
-from tpmon.trace.classes import CallClass, flag
+from tpmon.trace.classes import MULTI_LOADER, SINGLE_LOADER, CallClass, flag
 from tpmon.trace.columns import distinct
 from tpmon.trace.conditions import does_train
 from tpmon.trace.gaps import HostCauses
@@ -127,9 +127,9 @@ def _observe(trace: Trace, cards: tuple[CardUse, ...], causes: HostCauses) -> se
     unknown = [known_or(card.tensor_core_unknown_pct, 100.0) for card in cards]
     if cards and max(shares) < IDLE_TENSOR_PCT and max(unknown) < IDLE_TENSOR_PCT:
         observed.add(Need.TENSOR_CORES_IDLE)
-    if bool(flag(trace.names, lambda name: "_SingleProcessDataLoaderIter" in name).any()):
+    if bool(flag(trace.names, lambda name: SINGLE_LOADER in name).any()):
         observed.update((Need.TORCH_LOADER, Need.NO_WORKERS))
-    if bool(flag(trace.names, lambda name: "_MultiProcessingDataLoaderIter" in name).any()):
+    if bool(flag(trace.names, lambda name: MULTI_LOADER in name).any()):
         observed.update((Need.TORCH_LOADER, Need.WORKERS_PRESENT))
     if bool((causes.call_class == CallClass.EXPLICIT).any()):
         observed.add(Need.SYNC_IN_STACK)

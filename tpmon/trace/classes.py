@@ -18,8 +18,12 @@ STEP = "ProfilerStep#"
 SEARCHED_CHARS = 1000
 """How far into a name its kind is looked for: what a kernel is stands before its types and sizes."""
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
+SINGLE_LOADER, MULTI_LOADER = "SingleProcessDataLoaderIter", "MultiProcessingDataLoaderIter"
+"""Loaders without and with workers; before these names torch has an underscore, torchdata ``_Stateful``."""
 _COMM_KERNEL = re.compile(
-    r"nccl|rccl|oneccl|multimem_all_reduce|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem", re.IGNORECASE
+    r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_shot_all_reduce|allreduce_fusion"
+    r"|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem",
+    re.IGNORECASE,
 )
 _COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
 _TENSOR = re.compile(
@@ -29,6 +33,8 @@ _TENSOR = re.compile(
     r"|gemm\w*(?:_bfloat16_|_f16|bf16)",
     re.IGNORECASE | re.DOTALL,
 )
+_ORDINARY = re.compile(r"_ffma_|_simt_|(?<!t)f32f32_f32f32_f32_")
+"""Kernels of families with tensor cores on ordinary ones: fp32 of cuBLAS without TF32, from 8.0 on."""
 _MATMUL = re.compile(
     r"gemm|conv(?!ert)|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass", re.IGNORECASE
 )
@@ -55,17 +61,21 @@ class CallClass(IntEnum):
     COPY = 4
 
 
-_EXPLICIT = re.compile(r"^(?:cuda|hip|cu|xpu|ze)\w*(?:Synchronize|StreamWaitIdle)|^hip\w*Sync(?:hronize)?$")
+_EXPLICIT = re.compile(
+    r"^(?:cuda|hip|cu|xpu|ze)\w*(?:Synchronize|StreamWaitIdle)|^hip\w*Sync(?:hronize)?$"
+    r"|^ur(?:EventWait$|QueueFinish)"
+)
 _NOT_BLOCKING = re.compile(
     r"MallocAsync|FreeAsync|MallocFromPool|EventRecord|EventQuery|StreamQuery|WaitEvent"
 )
 _ALLOCATOR = re.compile(
     r"^(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess|Address\w+)"
-    r"|HostAlloc|HostRegister|HostUnregister|FreeHost|HostMalloc|HostFree|ExtMalloc\w*)",
+    r"|HostAlloc|HostRegister|HostUnregister|FreeHost|HostMalloc|HostFree|ExtMalloc\w*)"
+    r"|^zeMem(?:Alloc|Free)|^urUSM(?:Device|Host|Shared)Alloc|^urUSMFree",
 )
 _IMPLICIT = re.compile(
     r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
-    r"|FuncSetAttribute|Init|SetDeviceFlags)"
+    r"|FuncSetAttribute|Init|SetDeviceFlags)|^ze(?:Module|Kernel)(?:Create|Destroy)|^urProgram(?:Build|Compile|Link)"
 )
 _COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
 _ASYNC = re.compile(r"Async")
@@ -106,6 +116,8 @@ def uses_tensor_cores(name: str) -> str:
     if _FUSED.match(name):
         return "no"
     name = name[:SEARCHED_CHARS]
+    if _ORDINARY.search(name):
+        return "no"
     if _TENSOR.search(name):
         return "yes"
     if _PLAIN.search(name) or _NO_PRODUCT.search(name) or _BESIDE.search(name):

@@ -13,7 +13,7 @@ from tpmon.model.trace import CauseShare, TraceVerdict
 from tpmon.model.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.verdict import Kind
 from tpmon.trace.breakdown import Activity
-from tpmon.trace.classes import flag, is_compiling
+from tpmon.trace.classes import SINGLE_LOADER, flag, is_compiling
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import unite, unite_all
@@ -151,7 +151,7 @@ def judge_host(
 
 def _cause(trace: Trace, first: str, computes_on: str) -> Applicable[str]:
     if first == "data":
-        single = flag(trace.names, lambda name: "_SingleProcessDataLoaderIter" in name)
+        single = flag(trace.names, lambda name: SINGLE_LOADER in name)
         return "no-workers" if bool(single.any()) else NOT_APPLICABLE
     causes: dict[str, Applicable[str]] = {
         "comms": "unknown",
