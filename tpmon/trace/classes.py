@@ -48,6 +48,7 @@ _PLAIN = re.compile(
 """Products on the ordinary cores: fp32 of cuBLAS, cuDNN's engines of before TF32, matrix by vector."""
 _NO_PRODUCT = re.compile(r"fbgemm_gpu::|embedding|bounds_check|im2col|compute\w*Offsets", re.IGNORECASE)
 """What only has the name of a product in its own, or prepares one."""
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "triton_", "## Call CompiledFxGraph")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 
@@ -99,6 +100,11 @@ def is_optimizer(name: str) -> bool:
 def is_compiling(name: str) -> bool:
     """Tell whether a host event is torch.compile at work, as dynamo_timed names it."""
     return name.endswith("(dynamo_timed)")
+
+
+def runs_compiled(names: Sequence[str]) -> bool:
+    """Tell whether code of torch.compile runs, by all names of a trace."""
+    return any(name.startswith(_COMPILED) for name in names)
 
 
 def is_comm_kernel(name: str) -> bool:
