@@ -167,7 +167,7 @@ def analyze_trace(
     )
     if keep is not None:
         keep(Findings(trace, steps, activity, causes, figures))
-    return file, take_parts(trace, file, steps, activity)
+    return file, take_parts(trace, file, steps, activity, launched_by)
 
 
 def group_operators(found: Findings, by: str) -> Applicable[tuple[OperatorGroupRow, ...]]:

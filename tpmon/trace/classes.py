@@ -26,6 +26,10 @@ _COMM_KERNEL = re.compile(
     re.IGNORECASE,
 )
 _COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
+_TRANSFER = re.compile(
+    r"(?:(?:nccl|gloo|mpi|ucc|xccl):)?(?:i?send|i?recv(?:AnySource)?|pointToPoint|coalesced)(?![A-Za-z_])",
+    re.IGNORECASE,
+)
 _TENSOR = re.compile(
     r"h884|s884|i884|h1688|s1688|i8816|i16832|hmma|imma|dmma|16816|16832|s161616|xmma_(?:gemm|fprop|dgrad|wgrad)"
     r"|nvjet_|tensorop|wgmma|tcgen05|bmm_\w*E[245]m[123]|fmha|flash_(?:fwd|bwd)|flash::|_MI\d+x\d+"
@@ -115,6 +119,11 @@ def is_comm_kernel(name: str) -> bool:
 def is_comm_host(name: str) -> bool:
     """Tell whether a host event is communication of the CPU, or the call that starts it on a device."""
     return _COMM_HOST.match(name) is not None
+
+
+def is_transfer(name: str) -> bool:
+    """Tell whether communication is a transfer from one rank to another, not a collective of all of them."""
+    return _TRANSFER.match(name) is not None
 
 
 def uses_tensor_cores(name: str) -> str:
