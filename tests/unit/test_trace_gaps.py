@@ -101,6 +101,31 @@ def test_work_of_one_device_hides_no_communication_of_another(tmp_path: Path) ->
     assert (file.overview.breakdown_us.kernel, file.overview.breakdown_us.communication) == (500, 500)
 
 
+def test_a_stray_copy_to_another_card_halves_nothing(tmp_path: Path) -> None:
+    found = []
+    for stray in (False, True):
+        trace = TraceBuilder()
+        for number in range(5):
+            at = number * 10_000
+            trace.step(number, at, 10_000).op("aten::mm", at, 9000)
+            trace.kernel(at + 200, 9700, launch=at + 50, device=1)
+            if stray:
+                name = "Memcpy HtoD (Pageable -> Device)"
+                trace.kernel(at + 100, 3, launch=at + 20, name=name, category="gpu_memcpy")
+        found.append(analyse(trace, tmp_path, deviceProperties=[A100, {**A100, "id": 1}]))
+    alone, beside = found
+    assert (beside.verdict.kind, beside.verdict.cause) == (Kind.COMPUTE_BOUND, "gpu")
+    assert beside.verdict.share_pct == pytest.approx(alone.verdict.share_pct, abs=0.1)
+    assert beside.overview.breakdown_us.kernel == alone.overview.breakdown_us.kernel
+    assert [gap.device for gap in beside.gaps] == [0, 1]
+    assert any("less than 1 % of the work of the busiest: device 0" in note for note in beside.overview.notes)
+    assert alone.overview.notes == ()
+    comparison = compare_traces(*found)
+    assert comparison.differences == ()
+    idle = {change.name: change for change in comparison.changes if change.part == "idle"}
+    assert idle["cpu_op"].after_us == pytest.approx(idle["cpu_op"].before_us, abs=10)
+
+
 def test_ranks_with_several_devices_give_the_mean_of_them(tmp_path: Path) -> None:
     paths = []
     for rank in range(2):

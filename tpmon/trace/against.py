@@ -10,6 +10,7 @@ from tpmon.model.known import Known, Missing, is_known, sum_known
 from tpmon.model.trace import Conditions, TraceFile
 from tpmon.model.trace_change import Change, TraceComparison
 from tpmon.model.trace_gaps import DeviceGaps
+from tpmon.trace.breakdown import STRAY_PCT
 from tpmon.trace.conditions import BATCH, PARAMETERS, SHAPES
 from tpmon.trace.steps import UNMARKED
 
@@ -175,8 +176,9 @@ def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
 
 
 def _sum_causes(gaps: tuple[DeviceGaps, ...]) -> Iterator[tuple[str, float]]:
-    """Yield the causes of idle time, summed over devices; none where the trace does not tell them."""
-    for same in zip(*(device.causes() for device in gaps), strict=True):
+    """Yield the causes of idle time, summed over devices but strays; none where they are not told."""
+    least = STRAY_PCT / 100 * max((device.busy for device in gaps), default=0.0)
+    for same in zip(*(device.causes() for device in gaps if device.busy >= least), strict=True):
         values = [us for _name, us in same]
         if all(map(is_known, values)):
             yield same[0][0], sum_known(values)

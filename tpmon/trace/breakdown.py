@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,8 @@ from tpmon.trace.steps import Steps
 
 MOST_DEVICES = 256
 """No machine has more; a damaged file may name thousands, and they then count as one."""
+STRAY_PCT = 1.0
+"""Of the work of the busiest device: one with less is a slip (a bare ``.cuda()``), not the training."""
 NO_DEVICE = Missing("the trace holds no device work")
 NO_HOST = Missing("the trace holds no operators")
 NO_CALLS = Missing("the trace holds no calls of runtime or driver")
@@ -32,7 +35,7 @@ class Activity:
 
     ``devices`` are the same of each device alone, where there are several: work of one hides nothing
     on another. ``on_device``, ``in_calls`` and ``on_host`` tell what was recorded at all: device work,
-    calls, operators or annotations.
+    calls, operators or annotations. ``strays`` are the devices that are left out of ``devices``.
     """
 
     kernel: Spans
@@ -46,9 +49,10 @@ class Activity:
     in_calls: bool
     on_host: bool
     devices: tuple[Activity, ...] = ()
+    strays: tuple[int, ...] = ()
 
     def each(self) -> tuple[Activity, ...]:
-        """Return the activity of each device alone; itself where there is one or none."""
+        """Return the activity of each device alone, but for strays; itself where there is one or none."""
         return self.devices or (self,)
 
     def layers(self) -> tuple[Spans, ...]:
@@ -125,7 +129,10 @@ def find_activity(trace: Trace) -> Activity:
     if not 1 < len(numbers) <= MOST_DEVICES:
         return together
     alone = []
+    strays = _find_strays(trace, numbers)
     for device in numbers:
+        if device in strays:
+            continue
         here = work.device == device
         alone.append(
             replace(
@@ -136,7 +143,16 @@ def find_activity(trace: Trace) -> Activity:
                 communication=of_work(comm & here),
             )
         )
-    return replace(together, devices=tuple(alone))
+    return replace(together, devices=tuple(alone), strays=strays)
+
+
+def _find_strays(trace: Trace, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return the devices that do next to nothing beside the busiest one."""
+    work = trace.work
+    rows = [np.flatnonzero(work.device == device) for device in numbers]
+    busy = [unite(work.start[own], work.duration[own]).total for own in rows]
+    least = STRAY_PCT / 100 * max(busy)
+    return tuple(device for device, spent in zip(numbers, busy, strict=True) if spent < least)
 
 
 def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,12 @@ TOLD = {
 """What is compared of that. Settings that a fix may well change (TF32, threads, torch.compile) are not."""
 
 
-def read_conditions(trace: Trace) -> Conditions:
-    """Read world size, cards, whether it trains, and the shapes and types of the products."""
+def read_conditions(trace: Trace, strays: Sequence[int] = ()) -> Conditions:
+    """Read world size, cards but for ``strays``, whether it trains, and shapes and types of the products."""
     size = read_distributed(trace).world_size
     return Conditions(
         world_size=size if size > 0 else Missing("the trace does not say it"),
-        devices=_read_devices(trace),
+        devices=_read_devices(trace, strays),
         mode=_read_mode(trace),
         inputs=_read_inputs(trace),
         told=_read_told(trace),
@@ -52,9 +53,10 @@ def read_conditions(trace: Trace) -> Conditions:
     )
 
 
-def _read_devices(trace: Trace) -> Known[tuple[str, ...]]:
+def _read_devices(trace: Trace, strays: Sequence[int]) -> Known[tuple[str, ...]]:
     """Return the names of the devices that worked: none without work, unknown without a description."""
-    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
+    devices = [device for device in distinct(trace.work.device).tolist() if device not in strays]
+    cards = [find_device(trace, device) for device in devices]
     names = [clean_name(card.name, 80) for card in cards if card is not None and card.name]
     return tuple(names) if len(names) == len(cards) else Missing("the trace does not describe its cards")
 
