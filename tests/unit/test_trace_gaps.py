@@ -185,6 +185,25 @@ def test_exposed_communication_counts_where_no_kernel_computes(tmp_path: Path) -
     assert row.bus_gb_s == pytest.approx(4000 * 1.5 / 900e3)
 
 
+def test_gloo_beside_a_card_is_communication_and_not_python(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for number in range(5):
+        at = number * 10_000
+        trace.step(number, at, 10_000).op("aten::mm", at, 50).kernel(at + 20, 1500, launch=at + 10)
+        trace.op("aten::copy_", at + 9000, 500)
+        trace.add("user_annotation", "gloo:all_reduce", at + 1600, 8200, tid=77)
+    file = analyse(trace, tmp_path, deviceProperties=[A100])
+    assert (file.verdict.kind, file.verdict.cause) == (Kind.COMMS_BOUND, "unknown")
+    gaps = file.gaps[0]
+    assert (gaps.comms, gaps.cpu_op) == (5 * 7700, 5 * 519)
+    assert gaps.largest[0].cause == "comms"
+    assert file.overview.breakdown_us.communication == 7700
+    assert file.overview.overlapping_us.communication == 8200
+    assert file.communication is not NOT_APPLICABLE
+    comms = file.communication
+    assert (comms.events, comms.comm_us, comms.exposed_us) == (5, 41_000, 41_000)
+
+
 def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path: Path) -> None:
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
     given = {"Input Dims": [[1000]], "Input type": ["float"]}

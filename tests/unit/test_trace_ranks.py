@@ -97,6 +97,20 @@ def test_sends_and_receives_of_a_pipeline_are_no_collectives(tmp_path: Path) -> 
     assert "12 sends and receives left out" in table.summary
 
 
+def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(2):
+        trace = TraceBuilder()
+        for number in range(3):
+            at = number * 100_000
+            trace.step(number, at, 100_000).kernel(at + 100, 9000, launch=at + 50)
+            trace.add("user_annotation", "gloo:all_reduce", at + 9500, 40_000 + 5000 * rank, tid=77)
+        paths.append(write(trace, tmp_path, rank))
+    table = compare(paths)
+    assert (table.matched, table.straggler) == (3, 0)
+    assert [(row.wait_ms, row.comm_ms) for row in table.ranks] == [(0, 40), (15, 45)]
+
+
 @pytest.mark.parametrize(
     ("name", "transfer"),
     [

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace import Breakdown
-from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_loader, is_step
+from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_host_backend, is_loader, is_step
 from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
@@ -33,6 +33,8 @@ Mask = npt.NDArray[np.bool_]
 class Activity:
     """Hold when each kind of thing ran, over all devices and threads together.
 
+    ``host_comms`` is what gloo and its like do on the host for devices.
+
     ``devices`` are the same of each device alone, where there are several: work of one hides nothing
     on another. ``on_device``, ``in_calls`` and ``on_host`` tell what was recorded at all: device work,
     calls, operators or annotations. ``strays`` are the devices that are left out of ``devices``.
@@ -45,6 +47,7 @@ class Activity:
     runtime: Spans
     data_loader: Spans
     cpu: Spans
+    host_comms: Spans
     on_device: bool
     in_calls: bool
     on_host: bool
@@ -54,6 +57,10 @@ class Activity:
     def each(self) -> tuple[Activity, ...]:
         """Return the activity of each device alone, but for strays; itself where there is one or none."""
         return self.devices or (self,)
+
+    def talk(self) -> Spans:
+        """Return all communication: that of a device, and of the host for it."""
+        return unite_all([self.communication, self.host_comms])
 
     def layers(self) -> tuple[Spans, ...]:
         """Return the sets in the order in which one hides the next."""
@@ -65,6 +72,7 @@ class Activity:
             self.runtime,
             self.data_loader,
             self.cpu,
+            self.host_comms,
         )
 
 
@@ -94,8 +102,8 @@ def tells_host(trace: Trace) -> bool:
 def find_activity(trace: Trace) -> Activity:
     """Unite the events of each kind.
 
-    Communication is kernels where there are any, else the work of gloo and its like on the host; then
-    it counts where no operator computes at the same time.
+    Communication is kernels where there is a device, else the work of gloo and its like on the host; then
+    it counts where no operator computes at the same time. With a device that work is ``host_comms``.
     """
     host, work = trace.host, trace.work
     comm = comm_rows(trace)
@@ -105,6 +113,7 @@ def find_activity(trace: Trace) -> Activity:
     on_host = flag(trace.names, is_comm_host)[host.name] & (
         (host.category == Category.OP) | (host.category == Category.ANNOTATION)
     )
+    for_device = on_host & flag(trace.names, is_host_backend)[host.name]
     has_work = len(work.start) > 0
 
     def of_work(rows: Mask) -> Spans:
@@ -120,7 +129,8 @@ def find_activity(trace: Trace) -> Activity:
         communication=of_work(comm) if has_work else of_host(on_host),
         runtime=unite(trace.calls.start, trace.calls.duration),
         data_loader=of_host(loader),
-        cpu=of_host(is_op if has_work else is_op & ~on_host),
+        cpu=of_host(is_op & ~(for_device if has_work else on_host)),
+        host_comms=of_host(for_device & has_work),
         on_device=has_work,
         in_calls=len(trace.calls.start) > 0,
         on_host=tells_host(trace),
@@ -163,7 +173,7 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
     """
     each = [_break_down_one(one, steps, exclusive) for one in activity.each()]
     means = np.mean(np.array(each), axis=0)
-    kernel, memcpy, memset, communication, runtime, data_loader, cpu, other = means.tolist()
+    kernel, memcpy, memset, communication, runtime, data_loader, cpu, host_comms, other = means.tolist()
     anything = activity.on_device or activity.in_calls or activity.on_host
 
     def of_device(value: float) -> Known[float]:
@@ -183,7 +193,7 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
         of_device(kernel),
         of_device(memcpy),
         of_device(memset),
-        of_either(communication),
+        of_either(communication + host_comms),
         calls,
         of_host(data_loader),
         of_host(cpu),
@@ -194,8 +204,8 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
 def _break_down_one(activity: Activity, steps: Steps, exclusive: bool) -> list[float]:
     layers = activity.layers()
     # Without a device the host is what computes, and communication behind it is hidden.
-    order = tuple(range(7)) if activity.on_device else (0, 1, 2, 4, 5, 6, 3)
-    means = [0.0] * 8
+    order = tuple(range(8)) if activity.on_device else (0, 1, 2, 4, 5, 6, 3, 7)
+    means = [0.0] * 9
     covered: list[Spans] = []
     before = np.zeros(len(steps.start), dtype=np.int64)
     for at in order:
@@ -204,5 +214,5 @@ def _break_down_one(activity: Activity, steps: Steps, exclusive: bool) -> list[f
         own = until - before if exclusive else layers[at].within(steps.start, steps.end)
         means[at] = float(own.mean()) / 1000
         before = until
-    means[7] = float((steps.end - steps.start - before).mean()) / 1000
+    means[8] = float((steps.end - steps.start - before).mean()) / 1000
     return means

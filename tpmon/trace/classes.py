@@ -26,6 +26,7 @@ _COMM_KERNEL = re.compile(
     re.IGNORECASE,
 )
 _COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
+_HOST_BACKEND = re.compile(r"(?:gloo|mpi|ucc):\w", re.IGNORECASE)
 _TRANSFER = re.compile(
     r"(?:(?:nccl|gloo|mpi|ucc|xccl):)?(?:i?send|i?recv(?:AnySource)?|pointToPoint|coalesced)(?![A-Za-z_])",
     re.IGNORECASE,
@@ -119,6 +120,11 @@ def is_comm_kernel(name: str) -> bool:
 def is_comm_host(name: str) -> bool:
     """Tell whether a host event is communication of the CPU, or the call that starts it on a device."""
     return _COMM_HOST.match(name) is not None
+
+
+def is_host_backend(name: str) -> bool:
+    """Tell whether a host event is communication that the host itself does, also of tensors on a device."""
+    return _HOST_BACKEND.match(name) is not None
 
 
 def is_transfer(name: str) -> bool:

@@ -1,7 +1,8 @@
 """Where the idle time of a device goes, and where the time of the host goes without one.
 
 Each moment has one cause, the first of: loader, explicit sync, implicit sync, allocator, launches and
-other calls, operators, other. Parts are differences of growing unions, so they sum to the idle time.
+other calls, operators, communication of the host (gloo), other. Parts are differences of growing
+unions, so they sum to the idle time.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def find_causes(trace: Trace, launched_by: Ints, activity: Activity) -> HostCaus
             of(CallClass.ALLOCATOR),
             of(CallClass.LAUNCH, CallClass.COPY),
             activity.cpu,
+            activity.host_comms,
         ),
         classes,
     )
@@ -108,7 +110,7 @@ def _device_gaps(
     causes_us: list[Known[float]] = [int(part[0]) / 1000 for part in _split(causes.layers, busy, start, end)]
     told, untold = told_causes(trace)
     causes_us = [us if name in told else untold for name, us in zip(GAP_CAUSES, causes_us, strict=True)]
-    data, explicit, implicit, alloc, launch, cpu_op, other = causes_us
+    data, explicit, implicit, alloc, launch, cpu_op, comms, other = causes_us
     idle = invert(busy, *window)
     return DeviceGaps(
         device=device,
@@ -121,6 +123,7 @@ def _device_gaps(
         alloc=alloc,
         launch=launch,
         cpu_op=cpu_op,
+        comms=comms,
         other=other,
         largest=_name_gaps(trace, causes, ops, window, idle),
     )

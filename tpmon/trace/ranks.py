@@ -12,7 +12,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.trace import RankRow, RankTable, TraceFile
 from tpmon.trace.breakdown import Activity, comm_rows
-from tpmon.trace.classes import flag, is_comm_host, is_transfer
+from tpmon.trace.classes import flag, is_comm_host, is_host_backend, is_transfer
 from tpmon.trace.columns import Ints
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
@@ -52,8 +52,9 @@ def take_parts(
     parts = []
     for one in activity.each():
         compute = one.kernel if on_device else one.cpu
-        both = unite_all([compute, one.communication]).within(start, end)
-        alone = (compute.within(start, end), one.communication.within(start, end))
+        talk = one.talk()
+        both = unite_all([compute, talk]).within(start, end)
+        alone = (compute.within(start, end), talk.within(start, end))
         parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))
     computing, talking, overlap, other = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)).tolist()
     row = RankRow(
@@ -75,8 +76,8 @@ def _collectives(trace: Trace, steps: Steps, launched_by: Ints) -> tuple[dict[Ke
 
     A transfer from one rank to another (send, receive) is none: the other end has another name and order.
     """
-    if len(trace.work.start):
-        rows = np.flatnonzero(comm_rows(trace))
+    rows = np.flatnonzero(comm_rows(trace))
+    if len(rows):
         start, length = trace.work.start[rows], trace.work.duration[rows]
         said = [trace.collectives[number] if number >= 0 else None for number in trace.work.collective[rows]]
         kernels = [trace.names[number].split("(")[0] for number in trace.work.name[rows]]
@@ -87,7 +88,8 @@ def _collectives(trace: Trace, steps: Steps, launched_by: Ints) -> tuple[dict[Ke
         enqueued = np.where(calls >= 0, trace.calls.start[calls], NEVER) if len(trace.calls.start) else start
     else:
         host = trace.host
-        named = flag(trace.names, is_comm_host)[host.name] & (host.category == Category.ANNOTATION)
+        wanted = is_host_backend if len(trace.work.start) else is_comm_host
+        named = flag(trace.names, wanted)[host.name] & (host.category == Category.ANNOTATION)
         rows = np.flatnonzero(named)
         start, length = host.start[rows], host.duration[rows]
         names = [trace.names[number] for number in host.name[rows]]

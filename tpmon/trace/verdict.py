@@ -76,7 +76,7 @@ def judge_device(
         return _judge_without_host(trace, {"comms": exposed, **told, "idle": idle}, waits, total)
     shares = {
         "data": sum_known(gap.data for gap in gaps),
-        "comms": exposed,
+        "comms": exposed + sum_known(gap.comms for gap in gaps),
         "sync": sum(waits.values()),
         "launch": launch,
         "other": sum_known(gap.other for gap in gaps),
