@@ -76,7 +76,8 @@ def test_device_work_alone_is_matched_by_order(tmp_path: Path) -> None:
     assert (table.matched, table.straggler) == (3, 0)
 
 
-def test_sends_and_receives_of_a_pipeline_are_no_collectives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told_by", ["the kernel", "the annotation"])
+def test_sends_and_receives_of_a_pipeline_are_no_collectives(told_by: str, tmp_path: Path) -> None:
     paths = []
     moves = (
         (("send", 10_000, 1000), ("recv", 20_000, 60_000)),
@@ -88,7 +89,8 @@ def test_sends_and_receives_of_a_pipeline_are_no_collectives(tmp_path: Path) -> 
             at = number * 100_000
             trace.step(number, at, 100_000)
             for name, off, length in own:
-                said = {"Collective name": name, **SAID}
+                said = {"Collective name": name, **SAID} if told_by == "the kernel" else {}
+                trace.add("user_annotation", f"nccl:{name}", at + off - 8, 6)
                 trace.kernel(at + off, length, launch=at + off - 5, name="ncclDevKernel_SendRecv(x)", **said)
         paths.append(write(trace, tmp_path, rank))
     table = compare(paths)
@@ -117,6 +119,7 @@ def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path: Path) -> None:
         ("send", True),
         ("recv", True),
         ("nccl:recvAnySource", True),
+        ("nccl:send 0->1", True),
         ("gloo:send", True),
         ("pointToPoint", True),
         ("nccl:coalesced", True),

@@ -100,11 +100,16 @@ def _count_bytes(shape: tuple[bytes, bytes]) -> int:
     return sum(math.prod(dims) * element for dims, element in sizes if dims) if inputs.whole else 0
 
 
-def _find_annotations(trace: Trace, rows: Ints, launched_by: Ints) -> Ints:
-    """Return for each row of work the annotation of communication around its launch, -1 where none is."""
+def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: bool) -> Ints:
+    """Return for each row of work the annotation of communication around its launch, -1 where none is.
+
+    ``shaped`` asks for one that tells the shapes of its tensors.
+    """
     host, calls = trace.host, trace.calls
     marks = _host_rows(trace)
-    marks = marks[(host.shape[marks] >= 0) & (host.category[marks] == Category.ANNOTATION)]
+    marks = marks[host.category[marks] == Category.ANNOTATION]
+    if shaped:
+        marks = marks[host.shape[marks] >= 0]
     found = np.full(len(rows), -1, dtype=np.int64)
     launched = np.flatnonzero(launched_by[rows] >= 0)
     if not len(marks) or not len(launched):
@@ -123,7 +128,8 @@ def _find_annotations(trace: Trace, rows: Ints, launched_by: Ints) -> Ints:
 
 def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[CollectiveRow]:
     work = trace.work
-    around = dict(zip(rows.tolist(), _find_annotations(trace, rows, launched_by).tolist(), strict=True))
+    annotations = find_annotations(trace, rows, launched_by, shaped=True)
+    around = dict(zip(rows.tolist(), annotations.tolist(), strict=True))
     sizes = _Sizes(trace)
     groups: dict[str, list[int]] = {}
     for row in rows.tolist():

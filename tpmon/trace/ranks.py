@@ -14,6 +14,7 @@ from tpmon.model.trace import RankRow, RankTable, TraceFile
 from tpmon.trace.breakdown import Activity, comm_rows
 from tpmon.trace.classes import flag, is_comm_host, is_host_backend, is_transfer
 from tpmon.trace.columns import Ints
+from tpmon.trace.comms import find_annotations
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import unite, unite_all
@@ -84,6 +85,13 @@ def _collectives(trace: Trace, steps: Steps, launched_by: Ints) -> tuple[dict[Ke
         names = [one.name if one else kernel for one, kernel in zip(said, kernels, strict=True)]
         groups = [one.group if one else "" for one in said]
         numbers = [one.sequence if one else -1 for one in said]
+        # A kernel of torch before 2.2 does not tell what it is of; all-to-all sends and receives, too.
+        around = find_annotations(trace, rows, launched_by, shaped=False).tolist()
+        titles = [trace.names[trace.host.name[row]] if row >= 0 else "" for row in around]
+        names = [
+            title if not one and is_transfer(title) else name
+            for one, title, name in zip(said, titles, names, strict=True)
+        ]
         calls = launched_by[rows]
         enqueued = np.where(calls >= 0, trace.calls.start[calls], NEVER) if len(trace.calls.start) else start
     else:
