@@ -248,7 +248,7 @@ def list_trace_pictures() -> Iterator[TracePicture]:
     for size in SIZES:
         at = f"{size.width}x{size.height}"
         yield TracePicture(f"overview.{at}", "one", size)
-        yield TracePicture(f"gaps.{at}", "one", size, {"tab": Tab.GAPS, "cursors": (0, 8, 0, 0, 0, 0)})
+        yield TracePicture(f"gaps.{at}", "one", size, {"tab": Tab.GAPS, "cursors": (0, 9, 0, 0, 0, 0)})
         yield TracePicture(f"ranks.{at}", "ranks", size, {"tab": Tab.RANKS})
         yield TracePicture(f"against.{at}", "pair", size, {"tab": Tab.AGAINST})
         yield TracePicture(f"snapshot.{at}", "snapshot", size)

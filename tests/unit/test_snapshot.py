@@ -19,6 +19,7 @@ from tpmon.model import snapshot as model
 from tpmon.model.codec import encode
 from tpmon.model.known import is_known
 from tpmon.model.snapshot import DeviceSnapshot
+from tpmon.model.snapshot_words import say_free
 from tpmon.report.snapshot import SNAPSHOT_TABLES, write_snapshot_csv, write_snapshots
 from tpmon.trace import snapshot_read
 from tpmon.trace.snapshot import analyze_snapshots, own_line
@@ -38,6 +39,22 @@ def test_the_pieces_of_a_device_add_up(tmp_path: Path) -> None:
     assert (pieces.releasable_bytes, pieces.stuck_bytes) == (300 * MB, 30 * MB)
     assert pieces.rounding_bytes == 12
     assert pieces.fragmentation_pct == pytest.approx(100 * 30 / 330)
+
+
+def test_what_is_free_in_the_pool_of_a_graph_is_neither_releasable_nor_cut_up(tmp_path: Path) -> None:
+    built = training()
+    built.segment((64 * MB, 64 * MB, "inactive", []))
+    built.segment((8 * MB, 8 * MB, "active_allocated", []), (24 * MB, 24 * MB, "inactive", []))
+    for segment in built.segments[-2:]:
+        segment["segment_pool_id"] = (3, 0)
+    before, pieces = (analyse(one, tmp_path).pieces for one in (training(), built))
+    assert (before.private_bytes, pieces.private_bytes) == (0, 88 * MB)
+    assert pieces.releasable_bytes == before.releasable_bytes
+    assert (pieces.free_bytes, pieces.stuck_bytes) == (before.free_bytes, before.stuck_bytes)
+    assert pieces.fragmentation_pct == before.fragmentation_pct
+    assert pieces.reserved_bytes == before.reserved_bytes + 96 * MB
+    assert "88.0M are free in private pools" in say_free(pieces)
+    assert "private" not in say_free(before)
 
 
 def test_what_lives_is_summed_by_stack_and_named_by_the_own_line(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces import TraceBuilder
+from tests.traces import A100, TraceBuilder
 from tpmon.analyse import Asked, run_trace
 from tpmon.config import resolve, settle
 from tpmon.errors import UsageError
@@ -117,6 +117,65 @@ def test_what_a_capture_wrote_of_its_conditions_is_compared(other, said: str, tm
     assert found.differences == ((said,) if said else ())
     assert found.unchecked == ()
     assert isinstance(found.helped, Missing) is bool(said)
+
+
+TOLD = {"batch_size": 32, "inputs": ["float32[32, 64]"]}
+
+
+def build(path: Path, length: float, *, compiled: bool = False, **header: object) -> TraceFile:
+    """Write a linear layer as torch runs it, or as compiled code does: without the operator around it."""
+    wrapped = {"Input Dims": [[32, 64], [8, 64], [8]], "Input type": ["float"] * 3}
+    inner = {"Input Dims": [[8], [32, 64], [64, 8]], "Input type": ["float"] * 3}
+    trace = TraceBuilder()
+    for number in range(5):
+        at = number * length
+        trace.step(number, at, length + number)
+        if compiled:
+            trace.op("Torch-Compiled Region: 0/0", at + 5, 400)
+        else:
+            trace.op("aten::linear", at + 10, 300, **wrapped)
+        trace.op("aten::addmm", at + 20, 200, **inner)
+    return analyze([trace.write(path, {"deviceProperties": [], **header})]).files[0]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_compiling_the_model_is_a_fix_and_no_other_workload(told: bool, tmp_path: Path) -> None:
+    header = {"tpmon": json.dumps(TOLD)} if told else {}
+    before = build(tmp_path / "a.json", 2000, **header)
+    found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, **header))
+    assert found.differences == ()
+    assert found.helped is True
+    assert ("if batch, shapes and types (one is compiled" in found.summary) is not told
+
+
+def test_another_batch_is_refused_for_a_compiled_model_too(tmp_path: Path) -> None:
+    before = build(tmp_path / "a.json", 2000, tpmon=json.dumps(TOLD))
+    other = json.dumps({**TOLD, "batch_size": 16})
+    found = compare_traces(before, build(tmp_path / "b.json", 1000, compiled=True, tpmon=other))
+    assert found.differences == ("batch size 32 and 16",)
+
+
+@pytest.mark.parametrize(("more", "same"), [({"parameters": 520}, True), ({}, False)])
+def test_other_operators_are_no_other_workload_where_a_capture_says_so(
+    more: dict[str, int], same: bool, tmp_path: Path
+) -> None:
+    said = json.dumps({**TOLD, **more})
+    before = build(tmp_path / "a.json", 2000, tpmon=said)
+    after = train(tmp_path / "b.json", [1000, 1001, 1002, 1003], tpmon=said)
+    found = compare_traces(before, analyze([after]).files[0])
+    assert (found.differences == ()) is same
+
+
+def test_cards_that_one_trace_does_not_describe_are_an_if(tmp_path: Path) -> None:
+    files = []
+    for name, length, cards in (("a", 2000.0, []), ("b", 1000.0, [A100])):
+        trace = TraceBuilder()
+        for number in range(4):
+            trace.step(number, number * length, length + number).op("aten::mm", number * length + 100, 300)
+            trace.kernel(number * length + 200, 100, launch=number * length + 150)
+        files.append(analyze([trace.write(tmp_path / f"{name}.json", {"deviceProperties": cards})]).files[0])
+    found = compare_traces(*files)
+    assert (found.differences, found.unchecked[0], found.helped) == ((), "cards", True)
 
 
 def test_an_empty_trace_is_compared_to_nothing(tmp_path: Path) -> None:

@@ -107,8 +107,13 @@ def _(_tmp_path: Path) -> None:
         "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)",
         "void fbgemm_gpu::permute_2D_data_kernel<false, int>(int)",
         "void cutlass::Kernel<cutlass::reduction::kernel::ReduceSplitK<x>>",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4",
+        "cutlass_80_simt_sgemm_128x64_8x5_tn_align1",
     )
-    assert [uses_tensor_cores(name) for name in plain] == ["no"] * 4
+    assert [uses_tensor_cores(name) for name in plain] == ["no"] * 6
+    assert (
+        uses_tensor_cores("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8") == "yes"
+    )
 
 
 @fault("advice-on-bf16")

@@ -101,6 +101,31 @@ def test_work_of_one_device_hides_no_communication_of_another(tmp_path: Path) ->
     assert (file.overview.breakdown_us.kernel, file.overview.breakdown_us.communication) == (500, 500)
 
 
+def test_a_stray_copy_to_another_card_halves_nothing(tmp_path: Path) -> None:
+    found = []
+    for stray in (False, True):
+        trace = TraceBuilder()
+        for number in range(5):
+            at = number * 10_000
+            trace.step(number, at, 10_000).op("aten::mm", at, 9000)
+            trace.kernel(at + 200, 9700, launch=at + 50, device=1)
+            if stray:
+                name = "Memcpy HtoD (Pageable -> Device)"
+                trace.kernel(at + 100, 3, launch=at + 20, name=name, category="gpu_memcpy")
+        found.append(analyse(trace, tmp_path, deviceProperties=[A100, {**A100, "id": 1}]))
+    alone, beside = found
+    assert (beside.verdict.kind, beside.verdict.cause) == (Kind.COMPUTE_BOUND, "gpu")
+    assert beside.verdict.share_pct == pytest.approx(alone.verdict.share_pct, abs=0.1)
+    assert beside.overview.breakdown_us.kernel == alone.overview.breakdown_us.kernel
+    assert [gap.device for gap in beside.gaps] == [0, 1]
+    assert any("less than 1 % of the work of the busiest: device 0" in note for note in beside.overview.notes)
+    assert alone.overview.notes == ()
+    comparison = compare_traces(*found)
+    assert comparison.differences == ()
+    idle = {change.name: change for change in comparison.changes if change.part == "idle"}
+    assert idle["cpu_op"].after_us == pytest.approx(idle["cpu_op"].before_us, abs=10)
+
+
 def test_ranks_with_several_devices_give_the_mean_of_them(tmp_path: Path) -> None:
     paths = []
     for rank in range(2):
@@ -158,6 +183,25 @@ def test_exposed_communication_counts_where_no_kernel_computes(tmp_path: Path) -
     row = comms.collectives[0]
     assert (row.name, row.bytes) == ("allreduce", 4000)
     assert row.bus_gb_s == pytest.approx(4000 * 1.5 / 900e3)
+
+
+def test_gloo_beside_a_card_is_communication_and_not_python(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for number in range(5):
+        at = number * 10_000
+        trace.step(number, at, 10_000).op("aten::mm", at, 50).kernel(at + 20, 1500, launch=at + 10)
+        trace.op("aten::copy_", at + 9000, 500)
+        trace.add("user_annotation", "gloo:all_reduce", at + 1600, 8200, tid=77)
+    file = analyse(trace, tmp_path, deviceProperties=[A100])
+    assert (file.verdict.kind, file.verdict.cause) == (Kind.COMMS_BOUND, "unknown")
+    gaps = file.gaps[0]
+    assert (gaps.comms, gaps.cpu_op) == (5 * 7700, 5 * 519)
+    assert gaps.largest[0].cause == "comms"
+    assert file.overview.breakdown_us.communication == 7700
+    assert file.overview.overlapping_us.communication == 8200
+    assert file.communication is not NOT_APPLICABLE
+    comms = file.communication
+    assert (comms.events, comms.comm_us, comms.exposed_us) == (5, 41_000, 41_000)
 
 
 def test_the_annotation_around_a_launch_tells_what_a_collective_moves(tmp_path: Path) -> None:
@@ -300,6 +344,18 @@ def test_nothing_advises_lower_precision_where_inputs_are_bf16(tmp_path: Path) -
     bf16 = analyse(trace, tmp_path, deviceProperties=[A100]).verdict.advice
     assert any("TF32" in text for text in advised)
     assert not any("bf16" in text or "TF32" in text for text in bf16)
+
+
+def test_the_loader_of_torchdata_is_one(tmp_path: Path) -> None:
+    found = []
+    for single in (True, False):
+        trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 200)
+        loader = trace.events[1]
+        loader["name"] = loader["name"].replace("#_", "#_Stateful")
+        found.append(analyse(trace, tmp_path).verdict)
+    assert [one.kind for one in found] == [Kind.DATA_BOUND] * 2
+    assert [one.cause for one in found] == ["no-workers", NOT_APPLICABLE]
+    assert "num_workers=N" in found[0].advice[0]
 
 
 def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path: Path) -> None:

@@ -149,6 +149,17 @@ def test_products_in_fp32_where_the_card_has_tf32(tmp_path: Path) -> None:
     assert see(trace, tmp_path, "fp32-products") is None
 
 
+def test_fp32_on_ordinary_cores_is_told_by_the_kernel_whatever_its_family(tmp_path: Path) -> None:
+    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4"
+    trace = TraceBuilder().step(1, 0, 1000).kernel(0, 990, launch=1, name=name)
+    inputs = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}
+    trace.op("aten::mm", 0, 10, **inputs)
+    file = analyze([trace.write(tmp_path / "t.json", {"deviceProperties": [A100]})]).files[0]
+    assert [row.dtype for row in file.products] == ["fp32"]
+    assert [row.name for row in file.patterns] == ["fp32-products"]
+    assert any("TF32" in text for text in file.patterns[0].advice)
+
+
 def test_a_compiler_that_runs_in_several_steps(tmp_path: Path) -> None:
     trace = two_steps().op("_compile.compile_inner (dynamo_timed)", 0, 200)
     assert see(trace, tmp_path, "recompiles") is None  # the first compilation alone

@@ -42,6 +42,12 @@ TENSOR_FP32 = "cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4"
 NAMELESS = "cutlass::Kernel<unnamed_gemm>"
 
 
+FFMA = (
+    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_"
+    "execute_kernel__5x_cublas"
+)
+
+
 @pytest.mark.parametrize(
     ("kernel", "inputs", "card", "expected"),
     [
@@ -166,6 +172,18 @@ def test_the_hot_kernel_is_no_communication_and_its_command_is_whole(tmp_path: P
     assert not is_known(amd.command)
 
 
+@pytest.mark.parametrize("call", ["hipLaunchKernel", "urEnqueueKernelLaunch"])
+def test_no_command_of_nsight_compute_for_cards_of_others_that_nothing_describes(
+    call: str, tmp_path: Path
+) -> None:
+    trace = TraceBuilder().step(1, 0, 1000).call(call, 1, 1, correlation=1)
+    args = {"device": 0, "stream": 0, "correlation": 1}
+    trace.add("kernel", "Cijk_Ailk_Bljk_SB_MT64", 10, 900, pid=0, tid=0, args=args)
+    hot = analyze([trace.write(tmp_path / "t.json", {"deviceProperties": []})]).files[0].hot_kernel
+    assert hot is not NOT_APPLICABLE
+    assert not is_known(hot.command)
+
+
 @pytest.mark.parametrize(
     ("name", "base"),
     [
@@ -193,6 +211,8 @@ def test_the_base_name_of_a_kernel(name: str, base: str) -> None:
         ("Cijk_Ailk_Bljk_SB_MT64x64x16", "fp32"),
         ("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn", "fp16"),
         ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn", "fp8"),
+        (FFMA, "fp32"),
+        (FFMA.replace("_f32f32_f32f32_f32_", "_f32f32_tf32f32_f32_").replace("ffma", "tensor16x8x8"), "tf32"),
         ("attn_fwd", ""),
     ],
 )
@@ -267,6 +287,7 @@ def test_kinds_of_products() -> None:
         ("NVIDIA L40S", 48_000_000_000, 864),
         ("AMD Instinct MI300X VF", 205_000_000_000, 5300),
         ("NVIDIA A10G", 24_000_000_000, None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5_000_000_000, None),
         ("GeForce of tomorrow", 1, None),
     ],
 )

@@ -30,7 +30,8 @@ class Pieces:
     """Hold how the reserved memory of a device is cut up.
 
     ``free_bytes`` is reserved and in no block that is in use. Of it, ``releasable_bytes`` lie in
-    segments without any such block, which empty_cache gives back; ``stuck_bytes`` in the others.
+    segments without any such block, which empty_cache gives back; ``stuck_bytes`` in the others. What is
+    free in private pools (CUDA graphs), ``private_bytes``, is in none of these: no other request gets it.
     ``fragmentation_pct`` is the part of the free bytes that no single request could get.
     """
 
@@ -43,6 +44,7 @@ class Pieces:
     largest_free_bytes: int
     releasable_bytes: int
     stuck_bytes: int
+    private_bytes: int
     rounding_bytes: Known[int]
     fragmentation_pct: Known[float]
 

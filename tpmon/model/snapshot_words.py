@@ -35,14 +35,16 @@ def say_pieces(pieces: Pieces) -> str:
 
 def say_free(pieces: Pieces) -> str:
     """Say how much is free, and how it is cut up."""
+    kept = f"{format_bytes(pieces.private_bytes)} are free in private pools, for CUDA graphs alone"
     if not pieces.free_bytes:
-        return "nothing of what is reserved is free"
+        return kept if pieces.private_bytes else "nothing of what is reserved is free"
     cut_up = known_or(pieces.fragmentation_pct, 0.0)
     return (
         f"{format_bytes(pieces.free_bytes)} in {_count(pieces.free_blocks, 'block')}, the largest "
         f"{format_bytes(pieces.largest_free_bytes)}: {cut_up:.0f} % of it is out of reach for one request; "
         f"{format_bytes(pieces.stuck_bytes)} are stuck beside blocks in use, "
         f"{format_bytes(pieces.releasable_bytes)} in empty segments that empty_cache() gives back"
+        + (f"; {kept}" if pieces.private_bytes else "")
     )
 
 

@@ -275,14 +275,16 @@ class Conditions:
     """Hold what must be equal for two traces to be compared.
 
     ``inputs`` are shapes and types of the matrix products and convolutions, each once, in order. ``told``
-    is what tpmon's own capture wrote down of batch, model and types.
+    is what tpmon's own capture wrote down of batch, model and types. ``compiled`` tells whether code of
+    torch.compile ran.
     """
 
     world_size: Known[int]
-    devices: tuple[str, ...]
+    devices: Known[tuple[str, ...]]
     mode: Known[str]
     inputs: Known[tuple[str, ...]]
     told: tuple[Condition, ...]
+    compiled: Known[bool]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class LargeGap:
     source: Applicable[str]
 
 
-GAP_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "other")
+GAP_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_op", "comms", "other")
 """What may hold a device, in the order in which the first one counts."""
 
 
@@ -26,7 +26,7 @@ GAP_CAUSES = ("data", "sync_explicit", "sync_implicit", "alloc", "launch", "cpu_
 class DeviceGaps:
     """Hold the idle time of one device in microseconds.
 
-    The seven causes sum to ``idle``; all are missing where the trace holds no host events.
+    The eight causes sum to ``idle``; those that the trace does not tell are missing.
     """
 
     device: int
@@ -39,11 +39,12 @@ class DeviceGaps:
     alloc: Known[float]
     launch: Known[float]
     cpu_op: Known[float]
+    comms: Known[float]
     other: Known[float]
     largest: tuple[LargeGap, ...]
 
     def causes(self) -> tuple[tuple[str, Known[float]], ...]:
-        """Return the seven causes with their microseconds, in the order of ``GAP_CAUSES``."""
+        """Return the eight causes with their microseconds, in the order of ``GAP_CAUSES``."""
         return tuple((name, getattr(self, name)) for name in GAP_CAUSES)
 
 

@@ -105,6 +105,7 @@ _HEADERS = {
             "largest_free_bytes",
             "releasable_bytes",
             "stuck_bytes",
+            "private_bytes",
             "rounding_bytes",
             "fragmentation_pct",
         ),

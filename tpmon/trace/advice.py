@@ -13,7 +13,7 @@ from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.trace import CardUse, TraceVerdict
 from tpmon.model.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
-from tpmon.trace.classes import CallClass, flag
+from tpmon.trace.classes import MULTI_LOADER, SINGLE_LOADER, CallClass, flag, runs_compiled
 from tpmon.trace.columns import distinct
 from tpmon.trace.conditions import does_train
 from tpmon.trace.gaps import HostCauses
@@ -26,7 +26,6 @@ MOST_ADVICE = 3
 IDLE_TENSOR_PCT = 1.0
 _LOW_PRECISION = ("bfloat16", "half", "float8", "float4", "c10::bf16")
 _FOR_HIGH_PRECISION = ("bf16", "tf32", "fp16-amp")
-_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "triton_", "## Call CompiledFxGraph")
 CONV_PCT = 30.0
 """Of the kernels' time in convolutions: from here on they are what the model is made of."""
 _REMEDIES: dict[str, tuple[str, ...]] = {
@@ -114,7 +113,7 @@ def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) 
     convolved = sum(row.share_pct for row in parts.products if row.kind == "convolution")
     if convolved >= CONV_PCT:
         observed.add(Need.CONV_MODEL)
-    if cards and len(parts.ops.row) and not any(name.startswith(_COMPILED) for name in parts.trace.names):
+    if cards and len(parts.ops.row) and not runs_compiled(parts.trace.names):
         observed.add(Need.EAGER_MODEL)
     return frozenset(observed)
 
@@ -127,9 +126,9 @@ def _observe(trace: Trace, cards: tuple[CardUse, ...], causes: HostCauses) -> se
     unknown = [known_or(card.tensor_core_unknown_pct, 100.0) for card in cards]
     if cards and max(shares) < IDLE_TENSOR_PCT and max(unknown) < IDLE_TENSOR_PCT:
         observed.add(Need.TENSOR_CORES_IDLE)
-    if bool(flag(trace.names, lambda name: "_SingleProcessDataLoaderIter" in name).any()):
+    if bool(flag(trace.names, lambda name: SINGLE_LOADER in name).any()):
         observed.update((Need.TORCH_LOADER, Need.NO_WORKERS))
-    if bool(flag(trace.names, lambda name: "_MultiProcessingDataLoaderIter" in name).any()):
+    if bool(flag(trace.names, lambda name: MULTI_LOADER in name).any()):
         observed.update((Need.TORCH_LOADER, Need.WORKERS_PRESENT))
     if bool((causes.call_class == CallClass.EXPLICIT).any()):
         observed.add(Need.SYNC_IN_STACK)

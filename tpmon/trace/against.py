@@ -10,7 +10,8 @@ from tpmon.model.known import Known, Missing, is_known, sum_known
 from tpmon.model.trace import Conditions, TraceFile
 from tpmon.model.trace_change import Change, TraceComparison
 from tpmon.model.trace_gaps import DeviceGaps
-from tpmon.trace.conditions import BATCH, SHAPES
+from tpmon.trace.breakdown import STRAY_PCT
+from tpmon.trace.conditions import BATCH, PARAMETERS, SHAPES
 from tpmon.trace.steps import UNMARKED
 
 COMPARISON_SCHEMA = "tpmon.trace-comparison/1"
@@ -85,9 +86,12 @@ def compare_conditions(one: Conditions, other: Conditions) -> tuple[tuple[str, .
             differences.append(f"world size {one.world_size} and {other.world_size}")
     elif is_known(one.world_size) or is_known(other.world_size):
         unchecked.append("world size")
-    if one.devices != other.devices:
-        names = (", ".join(devices) or "no device" for devices in (one.devices, other.devices))
-        differences.append(" and ".join(names))
+    if is_known(one.devices) and is_known(other.devices):
+        if one.devices != other.devices:
+            names = (", ".join(devices) or "no device" for devices in (one.devices, other.devices))
+            differences.append(" and ".join(names))
+    elif is_known(one.devices) or is_known(other.devices):
+        unchecked.append("cards")
     if is_known(one.mode) and is_known(other.mode):
         if one.mode != other.mode:
             differences.append(f"{one.mode} and {other.mode}")
@@ -96,14 +100,29 @@ def compare_conditions(one: Conditions, other: Conditions) -> tuple[tuple[str, .
     mine, theirs = ({had.name: had.value for had in of.told} for of in (one, other))
     told = [name for name in mine if name in theirs]
     differences += [f"{name} {mine[name]} and {theirs[name]}" for name in told if mine[name] != theirs[name]]
+    difference, untold = _compare_inputs(one, other, told)
+    differences += difference
+    unchecked += untold
+    return tuple(differences), tuple(unchecked)
+
+
+def _compare_inputs(one: Conditions, other: Conditions, told: list[str]) -> tuple[list[str], list[str]]:
+    """Return what differs of batch, shapes and types, and what of them could not be compared.
+
+    A compiler calls other operators for the same model: with one side compiled they tell nothing. Where a
+    capture wrote down batch and model, another operator for the same products is what was changed.
+    """
+    written = BATCH in told and SHAPES in told
+    both = is_known(one.compiled) and is_known(other.compiled)
+    if both and one.compiled != other.compiled:
+        return [], [] if written else ["batch, shapes and types (one is compiled: its operators are others)"]
     if is_known(one.inputs) and is_known(other.inputs):
         here, there = set(one.inputs), set(other.inputs)
-        if here != there:
-            named = [min(left) if left else "nothing" for left in (here - there, there - here)]
-            differences.append(f"batch, shapes or types: {named[0]} and {named[1]}")
-    elif BATCH not in told or SHAPES not in told:
-        unchecked.append("batch, shapes and types (not recorded: record_shapes=True)")
-    return tuple(differences), tuple(unchecked)
+        if here == there or (written and PARAMETERS in told):
+            return [], []
+        named = [min(left) if left else "nothing" for left in (here - there, there - here)]
+        return [f"batch, shapes or types: {named[0]} and {named[1]}"], []
+    return [], [] if written else ["batch, shapes and types (not recorded: record_shapes=True)"]
 
 
 def _interval(before: TraceFile, after: TraceFile, ratio: float) -> tuple[Known[float], Known[float]]:
@@ -157,8 +176,9 @@ def _changes(before: TraceFile, after: TraceFile) -> tuple[Change, ...]:
 
 
 def _sum_causes(gaps: tuple[DeviceGaps, ...]) -> Iterator[tuple[str, float]]:
-    """Yield the causes of idle time, summed over devices; none where the trace does not tell them."""
-    for same in zip(*(device.causes() for device in gaps), strict=True):
+    """Yield the causes of idle time, summed over devices but strays; none where they are not told."""
+    least = STRAY_PCT / 100 * max((device.busy for device in gaps), default=0.0)
+    for same in zip(*(device.causes() for device in gaps if device.busy >= least), strict=True):
         values = [us for _name, us in same]
         if all(map(is_known, values)):
             yield same[0][0], sum_known(values)

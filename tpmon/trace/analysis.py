@@ -14,7 +14,7 @@ from tpmon.model.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.trace_tables import FrameRow, ModuleRow, OperatorGroupRow
 from tpmon.trace.advice import advise, explain
 from tpmon.trace.allocations import sum_allocations
-from tpmon.trace.breakdown import Activity, break_down, find_activity
+from tpmon.trace.breakdown import STRAY_PCT, Activity, break_down, find_activity
 from tpmon.trace.cards import use_cards
 from tpmon.trace.comms import sum_communication
 from tpmon.trace.conditions import read_conditions
@@ -114,10 +114,12 @@ def analyze_trace(
     figures, limited = figure_launches(trace)
     window = steps.host_window
     gaps: tuple[DeviceGaps, ...] = ()
+    judged: tuple[DeviceGaps, ...] = ()
     host: Applicable[HostTime] = NOT_APPLICABLE
     if len(trace.work.start):
         gaps = find_gaps(trace, causes, ops, window)
-        verdict = judge_device(trace, activity, gaps, window)
+        judged = tuple(gap for gap in gaps if gap.device not in activity.strays)
+        verdict = judge_device(trace, activity, judged, window)
     else:
         host = split_host(trace, activity, causes, window)
         verdict = judge_host(trace, host, window, marked=steps.marked)
@@ -127,8 +129,9 @@ def analyze_trace(
     kernels = sum_kernels(trace, figures, limited, counted, (ops, launchers))
     peaks = sum_memory(trace, steps)
     overview = _overview(trace, steps, activity, figures)
+    cards = tuple(card for card in overview.gpus if card.device not in activity.strays)
     parts = Parts(
-        trace, steps, ops, times, launched_by, launchers, activity, causes, counted, gaps, products, peaks
+        trace, steps, ops, times, launched_by, launchers, activity, causes, counted, judged, products, peaks
     )
     patterns = find_patterns(parts)
     python = _tabulate_python(parts, wanted)
@@ -153,12 +156,12 @@ def analyze_trace(
         memory=MemoryUse(peaks, sum_allocations(trace, ops), draw_memory(trace, int(steps.host_start[0]))),
         communication=sum_communication(trace, activity, launched_by),
         launched_before=int((launched_by < 0).sum()),
-        conditions=read_conditions(trace),
-        verdict=advise(parts, verdict, overview.gpus, patterns),
+        conditions=read_conditions(trace, activity.strays),
+        verdict=advise(parts, verdict, cards, patterns),
         lost=trace.lost,
         products=products,
         hot_kernel=find_hot_kernel(trace, kernels, len(steps.names)),
-        patterns=explain(parts, overview.gpus, patterns),
+        patterns=explain(parts, cards, patterns),
         modules=python.modules,
         frames=python.frames,
         shapes=group_by_shape(trace, ops, times) if "shapes" in wanted else _NOT_ASKED,
@@ -167,7 +170,7 @@ def analyze_trace(
     )
     if keep is not None:
         keep(Findings(trace, steps, activity, causes, figures))
-    return file, take_parts(trace, file, steps, activity)
+    return file, take_parts(trace, file, steps, activity, launched_by)
 
 
 def group_operators(found: Findings, by: str) -> Applicable[tuple[OperatorGroupRow, ...]]:
@@ -219,8 +222,20 @@ def _overview(trace: Trace, steps: Steps, activity: Activity, figures: LaunchFig
         breakdown_us=break_down(activity, steps, exclusive=True),
         overlapping_us=break_down(activity, steps, exclusive=False),
         gpus=use_cards(trace, figures, steps.window),
-        notes=tuple(clean_name(note) for note in (*steps.notes, *describe_slice(trace.header))),
+        notes=tuple(
+            clean_name(note)
+            for note in (*steps.notes, *_note_strays(activity), *describe_slice(trace.header))
+        ),
     )
+
+
+def _note_strays(activity: Activity) -> tuple[str, ...]:
+    if not activity.strays:
+        return ()
+    named = "device" if len(activity.strays) == 1 else "devices"
+    numbers = ", ".join(map(str, activity.strays))
+    why = f"less than {STRAY_PCT:g} % of the work of the busiest"
+    return (f"left out of means, shares and verdict, with {why}: {named} {numbers}",)
 
 
 def _versions(header: Header) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace import Breakdown
-from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_loader, is_step
+from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_host_backend, is_loader, is_step
 from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
@@ -19,8 +20,11 @@ from tpmon.trace.steps import Steps
 
 MOST_DEVICES = 256
 """No machine has more; a damaged file may name thousands, and they then count as one."""
+STRAY_PCT = 1.0
+"""Of the work of the busiest device: one with less is a slip (a bare ``.cuda()``), not the training."""
 NO_DEVICE = Missing("the trace holds no device work")
 NO_HOST = Missing("the trace holds no operators")
+NO_CALLS = Missing("the trace holds no calls of runtime or driver")
 NOTHING = Missing("the trace holds neither device work nor host events")
 Mask = npt.NDArray[np.bool_]
 
@@ -29,8 +33,11 @@ Mask = npt.NDArray[np.bool_]
 class Activity:
     """Hold when each kind of thing ran, over all devices and threads together.
 
+    ``host_comms`` is what gloo and its like do on the host for devices.
+
     ``devices`` are the same of each device alone, where there are several: work of one hides nothing
-    on another.
+    on another. ``on_device``, ``in_calls`` and ``on_host`` tell what was recorded at all: device work,
+    calls, operators or annotations. ``strays`` are the devices that are left out of ``devices``.
     """
 
     kernel: Spans
@@ -40,11 +47,20 @@ class Activity:
     runtime: Spans
     data_loader: Spans
     cpu: Spans
+    host_comms: Spans
+    on_device: bool
+    in_calls: bool
+    on_host: bool
     devices: tuple[Activity, ...] = ()
+    strays: tuple[int, ...] = ()
 
     def each(self) -> tuple[Activity, ...]:
-        """Return the activity of each device alone; itself where there is one or none."""
+        """Return the activity of each device alone, but for strays; itself where there is one or none."""
         return self.devices or (self,)
+
+    def talk(self) -> Spans:
+        """Return all communication: that of a device, and of the host for it."""
+        return unite_all([self.communication, self.host_comms])
 
     def layers(self) -> tuple[Spans, ...]:
         """Return the sets in the order in which one hides the next."""
@@ -56,6 +72,7 @@ class Activity:
             self.runtime,
             self.data_loader,
             self.cpu,
+            self.host_comms,
         )
 
 
@@ -67,16 +84,26 @@ def comm_rows(trace: Trace) -> Mask:
 
 
 def loader_rows(trace: Trace) -> Mask:
-    """Tell which host events are the wait for the next batch."""
-    found: Mask = flag(trace.names, is_loader)[trace.host.name]
-    return found
+    """Tell which host events are the wait for the next batch; their shadows on a device are none."""
+    named: Mask = flag(trace.names, is_loader)[trace.host.name]
+    rows: Mask = named & (trace.host.category != Category.GPU_ANNOTATION)
+    return rows
+
+
+def tells_host(trace: Trace) -> bool:
+    """Tell whether a trace can say what the host did outside of calls.
+
+    Without ``ProfilerActivity.CPU`` torch records neither operators nor annotations, but kineto the calls.
+    """
+    host = trace.host.category
+    return bool(((host == Category.OP) | (host == Category.ANNOTATION)).any())
 
 
 def find_activity(trace: Trace) -> Activity:
     """Unite the events of each kind.
 
-    Communication is kernels where there are any, else the work of gloo and its like on the host; then
-    it counts where no operator computes at the same time.
+    Communication is kernels where there is a device, else the work of gloo and its like on the host; then
+    it counts where no operator computes at the same time. With a device that work is ``host_comms``.
     """
     host, work = trace.host, trace.work
     comm = comm_rows(trace)
@@ -86,6 +113,7 @@ def find_activity(trace: Trace) -> Activity:
     on_host = flag(trace.names, is_comm_host)[host.name] & (
         (host.category == Category.OP) | (host.category == Category.ANNOTATION)
     )
+    for_device = on_host & flag(trace.names, is_host_backend)[host.name]
     has_work = len(work.start) > 0
 
     def of_work(rows: Mask) -> Spans:
@@ -101,13 +129,20 @@ def find_activity(trace: Trace) -> Activity:
         communication=of_work(comm) if has_work else of_host(on_host),
         runtime=unite(trace.calls.start, trace.calls.duration),
         data_loader=of_host(loader),
-        cpu=of_host(is_op if has_work else is_op & ~on_host),
+        cpu=of_host(is_op & ~(for_device if has_work else on_host)),
+        host_comms=of_host(for_device & has_work),
+        on_device=has_work,
+        in_calls=len(trace.calls.start) > 0,
+        on_host=tells_host(trace),
     )
     numbers = distinct(work.device).tolist()
     if not 1 < len(numbers) <= MOST_DEVICES:
         return together
     alone = []
+    strays = _find_strays(trace, numbers)
     for device in numbers:
+        if device in strays:
+            continue
         here = work.device == device
         alone.append(
             replace(
@@ -118,7 +153,16 @@ def find_activity(trace: Trace) -> Activity:
                 communication=of_work(comm & here),
             )
         )
-    return replace(together, devices=tuple(alone))
+    return replace(together, devices=tuple(alone), strays=strays)
+
+
+def _find_strays(trace: Trace, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return the devices that do next to nothing beside the busiest one."""
+    work = trace.work
+    rows = [np.flatnonzero(work.device == device) for device in numbers]
+    busy = [unite(work.start[own], work.duration[own]).total for own in rows]
+    least = STRAY_PCT / 100 * max(busy)
+    return tuple(device for device, spent in zip(numbers, busy, strict=True) if spent < least)
 
 
 def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
@@ -127,39 +171,41 @@ def break_down(activity: Activity, steps: Steps, exclusive: bool) -> Breakdown:
     Exclusive: each moment counts for the first kind of the order alone, and the sum is the step.
     Else each kind counts all of its time, so that the sum may be more; other is what none covers.
     """
-    has_device = any(len(layer.start) for layer in activity.layers()[:3])
-    each = [_break_down_one(one, steps, exclusive, has_device) for one in activity.each()]
+    each = [_break_down_one(one, steps, exclusive) for one in activity.each()]
     means = np.mean(np.array(each), axis=0)
-    kernel, memcpy, memset, communication, runtime, data_loader, cpu, other = means.tolist()
-    has_host = any(len(layer.start) for layer in (activity.runtime, activity.data_loader, activity.cpu))
-    on_device = has_device or len(activity.runtime.start) > 0
+    kernel, memcpy, memset, communication, runtime, data_loader, cpu, host_comms, other = means.tolist()
+    anything = activity.on_device or activity.in_calls or activity.on_host
 
     def of_device(value: float) -> Known[float]:
-        return value if on_device else NO_DEVICE
+        return value if activity.on_device else NO_DEVICE
 
     def of_host(value: float) -> Known[float]:
-        return value if has_host else NO_HOST
+        return value if activity.on_host else NO_HOST
 
     def of_either(value: float) -> Known[float]:
-        return value if on_device or has_host or len(activity.communication.start) else NOTHING
+        return value if anything else NOTHING
+
+    calls: Known[float] = runtime
+    if not activity.in_calls:
+        calls = of_device(runtime) if activity.on_host else NO_CALLS
 
     return Breakdown(
         of_device(kernel),
         of_device(memcpy),
         of_device(memset),
-        of_either(communication),
-        of_device(runtime) if has_host else NO_HOST,
+        of_either(communication + host_comms),
+        calls,
         of_host(data_loader),
         of_host(cpu),
         of_either(other),
     )
 
 
-def _break_down_one(activity: Activity, steps: Steps, exclusive: bool, has_device: bool) -> list[float]:
+def _break_down_one(activity: Activity, steps: Steps, exclusive: bool) -> list[float]:
     layers = activity.layers()
     # Without a device the host is what computes, and communication behind it is hidden.
-    order = tuple(range(7)) if has_device else (0, 1, 2, 5, 6, 3, 4)
-    means = [0.0] * 8
+    order = tuple(range(8)) if activity.on_device else (0, 1, 2, 4, 5, 6, 3, 7)
+    means = [0.0] * 9
     covered: list[Spans] = []
     before = np.zeros(len(steps.start), dtype=np.int64)
     for at in order:
@@ -168,5 +214,5 @@ def _break_down_one(activity: Activity, steps: Steps, exclusive: bool, has_devic
         own = until - before if exclusive else layers[at].within(steps.start, steps.end)
         means[at] = float(own.mean()) / 1000
         before = until
-    means[7] = float((steps.end - steps.start - before).mean()) / 1000
+    means[8] = float((steps.end - steps.start - before).mean()) / 1000
     return means

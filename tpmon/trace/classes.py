@@ -18,10 +18,19 @@ STEP = "ProfilerStep#"
 SEARCHED_CHARS = 1000
 """How far into a name its kind is looked for: what a kernel is stands before its types and sizes."""
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
+SINGLE_LOADER, MULTI_LOADER = "SingleProcessDataLoaderIter", "MultiProcessingDataLoaderIter"
+"""Loaders without and with workers; before these names torch has an underscore, torchdata ``_Stateful``."""
 _COMM_KERNEL = re.compile(
-    r"nccl|rccl|oneccl|multimem_all_reduce|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem", re.IGNORECASE
+    r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_shot_all_reduce|allreduce_fusion"
+    r"|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem",
+    re.IGNORECASE,
 )
 _COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
+_HOST_BACKEND = re.compile(r"(?:gloo|mpi|ucc):\w", re.IGNORECASE)
+_TRANSFER = re.compile(
+    r"(?:(?:nccl|gloo|mpi|ucc|xccl):)?(?:i?send|i?recv(?:AnySource)?|pointToPoint|coalesced)(?![A-Za-z_])",
+    re.IGNORECASE,
+)
 _TENSOR = re.compile(
     r"h884|s884|i884|h1688|s1688|i8816|i16832|hmma|imma|dmma|16816|16832|s161616|xmma_(?:gemm|fprop|dgrad|wgrad)"
     r"|nvjet_|tensorop|wgmma|tcgen05|bmm_\w*E[245]m[123]|fmha|flash_(?:fwd|bwd)|flash::|_MI\d+x\d+"
@@ -29,6 +38,8 @@ _TENSOR = re.compile(
     r"|gemm\w*(?:_bfloat16_|_f16|bf16)",
     re.IGNORECASE | re.DOTALL,
 )
+_ORDINARY = re.compile(r"_ffma_|_simt_|(?<!t)f32f32_f32f32_f32_")
+"""Kernels of families with tensor cores on ordinary ones: fp32 of cuBLAS without TF32, from 8.0 on."""
 _MATMUL = re.compile(
     r"gemm|conv(?!ert)|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass", re.IGNORECASE
 )
@@ -42,6 +53,7 @@ _PLAIN = re.compile(
 """Products on the ordinary cores: fp32 of cuBLAS, cuDNN's engines of before TF32, matrix by vector."""
 _NO_PRODUCT = re.compile(r"fbgemm_gpu::|embedding|bounds_check|im2col|compute\w*Offsets", re.IGNORECASE)
 """What only has the name of a product in its own, or prepares one."""
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "triton_", "## Call CompiledFxGraph")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 
@@ -55,17 +67,21 @@ class CallClass(IntEnum):
     COPY = 4
 
 
-_EXPLICIT = re.compile(r"^(?:cuda|hip|cu|xpu|ze)\w*(?:Synchronize|StreamWaitIdle)|^hip\w*Sync(?:hronize)?$")
+_EXPLICIT = re.compile(
+    r"^(?:cuda|hip|cu|xpu|ze)\w*(?:Synchronize|StreamWaitIdle)|^hip\w*Sync(?:hronize)?$"
+    r"|^ur(?:EventWait$|QueueFinish)"
+)
 _NOT_BLOCKING = re.compile(
     r"MallocAsync|FreeAsync|MallocFromPool|EventRecord|EventQuery|StreamQuery|WaitEvent"
 )
 _ALLOCATOR = re.compile(
     r"^(?:cuda|hip|cu)(?:Malloc|Free|Mem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess|Address\w+)"
-    r"|HostAlloc|HostRegister|HostUnregister|FreeHost|HostMalloc|HostFree|ExtMalloc\w*)",
+    r"|HostAlloc|HostRegister|HostUnregister|FreeHost|HostMalloc|HostFree|ExtMalloc\w*)"
+    r"|^zeMem(?:Alloc|Free)|^urUSM(?:Device|Host|Shared)Alloc|^urUSMFree",
 )
 _IMPLICIT = re.compile(
     r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
-    r"|FuncSetAttribute|Init|SetDeviceFlags)"
+    r"|FuncSetAttribute|Init|SetDeviceFlags)|^ze(?:Module|Kernel)(?:Create|Destroy)|^urProgram(?:Build|Compile|Link)"
 )
 _COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
 _ASYNC = re.compile(r"Async")
@@ -91,6 +107,11 @@ def is_compiling(name: str) -> bool:
     return name.endswith("(dynamo_timed)")
 
 
+def runs_compiled(names: Sequence[str]) -> bool:
+    """Tell whether code of torch.compile runs, by all names of a trace."""
+    return any(name.startswith(_COMPILED) for name in names)
+
+
 def is_comm_kernel(name: str) -> bool:
     """Tell whether a kernel communicates."""
     return _COMM_KERNEL.search(name, 0, SEARCHED_CHARS) is not None
@@ -101,11 +122,23 @@ def is_comm_host(name: str) -> bool:
     return _COMM_HOST.match(name) is not None
 
 
+def is_host_backend(name: str) -> bool:
+    """Tell whether a host event is communication that the host itself does, also of tensors on a device."""
+    return _HOST_BACKEND.match(name) is not None
+
+
+def is_transfer(name: str) -> bool:
+    """Tell whether communication is a transfer from one rank to another, not a collective of all of them."""
+    return _TRANSFER.match(name) is not None
+
+
 def uses_tensor_cores(name: str) -> str:
     """Tell whether a kernel uses tensor cores: yes, no, or unknown for products that do not say."""
     if _FUSED.match(name):
         return "no"
     name = name[:SEARCHED_CHARS]
+    if _ORDINARY.search(name):
+        return "no"
     if _TENSOR.search(name):
         return "yes"
     if _PLAIN.search(name) or _NO_PRODUCT.search(name) or _BESIDE.search(name):

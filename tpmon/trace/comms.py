@@ -10,7 +10,7 @@ import numpy as np
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.trace import CollectiveRow, Communication
 from tpmon.trace.breakdown import Activity, comm_rows
-from tpmon.trace.classes import flag, is_comm_host
+from tpmon.trace.classes import flag, is_comm_host, is_host_backend
 from tpmon.trace.columns import Collective, Ints, distinct
 from tpmon.trace.dtypes import dtype_bytes
 from tpmon.trace.inputs import parse_inputs
@@ -44,13 +44,14 @@ def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Ap
 
     ``launched_by`` are the calls of the kernels, as ``match_calls`` finds them.
     """
-    on_device = len(trace.work.start) > 0
-    if not activity.communication.total:
+    if not activity.talk().total:
         return NOT_APPLICABLE
-    each = [(one.communication, one.kernel if on_device else one.cpu) for one in activity.each()]
+    compute = [one.kernel if activity.on_device else one.cpu for one in activity.each()]
+    each = list(zip((one.talk() for one in activity.each()), compute, strict=True))
+    on_device = activity.communication.total > 0 and activity.on_device
     overlap = sum(intersect_total(mine, compute) for mine, compute in each)
     total = sum(mine.total for mine, _compute in each)
-    rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_rows(trace)
+    rows = np.flatnonzero(comm_rows(trace)) if on_device else _host_rows(trace, activity.on_device)
     return Communication(
         len(rows),
         total / 1000,
@@ -63,9 +64,10 @@ def sum_communication(trace: Trace, activity: Activity, launched_by: Ints) -> Ap
     )
 
 
-def _host_rows(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _host_rows(trace: Trace, on_device: bool = False) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the communication of the host; beside a device that of gloo and its like alone."""
     host = trace.host
-    named = flag(trace.names, is_comm_host)[host.name]
+    named = flag(trace.names, is_host_backend if on_device else is_comm_host)[host.name]
     return np.flatnonzero(
         named & ((host.category == Category.OP) | (host.category == Category.ANNOTATION))
     ).astype(np.int64)
@@ -98,11 +100,16 @@ def _count_bytes(shape: tuple[bytes, bytes]) -> int:
     return sum(math.prod(dims) * element for dims, element in sizes if dims) if inputs.whole else 0
 
 
-def _find_annotations(trace: Trace, rows: Ints, launched_by: Ints) -> Ints:
-    """Return for each row of work the annotation of communication around its launch, -1 where none is."""
+def find_annotations(trace: Trace, rows: Ints, launched_by: Ints, *, shaped: bool) -> Ints:
+    """Return for each row of work the annotation of communication around its launch, -1 where none is.
+
+    ``shaped`` asks for one that tells the shapes of its tensors.
+    """
     host, calls = trace.host, trace.calls
     marks = _host_rows(trace)
-    marks = marks[(host.shape[marks] >= 0) & (host.category[marks] == Category.ANNOTATION)]
+    marks = marks[host.category[marks] == Category.ANNOTATION]
+    if shaped:
+        marks = marks[host.shape[marks] >= 0]
     found = np.full(len(rows), -1, dtype=np.int64)
     launched = np.flatnonzero(launched_by[rows] >= 0)
     if not len(marks) or not len(launched):
@@ -121,7 +128,8 @@ def _find_annotations(trace: Trace, rows: Ints, launched_by: Ints) -> Ints:
 
 def _collectives(trace: Trace, rows: Ints, launched_by: Ints) -> list[CollectiveRow]:
     work = trace.work
-    around = dict(zip(rows.tolist(), _find_annotations(trace, rows, launched_by).tolist(), strict=True))
+    annotations = find_annotations(trace, rows, launched_by, shaped=True)
+    around = dict(zip(rows.tolist(), annotations.tolist(), strict=True))
     sizes = _Sizes(trace)
     groups: dict[str, list[int]] = {}
     for row in rows.tolist():

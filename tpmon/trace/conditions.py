@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace import Condition, Conditions
-from tpmon.trace.classes import flag, is_optimizer
+from tpmon.trace.classes import flag, is_optimizer, runs_compiled
 from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace, clean_name, find_device, read_distributed
 from tpmon.trace.schema import Category
@@ -26,12 +27,12 @@ PRODUCTS = (
 MOST_INPUTS = 200
 _MOST_TOLD = 1 << 20
 """Bytes of what a capture wrote down; more is no capture of ours."""
-BATCH, SHAPES = "batch size", "inputs of a batch"
+BATCH, SHAPES, PARAMETERS = "batch size", "inputs of a batch", "parameters"
 TOLD = {
     "batch_size": BATCH,
     "inputs": SHAPES,
     "model": "model",
-    "parameters": "parameters",
+    "parameters": PARAMETERS,
     "dtype": "type of the parameters",
     "autocast": "autocast",
     "autocast_dtype": "autocast to",
@@ -39,17 +40,31 @@ TOLD = {
 """What is compared of that. Settings that a fix may well change (TF32, threads, torch.compile) are not."""
 
 
-def read_conditions(trace: Trace) -> Conditions:
-    """Read world size, cards, whether it trains, and the shapes and types of the products."""
-    cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
+def read_conditions(trace: Trace, strays: Sequence[int] = ()) -> Conditions:
+    """Read world size, cards but for ``strays``, whether it trains, and shapes and types of the products."""
     size = read_distributed(trace).world_size
     return Conditions(
         world_size=size if size > 0 else Missing("the trace does not say it"),
-        devices=tuple(clean_name(card.name, 80) for card in cards if card is not None),
+        devices=_read_devices(trace, strays),
         mode=_read_mode(trace),
         inputs=_read_inputs(trace),
         told=_read_told(trace),
+        compiled=_read_compiled(trace),
     )
+
+
+def _read_devices(trace: Trace, strays: Sequence[int]) -> Known[tuple[str, ...]]:
+    """Return the names of the devices that worked: none without work, unknown without a description."""
+    devices = [device for device in distinct(trace.work.device).tolist() if device not in strays]
+    cards = [find_device(trace, device) for device in devices]
+    names = [clean_name(card.name, 80) for card in cards if card is not None and card.name]
+    return tuple(names) if len(names) == len(cards) else Missing("the trace does not describe its cards")
+
+
+def _read_compiled(trace: Trace) -> Known[bool]:
+    if not bool((trace.host.category == Category.OP).any()):
+        return Missing("the trace holds no operators")
+    return runs_compiled(trace.names)
 
 
 def read_told(trace: Trace) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Where the idle time of a device goes, and where the time of the host goes without one.
 
 Each moment has one cause, the first of: loader, explicit sync, implicit sync, allocator, launches and
-other calls, operators, other. Parts are differences of growing unions, so they sum to the idle time.
+other calls, operators, communication of the host (gloo), other. Parts are differences of growing
+unions, so they sum to the idle time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.trace_gaps import GAP_CAUSES, DeviceGaps, HostTime, LargeGap
-from tpmon.trace.breakdown import Activity, loader_rows
+from tpmon.trace.breakdown import Activity, loader_rows, tells_host
 from tpmon.trace.classes import CallClass, class_of_call, is_step
 from tpmon.trace.columns import Ints, distinct
 from tpmon.trace.nesting import Nest
@@ -24,6 +25,9 @@ from tpmon.trace.spans import Spans, invert, unite, unite_all
 
 MOST_GAPS = 10
 NO_HOST_EVENTS = Missing("the trace holds no host events")
+NO_OPERATORS = Missing("operators were not recorded: activities had no CPU")
+CALL_CAUSES = ("sync_explicit", "sync_implicit", "alloc", "launch")
+"""What calls of the runtime tell alone."""
 COVERS_SLACK_NS = 1000
 """A call that returns no more than this before its copy ends has waited for it."""
 
@@ -69,6 +73,7 @@ def find_causes(trace: Trace, launched_by: Ints, activity: Activity) -> HostCaus
             of(CallClass.ALLOCATOR),
             of(CallClass.LAUNCH, CallClass.COPY),
             activity.cpu,
+            activity.host_comms,
         ),
         classes,
     )
@@ -103,9 +108,9 @@ def _device_gaps(
     busy = unite_all([unite(work.start[here], work.duration[here]), cuts])
     start, end = np.array([window[0]]), np.array([window[1]])
     causes_us: list[Known[float]] = [int(part[0]) / 1000 for part in _split(causes.layers, busy, start, end)]
-    if not has_host_events(trace):
-        causes_us = [NO_HOST_EVENTS] * len(GAP_CAUSES)
-    data, explicit, implicit, alloc, launch, cpu_op, other = causes_us
+    told, untold = told_causes(trace)
+    causes_us = [us if name in told else untold for name, us in zip(GAP_CAUSES, causes_us, strict=True)]
+    data, explicit, implicit, alloc, launch, cpu_op, comms, other = causes_us
     idle = invert(busy, *window)
     return DeviceGaps(
         device=device,
@@ -118,6 +123,7 @@ def _device_gaps(
         alloc=alloc,
         launch=launch,
         cpu_op=cpu_op,
+        comms=comms,
         other=other,
         largest=_name_gaps(trace, causes, ops, window, idle),
     )
@@ -137,9 +143,10 @@ def _name_gaps(
     middle = (start + end) // 2
     places = ops.find(np.full(len(middle), main, dtype=np.int32), middle)
     found = []
-    heard = has_host_events(trace)
+    told, untold = told_causes(trace)
     for at in range(len(start)):
-        cause: Known[str] = GAP_CAUSES[int(np.argmax(parts[:, at]))] if heard else NO_HOST_EVENTS
+        largest = GAP_CAUSES[int(np.argmax(parts[:, at]))]
+        cause: Known[str] = largest if largest in told else untold
         operator: Applicable[str] = NOT_APPLICABLE
         if places[at] >= 0:
             operator = clean_name(trace.names[trace.host.name[ops.row[places[at]]]])
@@ -151,14 +158,13 @@ def _name_gaps(
                 (int(end[at]) - int(start[at])) / 1000,
                 cause,
                 operator,
-                _longest_call(trace, int(start[at]), int(end[at])) if cause in _CALLS else NOT_APPLICABLE,
+                _longest_call(trace, int(start[at]), int(end[at]))
+                if cause in CALL_CAUSES
+                else NOT_APPLICABLE,
                 _source(trace, main, int(middle[at])),
             )
         )
     return tuple(found)
-
-
-_CALLS = ("sync_explicit", "sync_implicit", "alloc", "launch")
 
 
 def _main_track(trace: Trace) -> int:
@@ -206,25 +212,27 @@ def _source(trace: Trace, main: int, time: int) -> Applicable[str]:
     return NOT_APPLICABLE
 
 
-def has_host_events(trace: Trace) -> bool:
-    """Tell whether a trace can say what the host did."""
-    return len(trace.host.start) > 0 or len(trace.calls.start) > 0
+def told_causes(trace: Trace) -> tuple[tuple[str, ...], Missing]:
+    """Return the causes of idle time that a trace can tell, and why not the others."""
+    if tells_host(trace):
+        return GAP_CAUSES, NO_OPERATORS
+    return (CALL_CAUSES, NO_OPERATORS) if len(trace.calls.start) else ((), NO_HOST_EVENTS)
 
 
 def split_host(
     trace: Trace, activity: Activity, causes: HostCauses, window: tuple[int, int]
 ) -> Applicable[HostTime]:
-    """Split the window of a trace without device work: loader, operators, exposed communication, other.
+    """Split the window of a trace without device work: loader, calls that wait, operators, communication.
 
     NOT_APPLICABLE where the trace holds nothing of the host either.
     """
-    if not has_host_events(trace):
+    if not (tells_host(trace) or len(trace.calls.start)):
         return NOT_APPLICABLE
     nothing = unite(np.empty(0, np.int64), np.empty(0, np.int64))
     sync = unite_all(causes.layers[1:3])
-    layers = (activity.data_loader, activity.cpu, activity.communication, sync, causes.layers[3])
+    layers = (activity.data_loader, sync, causes.layers[3], activity.cpu, activity.communication)
     start, end = np.array([window[0]]), np.array([window[1]])
-    data, compute, comms, waits, alloc, other = (
+    data, waits, alloc, compute, comms, other = (
         int(part[0]) / 1000 for part in _split(layers, nothing, start, end)
     )
     return HostTime(data, comms, waits, alloc, compute, other)

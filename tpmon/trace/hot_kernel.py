@@ -9,7 +9,7 @@ import shlex
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.trace import KernelRow
 from tpmon.model.trace_tables import HotKernel
-from tpmon.trace.classes import is_comm_kernel
+from tpmon.trace.classes import flag, is_comm_kernel
 from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace, find_device
 
@@ -19,6 +19,7 @@ MOST_LAUNCHES = 50
 """Each launch is played again some dozens of times: more take minutes."""
 LEAST_PCT = 5.0
 """A kernel below this share of the kernels' time is not worth profiling alone."""
+_OTHER_CALLS = re.compile(r"(?:hip|ur|ze)[A-Z]")
 _PLAIN = re.compile(r"^[A-Za-z_]\w*$")
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)$")
 
@@ -41,7 +42,8 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
     It tells kernels apart by their bare name: where several have it, all of one step are profiled.
     """
     cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
-    if any(card is not None and card.warp_size != 32 for card in cards):
+    other = any(card is not None and card.warp_size != 32 for card in cards)
+    if other or trace.header.hip_runtime is not None or _is_other(trace):
         return Missing("Nsight Compute profiles cards of NVIDIA alone")
     base = base_name(row.name)
     if not base:
@@ -53,6 +55,11 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
         f"ncu --set full --kernel-name {shlex.quote(base)} --launch-skip {WARM_STEPS * each} "
         f"--launch-count {count} --target-processes all -o kernel python train.py"
     )
+
+
+def _is_other(trace: Trace) -> bool:
+    """Tell whether calls of HIP, Level Zero or Unified Runtime launched the work."""
+    return bool(flag(trace.names, lambda name: _OTHER_CALLS.match(name) is not None)[trace.calls.name].any())
 
 
 def base_name(kernel: str) -> str:

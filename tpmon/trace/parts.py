@@ -21,6 +21,7 @@ class Parts:
     """Hold a trace with its steps, nested operators, and what each piece of device work belongs to.
 
     ``launched_by`` is the call, ``launchers`` the operator of each row of device work, -1 without one.
+    ``gaps`` are those of the devices that count.
     """
 
     trace: Trace

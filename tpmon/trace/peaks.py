@@ -64,8 +64,11 @@ _SHEETS: tuple[tuple[str, Peak], ...] = (
 
 
 def find_peak(card: Device | None) -> Peak | None:
-    """Return the peak of a card by its name, None for one that is not in the table."""
-    if card is None:
+    """Return the peak of a card by its name, None for one that is not in the table.
+
+    A slice of a card (MIG) bears the name of the whole, and has a part of it that depends on its profile.
+    """
+    if card is None or re.search(r"\bMIG\b", card.name):
         return None
     for pattern, peak in _SHEETS:
         if re.search(pattern, card.name):

@@ -55,7 +55,12 @@ _BY_KERNEL = (
     ),
     ("fp64", re.compile(r"dgemm|dmma|<double|Cijk_[A-Za-z]+_[A-Za-z]+_D")),
     ("int8", re.compile(r"imma|i8816|i16832|i8i8|Cijk_[A-Za-z]+_[A-Za-z]+_I8")),
-    ("fp32", re.compile(r"sgemm|scudnn|_engine<float|winograd\w*_f32|Cijk_[A-Za-z]+_[A-Za-z]+_SS?B?_")),
+    (
+        "fp32",
+        re.compile(
+            r"_ffma_|f32f32_f32f32_f32_|sgemm|scudnn|_engine<float|winograd\w*_f32|Cijk_[A-Za-z]+_[A-Za-z]+_SS?B?_"
+        ),
+    ),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,11 +12,13 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.trace import RankRow, RankTable, TraceFile
 from tpmon.trace.breakdown import Activity, comm_rows
-from tpmon.trace.classes import flag, is_comm_host
+from tpmon.trace.classes import flag, is_comm_host, is_host_backend, is_transfer
+from tpmon.trace.columns import Ints
+from tpmon.trace.comms import find_annotations
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import unite, unite_all
-from tpmon.trace.steps import Steps
+from tpmon.trace.steps import NEVER, Steps
 
 SPREAD = 1.2
 """The straggler is named where the longest wait is this many times the shortest one."""
@@ -27,8 +29,9 @@ _TWICE = Missing("several traces of one rank: they are of different times")
 _MOST_RANKS = 1_000_000
 """A trace that says more says nothing: no job is that large."""
 
-Key = tuple[str, str, int]
-"""Group, collective, and which one of them: by its sequence number, else by order."""
+Key = tuple[str, str, str, int]
+"""Group, collective, step, and which one in it: by order, or by its sequence number in all steps ("")."""
+OUTSIDE = "outside of the steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +41,21 @@ class RankParts:
     row: RankRow
     world_size: Known[int]
     collectives: dict[Key, tuple[int, int]]
+    transfers: int
 
 
-def take_parts(trace: Trace, file: TraceFile, steps: Steps, activity: Activity) -> RankParts:
+def take_parts(
+    trace: Trace, file: TraceFile, steps: Steps, activity: Activity, launched_by: Ints
+) -> RankParts:
     """Take from a trace what ``compare_ranks`` needs; times of several devices as their mean."""
     on_device = len(trace.work.start) > 0
     start, end = steps.start, steps.end
     parts = []
     for one in activity.each():
         compute = one.kernel if on_device else one.cpu
-        both = unite_all([compute, one.communication]).within(start, end)
-        alone = (compute.within(start, end), one.communication.within(start, end))
+        talk = one.talk()
+        both = unite_all([compute, talk]).within(start, end)
+        alone = (compute.within(start, end), talk.within(start, end))
         parts.append((*alone, alone[0] + alone[1] - both, (end - start) - both))
     computing, talking, overlap, other = np.mean(np.array(parts, dtype=np.float64), axis=(0, 2)).tolist()
     row = RankRow(
@@ -62,31 +69,81 @@ def take_parts(trace: Trace, file: TraceFile, steps: Steps, activity: Activity) 
         wait_ms=_ALONE,
         transfer_ms=_ALONE,
     )
-    return RankParts(row, file.world_size, _collectives(trace, on_device))
+    return RankParts(row, file.world_size, *_collectives(trace, steps, launched_by))
 
 
-def _collectives(trace: Trace, on_device: bool) -> dict[Key, tuple[int, int]]:
-    """Return start and duration of the collectives, numbered within their group and kind."""
+def _collectives(trace: Trace, steps: Steps, launched_by: Ints) -> tuple[dict[Key, tuple[int, int]], int]:
+    """Return start and duration of the collectives by their numbers, and how many transfers there are.
+
+    A transfer from one rank to another (send, receive) is none: the other end has another name and order.
+    """
+    rows = np.flatnonzero(comm_rows(trace))
+    if len(rows):
+        start, length = trace.work.start[rows], trace.work.duration[rows]
+        said = [trace.collectives[number] if number >= 0 else None for number in trace.work.collective[rows]]
+        kernels = [trace.names[number].split("(")[0] for number in trace.work.name[rows]]
+        names = [one.name if one else kernel for one, kernel in zip(said, kernels, strict=True)]
+        groups = [one.group if one else "" for one in said]
+        numbers = [one.sequence if one else -1 for one in said]
+        # A kernel of torch before 2.2 does not tell what it is of; all-to-all sends and receives, too.
+        around = find_annotations(trace, rows, launched_by, shaped=False).tolist()
+        titles = [trace.names[trace.host.name[row]] if row >= 0 else "" for row in around]
+        names = [
+            title if not one and is_transfer(title) else name
+            for one, title, name in zip(said, titles, names, strict=True)
+        ]
+        calls = launched_by[rows]
+        enqueued = np.where(calls >= 0, trace.calls.start[calls], NEVER) if len(trace.calls.start) else start
+    else:
+        host = trace.host
+        wanted = is_host_backend if len(trace.work.start) else is_comm_host
+        named = flag(trace.names, wanted)[host.name] & (host.category == Category.ANNOTATION)
+        rows = np.flatnonzero(named)
+        start, length = host.start[rows], host.duration[rows]
+        names = [trace.names[number] for number in host.name[rows]]
+        groups, numbers, enqueued = [""] * len(rows), [-1] * len(rows), start
     found: dict[Key, tuple[int, int]] = {}
-    seen: defaultdict[tuple[str, str], int] = defaultdict(int)
-    if on_device:
-        work = trace.work
-        for row in np.flatnonzero(comm_rows(trace)).tolist():
-            number = int(work.collective[row])
-            said = trace.collectives[number] if number >= 0 else None
-            name = said.name if said else trace.names[work.name[row]].split("(")[0]
-            group = said.group if said else ""
-            order = said.sequence if said and said.sequence >= 0 else seen[group, name]
-            seen[group, name] += 1
-            found[group, name, order] = (int(work.start[row]), int(work.duration[row]))
-        return found
-    host = trace.host
-    named = flag(trace.names, is_comm_host)[host.name] & (host.category == Category.ANNOTATION)
-    for row in np.flatnonzero(named).tolist():
-        name = trace.names[host.name[row]]
-        found["", name, seen["", name]] = (int(host.start[row]), int(host.duration[row]))
-        seen["", name] += 1
-    return found
+    seen: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+    times = zip(start.tolist(), length.tolist(), strict=True)
+    transfers = 0
+    for group, name, number, step, when in zip(
+        groups, names, numbers, _name_steps(steps, enqueued), times, strict=True
+    ):
+        if is_transfer(name):
+            transfers += 1
+        elif number >= 0:
+            found[group, name, "", number] = when
+        else:
+            found[group, name, step, seen[group, name, step]] = when
+            seen[group, name, step] += 1
+    return found, transfers
+
+
+def _name_steps(steps: Steps, enqueued: Ints) -> list[str]:
+    """Name the step in which each collective was enqueued; ``OUTSIDE`` for those before or behind them.
+
+    How many of those a rank has depends on how far its host runs ahead: they would shift all others.
+    """
+    at = np.searchsorted(steps.host_start, enqueued, side="right") - 1
+    inside = (at >= 0) & (enqueued < steps.host_end[-1])
+    return [
+        steps.names[step] if good else OUTSIDE
+        for step, good in zip(at.tolist(), inside.tolist(), strict=True)
+    ]
+
+
+def _match(parts: Sequence[RankParts]) -> list[Key]:
+    """Return the collectives that all ranks have, of steps in which all have the same number of that kind.
+
+    Where one rank has more of them than another, order does not tell which one is missing.
+    """
+    shared = set.intersection(*(set(part.collectives) for part in parts))
+    counts = [Counter(key[:3] for key in part.collectives) for part in parts]
+    return sorted(
+        key
+        for key in shared
+        if key[2] != OUTSIDE and (not key[2] or len({count[key[:3]] for count in counts}) == 1)
+    )
 
 
 def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
@@ -104,8 +161,9 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     have = set(told)
     is_twice = len(have) < len(told)
     missing = tuple(rank for rank in range(world) if rank not in have) if is_known(world) and have else ()
-    shared = [] if is_twice else sorted(set.intersection(*(set(part.collectives) for part in parts)))
+    shared = [] if is_twice else _match(parts)
     every = set().union(*(part.collectives for part in parts))
+    transfers = sum(part.transfers for part in parts)
     why = _TWICE if is_twice else _UNMATCHED
     rows = sorted((_split_waits(part, shared, parts, why) for part in parts), key=_order)
     straggler: Applicable[int] = NOT_APPLICABLE
@@ -119,6 +177,8 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
         if most - least >= LEAST_SPREAD_MS and most >= SPREAD * least and is_known(rank):
             straggler, spread = rank, most - least
             summary += f"; rank {rank} waits least, the others for it: up to {spread:.1f} ms"
+    if transfers:
+        summary += f"; {transfers} sends and receives left out"
     if missing:
         summary += f"; no trace of {len(missing)} ranks"
     return RankTable(tuple(rows), world, missing, straggler, spread, len(shared), len(every), summary)

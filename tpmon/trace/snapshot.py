@@ -72,11 +72,14 @@ def sum_devices(snapshot: Snapshot) -> Iterable[DeviceSnapshot]:
 def _cut_up(segments: Sequence[Segment]) -> Pieces:
     blocks = [block for segment in segments for block in segment.blocks]
     used = [block for block in blocks if block.in_use]
-    free = [block.size for block in blocks if not (block.in_use or block.pending)]
-    releasable = stuck = 0
+    shared = [block for segment in segments if not segment.private for block in segment.blocks]
+    free = [block.size for block in shared if not (block.in_use or block.pending)]
+    releasable = stuck = private = 0
     for segment in segments:
         idle = sum(block.size for block in segment.blocks if not (block.in_use or block.pending))
-        if any(block.in_use or block.pending for block in segment.blocks):
+        if segment.private:  # what a graph may write to when it is replayed: nothing else gets it
+            private += idle
+        elif any(block.in_use or block.pending for block in segment.blocks):
             stuck += idle
         else:
             releasable += idle
@@ -92,6 +95,7 @@ def _cut_up(segments: Sequence[Segment]) -> Pieces:
         largest_free_bytes=largest,
         releasable_bytes=releasable,
         stuck_bytes=stuck,
+        private_bytes=private,
         rounding_bytes=sum(max(block.size - block.requested, 0) for block in used) if told else _NOT_TOLD,
         fragmentation_pct=100 * (1 - largest / total) if total else Missing("nothing is free"),
     )

@@ -50,10 +50,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Hold what the allocator took from the device at once."""
+    """Hold what the allocator took from the device at once; ``private`` in the pool of a CUDA graph."""
 
     device: int
     size: int
+    private: bool
     blocks: tuple[Block, ...]
 
 
@@ -162,7 +163,7 @@ class _Reader:
                 continue
             at = block.address + block.size
             blocks.append(block)
-        return Segment(device, size, tuple(blocks))
+        return Segment(device, size, _is_private(raw.get("segment_pool_id")), tuple(blocks))
 
     def _read_block(self, raw: object, at: int) -> Block | None:
         if not isinstance(raw, dict):
@@ -236,6 +237,11 @@ class _Reader:
             known = f"{clean_text(place, 300)}:{number} " if place not in ("", "??") else ""
             name = self._frames[id(raw)] = known + clean_text(called, 200)
         return name
+
+
+def _is_private(pool: object) -> bool:
+    """Tell whether a pool is one of its own: the default one is (0, 0), and old torch names none."""
+    return isinstance(pool, (list, tuple)) and any(_integer(part) > 0 for part in pool[:2])
 
 
 def _integer(value: object) -> int:

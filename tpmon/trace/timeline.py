@@ -17,15 +17,15 @@ from tpmon.model.trace_gaps import GAP_CAUSES
 from tpmon.trace.breakdown import Activity, comm_rows
 from tpmon.trace.classes import STEP
 from tpmon.trace.columns import Ints, distinct
-from tpmon.trace.gaps import HostCauses, has_host_events
+from tpmon.trace.gaps import HostCauses, told_causes
 from tpmon.trace.kernels import LaunchFigures, Reals
 from tpmon.trace.read import Trace, clean_name
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import Spans, unite, unite_all
 from tpmon.trace.steps import Steps
 
-UNTOLD = ("idle",)
-"""What holds a device where the trace has no host events."""
+UNTOLD = "idle"
+"""What holds a device where the trace does not tell it."""
 HOST_CAUSES = ("data", "comms", "sync", "alloc", "other")
 MOST_PARTS = 4096
 NO_SM = Missing("no kernel of the trace has blocks per SM")
@@ -166,6 +166,9 @@ def lay_timelines(
     """
     work = trace.work
     comms = comm_rows(trace)
+    told, _untold = told_causes(trace)
+    layers = tuple(causes.layers[GAP_CAUSES.index(name)] for name in told if name != GAP_CAUSES[-1])
+    names = told if GAP_CAUSES[-1] in told else (*told, UNTOLD)
     lanes = []
     for device in distinct(work.device).tolist():
         here = work.device == device
@@ -175,14 +178,13 @@ def lay_timelines(
         talk = unite(work.start[here & comms], work.duration[here & comms])
         exposed = _without(talk, compute) if len(talk.start) else talk
         sm = _level_sm(trace, figures, device)
-        names, layers = (GAP_CAUSES, causes.layers) if has_host_events(trace) else (UNTOLD, ())
         lanes.append(Lane(device, names, busy, exposed, _grow(busy, layers), sm))
     if not lanes:
         sync = unite_all(causes.layers[1:3])
         on_host = (activity.communication, sync, causes.layers[3])
         data = activity.data_loader
-        # The loader comes first, as in the split of the host: what its operators do is not compute.
-        compute = _without(activity.cpu, data)
+        # Loader and waits come first, as in the split of the host: what operators do there is not compute.
+        compute = _without(activity.cpu, unite_all([data, *on_host[1:]]))
         grown = _grow(compute, (data, *on_host))
         lanes.append(Lane(NOT_APPLICABLE, HOST_CAUSES, compute, unite_all(()), grown, _NO_DEVICE))
     return Timelines(tuple(lanes), steps.names, steps.host_start, steps.host_end, steps.marked)

@@ -13,11 +13,11 @@ from tpmon.model.trace import CauseShare, TraceVerdict
 from tpmon.model.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.verdict import Kind
 from tpmon.trace.breakdown import Activity
-from tpmon.trace.classes import flag, is_compiling
-from tpmon.trace.gaps import has_host_events
+from tpmon.trace.classes import SINGLE_LOADER, flag, is_compiling
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
 from tpmon.trace.spans import unite, unite_all
+from tpmon.trace.unrecorded import find_proof
 
 LEAST_LOST_PCT = 30.0
 """Idle and exposed communication below this share of the window: the device is busy enough."""
@@ -26,6 +26,12 @@ TINY_KERNEL_US = 10.0
 SURE_PCT = 50.0
 LEAST_WINDOW_US = 1000.0
 """Less of unmarked work is no training step."""
+TRY_CPU = "record with ProfilerActivity.CPU beside that of the device"
+TRY_DEVICE = (
+    "record with ProfilerActivity.CUDA (or XPU) too; where that was so, look for errors of CUPTI or "
+    "roctracer in the log of the program"
+)
+TRY_WHOLE = "give the whole file: this one breaks off, and torch writes device work last"
 
 _SAYS = {
     "data": "waiting for the next batch",
@@ -59,41 +65,49 @@ def judge_device(
     if compiling := _find_compiling(trace, window):
         return compiling
     exposed = sum(_exposed_us(one, window) for one in activity.each())
-    if not has_host_events(trace):
-        return _judge_silent(exposed, sum(gap.idle for gap in gaps), total)
     alloc = sum_known(gap.alloc for gap in gaps)
     explicit = sum_known(gap.sync_explicit for gap in gaps)
     implicit = sum_known(gap.sync_implicit for gap in gaps)
+    waits = {"explicit": explicit, "implicit": implicit, "allocator": alloc}
+    launch = sum_known(us for gap in gaps for us in (gap.launch, gap.cpu_op))
+    if not activity.on_host:
+        idle = sum(gap.idle for gap in gaps) - sum(waits.values()) - launch
+        told = {"sync": sum(waits.values()), "launch": launch} if activity.in_calls else {}
+        return _judge_without_host(trace, {"comms": exposed, **told, "idle": idle}, waits, total)
     shares = {
         "data": sum_known(gap.data for gap in gaps),
-        "comms": exposed,
-        "sync": explicit + implicit + alloc,
-        "launch": sum_known(us for gap in gaps for us in (gap.launch, gap.cpu_op)),
+        "comms": exposed + sum_known(gap.comms for gap in gaps),
+        "sync": sum(waits.values()),
+        "launch": launch,
         "other": sum_known(gap.other for gap in gaps),
     }
-    cause: Applicable[str] = NOT_APPLICABLE
     first = _largest(shares, total)
+    return _write(first, _cause_on_device(trace, first, waits), shares, total)
+
+
+def _cause_on_device(trace: Trace, first: str, waits: dict[str, float]) -> Applicable[str]:
     if first == "sync":
-        waits = {"explicit": explicit, "implicit": implicit, "allocator": alloc}
-        cause = max(waits, key=lambda name: waits[name])
-    elif first == "launch":
+        return max(waits, key=lambda name: waits[name])
+    if first == "launch":
         kernels = trace.work.duration[trace.work.category == Category.KERNEL]
         tiny = len(kernels) > 0 and float(np.median(kernels)) < TINY_KERNEL_US * 1000
-        cause = "tiny-kernels" if tiny else "main-thread"
-    else:
-        cause = _cause(trace, first, "gpu")
-    return _write(first, cause, shares, total)
+        return "tiny-kernels" if tiny else "main-thread"
+    return _cause(trace, first, "gpu")
 
 
-def _judge_silent(exposed: float, idle: float, total: float) -> TraceVerdict:
-    """Judge a trace of devices alone: nothing of the host says why they idle."""
-    shares = {"comms": exposed, "idle": idle}
+def _judge_without_host(
+    trace: Trace, shares: dict[str, float], waits: dict[str, float], total: float
+) -> TraceVerdict:
+    """Judge a trace without operators: what calls do not explain may be the loader, or anything else."""
     first = _largest(shares, total)
-    if first == "idle":
-        return _undecided(
-            f"the device idles {100 * idle / total:.0f} % of the window, and no host events say why"
-        )
-    return _write(first, {"comms": "unknown"}.get(first, "gpu"), shares, total)
+    if first != "idle":
+        return _write(first, _cause_on_device(trace, first, waits), shares, total)
+    lost = f"the device idles {100 * shares['idle'] / total:.0f} % of the window"
+    if "sync" in shares:
+        why = f"{lost} outside of calls, and operators and loader, which may say why, were not recorded"
+    else:
+        why = f"{lost}, and no host events say why"
+    return _undecided(why, TRY_CPU)
 
 
 def _find_compiling(trace: Trace, window: tuple[int, int]) -> TraceVerdict | None:
@@ -123,6 +137,9 @@ def judge_host(
         return _undecided(f"the trace holds {(window[1] - window[0]) / 1000:.0f} us without marked steps")
     if compiling := _find_compiling(trace, window):
         return compiling
+    if proof := find_proof(trace):
+        remedy = TRY_WHOLE if trace.lost.broken_off else TRY_DEVICE
+        return _undecided(f"the work of a device was not recorded, though {proof} tells of some", remedy)
     shares = {"data": host.data, "comms": host.comms, "sync": host.sync + host.alloc, "other": host.other}
     total = sum(shares.values()) + host.compute
     if total <= 0:
@@ -134,7 +151,7 @@ def judge_host(
 
 def _cause(trace: Trace, first: str, computes_on: str) -> Applicable[str]:
     if first == "data":
-        single = flag(trace.names, lambda name: "_SingleProcessDataLoaderIter" in name)
+        single = flag(trace.names, lambda name: SINGLE_LOADER in name)
         return "no-workers" if bool(single.any()) else NOT_APPLICABLE
     causes: dict[str, Applicable[str]] = {
         "comms": "unknown",
@@ -172,7 +189,15 @@ def _write(
     )
 
 
-def _undecided(why: str) -> TraceVerdict:
+def _undecided(why: str, remedy: str = "") -> TraceVerdict:
     return TraceVerdict(
-        Kind.NOT_ENOUGH_EVIDENCE, NOT_APPLICABLE, "low", 0.0, NOT_APPLICABLE, why, NOT_APPLICABLE, (), ()
+        kind=Kind.NOT_ENOUGH_EVIDENCE,
+        cause=NOT_APPLICABLE,
+        confidence="low",
+        share_pct=0.0,
+        second=NOT_APPLICABLE,
+        summary=why,
+        try_=remedy or NOT_APPLICABLE,
+        advice=(remedy,) if remedy else (),
+        shares=(),
     )

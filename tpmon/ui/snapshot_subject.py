@@ -20,6 +20,11 @@ _WORDS = (
         "free, in a segment without blocks in use: empty_cache() gives it back",
         "in empty segments",
     ),
+    (
+        "private",
+        "free in the pool of a CUDA graph: empty_cache() gives it back once the graph is gone",
+        "of graphs",
+    ),
     ("pending", "freed by the program, waiting for a stream", "freed, waits for a stream"),
     ("n/a", "the snapshot does not hold what this needs", "not in the snapshot"),
 )

@@ -89,6 +89,7 @@ def _list_pieces(pieces: Pieces) -> tuple[Piece, ...]:
         ("pending", pieces.pending_bytes),
         ("free, stuck", pieces.stuck_bytes),
         ("free, releasable", pieces.releasable_bytes),
+        *((("free, private", pieces.private_bytes),) if pieces.private_bytes else ()),
         ("largest free block", pieces.largest_free_bytes),
     )
     whole = max(pieces.reserved_bytes, 1)
