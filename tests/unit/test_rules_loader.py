@@ -24,6 +24,7 @@ from tests.starving import (
 )
 from tpmon.judge import rules_data, rules_loader, rules_storage
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.observe import gather_facts
 from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules_loader import judge_one_slow_worker, judge_respawn, judge_too_few_workers
 from tpmon.judge.scene import see
@@ -216,3 +217,67 @@ def test_the_onset_is_found_where_the_window_reaches_back_to_it():
     one = judge_too_few_workers(see(frames))
     assert abs(one.since_ns - frames[30].taken_ns) <= 2e9
     assert judge_too_few_workers(see(frames[-20:])).since_ns is NOT_APPLICABLE
+
+
+def two_loaders(wait, first, second, *, old_in_use=False, **more):
+    """See a rank with two persistent loaders: the older one has the workers ``first``."""
+    one = make_second(wait, [*first, *second], **more)
+    whole = one.loader[0]
+    parts = (whole.queues[: len(first)], whole.queues[len(first) :])
+    loaders = tuple(
+        replace(
+            whole,
+            loader=number,
+            workers=len(queues),
+            queues=queues,
+            empty_ratio=wait if (number == 0) is old_in_use else 0.0,
+            ready_bytes=0 if (number == 0) is old_in_use else 4000,
+        )
+        for number, queues in enumerate(parts)
+    )
+    return see(line_up([replace(one, loader=loaders)] * 20))
+
+
+BUSY = {**COMPUTES, "runnable": 0.9}
+TWO = {
+    "a validation loader rests, cores are free": ([IDLES] * 8, [BUSY] * 8, 32.0, "too-few-workers"),
+    "a validation loader rests, no core is free": ([IDLES] * 8, [BUSY] * 8, 8.0, "cpu-transform"),
+    "one worker each": ([IDLES], [BUSY], 8.0, "too-few-workers"),
+    "most workers rest": ([IDLES] * 8, [BUSY] * 4, 32.0, "too-few-workers"),
+}
+
+
+@pytest.mark.parametrize(("rests", "works", "cores", "cause"), TWO.values(), ids=TWO)
+@pytest.mark.parametrize("old_in_use", [False, True])
+def test_a_loader_that_rests_is_no_part_of_the_one_in_use(rests, works, cores, cause, old_in_use):
+    cpu = {"budget_cores": cores, "host_cores": int(cores)}
+    order = (works, rests) if old_in_use else (rests, works)
+    scene = two_loaders(0.6, *order, old_in_use=old_in_use, cpu=cpu)
+    found = suspects(scene)
+    assert set(found) == {cause}
+    assert "loader queue" in found[cause].sources, "the queue of the loader in use"
+    assert not found[cause].against, "batches that lie ready in the other one say nothing"
+    assert gather_facts(scene, found[cause]).workers_per_rank == len(works)
+
+
+def test_the_workers_of_the_loader_in_use_are_counted():
+    one = judge_too_few_workers(two_loaders(0.6, [IDLES] * 8, [BUSY] * 8, cpu={"budget_cores": 32.0}))
+    assert "of the loader in use, its 8 workers always have work" in one.summary
+
+
+def test_two_loaders_that_both_rest_are_told_by_their_queues():
+    one = make_second(0.0, [IDLES] * 2)
+    whole = one.loader[0]
+    first, second = (
+        replace(whole, loader=number, queues=(replace(whole.queues[number], pending_bytes=0),))
+        for number in (0, 1)
+    )
+    frames = [
+        replace(one, loader=(first, replace(second, ready_bytes=100 * (number % 3)))) for number in range(20)
+    ]
+    assert see(line_up(frames)).ranks[0].loader.loader == 1
+
+
+def test_a_worker_that_works_beside_many_that_do_not_is_no_lost_batch():
+    answer = judge_one_slow_worker(starve(0.97, [COMPUTES] + [IDLES] * 31))
+    assert isinstance(answer, Suspicion)

@@ -106,6 +106,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Cleared("too few workers (their thread pools fight for the CPUs)")
     count = len(found.workers)
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
+    if count < len(found.rank.workers):
+        words = f"of the loader in use, {words}"
     return suspect_loader(
         found,
         scene,

@@ -14,6 +14,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from tpmon.judge.data_wait import LEAST_READINGS, LEAST_SAMPLES, DataWait, combine_wait, measure_share
+from tpmon.judge.feeding import find_loader_in_use
 from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.hook_signs import find_pace
 from tpmon.judge.hook_wait import join_hook
@@ -103,6 +104,8 @@ class RankScene:
     births: int
     """Workers born in the last 60 s."""
     workers: tuple[WorkerScene, ...]
+    feeders: tuple[WorkerScene, ...]
+    """The workers of ``loader``, which is the one that feeds the rank where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +285,13 @@ def _see_rank(
 ) -> RankScene:
     last, frame = samples[-1], frames[-1]
     waits = [sample.waits_for for sample in samples]
-    workers = [
-        process for process in frame.processes if process.role is Role.WORKER and process.rank_pid == last.pid
-    ]
+    workers = tuple(
+        _see_worker(by_pid[process.pid], frame)
+        for process in frame.processes
+        if process.role is Role.WORKER and process.rank_pid == last.pid
+    )
+    idle = {worker.pid: worker.idle_ratio for worker in workers}
+    loader, feeding = find_loader_in_use(last.pid, frames, idle)
     busy: list[Known[float]] = [
         float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
     ]
@@ -313,8 +320,9 @@ def _see_rank(
         ),
         has_workers=bool(loaders or workers),
         births=max((loader.births for loader in loaders), default=0),
-        loader=next((loader for loader in frame.loader if loader.pid == last.pid), None),
-        workers=tuple(_see_worker(by_pid[worker.pid], frame) for worker in workers),
+        loader=loader,
+        workers=workers,
+        feeders=tuple(worker for worker in workers if worker.pid in feeding) or workers,
     )
 
 

@@ -71,8 +71,8 @@ class Starved:
 
     @property
     def workers(self) -> tuple[WorkerScene, ...]:
-        """Return the workers that are there now."""
-        return self.rank.workers
+        """Return the workers that are there now, of the loader that feeds the rank."""
+        return self.rank.feeders
 
     @property
     def has_slow_workers(self) -> Known[bool]:
@@ -105,7 +105,7 @@ def _cap(share: Share, most: float) -> Share:
 
 
 def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Scene) -> Starved:
-    workers = rank.workers
+    workers = rank.feeders
     return Starved(
         rank=rank,
         wait=wait,
@@ -156,11 +156,11 @@ def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
 
 
 def _waits_for_nothing(found: Starved) -> bool:
+    # Each of them: one that is behind among 32 hardly lowers their mean.
     return (
         bool(found.workers)
         and found.wait.share.ratio >= LOST_BATCH
-        and is_known(found.idle)
-        and found.idle >= LOST_BATCH
+        and all(is_known(one.idle_ratio) and one.idle_ratio >= LOST_BATCH for one in found.workers)
     )
 
 
