@@ -46,6 +46,8 @@ ELSEWHERE = (
     Phase.INPUT,
 )
 """What is neither the model, nor a wait for the GPU, nor the user's own code."""
+OUTSIDE = (Phase.OTHER, Phase.LOGGING)
+"""Python outside of the parts of a step."""
 
 
 class DataPart(str, Enum):
