@@ -291,7 +291,10 @@ def test_waits_at_queues_locks_and_futures_of_python_are_counted() -> None:
     )
     own = (MAIN, StackFrame("wait", "/home/usr/train/threading.py", 7))
     phases = read_phases([make_slice({pool: 10, queue: 20, own: 30, FORWARD: 40})], NOW_NS)[PID]
-    assert phases.waits_ratio == pytest.approx(0.3)
+    assert phases.waits_ratio == phases.plain_waits_ratio == pytest.approx(0.3)
+    loader = (*QUEUE, *queue[1:])
+    phases = read_one(make_slice({loader: 60, FORWARD: 40}))
+    assert (phases.waits_ratio, phases.plain_waits_ratio) == (pytest.approx(0.6), 0.0)
 
 
 AGES = (44, 33, 22, 11, 0)

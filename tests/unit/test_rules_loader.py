@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.frames import NOW, make_memory
+from tests.judging import make_looks, make_phases
 from tests.starving import (
     COMPUTES,
     DISK,
@@ -25,6 +26,7 @@ from tests.starving import (
 from tpmon.judge import rules_data, rules_loader, rules_storage
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import gather_facts
+from tpmon.judge.phases import Phase
 from tpmon.judge.ranking import find_explained
 from tpmon.judge.rules_loader import judge_one_slow_worker, judge_respawn, judge_too_few_workers
 from tpmon.judge.scene import see
@@ -281,3 +283,34 @@ def test_two_loaders_that_both_rest_are_told_by_their_queues():
 def test_a_worker_that_works_beside_many_that_do_not_is_no_lost_batch():
     answer = judge_one_slow_worker(starve(0.97, [COMPUTES] + [IDLES] * 31))
     assert isinstance(answer, Suspicion)
+
+
+def hand_on(kinds, *, waits=0.6, empty=1.0, **more):
+    """See a rank whose own thread iterates the loader: its main thread waits at a queue of its own."""
+    second = make_second(0.0, kinds, loader={"empty_ratio": empty}, rank={"runnable": 1 - waits}, **more)
+    looks = (make_looks(4211, 10, lock=round(10 * waits)),)
+    phases = make_phases({Phase.OTHER: waits, Phase.FORWARD: 1 - waits}, plain_waits_ratio=waits)
+    return see(line_up([replace(second, main_threads=looks)] * 20), {4211: phases})
+
+
+def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data():
+    found = suspects(hand_on([COMPUTES] * 4))
+    assert set(found) == {"too-few-workers"}
+    one = found["too-few-workers"]
+    assert one.share == pytest.approx(0.6)
+    assert one.sources >= {"stacks", "loader queue", "workers"}
+    assert one.since_ns is NOT_APPLICABLE, "no look at the main thread dates it"
+
+
+NOT_HANDED = {
+    "the loader keeps up": hand_on([IDLES] * 4, empty=0.0),
+    "its workers rest at times": hand_on([COMPUTES] * 2 + [IDLES] * 2),
+    "batches lie ready": hand_on([COMPUTES] * 4, empty=0.1),
+    "the wait is short": hand_on([COMPUTES] * 4, waits=0.1),
+    "no workers": hand_on([]),
+}
+
+
+@pytest.mark.parametrize("scene", NOT_HANDED.values(), ids=NOT_HANDED)
+def test_a_wait_at_a_queue_beside_a_loader_that_is_not_behind_is_none_for_data(scene):
+    assert suspects(scene) == {}

@@ -12,6 +12,11 @@ from tpmon.model.known import Known, is_known, known_or
 IDLE_STEPS = 4
 """Steps in which the idle shares of two loaders are compared: those closer than that are as busy."""
 
+RESTS = 0.25
+"""Mean share of waiting for work from which workers have time to spare: 0-8 % where they are too slow."""
+STARVES = 0.5
+"""Share of looks at the queue that must find it empty."""
+
 
 def _moves(loader: LoaderSample, frames: Sequence[Frame]) -> bool:
     """Tell whether its queues were seen to change over the span, or to hold work."""
@@ -47,3 +52,15 @@ def find_loader_in_use(
 
     found = min(loaders, key=rest)
     return found, frozenset(queue.pid for queue in found.queues)
+
+
+def is_behind(loader: LoaderSample | None, idle: Sequence[Known[float]]) -> bool:
+    """Tell whether a loader never has a batch to spare: its workers have work, its queue is empty.
+
+    ``idle`` holds the share of waiting for work (0-1) of each of its workers. Behind a pin thread the
+    queue is empty in any case.
+    """
+    shares = [share for share in idle if is_known(share)]
+    if loader is None or not shares or 2 * len(shares) < len(idle) or statistics.fmean(shares) >= RESTS:
+        return False
+    return loader.pin_thread or (is_known(loader.empty_ratio) and loader.empty_ratio >= STARVES)

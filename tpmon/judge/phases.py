@@ -61,6 +61,8 @@ class RankPhases:
     waits_ratio: float = 0.0
     """Share of samples, 0-1, whose innermost frame waits at a queue, a lock or a future of the standard
     library."""
+    plain_waits_ratio: float = 0.0
+    """The same of those that are in no phase: nothing else says what is waited for."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
@@ -86,6 +88,8 @@ class _Look:
     where: str
     waits: int
     """Samples at a queue, a lock or a future."""
+    plain_waits: int
+    """Those of them in no phase."""
     distinct: int
     only: tuple[StackFrame, ...] | None
     """The one stack of the main thread, when it is one."""
@@ -112,14 +116,16 @@ def _look(taken: StackSlice) -> _Look:
     places: Counter[tuple[str, str, int]] = Counter()
     wheres: Counter[str] = Counter()
     proofs: Counter[Need] = Counter()
-    waits = 0
+    waits = plain_waits = 0
     stacks = main_stacks(taken)
     for stack in stacks:
         reading = read_stack(stack.frames)
         kinds[reading.phase, reading.part] += stack.samples
         places[reading.place] += stack.samples
         wheres[reading.where] += stack.samples
-        waits += stack.samples if waits_for_others(stack.frames) else 0
+        if waits_for_others(stack.frames):
+            waits += stack.samples
+            plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
         for need in reading.needs:
             proofs[need] += stack.samples
     mine = {id(stack) for stack in stacks}
@@ -136,6 +142,7 @@ def _look(taken: StackSlice) -> _Look:
         dict(proofs),
         where,
         waits,
+        plain_waits,
         len(distinct),
         stacks[0].frames if len(distinct) == 1 else None,
         next(iter(places)) if len(places) == 1 else None,
@@ -258,6 +265,7 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
             takewhile(lambda look: look.place is not None and look.place == newest.place, looks), newest
         ),
         waits_ratio=sum(look.waits for look in kept) / samples,
+        plain_waits_ratio=sum(look.plain_waits for look in kept) / samples,
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},
     )

@@ -355,9 +355,10 @@ def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
 def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
     """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it.
 
-    Not applicable without workers: looks from outside do not tell loading from computing.
+    Not applicable without workers: looks from outside do not tell loading from computing, nor where only
+    the stacks tell the wait.
     """
-    if not found.workers:
+    if not found.workers or found.wait.sources == {STACKS}:
         return NOT_APPLICABLE
     waits = see_waits(found.rank, scene)
     shares = [share for _, share in waits]
