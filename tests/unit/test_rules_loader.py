@@ -28,7 +28,12 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import gather_facts
 from tpmon.judge.phases import Phase
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules_loader import judge_one_slow_worker, judge_respawn, judge_too_few_workers
+from tpmon.judge.rules_loader import (
+    judge_one_slow_worker,
+    judge_respawn,
+    judge_too_few_workers,
+    judge_uneven_workers,
+)
 from tpmon.judge.scene import see
 from tpmon.judge.standing import key_of
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
@@ -76,6 +81,9 @@ CASES = {
     "one computes, the others idle": (slow_one(COMPUTES), "one-slow-worker"),
     "one sleeps, the other idles": (starve(0.7, [SLEEPS, IDLES]), "one-slow-worker"),
     "one reads, the others idle": (slow_one(DISK), "one-slow-worker"),
+    "two of eight have shards": (starve(0.75, [COMPUTES] * 2 + [IDLES] * 6), "uneven-workers"),
+    "four of eight have shards": (starve(0.75, [COMPUTES] * 4 + [IDLES] * 4), "uneven-workers"),
+    "two of eight have shards, and read": (starve(0.75, [IDLES] * 6 + [DISK] * 2), "uneven-workers"),
     "one is stopped": (
         slow_one({**IDLES, "state": "T", "waits_for": "stopped by a signal"}),
         "one-slow-worker",
@@ -314,3 +322,20 @@ NOT_HANDED = {
 @pytest.mark.parametrize("scene", NOT_HANDED.values(), ids=NOT_HANDED)
 def test_a_wait_at_a_queue_beside_a_loader_that_is_not_behind_is_none_for_data(scene):
     assert suspects(scene) == {}
+
+
+def test_workers_without_data_are_told_by_each_of_them():
+    one = judge_uneven_workers(starve(0.75, [COMPUTES] * 2 + [IDLES] * 6))
+    assert "only 2 of its 8 workers have work" in one.summary
+    assert Need.FEW_WORKERS_FED in one.observed
+    at_times = line_up(
+        [make_second(0.75, [COMPUTES] * 2 + [IDLES, [SLEEPS, IDLES][i % 2]]) for i in range(20)]
+    )
+    assert isinstance(judge_uneven_workers(see(at_times)), Cleared)
+    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES] * 3)), Cleared)
+    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES, IDLES, IDLES])), Cleared), (
+        "one is a slow one"
+    )
+    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
+    unread = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
+    assert isinstance(judge_uneven_workers(unread), Unsure)

@@ -137,6 +137,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "balance-samples",
         "in-order-off",
     ),
+    (Kind.DATA_BOUND, "uneven-workers"): ("more-shards",),
     (Kind.DATA_BOUND, "respawn"): ("persistent-workers", "one-loader"),
     (Kind.DATA_BOUND, "killed-workers"): ("find-dead-worker", "bigger-shm"),
     (Kind.DATA_BOUND, "periodic"): ("prefetch-factor", "periodic-work-ahead", "persistent-workers"),
