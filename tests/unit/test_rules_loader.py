@@ -339,3 +339,5 @@ def test_workers_without_data_are_told_by_each_of_them():
     hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
     unread = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
     assert isinstance(judge_uneven_workers(unread), Unsure)
+    lumped = starve(0.75, [COMPUTES] * 2 + [IDLES] * 6, loader={"ready_bytes": GONE})
+    assert isinstance(judge_uneven_workers(lumped), Unsure), "those that rest may be another loader's"

@@ -132,8 +132,8 @@ REMEDIES = (
     Remedy(
         id="more-shards",
         title="write more shards, of equal size: a multiple of the workers of all ranks",
-        applies="The data set is split by shards, and there are fewer of them than workers, or a few hold most "
-        "of the data: a worker without a shard only waits.",
+        applies="The data set is split by shards, and there are fewer of them than workers, or a few hold "
+        "most of the data: a worker without a shard only waits.",
         not_when="The data set has an index, so that any worker can read any sample: then look at what the "
         "workers with work do.",
         needs=(Need.FEW_WORKERS_FED,),

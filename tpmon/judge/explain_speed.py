@@ -81,7 +81,7 @@ EXPLANATIONS = (
     Explanation(
         Kind.DATA_BOUND,
         "uneven-workers",
-        "Only some of the workers have data: fewer shards than workers, or a few shards that hold most of it.",
+        "Only some of the workers have data: fewer shards than workers, or a few that hold most of it.",
         "Two or more workers always have work, while each of the others waits for work nearly all the time.",
         "too few workers, where each of them has work: more of them would help there, and idle here.",
     ),

@@ -193,6 +193,8 @@ def judge_uneven_workers(scene: Scene) -> Answer:
     rest = [known_or(one.idle_ratio, 0.0) for one in looks if one not in fed]
     if len(fed) < 2 or not rest or min(rest) < RESTING:
         return Cleared("workers without data (no such part of them)")
+    if found.rank.loader is None or not is_known(found.rank.loader.ready_bytes):
+        return Unsure("workers without data (whether all are of one loader was not read)")
     ages = scene.frame.ages_s
     return suspect_loader(
         found,
