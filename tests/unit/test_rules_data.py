@@ -15,13 +15,14 @@ from tests.judging import make_looks, make_phases
 from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, starve
 from tpmon.judge import rules_loader
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_waits
 from tpmon.judge.data_wait import combine_wait, measure_share
 from tpmon.judge.periods import find_period
 from tpmon.judge.phases import DataPart, Phase, read_phases
 from tpmon.judge.rules_data import judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
 from tpmon.judge.rules_progress import judge_starting
 from tpmon.judge.scene import see
-from tpmon.judge.starvation import Starved, find_starved, see_waits
+from tpmon.judge.starvation import Starved, find_starved
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind

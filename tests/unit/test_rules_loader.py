@@ -310,6 +310,18 @@ def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data():
     assert one.since_ns is NOT_APPLICABLE, "no look at the main thread dates it"
 
 
+def test_without_stacks_a_wait_for_such_a_thread_is_not_ruled_out():
+    def look(kinds, **loader):
+        second = make_second(0.0, kinds, loader=loader, rank={"runnable": 0.4})
+        return see(line_up([replace(second, main_threads=(make_looks(4211, 10, lock=6),))] * 20))
+
+    answer = judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=1.0))
+    assert isinstance(answer, Unsure)
+    assert "the loader is behind" in answer.text
+    assert isinstance(judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=0.0)), Cleared)
+    assert isinstance(judge_too_few_workers(look([IDLES] * 4, empty_ratio=1.0)), Cleared)
+
+
 NOT_HANDED = {
     "the loader keeps up": hand_on([IDLES] * 4, empty=0.0),
     "its workers rest at times": hand_on([COMPUTES] * 2 + [IDLES] * 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_waits
 from tpmon.judge.data_wait import measure_share
 from tpmon.judge.phases import DataPart
 from tpmon.judge.rules_cpu import DELAY_RATIO, POOL_RATIO
@@ -17,7 +18,6 @@ from tpmon.judge.starvation import (
     Starved,
     find_starved,
     part_of,
-    see_waits,
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_pins
 from tpmon.judge.card_idle import find_gpu_idle
 from tpmon.judge.data_wait import LEAST_SAMPLES, measure_share
 from tpmon.judge.medians import median_known
@@ -10,7 +11,7 @@ from tpmon.judge.phase_kinds import OUTSIDE
 from tpmon.judge.phases import Phase, Share
 from tpmon.judge.rules_cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.starvation import FREE_CORES, find_cores_free, see_pins
+from tpmon.judge.starvation import FREE_CORES, find_cores_free
 from tpmon.judge.stillness import LEAST_STACK_SPAN_S
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import Known, Missing, is_known
