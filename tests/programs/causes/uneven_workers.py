@@ -29,6 +29,6 @@ program = Program(__doc__)
 batch = program.draw.choice((8, 16))
 step_ms = program.draw.uniform(20, 40)
 workers = program.draw.choice((8, 12))
-wait_s = 2 * step_ms * program.draw.uniform(2.5, 4) / batch / 1000
+wait_s = 2 * step_ms * program.draw.uniform(5, 8) / batch / 1000
 shards = workers if program.fix else 2
 program.train(make_loader(Shards(shards, wait_s), batch, workers, shuffle=False), Network(step_ms, batch))
