@@ -21,6 +21,7 @@ FRAMES = {
     "evaluate": ("Runner.evaluate", "/home/usr/train/runner.py"),
     "validate_input": ("validate_input", "/home/usr/train/net.py"),
     "save_checkpoint": ("save_checkpoint", "/home/usr/train/train.py"),
+    "load_checkpoint": ("load_checkpoint", "/home/usr/train/train.py"),
     "pydantic_validate": ("validate", SITE + "pydantic/main.py"),
     "next": ("_BaseDataLoaderIter.__next__", SITE + "torch/utils/data/dataloader.py"),
     "next_data": ("_next_data", SITE + "torch/utils/data/dataloader.py"),

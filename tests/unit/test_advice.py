@@ -70,6 +70,19 @@ def test_workers_are_advised_for_certain_only_where_torch_s_loader_was_seen():
     assert (torch_s[0].remedy.id, torch_s[0].certain) == ("start-workers", True)
 
 
+def test_collating_is_given_to_more_workers_where_cores_are_free():
+    """A collate function that tokenises has no lists to get rid of."""
+    row = (Kind.DATA_BOUND, "collate")
+    free = {Need.COLLATE_IN_STACK, Need.TORCH_LOADER, Need.CORES_FREE, Need.MEMORY_FREE}
+    few = frozenset(free | {Need.WORKERS_PRESENT, Need.WORKERS_CPU_BOUND})
+    seen = [(one.remedy.id, one.certain) for one in choose(*row, few, Facts())]
+    assert seen == [("collate-arrays", True), ("more-workers", True), ("transform-once", True)]
+    none = frozenset(free | {Need.NO_WORKERS})
+    assert [one.remedy.id for one in choose(*row, none, Facts())][:2] == ["start-workers", "collate-arrays"]
+    full = few - {Need.CORES_FREE} | {Need.CORES_FULL}
+    assert "more-workers" not in {one.remedy.id for one in choose(*row, full, Facts())}
+
+
 def test_every_fault_has_a_remedy():
     faults = {row.kind for row in TABLE if row.exit_code >= 10} - {Kind.NOT_ENOUGH_EVIDENCE}
     assert all(names for (kind, _), names in REMEDIES_FOR.items() if kind in faults)

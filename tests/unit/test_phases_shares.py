@@ -43,6 +43,9 @@ DDP = (
 BACKWARD = (MAIN, StackFrame("_engine_run_backward", SITE + "torch/autograd/graph.py", 966))
 SAVE = (MAIN, StackFrame("save", SITE + "torch/serialization.py", 900))
 RECOMPUTE = (StackFrame("recompute_fn", SITE + "torch/utils/checkpoint.py", 1), *FORWARD)
+LOAD = (MAIN, StackFrame("load", SITE + "torch/serialization.py", 1500))
+READ_CSV = (MAIN, StackFrame("read_csv", SITE + "pandas/io/parsers/readers.py", 1026))
+TO_CARD = (MAIN, StackFrame("Module.to", SITE + "torch/nn/modules/module.py", 1355))
 ITEM = (MAIN, StackFrame("synchronize", SITE + "torch/cuda/__init__.py", 1000))
 FREE = (MAIN, StackFrame("empty_cache", SITE + "torch/cuda/memory.py", 170))
 LOG = (MAIN, StackFrame("Logger.info", "/usr/lib/python3.11/logging/__init__.py", 1489))
@@ -288,4 +291,43 @@ def test_waits_at_queues_locks_and_futures_of_python_are_counted() -> None:
     )
     own = (MAIN, StackFrame("wait", "/home/usr/train/threading.py", 7))
     phases = read_phases([make_slice({pool: 10, queue: 20, own: 30, FORWARD: 40})], NOW_NS)[PID]
-    assert phases.waits_ratio == pytest.approx(0.3)
+    assert phases.waits_ratio == phases.plain_waits_ratio == pytest.approx(0.3)
+    loader = (*QUEUE, *queue[1:])
+    phases = read_one(make_slice({loader: 60, FORWARD: 40}))
+    assert (phases.waits_ratio, phases.plain_waits_ratio) == (pytest.approx(0.6), 0.0)
+
+
+AGES = (44, 33, 22, 11, 0)
+
+
+@pytest.mark.parametrize("read", [LOAD, READ_CSV], ids=["torch.load", "pandas"])
+@pytest.mark.parametrize("reads", [100, 156], ids=["60 %", "92 %"])
+def test_a_loop_that_reads_its_data_itself_waits_for_data(read, reads) -> None:
+    phases = read_one(*(make_slice({read: reads, FORWARD: 170 - reads}, age) for age in AGES))
+    assert phases.ratio(Phase.DATA_WAIT) == pytest.approx(reads / 170)
+    assert set(phases.parts) == {DataPart.FETCH}
+    assert phases.ratio(Phase.LOAD) == 0
+    assert phases.where == "data wait: read train.py:60"
+
+
+NO_LOOPS = {
+    "a start": [{LOAD: 170}, {LOAD: 170}, {LOAD: 100, FORWARD: 70}, {FORWARD: 170}, {FORWARD: 170}],
+    "a start, up to now": [{LOAD: 170}] * 4 + [{LOAD: 160, FORWARD: 10}],
+    "a set for what comes after training": [{FORWARD: 170}, {FORWARD: 100, LOAD: 70}, *[{LOAD: 170}] * 3],
+    "a set between two trainings": [
+        {FORWARD: 170},
+        {FORWARD: 90, LOAD: 80},
+        {FORWARD: 60, LOAD: 110},
+        *[{FORWARD: 170}] * 2,
+    ],
+    "modules that are moved": [{TO_CARD: 100, FORWARD: 70}] * 5,
+    "a model that is read and restored": [{LOAD: 40, TO_CARD: 60, FORWARD: 70}] * 5,
+}
+
+
+@pytest.mark.parametrize("counts", NO_LOOPS.values(), ids=NO_LOOPS)
+def test_what_is_read_once_or_for_the_model_is_no_wait_for_data(counts) -> None:
+    phases = read_one(*(make_slice(one, age) for one, age in zip(counts, AGES, strict=True)))
+    assert phases.ratio(Phase.DATA_WAIT) == 0
+    assert phases.parts == {}
+    assert not phases.where.startswith("data wait")

@@ -10,17 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data_rules import ALL, NO_STACKS, causes
-from tests.frames import make_frame, make_gpu, make_process, make_rank
+from tests.frames import NOW, make_frame, make_gpu, make_process, make_rank
 from tests.judging import make_looks, make_phases
 from tests.starving import COMPUTES, IDLES, RANK, SLEEPS, line_up, make_second, starve
 from tpmon.judge import rules_loader
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_waits
 from tpmon.judge.data_wait import combine_wait, measure_share
 from tpmon.judge.periods import find_period
-from tpmon.judge.phases import DataPart, Phase
+from tpmon.judge.phases import DataPart, Phase, read_phases
 from tpmon.judge.rules_data import judge_collate, judge_drain, judge_no_workers, judge_periodic, judge_pin
+from tpmon.judge.rules_progress import judge_starting
 from tpmon.judge.scene import see
-from tpmon.judge.starvation import Starved, find_starved, see_waits
+from tpmon.judge.starvation import Starved, find_starved
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import ThreadGroup, ThreadKind
@@ -301,3 +303,23 @@ def test_a_scene_without_ranks_is_unknown():
     scene = see([make_frame(processes=())])
     assert all(not isinstance(rule(scene), Suspicion) for rule in ALL)
     assert isinstance(judge_periodic(scene), Unsure)
+
+
+@pytest.mark.parametrize("reads", [100, 156], ids=["60 %", "92 %"])
+def test_a_loop_that_reads_its_files_without_a_data_set_has_no_workers(reads):
+    main = StackFrame("main", "/home/usr/train/train.py", 60)
+    load = (main, StackFrame("load", "/usr/lib/python3/dist-packages/torch/serialization.py", 1500))
+    step = (main, StackFrame("backward", "/usr/lib/python3/dist-packages/torch/_tensor.py", 630))
+    stacks = (
+        StackCount(RANK, "MainThread", load, reads),
+        StackCount(RANK, "MainThread", step, 170 - reads),
+    )
+    frames = line_up([make_second(0.0, [])] * 55)
+    slices = [
+        StackSlice(RANK, 0, NOW, frames[number].taken_ns, 10.0, 17.0, 170, stacks)
+        for number in (10, 21, 32, 43, 54)
+    ]
+    scene = see(frames, read_phases(slices, frames[-1].taken_ns))
+    assert causes(scene) == {"no-workers"}
+    assert judge_no_workers(scene).share == pytest.approx(reads / 170)
+    assert isinstance(judge_starting(scene), Cleared)

@@ -206,3 +206,25 @@ def test_a_run_whose_cpus_are_taken_is_no_sure_health():
     computes = judge_cpu_compute(scene_of(full, [make_phases(TRAINS)]))
     assert "its threads get 0.06 of the 2.0 CPUs that they want" in computes.summary
     assert rate_confidence(computes, 60.0) is Confidence.LOW
+
+
+def test_balanced_is_not_sure_where_half_of_the_time_is_the_programs_own_code():
+    mixed = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
+    looks = {"main_threads": (make_looks(),)}
+    mean = {"processes": (make_process(runnable=4.2, busy_threads=8),)}
+    one = judge_balanced(cpu_job(4.2, budget=8.0, phases=mixed, **looks, **mean))
+    assert [row.name for row in one.against] == ["outside of the step"]
+    assert "55 % of the time goes into code outside of the model" in one.summary
+    assert rate_confidence(one, 60.0) is Confidence.LOW
+    on_gpu = judge_balanced(cpu_job(4.2, budget=8.0, phases=mixed, gpus=(make_gpu(),), **looks))
+    assert on_gpu.against == (), "the GPU is busy all the same"
+    pool = judge_balanced(cpu_job(4.0, budget=8.0, phases=mixed, **looks))
+    assert pool.against == (), "two threads that want 4 CPUs compute all the time"
+    plain = judge_balanced(cpu_job(1.0, **looks))
+    assert (plain.against, rate_confidence(plain, 60.0)) == ((), Confidence.HIGH)
+
+
+def test_balanced_is_as_sure_as_the_weaker_of_its_figures():
+    barely = {Phase.FORWARD: 0.42, Phase.OTHER: 0.3, Phase.SYNC: 0.15, Phase.COMMS: 0.13}
+    one = judge_balanced(cpu_job(1.0, phases=barely, main_threads=(make_looks(),)))
+    assert one.margin == pytest.approx(0.42 / 0.4)

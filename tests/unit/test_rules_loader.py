@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.frames import NOW, make_memory
+from tests.judging import make_looks, make_phases
 from tests.starving import (
     COMPUTES,
     DISK,
@@ -24,8 +25,15 @@ from tests.starving import (
 )
 from tpmon.judge import rules_data, rules_loader, rules_storage
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.observe import gather_facts
+from tpmon.judge.phases import Phase
 from tpmon.judge.ranking import find_explained
-from tpmon.judge.rules_loader import judge_one_slow_worker, judge_respawn, judge_too_few_workers
+from tpmon.judge.rules_loader import (
+    judge_one_slow_worker,
+    judge_respawn,
+    judge_too_few_workers,
+    judge_uneven_workers,
+)
 from tpmon.judge.scene import see
 from tpmon.judge.standing import key_of
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
@@ -73,6 +81,9 @@ CASES = {
     "one computes, the others idle": (slow_one(COMPUTES), "one-slow-worker"),
     "one sleeps, the other idles": (starve(0.7, [SLEEPS, IDLES]), "one-slow-worker"),
     "one reads, the others idle": (slow_one(DISK), "one-slow-worker"),
+    "two of eight have shards": (starve(0.75, [COMPUTES] * 2 + [IDLES] * 6), "uneven-workers"),
+    "four of eight have shards": (starve(0.75, [COMPUTES] * 4 + [IDLES] * 4), "uneven-workers"),
+    "two of eight have shards, and read": (starve(0.75, [IDLES] * 6 + [DISK] * 2), "uneven-workers"),
     "one is stopped": (
         slow_one({**IDLES, "state": "T", "waits_for": "stopped by a signal"}),
         "one-slow-worker",
@@ -216,3 +227,129 @@ def test_the_onset_is_found_where_the_window_reaches_back_to_it():
     one = judge_too_few_workers(see(frames))
     assert abs(one.since_ns - frames[30].taken_ns) <= 2e9
     assert judge_too_few_workers(see(frames[-20:])).since_ns is NOT_APPLICABLE
+
+
+def two_loaders(wait, first, second, *, old_in_use=False, **more):
+    """See a rank with two persistent loaders: the older one has the workers ``first``."""
+    one = make_second(wait, [*first, *second], **more)
+    whole = one.loader[0]
+    parts = (whole.queues[: len(first)], whole.queues[len(first) :])
+    loaders = tuple(
+        replace(
+            whole,
+            loader=number,
+            workers=len(queues),
+            queues=queues,
+            empty_ratio=wait if (number == 0) is old_in_use else 0.0,
+            ready_bytes=0 if (number == 0) is old_in_use else 4000,
+        )
+        for number, queues in enumerate(parts)
+    )
+    return see(line_up([replace(one, loader=loaders)] * 20))
+
+
+BUSY = {**COMPUTES, "runnable": 0.9}
+TWO = {
+    "a validation loader rests, cores are free": ([IDLES] * 8, [BUSY] * 8, 32.0, "too-few-workers"),
+    "a validation loader rests, no core is free": ([IDLES] * 8, [BUSY] * 8, 8.0, "cpu-transform"),
+    "one worker each": ([IDLES], [BUSY], 8.0, "too-few-workers"),
+    "most workers rest": ([IDLES] * 8, [BUSY] * 4, 32.0, "too-few-workers"),
+}
+
+
+@pytest.mark.parametrize(("rests", "works", "cores", "cause"), TWO.values(), ids=TWO)
+@pytest.mark.parametrize("old_in_use", [False, True])
+def test_a_loader_that_rests_is_no_part_of_the_one_in_use(rests, works, cores, cause, old_in_use):
+    cpu = {"budget_cores": cores, "host_cores": int(cores)}
+    order = (works, rests) if old_in_use else (rests, works)
+    scene = two_loaders(0.6, *order, old_in_use=old_in_use, cpu=cpu)
+    found = suspects(scene)
+    assert set(found) == {cause}
+    assert "loader queue" in found[cause].sources, "the queue of the loader in use"
+    assert not found[cause].against, "batches that lie ready in the other one say nothing"
+    assert gather_facts(scene, found[cause]).workers_per_rank == len(works)
+
+
+def test_the_workers_of_the_loader_in_use_are_counted():
+    one = judge_too_few_workers(two_loaders(0.6, [IDLES] * 8, [BUSY] * 8, cpu={"budget_cores": 32.0}))
+    assert "of the loader in use, its 8 workers always have work" in one.summary
+
+
+def test_two_loaders_that_both_rest_are_told_by_their_queues():
+    one = make_second(0.0, [IDLES] * 2)
+    whole = one.loader[0]
+    first, second = (
+        replace(whole, loader=number, queues=(replace(whole.queues[number], pending_bytes=0),))
+        for number in (0, 1)
+    )
+    frames = [
+        replace(one, loader=(first, replace(second, ready_bytes=100 * (number % 3)))) for number in range(20)
+    ]
+    assert see(line_up(frames)).ranks[0].loader.loader == 1
+
+
+def test_a_worker_that_works_beside_many_that_do_not_is_no_lost_batch():
+    answer = judge_one_slow_worker(starve(0.97, [COMPUTES] + [IDLES] * 31))
+    assert isinstance(answer, Suspicion)
+
+
+def hand_on(kinds, *, waits=0.6, empty=1.0, **more):
+    """See a rank whose own thread iterates the loader: its main thread waits at a queue of its own."""
+    second = make_second(0.0, kinds, loader={"empty_ratio": empty}, rank={"runnable": 1 - waits}, **more)
+    looks = (make_looks(4211, 10, lock=round(10 * waits)),)
+    phases = make_phases({Phase.OTHER: waits, Phase.FORWARD: 1 - waits}, plain_waits_ratio=waits)
+    return see(line_up([replace(second, main_threads=looks)] * 20), {4211: phases})
+
+
+def test_a_wait_for_a_thread_that_iterates_the_loader_is_one_for_data():
+    found = suspects(hand_on([COMPUTES] * 4))
+    assert set(found) == {"too-few-workers"}
+    one = found["too-few-workers"]
+    assert one.share == pytest.approx(0.6)
+    assert one.sources >= {"stacks", "loader queue", "workers"}
+    assert one.since_ns is NOT_APPLICABLE, "no look at the main thread dates it"
+
+
+def test_without_stacks_a_wait_for_such_a_thread_is_not_ruled_out():
+    def look(kinds, **loader):
+        second = make_second(0.0, kinds, loader=loader, rank={"runnable": 0.4})
+        return see(line_up([replace(second, main_threads=(make_looks(4211, 10, lock=6),))] * 20))
+
+    answer = judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=1.0))
+    assert isinstance(answer, Unsure)
+    assert "the loader is behind" in answer.text
+    assert isinstance(judge_too_few_workers(look([COMPUTES] * 4, empty_ratio=0.0)), Cleared)
+    assert isinstance(judge_too_few_workers(look([IDLES] * 4, empty_ratio=1.0)), Cleared)
+
+
+NOT_HANDED = {
+    "the loader keeps up": hand_on([IDLES] * 4, empty=0.0),
+    "its workers rest at times": hand_on([COMPUTES] * 2 + [IDLES] * 2),
+    "batches lie ready": hand_on([COMPUTES] * 4, empty=0.1),
+    "the wait is short": hand_on([COMPUTES] * 4, waits=0.1),
+    "no workers": hand_on([]),
+}
+
+
+@pytest.mark.parametrize("scene", NOT_HANDED.values(), ids=NOT_HANDED)
+def test_a_wait_at_a_queue_beside_a_loader_that_is_not_behind_is_none_for_data(scene):
+    assert suspects(scene) == {}
+
+
+def test_workers_without_data_are_told_by_each_of_them():
+    one = judge_uneven_workers(starve(0.75, [COMPUTES] * 2 + [IDLES] * 6))
+    assert "only 2 of its 8 workers have work" in one.summary
+    assert Need.FEW_WORKERS_FED in one.observed
+    at_times = line_up(
+        [make_second(0.75, [COMPUTES] * 2 + [IDLES, [SLEEPS, IDLES][i % 2]]) for i in range(20)]
+    )
+    assert isinstance(judge_uneven_workers(see(at_times)), Cleared)
+    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES] * 3)), Cleared)
+    assert isinstance(judge_uneven_workers(starve(0.75, [COMPUTES, IDLES, IDLES])), Cleared), (
+        "one is a slow one"
+    )
+    hidden = {"waits_for": GONE, "runnable": GONE, "waiting": GONE}
+    unread = starve(0.7, [hidden] * 2, cpu={"runnable": 2.0, "used_cores": 2.0})
+    assert isinstance(judge_uneven_workers(unread), Unsure)
+    lumped = starve(0.75, [COMPUTES] * 2 + [IDLES] * 6, loader={"ready_bytes": GONE})
+    assert isinstance(judge_uneven_workers(lumped), Unsure), "those that rest may be another loader's"

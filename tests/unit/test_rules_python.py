@@ -176,3 +176,25 @@ def test_the_worst_rank_is_named():
     one = judge_single_thread(see(frames, {RANK: make_phases(PYTHON)}))
     assert isinstance(one, Suspicion)
     assert one.pid == RANK
+
+
+MIXED = {Phase.OTHER: 0.55, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.2}
+"""One thread for half of the time, a pool for the rest: 4.2 threads on average."""
+
+
+def test_one_thread_is_not_ruled_out_by_the_pool_of_the_other_half():
+    answer = judge_single_thread(alone(MIXED, run=4.2, busy=8, free=3.8))
+    assert isinstance(answer, Unsure)
+    assert "55 % outside of the step" in answer.text
+
+
+NO_ROOM = {
+    "the pool has every core": alone(MIXED, run=7.9, busy=8, free=0.1),
+    "little is outside of the step": alone({Phase.OTHER: 0.2, Phase.FORWARD: 0.8}, run=4.2, busy=8),
+    "the GPU is busy": alone(MIXED, run=4.2, busy=8, gpus=(make_gpu(sm_pct=97.0, pids=(RANK,)),)),
+}
+
+
+@pytest.mark.parametrize("scene", NO_ROOM.values(), ids=NO_ROOM)
+def test_one_thread_beside_a_pool_is_ruled_out_where_nothing_could_wait_for_it(scene):
+    assert isinstance(judge_single_thread(scene), Cleared)

@@ -10,10 +10,10 @@ import pytest
 from tests.dumps import BACKWARD, MAIN
 from tests.frames import NOW, NOW_NS, make_frame, make_process, make_worker
 from tests.hanging import make_slice
-from tests.judging import SECOND, make_looks, make_phases, scene_of
+from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.quiet_jobs import UNREAD, quiet_rank, said
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.judgement import judge
+from tpmon.judge.judgement import judge, judge_scene
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_progress import (
     judge_checkpoint,
@@ -21,6 +21,7 @@ from tpmon.judge.rules_progress import (
     judge_validation,
     judge_waiting_for_input,
 )
+from tpmon.judge.scene import see
 from tpmon.judge.standing import Standing
 from tpmon.judge.stillness import fresh_phase
 from tpmon.judge.suspicion import Cleared, Unsure
@@ -119,6 +120,22 @@ def test_a_pause_is_what_is_seen_now_and_for_some_time(rule, phase, cause):
     old = replace(now, newest_age_s=40.0)
     assert type(rule(scene_of(make_frame(), [old]))) is Cleared
     assert type(rule(scene_of(make_frame()))) is Unsure
+
+
+@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.VALIDATION])
+def test_a_pause_is_not_said_any_more_once_the_stacks_show_steps(phase):
+    """A run that saves often would else be paused all the time, and its cause never said."""
+    standing, kinds = Standing(), []
+    base = make_frame(processes=(make_process(),), loader=(), main_threads=(make_looks(4211, 10),))
+    frames = hold(base, 60)
+    for i in range(3, 60):
+        where = f"{phase.value} train.py:9" if i % 20 < 5 else "forward train.py:88"
+        shares = make_phases({phase: 0.25, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.35}, where=where)
+        finding, standing, _ = judge_scene(see(frames[:i], {4211: shares}), standing)
+        standing = replace(standing, finding=finding)
+        kinds.append((i % 20 < 5, finding.kind is Kind.PAUSED))
+    assert all(pauses == said_so for pauses, said_so in kinds if not pauses)
+    assert any(said_so for _, said_so in kinds)
 
 
 def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():

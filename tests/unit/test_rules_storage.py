@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.frames import make_memory
-from tests.starving import COMPUTES, DISK, DISTANT, LINE, SMALL_FILES, SOCKET, THRASHES, starve
+from tests.frames import make_memory, make_process
+from tests.starving import (
+    COMPUTES,
+    DISK,
+    DISTANT,
+    LINE,
+    SMALL_FILES,
+    SOCKET,
+    THRASHES,
+    line_up,
+    make_second,
+    starve,
+)
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.rules_storage import (
     RULES,
@@ -15,10 +28,12 @@ from tpmon.judge.rules_storage import (
     judge_storage_latency,
     measure_reads,
 )
+from tpmon.judge.scene import see
 from tpmon.judge.starvation import find_starved
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Missing, is_known
+from tpmon.model.process import Role
 
 GONE = Missing("permission denied")
 KIB = 1024
@@ -133,3 +148,16 @@ def test_a_thrashed_cache_that_nobody_waits_for_costs_nothing():
 
 def test_an_unread_cache_is_unknown():
     assert isinstance(judge_page_cache_thrash(thrash(refault_bytes_s=GONE, psi_some_pct=GONE)), Unsure)
+
+
+def test_a_process_of_this_machine_is_no_store_behind_the_network():
+    """The manager of multiprocessing answers all workers by itself: more readers only queue at it."""
+    asks = {**SMALL_FILES, "waits_for": "unix socket", "asked_read_bytes_s": 2e6, "read_calls_s": 900.0}
+    assert causes(asks) == set()
+    scene = starve(0.8, [asks] * 8)
+    answers = [rule(scene) for rule in (judge_network_store, judge_storage_latency, judge_storage_bandwidth)]
+    assert all(isinstance(one, Unsure) and "unix socket" in one.text for one in answers)
+    second = make_second(0.8, [asks] * 8)
+    server = make_process(4300, role=Role.HELPER, rank_pid=4211, label="multiprocessing child", runnable=1.0)
+    busy = see(line_up([replace(second, processes=(*second.processes, server))] * 20))
+    assert "multiprocessing child 4300 wants 1.0 CPUs" in judge_network_store(busy).text

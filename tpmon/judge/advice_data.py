@@ -130,6 +130,20 @@ REMEDIES = (
         proof="Its load and its pending requests are like those of its siblings.",
     ),
     Remedy(
+        id="more-shards",
+        title="write more shards, of equal size: a multiple of the workers of all ranks",
+        applies="The data set is split by shards, and there are fewer of them than workers, or a few hold "
+        "most of the data: a worker without a shard only waits.",
+        not_when="The data set has an index, so that any worker can read any sample: then look at what the "
+        "workers with work do.",
+        needs=(Need.FEW_WORKERS_FED,),
+        paste="dataset = dataset.to_iterable_dataset(num_shards=4 * {workers_now})  # datasets; times ranks\n"
+        "# webdataset: smaller files, by maxcount= of ShardWriter",
+        ceiling="{gain}; at most the workers over those that have work now",
+        risk=Risk.NONE,
+        proof="Every worker has work; samples/s rise with the number of those that have.",
+    ),
+    Remedy(
         id="balance-samples",
         title="give every worker the same amount of work",
         applies="Samples or shards differ in size, and one worker gets the large ones.",

@@ -27,6 +27,7 @@ class Need(str, Enum):
     SMALL_READS = "reads are small or many files are opened"
     BATCHES_READY = "finished batches lie ready in the queue"
     ONE_WORKER_SLOW = "one worker is slower than the others"
+    FEW_WORKERS_FED = "only some of the workers have data"
     RESPAWN_SEEN = "workers are started anew during the run"
     PERIODIC_SEEN = "the wait comes back every few steps"
     PIN_THREAD = "a pin-memory thread runs"

@@ -21,6 +21,8 @@ STACKS = "stacks"
 LOOKS = "main thread"
 LEAST_SAMPLES = 20
 """Fewer stack samples or looks tell a share of 10 % from none in half of the cases only."""
+LEAST_HANDED = 0.1
+"""Lower end of the share of samples at a queue that is no loader's, from which it may hand batches on."""
 LEAST_READINGS = 5
 """Of the once-a-second readings, where there are no frequent looks."""
 
@@ -104,3 +106,22 @@ def combine_wait(
     if is_known(looks):
         return DataWait(looks, MappingProxyType({}), frozenset((LOOKS,)), looks.low)
     return stacks if isinstance(stacks, Missing) else Missing("too few stack samples yet")
+
+
+def join_handed(wait: Known[DataWait], stacks: Known[RankPhases], *, loader_behind: bool) -> Known[DataWait]:
+    """Count a wait at a queue, a lock or a future as one for data while the loader cannot keep up.
+
+    A thread that iterates the loader in the background hands its batches on: ``loader_behind`` says that
+    the workers always have work, so that somebody takes every batch as soon as it is made.
+    """
+    if not loader_behind or not is_known(stacks) or stacks.samples < LEAST_SAMPLES:
+        return wait
+    handed = share_of(stacks.plain_waits_ratio * stacks.samples, stacks.samples, stacks.design)
+    if handed.low < LEAST_HANDED:
+        return wait
+    seen = stacks.share(Phase.DATA_WAIT)
+    parts = dict(stacks.parts)
+    queue = parts.get(DataPart.QUEUE)
+    parts[DataPart.QUEUE] = handed if queue is None else _add(queue, handed)
+    share = _add(seen, handed)
+    return DataWait(share, MappingProxyType(parts), frozenset((STACKS,)), share.low)

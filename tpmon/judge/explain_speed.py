@@ -80,6 +80,13 @@ EXPLANATIONS = (
     ),
     Explanation(
         Kind.DATA_BOUND,
+        "uneven-workers",
+        "Only some of the workers have data: fewer shards than workers, or a few that hold most of it.",
+        "Two or more workers always have work, while each of the others waits for work nearly all the time.",
+        "too few workers, where each of them has work: more of them would help there, and idle here.",
+    ),
+    Explanation(
+        Kind.DATA_BOUND,
         "respawn",
         "Workers are started anew for each epoch, and each epoch is short.",
         "New worker PIDs all the time; the rank is found in starting or joining processes.",

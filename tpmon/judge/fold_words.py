@@ -119,6 +119,7 @@ _DATA_WORDS = {
     DataPart.COLLATE: "collate",
     DataPart.START: "worker start or join",
     DataPart.COPY: "copy of the batch",
+    DataPart.READ: "read",
     DataPart.SAMPLER: "sampler",
 }
 _IDLE_WORDS = frozenset(("queue feeder", "idle executor thread", "idle executor process", "connections"))

@@ -143,7 +143,7 @@ def _keep_before(finding: Finding, before: Finding, frame: Frame) -> Finding:
 
 
 def _drop_outlived(followed: Standing, suspicions: Sequence[Suspicion], scene: Scene) -> Standing:
-    """Drop what was said of a start whose steps go on by now, or of the speed of a run that stands still."""
+    """Drop a start or pause whose steps go on by now, and the speed of a run that stands still."""
     suspected = {key_of(one) for one in suspicions}
     past, stands = rules_progress.find_past_starts(scene), still_s(scene) >= STILL_S
     keys = {key_of(track.suspicion) for track in followed.tracks} | {followed.stated}

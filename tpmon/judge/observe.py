@@ -34,7 +34,7 @@ _THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 
 
 def _workers(scene: Scene) -> list[WorkerScene]:
-    return [worker for rank in scene.ranks for worker in rank.workers]
+    return [worker for rank in scene.ranks for worker in rank.feeders]
 
 
 def _mostly(values: Iterable[Known[float]], least: float) -> bool:
@@ -252,7 +252,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     """Return the numbers of the run that the remedies of ``suspicion`` name."""
     frame = scene.frame
     ranks = len(scene.ranks)
-    counts = [len(rank.workers) for rank in scene.ranks]
+    counts = [len(rank.feeders) for rank in scene.ranks]
     workers: Known[int] = max(counts) if counts else Missing("no rank was read")
     budget, used = scene.budget, scene.used
     free: Known[float] = (

@@ -36,8 +36,9 @@ FSDP_SEEN = Mark(None, need=Need.FSDP_IN_STACK)
 RECOMPUTE = Mark(Phase.FORWARD, need=Need.RECOMPUTE_IN_STACK)
 SAVE = Mark(Phase.CHECKPOINT, need=Need.SAVE_IN_STACK)
 LOAD = Mark(Phase.LOAD, need=Need.LOAD_IN_STACK)
+LOAD_FILE = Mark(Phase.LOAD, DataPart.READ, Need.LOAD_IN_STACK)
 BUILD = Mark(Phase.LOAD)
-READ_SET = Mark(Phase.LOAD)
+READ_SET = Mark(Phase.LOAD, DataPart.READ)
 COMPILE = Mark(Phase.COMPILE, need=Need.COMPILE_IN_STACK)
 LOGGING = Mark(Phase.LOGGING, need=Need.LOGGING_IN_STACK, named=True)
 VALIDATION = Mark(Phase.VALIDATION, need=Need.VALIDATION_IN_STACK)
@@ -190,7 +191,7 @@ TORCH = (
     only("torch/distributed/algorithms/join.py", COMMS, "notify_join_context __exit__"),
     # Files
     only("torch/serialization.py", SAVE, "save"),
-    only("torch/serialization.py", LOAD, "load"),
+    only("torch/serialization.py", LOAD_FILE, "load"),
     but("torch/hub.py", LOAD),
     # The compiler. Its wrappers also run in every step of a compiled model: those are no compiling.
     but("torch/_dynamo/convert_frame.py", COMPILE, "__init__"),

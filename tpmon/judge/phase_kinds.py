@@ -46,6 +46,8 @@ ELSEWHERE = (
     Phase.INPUT,
 )
 """What is neither the model, nor a wait for the GPU, nor the user's own code."""
+OUTSIDE = (Phase.OTHER, Phase.LOGGING)
+"""Python outside of the parts of a step."""
 
 
 class DataPart(str, Enum):
@@ -61,6 +63,8 @@ class DataPart(str, Enum):
     """It starts or joins workers."""
     COPY = "copy"
     """It unpacks or copies the batch: the drain of the loader."""
+    READ = "read"
+    """It reads data outside of any data set: a start, or, beside steps, a loop that loads for itself."""
     SAMPLER = "sampler"
     """It chooses the next indices: samplers run in the main thread, with and without workers."""
 

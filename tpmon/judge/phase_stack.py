@@ -211,7 +211,8 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         if mark.phase is None:
             continue
         if mark.phase is phase:
-            part = mark.part or part
+            # What reads a file for a model that is restored reads no data.
+            part = part if phase is Phase.LOAD else mark.part or part
         elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
             outer, phase, part, begin = phase, mark.phase, mark.part, index
     if phase is Phase.DATA_WAIT and part is None and waits_for_others(frames):

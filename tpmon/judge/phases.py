@@ -12,7 +12,7 @@ from dataclasses import field
 from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.phase_kinds import DataPart, Phase
+from tpmon.judge.phase_kinds import TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
 from tpmon.judge.phase_stack import classify, read_stack, waits_for_others
 from tpmon.judge.sights import find_sights
@@ -24,6 +24,9 @@ __all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"
 
 SPAN_S = 60.0
 """Older slices tell about a run as it was."""
+MIN_REREADS = 3
+"""Slices that read data after training had gone on in an earlier one: reading one set between two
+trainings takes part in two."""
 MIN_CHANGE_S = 12.0
 """A behaviour that came back sooner was an outlier (a checkpoint, a stall), not a change."""
 
@@ -58,6 +61,8 @@ class RankPhases:
     waits_ratio: float = 0.0
     """Share of samples, 0-1, whose innermost frame waits at a queue, a lock or a future of the standard
     library."""
+    plain_waits_ratio: float = 0.0
+    """The same of those that are in no phase: nothing else says what is waited for."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
@@ -83,6 +88,8 @@ class _Look:
     where: str
     waits: int
     """Samples at a queue, a lock or a future."""
+    plain_waits: int
+    """Those of them in no phase."""
     distinct: int
     only: tuple[StackFrame, ...] | None
     """The one stack of the main thread, when it is one."""
@@ -109,14 +116,16 @@ def _look(taken: StackSlice) -> _Look:
     places: Counter[tuple[str, str, int]] = Counter()
     wheres: Counter[str] = Counter()
     proofs: Counter[Need] = Counter()
-    waits = 0
+    waits = plain_waits = 0
     stacks = main_stacks(taken)
     for stack in stacks:
         reading = read_stack(stack.frames)
         kinds[reading.phase, reading.part] += stack.samples
         places[reading.place] += stack.samples
         wheres[reading.where] += stack.samples
-        waits += stack.samples if waits_for_others(stack.frames) else 0
+        if waits_for_others(stack.frames):
+            waits += stack.samples
+            plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
         for need in reading.needs:
             proofs[need] += stack.samples
     mine = {id(stack) for stack in stacks}
@@ -133,6 +142,7 @@ def _look(taken: StackSlice) -> _Look:
         dict(proofs),
         where,
         waits,
+        plain_waits,
         len(distinct),
         stacks[0].frames if len(distinct) == 1 else None,
         next(iter(places)) if len(places) == 1 else None,
@@ -183,6 +193,35 @@ def _since_change(looks: Sequence[_Look]) -> Sequence[_Look]:
     return looks
 
 
+_READ = (Phase.LOAD, DataPart.READ)
+
+
+def _loads_for_itself(looks: Sequence[_Look]) -> bool:
+    """Tell whether the loop reads its data itself, without any data set; ``looks`` newest first.
+
+    A start reads before the first step. What is read in turns with training is waited for in each turn;
+    a model that is moved or restored beside it for as long is none of that.
+    """
+    reads = sum(look.kinds.get(_READ, 0) for look in looks)
+    loads = sum(count for look in looks for (phase, _), count in look.kinds.items() if phase is Phase.LOAD)
+    if not reads or 2 * reads < loads:
+        return False
+    trained, times = False, 0
+    for look in reversed(looks):
+        if trained and _READ in look.kinds:
+            trained, times = False, times + 1
+        trained = trained or any(phase in TRAINING for phase, _ in look.kinds)
+    return times >= MIN_REREADS
+
+
+def _name_place(look: _Look, *, loads_itself: bool) -> str:
+    """Return the place of a look in words, where reading is the wait for data."""
+    first, _, rest = look.where.partition(" ")
+    if loads_itself and first == Phase.LOAD.value and _READ in look.kinds:
+        return f"{Phase.DATA_WAIT.value}: {DataPart.READ.value} {rest}"
+    return look.where
+
+
 def _lasted_s(looks: Iterable[_Look], newest: _Look) -> float:
     """Return how long a row of looks lasted, newest first."""
     begins = [_begin_ns(look.taken) for look in looks]
@@ -194,13 +233,16 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
     newest = looks[0]
     recent = [look for look in looks if look.taken.ended_ns >= now_ns - SPAN_S * 1e9]
     kept = _since_change(recent)
+    loads_itself = _loads_for_itself(recent)
+    reading = (Phase.DATA_WAIT, DataPart.FETCH) if loads_itself else (Phase.LOAD, None)
     samples = sum(look.samples for look in kept)
     phases: Counter[Phase] = Counter()
     parts: Counter[DataPart] = Counter()
     proofs: Counter[Need] = Counter()
     for look in kept:
         proofs.update(look.proofs)
-        for (phase, part), count in look.kinds.items():
+        for kind, count in look.kinds.items():
+            phase, part = reading if kind == _READ else kind
             phases[phase] += count
             if part is not None:
                 parts[part] += count
@@ -213,7 +255,7 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
         newest_age_s=max(0.0, (now_ns - newest.taken.ended_ns) / 1e9),
         shares={phase: share_of(count, samples, design) for phase, count in phases.items()},
         parts={part: share_of(count, samples, design) for part, count in parts.items()},
-        where=newest.where,
+        where=_name_place(newest, loads_itself=loads_itself),
         sights=find_sights(proofs, samples),
         distinct=newest.distinct,
         unchanged_s=_lasted_s(
@@ -223,6 +265,7 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
             takewhile(lambda look: look.place is not None and look.place == newest.place, looks), newest
         ),
         waits_ratio=sum(look.waits for look in kept) / samples,
+        plain_waits_ratio=sum(look.plain_waits for look in kept) / samples,
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},
     )

@@ -46,8 +46,11 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.DATA_BOUND, "respawn"),
             (Kind.DATA_BOUND, "periodic"),
             (Kind.DATA_BOUND, "one-slow-worker"),
+            (Kind.DATA_BOUND, "uneven-workers"),
         ),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
+        # Workers without data are no sign that more of them would help.
+        (Kind.DATA_BOUND, "uneven-workers"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         # A batch is handed over by a thread of the worker, which waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),
         (Kind.DATA_BOUND, "periodic"): (

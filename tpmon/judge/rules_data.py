@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_all_waits, see_waits
 from tpmon.judge.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
 from tpmon.judge.periods import CORRELATION, find_period
 from tpmon.judge.phases import DataPart
@@ -21,9 +22,7 @@ from tpmon.judge.starvation import (
     find_pin_demand,
     find_starved,
     part_of,
-    see_all_waits,
     see_starved,
-    see_waits,
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading

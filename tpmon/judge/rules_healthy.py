@@ -5,17 +5,18 @@ Both need to see work, not only the absence of trouble: what was not read is no 
 
 from __future__ import annotations
 
-from tpmon.judge.phase_kinds import ELSEWHERE, TRAINING
+from tpmon.judge.phase_kinds import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_cards import answer_without_cards
 from tpmon.judge.rules_comms import ALL_WAIT_RATIO
 from tpmon.judge.rules_cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
+from tpmon.judge.rules_python import may_be_one
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
 from tpmon.judge.stillness import name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
@@ -145,6 +146,21 @@ def _check_looks(scene: Scene) -> Answer | float:
     return float(min(running))
 
 
+def _find_outside(scene: Scene) -> Evidence | None:
+    """Return how much of a rank's time goes into its own code outside of a step, in one thread maybe.
+
+    A GPU that is busy all the same is not held by it.
+    """
+    worst = 0.0
+    for rank in scene.ranks if not scene.gpus else ():
+        if is_known(rank.phases):
+            share = rank.phases.share(*OUTSIDE)
+            worst = max(worst, share.ratio if may_be_one(rank, share) else 0.0)
+    if not worst:
+        return None
+    return reading("outside of the step", 100 * worst, "%", "stack samples", scene.frame.ages_s.stacks)
+
+
 def _check_cards(scene: Scene) -> Answer | None:
     for card in scene.gpus:
         if not is_known(card.busy_pct):
@@ -188,17 +204,22 @@ def judge_balanced(scene: Scene) -> Answer:
         sources.add("NVML utilisation")
     if not sources:
         return by_stacks if isinstance(by_stacks, Unsure) else Unsure("balanced (too little was read)")
+    outside = _find_outside(scene)
+    summary = "steps go on and no single wait takes a fifth of the time"
+    if got:
+        summary = f"steps go on, but {got}: other processes use the rest"
+    elif outside is not None:
+        percent = format_pct(known_or(outside.value, 0.0))
+        summary = f"steps go on, and {percent} % of the time goes into code outside of the model"
     return Suspicion(
         kind=Kind.BALANCED,
         cause=NOT_APPLICABLE,
         weight=0.0,
-        margin=min(max(margins), CROWDED_MARGIN) if got else max(margins),
+        margin=min((*margins, CROWDED_MARGIN)) if got or outside is not None else min(margins),
         sources=frozenset(sources),
-        summary=f"steps go on, but {got}: other processes use the rest"
-        if got
-        else "steps go on and no single wait takes a fifth of the time",
+        summary=summary,
         evidence=evidence,
-        against=(read_waiting(scene),) if got else (),
+        against=((read_waiting(scene),) if got else ()) + ((outside,) if outside is not None else ()),
     )
 
 

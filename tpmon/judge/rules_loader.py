@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_waits
 from tpmon.judge.data_wait import measure_share
 from tpmon.judge.phases import DataPart
 from tpmon.judge.rules_cpu import DELAY_RATIO, POOL_RATIO
@@ -17,7 +18,6 @@ from tpmon.judge.starvation import (
     Starved,
     find_starved,
     part_of,
-    see_waits,
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
@@ -31,6 +31,8 @@ LEAST_LOOKS = 5
 OTHERS_IDLE = 0.5
 """The others have nothing to do while one is waited for: 96-98 % on an idle machine;
 a neighbour on their CPUs lengthens the little that they do."""
+RESTING = 0.9
+"""Share of waiting for work from which a worker has no data: 96-98 % on an idle machine."""
 BACKLOG = 0.5
 GENERATIONS = 2
 """Generations of workers in a minute from which they are started anew all the time."""
@@ -106,6 +108,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Cleared("too few workers (their thread pools fight for the CPUs)")
     count = len(found.workers)
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
+    if count < len(found.rank.workers):
+        words = f"of the loader in use, {words}"
     return suspect_loader(
         found,
         scene,
@@ -177,6 +181,36 @@ def judge_one_slow_worker(scene: Scene) -> Answer:
     )
 
 
+def judge_uneven_workers(scene: Scene) -> Answer:
+    """Suspect that only some workers have data when those always have work, and each of the others none."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    looks = look_at_workers(found, scene)
+    if not all(is_known(one.idle_ratio) for one in looks):
+        return Unsure("workers without data (what the workers wait for was not read)")
+    fed = [one for one in looks if not one.worker.stopped and _is_never_idle(one)]
+    rest = [known_or(one.idle_ratio, 0.0) for one in looks if one not in fed]
+    if len(fed) < 2 or not rest or min(rest) < RESTING:
+        return Cleared("workers without data (no such part of them)")
+    if found.rank.loader is None or not is_known(found.rank.loader.ready_bytes):
+        return Unsure("workers without data (whether all are of one loader was not read)")
+    ages = scene.frame.ages_s
+    return suspect_loader(
+        found,
+        scene,
+        "uneven-workers",
+        f"only {len(fed)} of its {len(looks)} workers have work, as with fewer shards than workers",
+        margin=min(rest) / RESTING * 1.25,
+        sources=frozenset((WORKERS,)),
+        evidence=(
+            reading("workers with work", float(len(fed)), f"of {len(looks)}", "wchan", ages.threads),
+            reading("the others without work", 100 * min(rest), "% at least", "wchan", ages.threads),
+        ),
+        observed=frozenset((Need.FEW_WORKERS_FED,)),
+    )
+
+
 def _waits_for_old_workers(found: Starved, scene: Scene) -> bool:
     """Tell whether the rank waits just as much late in the life of its workers."""
     pid = found.rank.process.pid
@@ -241,5 +275,6 @@ RULES: tuple[Rule, ...] = (
     judge_cpu_transform,
     judge_too_few_workers,
     judge_one_slow_worker,
+    judge_uneven_workers,
     judge_respawn,
 )

@@ -159,14 +159,15 @@ def judge_starting(scene: Scene) -> Answer:
 
 
 def find_past_starts(scene: Scene) -> frozenset[Key]:
-    """Return the starts that are over by the newest stacks of every rank: their steps go on.
+    """Return the starts and pauses that are over by the newest stacks of every rank: their steps go on.
 
-    A start says what a rank does right now, so that it may not be said beside a row that shows a step.
+    Both say what a rank does right now, so that they may not be said beside a row that shows a step.
     """
     phases = [fresh_phase(rank.phases) if is_known(rank.phases) else None for rank in scene.ranks]
     if not phases or any(phase not in _STEP for phase in phases):
         return frozenset()
-    return frozenset(((Kind.STARTING, "import"), (Kind.STARTING, "load")))
+    starts, pauses = ("import", "load"), ("checkpoint", "validation")
+    return frozenset((*((Kind.STARTING, cause) for cause in starts), *((Kind.PAUSED, one) for one in pauses)))
 
 
 def find_pause(rank: RankScene) -> Phase | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_pins
 from tpmon.judge.card_idle import find_gpu_idle
 from tpmon.judge.data_wait import LEAST_SAMPLES, measure_share
 from tpmon.judge.medians import median_known
+from tpmon.judge.phase_kinds import OUTSIDE
 from tpmon.judge.phases import Phase, Share
 from tpmon.judge.rules_cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.starvation import FREE_CORES, find_cores_free, see_pins
+from tpmon.judge.starvation import FREE_CORES, find_cores_free
 from tpmon.judge.stillness import LEAST_STACK_SPAN_S
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import Known, Missing, is_known
@@ -40,7 +42,9 @@ ONE_CALL_S = 5.0
 GPU_IDLE = 0.3
 """A GPU that idles less is not waiting for this thread (starved: below 70 % busy)."""
 
-_PYTHON_PHASES = (Phase.OTHER, Phase.LOGGING)
+PYTHON_PART = 0.3
+"""The lower end of that share from which it is not ruled out that one thread holds a program whose other
+parts run a pool: the demand is a mean over both."""
 
 
 def _others_demand(rank: RankScene, scene: Scene) -> Known[float]:
@@ -152,7 +156,7 @@ def _python_share(rank: RankScene) -> Known[Share]:
         return phases
     if phases.samples < LEAST_SAMPLES:
         return Missing("too few stack samples yet")
-    return phases.share(*_PYTHON_PHASES)
+    return phases.share(*OUTSIDE)
 
 
 def _say_single(rank: RankScene, share: Share, *, logs: bool) -> str:
@@ -164,6 +168,25 @@ def _say_single(rank: RankScene, share: Share, *, logs: bool) -> str:
     return f"one thread runs Python {words}for {100 * share.ratio:.0f} % of the time"
 
 
+def may_be_one(rank: RankScene, share: Share) -> bool:
+    """Tell whether ``share`` of a rank's time may be that of one thread, and the rest that of its pool.
+
+    The demand is a mean over both: a pool that computes all the time wants more than the two together.
+    """
+    demand, threads = rank.demand, rank.busy_threads
+    if share.low < PYTHON_PART:
+        return False
+    if not is_known(demand) or not is_known(threads):
+        return True
+    return demand <= share.ratio + (1 - share.low) * max(threads, 1.0)
+
+
+def _has_room(rank: RankScene, scene: Scene) -> bool:
+    """Tell whether something may wait for one thread: CPUs that nobody uses, or a card that idles."""
+    busy, free = _is_gpu_busy(rank, scene), find_cores_free(scene)
+    return not (is_known(busy) and busy) and is_known(free) and free >= FREE_CORES
+
+
 def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
     demand, threads = rank.demand, rank.busy_threads
     if not is_known(demand):
@@ -172,6 +195,12 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         return Unsure(f"a single Python thread ({threads.reason})")
     running = rank.main.running if is_known(rank.main) else rank.running_ratio
     if not ONE_THREAD_LOW <= demand <= ONE_THREAD_HIGH or threads >= 2 or running < RUNNING:
+        part = _python_share(rank)
+        if running >= RUNNING and is_known(part) and may_be_one(rank, part) and _has_room(rank, scene):
+            percent = format_pct(100 * part.ratio)
+            return Unsure(
+                f"whether one thread runs the {percent} % outside of the step, or a pool of threads"
+            )
         return Cleared(f"a single Python thread ({demand:.1f} threads runnable, {threads:.0f} of them busy)")
     busy = _is_gpu_busy(rank, scene)
     if not is_known(busy):

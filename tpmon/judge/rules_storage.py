@@ -13,9 +13,10 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import Scene, WorkerScene
 from tpmon.judge.starvation import WORKERS, Starved, find_starved, suspect_loader
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
-from tpmon.judge.worker_load import BLOCKED_WORKER, Load, mean_wait, name_load
+from tpmon.judge.worker_load import BLOCKED_WORKER, BUSY_WORKER, Load, mean_wait, name_load
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
+from tpmon.model.process import Role
 from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Evidence
 
@@ -37,6 +38,8 @@ MAPPED = 4.0
 """Device bytes over asked bytes from which files are mapped and not read (541 MB/s against 0)."""
 
 _SOCKETS = ("socket", "connection")
+_LOCAL = ("unix socket",)
+"""Its other end is a process of this machine: a manager, a cache, a broker."""
 _POLLS = ("poll",)
 _NETWORK_FILES = ("FUSE", "NFS", "Ceph", "Lustre")
 
@@ -84,11 +87,24 @@ def measure_reads(found: Starved) -> Reads:
 
 def _is_network(found: Starved, scene: Scene) -> bool:
     """Tell whether the workers wait on sockets; a plain poll counts where the job has connections."""
-    waits = mean_wait(found.workers, _SOCKETS)
+    waits = mean_wait(found.workers, _SOCKETS) - mean_wait(found.workers, _LOCAL)
     sockets = scene.frame.sockets
     if is_known(sockets) and sockets.connections > 0:
         waits += mean_wait(found.workers, _POLLS)
     return waits >= BLOCKED_WORKER
+
+
+def _name_server(found: Starved, scene: Scene) -> str:
+    """Name the wait, and the busy child of the rank that may be at its other end."""
+    helpers = [
+        (known_or(process.runnable, 0.0), process)
+        for process in scene.frame.processes
+        if process.role is Role.HELPER and process.rank_pid == found.rank.process.pid
+    ]
+    demand, server = max(helpers, key=lambda one: one[0], default=(0.0, None))
+    if server is None or demand < BUSY_WORKER:
+        return _LOCAL[0]
+    return f"{_LOCAL[0]}; {server.label} {server.pid} wants {demand:.1f} CPUs"
 
 
 def _size_up(reads: Reads) -> Known[Store]:
@@ -189,6 +205,10 @@ def _judge_store(scene: Scene, wanted: Store, name: str) -> Answer:
     if not _network_load(found, scene):
         return Cleared(
             f"{name} (workers blocked {format_pct(100 * known_or(found.blocked, 0.0))} % of the time)"
+        )
+    if mean_wait(found.workers, _LOCAL) >= BLOCKED_WORKER:
+        return Unsure(
+            f"what a process of this machine does that the workers ask ({_name_server(found, scene)})"
         )
     reads = measure_reads(found)
     store = _name_store(found, scene, reads)

@@ -6,17 +6,24 @@ A rule never looks at a single second. Everything here is computed once for each
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
 
-from tpmon.judge.data_wait import LEAST_READINGS, LEAST_SAMPLES, DataWait, combine_wait, measure_share
+from tpmon.judge.data_wait import (
+    LEAST_READINGS,
+    LEAST_SAMPLES,
+    DataWait,
+    combine_wait,
+    join_handed,
+    measure_share,
+)
+from tpmon.judge.feeding import find_loader_in_use, is_behind
 from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.hook_signs import find_pace
 from tpmon.judge.hook_wait import join_hook
+from tpmon.judge.io_waits import is_io_wait, list_io_waits, share_waits
 from tpmon.judge.medians import NO_FRAMES, mean_known, median_known, share_of
 from tpmon.judge.phases import RankPhases, Share
 from tpmon.judge.scene_gpu import CardScene, doubt_cards, see_cards
@@ -103,6 +110,8 @@ class RankScene:
     births: int
     """Workers born in the last 60 s."""
     workers: tuple[WorkerScene, ...]
+    feeders: tuple[WorkerScene, ...]
+    """The workers of ``loader``, which is the one that feeds the rank where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +150,6 @@ class Scene:
         return self.frame.taken
 
 
-_IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe read", "FIFO")
-
-
 _MAIN = (ThreadKind.MAIN,)
 _DRIVING = (ThreadKind.MAIN, ThreadKind.AUTOGRAD)
 
@@ -159,29 +165,6 @@ def demand_of(sample: ProcessSample, kinds: Sequence[ThreadKind]) -> Known[float
             total += group.runnable
             found = True
     return total if found else Missing("its threads were not read")
-
-
-@lru_cache(maxsize=1024)
-def is_io_wait(words: str) -> bool:
-    """Tell whether a wait, in words, is for a disk, a network file system, a socket or a pipe."""
-    return any(word in words for word in _IO_WORDS)
-
-
-def _io_waits(states: Sequence[str], waits: Sequence[Known[str]]) -> tuple[str, ...]:
-    counts = Counter(
-        words
-        for state, words in zip(states, waits, strict=True)
-        if is_known(words) and (state == "D" or is_io_wait(words))
-    )
-    return tuple(sorted(counts, key=lambda words: (-counts[words], words)))
-
-
-def _wait_shares(waits: Sequence[Known[str]]) -> dict[str, float]:
-    """Return the share of each wait among those that were read, most frequent first."""
-    known = [words for words in waits if is_known(words)]
-    if not known or 2 * len(known) < len(waits):
-        return {}
-    return {words: count / len(known) for words, count in Counter(known).most_common()}
 
 
 _WORKER_FIELDS = attrgetter(
@@ -202,7 +185,7 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     # One call a sample and one median a column: with 128 workers this is most of a judgement.
     states, waits, *columns = zip(*map(_WORKER_FIELDS, samples), strict=True)
     demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
-    shares = _wait_shares(waits)
+    shares = share_waits(waits)
     blocked = [
         state == "D" or (is_known(words) and is_io_wait(words))
         for state, words in zip(states, waits, strict=True)
@@ -216,7 +199,7 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
         busy_threads=busy,
         idle_ratio=shares.get(WORK_WAIT, 0.0) if shares else share_of(waits, str.isprintable),
         blocked_ratio=sum(blocked) / len(blocked),
-        io_waits=_io_waits(states, waits) if is_blocked else (),
+        io_waits=list_io_waits(states, waits) if is_blocked else (),
         waits=shares,
         stopped=last.state == "T",
         read_calls_s=calls,
@@ -282,9 +265,14 @@ def _see_rank(
 ) -> RankScene:
     last, frame = samples[-1], frames[-1]
     waits = [sample.waits_for for sample in samples]
-    workers = [
-        process for process in frame.processes if process.role is Role.WORKER and process.rank_pid == last.pid
-    ]
+    workers = tuple(
+        _see_worker(by_pid[process.pid], frame)
+        for process in frame.processes
+        if process.role is Role.WORKER and process.rank_pid == last.pid
+    )
+    idle = {worker.pid: worker.idle_ratio for worker in workers}
+    loader, feeding = find_loader_in_use(last.pid, frames, idle)
+    feeders = tuple(worker for worker in workers if worker.pid in feeding) or workers
     busy: list[Known[float]] = [
         float(s.busy_threads) if is_known(s.busy_threads) else s.busy_threads for s in samples
     ]
@@ -304,17 +292,22 @@ def _see_rank(
         main=main,
         phases=stacks,
         data_wait=join_hook(
-            combine_wait(
-                _see_batch_wait(main, waits, loaders),
+            join_handed(
+                combine_wait(
+                    _see_batch_wait(main, waits, loaders),
+                    stacks,
+                    is_any_lock=any(loader.pin_thread for loader in loaders),
+                ),
                 stacks,
-                is_any_lock=any(loader.pin_thread for loader in loaders),
+                loader_behind=is_behind(loader, [one.idle_ratio for one in feeders]),
             ),
             find_pace(frame, last.pid),
         ),
         has_workers=bool(loaders or workers),
         births=max((loader.births for loader in loaders), default=0),
-        loader=next((loader for loader in frame.loader if loader.pid == last.pid), None),
-        workers=tuple(_see_worker(by_pid[worker.pid], frame) for worker in workers),
+        loader=loader,
+        workers=workers,
+        feeders=feeders,
     )
 
 

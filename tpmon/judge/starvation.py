@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.batch_waits import see_waits
 from tpmon.judge.card_idle import find_gpu_idle, may_starve
 from tpmon.judge.data_wait import LOOKS, STACKS, DataWait
+from tpmon.judge.feeding import is_behind
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.medians import median_known
 from tpmon.judge.once import Once
@@ -71,8 +73,8 @@ class Starved:
 
     @property
     def workers(self) -> tuple[WorkerScene, ...]:
-        """Return the workers that are there now."""
-        return self.rank.workers
+        """Return the workers that are there now, of the loader that feeds the rank."""
+        return self.rank.feeders
 
     @property
     def has_slow_workers(self) -> Known[bool]:
@@ -105,7 +107,7 @@ def _cap(share: Share, most: float) -> Share:
 
 
 def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Scene) -> Starved:
-    workers = rank.workers
+    workers = rank.feeders
     return Starved(
         rank=rank,
         wait=wait,
@@ -135,6 +137,8 @@ def _judge_rank(rank: RankScene, scene: Scene) -> Starvation:
 
 def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
     """Say whether a rank with this data wait loses by it: not when its card is busy meanwhile."""
+    if wait.share.ratio < LEAST_WAIT and _may_be_handed(rank, wait):
+        return Unsure("data wait (the loader is behind, and the main thread waits at a lock: for whom?)")
     if wait.share.ratio < LEAST_WAIT:
         return Cleared(f"data wait ({format_pct(100 * wait.share.ratio)} %)")
     if wait.share.low < LEAST_WAIT:
@@ -155,18 +159,20 @@ def see_starved(rank: RankScene, wait: DataWait, scene: Scene) -> Starvation:
     return found
 
 
+def _may_be_handed(rank: RankScene, wait: DataWait) -> bool:
+    """Tell whether another thread may take the batches and hand them on, where no stack tells."""
+    if wait.sources != {LOOKS} or not is_known(rank.main) or rank.main.lock < LEAST_WAIT:
+        return False
+    return is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders])
+
+
 def _waits_for_nothing(found: Starved) -> bool:
+    # Each of them: one that is behind among 32 hardly lowers their mean.
     return (
         bool(found.workers)
         and found.wait.share.ratio >= LOST_BATCH
-        and is_known(found.idle)
-        and found.idle >= LOST_BATCH
+        and all(is_known(one.idle_ratio) and one.idle_ratio >= LOST_BATCH for one in found.workers)
     )
-
-
-def see_pins(rank: RankScene) -> bool:
-    """Tell whether a pin-memory thread stands between the rank and its workers."""
-    return rank.loader is not None and rank.loader.pin_thread
 
 
 def find_pin_demand(rank: RankScene, scene: Scene) -> Known[float]:
@@ -332,32 +338,13 @@ def suspect_loader(
     )
 
 
-def _see_all_waits(scene: Scene) -> dict[int, list[tuple[int, float]]]:
-    pins = {rank.process.pid for rank in scene.ranks if see_pins(rank)}
-    waits: dict[int, list[tuple[int, float]]] = {}
-    for frame in scene.history:
-        for one in known_or(frame.main_threads, ()):
-            if one.looks:
-                found = one.timed_lock if one.pid in pins else one.batch_wait
-                waits.setdefault(one.pid, []).append((frame.taken_ns, found / one.looks))
-    return waits
-
-
-see_all_waits = Once(_see_all_waits)
-"""Return by rank PID when each Frame was closed and the share of its looks that found the wait."""
-
-
-def see_waits(rank: RankScene, scene: Scene) -> list[tuple[int, float]]:
-    """Return the same of one rank."""
-    return see_all_waits(scene).get(rank.process.pid, [])
-
-
 def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
     """Return when the wait began (CLOCK_MONOTONIC ns), where the Window reaches back to before it.
 
-    Not applicable without workers: looks from outside do not tell loading from computing.
+    Not applicable without workers: looks from outside do not tell loading from computing, nor where only
+    the stacks tell the wait.
     """
-    if not found.workers:
+    if not found.workers or found.wait.sources == {STACKS}:
         return NOT_APPLICABLE
     waits = see_waits(found.rank, scene)
     shares = [share for _, share in waits]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import statistics
 
+from tpmon.judge.batch_waits import see_pins
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.hook_signs import event_age_s
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.starvation import see_pins
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known

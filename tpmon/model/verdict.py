@@ -77,6 +77,7 @@ TABLE = (
             "page-cache-thrash",
             "too-few-workers",
             "one-slow-worker",
+            "uneven-workers",
             "respawn",
             "killed-workers",
             "periodic",

@@ -74,6 +74,7 @@ ROWS = (
     Row("network_store", Label(Kind.DATA_BOUND, "network-store"), remedy="six times the readers"),
     Row("page_cache_thrash", Label(Kind.DATA_BOUND, "page-cache-thrash"), remedy="a higher memory limit"),
     Row("one_slow_worker", Label(Kind.DATA_BOUND, "one-slow-worker"), remedy="equal work"),
+    Row("uneven_workers", Label(Kind.DATA_BOUND, "uneven-workers"), remedy="as many shards as workers"),
     Row(
         "respawn",
         Label(Kind.DATA_BOUND, "respawn"),
