@@ -77,7 +77,7 @@ class MemorySample:
     anon_source: str
     anon_growth_bytes_s: Known[float]
     used_bytes: Known[int]
-    """Working set of the control group: usage - inactive_file."""
+    """Of the control group, less the page cache: usage - active_file - inactive_file."""
     limit_bytes: Applicable[int]
     limit_source: str
     oom_kills: Known[int]
