@@ -164,7 +164,14 @@ def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
 
 
 def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
-    waits = make_cpu(budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03)
+    waits = make_cpu(
+        budget_cores=2.0,
+        runnable=1.0,
+        demand_ratio=0.5,
+        run_delay_ratio=0.97,
+        used_cores=0.03,
+        host_used_cores=2.0,
+    )
     seen = frozenset((Need.IMPORT_IN_STACK,))
     starved = observe(scene_of(make_frame(cpu=waits)), SUSPECT) | seen
     assert choose(Kind.STARTING, "import", starved, Facts()) == ()

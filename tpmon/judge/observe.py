@@ -10,8 +10,8 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
-from tpmon.judge.starvation import FREE_CORES
 from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.taken_cpus import FREE_CORES, find_cores_left
 from tpmon.judge.worker_load import BLOCKED_WORKER, BUSY_WORKER
 from tpmon.model.dump import WaitTarget
 from tpmon.model.facts import list_taxes
@@ -79,12 +79,18 @@ def _observe_loader(scene: Scene) -> set[Need]:
     return seen
 
 
+def _cores_free(scene: Scene, wanted: float) -> float:
+    """Return the cores that neither the job, which wants so many, nor others use."""
+    free = max(0.0, known_or(scene.budget, 0.0) - wanted)
+    return min(free, known_or(find_cores_left(scene), free))
+
+
 def _observe_cpus(scene: Scene) -> set[Need]:
     seen = set()
     budget, used, runnable = scene.budget, scene.used, scene.runnable
     if is_known(budget) and is_known(used):
         wanted = max(used, known_or(runnable, used))
-        if budget - wanted >= FREE_CORES:
+        if _cores_free(scene, wanted) >= FREE_CORES:
             seen.add(Need.CORES_FREE)
         elif wanted >= FULL_RATIO * budget:
             seen.add(Need.CORES_FULL)
@@ -256,7 +262,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     workers: Known[int] = max(counts) if counts else Missing("no rank was read")
     budget, used = scene.budget, scene.used
     free: Known[float] = (
-        max(0.0, budget - max(used, known_or(scene.runnable, used)))
+        _cores_free(scene, max(used, known_or(scene.runnable, used)))
         if is_known(budget) and is_known(used)
         else Missing("CPU budget or use not read")
     )

@@ -15,6 +15,7 @@ from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
 from tpmon.judge.stillness import name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.judge.taken_cpus import find_taker
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
@@ -194,7 +195,7 @@ def judge_balanced(scene: Scene) -> Answer:
         weight=0.0,
         margin=min(max(margins), CROWDED_MARGIN) if got else max(margins),
         sources=frozenset(sources),
-        summary=f"steps go on, but {got}: other processes use the rest"
+        summary=f"steps go on, but {got}: {find_taker(scene).value}"
         if got
         else "steps go on and no single wait takes a fifth of the time",
         evidence=evidence,
