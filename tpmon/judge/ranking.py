@@ -47,6 +47,8 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.DATA_BOUND, "periodic"),
             (Kind.DATA_BOUND, "one-slow-worker"),
         ),
+        # More of them, or cheaper ones, would still share these few CPUs.
+        (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         # A batch is handed over by a thread of the worker, which waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),

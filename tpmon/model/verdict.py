@@ -79,6 +79,7 @@ TABLE = (
             "one-slow-worker",
             "respawn",
             "killed-workers",
+            "worker-affinity",
             "periodic",
             "collate",
             "pin",

@@ -61,6 +61,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         waits_for=now.waits_for,
         waits_unchanged_s=now.waits_unchanged_s,
         environment=member.environment,
+        allowed_cpus=now.allowed_cpus,
     )
 
 
