@@ -9,6 +9,7 @@ from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
+from tpmon.judge.rules_shm import find_largest_step
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
 from tpmon.judge.suspicion import Suspicion
 from tpmon.judge.taken_cpus import FREE_CORES, find_cores_left
@@ -187,6 +188,14 @@ def _memory_free(scene: Scene) -> Known[int]:
     return memory.host_available_bytes
 
 
+def _shm_room(scene: Scene) -> Known[float]:
+    """Return how many batches fit into what is free of /dev/shm, each as large as its largest growth."""
+    step = find_largest_step(scene.history)
+    if step <= 0:
+        return Missing("shared memory was not seen to grow")
+    return map_known(lambda shm: (shm.total_bytes - shm.used_bytes) / step, scene.frame.memory.shm)
+
+
 def _worker_bytes(scene: Scene) -> Known[int]:
     """Return what one more worker would take: PSS where it was read, else RSS, an upper bound."""
     pids = {worker.pid for worker in _workers(scene)} or {rank.process.pid for rank in scene.ranks}
@@ -282,6 +291,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         waiting_ratio=suspicion.share if is_known(suspicion.share) else Missing("its share is not known"),
         pool_library=pool.library if is_known(pool) else NOT_APPLICABLE,
         shm_total_bytes=map_known(lambda shm: shm.total_bytes, frame.memory.shm),
+        shm_room=_shm_room(scene),
         pid=suspicion.pid,
         rank=suspicion.rank,
         card=suspicion.card,
