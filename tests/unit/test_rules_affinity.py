@@ -15,7 +15,7 @@ from tpmon.judge.rules_affinity import judge_worker_affinity, parse_cpus
 from tpmon.judge.rules_loader import judge_too_few_workers
 from tpmon.judge.scene import see
 from tpmon.judge.standing import Standing, key_of
-from tpmon.judge.suspicion import Cleared, Unsure
+from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.judge.verdict import rate_confidence
 from tpmon.model.known import Missing, is_known
 from tpmon.model.verdict import Confidence, Kind
@@ -43,8 +43,8 @@ def test_workers_that_share_the_one_cpu_of_their_parent_are_not_too_few():
     assert (found.kind, found.cause) == (Kind.DATA_BOUND, "worker-affinity")
     assert "its 8 workers may run on one CPU only (CPU 0) and wait for that 88 %" in found.summary
     assert rate_confidence(found, 60.0) is Confidence.HIGH
-    keys = {key_of(found), key_of(judge_too_few_workers(scene))}
-    assert find_explained(keys) == keys - {key_of(found)}
+    few = (Kind.DATA_BOUND, "too-few-workers")
+    assert find_explained({key_of(found), few}) == {few}
     chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
     assert [one.remedy.id for one in chosen] == ["unbind-workers"]
     assert chosen[0].certain
@@ -53,6 +53,16 @@ def test_workers_that_share_the_one_cpu_of_their_parent_are_not_too_few():
 
 
 FETCHES = make_phases({Phase.DATA_WAIT: 0.8, Phase.FORWARD: 0.2})
+
+
+def test_workers_that_wait_for_cpus_which_nobody_uses_are_not_said_to_be_too_few():
+    """Their masks were not read; whatever keeps them from the free CPUs would keep more of them too."""
+    assert isinstance(judge_too_few_workers(share(GONE)), Unsure)
+    beside = share(GONE, host_used_cores=15.0)
+    assert isinstance(judge_too_few_workers(beside), Suspicion)
+    assert isinstance(judge_too_few_workers(share("0-15", kind=COMPUTES)), Suspicion)
+
+
 ELSEWHERE = {
     "they may run everywhere": (share("0-15"), Cleared),
     "the whole job is bound": (share("0", budget_cores=1.0), Cleared),

@@ -22,7 +22,15 @@ from tpmon.judge.starvation import (
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
 from tpmon.judge.taken_cpus import FREE_CORES, are_taken, say_free
-from tpmon.judge.worker_load import BUSY_WORKER, Load, WorkerLooks, is_collating, look_at_workers, name_load
+from tpmon.judge.worker_load import (
+    BUSY_WORKER,
+    Load,
+    WorkerLooks,
+    is_collating,
+    look_at_workers,
+    name_load,
+    wait_in_vain,
+)
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
 
@@ -101,6 +109,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Unsure(f"too few workers (free CPUs: {found.cores_free.reason})")
     if found.cores_free < FREE_CORES:
         return Cleared(f"too few workers ({found.cores_free:.1f} CPUs are free)")
+    if wait_in_vain(found, scene):
+        return Unsure("too few workers (they wait for CPUs that nobody uses: are they bound to a few?)")
     if is_collating(found, scene):
         return Cleared("too few workers (most of their time goes into collate)")
     if _pools_fight(found, scene):
