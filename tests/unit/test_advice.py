@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import make_cpu, make_frame, make_process
+from tests.frames import make_cpu, make_frame, make_memory, make_process
 from tests.judging import scene_of
+from tests.starving import line_up
 from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, choose
 from tpmon.judge.advice_facts import Facts, propose_workers
 from tpmon.judge.advice_needs import Need
@@ -19,6 +20,7 @@ from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.rules_cpu import judge_quota
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Suspicion
+from tpmon.model.host import ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Setting
 from tpmon.model.verdict import TABLE, Kind
@@ -136,6 +138,8 @@ def propose(**changes):
         "memory_free_bytes": 64 * GIB,
         "worker_rss_bytes": GIB,
         "worker_busy_ratio": 1.0,
+        "budget_cores": 16.0,
+        "shm_room": Missing("shared memory was not seen to grow"),
     }
     return propose_workers(**{**values, **changes})
 
@@ -146,6 +150,29 @@ def test_workers_are_sized_by_need_cores_and_memory():
     assert propose(memory_free_bytes=GIB * 2) == 3
     assert propose(cores_free=0.0) == 2
     assert isinstance(propose(cores_free=Missing("no budget")), Missing)
+
+
+def test_readers_that_only_wait_are_not_proposed_without_end():
+    """Workers behind a socket want no cores, and memory is there: 20 times as many would be proposed."""
+    waits = {"workers_now": 8, "needed_ratio": 20.0, "worker_busy_ratio": 0.05, "cores_free": 90.0}
+    room = {"memory_free_bytes": 900 * GIB, "worker_rss_bytes": GIB // 2}
+    assert propose(**waits, **room, budget_cores=96.0) == 32
+    assert propose(**waits, **room, budget_cores=12.0) == 24, "eight ranks share the machine"
+    assert propose(**waits, **room, budget_cores=2.0) == 16, "beyond the cores it doubles"
+    assert propose(**(waits | {"workers_now": 2}), **room, budget_cores=2.0) == 4
+    assert propose(**waits, **room, budget_cores=96.0, shm_room=20.0) == 16
+    assert propose(**waits, **room, budget_cores=96.0, shm_room=0.0) == 8
+    assert isinstance(propose(budget_cores=Missing("no budget")), Missing)
+
+
+def test_batches_that_new_workers_queue_must_fit_into_shared_memory():
+    sizes = [1.0, 1.5, 1.5]
+    frames = [
+        make_frame(memory=make_memory(shm=ShmSample("/dev/shm", int(size * GIB), 8 * GIB))) for size in sizes
+    ]
+    facts = gather_facts(see(line_up(frames)), SUSPECT)
+    assert facts.shm_room == pytest.approx(6.5 / 0.5)
+    assert isinstance(gather_facts(see(line_up(frames[1:])), SUSPECT).shm_room, Missing)
 
 
 def _texts(kind: Kind, cause: str, needs: set[Need], facts: Facts) -> list[str]:
@@ -188,7 +215,14 @@ def test_threads_that_the_program_asked_for_are_not_capped_from_outside():
 
 
 def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
-    waits = make_cpu(budget_cores=2.0, runnable=1.0, demand_ratio=0.5, run_delay_ratio=0.97, used_cores=0.03)
+    waits = make_cpu(
+        budget_cores=2.0,
+        runnable=1.0,
+        demand_ratio=0.5,
+        run_delay_ratio=0.97,
+        used_cores=0.03,
+        host_used_cores=2.0,
+    )
     seen = frozenset((Need.IMPORT_IN_STACK,))
     starved = observe(scene_of(make_frame(cpu=waits)), SUSPECT) | seen
     assert choose(Kind.STARTING, "import", starved, Facts()) == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +11,7 @@ from tests.frames import make_cpu as cpu_sample
 from tests.frames import make_process as sample
 from tests.frames import make_worker as worker
 from tpmon.model.gpu import GpuProcess
+from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, Setting, ThreadGroup, ThreadKind
 from tpmon.probe.assemble import (
@@ -31,7 +31,7 @@ from tpmon.probe.cgroup import CgroupReading
 from tpmon.probe.cgroup_budget import CpuBudget
 from tpmon.probe.host import HostReading
 from tpmon.probe.job import Member
-from tpmon.probe.memory import Pss
+from tpmon.probe.memory import AnonMemory, Pss
 from tpmon.probe.population import Reading
 from tpmon.probe.processes import ProcessReading, Rates
 from tpmon.probe.procfs import Stat
@@ -284,10 +284,14 @@ def test_a_pin_thread_is_told_by_its_kind():
 
 
 def test_memory_of_no_process_is_not_known_rather_than_zero():
-    unread = replace(GROUP, anon_bytes=REFUSED)
-    shm = Missing("not looked at")
-    none = make_memory((), unread, HOST, shm, float)
+    none = make_memory((), GROUP, HOST, Missing("not looked at"), AnonMemory(REFUSED, REFUSED, True))
     assert isinstance(none.rss_bytes, Missing)
-    assert none.anon_bytes == none.anon_growth_bytes_s == none.rss_bytes
-    some = make_memory((sample(),), unread, HOST, shm, float)
-    assert some.rss_bytes == some.anon_bytes == some.anon_growth_bytes_s == sample().rss_bytes
+    assert none.anon_bytes == none.anon_growth_bytes_s == REFUSED
+
+
+def test_the_source_of_anonymous_memory_says_who_told_it():
+    shm = Missing("not looked at")
+    summed = make_memory((sample(),), GROUP, HOST, shm, AnonMemory(7, 2.0, True))
+    assert (summed.rss_bytes, summed.anon_bytes, summed.anon_growth_bytes_s) == (sample().rss_bytes, 7, 2.0)
+    assert summed.anon_source == SUMMED_ANON
+    assert make_memory((), GROUP, HOST, shm, AnonMemory(1, 0.0, False)).anon_source == "cgroup"

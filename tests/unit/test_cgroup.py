@@ -55,7 +55,8 @@ def test_v1_reading(tree: Tree) -> None:
     assert reading.throttled_s == pytest.approx(0.5)
     assert reading.throttled_source == "/a"
     assert reading.anon_bytes == int(before["total_rss"])
-    assert reading.used_bytes == (300 << 20) - int(before["total_inactive_file"])
+    cache = int(before["total_inactive_file"]) + int(before["total_active_file"])
+    assert reading.used_bytes == (300 << 20) - cache
     assert (reading.limit_bytes, reading.limit_source) == (800 << 20, "/a/b")
     refaults = before["total_workingset_refault_file"]
     assert reading.refault_bytes_s == (int("1" + refaults) - int(refaults)) * PAGE_BYTES
@@ -124,13 +125,22 @@ def test_v2_reading(tree: Tree) -> None:
     reading = two_reads(tree, [7])
     assert reading.throttled_ratio == 0.0
     assert reading.anon_bytes == 1416626176
-    # The limit is the pod's, so what counts against it is the pod's working set.
-    assert reading.used_bytes == (7 << 30) // 2 - 1073741824
+    # The limit is the pod's, so what counts against it is what the pod uses.
+    assert reading.used_bytes == (7 << 30) // 2 - 1073741824 - 805306368
     assert (reading.limit_bytes, reading.limit_source) == (4 << 30, "/pod")
     assert reading.oom_kills == 1
     assert reading.swap_bytes == 8192
     assert reading.refault_bytes_s == 0.0
     assert reading.psi_io_some_pct == 0.0
+
+
+def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("cg/pod/c/memory.current", str(63 << 30))
+    tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\nactive_file {50 << 30}\n")
+    assert two_reads(tree, [7]).used_bytes == 12 << 30
+    tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\n")
+    assert two_reads(tree, [7]).used_bytes == Missing("this kernel does not count total_active_file")
 
 
 def test_equal_limits_bind_at_the_outer_group(tree: Tree) -> None:

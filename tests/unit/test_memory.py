@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.children import child
+from tests.frames import make_process
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.memory import (
@@ -18,17 +19,23 @@ from tpmon.probe.memory import (
     PSS_MAX_RSS_BYTES,
     SLOPE_MIN_POINTS,
     SLOPE_SPAN_NS,
+    AnonMemory,
+    AnonReader,
     Growth,
     Pss,
     PssRation,
     fit_slope,
+    parse_anon,
     parse_pss,
 )
 from tpmon.probe.pace import Pace
-from tpmon.probe.procread import read_stat
+from tpmon.probe.procfs import PAGE_BYTES, parse_stat
+from tpmon.probe.procread import read_file, read_stat
 
 SECOND = 1_000_000_000
 MIB = 1 << 20
+HIDDEN = Missing("no control group of its own")
+UNFITTED = Missing(f"growth needs {SLOPE_MIN_POINTS} readings")
 
 ROLLUP = b"""55d0c1a00000-7ffd7f1e4000 ---p 00000000 00:00 0                          [rollup]
 Rss:              884 kB
@@ -44,6 +51,69 @@ def test_pss_is_its_own_line_in_bytes():
         parse_pss(b"Pss_Dirty: 68 kB\n")
     with pytest.raises(ValueError):
         parse_pss(b"")
+
+
+def test_anonymous_memory_is_what_is_resident_less_files_and_shared_pages():
+    assert parse_anon(b"900 500 180 1 0 300 0\n") == 320 * PAGE_BYTES
+    with pytest.raises(ValueError):
+        parse_anon(b"900 500")
+
+
+def test_anonymous_memory_is_added_over_processes_and_read_again_where_it_changed(tmp_path):
+    def put(pid, resident, shared):
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        (tmp_path / str(pid) / "statm").write_text(f"9999 {resident} {shared} 1 0 300 0\n")
+
+    reader = AnonReader(str(tmp_path))
+    rows = [make_process(7, rss_bytes=500), make_process(8, rss_bytes=90)]
+    put(7, 500, 400)
+    put(8, 90, 40)
+    assert reader.read(SECOND, HIDDEN, rows) == AnonMemory(150 * PAGE_BYTES, UNFITTED, True)
+    put(7, 900, 800)
+    put(8, 95, 0)
+    assert (
+        reader.read(SECOND, HIDDEN, [rows[0], make_process(8, rss_bytes=95)]).anon_bytes == 195 * PAGE_BYTES
+    )
+    gone = make_process(9)
+    assert reader.read(SECOND, HIDDEN, [rows[0], gone]).anon_bytes == 100 * PAGE_BYTES, "it ended meanwhile"
+    assert isinstance(reader.read(SECOND, HIDDEN, [gone]).anon_bytes, Missing)
+    (tmp_path / "8" / "statm").write_text("")
+    assert isinstance(reader.read(SECOND, HIDDEN, [make_process(8, rss_bytes=1)]).anon_bytes, Missing)
+    assert reader.read(SECOND, 77, rows) == AnonMemory(77, UNFITTED, False)
+
+
+MAPS_A_FILE = """
+import mmap, tempfile
+file = tempfile.TemporaryFile(dir=sys.argv[1])
+file.truncate(64 << 20)
+held = mmap.mmap(file.fileno(), 64 << 20, prot=mmap.PROT_READ)
+say("mapped")
+hear()
+sum(held[at] for at in range(0, 64 << 20, 4096))
+say("touched")
+hear()
+held = bytearray(32 << 20)
+say("allocated")
+hear()
+"""
+
+
+def test_a_mapped_file_that_is_touched_is_no_anonymous_memory(tmp_path):
+    with child(MAPS_A_FILE, str(tmp_path)) as real:
+
+        def measure():
+            rss = parse_stat(read_file(f"/proc/{real.pid}/stat")).rss_bytes
+            return rss, AnonReader().read(SECOND, HIDDEN, [make_process(real.pid, rss_bytes=rss)]).anon_bytes
+
+        before = measure()
+        real.say("go")
+        assert real.hear() == "touched"
+        touched = measure()
+        assert touched[0] - before[0] > 48 * MIB
+        assert abs(touched[1] - before[1]) < 8 * MIB
+        real.say("go")
+        assert real.hear() == "allocated"
+        assert measure()[1] - touched[1] > 24 * MIB
 
 
 class FakeProc:

@@ -16,7 +16,7 @@ import pytest
 from tests.children import Child, child
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, ThreadKind
-from tpmon.probe.processes import ProcessProbe, measure_rates
+from tpmon.probe.processes import ProcessProbe, measure_rates, parse_allowed_cpus
 from tpmon.probe.procfs import Io, Stat
 from tpmon.probe.threads import Allowance
 from tpmon.probe.waits import RUNNING
@@ -390,3 +390,15 @@ def test_a_process_that_dies_while_its_files_are_opened_leaves_no_descriptor(tmp
     with pytest.raises(FileNotFoundError):
         ProcessProbe(77, kind_of, Allowance(10), str(tmp_path))
     assert open_files() == before
+
+
+def test_the_cpus_on_which_a_process_may_run_are_told():
+    with child("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); say('bound'); hear()") as bound:
+        cpu = min(os.sched_getaffinity(0))
+        probe = ProcessProbe(bound.pid, kind_of, Allowance(10))
+        assert probe.read(Role.WORKER, skip_threads=True).allowed_cpus == str(cpu)
+        probe.close()
+    assert parse_allowed_cpus(b"Name:\tpython\nCpus_allowed_list:\t0-3,8\nMems_allowed:\t1\n") == "0-3,8"
+    for raw in (b"", b"Cpus_allowed_list:\tall\n"):
+        with pytest.raises(ValueError):
+            parse_allowed_cpus(raw)

@@ -13,9 +13,11 @@ from tpmon.judge.rules_cpu import (
     note_neighbours,
     note_single_threaded_workers,
     note_tenants,
+    say_got,
 )
 from tpmon.judge.scene import median_known, see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.judge.taken_cpus import Taker, find_taker
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Setting
 from tpmon.model.verdict import Kind
@@ -70,7 +72,14 @@ def test_a_quota_is_the_cause_from_a_quarter_of_its_periods():
 
 
 def test_a_quota_that_is_used_up_needs_few_throttled_periods():
-    beside = {"throttled_ratio": 0.2, "budget_cores": 0.6, "host_cores": 2, "run_delay_ratio": 0.7}
+    beside = {
+        "throttled_ratio": 0.2,
+        "budget_cores": 0.6,
+        "host_cores": 2,
+        "host_used_cores": 2.0,
+        "run_delay_ratio": 0.7,
+        "runnable": 2.0,
+    }
     found = judge_quota(see(window(used_cores=0.58, **beside)))
     assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
     assert isinstance(judge_quota(see(window(used_cores=0.5, **beside))), Cleared)
@@ -79,7 +88,13 @@ def test_a_quota_that_is_used_up_needs_few_throttled_periods():
 
 
 def test_a_job_that_hardly_wants_a_cpu_loses_none_to_its_neighbours():
-    beside = {"budget_cores": 2.0, "run_delay_ratio": 0.97, "used_cores": 0.0, "demand_ratio": 0.5}
+    beside = {
+        "budget_cores": 2.0,
+        "run_delay_ratio": 0.97,
+        "used_cores": 0.0,
+        "host_used_cores": 2.0,
+        "demand_ratio": 0.5,
+    }
     assert note_neighbours(see(window(runnable=0.1, **beside))) == ""
     said = note_neighbours(see(window(runnable=1.0, **beside)))
     assert said.startswith("other-tenants: its threads want 1.0 of 2.0 CPUs and wait 97 % of that time")
@@ -93,10 +108,50 @@ def test_what_was_not_read_is_neither_guilt_nor_innocence():
 
 
 def test_neighbours_are_a_note_and_only_when_the_job_itself_wants_little():
-    busy = {"budget_cores": 2.0, "run_delay_ratio": 0.53, "used_cores": 0.9}
+    busy = {
+        "budget_cores": 2.0,
+        "run_delay_ratio": 0.53,
+        "used_cores": 0.9,
+        "runnable": 1.9,
+        "host_used_cores": 2.0,
+    }
     assert note_neighbours(see(window(demand_ratio=0.98, **busy))).startswith("other-tenants")
     assert note_neighbours(see(window(demand_ratio=3.0, **busy))) == ""
     assert note_neighbours(see(window(demand_ratio=0.98, **{**busy, "run_delay_ratio": 0.1}))) == ""
+
+
+BURSTS = {
+    "budget_cores": 4.0,
+    "host_cores": 16,
+    "host_used_cores": 1.9,
+    "used_cores": 1.75,
+    "runnable": 4.75,
+    "demand_ratio": 1.19,
+    "run_delay_ratio": 0.63,
+}
+
+
+def test_a_quota_that_stops_bursts_is_not_laid_to_other_processes():
+    """16 threads in bursts under a quota of 4 of 16 CPUs: throttled time counts as waiting."""
+    scene = see(window(throttled_ratio=0.2, **BURSTS))
+    assert note_neighbours(scene) == note_tenants(scene) == ""
+    assert say_got(scene) == "its threads get 1.8 of the 4.8 CPUs that they want"
+    assert find_taker(scene) is Taker.QUOTA
+    found = judge_quota(scene)
+    assert (found.cause, found.margin) == ("quota", pytest.approx(2.0))
+    assert "schedstat" in found.sources
+    beside = see(window(throttled_ratio=0.2, **(BURSTS | {"host_used_cores": 15.0})))
+    assert isinstance(judge_quota(beside), Cleared)
+
+
+def test_threads_that_wait_for_cpus_which_nobody_uses_have_no_neighbours():
+    """Eight workers that are bound to one of 16 CPUs."""
+    bound = BURSTS | {"budget_cores": 16.0, "used_cores": 1.3, "runnable": 8.2, "demand_ratio": 0.51}
+    scene = see(window(**(bound | {"host_used_cores": 1.4, "run_delay_ratio": 0.85})))
+    assert note_neighbours(scene) == note_tenants(scene) == ""
+    assert find_taker(scene) is Taker.ITSELF
+    hidden = see(window(**(bound | {"host_used_cores": Missing("masked")})))
+    assert "other processes use them" in note_neighbours(hidden)
 
 
 def test_others_on_the_cpus_of_the_job_are_a_note_before_they_harm():

@@ -21,10 +21,9 @@ from tpmon.judge.rules_memory import (
 from tpmon.judge.rules_shm import judge_shm
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
-from tpmon.model.host import ShmSample
+from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind
-from tpmon.probe.cgroup_layout import HOST
 
 GONE = Missing("permission denied")
 MB = 1e6
@@ -136,9 +135,24 @@ def test_copies_of_slow_workers_are_copies():
     assert isinstance(judge_copy_on_write(grow(12.0, rss_mb_s=0.0, workers=workers)), Suspicion)
 
 
-def test_copies_are_not_told_by_the_memory_of_the_whole_machine():
-    whole = grow(15.0, rss_mb_s=0.0, workers=WORKERS, anon_source=HOST)
-    assert isinstance(judge_copy_on_write(whole), Unsure)
+NO_GROUP = {"anon_source": SUMMED_ANON, "limit_bytes": NOT_APPLICABLE, "used_bytes": GONE}
+
+
+def test_copies_are_not_told_by_the_sum_of_the_processes():
+    summed = grow(15.0, rss_mb_s=0.0, workers=WORKERS, **NO_GROUP)
+    assert isinstance(judge_copy_on_write(summed), Unsure)
+    assert isinstance(judge_leak(summed), Suspicion)
+
+
+def test_a_mapped_data_set_of_a_job_without_a_control_group_is_no_leak():
+    """RSS grows with each page that is touched, anonymous memory does not."""
+    mapped = grow(0.0, rss_mb_s=95.0, workers=WORKERS, **NO_GROUP)
+    assert isinstance(judge_leak(mapped), Cleared)
+
+
+def test_a_leak_of_a_job_without_a_control_group_has_one_source():
+    """Anonymous memory and RSS are read from the same counters of the same processes."""
+    assert judge_leak(grow(15.0, **NO_GROUP)).sources == {SUMMED_ANON}
 
 
 def test_a_leak_beside_workers_is_a_leak():

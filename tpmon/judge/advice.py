@@ -140,6 +140,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.DATA_BOUND, "uneven-workers"): ("more-shards",),
     (Kind.DATA_BOUND, "respawn"): ("persistent-workers", "one-loader"),
     (Kind.DATA_BOUND, "killed-workers"): ("find-dead-worker", "bigger-shm"),
+    (Kind.DATA_BOUND, "worker-affinity"): ("unbind-workers",),
     (Kind.DATA_BOUND, "periodic"): ("prefetch-factor", "periodic-work-ahead", "persistent-workers"),
     (Kind.DATA_BOUND, "collate"): ("start-workers", "collate-arrays", "more-workers", "transform-once"),
     (Kind.DATA_BOUND, "pin"): ("fewer-bytes-to-pin", "pin-off"),

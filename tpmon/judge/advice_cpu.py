@@ -98,6 +98,20 @@ REMEDIES = (
         proof="The CPU budget in the header grows and so do samples/s.",
     ),
     Remedy(
+        id="unbind-workers",
+        title="let the workers run on all CPUs of the job",
+        applies="The workers inherited the mask of the main thread, which OMP_PROC_BIND, GOMP_CPU_AFFINITY "
+        "or KMP_AFFINITY bound to one CPU or a few; more workers would share the same ones.",
+        not_when="The program binds each worker on purpose, or several ranks share the machine: then give "
+        "each rank's workers its part of the CPUs.",
+        needs=(Need.WORKERS_BOUND,),
+        paste="def use_all_cpus(_):  # worker_init_fn=use_all_cpus, of DataLoader; or OMP_PROC_BIND=false\n"
+        "    os.sched_setaffinity(0, range(os.cpu_count()))",
+        ceiling="{gain}, or the CPUs that they then use over those of now",
+        risk=Risk.NONE,
+        proof="Cpus_allowed_list in /proc/PID/status of a worker names all CPUs, and it waits for none.",
+    ),
+    Remedy(
         id="use-all-cores",
         title="let the rank use its cores: {threads_in_free} threads",
         applies="torchrun sets OMP_NUM_THREADS=1 when it starts several ranks; each then computes on one "

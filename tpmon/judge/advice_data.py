@@ -45,7 +45,7 @@ REMEDIES = (
         not_when="The store gives no more bytes per second, or is one rotating disk: every reader then "
         "gets slower.",
         needs=(Need.WORKERS_IO_WAIT, Need.MEMORY_FREE),
-        paste="num_workers={workers},  # argument of DataLoader, for each rank",
+        paste="num_workers={workers},  # argument of DataLoader, for each rank; then measure again",
         ceiling="{gain}, until the store's bandwidth or request rate is reached",
         risk=Risk.NONE,
         proof="Bytes read per second rise with the workers, and so do samples/s.",

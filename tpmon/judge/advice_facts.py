@@ -24,6 +24,15 @@ ROUNDING_CORES = 0.25
 LEAST_WORKER_CORES = 0.05
 """Cores that a worker which only waits for reads is still counted with."""
 
+MOST_AT_ONCE = 4
+"""Times the present workers that one proposal names at most: what a store gives so many is not known."""
+
+WORKERS_A_CORE = 2.0
+"""Workers per core of the budget from which a proposal doubles at most: each has its own imports."""
+
+QUEUED_BATCHES = 2
+"""Batches of each worker that lie in /dev/shm: prefetch_factor, by default."""
+
 MOST_GAIN = 20.0
 """Above this the ceiling is not written as a number: the share behind it is not known that well."""
 
@@ -56,6 +65,8 @@ class Facts:
     waiting_ratio: Known[float] = _UNREAD
     pool_library: Applicable[str] = _UNREAD
     shm_total_bytes: Known[int] = _UNREAD
+    shm_room: Known[float] = _UNREAD
+    """Free bytes of /dev/shm over the largest growth of a second: the batches that still fit, at least."""
     pid: Applicable[int] = _UNREAD
     rank: Applicable[int] = _UNREAD
     card: Applicable[int] = _UNREAD
@@ -76,30 +87,56 @@ def propose_workers(
     memory_free_bytes: Known[int],
     worker_rss_bytes: Known[int],
     worker_busy_ratio: Known[float],
+    budget_cores: Known[float],
+    shm_room: Known[float],
 ) -> Known[int]:
-    """Size ``num_workers`` of one rank against need, cores and memory.
+    """Size ``num_workers`` of one rank against need, cores, memory and /dev/shm.
 
     wanted    = ceil(needed_ratio * max(now, 1)); with no workers the loop itself is the one loader
     by cores  = now + floor((cores_free + moved + 0.5) / max(busy, 0.05)); with no workers
                 moved = r / (1 + r), the part of a core that loading takes in the rank today
     by memory = now + floor(0.8 * memory_free / worker_rss)
-    proposal  = max(now, min(wanted, by cores, by memory)): never fewer than there are
+    by step   = 4 * now, and above two workers a core of the budget 2 * now; with no workers any
+    by shm    = now + floor(0.8 * shm_room / 2), where /dev/shm was seen to grow
+    proposal  = max(now, min(wanted, by cores, by memory, by step, by shm)): never fewer than there are
 
-    All cores and bytes are the rank's share. Missing as soon as one of them was not read.
+    All cores, bytes and batches are the rank's share. Missing as soon as one of them was not read, the room
+    in /dev/shm excepted: where no batch was seen in it, it is no limit.
     """
-    readings = (workers_now, needed_ratio, cores_free, memory_free_bytes, worker_rss_bytes, worker_busy_ratio)
-    names = ("workers", "need", "free cores", "free memory", "memory of a worker", "load of a worker")
+    readings = (
+        workers_now,
+        needed_ratio,
+        cores_free,
+        memory_free_bytes,
+        worker_rss_bytes,
+        worker_busy_ratio,
+        budget_cores,
+    )
+    names = (
+        "workers",
+        "need",
+        "free cores",
+        "free memory",
+        "memory of a worker",
+        "load of a worker",
+        "CPU budget",
+    )
     for name, value in zip(names, readings, strict=True):
         if isinstance(value, Missing):
             return Missing(f"{name}: {value.reason}")
         if not math.isfinite(value) or value < 0:
             return Missing(f"{name}: {value}")
-    now, needed, cores, memory, rss, busy = (value for value in readings if is_known(value))
+    now, needed, cores, memory, rss, busy, budget = (value for value in readings if is_known(value))
     moved = needed / (1 + needed) if now == 0 else 0.0
     wanted = math.ceil(needed * max(now, 1))
     by_cores = now + math.floor((cores + moved + CORE_SLACK) / max(busy, LEAST_WORKER_CORES))
     by_memory = now + math.floor(MEMORY_SHARE * memory / max(rss, 1))
-    return int(max(now, min(wanted, by_cores, by_memory)))
+    limits = [wanted, by_cores, by_memory]
+    if now > 0:
+        limits.append(max(2 * now, min(MOST_AT_ONCE * now, math.floor(WORKERS_A_CORE * budget))))
+    if is_known(shm_room) and math.isfinite(shm_room):
+        limits.append(now + math.floor(MEMORY_SHARE * max(shm_room, 0.0) / QUEUED_BATCHES))
+    return int(max(now, min(limits)))
 
 
 def size_loader(facts: Facts) -> Known[int]:
@@ -114,6 +151,8 @@ def size_loader(facts: Facts) -> Known[int]:
         memory_free_bytes=map_known(lambda size: size // ranks, facts.memory_free_bytes),
         worker_rss_bytes=facts.worker_rss_bytes,
         worker_busy_ratio=facts.worker_busy_ratio,
+        budget_cores=map_known(lambda cores: cores / ranks, facts.budget_cores),
+        shm_room=map_known(lambda batches: batches / ranks, facts.shm_room),
     )
 
 

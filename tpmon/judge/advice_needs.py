@@ -43,6 +43,7 @@ class Need(str, Enum):
     QUOTA_BELOW_AFFINITY = "the CPU quota is below the number of CPUs that the job may use"
     QUOTA_THROTTLING = "the quota stops the job"
     AFFINITY_BELOW_HOST = "the job may run on a few of the machine's CPUs only"
+    WORKERS_BOUND = "the loader's workers may run on few of the job's CPUs only"
     POOL_IN_RANK = "a rank's own thread pool is larger than its cores"
     POOL_IN_WORKERS = "loader workers run thread pools of their own"
     ONE_THREAD_SET = "the job was started with OMP_NUM_THREADS=1"

@@ -102,6 +102,14 @@ EXPLANATIONS = (
     ),
     Explanation(
         Kind.DATA_BOUND,
+        "worker-affinity",
+        "The workers may run on few of the job's CPUs: OMP_PROC_BIND, GOMP_CPU_AFFINITY or KMP_AFFINITY bind "
+        "the main thread to one CPU, and workers inherit that.",
+        "Workers that wait for a CPU a good part of their time, and may run on fewer CPUs than the job has.",
+        "a whole job that is bound to few CPUs: then the budget is as small, and the CPUs are used up.",
+    ),
+    Explanation(
+        Kind.DATA_BOUND,
         "periodic",
         "Most steps find their batch; every so often one must wait long.",
         "The waits come in bursts with a steady distance.",

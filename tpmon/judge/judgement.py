@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tpmon.judge import (
     notes_cards,
+    rules_affinity,
     rules_comms,
     rules_cpu,
     rules_data,
@@ -61,6 +62,7 @@ RULES: tuple[Rule, ...] = with_hooks(
         rules_cpu.judge_oversubscription,
         *rules_data.RULES,
         *rules_loader.RULES,
+        *rules_affinity.RULES,
         *rules_deaths.RULES,
         *rules_storage.RULES,
         *rules_gpu.RULES,

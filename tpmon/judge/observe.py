@@ -9,9 +9,10 @@ from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
+from tpmon.judge.rules_shm import find_largest_step
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
-from tpmon.judge.starvation import FREE_CORES
 from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.taken_cpus import FREE_CORES, find_cores_left
 from tpmon.judge.worker_load import BLOCKED_WORKER, BUSY_WORKER
 from tpmon.model.dump import WaitTarget
 from tpmon.model.facts import list_taxes
@@ -79,12 +80,18 @@ def _observe_loader(scene: Scene) -> set[Need]:
     return seen
 
 
+def _cores_free(scene: Scene, wanted: float) -> float:
+    """Return the cores that neither the job, which wants so many, nor others use."""
+    free = max(0.0, known_or(scene.budget, 0.0) - wanted)
+    return min(free, known_or(find_cores_left(scene), free))
+
+
 def _observe_cpus(scene: Scene) -> set[Need]:
     seen = set()
     budget, used, runnable = scene.budget, scene.used, scene.runnable
     if is_known(budget) and is_known(used):
         wanted = max(used, known_or(runnable, used))
-        if budget - wanted >= FREE_CORES:
+        if _cores_free(scene, wanted) >= FREE_CORES:
             seen.add(Need.CORES_FREE)
         elif wanted >= FULL_RATIO * budget:
             seen.add(Need.CORES_FULL)
@@ -181,6 +188,14 @@ def _memory_free(scene: Scene) -> Known[int]:
     return memory.host_available_bytes
 
 
+def _shm_room(scene: Scene) -> Known[float]:
+    """Return how many batches fit into what is free of /dev/shm, each as large as its largest growth."""
+    step = find_largest_step(scene.history)
+    if step <= 0:
+        return Missing("shared memory was not seen to grow")
+    return map_known(lambda shm: (shm.total_bytes - shm.used_bytes) / step, scene.frame.memory.shm)
+
+
 def _worker_bytes(scene: Scene) -> Known[int]:
     """Return what one more worker would take: PSS where it was read, else RSS, an upper bound."""
     pids = {worker.pid for worker in _workers(scene)} or {rank.process.pid for rank in scene.ranks}
@@ -256,7 +271,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     workers: Known[int] = max(counts) if counts else Missing("no rank was read")
     budget, used = scene.budget, scene.used
     free: Known[float] = (
-        max(0.0, budget - max(used, known_or(scene.runnable, used)))
+        _cores_free(scene, max(used, known_or(scene.runnable, used)))
         if is_known(budget) and is_known(used)
         else Missing("CPU budget or use not read")
     )
@@ -276,6 +291,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         waiting_ratio=suspicion.share if is_known(suspicion.share) else Missing("its share is not known"),
         pool_library=pool.library if is_known(pool) else NOT_APPLICABLE,
         shm_total_bytes=map_known(lambda shm: shm.total_bytes, frame.memory.shm),
+        shm_room=_shm_room(scene),
         pid=suspicion.pid,
         rank=suspicion.rank,
         card=suspicion.card,

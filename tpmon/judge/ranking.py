@@ -48,6 +48,8 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
             (Kind.DATA_BOUND, "one-slow-worker"),
             (Kind.DATA_BOUND, "uneven-workers"),
         ),
+        # More of them, or cheaper ones, would still share these few CPUs.
+        (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         # Workers without data are no sign that more of them would help.
         (Kind.DATA_BOUND, "uneven-workers"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),

@@ -7,20 +7,26 @@ waiting for a CPU includes throttled time (measured).
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.medians import median_known
 from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
-from tpmon.model.host import CpuSample
-from tpmon.model.known import Known, is_known, map_known
+from tpmon.judge.taken_cpus import (
+    NEIGHBOUR_DELAY_RATIO,
+    Taker,
+    are_others_waited_for,
+    find_taker,
+    find_used_by_others,
+)
+from tpmon.model.known import is_known, map_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
 THROTTLED_SOME_RATIO = 0.1
-"""Share of periods that is enough where the quota is used up: beside a neighbour that takes CPUs from the
-job, a quota of 0.6 CPUs that was used to 97 % stopped it in 20 to 40 % of its periods only."""
+"""Share of periods that is enough where the quota is used up, or the job waits for CPUs that no other uses:
+beside a neighbour that takes CPUs from the job, a quota of 0.6 CPUs that was used to 97 % stopped it in 20 to
+40 % of its periods only."""
 USED_UP_RATIO = 0.9
 """Share of the quota that is used when it is used up; between two readings a period may be cut."""
 THROTTLED_DELAY_RATIO = 0.1
@@ -39,13 +45,8 @@ MOST_DIGITS = 6
 _THREAD_SETTINGS = frozenset(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 )
-NEIGHBOUR_LEAST = 0.2
-"""Threads that a job must want to be worth the note: one that hardly runs loses nothing."""
 CROWDED_MARGIN = 1.0
 """How sure it is what paces a run whose CPUs others have: what it would do with them is not known."""
-NEIGHBOUR_DELAY_RATIO = 0.3
-NEIGHBOUR_DEMAND_RATIO = 1.2
-NEIGHBOUR_USED_RATIO = 0.8
 TENANT_RATIO = 0.25
 
 
@@ -70,12 +71,21 @@ def _is_used_up(scene: Scene) -> bool:
     return scene.budget < scene.frame.cpu.host_cores and scene.used >= USED_UP_RATIO * scene.budget
 
 
+def _is_waited_for(scene: Scene) -> bool:
+    """Tell whether the job's threads wait for CPUs that no other process uses: the quota is left."""
+    if not is_known(scene.delay_ratio) or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
+        return False
+    others = are_others_waited_for(scene)
+    is_smaller = is_known(scene.budget) and scene.budget < scene.frame.cpu.host_cores
+    return is_smaller and is_known(others) and not others
+
+
 def judge_quota(scene: Scene) -> Answer:
-    """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is used up."""
+    """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is what it waits for."""
     ratio = scene.throttled_ratio
     if not is_known(ratio):
         return Unsure(f"CPU quota ({ratio.reason})")
-    least = THROTTLED_SOME_RATIO if _is_used_up(scene) else THROTTLED_RATIO
+    least = THROTTLED_SOME_RATIO if _is_used_up(scene) or _is_waited_for(scene) else THROTTLED_RATIO
     if ratio < least:
         return Cleared(f"CPU quota ({format_pct(100 * ratio)} % of periods throttled)")
     if _is_hidden(scene):
@@ -189,25 +199,21 @@ def _fits(rank: RankScene, budget: float) -> bool:
 
 def note_neighbours(scene: Scene) -> str:
     """Return the note that other processes take the CPUs, "" when they do not."""
-    demand = scene.frame.cpu.demand_ratio
-    if not (is_known(demand) and is_known(scene.delay_ratio) and is_known(scene.used)):
+    if find_taker(scene) is not Taker.OTHERS:
         return ""
-    if not is_known(scene.budget) or not is_known(scene.runnable) or scene.runnable < NEIGHBOUR_LEAST:
-        return ""
-    if demand > NEIGHBOUR_DEMAND_RATIO or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
-        return ""
-    if scene.used >= NEIGHBOUR_USED_RATIO * scene.budget:
+    wanted, budget, delay = scene.runnable, scene.budget, scene.delay_ratio
+    if not is_known(wanted) or not is_known(budget) or not is_known(delay):
         return ""
     return (
-        f"other-tenants: its threads want {scene.runnable:.1f} of {scene.budget:.1f} CPUs and wait "
-        f"{format_pct(100 * scene.delay_ratio)} % of that time: other processes use them"
+        f"other-tenants: its threads want {wanted:.1f} of {budget:.1f} CPUs and wait "
+        f"{format_pct(100 * delay)} % of that time: other processes use them"
     )
 
 
 def note_tenants(scene: Scene) -> str:
     """Return the note that others work on the CPUs of the job, whether they take some from it or not yet."""
     harm, budget = note_neighbours(scene), scene.budget
-    others = median_known(_used_by_others(frame.cpu) for frame in scene.frames)
+    others = find_used_by_others(scene)
     if harm or not is_known(others) or not is_known(budget):
         return harm
     cores = scene.frame.cpu.host_cores
@@ -217,14 +223,9 @@ def note_tenants(scene: Scene) -> str:
     return f"other-tenants: other processes use {others:.1f} of the {cores} CPUs of this machine"
 
 
-def _used_by_others(cpu: CpuSample) -> Known[float]:
-    used = cpu.used_cores
-    return map_known(lambda host: map_known(lambda own: max(host - own, 0.0), used), cpu.host_used_cores)
-
-
 def say_got(scene: Scene) -> str:
-    """Say how much of the CPUs that it wants the job gets, "" where nobody takes them from it."""
-    if not note_neighbours(scene) or not is_known(scene.runnable) or not is_known(scene.delay_ratio):
+    """Say how much of the CPUs that it wants the job gets, "" where it gets them."""
+    if find_taker(scene) is Taker.NOBODY or not is_known(scene.runnable) or not is_known(scene.delay_ratio):
         return ""
     got = scene.runnable * (1 - min(scene.delay_ratio, 1.0))
     return f"its threads get {got:.2g} of the {scene.runnable:.1f} CPUs that they want"

@@ -16,6 +16,7 @@ from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
 from tpmon.judge.stillness import name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.judge.taken_cpus import find_taker
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
@@ -207,7 +208,7 @@ def judge_balanced(scene: Scene) -> Answer:
     outside = _find_outside(scene)
     summary = "steps go on and no single wait takes a fifth of the time"
     if got:
-        summary = f"steps go on, but {got}: other processes use the rest"
+        summary = f"steps go on, but {got}: {find_taker(scene).value}"
     elif outside is not None:
         percent = format_pct(known_or(outside.value, 0.0))
         summary = f"steps go on, and {percent} % of the time goes into code outside of the model"

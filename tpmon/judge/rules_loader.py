@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.batch_waits import see_waits
 from tpmon.judge.data_wait import measure_share
 from tpmon.judge.phases import DataPart
-from tpmon.judge.rules_cpu import DELAY_RATIO, POOL_RATIO
+from tpmon.judge.rules_cpu import CROWDED_MARGIN, DELAY_RATIO, POOL_RATIO
 from tpmon.judge.rules_deaths import list_kills
 from tpmon.judge.scene import Scene
 from tpmon.judge.starvation import (
-    FREE_CORES,
     QUEUE,
     WORKERS,
     Starved,
@@ -21,7 +21,16 @@ from tpmon.judge.starvation import (
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
-from tpmon.judge.worker_load import BUSY_WORKER, Load, WorkerLooks, is_collating, look_at_workers, name_load
+from tpmon.judge.taken_cpus import FREE_CORES, are_taken, say_free
+from tpmon.judge.worker_load import (
+    BUSY_WORKER,
+    Load,
+    WorkerLooks,
+    is_collating,
+    look_at_workers,
+    name_load,
+    wait_in_vain,
+)
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
 
@@ -76,7 +85,7 @@ def judge_cpu_transform(scene: Scene) -> Answer:
     if _pools_fight(found, scene):
         return Cleared("transforms in the workers (their thread pools fight for the CPUs)")
     if is_known(found.cores_free) and found.cores_free >= FREE_CORES:
-        return Cleared(f"transforms beyond the CPUs ({found.cores_free:.1f} CPUs are free)")
+        return Cleared(f"transforms beyond the CPUs ({say_free(scene)})")
     return suspect_loader(
         found,
         scene,
@@ -102,6 +111,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Unsure(f"too few workers (free CPUs: {found.cores_free.reason})")
     if found.cores_free < FREE_CORES:
         return Cleared(f"too few workers ({found.cores_free:.1f} CPUs are free)")
+    if wait_in_vain(found, scene):
+        return Unsure("too few workers (they wait for CPUs that nobody uses: are they bound to a few?)")
     if is_collating(found, scene):
         return Cleared("too few workers (most of their time goes into collate)")
     if _pools_fight(found, scene):
@@ -114,10 +125,10 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         found,
         scene,
         "too-few-workers",
-        f"{words}, {found.cores_free:.1f} CPUs are free",
-        margin=found.cores_free / FREE_CORES,
+        f"{words}, {say_free(scene)}",
+        margin=min(found.cores_free / FREE_CORES, CROWDED_MARGIN if are_taken(scene) else math.inf),
         sources=frozenset((WORKERS,)),
-        evidence=(reading("CPUs free", found.cores_free, "CPUs", "schedstat", scene.frame.ages_s.threads),),
+        evidence=(reading("CPUs free", found.cores_had, "CPUs", "schedstat", scene.frame.ages_s.threads),),
         observed=frozenset((Need.WORKERS_CPU_BOUND,)) if load is Load.COMPUTE else frozenset(),
     )
 

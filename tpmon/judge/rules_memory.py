@@ -18,6 +18,7 @@ from tpmon.judge.scene import Scene
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
+from tpmon.model.host import SUMMED_ANON
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.units import format_bytes, format_pct
@@ -46,8 +47,6 @@ PAGE_BYTES = 4096
 COPIED_BY_FAULTS = 0.5
 """Part of the growth that the workers' faults must explain: 1.2 was measured of copies, at 290 faults a
 second and worker beside other work; another job of the same control group grows without them."""
-_HOST = "host"
-"""The source of readings of the whole machine: its memory also grows by what others do."""
 SWAP_BYTES = 16 * (1 << 20)
 """Pages that were put out once, at start, and never touched again, are no fault."""
 SWAP_FAULTS_S = 5.0
@@ -155,6 +154,11 @@ def _sum_anon(frame: Frame) -> Known[float]:
     return float(anon) if is_known(anon) else anon
 
 
+def _is_summed(scene: Scene) -> bool:
+    """Tell whether anonymous memory is the sum of the processes': copies of shared pages do not change it."""
+    return scene.frame.memory.anon_source == SUMMED_ANON
+
+
 def _lasts(scene: Scene, anon: Growth) -> bool:
     """Tell whether memory grew in every window, and in the fit over the last minute where there is one."""
     return anon.grows and known_or(scene.frame.memory.anon_growth_bytes_s, anon.mean) > GROWTH_BYTES_S
@@ -166,7 +170,7 @@ def _workers(frame: Frame) -> list[ProcessSample]:
 
 def _grows_by_copies(scene: Scene, anon: Growth) -> Known[bool]:
     """Tell whether shared pages are copied: anonymous memory grows, the sum of RSS does not."""
-    if not _workers(scene.frame):
+    if not _workers(scene.frame) or _is_summed(scene):
         return False
     rss = _read_growth(scene, _sum_rss)
     if not is_known(rss):
@@ -240,7 +244,7 @@ def judge_leak(scene: Scene) -> Answer:
     if copies:
         return Cleared("leak (pages are copied, not added)")
     rss = _read_growth(scene, _sum_rss)
-    if is_known(rss) and rss.mean < OWN_GROWTH * anon.mean:
+    if is_known(rss) and not _is_summed(scene) and rss.mean < OWN_GROWTH * anon.mean:
         # A control group may hold other jobs too: a session's, a container's.
         return Cleared(f"leak ({scene.frame.memory.anon_source} grows, this job's processes do not)")
     near = _is_near_the_end(scene, anon)
@@ -250,7 +254,7 @@ def judge_leak(scene: Scene) -> Answer:
     if not near:
         return Cleared(f"memory growth ({_rate(anon.mean)}, room for {_about(room[0] / anon.mean)})")
     seen = {scene.frame.memory.anon_source}
-    if is_known(rss) and rss.grows and scene.frame.memory.anon_source != "RSS":
+    if is_known(rss) and rss.grows and not _is_summed(scene):
         seen.add("RSS")
     return _suspect_growth(
         scene, "leak", anon, words="memory grows", need=Need.ANON_GROWS, sources=frozenset(seen)
@@ -266,6 +270,8 @@ def judge_copy_on_write(scene: Scene) -> Answer:
         return Unsure(f"copy-on-write ({anon.reason})")
     if not _lasts(scene, anon):
         return Cleared("copy-on-write (memory does not grow)")
+    if _is_summed(scene):
+        return Unsure("copy-on-write (copies are counted in a control group only, the job has none)")
     copies = _grows_by_copies(scene, anon)
     if not is_known(copies):
         return Unsure(f"copy-on-write ({copies.reason})")
@@ -278,8 +284,6 @@ def judge_copy_on_write(scene: Scene) -> Answer:
     if faults * PAGE_BYTES < COPIED_BY_FAULTS * anon.mean:
         touched = f"{_rate(faults * PAGE_BYTES)} of the {_rate(anon.mean)}"
         return Cleared(f"copy-on-write (the workers touch {touched} by which memory grows)")
-    if scene.frame.memory.anon_source == _HOST:
-        return Unsure("copy-on-write (the memory of the whole machine grows, other programs' with it)")
     near = _is_near_the_end(scene, anon)
     much = anon.grown_bytes >= COPIED_SHARE * max(anon.newest - anon.grown_bytes, 1.0)
     if not much and not (is_known(near) and near):

@@ -11,9 +11,16 @@ from tpmon.judge.phase_kinds import OUTSIDE
 from tpmon.judge.phases import Phase, Share
 from tpmon.judge.rules_cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.starvation import FREE_CORES, find_cores_free
 from tpmon.judge.stillness import LEAST_STACK_SPAN_S
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.judge.taken_cpus import (
+    FREE_CORES,
+    are_taken,
+    find_cores_free,
+    find_cores_had,
+    find_taker,
+    say_free,
+)
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import format_pct
@@ -229,17 +236,19 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         kind=Kind.PYTHON_BOUND,
         cause="single-thread",
         weight=gain,
-        margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN) if got else share.low / PYTHON_SHARE,
+        margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN)
+        if got or are_taken(scene)
+        else share.low / PYTHON_SHARE,
         sources=frozenset(("stacks", "schedstat")),
-        summary=f"{_say_single(rank, share, logs=logging)}, {free:.1f} CPUs are free"
+        summary=f"{_say_single(rank, share, logs=logging)}, {say_free(scene)}"
         if not got
-        else f"{_say_single(rank, share, logs=logging)}; {got}: other processes use the rest",
+        else f"{_say_single(rank, share, logs=logging)}; {got}: {find_taker(scene).value}",
         evidence=(
             reading(
                 "Python outside of the step", 100 * share.ratio, "%", scene.frame.sources.stacks, ages.stacks
             ),
             reading("threads runnable", rank.demand, "threads", "schedstat", ages.threads),
-            reading("CPUs free", free, "CPUs", "schedstat", ages.threads),
+            reading("CPUs free", find_cores_had(scene), "CPUs", "schedstat", ages.threads),
         ),
         share=gain,
         share_low=min(share.low, gain),

@@ -23,7 +23,7 @@ GAP_INTERVALS = 3.0
 """Intervals between two readings from which they are a gap: what grew in it, and when, is not known."""
 
 
-def _largest_step(frames: Sequence[Frame]) -> float:
+def find_largest_step(frames: Sequence[Frame]) -> float:
     """Return the largest growth of /dev/shm in bytes per second, what grew over a gap left out.
 
     Two readings within a second may lie on both sides of one batch: less than a second counts as one.
@@ -55,7 +55,7 @@ def judge_shm(scene: Scene) -> Answer:
     if not has_workers and len(scene.ranks) < 2:
         return Cleared(f"shared memory ({text}, nothing of the job needs it)")
     fill, free = shm.used_bytes / shm.total_bytes, shm.total_bytes - shm.used_bytes
-    step = _largest_step(scene.history)
+    step = find_largest_step(scene.history)
     small = shm.total_bytes < SHM_SMALL_BYTES and fill > SHM_FULL
     tight = step > 0 and free < SHM_STEPS * step
     if not small and not tight:

@@ -22,6 +22,7 @@ from tpmon.judge.once import Once
 from tpmon.judge.phases import DataPart, Share
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, demand_of
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure, reading
+from tpmon.judge.taken_cpus import FREE_CORES, find_cores_free, find_cores_had
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
@@ -41,8 +42,6 @@ QUEUE_DISAGREES = 0.25
 LEAST_QUEUE_LOOKS = 10
 LOST_BATCH = 0.95
 """A rank and all its workers that wait this much wait for each other: that is a hang, not a loader."""
-FREE_CORES = 0.5
-"""Cores left over from which one more worker gains something; the advice asks the same."""
 MOST_NEEDED = 20.0
 """Batches that the compute could take, over those made, are not told beyond this."""
 
@@ -70,6 +69,9 @@ class Starved:
     demand: Known[float]
     blocked: Known[float]
     cores_free: Known[float]
+    """Cores of the budget that the job leaves."""
+    cores_had: Known[float]
+    """Those of them that others leave too."""
 
     @property
     def workers(self) -> tuple[WorkerScene, ...]:
@@ -93,15 +95,6 @@ def _mean(workers: Sequence[WorkerScene], read: Callable[[WorkerScene], Known[fl
     return next((value for value in values if isinstance(value, Missing)), Missing("no workers"))
 
 
-def find_cores_free(scene: Scene) -> Known[float]:
-    """Return the cores of the budget that no thread of the job wants; neighbours do not change it."""
-    if not is_known(scene.budget):
-        return scene.budget
-    if not is_known(scene.runnable):
-        return scene.runnable
-    return max(0.0, scene.budget - scene.runnable)
-
-
 def _cap(share: Share, most: float) -> Share:
     return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
 
@@ -117,6 +110,7 @@ def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Sc
         demand=_mean(workers, lambda one: one.demand),
         blocked=_mean(workers, lambda one: one.blocked_ratio if one.waits else NOT_READ),
         cores_free=find_cores_free(scene),
+        cores_had=find_cores_had(scene),
     )
 
 
@@ -355,10 +349,11 @@ def find_onset(found: Starved, scene: Scene) -> Applicable[int]:
 
 
 def see_cores(found: Starved) -> frozenset[Need]:
-    """Return whether cores are free or used up, as far as it was read."""
-    if not is_known(found.cores_free):
-        return frozenset()
-    return frozenset((Need.CORES_FREE if found.cores_free >= FREE_CORES else Need.CORES_FULL,))
+    """Return whether cores are free or used up, as far as it was read; neither where others have the rest."""
+    if is_known(found.cores_had) and found.cores_had >= FREE_CORES:
+        return frozenset((Need.CORES_FREE,))
+    is_full = is_known(found.cores_free) and found.cores_free < FREE_CORES
+    return frozenset((Need.CORES_FULL,)) if is_full else frozenset()
 
 
 def part_of(found: Starved, *parts: DataPart) -> Share | None:

@@ -11,6 +11,7 @@ from tpmon.judge.phase_stack import classify
 from tpmon.judge.phases import main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved, find_onset
+from tpmon.judge.taken_cpus import are_others_waited_for
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 
@@ -60,6 +61,21 @@ def mean_wait(workers: Sequence[WorkerScene], words: Sequence[str]) -> float:
         for worker in workers
     ]
     return sum(shares) / len(shares) if shares else 0.0
+
+
+WAITS_IN_VAIN = 0.5
+"""Part of their demand which workers wait for CPUs that nobody uses, from which more would wait too."""
+
+
+def wait_in_vain(found: Starved, scene: Scene) -> bool:
+    """Tell whether the workers wait for CPUs that others leave: something keeps them from these."""
+    others = are_others_waited_for(scene)
+    if not is_known(others) or others:
+        return False
+    demands = [(one.demand, one.waiting) for one in found.workers]
+    known = [(want, wait) for want, wait in demands if is_known(want) and is_known(wait)]
+    wanted = sum(want for want, _ in known)
+    return wanted > 0 and sum(wait for _, wait in known) >= WAITS_IN_VAIN * wanted
 
 
 COLLATE_SHARE = 0.5

@@ -60,6 +60,10 @@ class ShmSample:
     total_bytes: int
 
 
+SUMMED_ANON = "sum of anonymous RSS; pages that forked workers share count more than once"
+"""The ``anon_source`` of a job without a control group of its own: pages of files are not in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemorySample:
     """Hold the job's memory: its control group where there is one, else the host.
@@ -73,7 +77,7 @@ class MemorySample:
     anon_source: str
     anon_growth_bytes_s: Known[float]
     used_bytes: Known[int]
-    """Working set of the control group: usage - inactive_file."""
+    """Of the control group, less the page cache: usage - active_file - inactive_file."""
     limit_bytes: Applicable[int]
     limit_source: str
     oom_kills: Known[int]

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 
 
 class Role(str, Enum):
@@ -116,6 +116,8 @@ class ProcessSample:
     waits_unchanged_s: Known[float]
     environment: Known[tuple[Setting, ...]]
     """Start-up values of the variables that change training speed; never the whole environment."""
+    allowed_cpus: Known[str] = Missing("not read")
+    """The CPUs on which its main thread may run, as the kernel writes them: "0-3,8"."""
 
 
 class Outcome(str, Enum):

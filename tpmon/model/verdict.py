@@ -80,6 +80,7 @@ TABLE = (
             "uneven-workers",
             "respawn",
             "killed-workers",
+            "worker-affinity",
             "periodic",
             "collate",
             "pin",

@@ -9,13 +9,13 @@ from datetime import datetime
 from tpmon.model.card_use import find_used
 from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample
-from tpmon.model.host import CpuSample, MemorySample, OutputSample, Pool, ShmSample
+from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
 from tpmon.probe.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host import HostReading
 from tpmon.probe.loader import LoaderRank, LoaderWorker
-from tpmon.probe.memory import Pss
+from tpmon.probe.memory import AnonMemory, Pss
 from tpmon.probe.population import Reading
 
 POOL_THREADS = 2
@@ -62,6 +62,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         waits_for=now.waits_for,
         waits_unchanged_s=now.waits_unchanged_s,
         environment=member.environment,
+        allowed_cpus=now.allowed_cpus,
     )
 
 
@@ -249,20 +250,17 @@ def make_memory(
     group: CgroupReading,
     host: HostReading,
     shm: Known[ShmSample],
-    find_growth: Callable[[int], Known[float]],
+    anon: AnonMemory,
 ) -> MemorySample:
     """Put together the memory of the job: its control group's where it has one, else its processes'."""
     rss: Known[int] = sum(process.rss_bytes for process in processes)
     if not processes:
         rss = Missing("no process of the job was read")
-    anon, source = group.anon_bytes, name_place(group.memory_source)
-    if not is_known(anon):
-        anon, source = rss, "sum of RSS; pages that forked workers share count more than once"
     return MemorySample(
         rss_bytes=rss,
-        anon_bytes=anon,
-        anon_source=source,
-        anon_growth_bytes_s=find_growth(anon) if is_known(anon) else anon,
+        anon_bytes=anon.anon_bytes,
+        anon_source=SUMMED_ANON if anon.is_summed else name_place(group.memory_source),
+        anon_growth_bytes_s=anon.growth_bytes_s,
         used_bytes=group.used_bytes,
         limit_bytes=group.limit_bytes,
         limit_source=name_place(group.limit_source),

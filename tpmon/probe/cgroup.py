@@ -45,9 +45,10 @@ _REASONS = {
 class CgroupReading:
     """Hold one look at the job's control groups.
 
-    ``*_source`` names the group, or "host". ``used_bytes`` is the working set (usage -
-    inactive_file) of the group that sets the limit, else of the job's own: the two belong
-    together. ``throttled_s`` counts every CPU. ``oom_kills`` and ``swap_bytes`` are totals.
+    ``*_source`` names the group, or "host". ``used_bytes`` is usage less the page cache (active_file and
+    inactive_file, which the kernel gives back before it kills) of the group that sets the limit, else of
+    the job's own: the two belong together. ``throttled_s`` counts every CPU. ``oom_kills`` and
+    ``swap_bytes`` are totals.
     """
 
     throttled_ratio: Known[float]
@@ -240,10 +241,15 @@ class CgroupReader:
         group = limit.group if is_known(limit) else memory
         if group != memory:
             stat = self._counters(f"{group.directory}/memory.stat")
-        usage, cached = self._usage(group), _pick(stat, b"total_inactive_file", b"inactive_file")
-        if isinstance(usage, Missing) or isinstance(cached, Missing):
-            return usage if isinstance(usage, Missing) else cached
-        return max(0, usage - cached)
+        usage = self._usage(group)
+        # A data set that is read again is in active_file. /dev/shm is in neither: it is swapped or stays.
+        idle = _pick(stat, b"total_inactive_file", b"inactive_file")
+        warm = _pick(stat, b"total_active_file", b"active_file")
+        if isinstance(usage, Missing):
+            return usage
+        if isinstance(idle, Missing) or isinstance(warm, Missing):
+            return idle if isinstance(idle, Missing) else warm
+        return max(0, usage - idle - warm)
 
     def _limit(self, stat: Known[dict[bytes, int]]) -> tuple[Applicable[int], str]:
         limit = self._layout.limit

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 
 from tpmon.errors import NoTargetError
 from tpmon.model.facts import list_taxes, state_facts
@@ -52,7 +51,7 @@ from tpmon.probe.job import Job, Member
 from tpmon.probe.loader import LoaderProbe, LoaderRank
 from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.members import Membership
-from tpmon.probe.memory import Growth, PssRation
+from tpmon.probe.memory import AnonReader, PssRation
 from tpmon.probe.network import NetworkReader
 from tpmon.probe.open_files import watch_writes
 from tpmon.probe.output import OutputReader
@@ -104,7 +103,7 @@ class Collector:
         self.samples = SampleService(lambda: dumpable(self._membership.job), enabled=stacks)
         self._steps = StepProbe()
         self._pss = PssRation()
-        self._growth = Growth()
+        self._anon = AnonReader()
         self._cost = OwnCostMeter()
         self._settled = False
         self._cgroups = CgroupReader(self._rank_pids())
@@ -193,6 +192,7 @@ class Collector:
         self._watch(readings, processes, now_ns)
         budget = self._read_budget(processes, now_ns)
         group = self._cgroups.read(now_ns)
+        anon = self._anon.read(now_ns, group.anon_bytes, processes)
         host = self._host.read()
         gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
         unread = self._population.left_out
@@ -246,9 +246,7 @@ class Collector:
             ranks=steps.put(make_rank_rows(processes, gpu.of_job)),
             ends=self._teller.last_ends,
             cpu=cpu,
-            memory=make_memory(
-                processes, group, host, self._shm.latest()[0], partial(self._growth.add, now_ns)
-            ),
+            memory=make_memory(processes, group, host, self._shm.latest()[0], anon),
             loader=self._loader.latest(),
             output=tuple(age_output(one, taken) for one in known_or(outputs, ())),
             network=network,

@@ -1,4 +1,4 @@
-"""Ration the expensive memory readings and measure growth.
+"""Ration the expensive memory readings, add up anonymous memory and measure growth.
 
 PSS costs the kernel 11 ms per GiB of 4 KiB pages and stalls the target's own mmap and munmap
 meanwhile, so one small process is read every ten seconds, in turn (every thirty while the verdict is
@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing
-from tpmon.model.process import Identity
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Identity, ProcessSample
 from tpmon.probe.background import Background
 from tpmon.probe.pace import Pace
-from tpmon.probe.procread import read_stat
+from tpmon.probe.procfs import PAGE_BYTES
+from tpmon.probe.procread import read_file, read_stat
 
 PSS_EVERY_S = 10.0
 PSS_SETTLED_S = 25.0
@@ -38,6 +39,18 @@ class Pss:
 
     pss_bytes: int
     taken_ns: int
+
+
+def parse_anon(raw: bytes) -> int:
+    """Return the anonymous bytes in memory that /proc/PID/statm tells: resident less file and shared pages.
+
+    Raises:
+        ValueError: when the text is cut.
+    """
+    fields = raw.split()
+    if len(fields) < 3:
+        raise ValueError("statm is cut")
+    return max(0, int(fields[1]) - int(fields[2])) * PAGE_BYTES
 
 
 def parse_pss(raw: bytes) -> int:
@@ -155,3 +168,51 @@ class Growth:
             self._since_fit = 0
             self._slope = fit_slope(tuple(self._points))
         return self._slope
+
+
+@dataclass(frozen=True, slots=True)
+class AnonMemory:
+    """Hold the anonymous memory of a job and its growth; ``is_summed`` where its processes told it."""
+
+    anon_bytes: Known[int]
+    growth_bytes_s: Known[float]
+    is_summed: bool
+
+
+class AnonReader:
+    """Measure anonymous memory and its growth: the control group's, else the sum of the processes'.
+
+    The sum of RSS would not do: it grows with each page of a mapped data set that is touched.
+    """
+
+    def __init__(self, proc: str = "/proc") -> None:
+        """Begin empty; nothing stays open."""
+        self._proc = proc
+        self._known: dict[Identity, tuple[int, int]] = {}
+        self._growth = Growth()
+
+    def read(self, now_ns: int, of_group: Known[int], processes: Sequence[ProcessSample]) -> AnonMemory:
+        """Return what the control group told, else the sum over processes; ``now_ns`` is CLOCK_MONOTONIC."""
+        is_summed = not is_known(of_group)
+        anon = of_group if is_known(of_group) else self._add(processes)
+        growth = self._growth.add(now_ns, anon) if is_known(anon) else anon
+        return AnonMemory(anon, growth, is_summed)
+
+    def _add(self, processes: Sequence[ProcessSample]) -> Known[int]:
+        """Return the sum over processes; one whose resident bytes are as before is not read again."""
+        known: dict[Identity, tuple[int, int]] = {}
+        for process in processes:
+            identity = Identity(process.pid, process.start_ticks)
+            before = self._known.get(identity)
+            if before is not None and before[0] == process.rss_bytes:
+                known[identity] = before
+                continue
+            try:
+                anon = parse_anon(read_file(f"{self._proc}/{process.pid}/statm", 128))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended in this tick, and its memory with it
+            except (OSError, ValueError) as error:
+                return Missing(f"anonymous memory of the processes: {error}")
+            known[identity] = (process.rss_bytes, anon)
+        self._known = known
+        return sum(anon for _, anon in known.values()) if known else Missing("no process of the job was read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,10 +32,14 @@ T = TypeVar("T")
 LOOK_AGAIN_TICKS = 5
 """How often the wait of a quiet process is read again."""
 
+AFFINITY_TICKS = 10
+"""How often the CPUs on which a process may run are read again; they hardly ever change."""
+
 MOVING_SWITCHES_S = 3.0
 """A stuck thread is put on a CPU less often: a loader queue's own time-out wakes it every 5 s."""
 
 _MACHINE = os.uname().machine
+_ALLOWED = re.compile(rb"^Cpus_allowed_list:\t(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)$", re.MULTILINE)
 _FIRST = Missing("rates need two readings")
 _REAPED = Missing("a reaped child's bytes were added in this interval")
 _HIDDEN = Missing("the kernel does not say (wchan is 0)")
@@ -66,6 +71,7 @@ class ProcessReading:
     waits_for: Known[str]
     waits_unchanged_s: Known[float]
     taken_ns: int
+    allowed_cpus: Known[str] = Missing("not read")
 
 
 _QUIET = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -185,6 +191,18 @@ def _parse_wait(
     return wchan, number, describe_wait(state, wchan, call, role, _MACHINE)
 
 
+def parse_allowed_cpus(raw: bytes) -> str:
+    """Return the line Cpus_allowed_list of /proc/PID/status: "0-3,8".
+
+    Raises:
+        ValueError: when there is no such line, or it is no list of CPUs.
+    """
+    found = _ALLOWED.search(raw)
+    if found is None:
+        raise ValueError("no list of CPUs")
+    return found.group(1).decode("ascii")
+
+
 class ProcessProbe:
     """Read one process each tick; ``read`` raises when it is gone, ``close`` frees everything."""
 
@@ -209,6 +227,8 @@ class ProcessProbe:
         self.pid = pid
         self._born_after_ns = born_after_ns
         base = f"{proc}/{pid}"
+        self._status = OnceFile(f"{base}/status", 4096)
+        self._allowed: Known[str] | None = None
         self.keep = keep
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
         self._io = _Optional(f"{base}/io", 512, keep=keep)
@@ -263,6 +283,8 @@ class ProcessProbe:
         self._looks += 1
         if not still or self._looks % LOOK_AGAIN_TICKS == 0:
             self._waits = self._read_wait(stat.state, role)
+        if self._allowed is None or self._looks % AFFINITY_TICKS == 0:
+            self._allowed = self._read_allowed()
         wchan, syscall, waits_for = self._waits
         return ProcessReading(
             stat=stat,
@@ -273,7 +295,16 @@ class ProcessProbe:
             waits_for=waits_for,
             waits_unchanged_s=self._unchanged_s(waits_for, threads, taken_ns),
             taken_ns=taken_ns,
+            allowed_cpus=self._allowed,
         )
+
+    def _read_allowed(self) -> Known[str]:
+        try:
+            return parse_allowed_cpus(self._status.read())
+        except OSError as error:
+            return Missing(say_refusal(error))
+        except ValueError as error:
+            return Missing(f"/proc/PID/status has {error}")
 
     def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
         if state == "R":

@@ -1,0 +1,75 @@
+"""Which CPUs are free for more threads of the job, beside quiet and busy neighbours, on made-up Windows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frames import GIB, make_memory
+from tests.judging import make_phases
+from tests.starving import COMPUTES, line_up, make_second, starve
+from tpmon.judge.advice import choose
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.observe import gather_facts, observe
+from tpmon.judge.phases import Phase
+from tpmon.judge.rules_loader import judge_too_few_workers
+from tpmon.judge.rules_python import judge_single_thread
+from tpmon.judge.scene import see
+from tpmon.judge.taken_cpus import are_taken, find_cores_had, say_free
+from tpmon.judge.verdict import rate_confidence
+from tpmon.model.known import Missing
+from tpmon.model.verdict import Confidence
+
+ROOM = {"memory": make_memory(limit_bytes=256 * GIB, host_available_bytes=256 * GIB)}
+
+
+def few(host_used, budget=16.0, cores=16):
+    """See two workers that compute, on a machine of which so many cores are in use."""
+    cpu = {"budget_cores": budget, "host_cores": cores, "host_used_cores": host_used, "run_delay_ratio": 0.06}
+    return starve(0.6, [COMPUTES] * 2, cpu=cpu, frame=ROOM)
+
+
+def advise(scene):
+    found = judge_too_few_workers(scene)
+    chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
+    return found, [one.text for one in chosen]
+
+
+def test_cores_that_others_use_are_not_called_free_nor_given_to_workers():
+    """13 of 16 CPUs are others': the workers still are too few, and there is no room for three more."""
+    scene = few(15.4)
+    assert find_cores_had(scene) == pytest.approx(0.6)
+    found, texts = advise(scene)
+    assert found.cause == "too-few-workers"
+    assert "13.6 of its CPUs are not used by this job, but others leave 0.6" in found.summary
+    assert rate_confidence(found, 60.0) is not Confidence.HIGH
+    assert {one.name: one.value for one in found.evidence}["CPUs free"] == pytest.approx(0.6)
+    assert any("raise num_workers from 2 to 3" in text for text in texts)
+
+
+def test_where_others_leave_nothing_no_workers_are_proposed():
+    found, texts = advise(few(16.0))
+    assert not found.observed & {Need.CORES_FREE, Need.CORES_FULL}
+    assert not any("num_workers" in text for text in texts)
+
+
+@pytest.mark.parametrize("host_used", [2.5, 5.0, Missing("masked")])
+def test_quiet_neighbours_change_nothing(host_used):
+    scene = few(host_used)
+    assert not are_taken(scene)
+    found, texts = advise(scene)
+    assert "always have work, 13.6 CPUs are free" in found.summary
+    assert rate_confidence(found, 60.0) is Confidence.HIGH
+    assert any("raise num_workers from 2 to 5" in text for text in texts)
+
+
+def test_cores_beyond_the_budget_may_be_busy():
+    """Of 128 cores 100 are others': the 8 of this job may be free all the same."""
+    assert say_free(few(102.4, budget=8.0, cores=128)) == "5.6 CPUs are free"
+
+
+def test_a_single_thread_is_told_what_others_leave():
+    second = make_second(0.0, [], cpu={"host_used_cores": 8.0})
+    scene = see(line_up([second] * 12), {4211: make_phases({Phase.OTHER: 0.8, Phase.FORWARD: 0.2})})
+    found = judge_single_thread(scene)
+    assert "7.0 of its CPUs are not used by this job, but others leave 0.0" in found.summary
+    assert rate_confidence(found, 60.0) is not Confidence.HIGH

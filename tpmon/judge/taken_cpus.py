@@ -1,0 +1,114 @@
+"""Say which of the job's CPUs are free, and who has those that its threads wait for. Pure.
+
+Two questions: what the job leaves of its budget, which neighbours do not change, and what others leave of
+that. A cause is told by the first, a proposal and its words by both.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tpmon.judge.medians import median_known
+from tpmon.judge.scene import Scene
+from tpmon.model.host import CpuSample
+from tpmon.model.known import Known, Missing, is_known, map_known
+
+FREE_CORES = 0.5
+"""Cores left over from which one more worker gains something; the advice asks the same."""
+TAKEN_RATIO = 0.25
+"""Part of the free cores that others use from which it is said."""
+NEIGHBOUR_LEAST = 0.2
+"""Threads that a job must want to be worth the note: one that hardly runs loses nothing."""
+NEIGHBOUR_DELAY_RATIO = 0.3
+NEIGHBOUR_DEMAND_RATIO = 1.2
+NEIGHBOUR_USED_RATIO = 0.8
+NEIGHBOUR_TAKES = 0.4
+"""Cores that others use, over the threads of the job that wait, from which it is they that are waited for."""
+QUOTA_TAKES = 0.05
+"""Share of throttled periods from which the wait is the quota's: throttled time counts as waiting."""
+
+
+class Taker(Enum):
+    """Name who has the CPUs that a job's threads wait for; the words go on "its threads get ...: "."""
+
+    NOBODY = ""
+    OTHERS = "other processes use the rest"
+    QUOTA = "the CPU quota stops them in between"
+    ITSELF = "others hardly use any, so they take turns at few of its CPUs"
+
+
+def find_cores_free(scene: Scene) -> Known[float]:
+    """Return the cores of the budget that no thread of the job wants; neighbours do not change it."""
+    if not is_known(scene.budget):
+        return scene.budget
+    if not is_known(scene.runnable):
+        return scene.runnable
+    return max(0.0, scene.budget - scene.runnable)
+
+
+def find_cores_left(scene: Scene) -> Known[float]:
+    """Return the cores of the machine that nobody uses."""
+    cores = scene.frame.cpu.host_cores
+    used = median_known(frame.cpu.host_used_cores for frame in scene.frames)
+    return map_known(lambda busy: max(0.0, cores - busy), used)
+
+
+def find_cores_had(scene: Scene) -> Known[float]:
+    """Return the cores that more threads of the job would find free: those that others leave of its own."""
+    free, left = find_cores_free(scene), find_cores_left(scene)
+    return min(free, left) if is_known(free) and is_known(left) else free
+
+
+def are_taken(scene: Scene) -> bool:
+    """Tell whether others use a good part of the cores that the job leaves."""
+    free, had = find_cores_free(scene), find_cores_had(scene)
+    if not is_known(free) or not is_known(had):
+        return False
+    return free - had >= max(FREE_CORES, TAKEN_RATIO * free)
+
+
+def say_free(scene: Scene) -> str:
+    """Say how many cores are free: "5.8 CPUs are free"; "" where it was not read."""
+    free, had = find_cores_free(scene), find_cores_had(scene)
+    if not is_known(free) or not is_known(had):
+        return ""
+    if are_taken(scene):
+        return f"{free:.1f} of its CPUs are not used by this job, but others leave {had:.1f}"
+    return f"{free:.1f} CPUs are free"
+
+
+def _used_by_others(cpu: CpuSample) -> Known[float]:
+    used = cpu.used_cores
+    return map_known(lambda host: map_known(lambda own: max(host - own, 0.0), used), cpu.host_used_cores)
+
+
+def find_used_by_others(scene: Scene) -> Known[float]:
+    """Return the cores that processes of others use on this machine."""
+    return median_known(_used_by_others(frame.cpu) for frame in scene.frames)
+
+
+def are_others_waited_for(scene: Scene) -> Known[bool]:
+    """Tell whether others use enough CPUs to be what the threads of the job wait for."""
+    others = find_used_by_others(scene)
+    if not is_known(scene.runnable) or not is_known(scene.delay_ratio):
+        return Missing("how long its threads wait for a CPU was not read")
+    waiting = scene.runnable * min(scene.delay_ratio, 1.0)
+    return map_known(lambda cores: cores >= NEIGHBOUR_TAKES * waiting, others)
+
+
+def find_taker(scene: Scene) -> Taker:
+    """Return who has the CPUs that a job which wants no more than its budget waits for."""
+    demand = scene.frame.cpu.demand_ratio
+    if not (is_known(demand) and is_known(scene.delay_ratio) and is_known(scene.used)):
+        return Taker.NOBODY
+    if not is_known(scene.budget) or not is_known(scene.runnable) or scene.runnable < NEIGHBOUR_LEAST:
+        return Taker.NOBODY
+    if demand > NEIGHBOUR_DEMAND_RATIO or scene.delay_ratio < NEIGHBOUR_DELAY_RATIO:
+        return Taker.NOBODY
+    if scene.used >= NEIGHBOUR_USED_RATIO * scene.budget:
+        return Taker.NOBODY
+    if is_known(scene.throttled_ratio) and scene.throttled_ratio >= QUOTA_TAKES:
+        return Taker.QUOTA
+    others = are_others_waited_for(scene)
+    # Of a machine that hides what others use they are the likelier ones.
+    return Taker.OTHERS if not is_known(others) or others else Taker.ITSELF
