@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.budget.measure import measure_import, slowness
 from tests.frames import make_cpu, make_frame, make_output, make_process, make_target, make_worker
 from tests.judging import SECOND
 from tests.starving import COMPUTES, DISK, SOCKET, line_up, make_second
@@ -254,7 +255,7 @@ def test_any_window_gives_a_verdict_of_the_table(frames: list[Frame]) -> None:
 
 
 def test_a_verdict_costs_few_milliseconds() -> None:
-    """Promised are 2 ms (1.3 to 1.7 measured), held at 1.5 times that like every budget."""
+    """Promised are 2 ms (1.3 to 1.7 measured), held at 1.5 times that like every budget; more on a slow machine."""
     frames = starved(COMPUTES, workers=8, seconds=60)
     standing = run(frames)[-1].standing
     gc.collect()
@@ -264,7 +265,7 @@ def test_a_verdict_costs_few_milliseconds() -> None:
         judge(frames, standing)
         costs.append((time.process_time_ns() - began) / 1e6)
     # The least of them: what others do on the machine only adds to it.
-    assert min(costs) <= 3.0
+    assert min(costs) <= 3.0 * slowness([measure_import() for _ in range(3)])
 
 
 def test_every_kind_has_an_exit_code() -> None:

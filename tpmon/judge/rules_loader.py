@@ -200,9 +200,9 @@ def judge_uneven_workers(scene: Scene) -> Answer:
     looks = look_at_workers(found, scene)
     if not all(is_known(one.idle_ratio) for one in looks):
         return Unsure("workers without data (what the workers wait for was not read)")
-    fed = [one for one in looks if not one.worker.stopped and _is_never_idle(one)]
-    rest = [known_or(one.idle_ratio, 0.0) for one in looks if one not in fed]
-    if len(fed) < 2 or not rest or min(rest) < RESTING:
+    fed = [not one.worker.stopped and _is_never_idle(one) for one in looks]
+    rest = [known_or(one.idle_ratio, 0.0) for one, is_fed in zip(looks, fed, strict=True) if not is_fed]
+    if sum(fed) < 2 or not rest or min(rest) < RESTING:
         return Cleared("workers without data (no such part of them)")
     if found.rank.loader is None or not is_known(found.rank.loader.ready_bytes):
         return Unsure("workers without data (whether all are of one loader was not read)")
@@ -211,11 +211,11 @@ def judge_uneven_workers(scene: Scene) -> Answer:
         found,
         scene,
         "uneven-workers",
-        f"only {len(fed)} of its {len(looks)} workers have work, as with fewer shards than workers",
+        f"only {sum(fed)} of its {len(looks)} workers have work, as with fewer shards than workers",
         margin=min(rest) / RESTING * 1.25,
         sources=frozenset((WORKERS,)),
         evidence=(
-            reading("workers with work", float(len(fed)), f"of {len(looks)}", "wchan", ages.threads),
+            reading("workers with work", float(sum(fed)), f"of {len(looks)}", "wchan", ages.threads),
             reading("the others without work", 100 * min(rest), "% at least", "wchan", ages.threads),
         ),
         observed=frozenset((Need.FEW_WORKERS_FED,)),
