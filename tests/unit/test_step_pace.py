@@ -9,7 +9,7 @@ import pytest
 
 from tests.frames import make_process, make_rank
 from tests.paces import make_hook, make_pace
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.pace import StepPace, join_paces, list_shares
 from tpmon.model.process import Identity
 from tpmon.model.steps import (
@@ -21,9 +21,10 @@ from tpmon.model.steps import (
     StepSpan,
 )
 from tpmon.probe.hook import NO_HOOK
-from tpmon.probe.step_pace import NO_HOOK_IN_JOB, NO_STEP, ONE_STEP, RankPace, StepProbe
+from tpmon.probe.step_pace import NO_HOOK_IN_JOB, ONE_STEP, RankPace, StepProbe
 
 MS = 1_000_000
+NO_STEP = Missing("no step ended yet")
 NO_TIME = PhaseTimes(0, 0, 0, 0, 0)
 SPLIT = (20, 24, 46, 8, 2)
 """Percent of a step: data, forward, backward, optimizer, other."""
@@ -66,6 +67,13 @@ class Loop:
     def wait(self, ms: float) -> None:
         self.now_ns += round(ms * MS)
 
+    def ended(self) -> Known[StepSpan]:
+        if not self.steps + self.evals:
+            return NO_STEP
+        samples = self.steps * self.batch
+        spent = PhaseTimes(self.eval_ns, 0, 0, 0, 0)
+        return StepSpan(self.record_ns, self.steps, self.evals, samples, PhaseTimes(*self.train), spent)
+
     def read(self, **fields: Any) -> StepReading:
         spans, self.spans = tuple(self.spans), []
         plain = StepReading(
@@ -81,12 +89,10 @@ class Loop:
             patches=(),
             rule=StepRule.BATCH_AFTER_UPDATE,
             counts=StepCounts(self.steps, self.evals, 0, 0, 0, 0, 0, self.steps * self.batch, 0, 0),
-            train=PhaseTimes(*self.train),
-            evaluation=PhaseTimes(self.eval_ns, 0, 0, 0, 0),
+            ended=self.ended(),
             batch_size=self.batch or Missing("no"),
             spans=spans,
             lost_records=0,
-            last_record_s=(self.now_ns - self.record_ns) / 1e9 if self.steps + self.evals else Missing("no"),
             now=Missing("no"),
             marks=(),
             taken_ns=self.now_ns,

@@ -29,6 +29,9 @@ WATCHED = -1
 NOTHING, BATCH, BACKWARD, UPDATE, CALL = range(5)
 """What happened last, or happens: the last where the program says so, by a scaler or a call."""
 
+SILENT_NS = 1_000_000_000
+"""Without the end of a step, counters are published this often."""
+
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
 
@@ -56,6 +59,7 @@ class Counts:
         "batches",
         "batches_at_end",
         "batches_open",
+        "between_ns",
         "data_ns",
         "ddp",
         "depth",
@@ -135,6 +139,7 @@ class Counts:
         self.other_thread = self.other_base = self.other_updates = 0
         self.in_data = self.update_in_backward = self.loader_seen = self.graded = False
         self.depth = self.kind = self.last_ns = self.published_ns = self.records = self.answered = 0
+        self.between_ns = 0
         self.guessed = 0
         self.rule = wire.RULE_NONE
         self.votes = 0
@@ -256,7 +261,7 @@ class Counts:
         self.last_ns = monotonic_ns()
 
     def publish(self, now: int) -> None:
-        """Write a record, then that it is there."""
+        """Write a record, then that it is there; ``published_ns`` is that of the last step that has one."""
         number = self.records
         wire.RECORD.pack_into(
             self.page,
@@ -283,15 +288,17 @@ class Counts:
             self.eval_other_ns,
             self.elsewhere,
             self.batch_size,
-            0,
+            self.published_ns,
             number,
         )
-        self.published_ns = now
         self.records = number + 1
         self.live[wire.LIVE_RECORDS] = number + 1
 
     def publish_between(self, now: int) -> None:
         """Write a record where no step ended for long, and have the mailbox do what is due in such a loop."""
+        if now - self.between_ns <= SILENT_NS:
+            return
+        self.between_ns = now
         self.publish(now)
         if self.mailbox is not None:
             self.mailbox.between()

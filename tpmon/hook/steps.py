@@ -27,14 +27,11 @@ from _thread import get_ident
 from time import monotonic_ns
 
 from tpmon.hook import wire
-from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, UPDATE, Counts
+from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, SILENT_NS, UPDATE, Counts
 from tpmon.hook.surroundings import count_of, has_gradients_on
 
 _PUBLISH_NS = 2_000_000
 """Steps shorter than this share a record."""
-
-_SILENT_NS = 1_000_000_000
-"""Without the end of a step, counters are published this often."""
 
 _UPDATES_A_BATCH = 16
 """More updates than this after one batch: the loop does not train on the DataLoader (a GAN may)."""
@@ -48,6 +45,7 @@ _DATA_ENDED = wire.LIVE_DATA_ENDED
 _BACKWARD_BEGAN = wire.LIVE_BACKWARD_BEGAN
 _BACKWARD_ENDED = wire.LIVE_BACKWARD_ENDED
 _OPTIMIZER = wire.LIVE_OPTIMIZER
+_LEFT = wire.LIVE_LEFT
 _BY_DATA = wire.RULE_DATA_AFTER_UPDATE
 _BY_UPDATE = wire.RULE_UPDATE
 
@@ -133,7 +131,7 @@ class Steps(Counts):
             now = monotonic_ns()
             self.data_ns += now - self.last_ns
             self.last_ns = now
-            self.live[_DATA_ENDED] = now
+            self.live[_LEFT] = now
             self.kind = NOTHING
             self.in_data = False
             self.batches_at_end = self.batches
@@ -186,7 +184,7 @@ class Steps(Counts):
             if self.update_in_backward:
                 self.update_in_backward = False
                 self._update(now)
-            elif now - self.published_ns > _SILENT_NS:
+            elif now - self.published_ns > SILENT_NS:
                 self.publish_between(now)
         except Exception as error:
             if not self.fail(error):
@@ -256,7 +254,7 @@ class Steps(Counts):
             else:
                 self.other_ns += now - self.last_ns
             self.last_ns = now
-            self.live[wire.LIVE_STEP_CALL] = now
+            self.live[_LEFT] = now
             self.kind = NOTHING
             self.rule = wire.RULE_CALL
             if samples:
@@ -365,6 +363,7 @@ class Steps(Counts):
         self.base_backward = self.backward_ns
         self.base_other = self.other_ns
         if now - self.published_ns >= _PUBLISH_NS:
+            self.published_ns = now
             self.publish(now)
         if now >= self.watch_at:
             self.look(now)
@@ -384,6 +383,7 @@ class Steps(Counts):
         self.backward_ns = self.base_backward
         self.other_ns = self.base_other
         if now - self.published_ns >= _PUBLISH_NS:
+            self.published_ns = now
             self.publish(now)
         if self.requests[0] != self.answered:
             self.answer()

@@ -10,11 +10,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
 from tpmon.model.pace import HookSample, StepPace, join_paces
 from tpmon.model.process import Identity, ProcessSample, RankRow, Role
-from tpmon.model.steps import HookState, StepReading
+from tpmon.model.steps import HookState, StepReading, StepSpan
 from tpmon.probe.hook import NO_HOOK, StepReader
 
 NO_HOOK_IN_JOB = Missing("no hook in the training process")
-NO_STEP = Missing("no step ended yet")
 ONE_STEP = Missing("one step ended so far")
 
 SPAN_NS = 10_000_000_000
@@ -29,7 +28,7 @@ STALLED_STEPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Total:
-    """Hold the totals of one record: when it was written, counts, ns of the phases."""
+    """Hold the totals at the end of a step: when that was, counts, ns of the phases."""
 
     at_ns: int
     steps: int
@@ -39,20 +38,20 @@ class _Total:
     evaluation_ns: int
 
 
-def _total_of(reading: StepReading, at_ns: int) -> _Total:
-    train = reading.train
+def _total_of(ended: StepSpan) -> _Total:
+    train = ended.train
     return _Total(
-        at_ns,
-        reading.counts.steps,
-        reading.counts.eval_steps,
-        reading.counts.samples,
+        ended.ended_ns,
+        ended.steps,
+        ended.eval_steps,
+        ended.samples,
         (train.data_ns, train.forward_ns, train.backward_ns, train.optimizer_ns, train.other_ns),
-        reading.evaluation.total_ns,
+        ended.evaluation.total_ns,
     )
 
 
 def _look_back(last: _Total, reading: StepReading) -> _Total | None:
-    """Return the totals of an earlier record, about ten seconds old, from the spans since then."""
+    """Return the totals at the end of an earlier step, about ten seconds old, from the spans since then."""
     spans = reading.spans
     if len(spans) < 2:
         return None
@@ -87,14 +86,14 @@ class RankPace:
         self._ordered: list[float] = []
 
     def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
-        """Take one reading and return the pace; Missing before two records are known."""
+        """Take one reading and return the pace; Missing before the ends of two are known."""
         if reading.state is not HookState.RUNNING:
             return Missing(_say_state(reading))
-        age_s = reading.last_record_s
-        if not is_known(age_s):
-            return NO_STEP
+        if not is_known(reading.ended):
+            return reading.ended
         slowest = self._time_steps(reading)
-        last = _total_of(reading, reading.taken_ns - round(age_s * 1e9))
+        last = _total_of(reading.ended)
+        age_s = (reading.taken_ns - last.at_ns) / 1e9
         self._keep(last, reading)
         if len(self._totals) < 2:
             return ONE_STEP
