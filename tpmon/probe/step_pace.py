@@ -17,7 +17,9 @@ NO_HOOK_IN_JOB = Missing("no hook in the training process")
 ONE_STEP = Missing("one step ended so far")
 
 SPAN_NS = 10_000_000_000
-"""Rates and shares are of this span, that of the rules (docs/thresholds.md), or of two steps."""
+"""Rates and shares are of this span, that of the rules (docs/thresholds.md), or of three steps."""
+LEAST_STEPS = 3
+"""So many tell a share however long they take, as the rules ask for (docs/thresholds.md)."""
 TIMED_NS = 60_000_000_000
 MOST_TIMED = 512
 LEAST_TIMED = 20
@@ -51,14 +53,14 @@ def _total_of(ended: StepSpan) -> _Total:
 
 
 def _look_back(last: _Total, reading: StepReading) -> _Total | None:
-    """Return the totals at the end of an earlier step, about ten seconds old, from the spans since then."""
+    """Return the totals at the end of an earlier step, ten seconds or three steps ago, from the spans since."""
     spans = reading.spans
     if len(spans) < 2:
         return None
     first = 0
     for at in range(len(spans) - 2, -1, -1):
         first = at
-        if last.at_ns - spans[at].ended_ns >= SPAN_NS:
+        if last.at_ns - spans[at].ended_ns >= SPAN_NS and len(spans) - 1 - at >= LEAST_STEPS:
             break
     later = spans[first + 1 :]
     names = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
@@ -84,6 +86,7 @@ class RankPace:
         self._totals: deque[_Total] = deque()
         self._timed: deque[tuple[int, float]] = deque(maxlen=MOST_TIMED)
         self._ordered: list[float] = []
+        self._open_ns = 0
 
     def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
         """Take one reading and return the pace; Missing before the ends of two are known."""
@@ -101,11 +104,14 @@ class RankPace:
 
     def _time_steps(self, reading: StepReading) -> Known[float]:
         """Note how long the new steps took; return the longest of them in ms."""
-        new = [
-            (span.ended_ns, span.train.total_ns / span.steps / 1e6)
-            for span in reading.spans
-            if span.steps > 0  # below, the hook took back steps that were parts of an accumulation
-        ]
+        new = []
+        if reading.lost_records:
+            self._open_ns = 0
+        for span in reading.spans:
+            self._open_ns += span.train.total_ns
+            if span.steps > 0:  # 0: a validation within a step; below, parts of an accumulation taken back
+                new.append((span.ended_ns, self._open_ns / span.steps / 1e6))
+                self._open_ns = 0
         self._timed.extend(new)
         oldest_ns = reading.taken_ns - TIMED_NS
         dropped = False
@@ -125,7 +131,7 @@ class RankPace:
             totals.extend((earlier, last) if earlier is not None else (last,))
         elif last.at_ns > totals[-1].at_ns:
             totals.append(last)
-        while len(totals) > 2 and totals[1].at_ns <= reading.taken_ns - SPAN_NS:
+        while len(totals) > LEAST_STEPS + 1 and totals[1].at_ns <= reading.taken_ns - SPAN_NS:
             totals.popleft()
 
     def _percentile(self, share: float) -> Known[float]:
