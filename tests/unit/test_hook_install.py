@@ -144,6 +144,48 @@ def test_the_hook_counts_whichever_is_imported_first(python: str, torch_like: Pa
     assert len(report["pages"]) == (2 if report["version"] >= [3, 13] else 4)
 
 
+MEGATRON = """
+def custom_backward(output, grad_output):
+    return "from the engine"
+def backward_step():
+    return custom_backward(1, None)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_backwards_of_megatron_are_seen(
+    python: str, torch_like: Path, tmp_path: Path, late: bool
+) -> None:
+    """They call the engine itself: without this, micro-batches would be batches that nothing followed."""
+    schedules = tmp_path / "megatron" / "core" / "pipeline_parallel" / "schedules.py"
+    schedules.parent.mkdir(parents=True)
+    schedules.write_text(MEGATRON)
+    imports = ["import tpmon.hook", "from megatron.core.pipeline_parallel import schedules"]
+    program = f"""
+import sys, types, torch
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+{chr(10).join(reversed(imports) if late else imports)}
+def train(number):
+    optimizer = torch.optim.optimizer.Optimizer()
+    batches = torch.utils.data.dataloader._BaseDataLoaderIter(range(8 * number))
+    for _ in range(number):
+        for _ in range(8):
+            next(batches)
+            assert schedules.backward_step() == "from the engine"
+        optimizer.step()
+    next(batches, None)
+train(20)
+from tpmon.hook.installation import HOOK
+told = [HOOK.steps.steps, HOOK.steps.eval_steps, HOOK.steps.backwards, HOOK.patches.missing(), HOOK.problem]
+tpmon.hook.uninstall()
+told.append(hasattr(schedules.custom_backward, "__wrapped__"))
+import json
+print(json.dumps(told))
+"""
+    assert run(python, torch_like, program) == [20, 0, 160, [], "", False]
+
+
 def test_without_torch_nothing_is_made_and_nothing_breaks(python: str, torch_like: Path) -> None:
     report = run(python, torch_like, "import tpmon.hook, email, json\n" + REPORT)
     assert (report["steps"], report["patches"], report["pages"], report["problem"]) == (0, 0, [], "")

@@ -53,7 +53,7 @@ def _total_of(ended: StepSpan) -> _Total:
 
 
 def _look_back(last: _Total, reading: StepReading) -> _Total | None:
-    """Return the totals at the end of an earlier step, ten seconds or three steps ago, from the spans since."""
+    """Return the totals at the end of an earlier step, ten seconds or three steps ago, by the spans since."""
     spans = reading.spans
     if len(spans) < 2:
         return None
