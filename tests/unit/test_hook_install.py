@@ -322,6 +322,35 @@ print(json.dumps({{"problem": problem[:9], "hooks": hooks, "left": left, "calls"
     }
 
 
+@pytest.mark.parametrize("since", ["2.0", "2.3"])
+def test_the_scaler_is_patched_once_wherever_it_lives(torch_like: Path, tmp_path: Path, since: str) -> None:
+    """Before torch 2.3 it was in torch.cuda.amp; since then a class without an update() of its own is there."""
+    site = tmp_path / "site"
+    shutil.copytree(torch_like, site)
+    folder = site / "torch" / "cuda" / "amp"
+    folder.mkdir(parents=True)
+    (site / "torch" / "cuda" / "__init__.py").write_text("from . import amp\n")
+    (folder / "__init__.py").write_text("from .grad_scaler import GradScaler\n")
+    home = site / "torch" / "amp" / "grad_scaler.py"
+    if since == "2.0":
+        home.replace(folder / "grad_scaler.py")
+    else:
+        own = "from torch.amp import grad_scaler\nclass GradScaler(grad_scaler.GradScaler): pass\n"
+        (folder / "grad_scaler.py").write_text(own)
+    init = site / "torch" / "__init__.py"
+    init.write_text(init.read_text().partition("from .amp")[0] + "from . import amp, cuda\n")
+    program = """import torch, json, sys
+import tpmon.hook
+from tpmon.hook.installation import HOOK
+scaler = torch.cuda.amp.GradScaler()
+for _ in range(3):
+    torch.autograd.backward()
+    scaler.update()
+print(json.dumps([HOOK.steps.skipped, HOOK.patches.missing(), HOOK._arrival in sys.meta_path]))
+"""
+    assert run(sys.executable, site, program) == [3, [], False]
+
+
 def test_the_scaler_of_fsdp_is_patched_when_the_program_imports_it(torch_like: Path, tmp_path: Path) -> None:
     """It has an update() of its own, and comes long after torch."""
     shutil.copytree(torch_like, tmp_path, dirs_exist_ok=True)

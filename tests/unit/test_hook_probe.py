@@ -18,7 +18,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.steps import HookPatch, HookState, LoopNow, LoopPhase, PhaseTimes, StepReading, StepRule
 from tpmon.probe import hook
-from tpmon.probe.hook import NO_HOOK, Seen, StepReader, parse_reading
+from tpmon.probe.hook import NO_HOOK, NO_SCALER, Seen, StepReader, parse_reading
 from tpmon.probe.procread import read_stat
 
 MS = 1_000_000
@@ -112,6 +112,7 @@ def test_steps_are_read_as_they_are_counted(reader: StepReader) -> None:
         assert first.batch_size == Missing("the DataLoader does not say it")
         assert is_known(first.now)
         assert first.now.phase is LoopPhase.OTHER
+        assert first.counts.skipped_updates == NO_SCALER  # patches 7: no GradScaler
         job.do("train(3)")
         second = read(reader, job.identity)
         assert second.counts.steps == 7
@@ -273,6 +274,7 @@ def test_a_reading_names_what_it_does_not_know() -> None:
         assert (reading.rank, reading.world_size, reading.local_rank) == (NOT_APPLICABLE,) * 3
         assert reading.now == Missing("nothing happened yet")
         assert reading.ended == Missing("no step ended yet")
+        assert isinstance(reading.counts.skipped_updates, Missing)
         assert (reading.rule, reading.spans) == (StepRule.NONE, ())
         words = [
             0,

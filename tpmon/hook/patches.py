@@ -28,6 +28,8 @@ LOADER = "torch.utils.data.dataloader"
 ENGINE = "torch.autograd.graph"
 SCALER = "torch.amp.grad_scaler"
 PLACES = (OPTIMIZER, LOADER, ENGINE, SCALER)
+SCALER_BEFORE = "torch.cuda.amp.grad_scaler"
+"""Its home before torch 2.3, which imports it with torch; since then it has no ``update()`` of its own."""
 DDP = "torch.nn.parallel.distributed"
 """Comes with torch, where it is built for several ranks; only its settings are wanted."""
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -61,6 +63,7 @@ class Patches:
             (LOADER, self._patch_loaders),
             (ENGINE, self._patch_engine),
             (SCALER, self._patch_scaler),
+            (SCALER_BEFORE, self._patch_scaler),
             (SHARDED, self._patch_scaler),
             (DDP, self._patch_ddp),
             (FSDP, self._patch_fsdp),
@@ -70,7 +73,7 @@ class Patches:
             if module is not None and name not in self._done:
                 bit = patch(module)
                 if bit or name == DDP or name in LATER:
-                    self._done.add(name)
+                    self._done.update((name, SCALER) if name == SCALER_BEFORE else (name,))
                     self._steps.patches |= bit
         if self._steps.pages is not None:
             self._steps.pages.set_status(wire.STATE_RUNNING, self._steps.patches, "")

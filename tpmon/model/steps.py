@@ -81,7 +81,8 @@ class StepCounts:
 
     ``updates`` are first optimizer calls after a backward, ``skipped_updates`` those that a
     GradScaler left out, ``elsewhere`` events of other threads, which count nowhere else.
-    ``samples`` are batches times the DataLoader's batch size.
+    ``skipped_updates`` are missing where no GradScaler is watched. ``samples`` are batches times the
+    DataLoader's batch size.
     """
 
     steps: int
@@ -90,7 +91,7 @@ class StepCounts:
     backwards: int
     optimizer_calls: int
     updates: int
-    skipped_updates: int
+    skipped_updates: Known[int]
     samples: int
     eval_samples: int
     elsewhere: int

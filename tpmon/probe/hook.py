@@ -33,6 +33,7 @@ from tpmon.probe.hook_settings import parse_device, parse_settings
 from tpmon.probe.procread import PROC, read_stat, read_status
 
 NO_HOOK = "no hook in this process"
+NO_SCALER = Missing("the hook watches no GradScaler in this torch")
 NO_PAGE_NOW = "the hook's page is gone"
 
 _MOST_RECORDS = 128
@@ -285,7 +286,7 @@ def parse_reading(
         error=clean_text(error, wire.ERROR_BYTES),
         patches=tuple(patch for bit, patch in _PATCHES if patches & bit),
         rule=_RULES.get(last[wire.REC_RULE], StepRule.NONE),
-        counts=_parse_counts(last),
+        counts=_parse_counts(last, patches),
         ended=_parse_ended(ended),
         batch_size=last[wire.REC_BATCH_SIZE] or Missing("the DataLoader does not say it"),
         spans=spans,
@@ -322,7 +323,8 @@ def _parse_rank(number: int) -> Applicable[int]:
     return number if number >= 0 else NOT_APPLICABLE
 
 
-def _parse_counts(record: Sequence[int]) -> StepCounts:
+def _parse_counts(record: Sequence[int], patches: int) -> StepCounts:
+    skipped = record[wire.REC_SKIPPED]
     return StepCounts(
         steps=record[wire.REC_STEPS],
         eval_steps=record[wire.REC_EVAL_STEPS],
@@ -330,7 +332,7 @@ def _parse_counts(record: Sequence[int]) -> StepCounts:
         backwards=record[wire.REC_BACKWARDS],
         optimizer_calls=record[wire.REC_OPTIMIZER_CALLS],
         updates=record[wire.REC_UPDATES],
-        skipped_updates=record[wire.REC_SKIPPED],
+        skipped_updates=skipped if skipped or patches & wire.PATCH_SCALER else NO_SCALER,
         samples=record[wire.REC_SAMPLES],
         eval_samples=record[wire.REC_EVAL_SAMPLES],
         elsewhere=record[wire.REC_ELSEWHERE],

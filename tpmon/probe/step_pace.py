@@ -10,7 +10,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
 from tpmon.model.pace import HookSample, StepPace, join_paces
 from tpmon.model.process import Identity, ProcessSample, RankRow, Role
-from tpmon.model.steps import HookState, StepReading, StepSpan
+from tpmon.model.steps import HookState, StepReading, StepRule, StepSpan
 from tpmon.probe.hook import NO_HOOK, StepReader
 
 NO_HOOK_IN_JOB = Missing("no hook in the training process")
@@ -24,6 +24,10 @@ TIMED_NS = 60_000_000_000
 MOST_TIMED = 512
 LEAST_TIMED = 20
 """So many steps are timed however old they are: of steps of half a minute a minute holds two."""
+UNSEEN_BACKWARDS = 64
+"""So many backwards without an optimizer: from here on the hook takes each batch for a step."""
+HOOKS_LAST = (2, 3)
+"""The torch since which torch.compile leaves the hooks of optimizers in their place."""
 STALLED_STEPS = 2.0
 """A step that takes so many times the mean makes the rate fall: time since the last one counts then."""
 
@@ -207,18 +211,21 @@ class StepsRead:
     source: str
     missing: Mapping[int, Missing]
     """Why a rank has no reading, by PID."""
+    blind: tuple[str, ...] = ()
+    """Which hook sees no optimizer, in a sentence."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Say which hooks turned themselves off: silently for the program, not for who looks."""
+        """Say which hooks turned themselves off or are blind: silently for the program, not for who looks."""
         if not is_known(self.hook):
             return ()
         off = next((one for one in self.hook if one.state is HookState.DISABLED), None)
         if off is None:
-            return ()
-        name = f"rank {off.rank}" if is_known(off.rank) else f"process {off.pid}"
+            return self.blind
+        name = _name(off.rank, off.pid)
         why = off.error or "it does not say why"
-        return (f"hook-off: the hook of {name} turned itself off, its steps are not known any more: {why}",)
+        note = f"hook-off: the hook of {name} turned itself off, its steps are not known any more: {why}"
+        return (note, *self.blind)
 
     def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
         """Put each rank's last step into its row of the rank table."""
@@ -231,6 +238,32 @@ def _put(row: RankRow, pace: Known[StepPace]) -> RankRow:
         return replace(row, step=pace, step_age_s=pace)
     return replace(
         row, step=pace.count, step_age_s=pace.step_age_s, step_ms=pace.p50_ms, step_own_ms=pace.own_ms
+    )
+
+
+def _name(rank: Applicable[int], pid: int) -> str:
+    return f"rank {rank}" if is_known(rank) else f"process {pid}"
+
+
+def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
+    """Say that torch took the hook off the optimizers, or never let it there; "" where nothing tells of that.
+
+    Until torch 2.2 ``torch.compile`` removes all hooks of ``Optimizer.step`` (its ``TorchPatcher``); before
+    2.0 there are none.
+    """
+    counts = reading.counts
+    if counts.optimizer_calls or counts.backwards < UNSEEN_BACKWARDS or reading.rule is StepRule.CALL:
+        return ""
+    try:
+        version = tuple(int(part) for part in reading.torch_version.split(".")[:2])
+    except ValueError:
+        return ""  # a torch of somebody's own
+    if version >= HOOKS_LAST:
+        return ""
+    return (
+        f"hook-blind: {_name(rank, reading.process.pid)} ran {counts.backwards} backwards and the hook saw "
+        f"no optimizer: before torch 2.3 torch.compile takes it off them, so that micro-batches count as steps; "
+        f"tpmon.hook.step() says where one ends"
     )
 
 
@@ -252,10 +285,11 @@ class StepProbe:
         readings = self._reader.read_steps(ranks)
         for gone in self._paces.keys() - ranks.keys():
             del self._paces[gone]
-        hooks, missing = [], {}
+        hooks, missing, blind = [], {}, ""
         for process, reading in readings.items():
             if is_known(reading):
                 pace = self._paces.setdefault(process, RankPace())
+                blind = blind or _say_blind(reading, ranks[process])
                 hooks.append(_describe(reading, ranks[process], pace.add(reading, ranks[process])))
             else:
                 self._paces.pop(process, None)
@@ -265,7 +299,7 @@ class StepProbe:
             return StepsRead(reason, reason, reason, reason.reason, missing)
         told = tuple(hooks)
         source = f"the hook's page in {len(told)} of {len(ranks)} ranks"
-        return StepsRead(told, join_paces(told), 0.0, source, missing)
+        return StepsRead(told, join_paces(told), 0.0, source, missing, (blind,) if blind else ())
 
 
 def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]) -> HookSample:
