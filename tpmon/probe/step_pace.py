@@ -260,10 +260,11 @@ def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
         return ""  # a torch of somebody's own
     if version >= HOOKS_LAST:
         return ""
+    name = _name(rank, reading.process.pid)
     return (
-        f"hook-blind: {_name(rank, reading.process.pid)} ran {counts.backwards} backwards and the hook saw "
-        f"no optimizer: before torch 2.3 torch.compile takes it off them, so that micro-batches count as steps; "
-        f"tpmon.hook.step() says where one ends"
+        f"hook-blind: {name} ran {counts.backwards} backwards and the hook saw no optimizer: before torch 2.3 "
+        "torch.compile takes it off them, so that micro-batches count as steps; "
+        "tpmon.hook.step() says where one ends"
     )
 
 
