@@ -234,7 +234,13 @@ def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("torch", "calls", "said"),
-    [("2.1.2+cu118", 0, True), ("1.13.1", 0, True), ("2.1.2", 9, False), ("2.3.0", 0, False), ("odd", 0, False)],
+    [
+        ("2.1.2+cu118", 0, True),
+        ("1.13.1", 0, True),
+        ("2.1.2", 9, False),
+        ("2.3.0", 0, False),
+        ("odd", 0, False),
+    ],
 )
 def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(
     monkeypatch: pytest.MonkeyPatch, torch: str, calls: int, said: bool

@@ -262,8 +262,8 @@ def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
         return ""
     name = _name(rank, reading.process.pid)
     return (
-        f"hook-blind: {name} ran {counts.backwards} backwards and the hook saw no optimizer: before torch 2.3 "
-        "torch.compile takes it off them, so that micro-batches count as steps; "
+        f"hook-blind: {name} ran {counts.backwards} backwards and the hook saw no optimizer: "
+        "before torch 2.3 torch.compile takes it off them, so that micro-batches count as steps; "
         "tpmon.hook.step() says where one ends"
     )
 
