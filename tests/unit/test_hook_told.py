@@ -263,6 +263,16 @@ def test_an_evaluation_is_one_also_where_batches_are_drawn_together(loop: Watche
     assert (loop.steps.steps, loop.steps.eval_steps) == (60, 180)
 
 
+def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop: Watched) -> None:
+    loop.train(10)
+    loop.stop()
+    for _ in range(5):
+        loop.batch(10)
+        loop.spend(0.02)
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.samples) == (10, 5, 40)
+
+
 def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop: Watched) -> None:
     """Broken off, so that no DataLoader ends."""
     for _ in range(5):

@@ -13,7 +13,7 @@ from tpmon.hook.surroundings import has_gradients_on
 _PUBLISH_NS = 2_000_000
 """Steps shorter than this share a record."""
 
-_AT_ONCE_NS = 50_000
+_AT_ONCE_NS = 30_000
 """So soon after a batch the next is asked for: nothing was computed on it, they are drawn for one step."""
 
 _MOST_AT_ONCE = 1024
@@ -96,6 +96,11 @@ class Ends(Counts):
         if self.unused_open > self.evals_open and not self.backwards_open and self.rule != wire.RULE_CALL:
             self._count_unused(now)
         self.unused_open = self.evals_open = self.at_once = 0  # what is fetched ahead next begins anew
+
+    def _end_loader(self, now: int) -> None:
+        """Count batches drawn at once till their DataLoader ended, where no step fetches any ahead."""
+        if self.steps and not (self.lookahead or self.backwards_open or self.rule == wire.RULE_CALL):
+            self._end_epoch(now)
 
     def _count_unused(self, now: int) -> None:
         if not self.updates and not self.backwards:

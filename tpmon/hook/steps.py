@@ -128,6 +128,8 @@ class Steps(Ends):
             self.in_data = False
             self.batches_at_end = self.batches
             self.updates_at_batch = -1
+            if self.unused_open > self.evals_open:
+                self._end_loader(now)
         except Exception as error:
             if not self.fail(error):
                 raise
