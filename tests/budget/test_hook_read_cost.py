@@ -45,7 +45,7 @@ class Ring:
             count = words[wire.REC_STEPS]
             words[wire.REC_NUMBER] = words[wire.REC_NUMBER_AGAIN] = count
             words[wire.REC_STEPS] = count + 1
-            words[wire.REC_TIME_NS] = time.monotonic_ns()
+            words[wire.REC_TIME_NS] = words[wire.REC_ENDED_NS] = time.monotonic_ns()
             words[wire.REC_RULE] = wire.RULE_DATA_AFTER_UPDATE
             words[wire.REC_SAMPLES] += 32
             for word in range(wire.REC_DATA_NS, wire.REC_OTHER_NS + 1):

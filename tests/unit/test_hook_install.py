@@ -144,6 +144,48 @@ def test_the_hook_counts_whichever_is_imported_first(python: str, torch_like: Pa
     assert len(report["pages"]) == (2 if report["version"] >= [3, 13] else 4)
 
 
+MEGATRON = """
+def custom_backward(output, grad_output):
+    return "from the engine"
+def backward_step():
+    return custom_backward(1, None)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_backwards_of_megatron_are_seen(
+    python: str, torch_like: Path, tmp_path: Path, late: bool
+) -> None:
+    """They call the engine itself: without this, micro-batches would be batches that nothing followed."""
+    schedules = tmp_path / "megatron" / "core" / "pipeline_parallel" / "schedules.py"
+    schedules.parent.mkdir(parents=True)
+    schedules.write_text(MEGATRON)
+    imports = ["import tpmon.hook", "from megatron.core.pipeline_parallel import schedules"]
+    program = f"""
+import sys, types, torch
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+{chr(10).join(reversed(imports) if late else imports)}
+def train(number):
+    optimizer = torch.optim.optimizer.Optimizer()
+    batches = torch.utils.data.dataloader._BaseDataLoaderIter(range(8 * number))
+    for _ in range(number):
+        for _ in range(8):
+            next(batches)
+            assert schedules.backward_step() == "from the engine"
+        optimizer.step()
+    next(batches, None)
+train(20)
+from tpmon.hook.installation import HOOK
+told = [HOOK.steps.steps, HOOK.steps.eval_steps, HOOK.steps.backwards, HOOK.patches.missing(), HOOK.problem]
+tpmon.hook.uninstall()
+told.append(hasattr(schedules.custom_backward, "__wrapped__"))
+import json
+print(json.dumps(told))
+"""
+    assert run(python, torch_like, program) == [20, 0, 160, [], "", False]
+
+
 def test_without_torch_nothing_is_made_and_nothing_breaks(python: str, torch_like: Path) -> None:
     report = run(python, torch_like, "import tpmon.hook, email, json\n" + REPORT)
     assert (report["steps"], report["patches"], report["pages"], report["problem"]) == (0, 0, [], "")
@@ -278,6 +320,35 @@ print(json.dumps({{"problem": problem[:9], "hooks": hooks, "left": left, "calls"
         "counted": 1,
         "again": "",
     }
+
+
+@pytest.mark.parametrize("since", ["2.0", "2.3"])
+def test_the_scaler_is_patched_once_wherever_it_lives(torch_like: Path, tmp_path: Path, since: str) -> None:
+    """Before torch 2.3 it was in torch.cuda.amp; since then a class without an update() of its own is there."""
+    site = tmp_path / "site"
+    shutil.copytree(torch_like, site)
+    folder = site / "torch" / "cuda" / "amp"
+    folder.mkdir(parents=True)
+    (site / "torch" / "cuda" / "__init__.py").write_text("from . import amp\n")
+    (folder / "__init__.py").write_text("from .grad_scaler import GradScaler\n")
+    home = site / "torch" / "amp" / "grad_scaler.py"
+    if since == "2.0":
+        home.replace(folder / "grad_scaler.py")
+    else:
+        own = "from torch.amp import grad_scaler\nclass GradScaler(grad_scaler.GradScaler): pass\n"
+        (folder / "grad_scaler.py").write_text(own)
+    init = site / "torch" / "__init__.py"
+    init.write_text(init.read_text().partition("from .amp")[0] + "from . import amp, cuda\n")
+    program = """import torch, json, sys
+import tpmon.hook
+from tpmon.hook.installation import HOOK
+scaler = torch.cuda.amp.GradScaler()
+for _ in range(3):
+    torch.autograd.backward()
+    scaler.update()
+print(json.dumps([HOOK.steps.skipped, HOOK.patches.missing(), HOOK._arrival in sys.meta_path]))
+"""
+    assert run(sys.executable, site, program) == [3, [], False]
 
 
 def test_the_scaler_of_fsdp_is_patched_when_the_program_imports_it(torch_like: Path, tmp_path: Path) -> None:

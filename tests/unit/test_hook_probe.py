@@ -19,7 +19,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.steps import HookPatch, HookState, LoopNow, LoopPhase, PhaseTimes, StepReading, StepRule
 from tpmon.probe import hook
-from tpmon.probe.hook import NO_HOOK, StepReader, parse_reading
+from tpmon.probe.hook import NO_HOOK, NO_SCALER, Seen, StepReader, parse_reading
 from tpmon.probe.procread import read_stat
 
 MS = 1_000_000
@@ -113,6 +113,7 @@ def test_steps_are_read_as_they_are_counted(reader: StepReader) -> None:
         assert first.batch_size == Missing("the DataLoader does not say it")
         assert is_known(first.now)
         assert first.now.phase is LoopPhase.OTHER
+        assert first.counts.skipped_updates == NO_SCALER  # patches 7: no GradScaler
         job.do("train(3)")
         second = read(reader, job.identity)
         assert second.counts.steps == 7
@@ -122,7 +123,7 @@ def test_steps_are_read_as_they_are_counted(reader: StepReader) -> None:
             assert after.train.total_ns == after.ended_ns - before.ended_ns
         third = read(reader, job.identity)
         assert (third.spans, third.counts, third.lost_records) == ((), second.counts, 0)
-        assert is_known(third.last_record_s)
+        assert third.ended == second.ended
         job.do("steps.data_begins()")
         assert is_known(now := read(reader, job.identity).now)
         assert now.phase is LoopPhase.DATA
@@ -279,11 +280,12 @@ def test_a_reading_names_what_it_does_not_know() -> None:
     try:
         me = identity(os.getpid())
         header = wire.parse_header(pages.page)
-        reading, count = parse_reading(me, header, pages.page, 0, header.created_ns + 5 * MS)
-        assert count == 0
+        reading, seen = parse_reading(me, header, pages.page, Seen(), header.created_ns + 5 * MS)
+        assert seen.count == 0
         assert (reading.rank, reading.world_size, reading.local_rank) == (NOT_APPLICABLE,) * 3
         assert reading.now == Missing("nothing happened yet")
-        assert reading.last_record_s == Missing("no step ended yet")
+        assert reading.ended == Missing("no step ended yet")
+        assert isinstance(reading.counts.skipped_updates, Missing)
         assert (reading.rule, reading.spans) == (StepRule.NONE, ())
         words = [
             0,
@@ -308,19 +310,20 @@ def test_a_reading_names_what_it_does_not_know() -> None:
             8,
             0,
             8,
-            0,
+            header.created_ns + 9 * MS,
             0,
         ]
         wire.RECORD.pack_into(pages.page, wire.RING_OFFSET, *words)
         pages.live[wire.LIVE_RECORDS] = 1
         pages.live[wire.LIVE_BACKWARD_BEGAN] = header.created_ns
-        reading, count = parse_reading(me, header, pages.page, 0, header.created_ns + 10 * MS)
-        assert (count, reading.batch_size, reading.counts.samples) == (1, 8, 8)
-        assert reading.train == PhaseTimes(1, 2, 3, 4, 5)
-        assert reading.evaluation == PhaseTimes(6, 7, 0, 0, 8)
-        assert (reading.spans[0].train, reading.spans[0].evaluation) == (reading.train, reading.evaluation)
+        reading, seen = parse_reading(me, header, pages.page, seen, header.created_ns + 10 * MS)
+        assert (seen.count, reading.batch_size, reading.counts.samples) == (1, 8, 8)
+        assert is_known(reading.ended)
+        assert reading.ended.train == PhaseTimes(1, 2, 3, 4, 5)
+        assert reading.ended.evaluation == PhaseTimes(6, 7, 0, 0, 8)
+        assert reading.spans == (reading.ended,)
         assert reading.now == LoopNow(LoopPhase.BACKWARD, 0.01)
-        assert reading.last_record_s == 0.001
+        assert reading.ended.ended_ns == header.created_ns + 9 * MS
     finally:
         pages.close()
 

@@ -70,6 +70,7 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Hold whether gradients are on; they are until the test says otherwise."""
     on = [True]
     monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: on[0])
+    monkeypatch.setattr("tpmon.hook.ends.has_gradients_on", lambda: on[0])
     return on
 
 
@@ -137,6 +138,7 @@ def test_an_evaluation_before_the_first_step_that_does_not_end_its_loader_is_one
         gradients[0] = False
         for _ in range(batches):
             loop.batch(10)
+            loop.spend(1)
         gradients[0] = True
 
     evaluate(sanity)
@@ -155,6 +157,7 @@ def test_an_evaluation_with_gradients_on_that_is_broken_off_before_the_first_ste
     assert gradients[0]
     for _ in range(5):
         loop.batch()
+        loop.spend(1)
     loop.train(3)
     loop.stop()
     assert (loop.steps.steps, loop.steps.eval_steps, loop.steps.lookahead) == (3, 5, 0)
@@ -190,6 +193,7 @@ def test_a_loop_without_a_torch_optimizer_keeps_its_evaluations(loop: Loop, grad
         loop.stop()
         for _ in range(3):
             loop.batch()
+            loop.spend(1)
         loop.stop()
     assert loop.steps.eval_steps == 9
 

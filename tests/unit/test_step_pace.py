@@ -9,7 +9,7 @@ import pytest
 
 from tests.frames import make_process, make_rank
 from tests.paces import make_hook, make_pace
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.pace import StepPace, join_paces, list_shares
 from tpmon.model.process import Identity
 from tpmon.model.steps import (
@@ -21,9 +21,10 @@ from tpmon.model.steps import (
     StepSpan,
 )
 from tpmon.probe.hook import NO_HOOK
-from tpmon.probe.step_pace import NO_HOOK_IN_JOB, NO_STEP, ONE_STEP, RankPace, StepProbe
+from tpmon.probe.step_pace import NO_HOOK_IN_JOB, ONE_STEP, RankPace, StepProbe
 
 MS = 1_000_000
+NO_STEP = Missing("no step ended yet")
 NO_TIME = PhaseTimes(0, 0, 0, 0, 0)
 SPLIT = (20, 24, 46, 8, 2)
 """Percent of a step: data, forward, backward, optimizer, other."""
@@ -66,6 +67,13 @@ class Loop:
     def wait(self, ms: float) -> None:
         self.now_ns += round(ms * MS)
 
+    def ended(self) -> Known[StepSpan]:
+        if not self.steps + self.evals:
+            return NO_STEP
+        samples = self.steps * self.batch
+        spent = PhaseTimes(self.eval_ns, 0, 0, 0, 0)
+        return StepSpan(self.record_ns, self.steps, self.evals, samples, PhaseTimes(*self.train), spent)
+
     def read(self, **fields: Any) -> StepReading:
         spans, self.spans = tuple(self.spans), []
         plain = StepReading(
@@ -81,12 +89,10 @@ class Loop:
             patches=(),
             rule=StepRule.BATCH_AFTER_UPDATE,
             counts=StepCounts(self.steps, self.evals, 0, 0, 0, 0, 0, self.steps * self.batch, 0, 0),
-            train=PhaseTimes(*self.train),
-            evaluation=PhaseTimes(self.eval_ns, 0, 0, 0, 0),
+            ended=self.ended(),
             batch_size=self.batch or Missing("no"),
             spans=spans,
             lost_records=0,
-            last_record_s=(self.now_ns - self.record_ns) / 1e9 if self.steps + self.evals else Missing("no"),
             now=Missing("no"),
             marks=(),
             taken_ns=self.now_ns,
@@ -133,10 +139,10 @@ def test_lost_records_lose_no_step() -> None:
     assert told(pace).rate_hz == pytest.approx(100, rel=0.01)
 
 
-def test_long_steps_are_told_by_the_last_two_and_fall_when_none_ends() -> None:
+def test_long_steps_are_told_by_the_last_three_and_fall_when_none_ends() -> None:
     loop, keeper = Loop(), RankPace()
-    for _ in range(3):
-        loop.step(30_000)
+    for ms in (90_000, 30_000, 30_000, 30_000, 30_000):
+        loop.step(ms)
         pace = keeper.add(loop.read(), 0)
     assert told(pace).rate_hz == pytest.approx(1 / 30)
     assert told(pace).slowest_ms == pytest.approx(30_000)
@@ -145,7 +151,7 @@ def test_long_steps_are_told_by_the_last_two_and_fall_when_none_ends() -> None:
     assert pace.rate_hz == pytest.approx(1 / 30)
     loop.wait(280_000)
     pace = told(keeper.add(loop.read(), 0))
-    assert pace.rate_hz == pytest.approx(1 / 330)
+    assert pace.rate_hz == pytest.approx(3 / 390)
     assert pace.step_age_s == pytest.approx(300)
     assert pace.slowest_ms == pytest.approx(300_000)
 
@@ -224,6 +230,29 @@ def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch
     assert read.notes == (
         "hook-off: the hook of rank 0 turned itself off, its steps are not known any more: KeyError('x')",
     )
+
+
+@pytest.mark.parametrize(
+    ("torch", "calls", "said"),
+    [
+        ("2.1.2+cu118", 0, True),
+        ("1.13.1", 0, True),
+        ("2.1.2", 9, False),
+        ("2.3.0", 0, False),
+        ("odd", 0, False),
+    ],
+)
+def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, torch: str, calls: int, said: bool
+) -> None:
+    probe, loop = StepProbe(), Loop()
+    loop.step(100, 20)
+    counts = StepCounts(64, 0, 64, 64, calls, 0, Missing("no"), 0, 0, 0)
+    reading = loop.read(counts=counts, torch_version=torch, rule=StepRule.BATCH_AFTER_BACKWARD)
+    monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, reading))
+    notes = probe.read([make_process()]).notes
+    assert [note.partition(":")[0] for note in notes] == (["hook-blind"] if said else [])
+    assert not said or "rank 0 ran 64 backwards" in notes[0]
 
 
 def test_rows_have_the_step_of_their_rank_and_the_reason_of_those_without(

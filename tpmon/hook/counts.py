@@ -29,6 +29,9 @@ WATCHED = -1
 NOTHING, BATCH, BACKWARD, UPDATE, CALL = range(5)
 """What happened last, or happens: the last where the program says so, by a scaler or a call."""
 
+SILENT_NS = 1_000_000_000
+"""Without the end of a step, counters are published this often."""
+
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
 
@@ -43,7 +46,9 @@ class Counts:
     """Hold counters and times; ``owner`` is the training thread, ``problem`` what went wrong."""
 
     __slots__ = (
+        "alike",
         "answered",
+        "at_once",
         "backward_ns",
         "backwards",
         "backwards_open",
@@ -56,6 +61,7 @@ class Counts:
         "batches",
         "batches_at_end",
         "batches_open",
+        "between_ns",
         "data_ns",
         "ddp",
         "depth",
@@ -98,6 +104,8 @@ class Counts:
         "samples_open",
         "skipped",
         "steps",
+        "unused_at",
+        "unused_before",
         "unused_open",
         "update_in_backward",
         "updates",
@@ -135,6 +143,7 @@ class Counts:
         self.other_thread = self.other_base = self.other_updates = 0
         self.in_data = self.update_in_backward = self.loader_seen = self.graded = False
         self.depth = self.kind = self.last_ns = self.published_ns = self.records = self.answered = 0
+        self.between_ns = 0
         self.guessed = 0
         self.rule = wire.RULE_NONE
         self.votes = 0
@@ -142,10 +151,11 @@ class Counts:
         self.optimizer_calls = self.updates = self.skipped = self.elsewhere = 0
         self.samples = self.eval_samples = self.batch_size = 0
         self.batches_open = self.backwards_open = self.updates_open = self.samples_open = 0
-        self.unused_open = self.evals_open = self.lookahead = 0
+        self.unused_open = self.evals_open = self.at_once = self.lookahead = 0
+        self.unused_before = self.unused_at = self.alike = 0
         self.most_ahead = _MOST_AHEAD
-        self.backwards_since_update = self.updates_at_batch = self.updates_a_step = 0
-        self.batches_at_end = -1
+        self.backwards_since_update = self.updates_a_step = 0
+        self.batches_at_end = self.updates_at_batch = -1
         self.data_ns = self.forward_ns = self.backward_ns = self.optimizer_ns = self.other_ns = 0
         self.eval_data_ns = self.eval_forward_ns = self.eval_other_ns = 0
         self.base_data = self.base_forward = self.base_backward = self.base_other = 0
@@ -187,16 +197,6 @@ class Counts:
         self.base_forward = self.forward_ns
         self.base_backward = self.backward_ns
         self.base_other = self.other_ns
-
-    def learn_lookahead(self, unused: int) -> None:
-        """Tell at the first step batches fetched ahead from an evaluation, whose times stay in the step."""
-        if unused <= self.backwards_open:
-            self.lookahead = unused
-            return
-        self.eval_steps += unused
-        samples = min(unused * self.batch_size, self.samples_open)
-        self.samples_open -= samples
-        self.eval_samples += samples
 
     def admit(self, event: int) -> bool:
         """Decide whether an event of a thread that is not the training thread counts."""
@@ -252,11 +252,11 @@ class Counts:
         self.depth = self.kind = 0
         self.in_data = self.loader_seen = self.update_in_backward = False
         self.batches_open = self.backwards_open = self.updates_open = 0
-        self.unused_open = self.evals_open = self.samples_open = 0
+        self.unused_open = self.evals_open = self.at_once = self.samples_open = 0
         self.last_ns = monotonic_ns()
 
     def publish(self, now: int) -> None:
-        """Write a record, then that it is there."""
+        """Write a record, then that it is there; ``published_ns`` is that of the last step that has one."""
         number = self.records
         wire.RECORD.pack_into(
             self.page,
@@ -283,15 +283,17 @@ class Counts:
             self.eval_other_ns,
             self.elsewhere,
             self.batch_size,
-            0,
+            self.published_ns,
             number,
         )
-        self.published_ns = now
         self.records = number + 1
         self.live[wire.LIVE_RECORDS] = number + 1
 
     def publish_between(self, now: int) -> None:
         """Write a record where no step ended for long, and have the mailbox do what is due in such a loop."""
+        if now - self.between_ns <= SILENT_NS:
+            return
+        self.between_ns = now
         self.publish(now)
         if self.mailbox is not None:
             self.mailbox.between()

@@ -1,7 +1,8 @@
 """Put the hook's functions where torch passes by, and take them back.
 
 Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
-the entry of the autograd engine, ``GradScaler.update``; and the making of DDP and FSDP, for settings.
+the entry of the autograd engine (and that of Megatron), ``GradScaler.update``; and the making of DDP and
+FSDP, for settings.
 Class and module attributes are replaced, never mutated collections that torch may be walking
 through, and given back only where they are still ours. What torch imports anyway
 is imported when torch is there: half of a start-up otherwise.
@@ -27,13 +28,17 @@ LOADER = "torch.utils.data.dataloader"
 ENGINE = "torch.autograd.graph"
 SCALER = "torch.amp.grad_scaler"
 PLACES = (OPTIMIZER, LOADER, ENGINE, SCALER)
+SCALER_BEFORE = "torch.cuda.amp.grad_scaler"
+"""Its home before torch 2.3, which imports it with torch; since then it has no ``update()`` of its own."""
 DDP = "torch.nn.parallel.distributed"
 """Comes with torch, where it is built for several ranks; only its settings are wanted."""
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 """Comes when the program imports it, if it does; the same."""
 SHARDED = "torch.distributed.fsdp.sharded_grad_scaler"
 """The same; its scaler has an ``update()`` of its own."""
-LATER = (FSDP, SHARDED)
+SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+"""The same; its backwards call the engine itself, past the entry of torch."""
+LATER = (FSDP, SHARDED, SCHEDULES)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -58,15 +63,17 @@ class Patches:
             (LOADER, self._patch_loaders),
             (ENGINE, self._patch_engine),
             (SCALER, self._patch_scaler),
+            (SCALER_BEFORE, self._patch_scaler),
             (SHARDED, self._patch_scaler),
             (DDP, self._patch_ddp),
             (FSDP, self._patch_fsdp),
+            (SCHEDULES, self._patch_schedules),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
                 bit = patch(module)
-                if bit or name in (DDP, FSDP, SHARDED):
-                    self._done.add(name)
+                if bit or name == DDP or name in LATER:
+                    self._done.update((name, SCALER) if name == SCALER_BEFORE else (name,))
                     self._steps.patches |= bit
         if self._steps.pages is not None:
             self._steps.pages.set_status(wire.STATE_RUNNING, self._steps.patches, "")
@@ -139,6 +146,13 @@ class Patches:
         self._replace(module, "_engine_run_backward", ours)
         if autograd.__dict__.get("_engine_run_backward") is engine:
             self._replace(autograd, "_engine_run_backward", ours)
+        return wire.PATCH_BACKWARD
+
+    def _patch_schedules(self, module: ModuleType) -> int:
+        backward = module.__dict__.get("custom_backward")
+        if backward is None:
+            return 0
+        self._replace(module, "custom_backward", _wrap_engine(backward, self._steps))
         return wire.PATCH_BACKWARD
 
     def _patch_scaler(self, module: ModuleType) -> int:

@@ -13,9 +13,9 @@ ended), an optimizer finished ``step()``, a GradScaler finished ``update()``, th
 Host time: on a GPU it holds the waits for the device and not its work.
 A step ends (``rule``) when the next batch is asked for after an update; without a DataLoader, at the
 update, which is the first optimizer call after a backward; without a torch optimizer, at each batch
-with a backward; at ``step()`` once it was called. A batch without backward is an evaluation step, but for
-the first ones of all where gradients are on: those a framework fetches ahead of their use. The step after
-whose batches the DataLoader has ended, because they were fetched ahead, ends at its last update.
+with a backward; at ``step()`` once it was called (``ends``). A batch without backward is an evaluation
+step, unless it was fetched ahead of its use or drawn with others for one step. The step after whose
+batches the DataLoader has ended, because they were fetched ahead, ends at its last update.
 
 One thread counts. Nothing raises into it or prints: an error of our own turns the hook off. Every few
 seconds one step is watched (``watch``): settings, device times.
@@ -27,20 +27,9 @@ from _thread import get_ident
 from time import monotonic_ns
 
 from tpmon.hook import wire
-from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, UPDATE, Counts
+from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, SILENT_NS, UPDATE
+from tpmon.hook.ends import Ends
 from tpmon.hook.surroundings import count_of, has_gradients_on
-
-_PUBLISH_NS = 2_000_000
-"""Steps shorter than this share a record."""
-
-_SILENT_NS = 1_000_000_000
-"""Without the end of a step, counters are published this often."""
-
-_UPDATES_A_BATCH = 16
-"""More updates than this after one batch: the loop does not train on the DataLoader (a GAN may)."""
-
-_BACKWARDS_WITHOUT_UPDATE = 64
-"""So many batches with a backward and no update since the start: no torch optimizer is at work."""
 
 # The live words, short: they are written at each event.
 _DATA_BEGAN = wire.LIVE_DATA_BEGAN
@@ -48,11 +37,12 @@ _DATA_ENDED = wire.LIVE_DATA_ENDED
 _BACKWARD_BEGAN = wire.LIVE_BACKWARD_BEGAN
 _BACKWARD_ENDED = wire.LIVE_BACKWARD_ENDED
 _OPTIMIZER = wire.LIVE_OPTIMIZER
+_LEFT = wire.LIVE_LEFT
 _BY_DATA = wire.RULE_DATA_AFTER_UPDATE
 _BY_UPDATE = wire.RULE_UPDATE
 
 
-class Steps(Counts):
+class Steps(Ends):
     """Count the steps of this process by its events."""
 
     __slots__ = ()
@@ -133,10 +123,13 @@ class Steps(Counts):
             now = monotonic_ns()
             self.data_ns += now - self.last_ns
             self.last_ns = now
-            self.live[_DATA_ENDED] = now
+            self.live[_LEFT] = now
             self.kind = NOTHING
             self.in_data = False
             self.batches_at_end = self.batches
+            self.updates_at_batch = -1
+            if self.unused_open > self.evals_open:
+                self._end_loader(now)
         except Exception as error:
             if not self.fail(error):
                 raise
@@ -186,7 +179,7 @@ class Steps(Counts):
             if self.update_in_backward:
                 self.update_in_backward = False
                 self._update(now)
-            elif now - self.published_ns > _SILENT_NS:
+            elif now - self.published_ns > SILENT_NS:
                 self.publish_between(now)
         except Exception as error:
             if not self.fail(error):
@@ -256,7 +249,7 @@ class Steps(Counts):
             else:
                 self.other_ns += now - self.last_ns
             self.last_ns = now
-            self.live[wire.LIVE_STEP_CALL] = now
+            self.live[_LEFT] = now
             self.kind = NOTHING
             self.rule = wire.RULE_CALL
             if samples:
@@ -275,115 +268,3 @@ class Steps(Counts):
         if self.update_in_backward:
             self.update_in_backward = False
             self._update(now)
-
-    def _update(self, now: int) -> None:
-        """Count an update: the first optimizer call after a backward."""
-        self.updates += 1
-        self.backwards_since_update = 0
-        if self.rule == wire.RULE_UPDATE:
-            self._close(now, 1)
-        elif self.rule != wire.RULE_CALL:
-            self.updates_open += 1
-            if not self.loader_seen or self.updates_open > _UPDATES_A_BATCH:
-                self.rule = wire.RULE_UPDATE
-                self._close(now, self.updates_open)
-            elif self.lookahead and self.batches == self.batches_at_end:
-                self._end_last(now)
-
-    def _end_last(self, now: int) -> None:
-        """End the step whose batches were the last: nothing will be asked for after it."""
-        if self.updates_open >= self.updates_a_step:
-            self._close(now, 1)
-
-    def _end_unused(self, now: int) -> None:
-        """End a batch that nothing followed: one of an evaluation, or one fetched ahead of its use."""
-        if self.rule == wire.RULE_CALL:
-            return
-        self.unused_open += 1
-        if self.unused_open <= self.lookahead:
-            return
-        ahead = self.unused_open - self.evals_open
-        if not self.backwards and ahead <= self.most_ahead and self.graded and has_gradients_on():
-            return  # both when it was asked for and now: an evaluation's last one is followed by training
-        if ahead > self.most_ahead:
-            self.most_ahead = 0
-        self._count_unused(now)
-
-    def _end_epoch(self, now: int) -> None:
-        """Count batches that were taken for fetched ahead, and that none used till the DataLoader ended."""
-        if self.unused_open > self.evals_open and not self.backwards_open and self.rule != wire.RULE_CALL:
-            self._count_unused(now)
-        self.unused_open = self.evals_open = 0  # what is fetched ahead next begins anew
-
-    def _count_unused(self, now: int) -> None:
-        if not self.updates and not self.backwards:
-            self.rule = wire.RULE_BATCH
-        self._close_eval(now, self.unused_open - self.evals_open)
-        self.evals_open = self.unused_open
-
-    def _end_part(self, now: int) -> None:
-        """End a batch that a backward but no update followed: a part of a step, or no torch optimizer."""
-        if self.rule == wire.RULE_BACKWARD:
-            self.guessed += 1
-            self._close(now, 1)
-        elif self.rule != wire.RULE_CALL:
-            self.rebase()
-            if self.backwards_open < _BACKWARDS_WITHOUT_UPDATE:
-                return
-            if not self.updates:
-                self.rule = wire.RULE_BACKWARD
-                self.guessed = self.batches_open
-                self._close(now, self.batches_open)
-            elif self.guessed:
-                self.steps -= self.guessed  # those were no steps either: it accumulates as many again
-                self.guessed = 0
-
-    def _reconsider(self) -> None:
-        """Go back to steps by data where batches and updates come in turn."""
-        updates = self.updates - self.updates_at_batch
-        self.votes = self.votes + 1 if 0 < updates <= _UPDATES_A_BATCH else 0
-        if self.votes >= 2:
-            self.rule = wire.RULE_DATA_AFTER_UPDATE
-            self.votes = 0
-
-    def _close(self, now: int, steps: int) -> None:
-        if self.unused_open:
-            if self.evals_open and self.backwards_open == self.batches_open:
-                # Each of those batches had its backward after all: this loop fetches them ahead.
-                self.lookahead = self.evals_open
-            elif not self.steps and steps == 1:
-                self.learn_lookahead(self.unused_open - self.evals_open)
-        self.steps += steps
-        if self.updates_open > self.updates_a_step:  # noqa: PLR1730  # max() is called, 0.05 us
-            self.updates_a_step = self.updates_open
-        self.batches_open = self.backwards_open = self.updates_open = self.unused_open = self.evals_open = 0
-        # As in rebase, without the call: 0.06 us of the 1.9 us that a step costs in a tight loop.
-        self.samples += self.samples_open
-        self.samples_open = 0
-        self.base_data = self.data_ns
-        self.base_forward = self.forward_ns
-        self.base_backward = self.backward_ns
-        self.base_other = self.other_ns
-        if now - self.published_ns >= _PUBLISH_NS:
-            self.publish(now)
-        if now >= self.watch_at:
-            self.look(now)
-        if self.requests[0] != self.answered:
-            self.answer()
-
-    def _close_eval(self, now: int, steps: int) -> None:
-        """Count evaluation steps, and take their time out of that of training."""
-        self.eval_steps += steps
-        self.eval_samples += self.samples_open
-        self.samples_open = 0
-        self.eval_data_ns += self.data_ns - self.base_data
-        self.eval_forward_ns += self.forward_ns - self.base_forward
-        self.eval_other_ns += self.other_ns - self.base_other + self.backward_ns - self.base_backward
-        self.data_ns = self.base_data
-        self.forward_ns = self.base_forward
-        self.backward_ns = self.base_backward
-        self.other_ns = self.base_other
-        if now - self.published_ns >= _PUBLISH_NS:
-            self.publish(now)
-        if self.requests[0] != self.answered:
-            self.answer()

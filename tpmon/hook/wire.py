@@ -25,6 +25,9 @@ drops what the writer may have been overwriting meanwhile; a writer that is stop
 leaves 1,023 whole records. Live words are single aligned stores. Marks and error text are read until
 two readings agree.
 
+A record is written at the end of a step, and in a long one now and then: REC_ENDED_NS says when the last
+step ended whose record was written, and is REC_TIME_NS in that record alone.
+
 Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; both sides import this module and
 ``wire_capture``, nothing else of tpmon's hook is imported outside. Valid Python 3.8.
 """
@@ -33,7 +36,7 @@ from __future__ import annotations
 
 import struct
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised whenever a reader of the old layout would misread the new one."""
 
 TELEMETRY_NAME = "tpmon"
@@ -95,17 +98,18 @@ REC_EVAL_FORWARD_NS = 18
 REC_EVAL_OTHER_NS = 19
 REC_ELSEWHERE = 20
 REC_BATCH_SIZE = 21
-REC_SPARE = 22
+REC_ENDED_NS = 22
 REC_NUMBER_AGAIN = 23
 
-# Live words: how many records there are, then when each event last happened.
+# Live words: how many records there are, then when each event last happened; LEFT: what came before is over,
+# by ``step()`` or because the DataLoader ended.
 LIVE_RECORDS = 0
 LIVE_DATA_BEGAN = 1
 LIVE_DATA_ENDED = 2
 LIVE_BACKWARD_BEGAN = 3
 LIVE_BACKWARD_ENDED = 4
 LIVE_OPTIMIZER = 5
-LIVE_STEP_CALL = 6
+LIVE_LEFT = 6
 LIVE_MARKS = 7
 
 # What ends a step.

@@ -19,7 +19,7 @@ from tpmon.model.steps import HookPatch, HookState, LoopPhase, NamedTime, StepCo
 class StepPace:
     """Hold how the training steps of one rank go; that of a job is its first hooked rank's.
 
-    Rates and shares are of the last ``span_s`` seconds: about ten, or two steps where they take longer.
+    Rates and shares are of the last ``span_s`` seconds: about ten, or three steps where they take longer.
     """
 
     pid: int

@@ -81,7 +81,8 @@ class StepCounts:
 
     ``updates`` are first optimizer calls after a backward, ``skipped_updates`` those that a
     GradScaler left out, ``elsewhere`` events of other threads, which count nowhere else.
-    ``samples`` are batches times the DataLoader's batch size.
+    ``skipped_updates`` are missing where no GradScaler is watched. ``samples`` are batches times the
+    DataLoader's batch size.
     """
 
     steps: int
@@ -90,7 +91,7 @@ class StepCounts:
     backwards: int
     optimizer_calls: int
     updates: int
-    skipped_updates: int
+    skipped_updates: Known[int]
     samples: int
     eval_samples: int
     elsewhere: int
@@ -98,9 +99,9 @@ class StepCounts:
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """Hold the steps between two records of the hook: one, or those of two milliseconds.
+    """Hold steps that ended between two records of the hook: one, or those of two milliseconds.
 
-    ``train`` and ``evaluation`` add up to the time between the records.
+    ``train`` and ``evaluation`` add up to the time between the ends of the steps.
     """
 
     ended_ns: int
@@ -134,7 +135,7 @@ class StepReading:
     """Hold one reading of one process's hook. ``spans`` are those since the reading before.
 
     ``lost_records``: so many were overwritten or left out since then; totals hold them all the same.
-    ``last_record_s`` is the age of the newest record, missing before the first.
+    ``counts`` are those of now; ``ended`` holds all steps until the end of the last one, missing before that.
     """
 
     process: Identity
@@ -149,12 +150,10 @@ class StepReading:
     patches: tuple[HookPatch, ...]
     rule: StepRule
     counts: StepCounts
-    train: PhaseTimes
-    evaluation: PhaseTimes
+    ended: Known[StepSpan]
     batch_size: Known[int]
     spans: tuple[StepSpan, ...]
     lost_records: int
-    last_record_s: Known[float]
     now: Known[LoopNow]
     marks: tuple[NamedTime, ...]
     taken_ns: int

@@ -33,6 +33,7 @@ from tpmon.probe.hook_settings import parse_device, parse_settings
 from tpmon.probe.procread import PROC, read_stat, read_status
 
 NO_HOOK = "no hook in this process"
+NO_SCALER = Missing("the hook watches no GradScaler in this torch")
 NO_PAGE_NOW = "the hook's page is gone"
 
 _MOST_RECORDS = 128
@@ -77,22 +78,30 @@ _PHASE_AFTER = (
     (wire.LIVE_BACKWARD_BEGAN, LoopPhase.BACKWARD),
     (wire.LIVE_BACKWARD_ENDED, LoopPhase.OPTIMIZER),
     (wire.LIVE_OPTIMIZER, LoopPhase.OTHER),
-    (wire.LIVE_STEP_CALL, LoopPhase.OTHER),
+    (wire.LIVE_LEFT, LoopPhase.OTHER),
 )
 _NO_TIME = PhaseTimes(0, 0, 0, 0, 0)
 _NOTHING = (0,) * wire.RECORD_WORDS
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hold what was read of a page: how many records, and the last of them at the end of a step, if known."""
+
+    count: int = 0
+    ended: tuple[int, ...] | None = None
+
+
 @dataclass(slots=True)
 class _Open:
-    """Hold a mapped page of one process, and how many of its records were read."""
+    """Hold a mapped page of one process, and what of its records was read."""
 
     mapped: mmap.mmap
     view: memoryview
     link: str
     header: wire.Header
     checked_at: float
-    known: int = 0
+    seen: Seen = Seen()
     last_event_ns: int = 0
 
     def close(self) -> None:
@@ -149,7 +158,7 @@ class StepReader:
                 return found
             page = self._open[process] = found
             self._absent.pop(process, None)
-        reading, page.known = parse_reading(process, page.header, page.view, page.known, time.monotonic_ns())
+        reading, page.seen = parse_reading(process, page.header, page.view, page.seen, time.monotonic_ns())
         if reading.state is HookState.UNINSTALLED or self._is_gone(page, now):
             self._open.pop(process).close()
         return reading
@@ -250,15 +259,25 @@ def _is_size_sealed(descriptor: int) -> bool:
 
 
 def parse_reading(
-    process: Identity, header: wire.Header, page: memoryview, known: int, taken_ns: int
-) -> tuple[StepReading, int]:
-    """Parse a page whose header is believed, and return how many records it has by now."""
+    process: Identity, header: wire.Header, page: memoryview, seen: Seen, taken_ns: int
+) -> tuple[StepReading, Seen]:
+    """Parse a page whose header is believed, and return what was read of it by now."""
     state, patches, error = wire.parse_status(page)
-    count, records = wire.parse_records(page, known, _MOST_RECORDS)
+    count, records = wire.parse_records(page, seen.count, _MOST_RECORDS)
+    if not seen.count and 2 * len(_list_ends(records)) < len(records):
+        # Its steps are long: most records are of their middle, and the ends of some lie far back.
+        count, records = wire.parse_records(page, 0, wire.RING_RECORDS)
     last = records[-1] if records else _NOTHING
-    spans = tuple(_parse_span(before, after) for before, after in pairwise(records))
-    if records and records[0][wire.REC_NUMBER] == 0 and known == 0:
-        spans = (_parse_span((0, header.created_ns, *_NOTHING[2:]), records[0]), *spans)
+    new = [one for one in records if one[wire.REC_NUMBER] >= seen.count]
+    ends = _list_ends(new)
+    before = seen.ended
+    if new and new[0][wire.REC_NUMBER] > seen.count:
+        before = None  # whether a step ended in what was overwritten is not known
+    elif not seen.count:
+        before = (0, header.created_ns, *_NOTHING[2:])
+    chain = ends if before is None else [before, *ends]
+    spans = tuple(_parse_span(early, late) for early, late in pairwise(chain))
+    ended = chain[-1] if chain else None
     reading = StepReading(
         process=process,
         rank=_parse_rank(header.rank),
@@ -271,27 +290,45 @@ def parse_reading(
         error=clean_text(error, wire.ERROR_BYTES),
         patches=tuple(patch for bit, patch in _PATCHES if patches & bit),
         rule=_RULES.get(last[wire.REC_RULE], StepRule.NONE),
-        counts=_parse_counts(last),
-        train=_parse_train(last),
-        evaluation=_parse_evaluation(last),
+        counts=_parse_counts(last, patches),
+        ended=_parse_ended(ended),
         batch_size=last[wire.REC_BATCH_SIZE] or Missing("the DataLoader does not say it"),
         spans=spans,
-        lost_records=max(count - known - len(spans), 0) if records else max(count - known, 0),
-        last_record_s=(taken_ns - last[wire.REC_TIME_NS]) / 1e9 if records else Missing("no step ended yet"),
+        lost_records=max(count - seen.count - len(new) + len(ends) - len(spans), 0),
         now=_parse_now(wire.parse_live(page), taken_ns),
         marks=tuple(NamedTime(clean_text(name, 40), *rest) for name, *rest in wire.parse_marks(page)),
         taken_ns=taken_ns,
         settings=parse_settings(page, taken_ns),
         device=parse_device(page, taken_ns),
     )
-    return reading, count
+    return reading, Seen(count, ended)
+
+
+def _list_ends(records: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the records at the end of a step: others tell of one that goes on."""
+    return [one for one in records if one[wire.REC_TIME_NS] == one[wire.REC_ENDED_NS]]
+
+
+def _parse_ended(record: Sequence[int] | None) -> Known[StepSpan]:
+    """Return all steps until a record at the end of one; Missing where none ended, or too long ago."""
+    if record is None or not record[wire.REC_ENDED_NS]:
+        return Missing("no step ended yet") if record is not None else Missing("no step ended lately")
+    return StepSpan(
+        record[wire.REC_TIME_NS],
+        record[wire.REC_STEPS],
+        record[wire.REC_EVAL_STEPS],
+        record[wire.REC_SAMPLES],
+        _parse_train(record),
+        _parse_evaluation(record),
+    )
 
 
 def _parse_rank(number: int) -> Applicable[int]:
     return number if number >= 0 else NOT_APPLICABLE
 
 
-def _parse_counts(record: Sequence[int]) -> StepCounts:
+def _parse_counts(record: Sequence[int], patches: int) -> StepCounts:
+    skipped = record[wire.REC_SKIPPED]
     return StepCounts(
         steps=record[wire.REC_STEPS],
         eval_steps=record[wire.REC_EVAL_STEPS],
@@ -299,7 +336,7 @@ def _parse_counts(record: Sequence[int]) -> StepCounts:
         backwards=record[wire.REC_BACKWARDS],
         optimizer_calls=record[wire.REC_OPTIMIZER_CALLS],
         updates=record[wire.REC_UPDATES],
-        skipped_updates=record[wire.REC_SKIPPED],
+        skipped_updates=skipped if skipped or patches & wire.PATCH_SCALER else NO_SCALER,
         samples=record[wire.REC_SAMPLES],
         eval_samples=record[wire.REC_EVAL_SAMPLES],
         elsewhere=record[wire.REC_ELSEWHERE],

@@ -10,26 +10,31 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
 from tpmon.model.pace import HookSample, StepPace, join_paces
 from tpmon.model.process import Identity, ProcessSample, RankRow, Role
-from tpmon.model.steps import HookState, StepReading
+from tpmon.model.steps import HookState, StepReading, StepRule, StepSpan
 from tpmon.probe.hook import NO_HOOK, StepReader
 
 NO_HOOK_IN_JOB = Missing("no hook in the training process")
-NO_STEP = Missing("no step ended yet")
 ONE_STEP = Missing("one step ended so far")
 
 SPAN_NS = 10_000_000_000
-"""Rates and shares are of this span, that of the rules (docs/thresholds.md), or of two steps."""
+"""Rates and shares are of this span, that of the rules (docs/thresholds.md), or of three steps."""
+LEAST_STEPS = 3
+"""So many tell a share however long they take, as the rules ask for (docs/thresholds.md)."""
 TIMED_NS = 60_000_000_000
 MOST_TIMED = 512
 LEAST_TIMED = 20
 """So many steps are timed however old they are: of steps of half a minute a minute holds two."""
+UNSEEN_BACKWARDS = 64
+"""So many backwards without an optimizer: from here on the hook takes each batch for a step."""
+HOOKS_LAST = (2, 3)
+"""The torch since which torch.compile leaves the hooks of optimizers in their place."""
 STALLED_STEPS = 2.0
 """A step that takes so many times the mean makes the rate fall: time since the last one counts then."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Total:
-    """Hold the totals of one record: when it was written, counts, ns of the phases."""
+    """Hold the totals at the end of a step: when that was, counts, ns of the phases."""
 
     at_ns: int
     steps: int
@@ -39,27 +44,27 @@ class _Total:
     evaluation_ns: int
 
 
-def _total_of(reading: StepReading, at_ns: int) -> _Total:
-    train = reading.train
+def _total_of(ended: StepSpan) -> _Total:
+    train = ended.train
     return _Total(
-        at_ns,
-        reading.counts.steps,
-        reading.counts.eval_steps,
-        reading.counts.samples,
+        ended.ended_ns,
+        ended.steps,
+        ended.eval_steps,
+        ended.samples,
         (train.data_ns, train.forward_ns, train.backward_ns, train.optimizer_ns, train.other_ns),
-        reading.evaluation.total_ns,
+        ended.evaluation.total_ns,
     )
 
 
 def _look_back(last: _Total, reading: StepReading) -> _Total | None:
-    """Return the totals of an earlier record, about ten seconds old, from the spans since then."""
+    """Return the totals at the end of an earlier step, ten seconds or three steps ago, by the spans since."""
     spans = reading.spans
     if len(spans) < 2:
         return None
     first = 0
     for at in range(len(spans) - 2, -1, -1):
         first = at
-        if last.at_ns - spans[at].ended_ns >= SPAN_NS:
+        if last.at_ns - spans[at].ended_ns >= SPAN_NS and len(spans) - 1 - at >= LEAST_STEPS:
             break
     later = spans[first + 1 :]
     names = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns")
@@ -85,16 +90,17 @@ class RankPace:
         self._totals: deque[_Total] = deque()
         self._timed: deque[tuple[int, float]] = deque(maxlen=MOST_TIMED)
         self._ordered: list[float] = []
+        self._open_ns = 0
 
     def add(self, reading: StepReading, rank: Applicable[int]) -> Known[StepPace]:
-        """Take one reading and return the pace; Missing before two records are known."""
+        """Take one reading and return the pace; Missing before the ends of two are known."""
         if reading.state is not HookState.RUNNING:
             return Missing(_say_state(reading))
-        age_s = reading.last_record_s
-        if not is_known(age_s):
-            return NO_STEP
+        if not is_known(reading.ended):
+            return reading.ended
         slowest = self._time_steps(reading)
-        last = _total_of(reading, reading.taken_ns - round(age_s * 1e9))
+        last = _total_of(reading.ended)
+        age_s = (reading.taken_ns - last.at_ns) / 1e9
         self._keep(last, reading)
         if len(self._totals) < 2:
             return ONE_STEP
@@ -102,11 +108,14 @@ class RankPace:
 
     def _time_steps(self, reading: StepReading) -> Known[float]:
         """Note how long the new steps took; return the longest of them in ms."""
-        new = [
-            (span.ended_ns, span.train.total_ns / span.steps / 1e6)
-            for span in reading.spans
-            if span.steps > 0  # below, the hook took back steps that were parts of an accumulation
-        ]
+        new = []
+        if reading.lost_records:
+            self._open_ns = 0
+        for span in reading.spans:
+            self._open_ns += span.train.total_ns
+            if span.steps > 0:  # 0: a validation within a step; below, parts of an accumulation taken back
+                new.append((span.ended_ns, self._open_ns / span.steps / 1e6))
+                self._open_ns = 0
         self._timed.extend(new)
         oldest_ns = reading.taken_ns - TIMED_NS
         dropped = False
@@ -126,7 +135,7 @@ class RankPace:
             totals.extend((earlier, last) if earlier is not None else (last,))
         elif last.at_ns > totals[-1].at_ns:
             totals.append(last)
-        while len(totals) > 2 and totals[1].at_ns <= reading.taken_ns - SPAN_NS:
+        while len(totals) > LEAST_STEPS + 1 and totals[1].at_ns <= reading.taken_ns - SPAN_NS:
             totals.popleft()
 
     def _percentile(self, share: float) -> Known[float]:
@@ -202,18 +211,21 @@ class StepsRead:
     source: str
     missing: Mapping[int, Missing]
     """Why a rank has no reading, by PID."""
+    blind: tuple[str, ...] = ()
+    """Which hook sees no optimizer, in a sentence."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Say which hooks turned themselves off: silently for the program, not for who looks."""
+        """Say which hooks turned themselves off or are blind: silently for the program, not for who looks."""
         if not is_known(self.hook):
             return ()
         off = next((one for one in self.hook if one.state is HookState.DISABLED), None)
         if off is None:
-            return ()
-        name = f"rank {off.rank}" if is_known(off.rank) else f"process {off.pid}"
+            return self.blind
+        name = _name(off.rank, off.pid)
         why = off.error or "it does not say why"
-        return (f"hook-off: the hook of {name} turned itself off, its steps are not known any more: {why}",)
+        note = f"hook-off: the hook of {name} turned itself off, its steps are not known any more: {why}"
+        return (note, *self.blind)
 
     def put(self, rows: Iterable[RankRow]) -> tuple[RankRow, ...]:
         """Put each rank's last step into its row of the rank table."""
@@ -226,6 +238,33 @@ def _put(row: RankRow, pace: Known[StepPace]) -> RankRow:
         return replace(row, step=pace, step_age_s=pace)
     return replace(
         row, step=pace.count, step_age_s=pace.step_age_s, step_ms=pace.p50_ms, step_own_ms=pace.own_ms
+    )
+
+
+def _name(rank: Applicable[int], pid: int) -> str:
+    return f"rank {rank}" if is_known(rank) else f"process {pid}"
+
+
+def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
+    """Say that torch took the hook off the optimizers, or never let it there; "" where nothing tells of that.
+
+    Until torch 2.2 ``torch.compile`` removes all hooks of ``Optimizer.step`` (its ``TorchPatcher``); before
+    2.0 there are none.
+    """
+    counts = reading.counts
+    if counts.optimizer_calls or counts.backwards < UNSEEN_BACKWARDS or reading.rule is StepRule.CALL:
+        return ""
+    try:
+        version = tuple(int(part) for part in reading.torch_version.split(".")[:2])
+    except ValueError:
+        return ""  # a torch of somebody's own
+    if version >= HOOKS_LAST:
+        return ""
+    name = _name(rank, reading.process.pid)
+    return (
+        f"hook-blind: {name} ran {counts.backwards} backwards and the hook saw no optimizer: "
+        "before torch 2.3 torch.compile takes it off them, so that micro-batches count as steps; "
+        "tpmon.hook.step() says where one ends"
     )
 
 
@@ -247,10 +286,11 @@ class StepProbe:
         readings = self._reader.read_steps(ranks)
         for gone in self._paces.keys() - ranks.keys():
             del self._paces[gone]
-        hooks, missing = [], {}
+        hooks, missing, blind = [], {}, ""
         for process, reading in readings.items():
             if is_known(reading):
                 pace = self._paces.setdefault(process, RankPace())
+                blind = blind or _say_blind(reading, ranks[process])
                 hooks.append(_describe(reading, ranks[process], pace.add(reading, ranks[process])))
             else:
                 self._paces.pop(process, None)
@@ -260,7 +300,7 @@ class StepProbe:
             return StepsRead(reason, reason, reason, reason.reason, missing)
         told = tuple(hooks)
         source = f"the hook's page in {len(told)} of {len(ranks)} ranks"
-        return StepsRead(told, join_paces(told), 0.0, source, missing)
+        return StepsRead(told, join_paces(told), 0.0, source, missing, (blind,) if blind else ())
 
 
 def _describe(reading: StepReading, rank: Applicable[int], pace: Known[StepPace]) -> HookSample:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 DATA_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S, OTHER_S = 0.06, 0.05, 0.07, 0.04, 0.03
 BATCH = 4
@@ -58,6 +58,16 @@ class Samples(Dataset):
         if not self.quick:
             spend("data", DATA_S / BATCH)
         return torch.full((WIDTH,), at / 1000.0)
+
+
+class Stream(IterableDataset):
+    """Hand out samples one after the other, each after a part of the wait of a batch."""
+
+    def __init__(self, batches: int) -> None:
+        self.samples = Samples(batches)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self.samples[at] for at in range(len(self.samples)))
 
 
 class Slowly(torch.autograd.Function):

@@ -6,7 +6,7 @@ import os
 import sys
 
 import torch
-from known import BATCH, Net, Samples, SlowSGD, begin, clock, other, report
+from known import BATCH, Net, Samples, SlowSGD, Stream, begin, clock, other, report
 from torch.utils.data import DataLoader
 
 STEPS = 20
@@ -46,6 +46,23 @@ def accumulation() -> None:
     net = Net()
     train(net, SlowSGD(net.parameters()), ACCUMULATE)
     report(f"gradient accumulation over {ACCUMULATE}", STEPS)
+
+
+def zipped() -> None:
+    net = Net()
+    optimizer = SlowSGD(net.parameters())
+    for _ in range(2):
+        for xs in zip(*(loader(STEPS // 2) for _ in range(3)), strict=True):
+            net(torch.cat(xs)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            other()
+        net.eval()
+        with torch.no_grad():
+            for x in loader(5, quick=True):
+                net(x)
+        net.train()
+    report("three DataLoaders, two epochs with an evaluation", STEPS, 2 * 5)
 
 
 def compiled() -> None:
@@ -106,6 +123,32 @@ def accelerate() -> None:
         if at % 2 == 0:
             other()
     report("Accelerate, accumulation over 2", STEPS)
+
+
+def dispatched() -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    ranks, fetches = accelerator.num_processes, accelerator.is_main_process
+    net = Net()
+    data = DataLoader(Stream(ranks * STEPS), batch_size=BATCH)
+    net, optimizer, batches = accelerator.prepare(net, SlowSGD(net.parameters()), data)
+    batches = iter(batches)
+    for at in range(STEPS):
+        if fetches or at == 0:
+            x = next(batches)
+        else:
+            with clock("forward"):  # it waits for process 0, and has no DataLoader of its own
+                x = next(batches)
+        with clock("forward"):
+            loss = net(x).mean()
+        with clock("backward"):
+            accelerator.backward(loss)
+        with clock("optimizer"):
+            optimizer.step()
+        optimizer.zero_grad()
+    report("Accelerate, a streaming dataset, gloo, 2 ranks", STEPS)
 
 
 def hf_trainer() -> None:
@@ -174,7 +217,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    {
-        one.__name__: one
-        for one in (plain, accumulation, compiled, lightning, accelerate, hf_trainer, ddp, fsdp, fsdp1)
-    }[sys.argv[1]]()
+    loops = (plain, accumulation, zipped, compiled, lightning, accelerate, dispatched, hf_trainer)
+    {one.__name__: one for one in (*loops, ddp, fsdp, fsdp1)}[sys.argv[1]]()

@@ -56,9 +56,11 @@ class Row:
 ROWS = (
     Row("plain"),
     Row("accumulation"),
+    Row("zipped"),
     Row("compiled"),
     Row("lightning", ("lightning",)),
     Row("accelerate", ("accelerate",)),
+    Row("dispatched", ("accelerate",), ranks=2),
     Row("hf_trainer", ("transformers", "accelerate")),
     Row("ddp", ranks=2),
     Row("fsdp", ranks=2),
