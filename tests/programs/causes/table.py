@@ -75,6 +75,7 @@ ROWS = (
     Row("page_cache_thrash", Label(Kind.DATA_BOUND, "page-cache-thrash"), remedy="a higher memory limit"),
     Row("one_slow_worker", Label(Kind.DATA_BOUND, "one-slow-worker"), remedy="equal work"),
     Row("uneven_workers", Label(Kind.DATA_BOUND, "uneven-workers"), remedy="as many shards as workers"),
+    Row("worker_affinity", Label(Kind.DATA_BOUND, "worker-affinity"), remedy="all CPUs"),
     Row(
         "respawn",
         Label(Kind.DATA_BOUND, "respawn"),
