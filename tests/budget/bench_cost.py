@@ -24,6 +24,7 @@ from tests.budget.measure import (
     environment,
     measure_import,
     run_cpu_seconds,
+    say_neighbours,
 )
 
 HERE = Path(__file__).parent
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=3000)
     parser.add_argument("--waking", type=int, default=100)
     options = parser.parse_args()
+    print(say_neighbours())
 
     helps = [run_cpu_seconds([*TPMON, "--help"]) * 1000 for _ in range(9)]
     bare = [run_cpu_seconds([sys.executable, "-c", ""]) * 1000 for _ in range(9)]

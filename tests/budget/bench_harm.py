@@ -30,7 +30,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.budget.measure import Screen, children_of
+from tests.budget.measure import Screen, children_of, say_neighbours
 
 HERE = Path(__file__).parent
 TPMON = str(Path(sys.executable).with_name("tpmon"))
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--device-ms", type=float, default=10.0, help="of each step that pass without a CPU")
     parser.add_argument("--null", action="store_true", help="keep tpmon stopped: what the host does alone")
     options = parser.parse_args()
+    print(say_neighbours(), flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training ends, too
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "steps")

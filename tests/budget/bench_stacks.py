@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.budget.bench_cost import NO_CARDS, TPMON, start_tree
-from tests.budget.measure import environment
+from tests.budget.measure import environment, say_neighbours
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -83,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
     options = parser.parse_args()
+    print(say_neighbours())
     for name, job in (("a training of one rank", training), ("8 ranks, 128 workers, 3,000 threads", tree)):
         with job() as pid:
             print(

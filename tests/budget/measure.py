@@ -21,6 +21,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 IMPORT_CPU_S = 0.23
 """What importing textual takes where the first picture of ``bench_cost`` takes its promise of 0.45 s."""
+BUSY_BESIDE_PCT = 20.0
+"""Of a core; a forgotten loop of a shell once burned one beside a whole evening of figures."""
 KEPT_READS = 200
 """Of what was drawn; a read is 4 KiB at most. Nothing is copied for it beside a program whose speed is measured."""
 
@@ -202,3 +204,31 @@ def slowness(imports: Sequence[float]) -> float:
     watching take nearly the same part of them, idle and beside two busy cores (docs/measured/cost.md).
     """
     return max(1.0, statistics.median(imports) / IMPORT_CPU_S)
+
+
+def read_cpu_ticks() -> dict[int, tuple[str, int]]:
+    """Return the name and the CPU ticks of every process that may be read."""
+    ticks = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                head, _, rest = file.read().rpartition(b")")
+        except OSError:  # it has just ended
+            continue
+        fields = rest.split()
+        comm = head.partition(b"(")[2].decode(errors="replace")
+        ticks[int(name)] = (comm, int(fields[11]) + int(fields[12]))
+    return ticks
+
+
+def say_neighbours(seconds: float = 1.0) -> str:
+    """Say which other processes use a fifth of a core and more now: they are part of what is measured next."""
+    before, started = read_cpu_ticks(), time.monotonic()
+    time.sleep(seconds)
+    spent = time.monotonic() - started
+    busy = []
+    for pid, (name, now) in read_cpu_ticks().items():
+        pct = 100 * (now - before.get(pid, (name, now))[1]) / TICKS / spent
+        if pct >= BUSY_BESIDE_PCT and pid != os.getpid():
+            busy.append(f"{name} ({pid}) {pct:.0f} %")
+    return f"beside: {', '.join(busy)}" if busy else "beside: nothing that uses a fifth of a core"

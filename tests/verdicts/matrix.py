@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.budget.measure import say_neighbours
 from tests.programs.causes.running import (
     CannotBeMadeError,
     Verdict,
@@ -126,6 +127,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every program ends and is swept up
     rows = [find_row(name) for name in options.only.split(",")] if options.only else list(ROWS)
     if not options.table:
+        print(say_neighbours(), flush=True)
         run_all(rows, options)
     results, gains = read(options.results)
     results = [one for one in results if one.name in {row.name for row in rows}]
