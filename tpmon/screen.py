@@ -22,9 +22,9 @@ from tpmon.probe.target import find_job
 from tpmon.report.sample import write_sample
 from tpmon.report.write import Output, complain
 from tpmon.session import DumpSink, SampleSink, Session, Sink
-from tpmon.ui.app import run_screen
 from tpmon.ui.ask_dump import LOOKS_EVERY_S
 from tpmon.ui.controls import Controls, Errand, Notice, Order, Reading, Result, ScreenOptions
+from tpmon.ui.start import run_screen
 
 if TYPE_CHECKING:
     from tpmon.report.bundle import Sink as BundleSink

@@ -111,7 +111,9 @@ class Terminal:
     def assert_restored(self) -> None:
         """Check that the shell gets back what it lent: attributes, main screen, cursor."""
         now = termios.tcgetattr(self.child.child_fd)
-        assert now[:4] == self.attributes[:4]
+        assert now == self.attributes
+        if b"\x1b[?1049h" not in self.raw:
+            return  # nothing was drawn
         assert self.raw.rfind(b"\x1b[?1049l") > self.raw.rfind(b"\x1b[?1049h")
         assert self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
         assert self.raw.rfind(b"\x1b[?2004l") > self.raw.rfind(b"\x1b[?2004h")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 from tests.frames import (
@@ -133,6 +134,8 @@ def main() -> int:
         "--block-at", type=int, default=0, help="the painter never returns from this painting"
     )
     parser.add_argument("--crash-run", action="store_true", help="the loop of the app raises")
+    parser.add_argument("--load-s", type=float, default=0.0, help="importing textual takes so much longer")
+    parser.add_argument("--no-textual", action="store_true", help="textual cannot be imported")
     parser.add_argument("--ignore-hang-up", action="store_true", help="start as nohup does")
     parser.add_argument("--block-hang-up", action="store_true", help="no SIGHUP reaches the process")
     parser.add_argument("--stop-blocks", action="store_true", help="ending the session never returns")
@@ -152,6 +155,22 @@ def main() -> int:
         return error.exit_code
 
 
+class SlowTextual(MetaPathFinder):
+    """Find textual as late as a slow file system does, or not at all."""
+
+    def __init__(self, seconds: float, *, broken: bool) -> None:
+        self.seconds = seconds
+        self.broken = broken
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname == "textual":
+            end = time.monotonic() + self.seconds
+            while time.monotonic() < end:
+                time.sleep(0.02)
+            if self.broken:
+                raise ImportError("injected: no textual here")
+
+
 def point_to(update: DumpUpdate, path: str) -> DumpUpdate:
     """Move the innermost line of the first group to line 3 of a file that is there."""
     first, *others = update.stacks
@@ -162,7 +181,8 @@ def point_to(update: DumpUpdate, path: str) -> DumpUpdate:
 
 def draw(options: argparse.Namespace) -> int:
     """Run the screen with the real painters, or with one that fails when asked to."""
-    from tpmon.ui import app, panes
+    from tpmon.ui import panes
+    from tpmon.ui import start as starting
     from tpmon.ui.controls import Controls, Order, Result, ScreenOptions
 
     painted = 0
@@ -181,6 +201,10 @@ def draw(options: argparse.Namespace) -> int:
     def fail(*_arguments: object) -> None:
         raise RuntimeError("injected failure")
 
+    if options.load_s or options.no_textual:
+        sys.meta_path.insert(0, SlowTextual(options.load_s, broken=options.no_textual))
+    if options.crash_input or options.crash_leave or options.crash_run:
+        from tpmon.ui import app
     if options.crash_input:
         app.ScreenDriver.run_input_thread = fail
     if options.crash_leave:
@@ -206,7 +230,7 @@ def draw(options: argparse.Namespace) -> int:
             update = point_to(update, path)
         dumps[0](update)
 
-    result = app.run_screen(
+    result = starting.run_screen(
         ScreenOptions(interval_s=1.0, ascii_only=options.ascii),
         start,
         Controls(lambda _seconds: None, stop, ask, write=str, trace_command=lambda path: ("cat", path)),

@@ -83,11 +83,18 @@ def test_the_screen_imports_neither_torch_nor_nvml() -> None:
 
 
 def test_the_screen_starts_without_tls_and_without_the_rules() -> None:
-    statement = "import tpmon.screen, ssl; assert ssl.OPENSSL_VERSION"
-    assert "_ssl" not in read_imports("import tpmon.screen")
+    statement = "import tpmon.screen, tpmon.ui.app, ssl; assert ssl.OPENSSL_VERSION"
+    assert "_ssl" not in read_imports("import tpmon.screen, tpmon.ui.app")
     assert "_ssl" in read_imports(statement), "whoever needs it later gets it"
-    rules = "import tpmon.screen, sys; print([name for name in sys.modules if 'tpmon.judge' in name])"
+    rules = (
+        "import tpmon.screen, tpmon.ui.app, sys; print([one for one in sys.modules if 'tpmon.judge' in one])"
+    )
     assert run_fresh(rules)[0].strip() == "[]"
+
+
+def test_the_first_picture_needs_neither_textual_nor_asyncio() -> None:
+    names = read_imports("import tpmon.screen, tpmon.probe.collect")
+    assert not names & {"textual", "asyncio", "torch", "pynvml", "numpy", "msgspec"}
 
 
 def test_a_session_imports_no_driver_library() -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 # before textual: the shell sets what textual reads while it is imported
-from tpmon.ui.shell import LINE_CHARS, MESSAGE_SECONDS, Shell, draw  # isort: skip
+from tpmon.ui.shell import LINE_CHARS, MESSAGE_SECONDS, Shell  # isort: skip
 
 from textual.message import Message
 from textual.timer import Timer
@@ -39,7 +39,6 @@ from tpmon.ui.key_row import Ask, ByDigit, OpenRow
 from tpmon.ui.keys import find_key, keys_shown, say_unused
 from tpmon.ui.messages import Captured, Told
 from tpmon.ui.moves import Effect, Move
-from tpmon.ui.terminal import ScreenResult, require_terminal
 from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, ViewState
 
 STALLED_SECONDS = 1.3
@@ -114,7 +113,7 @@ class MonitorApp(Shell):
 
     def on_mount(self) -> None:
         """Start to listen and paint what has come so far."""
-        self._listening = self._opened = True
+        self._listening = True
         self._take_updates()
 
     def on_monitor_app_arrived(self, _message: Arrived) -> None:
@@ -271,22 +270,3 @@ class MonitorApp(Shell):
     def text_left(self) -> str:
         """Return what stays when the screen is gone: the last copy, and what became of errands."""
         return "\n".join(filter(None, (self.copied, *self.notices)))
-
-
-def run_screen(
-    options: ScreenOptions,
-    start: Callable[[Callable[[Update], None], Callable[[Result], None]], None],
-    controls: Controls,
-    paint: Paint = panes.paint_screen,
-) -> ScreenResult:
-    """Draw the screen until it ends and say how it ended.
-
-    ``start`` is called once with the sinks of Updates and of results, which any thread may call. After
-    an end was asked for, the process is gone within about a second whatever the caller still does.
-
-    Raises:
-        NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
-    """
-    require_terminal()
-    app = MonitorApp(options, controls, paint)
-    return draw(app, lambda: start(app.receive, app.receive_result), controls.stop)

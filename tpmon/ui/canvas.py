@@ -15,20 +15,16 @@ from textual.widget import Widget
 
 from tpmon.ui.cells import line_width
 from tpmon.ui.driver import ScreenDriver
-from tpmon.ui.ink import STYLES
+from tpmon.ui.ink import STYLES, encode_line, ink_starts, style_words
 from tpmon.ui.lines import Ink, Line
 
 _SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
-_RESET = "\x1b[0m"
 _HOME = "\x1b[1;1H"
 
 
 def ink_styles(colour: bool) -> Mapping[Ink, Style]:
     """Return the terminal style of every ink; without colour only bold and reverse are left."""
-    styles = {ink: Style.parse(words) if words else Style() for ink, words in STYLES.items()}
-    if colour:
-        return styles
-    return {ink: Style(bold=style.bold, reverse=style.reverse) for ink, style in styles.items()}
+    return {ink: Style.parse(style_words(ink, colour=colour)) for ink in STYLES}
 
 
 class Canvas(Widget):
@@ -44,8 +40,7 @@ class Canvas(Widget):
         self._resized = resized
         self._styles = ink_styles(colour)
         self._lines: tuple[Line, ...] = ()
-        self._starts: Mapping[Ink, str] = {}
-        """Escape sequence that begins each ink, in the colours of this terminal."""
+        self._starts = ink_starts(colour=colour)
 
     def on_resize(self) -> None:
         """Ask for lines of the new size."""
@@ -92,18 +87,9 @@ class Canvas(Widget):
     def _encode(self, row: int, width: int) -> str:
         """Return one row in the bytes of the terminal, exactly ``width`` cells of it."""
         line = self._lines[row] if row < len(self._lines) else ()
-        rest = width - line_width(line)
-        if rest < 0:
+        if line_width(line) > width:
             return self.render_line(row).render(self.app.console)
-        starts = self._starts or self._read_starts()
-        spans = [f"{start}{text}{_RESET}" if (start := starts[ink]) else text for text, ink in line]
-        return "".join(spans) + " " * rest
-
-    def _read_starts(self) -> Mapping[Ink, str]:
-        console = self.app.console
-        rendered = {ink: Strip([Segment("x", style)]).render(console) for ink, style in self._styles.items()}
-        self._starts = {ink: text.partition("x")[0] for ink, text in rendered.items()}
-        return self._starts
+        return encode_line(line, width, self._starts)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the rows of ``crop``; textual's own would look for borders and backgrounds first."""

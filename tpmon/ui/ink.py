@@ -1,4 +1,4 @@
-"""What ink and glyphs look like: style names for the canvas, sparklines, and the ASCII twin of each glyph.
+"""What ink and glyphs look like: style names, escape sequences, sparklines, and the ASCII twin of each glyph.
 
 Painters draw with the block glyphs only; ``to_ascii`` turns a finished line into its ASCII twin
 cell by cell, so no painter can forget it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tpmon.model.known import Known, is_known
-from tpmon.ui.cells import width_of
+from tpmon.ui.cells import line_width, width_of
 from tpmon.ui.lines import Ink, Line
 
 STYLES: Mapping[Ink, str] = {
@@ -23,6 +23,20 @@ STYLES: Mapping[Ink, str] = {
     Ink.CURSOR: "reverse",
 }
 """Style of each ink in the words of rich.style; terminal colours only, so themes are followed."""
+
+_CODES: Mapping[str, str] = {
+    "bold": "1",
+    "dim": "2",
+    "reverse": "7",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "cyan": "36",
+}
+"""Parameters of SGR, ECMA-48 8.3.117, for the words of ``STYLES``."""
+_WITHOUT_COLOUR = ("bold", "reverse")
+"""All that is left of a style under NO_COLOR."""
+_RESET = "\x1b[0m"
 
 RULE = "─"
 FOCUS_RULE = "═"
@@ -45,6 +59,24 @@ _ASCII = {
     0x2591: ":",
     **{ord(block): char for block, char in zip(LEVELS, "_.:-=+*#", strict=True)},
 }
+
+
+def style_words(ink: Ink, *, colour: bool) -> str:
+    """Return the style of an ink in the words of rich.style, "" for none."""
+    words = STYLES[ink].split()
+    return " ".join(word for word in words if colour or word in _WITHOUT_COLOUR)
+
+
+def ink_starts(*, colour: bool) -> Mapping[Ink, str]:
+    """Return the escape sequence that begins each ink, "" for none."""
+    codes = {ink: [_CODES[word] for word in style_words(ink, colour=colour).split()] for ink in STYLES}
+    return {ink: f"\x1b[{';'.join(one)}m" if one else "" for ink, one in codes.items()}
+
+
+def encode_line(line: Line, width: int, starts: Mapping[Ink, str]) -> str:
+    """Write a line of at most ``width`` cells for a terminal, filled up with blanks."""
+    spans = [f"{start}{text}{_RESET}" if (start := starts[ink]) else text for text, ink in line]
+    return "".join(spans) + " " * (width - line_width(line))
 
 
 def spark(values: Sequence[Known[float]], width: int, top: float) -> str:

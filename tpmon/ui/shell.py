@@ -46,7 +46,8 @@ class Shell(App[None]):
         super().__init__(driver_class=ScreenDriver, ansi_color=True)
         self._clock = clock
         self._canvas = Canvas(not self.no_color, self.repaint)
-        self._opened = False
+        self.opened = False
+        """Whether textual has the terminal, or had it."""
         self._resized: tuple[object, int] = (None, 0)
         self.crash: Exception | None = None
         self.copied = ""
@@ -75,6 +76,12 @@ class Shell(App[None]):
         """Yield the one widget."""
         yield self._canvas
 
+    def on_mount(self) -> None:
+        """Know that textual has the terminal, and how it was found."""
+        self.opened = True
+        if self.guard is not None and isinstance(self._driver, ScreenDriver):
+            self._driver.attrs_before = self.guard.attributes
+
     def _extent(self) -> Size:
         return Size(self._canvas.size.width, self._canvas.size.height)
 
@@ -93,7 +100,7 @@ class Shell(App[None]):
         elif isinstance(event, events.Paste):
             self.paste(event.text)
         elif not isinstance(event, events.InputEvent):
-            if isinstance(event, events.Resize) and self._opened:
+            if isinstance(event, events.Resize) and self.opened:
                 # Smaller and back within a frame is no change to textual, which joins the two, and
                 # after fg there is none at all; the terminal has lost cells each time.
                 before, before_ns = self._resized
@@ -181,25 +188,19 @@ class Shell(App[None]):
         pass  # the mouse is off, and textual would write this after it left the screen
 
 
-def draw(shell: Shell, start: Callable[[], None], stop: Callable[[], None]) -> ScreenResult:
-    """Draw a screen until it ends and say how it ended.
+def draw(shell: Shell, guard: TerminalGuard) -> ScreenResult:
+    """Draw a screen on a guarded terminal until it ends and say how it ended.
 
-    ``start`` is called once the terminal is guarded; the caller has looked that it is one. After an end
-    was asked for, the process is gone within about a second whatever the caller still does.
+    After an end was asked for, the process is gone within about a second whatever the caller still does.
     """
+    shell.guard = guard
     gc.freeze()  # a full collection walks all of textual: 70 ms each, a third of the screen's cost
     try:
-        with TerminalGuard(shell.leave, stop) as shell.guard:
-            try:
-                start()
-                shell.run(mouse=False)
-            except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
-                shell.crash = shell.crash or error
-            if shell.crash is not None:
-                shell.guard.restore()
-    finally:
-        stop()
+        shell.run(mouse=False)
+    except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
+        shell.crash = shell.crash or error
     if shell.crash is not None:
+        guard.restore()
         return ScreenResult(ExitCode.BUG, shell.text_left, report_crash(shell.crash))
     code = shell.return_code
     return ScreenResult(ExitCode.BUG if code is None else code, shell.text_left, "")

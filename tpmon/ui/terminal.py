@@ -36,7 +36,12 @@ LEAVE_SECONDS = 1.0
 """How long an orderly end may take before the process ends itself."""
 
 _STOP_SECONDS = 0.2
+_WRITE_MS = 200
+"""How long a terminal may refuse more bytes of one write."""
 _HANG_UP_POLL_MS = 1000
+
+_LFLAG = 3
+"""Place of the local flags in what ``termios.tcgetattr`` returns."""
 
 # Everything that a drawn screen turned on, turned off: bracketed paste, mouse, focus reports,
 # kitty keys, alternate screen; line wrap and the cursor on again.
@@ -44,6 +49,10 @@ _LEAVE_SCREEN = (
     b"\x1b[?2004l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[<u\x1b[?7h"
     b"\x1b[?1049l\x1b[?25h\x1b[0m"
 )
+
+
+ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[2J"
+"""Alternate screen, no cursor, nothing on it; ``TerminalGuard.restore`` leaves it."""
 
 
 def require_terminal(environ: Mapping[str, str] | None = None) -> None:
@@ -97,9 +106,9 @@ class TerminalGuard:
         self._left = threading.Event()
         self._handlers: dict[int, object] = {}
         try:
-            self._attributes: list[Any] | None = termios.tcgetattr(0)
+            self.attributes: list[Any] | None = termios.tcgetattr(0)
         except termios.error:
-            self._attributes = None
+            self.attributes = None
 
     def __enter__(self) -> TerminalGuard:
         """Install the signal handlers, over an ignored SIGHUP too, and watch for a hang-up."""
@@ -116,18 +125,34 @@ class TerminalGuard:
     ) -> None:
         """Put the earlier handlers back; the screen has left the terminal."""
         self._left.set()
+        self._set_line(self.attributes)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    def hand_to(self, leave: Callable[[int], None]) -> None:
+        """Ask another screen to end from now on."""
+        self._leave = leave
+
+    def keep_keys(self) -> None:
+        """Keep what is typed, unseen, for the screen that is loaded; of the keys only ^C does something."""
+        if self.attributes is None:
+            return
+        *flags, characters = self.attributes
+        flags[_LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
+        kept = list(characters)
+        kept[termios.VSUSP] = kept[termios.VQUIT] = b"\0"
+        self._set_line([*flags, kept])
+
     def restore(self) -> None:
         """Write the leaving sequences without blocking and put the line discipline back."""
-        with suppress(OSError):  # hung up, or full: nobody reads it
-            # a description of its own: the shell shares the flags of ours
-            descriptor = os.open(os.ttyname(2), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-            os.write(descriptor, _LEAVE_SCREEN)
-        if self._attributes is not None:
-            with suppress(termios.error):
-                termios.tcsetattr(0, termios.TCSANOW, self._attributes)
+        write_now(_LEAVE_SCREEN, 0)
+        self._set_line(self.attributes)
+
+    @staticmethod
+    def _set_line(attributes: list[Any] | None) -> None:
+        if attributes is not None:
+            with suppress(termios.error):  # hung up
+                termios.tcsetattr(0, termios.TCSANOW, attributes)
 
     def leave_within(self, seconds: float, code: int) -> None:
         """End the process with ``code`` if it is still there after ``seconds``.
@@ -170,6 +195,31 @@ class TerminalGuard:
                 if seen & select.POLLNVAL:
                     return
                 self.end_now(ExitCode.HANG_UP)
+
+
+def write_now(data: bytes, most_ms: int = _WRITE_MS) -> bool:
+    """Write to the terminal and tell whether it took all within ``most_ms`` of refusing; never blocks longer.
+
+    Through a description of its own: the shell shares the flags of ours.
+    """
+    try:
+        descriptor = os.open(os.ttyname(2), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # hung up, or of another namespace
+        return False
+    ready = select.poll()
+    ready.register(descriptor, select.POLLOUT)
+    try:
+        while data:
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                if not ready.poll(most_ms):
+                    return False
+    except OSError:  # hung up
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tpmon.ui import trace_actions as actions
 from tpmon.ui.moves import Effect, Move
 from tpmon.ui.paint_timeline import count_cells
 from tpmon.ui.paint_trace import page_of_trace, paint_trace
-from tpmon.ui.terminal import ScreenResult, require_terminal
+from tpmon.ui.terminal import ScreenResult, TerminalGuard, require_terminal
 from tpmon.ui.trace_keys import find_trace_key, say_trace_unused, trace_keys_shown
 from tpmon.ui.trace_sheets import find_paragraph, find_row, list_blocks
 from tpmon.ui.trace_situations import OpenTab
@@ -43,7 +43,6 @@ class TraceApp(Shell):
 
     def on_mount(self) -> None:
         """Paint for the first time."""
-        self._opened = True
         self.repaint()
 
     def repaint(self) -> None:
@@ -158,4 +157,5 @@ def run_trace_screen(subject: Subject, controls: TraceControls, *, ascii_only: b
     """
     require_terminal()
     app = TraceApp(subject, controls, ascii_only=ascii_only)
-    return draw(app, lambda: None, lambda: None)
+    with TerminalGuard(app.leave, lambda: None) as guard:
+        return draw(app, guard)
