@@ -78,6 +78,8 @@ class Source:
         self.samples = Samples()
         self.times: list[float] = []
         self.intervals: list[float] = []
+        self.rests: list[int] = []
+        """After how many Frames the rest was read."""
         self.closed = 0
         self.open = threading.Event()
         self.open.set()
@@ -96,6 +98,9 @@ class Source:
             target=make_target(state=state, world_size=8),
             cpu=make_cpu(runnable=float(number)),
         )
+
+    def read_rest(self) -> None:
+        self.rests.append(len(self.times))
 
     def set_interval(self, seconds: float) -> None:
         self.intervals.append(seconds)

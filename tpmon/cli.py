@@ -287,16 +287,16 @@ def _open_session(
     from tpmon.session import Session, collect_rarely
 
     collect_rarely()
-    collector = Collector(job, options.interval_s, stacks=not options.no_stacks)
+    on_screen = bool(sample_sinks)  # a screen shows what comes first
     return Session(
-        collector,
+        Collector(job, options.interval_s, stacks=not options.no_stacks, threads_later=on_screen),
         sinks,
         options.interval_s,
         dump_sinks,
         sample_sinks,
         hang_after_s=options.hang_after_s,
         may_look=not (options.readonly or options.no_stacks),
-        glance=bool(sample_sinks),  # a screen shows what comes first
+        glance=on_screen,
     )
 
 

@@ -115,6 +115,10 @@ class FrameSource(Protocol):
         """Return the Frame of now."""
         ...
 
+    def read_rest(self) -> None:
+        """Read what the first Frame left for later."""
+        ...
+
     def set_interval(self, seconds: float) -> None:
         """Learn how often ``collect`` is called."""
         ...
@@ -205,6 +209,8 @@ class Session:
                 update = Update(last, self._window.pulses())
                 for sink in self._sinks:
                     sink(update)
+                if self._unjudged:
+                    self._source.read_rest()  # with the second Frame it has rates
                 self._hand_out_dump()
                 self._hand_out_sample()
                 count += 1

@@ -18,6 +18,7 @@ import pytest
 
 from tests.children import Child
 from tests.frames import make_process
+from tests.waiting import wait_until
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.codec import decode, encode
 from tpmon.model.frame import EventKind, Frame, TargetState
@@ -188,6 +189,34 @@ def test_shedding_load_is_told_once_when_it_begins_and_once_when_it_ends(tree, m
         texts = [event.text for frame in frames for event in frame.events]
         assert texts == ["tpmon is within its CPU budget again"]
         assert not frames[-1].self_.shedding
+
+
+def test_threads_that_are_read_later_have_rates_in_the_second_frame(tree):
+    collector = Collector(find_job(tree.pid), threads_later=True)
+    try:
+        first = collector.collect()
+        collector.read_rest()
+        second = next_frame(collector)
+    finally:
+        collector.close()
+    assert sum(process.threads for process in first.processes) == THREADS
+    assert not any(is_known(process.runnable) or process.thread_groups for process in first.processes)
+    assert all(is_known(process.runnable) and process.thread_groups for process in second.processes)
+    assert is_known(second.cpu.runnable)
+
+
+def test_a_member_that_ends_before_its_threads_are_read_is_left_out(tree):
+    collector = Collector(find_job(tree.pid), threads_later=True)
+    try:
+        first = collector.collect()
+        gone = by_role(first, Role.WORKER)[0].pid
+        os.kill(gone, signal.SIGKILL)
+        wait_until(lambda: not os.path.exists(f"/proc/{gone}") or proc_value(gone, 0) == "Z")
+        collector.read_rest()
+        second = next_frame(collector)
+    finally:
+        collector.close()
+    assert is_known(second.cpu.runnable)
 
 
 @pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe, PssRation])

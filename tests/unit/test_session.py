@@ -127,7 +127,10 @@ def test_a_glance_hands_out_the_first_frame_unjudged_and_loses_no_second_of_the_
     assert not is_known(first)
     assert is_known(second)
     assert seen_by_judge == [1, 2]
-    assert is_known(Session(Source(), (), 0.005).run(frames=1).verdict), "whoever asks for one gets a verdict"
+    assert source.rests == [1], "what the first Frame left out is read before the second"
+    plain = Source()
+    assert is_known(Session(plain, (), 0.005).run(frames=1).verdict), "whoever asks for one gets a verdict"
+    assert plain.rests == []
 
 
 def test_a_glance_at_a_job_that_has_ended_says_so_at_once():

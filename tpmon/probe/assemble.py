@@ -11,7 +11,7 @@ from tpmon.model.frame import Ages
 from tpmon.model.gpu import GpuSample
 from tpmon.model.host import SUMMED_ANON, CpuSample, MemorySample, OutputSample, Pool, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import ProcessSample, RankRow, Role, ThreadKind
+from tpmon.model.process import ProcessSample, RankRow, Role, Setting, ThreadKind
 from tpmon.probe.cgroup import CgroupReading, CpuBudget
 from tpmon.probe.host import HostReading
 from tpmon.probe.loader import LoaderRank, LoaderWorker
@@ -233,6 +233,11 @@ def list_loader_ranks(processes: Sequence[ProcessSample]) -> tuple[LoaderRank, .
     )
 
 
+def describe_unread(outputs: Known[tuple[OutputSample, ...]]) -> tuple[str, ...]:
+    """Say that the log of the job is not readable; nothing where it is."""
+    return (f"the job's log is not readable: {outputs.reason}",) if isinstance(outputs, Missing) else ()
+
+
 def age_output(output: OutputSample, taken: datetime) -> OutputSample:
     """Count the age of the last write up to the Frame: the log itself is looked at less often."""
     if not is_known(output.last_write) or not is_known(output.last_write_age_s):
@@ -273,3 +278,9 @@ def make_memory(
         host_total_bytes=host.total_bytes,
         shm=shm,
     )
+
+
+def first_environment(processes: Sequence[ProcessSample]) -> tuple[Setting, ...]:
+    """Return the settings that the first rank was started with; none where they could not be read."""
+    first = next((one for one in processes if one.role is Role.RANK), None)
+    return known_or(first.environment, ()) if first is not None else ()

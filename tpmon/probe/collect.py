@@ -23,12 +23,14 @@ from tpmon.model.frame import (
 )
 from tpmon.model.host import NetworkSample, OutputSample, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
-from tpmon.model.process import Identity, ProcessSample, Role, Setting
+from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.units import clean_text
 from tpmon.probe.assemble import (
     age_by,
     age_output,
+    describe_unread,
     find_pool,
+    first_environment,
     has_pin_thread,
     list_loader_ranks,
     make_cpu,
@@ -44,10 +46,10 @@ from tpmon.probe.changes import Changes
 from tpmon.probe.collectives_service import CollectivesService
 from tpmon.probe.dump import dumpable
 from tpmon.probe.dump_service import DumpService
-from tpmon.probe.events import EventTeller, describe_attach
+from tpmon.probe.events import EventTeller
 from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, read_shm
-from tpmon.probe.job import Job, Member
+from tpmon.probe.job import Job, Member, pids_of
 from tpmon.probe.loader import LoaderProbe, LoaderRank
 from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.members import Membership
@@ -75,6 +77,8 @@ NETWORK_EVERY_S = 1.0
 SOCKETS_EVERY_S = 5.0
 _NOT_JUDGED = Missing("not judged")
 """The session judges the Frame once it is closed."""
+_TELLERS = (Role.LAUNCHER, Role.RANK)
+"""Whose output is the log of a job."""
 _NO_COST = OwnCost(Missing("not measured yet"), 0, 0, 0.0, 0, 0.0, shedding=False)
 """Holds the place of the cost of a Frame, which is known when the Frame is closed."""
 
@@ -83,9 +87,19 @@ class Collector:
     """Collect Frames of one job. Owned by one thread; slow sources run in daemon threads."""
 
     def __init__(
-        self, job: Job, interval_s: float = 1.0, gpu: GpuProbe | None = None, *, stacks: bool = True
+        self,
+        job: Job,
+        interval_s: float = 1.0,
+        gpu: GpuProbe | None = None,
+        *,
+        stacks: bool = True,
+        threads_later: bool = False,
     ) -> None:
-        """Start the probes; the first ``collect`` has counters only, the second has rates."""
+        """Start the probes; the first ``collect`` has counters only, the second has rates.
+
+        With ``threads_later`` the first leaves the threads, half of its cost, to ``read_rest``.
+        """
+        self._threads_later = threads_later
         self._job = job
         self._interval_s = interval_s
         self._shares = read_shares()
@@ -116,7 +130,7 @@ class Collector:
         self._log = OutputReader()
         self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
         self._outputs = Background[tuple[OutputSample, ...]](
-            "output", lambda: self._log.read(self._output_pids()), OUTPUT_EVERY_S
+            "output", lambda: self._log.read(pids_of(self._membership.members, *_TELLERS)), OUTPUT_EVERY_S
         )
         self._written = watch_writes(self._rank_pids)
         # InfiniBand counters come from firmware and can take their time.
@@ -172,7 +186,8 @@ class Collector:
         skip = self._cost.shedding and self._ticks % 2 == 0
         if not any(one.role is not Role.HELPER or one.identity == self._job.root for one in members):
             return self._close_ended(changes)
-        readings = self._population.read(members, skip_threads=skip)
+        later = self._threads_later and self._ticks == 1
+        readings = self._population.read(members, skip_threads=skip, threads_later=later)
         frame = self._assemble(readings, changes)
         tick_ms = (time.thread_time_ns() - started_ns) / 1e6
         self._cost.add_tick(tick_ms, self._interval_s)
@@ -180,6 +195,11 @@ class Collector:
         own = self._cost.read(children, tick_ms, self.dumps.paused_ms, self._stacks.cost())
         self._last = replace(frame, self_=own)
         return self._last
+
+    def read_rest(self) -> None:
+        """Read what the first Frame left for later, so that the second has rates of it."""
+        if self._threads_later:
+            self._population.begin_threads()
 
     def _assemble(self, readings: Sequence[Reading], changes: Changes) -> Frame:
         now_ns = time.monotonic_ns()
@@ -207,9 +227,9 @@ class Collector:
         network, _ = self._network.latest()
         outputs, _ = self._outputs.latest()
         steps = self._steps.read(processes)
-        own = self._own_events(taken, target, gpu.events)
+        own = self._teller.tell_own(taken, target, gpu.events, shedding=self._cost.shedding)
         events = self._teller.tell(taken, changes, group, now_ns, processes=processes, others=own)
-        environment = self._rank_environment(processes)
+        environment = first_environment(processes)
         return Frame(
             schema=FRAME_SCHEMA,
             taken=taken,
@@ -258,7 +278,13 @@ class Collector:
             collectives=self.records.take(),
             main_threads=looks,
             verdict=_NOT_JUDGED,
-            notes=list_taxes(environment) + gpu.notes + steps.notes + self._remarks(outputs),
+            notes=(
+                *list_taxes(environment),
+                *gpu.notes,
+                *steps.notes,
+                *describe_shortage(self._shares, self._population, len(self._membership.members)),
+                *(describe_unread(outputs) if self._ticks > 1 else ()),
+            ),
             hook=steps.hook,
             steps=steps.steps,
             events=events,
@@ -331,19 +357,6 @@ class Collector:
             rank_source=job.rank_source,
         )
 
-    def _own_events(self, taken: datetime, target: Target, gpu_events: Sequence[str]) -> list[Event]:
-        events = self._teller.tell_shedding(taken, shedding=self._cost.shedding)
-        events += [Event(taken, EventKind.GPU, text) for text in gpu_events]
-        if self._last is None:
-            events.append(describe_attach(target.pid, target.local_ranks, target.local_workers, taken))
-        return events
-
-    def _remarks(self, outputs: Known[tuple[OutputSample, ...]]) -> tuple[str, ...]:
-        remarks = list(describe_shortage(self._shares, self._population, len(self._membership.members)))
-        if isinstance(outputs, Missing) and self._ticks > 1:
-            remarks.append(f"the job's log is not readable: {outputs.reason}")
-        return tuple(remarks)
-
     def _close_ended(self, changes: Changes) -> Frame:
         """Return the last Frame marked as ended; its readings stay what they were."""
         if self._last is None:
@@ -378,19 +391,9 @@ class Collector:
 
     def _rank_pids(self) -> tuple[int, ...]:
         members = self._membership.members
-        ranks = tuple(m.identity.pid for m in members if m.role is Role.RANK)
-        return ranks or tuple(m.identity.pid for m in members[:1]) or (self._job.root.pid,)
+        return pids_of(members, Role.RANK) or pids_of(members[:1], *Role) or (self._job.root.pid,)
 
     def _read_network(self) -> Known[tuple[NetworkSample, ...]]:
         sockets, _ = self._socket_source.latest()
         used = map_known(lambda one: one.interfaces, sockets)
         return self._links.read(time.monotonic_ns(), used)
-
-    def _output_pids(self) -> tuple[int, ...]:
-        members = self._membership.members
-        wanted = (Role.LAUNCHER, Role.RANK)
-        return tuple(m.identity.pid for m in members if m.role in wanted)
-
-    def _rank_environment(self, processes: Sequence[ProcessSample]) -> tuple[Setting, ...]:
-        first = next((p for p in processes if p.role is Role.RANK), None)
-        return known_or(first.environment, ()) if first is not None else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from tpmon.model.frame import Event, EventKind
+from tpmon.model.frame import Event, EventKind, Target
 from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.process import Identity, Outcome, ProcessEnd, ProcessSample, Role
 from tpmon.probe.cgroup import CgroupReading
@@ -45,7 +45,7 @@ class EventTeller:
         self._oom_kills = OomKills()
         self._ends = Ends(root)
         self._last_ends: tuple[ProcessEnd, ...] = ()
-        self._told_shedding = False
+        self._told_shedding = self._attached = False
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         # PID and start of those that were stopped: plain tuples, this runs over every process each second.
 
@@ -79,7 +79,18 @@ class EventTeller:
         weighed += [(_WEIGHT.get(event.kind, _WORKER_WEIGHT), event) for event in others]
         return tuple(event for _, event in sorted(weighed, key=lambda pair: pair[0]))
 
-    def tell_shedding(self, taken: datetime, *, shedding: bool) -> list[Event]:
+    def tell_own(
+        self, taken: datetime, target: Target, gpu_events: Sequence[str], *, shedding: bool
+    ) -> list[Event]:
+        """Return what tpmon says of itself and of the cards: what it reads less of, that it attached."""
+        events = self._tell_shedding(taken, shedding=shedding)
+        events += [Event(taken, EventKind.GPU, text) for text in gpu_events]
+        if not self._attached:
+            self._attached = True
+            events.append(describe_attach(target.pid, target.local_ranks, target.local_workers, taken))
+        return events
+
+    def _tell_shedding(self, taken: datetime, *, shedding: bool) -> list[Event]:
         """Return the event that tpmon reads less, or all again; none when that is known."""
         if self._told_shedding == shedding:
             return []

@@ -264,3 +264,8 @@ def _read_version(package: str) -> str:
         if name.startswith("torch-") and name.endswith(".dist-info"):
             return name[len("torch-") : -len(".dist-info")]
     raise FileNotFoundError(2, "no version.py and no dist-info beside the mapped torch")
+
+
+def pids_of(members: Sequence[Member], *roles: Role) -> tuple[int, ...]:
+    """Return the PIDs of the members that have one of these roles, in their order."""
+    return tuple(one.identity.pid for one in members if one.role in roles)

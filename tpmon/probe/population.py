@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity, ThreadKind
@@ -68,8 +69,10 @@ class Population:
         self.unreadable = 0
         """Those of them of which /proc did not answer."""
 
-    def read(self, members: Sequence[Member], *, skip_threads: bool) -> list[Reading]:
-        """Read every member that still lives, in their order."""
+    def read(
+        self, members: Sequence[Member], *, skip_threads: bool, threads_later: bool = False
+    ) -> list[Reading]:
+        """Read every member that still lives, in their order; their threads perhaps by ``begin_threads``."""
         self._allowance.names = NAMES_PER_TICK
         if members is not self._members:
             # Membership gives one and the same tuple until a member comes, goes or changes.
@@ -83,7 +86,7 @@ class Population:
             if probe is None:
                 continue
             try:
-                now = probe.read(member.role, skip_threads=skip_threads)
+                now = probe.read(member.role, skip_threads=skip_threads, threads_later=threads_later)
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
                     self.left_out += 1
@@ -102,6 +105,13 @@ class Population:
                 self._drop(member.identity)
         self._last_ns, self._last_ticks = begun
         return readings
+
+    def begin_threads(self) -> None:
+        """Read the threads of every member for the first time."""
+        self._allowance.names = NAMES_PER_TICK
+        for probe in self._probes.values():
+            with suppress(OSError, ValueError):  # gone, or no descriptor is left: the next reading says so
+                probe.begin_threads()
 
     @property
     def opened_anew(self) -> int:

@@ -24,7 +24,7 @@ from tpmon.probe.procfs import (
     parse_io,
     parse_stat,
 )
-from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet
+from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet, leave_unread
 from tpmon.probe.waits import ON_CPU, RUNNING, Syscall, describe_wait, parse_syscall
 
 T = TypeVar("T")
@@ -251,8 +251,8 @@ class ProcessProbe:
             file.close()
         self.threads.close()
 
-    def read(self, role: Role, *, skip_threads: bool) -> ProcessReading:
-        """Read the process now.
+    def read(self, role: Role, *, skip_threads: bool, threads_later: bool = False) -> ProcessReading:
+        """Read the process now, its threads perhaps later (``begin_threads``).
 
         Raises:
             OSError: when it is gone.
@@ -273,6 +273,8 @@ class ProcessProbe:
         moved = old is None or old[0].cpu_s != stat.cpu_s
         if stat.state in "ZX":
             threads = ThreadReading(*(Missing("zombie"),) * 6, (), taken_ns)
+        elif threads_later:
+            threads = leave_unread(taken_ns)
         else:
             threads = self.threads.read(
                 time.monotonic_ns, stat.threads, moved=moved, skip=skip_threads, cpu_s=stat.cpu_s
@@ -297,6 +299,17 @@ class ProcessProbe:
             taken_ns=taken_ns,
             allowed_cpus=self._allowed,
         )
+
+    def begin_threads(self) -> None:
+        """Read the threads for the first time: from now on they show demand.
+
+        Raises:
+            OSError: when the process is gone.
+            ValueError: when the kernel's text does not parse.
+        """
+        stat = self._stat.read()
+        if stat.state not in "ZX":
+            self.threads.read(time.monotonic_ns, stat.threads, moved=True, skip=False, cpu_s=stat.cpu_s)
 
     def _read_allowed(self) -> Known[str]:
         try:

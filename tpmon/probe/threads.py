@@ -78,6 +78,11 @@ def _say_why(why: Missing, counts: Mapping[ThreadKind, int], taken_ns: int) -> T
     return ThreadReading(*(why,) * 6, groups, taken_ns)
 
 
+def leave_unread(taken_ns: int) -> ThreadReading:
+    """Return the reading of a process whose threads are read later."""
+    return _say_why(_UNREAD, {}, taken_ns)
+
+
 @dataclass(slots=True)
 class _Sums:
     """Add up what the threads of one process did, each over its own time since it was last read."""
