@@ -167,19 +167,24 @@ class Wiring:
 def watch_on_screen(job: Job, options: Options, open_session: OpenSession, output: Output) -> int:
     """Draw the screen until it ends and return its exit code; a copy of its text goes to ``output``."""
     wiring = Wiring(job, options, open_session)
-    result = run_screen(
-        ScreenOptions(
-            options.interval_s, options.ascii_only, options.bell, options.readonly, options.no_stacks
-        ),
-        wiring.start,
-        Controls(
-            wiring.set_interval,
-            wiring.stop,
-            wiring.ask,
-            write_reading,
-            lambda path: trace_command(path, ascii_only=options.ascii_only),
-        ),
-    )
+    try:
+        result = run_screen(
+            ScreenOptions(
+                options.interval_s, options.ascii_only, options.bell, options.readonly, options.no_stacks
+            ),
+            wiring.start,
+            Controls(
+                wiring.set_interval,
+                wiring.stop,
+                wiring.ask,
+                write_reading,
+                lambda path: trace_command(path, ascii_only=options.ascii_only),
+            ),
+        )
+    except SystemExit:  # before the screen was loaded
+        if wiring.failures:
+            raise wiring.failures[0] from None
+        raise
     said = wiring.leave()
     for line in said:
         complain(f"tpmon: {line}")

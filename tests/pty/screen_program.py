@@ -29,7 +29,7 @@ from tests.frames import (
     make_worker,
 )
 from tests.goldens.dump_views import hung_running, hung_three_looks
-from tpmon.errors import ExitCode, TpmonError
+from tpmon.errors import ExitCode, NoTargetError, TpmonError
 from tpmon.model.frame import Frame
 from tpmon.model.results import DumpUpdate, Update
 from tpmon.model.window import Window
@@ -135,6 +135,7 @@ def main() -> int:
     )
     parser.add_argument("--crash-run", action="store_true", help="the loop of the app raises")
     parser.add_argument("--load-s", type=float, default=0.0, help="importing textual takes so much longer")
+    parser.add_argument("--no-target", action="store_true", help="the job ends before it is read")
     parser.add_argument("--no-textual", action="store_true", help="textual cannot be imported")
     parser.add_argument("--ignore-hang-up", action="store_true", help="start as nohup does")
     parser.add_argument("--block-hang-up", action="store_true", help="no SIGHUP reaches the process")
@@ -213,6 +214,8 @@ def draw(options: argparse.Namespace) -> int:
         app.MonitorApp._shutdown = fail
 
     def start(sink: Callable[[Update], None], dump_sink: Callable[[Result], None]) -> None:
+        if options.no_target:
+            raise NoTargetError("the job ended", "start it again")
         dumps.append(dump_sink)
         session = threading.Thread(target=play, args=(sink, options), daemon=True)
         session.start()

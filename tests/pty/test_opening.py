@@ -111,3 +111,11 @@ def test_a_painter_that_fails_at_once_is_reported(open_terminal, state: Path):
     terminal.assert_restored()
     assert b"\x1b[?1049h" not in terminal.raw
     assert len(list((state / "tpmon").iterdir())) == 1
+
+
+def test_a_job_that_ends_before_it_is_read_is_no_crash(open_terminal, state: Path):
+    terminal = open_terminal("--no-target")
+    assert terminal.end() == 3
+    terminal.assert_restored()
+    assert b"tpmon: the job ended" in terminal.raw
+    assert not (state / "tpmon").exists()

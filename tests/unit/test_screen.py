@@ -11,6 +11,7 @@ from tests.frames import make_frame
 from tests.goldens import dump_views, sample_views
 from tpmon import bundle, capture_command, screen
 from tpmon.config import resolve, settle
+from tpmon.errors import NoTargetError
 from tpmon.model.capture import CaptureRequest
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.known import NOT_APPLICABLE, is_known
@@ -18,6 +19,10 @@ from tpmon.model.results import Update
 from tpmon.model.sample import SampleRequest
 from tpmon.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
 from tpmon.ui.controls import Errand, Notice
+
+
+class Ended(Exception):
+    """Stand for the signal that ends the screen."""
 
 
 class Session:
@@ -149,3 +154,28 @@ def test_a_copy_is_what_the_commands_print():
     assert write_reading(dump_views.hung_waiting()) == "no stacks: nothing was read yet"
     assert write_reading(sample_views.ended()).startswith("sample   3 processes of train.py")
     assert write_reading(sample_views.refused()) == "nothing was sampled yet"
+
+
+@pytest.mark.parametrize("failure", [NoTargetError("the job ended", "start it again"), None])
+def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, failure):
+    def run_screen(_options, start, _controls):
+        start(lambda _update: None, lambda _result: None)
+        if failure is not None:
+            with pytest.raises(Ended):
+                sessions[0].calls[-1][1](failure)
+        raise SystemExit(143)
+
+    def end(*_arguments):
+        raise Ended
+
+    sessions = []
+
+    def open_session(*sinks):
+        sessions.append(Session(*sinks))
+        return sessions[0]
+
+    monkeypatch.setattr(screen, "run_screen", run_screen)
+    monkeypatch.setattr(screen.os, "kill", end)
+    job = SimpleNamespace(root=SimpleNamespace(pid=4200))
+    with pytest.raises(SystemExit if failure is None else NoTargetError):
+        screen.watch_on_screen(job, settle(resolve({}, {}, "", {})), open_session, None)

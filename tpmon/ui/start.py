@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tpmon.errors import ExitCode
+from tpmon.errors import ExitCode, TpmonError
 from tpmon.model.results import Update
 from tpmon.ui import panes
 from tpmon.ui.controls import Controls, Result, ScreenOptions
@@ -25,6 +25,7 @@ def run_screen(
 
     Raises:
         NoTerminalError: when stdin, stdout or stderr is not a terminal that can draw.
+        TpmonError: that ``start`` raised.
         SystemExit: with its exit code, when a signal came before the screen was loaded.
     """
     require_terminal()
@@ -56,6 +57,8 @@ def _draw_all(
         guard.hand_to(app.leave)
         result = draw(app, guard)
         opened = app.opened
+    except TpmonError:
+        raise  # a person is told what to try
     except Exception as error:  # noqa: BLE001  # reported like a failure inside the app
         return ScreenResult(ExitCode.BUG, "", report_crash(error))
     finally:
