@@ -21,7 +21,7 @@ from tpmon.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_readi
 from tpmon.ui.controls import Errand, Notice
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """Stand for the signal that ends the screen."""
 
 
@@ -161,12 +161,12 @@ def test_a_session_that_fails_before_the_screen_is_loaded_says_why(monkeypatch, 
     def run_screen(_options, start, _controls):
         start(lambda _update: None, lambda _result: None)
         if failure is not None:
-            with pytest.raises(Ended):
+            with pytest.raises(EndedError):
                 sessions[0].calls[-1][1](failure)
         raise SystemExit(143)
 
     def end(*_arguments):
-        raise Ended
+        raise EndedError
 
     sessions = []
 
