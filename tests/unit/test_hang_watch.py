@@ -233,6 +233,23 @@ def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():
     assert observe(watch, replace(last, processes=(other,))).longest_s == watch.longest_s
 
 
+def test_another_line_of_a_loop_is_no_end_of_its_pause_until_it_leaves_the_loop():
+    runs = make_process(4000, start_ticks=100, state="R", waits_for="running")
+    frames = [
+        make_frame(taken_ns=NOW_NS + n * SECOND, processes=(runs,), output=(), loader=()) for n in range(200)
+    ]
+    loop, body = ((MAIN, StackFrame("poll", "/run/train.py", line)) for line in (50, 51))
+    spins = [*sample(frames[:100], 4000, loop), *sample(frames[100:110], 4000, loop, body)]
+    watch = Watch()
+    for frame in [*spins, *sample(frames[110:150], 4000, loop)]:
+        watch = observe(watch, frame)
+    assert watch.hang_after_s == 30.0
+    assert (watch.cornered_ns, watch.still_ns > watch.cornered_ns) == (watch.ranks[0].corner_ns, True)
+    for frame in sample(frames[150:160], 4000, FORWARD, BACKWARD):
+        watch = observe(watch, frame)
+    assert watch.hang_after_s == pytest.approx(200, abs=30), "it came back from it"
+
+
 def test_a_log_line_is_a_sign_of_life():
     frames = stand(LOCKED, log_age_s=5.0)
     assert conclude(frames).kind is not Kind.HUNG

@@ -112,6 +112,8 @@ class Watch:
     still_ns: int = 0
     cornered_ns: int = 0
     longest_s: float = 0.0
+    circled_s: float = 0.0
+    """The longest that ended within the function in which the ranks still go round: at another line of it."""
     rounds: tuple[DumpRound, ...] = ()
     picture: Picture | None = None
     calls: Collectives | None = None
@@ -265,6 +267,10 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         numbers |= watch.numbers
     same = watch.still_ns and old.keys() == {one.pid for one in ranks}
     paused_s = (still_ns - watch.still_ns) / 1e9 if same else 0.0
+    movers = [one for one in ranks if one.still_ns(now_ns) > watch.still_ns]
+    circles = bool(same) and cornered_ns <= watch.cornered_ns and all(one.ticks for one in movers)
+    longest_s = max(watch.circled_s, paused_s)
+    ended_s = 0.0 if circles or longest_s < LEAST_PAUSE_S else longest_s
     watch = replace(
         watch,
         begun_ns=watch.begun_ns or now_ns,
@@ -272,7 +278,8 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         numbers=numbers,
         still_ns=still_ns,
         cornered_ns=cornered_ns,
-        longest_s=max(watch.longest_s, paused_s if paused_s >= LEAST_PAUSE_S else 0.0, longest_step_s(frame)),
+        longest_s=max(watch.longest_s, ended_s, longest_step_s(frame)),
+        circled_s=longest_s if circles else 0.0,
         first_errors=_note_errors(watch.first_errors, frame),
     )
     return _take_records(_take_rounds(watch, frame), frame)
