@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import termios
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.pty.conftest import PROGRAM
 
 LOADING = b"\x1b[?1004h"
 """What textual alone writes, and writes first."""
@@ -60,6 +63,25 @@ def test_keys_are_kept_unseen_until_it_is_loaded(open_terminal):
     terminal.press("q")
     assert terminal.end() == 0
     terminal.assert_restored()
+
+
+def test_enter_is_enter_when_it_is_loaded(open_terminal):
+    terminal = open_terminal("--load-s", "2")
+    terminal.until("second 0")
+    for key in "/rank\r":
+        terminal.press(key)
+    terminal.press("q")
+    assert terminal.end() == 0, "the filter had been closed"
+    terminal.assert_restored()
+
+
+def test_behind_another_job_of_the_shell_the_terminal_is_left_alone(open_terminal):
+    behind = f"{shlex.join(PROGRAM)} --load-s 20 & sleep 3; echo the other job; sleep 2; kill -9 %1"
+    terminal = open_terminal(command=["bash", "--norc", "-mc", behind])
+    terminal.until("the other job")
+    assert b"\x1b[?1049h" not in terminal.raw
+    now = termios.tcgetattr(terminal.child.child_fd)
+    assert now == terminal.attributes
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tpmon.ui.inbox import EVENT_LIMIT
 from tpmon.ui.ink import encode_line, ink_starts
 from tpmon.ui.keys import keys_shown
 from tpmon.ui.lines import KeyHelp, Line, Size
-from tpmon.ui.terminal import ENTER_SCREEN, write_now
+from tpmon.ui.terminal import ENTER_SCREEN, in_foreground, write_now
 from tpmon.ui.view import ViewState
 
 FIRST_SECONDS = 0.5
@@ -51,7 +51,7 @@ class Opening:
     """Draw each Update as it comes, in the thread that brings it, until the screen is there to do it."""
 
     def __init__(self, options: ScreenOptions, paint: Paint) -> None:
-        """Draw nothing yet; NO_COLOR is read here, because textual takes it out of the environment."""
+        """Draw nothing yet."""
         self._view = first_view(options, time.monotonic_ns())
         self.paint = paint
         self._starts = ink_starts(colour="NO_COLOR" not in os.environ)
@@ -129,7 +129,7 @@ class Opening:
             size = Size(*os.get_terminal_size(sys.__stderr__.fileno() if sys.__stderr__ else 2))
         except OSError:
             return  # hung up
-        if self._ended or not (size.width and size.height):
+        if self._ended or not (size.width and size.height and in_foreground()):
             return
         view = replace(
             self._view,

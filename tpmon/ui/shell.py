@@ -79,8 +79,9 @@ class Shell(App[None]):
     def on_mount(self) -> None:
         """Know that textual has the terminal, and how it was found."""
         self.opened = True
-        if self.guard is not None and isinstance(self._driver, ScreenDriver):
-            self._driver.attrs_before = self.guard.attributes
+        found = self.guard.release_line() if self.guard is not None else None
+        if found is not None and isinstance(self._driver, ScreenDriver):
+            self._driver.attrs_before = found
 
     def _extent(self) -> Size:
         return Size(self._canvas.size.width, self._canvas.size.height)

@@ -40,8 +40,8 @@ _WRITE_MS = 200
 """How long a terminal may refuse more bytes of one write."""
 _HANG_UP_POLL_MS = 1000
 
-_LFLAG = 3
-"""Place of the local flags in what ``termios.tcgetattr`` returns."""
+_IFLAG, _LFLAG = 0, 3
+"""Places of input and local flags in what ``termios.tcgetattr`` returns."""
 
 # Everything that a drawn screen turned on, turned off: bracketed paste, mouse, focus reports,
 # kitty keys, alternate screen; line wrap and the cursor on again.
@@ -51,8 +51,8 @@ _LEAVE_SCREEN = (
 )
 
 
-ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[2J"
-"""Alternate screen, no cursor, nothing on it; ``TerminalGuard.restore`` leaves it."""
+ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
+"""Alternate screen, no cursor, no line wrap, nothing on it; ``TerminalGuard.restore`` leaves it."""
 
 
 def require_terminal(environ: Mapping[str, str] | None = None) -> None:
@@ -105,10 +105,11 @@ class TerminalGuard:
         self._stop = stop
         self._left = threading.Event()
         self._handlers: dict[int, object] = {}
+        self._keeps_keys = False
         try:
-            self.attributes: list[Any] | None = termios.tcgetattr(0)
+            self._attributes: list[Any] | None = termios.tcgetattr(0)
         except termios.error:
-            self.attributes = None
+            self._attributes = None
 
     def __enter__(self) -> TerminalGuard:
         """Install the signal handlers, over an ignored SIGHUP too, and watch for a hang-up."""
@@ -125,7 +126,7 @@ class TerminalGuard:
     ) -> None:
         """Put the earlier handlers back; the screen has left the terminal."""
         self._left.set()
-        self._set_line(self.attributes)
+        self._set_line(self.release_line())
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -134,19 +135,26 @@ class TerminalGuard:
         self._leave = leave
 
     def keep_keys(self) -> None:
-        """Keep what is typed, unseen, for the screen that is loaded; of the keys only ^C does something."""
-        if self.attributes is None:
+        """Keep what is typed, unseen and as it is, for the screen that is loaded; only ^C does something."""
+        if self._attributes is None or not in_foreground():
             return
-        *flags, characters = self.attributes
+        self._keeps_keys = True
+        *flags, characters = self._attributes
+        flags[_IFLAG] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.IXON)
         flags[_LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
         kept = list(characters)
         kept[termios.VSUSP] = kept[termios.VQUIT] = b"\0"
         self._set_line([*flags, kept])
 
+    def release_line(self) -> list[Any] | None:
+        """Return how the line was found, for whoever gives it back from now on; None where it was let be."""
+        kept, self._keeps_keys = self._keeps_keys, False
+        return self._attributes if kept else None
+
     def restore(self) -> None:
         """Write the leaving sequences without blocking and put the line discipline back."""
         write_now(_LEAVE_SCREEN, 0)
-        self._set_line(self.attributes)
+        self._set_line(self._attributes)
 
     @staticmethod
     def _set_line(attributes: list[Any] | None) -> None:
@@ -197,8 +205,16 @@ class TerminalGuard:
                 self.end_now(ExitCode.HANG_UP)
 
 
+def in_foreground() -> bool:
+    """Tell whether the terminal is ours to set: a job of the shell behind another has to leave it alone."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # hung up
+        return False
+
+
 def write_now(data: bytes, most_ms: int = _WRITE_MS) -> bool:
-    """Write to the terminal and tell whether it took all within ``most_ms`` of refusing; never blocks longer.
+    """Write to the terminal and tell whether it took all within ``most_ms``; never blocks longer.
 
     Through a description of its own: the shell shares the flags of ours.
     """
@@ -208,12 +224,14 @@ def write_now(data: bytes, most_ms: int = _WRITE_MS) -> bool:
         return False
     ready = select.poll()
     ready.register(descriptor, select.POLLOUT)
+    end_s = time.monotonic() + most_ms / 1000
     try:
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                if not ready.poll(most_ms):
+                left_ms = (end_s - time.monotonic()) * 1000
+                if left_ms <= 0 or not ready.poll(left_ms):
                     return False
     except OSError:  # hung up
         return False
