@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.budget.bench_hook import PLAIN_US, measure_plain
+from tests.budget.bench_hook import CLOCK_NS, measure_clock
 from tests.frames import make_process
 from tpmon.hook import wire
 from tpmon.hook.pages import Pages
@@ -28,7 +28,7 @@ LOOKS = 60
 
 def slowness() -> float:
     """Return by how much this machine is slower now than the one of the promises; never less than 1."""
-    return max(measure_plain() / PLAIN_US, 1.0)
+    return max(measure_clock() / CLOCK_NS, 1.0)
 
 
 class Ring:

@@ -108,12 +108,13 @@ class Terminal:
             return 128 + self.child.signalstatus
         return self.child.exitstatus
 
-    def assert_restored(self) -> None:
-        """Check that the shell gets back what it lent: attributes, main screen, cursor."""
+    def assert_restored(self, *, drawn: bool = True) -> None:
+        """Check that the shell gets back what it lent: attributes, and where it was ``drawn`` on, screen and cursor."""
         now = termios.tcgetattr(self.child.child_fd)
         assert now == self.attributes
-        if b"\x1b[?1049h" not in self.raw:
-            return  # nothing was drawn
+        assert (b"\x1b[?1049h" in self.raw) == drawn
+        if not drawn:
+            return
         assert self.raw.rfind(b"\x1b[?1049l") > self.raw.rfind(b"\x1b[?1049h")
         assert self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
         assert self.raw.rfind(b"\x1b[?2004l") > self.raw.rfind(b"\x1b[?2004h")

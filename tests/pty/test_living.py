@@ -205,8 +205,10 @@ def test_bytes_per_second_of_a_full_screen(open_terminal):
         "--processes", "137", "--gpus", "8", "--every", str(every_s), columns=200, rows=50
     )
     terminal.until("second 1")
-    first = len(terminal.raw)
-    assert first <= 4 * 16_384, "full pictures before and after textual is loaded, and what moves in a second"
+    opening, _, loaded = terminal.raw.partition(b"\x1b[?1004h")  # which textual writes first
+    assert len(opening) <= 3 * 16_384, "a picture, and what moves while textual loads"
+    assert len(loaded) <= 3 * 16_384, "a full picture may be torn where there is no synchronised output"
+    print(f"{len(opening)} bytes before textual is loaded, {len(loaded)} after")
     start = len(terminal.raw)
     terminal.until("second 9")
     rate = (len(terminal.raw) - start) / 8  # of one picture a second

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -39,7 +39,8 @@ from tpmon.ui.key_row import Ask, ByDigit, OpenRow
 from tpmon.ui.keys import find_key, keys_shown, say_unused
 from tpmon.ui.messages import Captured, Told
 from tpmon.ui.moves import Effect, Move
-from tpmon.ui.view import KeyHelp, Line, Overlay, Pane, Size, ViewState
+from tpmon.ui.opening import Paint
+from tpmon.ui.view import Overlay, Pane, ViewState
 
 STALLED_SECONDS = 1.3
 """No Update for this long: repaint all the same, so that ages grow on the screen."""
@@ -49,8 +50,6 @@ RESULT_SECONDS = 20.0
 _BEHIND_SECONDS = 0.2
 _BEHIND_WRITES = 3
 _MOST_NOTICES = 20
-
-Paint = Callable[[ViewState, Size, Sequence[KeyHelp]], Sequence[Line]]
 
 
 class MonitorApp(Shell):

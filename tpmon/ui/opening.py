@@ -126,7 +126,7 @@ class Opening:
 
     def _draw(self, update: Update) -> None:
         try:
-            size = Size(*os.get_terminal_size(sys.__stderr__.fileno() if sys.__stderr__ else 2))
+            size = Size(*os.get_terminal_size(2))
         except OSError:
             return  # hung up
         if self._ended or not (size.width and size.height and in_foreground()):
