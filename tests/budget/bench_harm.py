@@ -30,19 +30,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.budget.measure import Screen, children_of, say_neighbours
+from tests.budget.measure import Screen, children_of, read_stolen_s, say_neighbours
 
 HERE = Path(__file__).parent
 TPMON = str(Path(sys.executable).with_name("tpmon"))
 MOST_STOLEN = 0.02
 """Share (0-1) of all CPUs' time in a turn; above it the turn tells of the host."""
 CPUS = os.cpu_count() or 1
-
-
-def read_stolen_s() -> float:
-    """Return how long the hypervisor kept runnable CPUs of this machine waiting, summed over them, since boot."""
-    with open("/proc/stat") as file:
-        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,12 @@ def read_cpu_ticks() -> dict[int, tuple[str, int]]:
     return ticks
 
 
+def read_stolen_s() -> float:
+    """Return how long the hypervisor kept runnable CPUs of this machine waiting, summed over them, since boot."""
+    with open("/proc/stat") as file:
+        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def say_neighbours(seconds: float = 1.0) -> str:
     """Say which other processes use a fifth of a core and more now: they are part of what is measured next."""
     before, started = read_cpu_ticks(), time.monotonic()
