@@ -6,6 +6,7 @@ import operator
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -310,3 +311,34 @@ def test_the_mailbox_is_answered_at_the_end_of_a_step_and_garbage_does_nothing(l
         assert (pages.answers[0], pages.answers[1]) == (number, answer)
     loop.stop()
     assert loop.steps.problem == ""
+
+
+def test_short_steps_share_a_look_at_the_mailbox_until_a_request_is_under_way(loop: Loop) -> None:
+    loop.train(2)
+    pages = loop.steps.pages
+    assert pages is not None
+
+    def short_steps(number: int) -> None:
+        for _ in range(number):
+            loop.batch(0.1)
+            loop.backward(0.1, 0.1)
+            loop.update(0.1)
+
+    short_steps(1)
+    pages.requests[1] = wire.REQUEST_PING
+    pages.requests[0] = 5
+    short_steps(3)
+    assert pages.answers[0] == 0
+    short_steps(3)
+    assert pages.answers[0] == 5
+    asked = []
+    loop.steps.mailbox = SimpleNamespace(requested=lambda: asked.append(loop.steps.steps))
+    loop.steps.attend()
+    begun = loop.steps.steps
+    short_steps(4)
+    assert asked == [begun + 1, begun + 2, begun + 3, begun + 4]
+    asked.clear()
+    loop.steps.reply(5, wire.ANSWER_DONE)
+    short_steps(10)
+    assert asked == []
+    assert len(loop.records()) == loop.steps.records

@@ -39,7 +39,7 @@ def train(number):
         steps.backward_begins()
         steps.backward_ended(True)
         steps.optimizer_stepped(None, (), {})
-        steps.published_ns = 0
+        steps.due_at = 0
 """
 SERVE = """
 for line in sys.stdin:

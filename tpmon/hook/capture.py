@@ -20,7 +20,6 @@ from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording
 from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
-from tpmon.hook.counts import WATCHED
 from tpmon.hook.guard import Guard
 from tpmon.hook.surroundings import describe, is_ours, torch_folder
 from tpmon.hook.wire_capture import Request
@@ -165,7 +164,7 @@ class Capture:
             begin_words(self._words, request, self._position() + 1)
             self._set(wire_capture.STATE_REGISTERED)
             steps.reply(number, wire_capture.ANSWER_TAKEN)
-            steps.answered = WATCHED
+            steps.attend()
             looked = monotonic_ns()
             refusal = self._refuse(request)
             self._words[wire_capture.CAP_PAUSED_NS] = monotonic_ns() - looked
@@ -190,7 +189,7 @@ class Capture:
             answer = wire_capture.ANSWER_DONE
         steps.reply(number, answer)
         if self._request is not None:
-            steps.answered = WATCHED
+            steps.attend()
 
     def _refuse(self, request: Request) -> str:
         """Say why a request cannot be, "" when it can."""

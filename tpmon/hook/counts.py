@@ -24,13 +24,16 @@ NOBODY = 0
 OFF = -1
 
 WATCHED = -1
-"""As the answered request: no number is, so the end of each step looks at the mailbox."""
+"""As the answered request: no number is, so whoever looks at the mailbox finds a new one (``attend``)."""
 
 NOTHING, BATCH, BACKWARD, UPDATE, CALL = range(5)
 """What happened last, or happens: the last where the program says so, by a scaler or a call."""
 
 SILENT_NS = 1_000_000_000
 """Without the end of a step, counters are published this often."""
+
+DUE_NS = 2_000_000
+"""Steps shorter than this share a record, and a look at the mailbox: both are memory that no cache holds."""
 
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
@@ -65,6 +68,7 @@ class Counts:
         "data_ns",
         "ddp",
         "depth",
+        "due_at",
         "elsewhere",
         "eval_data_ns",
         "eval_forward_ns",
@@ -138,7 +142,7 @@ class Counts:
         self.problem = ""
         self.watch: Any = None
         self.watcher: Any = None
-        self.watch_at = 0
+        self.watch_at = self.due_at = 0
         self.owner = NOBODY
         self.other_thread = self.other_base = self.other_updates = 0
         self.in_data = self.update_in_backward = self.loader_seen = self.graded = False
@@ -242,6 +246,7 @@ class Counts:
         pages.set_status(wire.STATE_RUNNING, self.patches, "")
         self.owner = thread
         self.last_ns = self.published_ns = monotonic_ns()
+        self.due_at = self.last_ns + DUE_NS
         if self.mailbox is not None:
             self.mailbox.opened(self)
         return True
@@ -254,6 +259,21 @@ class Counts:
         self.batches_open = self.backwards_open = self.updates_open = 0
         self.unused_open = self.evals_open = self.at_once = self.samples_open = 0
         self.last_ns = monotonic_ns()
+
+    def settle(self, now: int, may_look: bool) -> None:
+        """Do at the end of a step what need not be done at each: publish, watch the next, answer the mailbox."""
+        self.published_ns = now
+        self.publish(now)
+        if may_look and now >= self.watch_at:
+            self.look(now)
+        if self.requests[0] != self.answered:
+            self.answer()
+        self.due_at = now + DUE_NS if self.watch is None and self.answered != WATCHED else 0
+
+    def attend(self) -> None:
+        """Look at the mailbox at the end of each step from here on, until a request is answered."""
+        self.answered = WATCHED
+        self.due_at = 0
 
     def publish(self, now: int) -> None:
         """Write a record, then that it is there; ``published_ns`` is that of the last step that has one."""

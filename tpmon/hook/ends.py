@@ -10,9 +10,6 @@ from tpmon.hook import wire
 from tpmon.hook.counts import SILENT_NS, Counts
 from tpmon.hook.surroundings import has_gradients_on
 
-_PUBLISH_NS = 2_000_000
-"""Steps shorter than this share a record."""
-
 _AT_ONCE_NS = 30_000
 """So soon after a batch the next is asked for: nothing was computed on it, they are drawn for one step."""
 
@@ -182,13 +179,8 @@ class Ends(Counts):
         self.base_forward = self.forward_ns
         self.base_backward = self.backward_ns
         self.base_other = self.other_ns
-        if now - self.published_ns >= _PUBLISH_NS:
-            self.published_ns = now
-            self.publish(now)
-        if now >= self.watch_at:
-            self.look(now)
-        if self.requests[0] != self.answered:
-            self.answer()
+        if now >= self.due_at:
+            self.settle(now, True)
 
     def _close_eval(self, now: int, steps: int) -> None:
         """Count evaluation steps, and take their time out of that of training."""
@@ -202,10 +194,5 @@ class Ends(Counts):
         self.forward_ns = self.base_forward
         self.backward_ns = self.base_backward
         self.other_ns = self.base_other
-        if now - self.published_ns >= _PUBLISH_NS:
-            self.published_ns = now
-            self.publish(now)
-        if now >= self.watch_at and self.rule == wire.RULE_BATCH:
-            self.look(now)
-        if self.requests[0] != self.answered:
-            self.answer()
+        if now >= self.due_at:
+            self.settle(now, self.rule == wire.RULE_BATCH)
