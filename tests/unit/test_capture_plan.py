@@ -180,7 +180,7 @@ def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:
     assert read_memory_left(str(proc), str(groups)) == 8_000 * 1024
     (groups / "a" / "memory.max").write_text("1000000\n")
     (groups / "a" / "memory.current").write_text("900000\n")
-    (groups / "a" / "memory.stat").write_text("file 5\ninactive_file 50000\n")
+    (groups / "a" / "memory.stat").write_text("file 5\ninactive_file 30000\nactive_file 20000\nshmem 70\n")
     (groups / "a" / "b" / "memory.max").write_text("max\n")
     assert read_memory_left(str(proc), str(groups)) == 150_000
 

@@ -9,6 +9,7 @@ Run: ``make verdicts``; results are kept in a file, so that it goes on where it 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import signal
 import sys
@@ -69,6 +70,7 @@ def run_once(row: Row, seed: int, busy: bool) -> Result:
         accused,
         tuple(sorted(notes)),
         summary=str(last.document.get("summary", "")),
+        document="" if right else json.dumps(last.document),
     )
 
 

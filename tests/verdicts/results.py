@@ -31,6 +31,7 @@ class Result:
     notes: tuple[str, ...]
     skipped: str = ""
     summary: str = ""
+    document: str = ""
 
     @property
     def said(self) -> str:
@@ -116,13 +117,12 @@ def _describe(row: Row, mine: Sequence[Result]) -> str:
 
 
 def write_confusion(results: Iterable[Result]) -> list[str]:
-    """Return the confusion matrix as lines: each true label, then what was said how often."""
+    """Return the confusion matrix as lines: each true label, then what was said how often, also right, or wrong."""
     counts: dict[str, Counter[str]] = {}
     for one in results:
         if not one.skipped:
             row = find_row(one.name)
-            said = f"{row.label}" if one.right else one.said
-            counts.setdefault(str(row.label), Counter())[said] += 1
+            counts.setdefault(str(row.label), Counter())[one.said] += 1
     labels = sorted(counts)
     said = sorted({text for counter in counts.values() for text in counter})
     codes = {text: chr(ord("A") + place % 26) * (1 + place // 26) for place, text in enumerate(said)}

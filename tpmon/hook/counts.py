@@ -261,7 +261,7 @@ class Counts:
         self.last_ns = monotonic_ns()
 
     def settle(self, now: int, may_look: bool) -> None:
-        """Do at the end of a step what need not be done at each: publish, watch the next, answer the mailbox."""
+        """Do at the end of a step what not each needs: publish, watch the next, answer the mailbox."""
         self.published_ns = now
         self.publish(now)
         if may_look and now >= self.watch_at:

@@ -11,12 +11,12 @@ _UNLIMITED = 1 << 62
 def read_memory_left(proc: str = "/proc", cgroup: str = _CGROUP) -> int:
     """Return how many bytes this process may still take: of the machine, and of each cgroup above it."""
     left = _read_available(proc)
-    for folder, limit, used, cache in _list_groups(proc, cgroup):
+    for folder, limit, used, prefix in _list_groups(proc, cgroup):
         most = _read_number(os.path.join(folder, limit))
         taken = _read_number(os.path.join(folder, used))
         if 0 <= most < _UNLIMITED and taken >= 0:
-            # File pages that nobody used lately go before anybody is killed.
-            left = min(left, most - taken + _read_cache(folder, cache))
+            # File pages go before anybody is killed; a data set that is read again and again fills a group.
+            left = min(left, most - taken + _read_cache(folder, prefix))
     return max(left, 0)
 
 
@@ -51,7 +51,7 @@ def _read_available(proc: str) -> int:
 
 
 def _list_groups(proc: str, cgroup: str) -> list[tuple[str, str, str, str]]:
-    """List folder and file names of each cgroup that bounds the memory, nearest first."""
+    """List folder, files and prefix in memory.stat of each cgroup that bounds the memory, nearest first."""
     try:
         with open(f"{proc}/self/cgroup", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
@@ -61,10 +61,10 @@ def _list_groups(proc: str, cgroup: str) -> list[tuple[str, str, str, str]]:
     for line in lines:
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "")
         if controllers == "":
-            root, names = cgroup, ("memory.max", "memory.current", "inactive_file")
+            root, names = cgroup, ("memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
             root = f"{cgroup}/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
@@ -83,13 +83,16 @@ def _read_number(path: str) -> int:
     return int(text) if text.isdigit() else -1
 
 
-def _read_cache(folder: str, name: str) -> int:
+def _read_cache(folder: str, prefix: str) -> int:
+    """Return the bytes of file pages of a cgroup, which those of /dev/shm are not; 0 when unreadable."""
+    wanted = (f"{prefix}inactive_file", f"{prefix}active_file")
+    found = 0
     try:
         with open(f"{folder}/memory.stat", encoding="ascii", errors="replace") as file:
             for line in file:
                 words = line.split()
-                if len(words) == 2 and words[0] == name and words[1].isdigit():
-                    return int(words[1])
+                if len(words) == 2 and words[0] in wanted and words[1].isdigit():
+                    found += int(words[1])
     except OSError:
-        pass
-    return 0
+        return 0
+    return found
