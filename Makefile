@@ -100,6 +100,8 @@ bench-harm: torch-for-tests ## whether a watched training loses steps (docs/over
 
 bench-hook: torch-for-tests ## what the hook costs a training: at import, hot, in real loops (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_hook
+	@echo
+	@$(BIN)/python -m tests.budget.hook_inside
 
 bench-trace: setup ## what reading a trace costs, 5 MB to 1 GB; TRACE="--big --beside PYTHON", "--help"
 	@$(BIN)/python -m tests.budget.bench_trace $(TRACE)

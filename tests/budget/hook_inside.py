@@ -4,6 +4,7 @@ A long step swings by a hundred times what the hook takes, so that blocks with a
 of it. Here two timers stand at each of its places, one around it and one around what it calls in turn:
 what is between them is the hook, in the caches that the step left. The same two timers without a hook
 between them say what they take themselves. Not counted is what the hook's own lines of cache cost others.
+``make bench-hook`` prints the table.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+
+LOOPS = {"linear, loader": 20, "mlp, loader": 40, "transformer, loader": 100, "linear, 4 workers": 20}
+"""The loops of ``bench_hook``, and how many times the hook comes and goes in each."""
 
 
 class Timers:
@@ -27,29 +31,17 @@ class Timers:
         self.ns = 0
         self.steps_ns: list[int] = []
 
-    def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``function`` so that its time is added."""
+    def around(self, function: Callable[..., Any], sign: int) -> Callable[..., Any]:
+        """Wrap ``function`` so that its time is added, or with -1 as ``sign`` taken off again."""
 
-        def outer(*args: Any, **kwargs: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             begin = monotonic_ns()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.ns += monotonic_ns() - begin
+                self.ns += sign * (monotonic_ns() - begin)
 
-        return outer
-
-    def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``function`` so that its time is taken off again."""
-
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            begin = monotonic_ns()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.ns -= monotonic_ns() - begin
-
-        return inner
+        return timed
 
     def before_hooks(self, *_: object) -> None:
         """Begin to count before the other functions after an optimizer's step."""
@@ -78,8 +70,8 @@ class Places:
         self._modules: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
         self._register = register_optimizer_step_post_hook
         HOOK.patches.take_back()
-        self._iterator.__next__ = timers.inside(self._iterator.__next__)
-        self._engines(timers.inside(torch.autograd.graph._engine_run_backward))
+        self._iterator.__next__ = timers.around(self._iterator.__next__, -1)
+        self._engines(timers.around(torch.autograd.graph._engine_run_backward, -1))
         self._bare = self._iterator.__next__, torch.autograd.graph._engine_run_backward
 
     def set(self, hooked: bool) -> Callable[[], None]:
@@ -89,8 +81,8 @@ class Places:
             self._hook.patches.apply()
         after = self._register(self._timers.after_hooks)
         batches, engine = self._iterator.__next__, self._modules[1]._engine_run_backward
-        self._iterator.__next__ = self._timers.outside(batches)
-        self._engines(self._timers.outside(engine))
+        self._iterator.__next__ = self._timers.around(batches, 1)
+        self._engines(self._timers.around(engine, 1))
 
         def back() -> None:
             self._iterator.__next__ = batches
@@ -108,7 +100,7 @@ class Places:
 
 
 def measure_inside(name: str, rounds: int) -> dict[str, float]:
-    """Return the us of a step in the hook, and of the same timers without it: medians, and means of the middle half."""
+    """Return the us of a step, in the hook (quartiles, less the timers) and in the timers alone (median)."""
     import tpmon.hook
     from tests.budget.bench_hook import build_loop
 
@@ -127,20 +119,15 @@ def measure_inside(name: str, rounds: int) -> dict[str, float]:
             back()
             found[hooked] += timers.steps_ns[1:]
     assert not tpmon.hook.problem()
-    every = (monotonic_ns() - began) / (4 * rounds * steps)
-    quarters = {key: statistics.quantiles(taken, n=4) for key, taken in found.items()}
-    middle = {
-        key: statistics.fmean(one for one in taken if quarters[key][0] <= one <= quarters[key][2])
-        for key, taken in found.items()
-    }
+    step_ns = (monotonic_ns() - began) / (4 * rounds * steps)
+    bare, hooked_ns = (statistics.quantiles(found[one], n=4) for one in (False, True))
+    added = [(one - other) / 1e3 for one, other in zip(hooked_ns, bare, strict=True)]
     return {
-        "step_us": every / 1e3,
-        "inside_us": (quarters[True][1] - quarters[False][1]) / 1e3,
-        "mean_us": (middle[True] - middle[False]) / 1e3,
-        "least_us": (quarters[True][0] - quarters[False][0]) / 1e3,
-        "most_us": (quarters[True][2] - quarters[False][2]) / 1e3,
-        "timers_us": quarters[False][1] / 1e3,
-        "steps": len(found[True]),
+        "step_us": step_ns / 1e3,
+        "least_us": added[0],
+        "inside_us": added[1],
+        "most_us": added[2],
+        "timers_us": bare[1] / 1e3,
     }
 
 
@@ -151,5 +138,21 @@ def run_inside(name: str, rounds: int) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
+def rows() -> Iterator[str]:
+    """Measure all loops and write the table line by line."""
+    yield "| inside the hook | a step, all | the hook: median (quartiles) | of the step | the timers themselves |"
+    yield "|---|---|---|---|---|"
+    for name, rounds in LOOPS.items():
+        one = run_inside(name, rounds)
+        yield (
+            f"| {name} | {one['step_us'] / 1e3:.2f} ms | {one['inside_us']:.1f} us ({one['least_us']:.1f} to "
+            f"{one['most_us']:.1f}) | {100 * one['inside_us'] / one['step_us']:.2f} % | {one['timers_us']:.1f} us |"
+        )
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure_inside(sys.argv[1], int(sys.argv[2]))))
+    if len(sys.argv) > 1:
+        print(json.dumps(measure_inside(sys.argv[1], int(sys.argv[2]))))
+    else:
+        for row in rows():
+            print(row, flush=True)

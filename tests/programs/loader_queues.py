@@ -104,10 +104,12 @@ def obey(data: mp.Queue, index: list[mp.Queue], workers: list[mp.Process]) -> No
             taken = [data.get(timeout=20) for _ in range(number)]
             answer = str(sum(message.endswith(BODY) for message in taken))
         elif word == "reap":
-            os.kill(workers[number].pid, signal.SIGKILL)
-            workers[number].join()
+            with data._wlock:  # a worker that dies with it silences the others
+                os.kill(workers[number].pid, signal.SIGKILL)
+                workers[number].join()
         elif word == "stop":
-            os.kill(workers[number].pid, signal.SIGSTOP)
+            with data._wlock:
+                os.kill(workers[number].pid, signal.SIGSTOP)
         elif word == "replace":
             os.dup2(os.open(__file__, os.O_RDONLY), data._reader.fileno())
         print(answer, flush=True)

@@ -185,6 +185,20 @@ def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:
     assert read_memory_left(str(proc), str(groups)) == 150_000
 
 
+def test_file_pages_of_the_first_cgroup_version_count_with_those_of_the_groups_below(tmp_path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (groups / "memory" / "a").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8000 kB\n")
+    (proc / "self" / "cgroup").write_text("7:cpu,cpuacct:/a\n3:memory:/a\n")
+    (groups / "memory" / "a" / "memory.limit_in_bytes").write_text("1000000\n")
+    (groups / "memory" / "a" / "memory.usage_in_bytes").write_text("900000\n")
+    (groups / "memory" / "a" / "memory.stat").write_text(
+        "inactive_file 1\nactive_file 2\ntotal_inactive_file 30000\ntotal_active_file 40000\n"
+    )
+    assert read_memory_left(str(proc), str(groups)) == 170_000
+
+
 def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None:
     stat = Path("/proc/self/stat").read_text()
     start = int(stat[stat.rindex(")") + 2 :].split()[19])

@@ -457,8 +457,8 @@ def test_files_that_took_the_number_of_a_maps_descriptor_stay_open(
 BREAKS = {
     "the pages": "from tpmon.hook import pages\npages.Pages = 5\n",
     "the clock": "train(10)\nHOOK.steps.last_ns = {}\n",
-    "the ring": "train(10)\nHOOK.steps.page = HOOK.steps.due_at = 0\n",
-    "the mailbox": "train(10)\nHOOK.steps.requests, HOOK.steps.due_at = None, 0\n",
+    "the ring": "train(10)\nHOOK.steps.page = HOOK.steps.published_ns = HOOK.steps.due_ns = 0\n",
+    "the mailbox": "train(10)\nHOOK.steps.requests, HOOK.steps.due_ns = None, 0\n",
     "the patches": "train(10)\nHOOK.steps.last_ns = {}\nHOOK.steps.on_off = 5\n",
 }
 

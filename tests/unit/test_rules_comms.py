@@ -413,12 +413,32 @@ def crowded(*got, lock=4):
 
 def test_on_a_crowded_machine_more_cpu_time_tells_the_rank_that_has_more_to_do():
     assert type(judge_straggler(crowded(0.5, 0.45))) is Cleared
-    assert type(judge_straggler(crowded(0.5, 0.35))) is Cleared
+    assert type(judge_straggler(crowded(0.5, 0.4))) is Cleared
     late = judge_straggler(crowded(0.8, 0.35))
     assert said(late) == (Kind.COMMS_BOUND, "straggler")
     assert (late.rank, late.sources) == (0, {"kernel looks", "schedstat"})
     assert late.evidence[-1].value == pytest.approx(0.8 / 0.35)
     assert said(judge_straggler(crowded(0.5, 0.45, lock=8))) == (Kind.COMMS_BOUND, "straggler")
+
+
+def test_who_has_less_to_do_waits_less_where_it_waits_for_a_cpu_too():
+    """Read beside one busy process: a rank with half of the other's work slept 0.25 to 0.44 of the time."""
+    assert said(judge_straggler(crowded(0.71, 0.4, lock=3))) == (Kind.COMMS_BOUND, "straggler")
+    assert type(judge_straggler(crowded(0.55, 0.51, lock=3))) is Cleared
+    assert type(judge_straggler(crowded(0.71, 0.4, lock=2))) is Cleared
+
+
+def test_where_a_card_computes_the_step_the_hosts_cpu_time_says_nothing_of_it():
+    first, second = make_ranks(2)
+    ranks = (replace(first, runnable=0.9, waiting=0.0), replace(second, runnable=0.3, waiting=0.0))
+    cards = (make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
+    for gpus, answer in (((), (Kind.COMMS_BOUND, "straggler")), (cards, Cleared)):
+        frame = make_frame(processes=ranks, loader=(), gpus=gpus)
+        phases = [
+            make_phases({Phase.COMMS: share, Phase.FORWARD: 1 - share}, pid=4211 + i, rank=i)
+            for i, share in enumerate((0.02, 0.25))
+        ]
+        assert said(judge_straggler(scene_of(frame, phases))) == answer
 
 
 def test_more_cpu_time_alone_makes_no_late_rank():

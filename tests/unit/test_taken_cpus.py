@@ -11,10 +11,11 @@ from tpmon.judge.advice import choose
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.phases import Phase
-from tpmon.judge.rules_loader import judge_too_few_workers
+from tpmon.judge.rules_loader import judge_cpu_transform, judge_too_few_workers
 from tpmon.judge.rules_python import judge_single_thread
 from tpmon.judge.scene import see
-from tpmon.judge.taken_cpus import are_taken, find_cores_had, say_free
+from tpmon.judge.suspicion import Cleared
+from tpmon.judge.taken_cpus import are_taken, find_cores_free, find_cores_had, find_cores_spared, say_free
 from tpmon.judge.verdict import rate_confidence
 from tpmon.model.known import Missing
 from tpmon.model.verdict import Confidence
@@ -28,6 +29,11 @@ def few(host_used, budget=16.0, cores=16):
     return starve(0.6, [COMPUTES] * 2, cpu=cpu, frame=ROOM)
 
 
+def free_and_had(scene):
+    free = find_cores_free(scene)
+    return free, find_cores_had(free, scene)
+
+
 def advise(scene):
     found = judge_too_few_workers(scene)
     chosen = choose(found.kind, found.cause, observe(scene, found), gather_facts(scene, found))
@@ -37,7 +43,7 @@ def advise(scene):
 def test_cores_that_others_use_are_not_called_free_nor_given_to_workers():
     """13 of 16 CPUs are others': the workers still are too few, and there is no room for three more."""
     scene = few(15.4)
-    assert find_cores_had(scene) == pytest.approx(0.6)
+    assert free_and_had(scene)[1] == pytest.approx(0.6)
     found, texts = advise(scene)
     assert found.cause == "too-few-workers"
     assert "13.6 of its CPUs are not used by this job, but others leave 0.6" in found.summary
@@ -55,7 +61,7 @@ def test_where_others_leave_nothing_no_workers_are_proposed():
 @pytest.mark.parametrize("host_used", [2.5, 5.0, Missing("masked")])
 def test_quiet_neighbours_change_nothing(host_used):
     scene = few(host_used)
-    assert not are_taken(scene)
+    assert not are_taken(*free_and_had(scene))
     found, texts = advise(scene)
     assert "always have work, 13.6 CPUs are free" in found.summary
     assert rate_confidence(found, 60.0) is Confidence.HIGH
@@ -64,7 +70,35 @@ def test_quiet_neighbours_change_nothing(host_used):
 
 def test_cores_beyond_the_budget_may_be_busy():
     """Of 128 cores 100 are others': the 8 of this job may be free all the same."""
-    assert say_free(few(102.4, budget=8.0, cores=128)) == "5.6 CPUs are free"
+    assert say_free(*free_and_had(few(102.4, budget=8.0, cores=128))) == "5.6 CPUs are free"
+
+
+def test_beside_a_neighbour_the_workers_that_always_compute_say_what_the_job_wants():
+    """Read beside one busy process: the rank wants 0.55 CPUs to run 0.28, and 0.3 of one stays free alone."""
+    worker = {**COMPUTES, "runnable": 1.04, "waiting": 0.25}
+    cpu = {"budget_cores": 2.0, "host_cores": 2, "host_used_cores": 2.0, "run_delay_ratio": 0.31}
+    rank = {"runnable": 0.55, "waiting": 0.27}
+    scene = starve(0.5, [worker], rank=rank, cpu={**cpu, "runnable": 1.59}, frame=ROOM)
+    assert find_cores_free(scene) == pytest.approx(0.41)
+    found, texts = advise(scene)
+    assert "0.6 of its CPUs are not used by this job, but others leave 0.0" in found.summary
+    assert type(judge_cpu_transform(scene)) is Cleared
+    assert not any("num_workers" in text for text in texts)
+    (spared,) = {find_cores_spared(scene, one.workers) for one in scene.ranks}
+    assert spared == pytest.approx(2.0 - 1.59 * 0.69 * 1.04 / 0.79)
+    idle = starve(0.5, [{**worker, "runnable": 0.8}], rank=rank, cpu={**cpu, "runnable": 1.59}, frame=ROOM)
+    unread = {**worker, "waiting": Missing("denied")}
+    for other in (idle, starve(0.5, [unread], rank=rank, cpu={**cpu, "runnable": 1.59}, frame=ROOM)):
+        assert find_cores_spared(other, other.ranks[0].workers) == find_cores_free(other)
+
+
+def test_workers_that_fill_the_cpus_themselves_leave_none():
+    """Read without a neighbour: two workers and their rank on two CPUs."""
+    worker = {**COMPUTES, "waiting": 0.12}
+    cpu = {"budget_cores": 2.0, "host_cores": 2, "host_used_cores": 2.0, "run_delay_ratio": 0.17}
+    scene = starve(0.7, [worker] * 2, rank={"runnable": 0.35}, cpu={**cpu, "runnable": 2.35}, frame=ROOM)
+    assert find_cores_spared(scene, scene.ranks[0].workers) <= 0
+    assert judge_cpu_transform(scene).cause == "cpu-transform"
 
 
 def test_a_single_thread_is_told_what_others_leave():

@@ -38,13 +38,15 @@ def read_now(threads: ThreadSet, *, moved: bool = True, skip: bool = False):
 def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch, count):
     with child(f"start_burning({count}); time.sleep(0.2); say('up'); hear()") as one:
         threads = watch(one.pid)
-        stolen_s = read_stolen_s()
         first = read_now(threads)
         assert first.runnable == Missing("threads are read twice before they show demand")
-        time.sleep(1.0)
-        now = read_now(threads)
-        stolen_s = read_stolen_s() - stolen_s  # which the kernel counts neither as run nor as waited
-    assert count * 0.9 - stolen_s <= now.runnable <= count * 1.1
+        for _ in range(8):  # what the hypervisor takes the kernel counts neither as run nor as waited
+            stolen_s = read_stolen_s()
+            time.sleep(1.0)
+            now = read_now(threads)
+            if read_stolen_s() - stolen_s <= 0.02:
+                break
+    assert now.runnable == pytest.approx(count, rel=0.1)
     assert now.busy_threads == count
     assert now.running + now.waiting == pytest.approx(now.runnable)
     assert now.running <= len(os.sched_getaffinity(0)) + 0.1

@@ -17,7 +17,8 @@ class Result:
     """Hold one run: what was said in the end, from when on it was right, and what accused it.
 
     ``right_after_s`` is -1 where it was not right in the end. ``skipped`` is the reason why the
-    cause could not be made here. ``accused`` are accusing verdicts of single seconds.
+    cause could not be made here. ``accused`` are accusing verdicts of single seconds. ``document`` is
+    the whole last verdict, as JSON, where it was wrong.
     """
 
     name: str
@@ -117,7 +118,7 @@ def _describe(row: Row, mine: Sequence[Result]) -> str:
 
 
 def write_confusion(results: Iterable[Result]) -> list[str]:
-    """Return the confusion matrix as lines: each true label, then what was said how often, also right, or wrong."""
+    """Return the confusion matrix as lines: each true label, then how often what was said."""
     counts: dict[str, Counter[str]] = {}
     for one in results:
         if not one.skipped:

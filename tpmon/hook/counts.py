@@ -32,8 +32,8 @@ NOTHING, BATCH, BACKWARD, UPDATE, CALL = range(5)
 SILENT_NS = 1_000_000_000
 """Without the end of a step, counters are published this often."""
 
-DUE_NS = 2_000_000
-"""Steps shorter than this share a record, and a look at the mailbox: both are memory that no cache holds."""
+SHORT_NS = 2_000_000
+"""Steps shorter than this share a record, and a look at the mailbox."""
 
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
@@ -68,7 +68,7 @@ class Counts:
         "data_ns",
         "ddp",
         "depth",
-        "due_at",
+        "due_ns",
         "elsewhere",
         "eval_data_ns",
         "eval_forward_ns",
@@ -142,7 +142,7 @@ class Counts:
         self.problem = ""
         self.watch: Any = None
         self.watcher: Any = None
-        self.watch_at = self.due_at = 0
+        self.watch_at = self.due_ns = 0
         self.owner = NOBODY
         self.other_thread = self.other_base = self.other_updates = 0
         self.in_data = self.update_in_backward = self.loader_seen = self.graded = False
@@ -246,7 +246,7 @@ class Counts:
         pages.set_status(wire.STATE_RUNNING, self.patches, "")
         self.owner = thread
         self.last_ns = self.published_ns = monotonic_ns()
-        self.due_at = self.last_ns + DUE_NS
+        self.due_ns = self.last_ns + SHORT_NS
         if self.mailbox is not None:
             self.mailbox.opened(self)
         return True
@@ -262,18 +262,19 @@ class Counts:
 
     def settle(self, now: int, may_look: bool) -> None:
         """Do at the end of a step what not each needs: publish, watch the next, answer the mailbox."""
-        self.published_ns = now
-        self.publish(now)
+        if now - self.published_ns >= SHORT_NS:
+            self.published_ns = now
+            self.publish(now)
         if may_look and now >= self.watch_at:
             self.look(now)
         if self.requests[0] != self.answered:
             self.answer()
-        self.due_at = now + DUE_NS if self.watch is None and self.answered != WATCHED else 0
+        self.due_ns = now + SHORT_NS if self.watch is None and self.answered != WATCHED else 0
 
     def attend(self) -> None:
         """Look at the mailbox at the end of each step from here on, until a request is answered."""
         self.answered = WATCHED
-        self.due_at = 0
+        self.due_ns = 0
 
     def publish(self, now: int) -> None:
         """Write a record, then that it is there; ``published_ns`` is that of the last step that has one."""

@@ -179,7 +179,7 @@ class Ends(Counts):
         self.base_forward = self.forward_ns
         self.base_backward = self.backward_ns
         self.base_other = self.other_ns
-        if now >= self.due_at:
+        if now >= self.due_ns:
             self.settle(now, True)
 
     def _close_eval(self, now: int, steps: int) -> None:
@@ -194,5 +194,5 @@ class Ends(Counts):
         self.forward_ns = self.base_forward
         self.backward_ns = self.base_backward
         self.other_ns = self.base_other
-        if now >= self.due_at:
+        if now >= self.due_ns:
             self.settle(now, self.rule == wire.RULE_BATCH)

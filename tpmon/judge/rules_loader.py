@@ -85,7 +85,7 @@ def judge_cpu_transform(scene: Scene) -> Answer:
     if _pools_fight(found, scene):
         return Cleared("transforms in the workers (their thread pools fight for the CPUs)")
     if is_known(found.cores_free) and found.cores_free >= FREE_CORES:
-        return Cleared(f"transforms beyond the CPUs ({say_free(scene)})")
+        return Cleared(f"transforms beyond the CPUs ({say_free(found.cores_free, found.cores_had)})")
     return suspect_loader(
         found,
         scene,
@@ -117,7 +117,7 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Cleared("too few workers (most of their time goes into collate)")
     if _pools_fight(found, scene):
         return Cleared("too few workers (their thread pools fight for the CPUs)")
-    count = len(found.workers)
+    count, taken = len(found.workers), are_taken(found.cores_free, found.cores_had)
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
     if count < len(found.rank.workers):
         words = f"of the loader in use, {words}"
@@ -125,8 +125,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         found,
         scene,
         "too-few-workers",
-        f"{words}, {say_free(scene)}",
-        margin=min(found.cores_free / FREE_CORES, CROWDED_MARGIN if are_taken(scene) else math.inf),
+        f"{words}, {say_free(found.cores_free, found.cores_had)}",
+        margin=min(found.cores_free / FREE_CORES, CROWDED_MARGIN if taken else math.inf),
         sources=frozenset((WORKERS,)),
         evidence=(reading("CPUs free", found.cores_had, "CPUs", "schedstat", scene.frame.ages_s.threads),),
         observed=frozenset((Need.WORKERS_CPU_BOUND,)) if load is Load.COMPUTE else frozenset(),

@@ -227,7 +227,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
     idle = find_gpu_idle(rank, scene)
     gain = min(share.ratio, idle) if is_known(idle) else share.ratio
     ages = scene.frame.ages_s
-    got = say_got(scene)
+    got, had = say_got(scene), find_cores_had(free, scene)
     logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2
     needs = {Need.ONE_THREAD_BUSY}
     if logging:
@@ -237,10 +237,10 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         cause="single-thread",
         weight=gain,
         margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN)
-        if got or are_taken(scene)
+        if got or are_taken(free, had)
         else share.low / PYTHON_SHARE,
         sources=frozenset(("stacks", "schedstat")),
-        summary=f"{_say_single(rank, share, logs=logging)}, {say_free(scene)}"
+        summary=f"{_say_single(rank, share, logs=logging)}, {say_free(free, had)}"
         if not got
         else f"{_say_single(rank, share, logs=logging)}; {got}: {find_taker(scene).value}",
         evidence=(
@@ -248,7 +248,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
                 "Python outside of the step", 100 * share.ratio, "%", scene.frame.sources.stacks, ages.stacks
             ),
             reading("threads runnable", rank.demand, "threads", "schedstat", ages.threads),
-            reading("CPUs free", find_cores_had(scene), "CPUs", "schedstat", ages.threads),
+            reading("CPUs free", had, "CPUs", "schedstat", ages.threads),
         ),
         share=gain,
         share_low=min(share.low, gain),

@@ -22,7 +22,7 @@ from tpmon.judge.once import Once
 from tpmon.judge.phases import DataPart, Share
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, demand_of
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure, reading
-from tpmon.judge.taken_cpus import FREE_CORES, find_cores_free, find_cores_had
+from tpmon.judge.taken_cpus import FREE_CORES, find_cores_had, find_cores_spared
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import ThreadKind
@@ -101,6 +101,7 @@ def _cap(share: Share, most: float) -> Share:
 
 def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Scene) -> Starved:
     workers = rank.feeders
+    free = find_cores_spared(scene, workers)
     return Starved(
         rank=rank,
         wait=wait,
@@ -109,8 +110,8 @@ def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Sc
         idle=_mean(workers, lambda one: one.idle_ratio),
         demand=_mean(workers, lambda one: one.demand),
         blocked=_mean(workers, lambda one: one.blocked_ratio if one.waits else NOT_READ),
-        cores_free=find_cores_free(scene),
-        cores_had=find_cores_had(scene),
+        cores_free=free,
+        cores_had=find_cores_had(free, scene),
     )
 
 

@@ -6,15 +6,18 @@ that. A cause is told by the first, a proposal and its words by both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from tpmon.judge.medians import median_known
-from tpmon.judge.scene import Scene
+from tpmon.judge.scene import Scene, WorkerScene
 from tpmon.model.host import CpuSample
 from tpmon.model.known import Known, Missing, is_known, map_known
 
 FREE_CORES = 0.5
 """Cores left over from which one more worker gains something; the advice asks the same."""
+PACE_DEMAND = 0.9
+"""Demand of each worker from which the workers set the job's pace: they compute all the time."""
 TAKEN_RATIO = 0.25
 """Part of the free cores that others use from which it is said."""
 NEIGHBOUR_LEAST = 0.2
@@ -46,6 +49,30 @@ def find_cores_free(scene: Scene) -> Known[float]:
     return max(0.0, scene.budget - scene.runnable)
 
 
+def find_cores_spared(scene: Scene, workers: Sequence[WorkerScene]) -> Known[float]:
+    """Return the cores of the budget that the job would leave without neighbours, whose pace ``workers`` set.
+
+    A rank that waits for its workers does little, and beside a busy neighbour waits for a CPU each time:
+    its demand is twice what it runs. Alone, workers that compute all the time would run ``demand / run``
+    times as much, and all else with them. Waiting makes both estimates too low, so the higher one counts.
+    """
+    free = find_cores_free(scene)
+    paces = [(one.demand, one.waiting) for one in workers]
+    known = [(want, wait) for want, wait in paces if is_known(want) and is_known(wait)]
+    if not known or len(known) < len(paces) or any(want < PACE_DEMAND for want, _ in known):
+        return free
+    if not (is_known(free) and is_known(scene.budget)):
+        return free
+    if not (is_known(scene.runnable) and is_known(scene.delay_ratio)):
+        return free
+    wanted = sum(want for want, _ in known)
+    ran = wanted - sum(wait for _, wait in known)
+    if ran <= 0:
+        return free
+    run = scene.runnable * (1 - min(scene.delay_ratio, 1.0))
+    return max(free, scene.budget - run * wanted / ran)
+
+
 def find_cores_left(scene: Scene) -> Known[float]:
     """Return the cores of the machine that nobody uses."""
     cores = scene.frame.cpu.host_cores
@@ -53,26 +80,24 @@ def find_cores_left(scene: Scene) -> Known[float]:
     return map_known(lambda busy: max(0.0, cores - busy), used)
 
 
-def find_cores_had(scene: Scene) -> Known[float]:
-    """Return the cores that more threads of the job would find free: those that others leave of its own."""
-    free, left = find_cores_free(scene), find_cores_left(scene)
+def find_cores_had(free: Known[float], scene: Scene) -> Known[float]:
+    """Return the cores that more threads of the job would find: those that others leave of its own."""
+    left = find_cores_left(scene)
     return min(free, left) if is_known(free) and is_known(left) else free
 
 
-def are_taken(scene: Scene) -> bool:
+def are_taken(free: Known[float], had: Known[float]) -> bool:
     """Tell whether others use a good part of the cores that the job leaves."""
-    free, had = find_cores_free(scene), find_cores_had(scene)
     if not is_known(free) or not is_known(had):
         return False
     return free - had >= max(FREE_CORES, TAKEN_RATIO * free)
 
 
-def say_free(scene: Scene) -> str:
+def say_free(free: Known[float], had: Known[float]) -> str:
     """Say how many cores are free: "5.8 CPUs are free"; "" where it was not read."""
-    free, had = find_cores_free(scene), find_cores_had(scene)
     if not is_known(free) or not is_known(had):
         return ""
-    if are_taken(scene):
+    if are_taken(free, had):
         return f"{free:.1f} of its CPUs are not used by this job, but others leave {had:.1f}"
     return f"{free:.1f} CPUs are free"
 
