@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.children import child
 from tpmon import capture_command, config
 from tpmon.capture.bus import NoHookError, open_bus
 from tpmon.capture.files import Place, clear_parts, pack, parse_conditions
@@ -200,10 +201,11 @@ def test_file_pages_of_the_first_cgroup_version_count_with_those_of_the_groups_b
 
 
 def test_a_process_without_the_hook_is_told_how_to_start_again(tmp_path) -> None:
-    stat = Path("/proc/self/stat").read_text()
-    start = int(stat[stat.rindex(")") + 2 :].split()[19])
-    with pytest.raises(NoHookError, match="has no hook"):
-        open_bus(Identity(os.getpid(), start))
+    with child("say('up'); hear()") as one:
+        stat = Path(f"/proc/{one.pid}/stat").read_text()
+        start = int(stat[stat.rindex(")") + 2 :].split()[19])
+        with pytest.raises(NoHookError, match="has no hook"):
+            open_bus(Identity(one.pid, start))
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "cmdline").write_bytes(b"python\0train.py\0--name\0a b\0")
     (tmp_path / "12" / "cwd").symlink_to("/home/me/my run")

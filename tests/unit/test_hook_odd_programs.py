@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(
 BEGIN = """
 import json, sys
 import tpmon.hook, torch
-from tpmon.hook import watch
+from tpmon.hook import counts, watch
 from tpmon.hook.installation import HOOK
-watch._EVERY_NS = 1
+watch._EVERY_NS, counts.SHORT_NS = 1, 0  # every other step is watched, however short
 S = HOOK.steps
 
 def model():
