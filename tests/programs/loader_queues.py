@@ -110,6 +110,7 @@ def obey(data: mp.Queue, index: list[mp.Queue], workers: list[mp.Process]) -> No
         elif word == "stop":
             with data._wlock:
                 os.kill(workers[number].pid, signal.SIGSTOP)
+                os.waitid(os.P_PID, workers[number].pid, os.WSTOPPED | os.WNOWAIT)
         elif word == "replace":
             os.dup2(os.open(__file__, os.O_RDONLY), data._reader.fileno())
         print(answer, flush=True)

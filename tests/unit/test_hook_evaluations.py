@@ -318,9 +318,9 @@ def test_short_steps_share_a_look_at_the_mailbox_until_a_request_is_under_way(lo
     pages = loop.steps.pages
     assert pages is not None
 
-    def short_steps(number: int) -> None:
+    def short_steps(number: int, data_ms: float = 0.1) -> None:
         for _ in range(number):
-            loop.batch(0.1)
+            loop.batch(data_ms)
             loop.backward(0.1, 0.1)
             loop.update(0.1)
 
@@ -338,6 +338,10 @@ def test_short_steps_share_a_look_at_the_mailbox_until_a_request_is_under_way(lo
     short_steps(4)
     assert loop.steps.records <= records + 1, "1.6 ms: they share a record all the same"
     assert asked == [begun + 1, begun + 2, begun + 3, begun + 4]
+    short_steps(1, data_ms=2.0)  # which is written when the next one has begun
+    records = loop.steps.records
+    short_steps(3, data_ms=2.0)
+    assert loop.steps.records == records + 3, "those that are long have one each"
     asked.clear()
     loop.steps.reply(5, wire.ANSWER_DONE)
     short_steps(10)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_target
 from tests.judging import hold, make_looks, make_phases, scene_of
+from tests.starving import line_up
 from tpmon.judge import rules_comms
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
@@ -17,11 +18,12 @@ from tpmon.judge.rules_comms import judge_comms_unknown, judge_straggler, judge_
 from tpmon.judge.rules_healthy import judge_cpu_compute
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.judge.verdict import rate_confidence
 from tpmon.model.gpu import ThrottleShare
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import ThreadGroup, ThreadKind
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Confidence, Kind
 
 UNREAD = Missing("not permitted")
 HOLLOW = {"sm_pct": 100.0, "sm_active_pct": 6.0, "tensor_pct": 0.0, "dram_pct": 0.5, "power_w": 130.0}
@@ -413,7 +415,7 @@ def crowded(*got, lock=4):
 
 def test_on_a_crowded_machine_more_cpu_time_tells_the_rank_that_has_more_to_do():
     assert type(judge_straggler(crowded(0.5, 0.45))) is Cleared
-    assert type(judge_straggler(crowded(0.5, 0.4))) is Cleared
+    assert type(judge_straggler(crowded(0.5, 0.37))) is Cleared
     late = judge_straggler(crowded(0.8, 0.35))
     assert said(late) == (Kind.COMMS_BOUND, "straggler")
     assert (late.rank, late.sources) == (0, {"kernel looks", "schedstat"})
@@ -423,9 +425,31 @@ def test_on_a_crowded_machine_more_cpu_time_tells_the_rank_that_has_more_to_do()
 
 def test_who_has_less_to_do_waits_less_where_it_waits_for_a_cpu_too():
     """Read beside one busy process: a rank with half of the other's work slept 0.25 to 0.44 of the time."""
-    assert said(judge_straggler(crowded(0.71, 0.4, lock=3))) == (Kind.COMMS_BOUND, "straggler")
+    late = judge_straggler(crowded(0.71, 0.4, lock=3))
+    assert said(late) == (Kind.COMMS_BOUND, "straggler")
+    assert rate_confidence(late, 60.0) is Confidence.MEDIUM
     assert type(judge_straggler(crowded(0.55, 0.51, lock=3))) is Cleared
     assert type(judge_straggler(crowded(0.71, 0.4, lock=2))) is Cleared
+    unseen = replace(crowded(0.71, 0.4, lock=3).frame, gpus=Missing("nvidia-smi hangs"))
+    assert type(judge_straggler(scene_of(unseen))) is Cleared
+
+
+def test_where_cpus_are_free_who_waits_little_waits_for_nobody():
+    """A rank that waits runs less: there the CPU time says nothing that the wait has not said."""
+    frame = crowded(0.9, 0.5, lock=3).frame
+    free = replace(frame, cpu=make_cpu(budget_cores=16.0, run_delay_ratio=0.02))
+    assert type(judge_straggler(scene_of(free))) is Cleared
+    late = judge_straggler(scene_of(replace(free, main_threads=crowded(0.9, 0.5, lock=5).frame.main_threads)))
+    assert said(late) == (Kind.COMMS_BOUND, "straggler")
+    assert late.sources == {"kernel looks"}
+
+
+def test_cpu_time_is_a_mean_as_the_waits_are():
+    """A rank that evaluates alone for 6 s of 10 has 2.4 times the CPU time, not the 50 times of most seconds."""
+    both, alone = crowded(0.8, 0.8, lock=1), crowded(0.8, 0.02, lock=9)
+    frames = line_up([both.frame] * 4 + [alone.frame] * 7)
+    late = judge_straggler(see(frames))
+    assert late.evidence[-1].value == pytest.approx(0.8 * 11 / (0.8 * 4 + 0.02 * 7))
 
 
 def test_where_a_card_computes_the_step_the_hosts_cpu_time_says_nothing_of_it():
@@ -433,7 +457,8 @@ def test_where_a_card_computes_the_step_the_hosts_cpu_time_says_nothing_of_it():
     ranks = (replace(first, runnable=0.9, waiting=0.0), replace(second, runnable=0.3, waiting=0.0))
     cards = (make_gpu(0, pids=(4211,)), make_gpu(1, pids=(4212,)))
     for gpus, answer in (((), (Kind.COMMS_BOUND, "straggler")), (cards, Cleared)):
-        frame = make_frame(processes=ranks, loader=(), gpus=gpus)
+        cpu = make_cpu(budget_cores=2.0, run_delay_ratio=0.4)
+        frame = make_frame(processes=ranks, loader=(), gpus=gpus, cpu=cpu)
         phases = [
             make_phases({Phase.COMMS: share, Phase.FORWARD: 1 - share}, pid=4211 + i, rank=i)
             for i, share in enumerate((0.02, 0.25))

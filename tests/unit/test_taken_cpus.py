@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
 from tests.frames import GIB, make_memory
 from tests.judging import make_phases
-from tests.starving import COMPUTES, line_up, make_second, starve
+from tests.starving import COMPUTES, WORKER_WAIT, line_up, make_second, starve
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import gather_facts, observe
@@ -74,31 +76,67 @@ def test_cores_beyond_the_budget_may_be_busy():
 
 
 def test_beside_a_neighbour_the_workers_that_always_compute_say_what_the_job_wants():
-    """Read beside one busy process: the rank wants 0.55 CPUs to run 0.28, and 0.3 of one stays free alone."""
-    worker = {**COMPUTES, "runnable": 1.04, "waiting": 0.25}
-    cpu = {"budget_cores": 2.0, "host_cores": 2, "host_used_cores": 2.0, "run_delay_ratio": 0.31}
-    rank = {"runnable": 0.55, "waiting": 0.27}
-    scene = starve(0.5, [worker], rank=rank, cpu={**cpu, "runnable": 1.59}, frame=ROOM)
-    assert find_cores_free(scene) == pytest.approx(0.41)
-    found, texts = advise(scene)
-    assert "0.6 of its CPUs are not used by this job, but others leave 0.0" in found.summary
-    assert type(judge_cpu_transform(scene)) is Cleared
+    """Read beside one busy process: the rank wants 0.55 CPUs and runs 0.28."""
+    found, texts = advise(beside())
+    assert find_cores_free(beside()) == pytest.approx(0.41)
+    assert "0.6 of its CPUs are not used by this job, but others leave 0.1" in found.summary
+    assert rate_confidence(found, 60.0) is not Confidence.HIGH
+    assert {one.name: one.value for one in found.evidence}["CPUs free"] == pytest.approx(0.1)
+    assert type(judge_cpu_transform(beside())) is Cleared
     assert not any("num_workers" in text for text in texts)
-    (spared,) = {find_cores_spared(scene, one.workers) for one in scene.ranks}
-    assert spared == pytest.approx(2.0 - 1.59 * 0.69 * 1.04 / 0.79)
-    idle = starve(0.5, [{**worker, "runnable": 0.8}], rank=rank, cpu={**cpu, "runnable": 1.59}, frame=ROOM)
-    unread = {**worker, "waiting": Missing("denied")}
-    for other in (idle, starve(0.5, [unread], rank=rank, cpu={**cpu, "runnable": 1.59}, frame=ROOM)):
-        assert find_cores_spared(other, other.ranks[0].workers) == find_cores_free(other)
+    assert any("transform" in text for text in texts)
+
+
+def test_where_nobody_says_what_others_use_one_more_worker_is_proposed():
+    found, texts = advise(beside(host_used=Missing("masked")))
+    assert "always has work, 0.6 CPUs are free" in found.summary
+    assert rate_confidence(found, 60.0) is not Confidence.HIGH
+    assert found.observed & {Need.CORES_FREE, Need.CORES_FULL} == {Need.CORES_FREE}
+    assert Need.CORES_FULL not in observe(beside(host_used=Missing("masked")), found)
+    assert any("raise num_workers from 1 to 2" in text for text in texts)
+
+
+def beside(worker=MappingProxyType({}), rank=MappingProxyType({}), host_used=1.9, wanted=1.59):
+    """See one worker that always computes, and its rank, on two CPUs beside a busy process."""
+    kind = {**COMPUTES, "runnable": 1.04, "waiting": 0.25, **worker}
+    cpu = {"budget_cores": 2.0, "host_cores": 2, "host_used_cores": host_used, "run_delay_ratio": 0.33}
+    own = {"runnable": 0.55, "waiting": 0.27, "busy_threads": 1, **rank}
+    return starve(0.5, [kind], rank=own, cpu={**cpu, "runnable": wanted}, frame=ROOM)
+
+
+SPARED = {
+    "as read": (beside(), 2.0 - 1.04 - 0.28 * 1.04 / 0.79),
+    "the worker waits longer than the rank": (
+        beside({"runnable": 1.0, "waiting": 0.5}, {"runnable": 0.4, "waiting": 0.05}, wanted=1.4),
+        0.3,
+    ),
+    "another rank wants one": (beside(wanted=2.59), 0.0),
+    "the worker rests a little": (beside({"runnable": 0.8}), 0.41),
+    "the worker waits for work": (beside({"waits_for": WORKER_WAIT}), 0.41),
+    "the worker has a pool": (beside({"busy_threads": 4}), 0.41),
+    "the rank has a pool": (beside(rank={"busy_threads": 2}), 0.41),
+    "the worker never ran": (beside({"waiting": 1.04}), 0.41),
+    "its wait was not read": (beside({"waiting": Missing("denied")}), 0.41),
+    "the rank's wait was not read": (beside(rank={"waiting": Missing("denied")}), 0.41),
+}
+
+
+@pytest.mark.parametrize(("scene", "spared"), SPARED.values(), ids=SPARED)
+def test_what_the_job_would_leave_alone(scene, spared):
+    assert find_cores_spared(scene.ranks[0], scene) == pytest.approx(spared)
 
 
 def test_workers_that_fill_the_cpus_themselves_leave_none():
     """Read without a neighbour: two workers and their rank on two CPUs."""
     worker = {**COMPUTES, "waiting": 0.12}
     cpu = {"budget_cores": 2.0, "host_cores": 2, "host_used_cores": 2.0, "run_delay_ratio": 0.17}
-    scene = starve(0.7, [worker] * 2, rank={"runnable": 0.35}, cpu={**cpu, "runnable": 2.35}, frame=ROOM)
-    assert find_cores_spared(scene, scene.ranks[0].workers) <= 0
+    rank = {"runnable": 0.35, "waiting": 0.17, "busy_threads": 1}
+    scene = starve(0.7, [worker] * 2, rank=rank, cpu={**cpu, "runnable": 2.35}, frame=ROOM)
     assert judge_cpu_transform(scene).cause == "cpu-transform"
+    wide = starve(
+        0.7, [worker] * 2, rank=rank, cpu={**cpu, "budget_cores": 3.0, "runnable": 2.35}, frame=ROOM
+    )
+    assert find_cores_spared(wide.ranks[0], wide) == pytest.approx(1.0 - 0.18 / 0.88)
 
 
 def test_a_single_thread_is_told_what_others_leave():

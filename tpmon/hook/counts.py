@@ -33,7 +33,7 @@ SILENT_NS = 1_000_000_000
 """Without the end of a step, counters are published this often."""
 
 SHORT_NS = 2_000_000
-"""Steps shorter than this share a record, and a look at the mailbox."""
+"""Steps shorter than this share a record, and a look at the mailbox where no request is under way."""
 
 _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""

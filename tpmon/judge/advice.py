@@ -130,7 +130,14 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "denser-format",
         "fewer-workers",
     ),
-    (Kind.DATA_BOUND, "too-few-workers"): ("more-workers", "more-readers", "cap-worker-threads"),
+    (Kind.DATA_BOUND, "too-few-workers"): (
+        "more-workers",
+        "more-readers",
+        "cap-worker-threads",
+        "gpu-transforms",
+        "transform-once",
+        "decode-smaller",
+    ),
     (Kind.DATA_BOUND, "one-slow-worker"): (
         "continue-process",
         "look-at-worker",

@@ -80,18 +80,20 @@ def _observe_loader(scene: Scene) -> set[Need]:
     return seen
 
 
-def _cores_free(scene: Scene, wanted: float) -> float:
-    """Return the cores that neither the job, which wants so many, nor others use."""
+def _cores_free(scene: Scene, suspicion: Suspicion, wanted: float) -> float:
+    """Return the cores that neither the job, which wants so many, nor others use; a rule may know it."""
+    if is_known(suspicion.cores_free):
+        return suspicion.cores_free
     free = max(0.0, known_or(scene.budget, 0.0) - wanted)
     return min(free, known_or(find_cores_left(scene), free))
 
 
-def _observe_cpus(scene: Scene) -> set[Need]:
+def _observe_cpus(scene: Scene, suspicion: Suspicion) -> set[Need]:
     seen = set()
     budget, used, runnable = scene.budget, scene.used, scene.runnable
     if is_known(budget) and is_known(used):
         wanted = max(used, known_or(runnable, used))
-        if _cores_free(scene, wanted) >= FREE_CORES:
+        if _cores_free(scene, suspicion, wanted) >= FREE_CORES:
             seen.add(Need.CORES_FREE)
         elif wanted >= FULL_RATIO * budget:
             seen.add(Need.CORES_FULL)
@@ -168,7 +170,8 @@ def _observe_taxes(scene: Scene) -> set[Need]:
 
 def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
-    seen = _observe_loader(scene) | _observe_cpus(scene) | _observe_cards(scene) | _observe_memory(scene)
+    seen = _observe_loader(scene) | _observe_cpus(scene, suspicion)
+    seen |= _observe_cards(scene) | _observe_memory(scene)
     for rank in scene.ranks:
         if is_known(rank.phases):
             seen |= rank.phases.sights
@@ -271,7 +274,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     workers: Known[int] = max(counts) if counts else Missing("no rank was read")
     budget, used = scene.budget, scene.used
     free: Known[float] = (
-        _cores_free(scene, max(used, known_or(scene.runnable, used)))
+        _cores_free(scene, suspicion, max(used, known_or(scene.runnable, used)))
         if is_known(budget) and is_known(used)
         else Missing("CPU budget or use not read")
     )

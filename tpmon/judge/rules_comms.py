@@ -8,23 +8,25 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.comms_traffic import NIC_SOURCE, find_traffic, say_traffic
-from tpmon.judge.medians import median_known
+from tpmon.judge.medians import mean_known, median_known
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import Wait, find_waits
 from tpmon.judge.rules_cards import (
     CAP_PCT,
     CAPPED_POWER_RATIO,
     find_odd_cap,
+    find_unseen_cards,
     is_braked,
     is_hot,
     is_loaded,
 )
+from tpmon.judge.rules_cpu import CROWDED_MARGIN
 from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.scene import RankScene, Scene, ranks_on
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or, map_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
@@ -38,13 +40,13 @@ more; two equal gloo ranks of a small model exchange gradients for up to a quart
 CROWDED_RATIO = 0.3
 """Share of their demand that the job's threads wait for a CPU from which ranks take turns and so wait
 for each other."""
-WORKS_MORE = 1.3
+WORKS_MORE = 1.4
 """CPU time that a late rank takes over what the others take, from which it has more to do: they make the same
-steps, so neighbours change the times of all and not their ratio. Beside a busy process equal work is 0.91 to
-1.07, and three forward passes more are 1.49 to 1.86."""
-MORE_WAITING_RATIO = 0.15
-"""Share that the others wait, and wait more, from which such a rank holds them: beside a busy process they
-wait for a CPU in what they would wait for it, 0.25 to 0.44 of the time where it is 0.43 alone."""
+steps, so neighbours change this ratio little. Beside a busy process equal work is 0.91 to 1.07, and three
+forward passes more are 1.49 to 2.04."""
+CROWDED_GAP = 0.15
+"""How much less than the others such a rank waits on crowded CPUs: they wait for a CPU in part of the time
+that they would wait for it, and for it 0.25 to 0.44 of the time where it is 0.43 alone."""
 BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back."""
 CARD_EXPLAINS = 0.5
@@ -110,16 +112,23 @@ def _is_crowded(scene: Scene) -> bool:
     return not scene.cards and is_known(scene.delay_ratio) and scene.delay_ratio >= CROWDED_RATIO
 
 
-def _cpu_time(rank: RankScene) -> Known[float]:
-    """Return the CPUs that a rank got over the span: its demand without what it waited for them."""
-    if not is_known(rank.demand):
-        return rank.demand
-    return map_known(lambda waiting: max(0.0, known_or(rank.demand, 0.0) - waiting), rank.waiting)
+def _cpu_time(rank: RankScene, scene: Scene) -> Known[float]:
+    """Return the CPUs that a rank got over the span, a mean as the waits are."""
+    return mean_known(
+        one.runnable if isinstance(one.runnable, Missing) else _take_off(one.runnable, one.waiting)
+        for frame in scene.frames
+        for one in frame.processes
+        if one.pid == rank.process.pid
+    )
 
 
-def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
+def _take_off(wanted: float, waiting: Known[float]) -> Known[float]:
+    return map_known(lambda waited: max(0.0, wanted - waited), waiting)
+
+
+def _work_ratio(late: RankScene, others: Sequence[RankScene], scene: Scene) -> Known[float]:
     """Return how much more CPU time a rank takes than the typical other one."""
-    own, typical = _cpu_time(late), median_known(_cpu_time(one) for one in others)
+    own, typical = _cpu_time(late, scene), median_known(_cpu_time(one, scene) for one in others)
     if not is_known(own) or not is_known(typical):
         return own if isinstance(own, Missing) else typical
     return own / typical if typical > 0 else Missing("the others took no CPU time")
@@ -131,13 +140,15 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         return None
     typical = statistics.median(one.ratio for one in others)
     gap = typical - late.ratio
-    more = _work_ratio(late.rank, [one.rank for one in others])
-    # The host's CPU time is the step's only where no card computes it.
-    works_more = not scene.cards and is_known(more) and more >= WORKS_MORE
+    more = _work_ratio(late.rank, [one.rank for one in others], scene)
+    is_crowded = _is_crowded(scene)
     # A neighbour takes more from one rank than from the other; it gives neither of them more to do.
-    least = 2 * BEHIND_RATIO if _is_crowded(scene) else BEHIND_RATIO
-    least_wait, least = (MORE_WAITING_RATIO,) * 2 if works_more else (WAITING_RATIO, least)
-    if typical < least_wait or gap < least or late.high >= typical:
+    least = 2 * BEHIND_RATIO if is_crowded else BEHIND_RATIO
+    waits_long = typical >= WAITING_RATIO and gap >= least
+    works_more = is_crowded and is_known(more) and more >= WORKS_MORE and not find_unseen_cards(scene)
+    if not waits_long and not (works_more and gap >= CROWDED_GAP):
+        return None
+    if late.high >= typical:
         return None
     name = name_rank(late.rank)
     age = scene.frame.ages_s.stacks
@@ -147,7 +158,7 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         kind=Kind.COMMS_BOUND,
         cause="straggler",
         weight=gap,
-        margin=min(typical / least_wait, gap / least),
+        margin=min(typical / WAITING_RATIO, gap / least) if waits_long else CROWDED_MARGIN,
         sources=_sources(others) | ({"schedstat"} if works_more else set()),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(

@@ -21,7 +21,7 @@ from tpmon.judge.starvation import (
     suspect_loader,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
-from tpmon.judge.taken_cpus import FREE_CORES, are_taken, say_free
+from tpmon.judge.taken_cpus import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.worker_load import (
     BUSY_WORKER,
     Load,
@@ -117,7 +117,9 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Cleared("too few workers (most of their time goes into collate)")
     if _pools_fight(found, scene):
         return Cleared("too few workers (their thread pools fight for the CPUs)")
-    count, taken = len(found.workers), are_taken(found.cores_free, found.cores_had)
+    count = len(found.workers)
+    by_demand = known_or(find_cores_free(scene), 0.0) >= FREE_CORES
+    is_plain = by_demand and not are_taken(found.cores_free, found.cores_had)
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
     if count < len(found.rank.workers):
         words = f"of the loader in use, {words}"
@@ -126,7 +128,7 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         scene,
         "too-few-workers",
         f"{words}, {say_free(found.cores_free, found.cores_had)}",
-        margin=min(found.cores_free / FREE_CORES, CROWDED_MARGIN if taken else math.inf),
+        margin=min(found.cores_free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
         sources=frozenset((WORKERS,)),
         evidence=(reading("CPUs free", found.cores_had, "CPUs", "schedstat", scene.frame.ages_s.threads),),
         observed=frozenset((Need.WORKERS_CPU_BOUND,)) if load is Load.COMPUTE else frozenset(),

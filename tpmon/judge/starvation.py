@@ -69,7 +69,7 @@ class Starved:
     demand: Known[float]
     blocked: Known[float]
     cores_free: Known[float]
-    """Cores of the budget that the job leaves."""
+    """Cores of the budget that the job leaves, or would without neighbours where that is known."""
     cores_had: Known[float]
     """Those of them that others leave too."""
 
@@ -101,7 +101,7 @@ def _cap(share: Share, most: float) -> Share:
 
 def _see(rank: RankScene, wait: DataWait, gpu_idle: Applicable[float], scene: Scene) -> Starved:
     workers = rank.feeders
-    free = find_cores_spared(scene, workers)
+    free = find_cores_spared(rank, scene)
     return Starved(
         rank=rank,
         wait=wait,
@@ -326,6 +326,7 @@ def suspect_loader(
         share_low=share.low,
         share_high=share.high,
         observed=observed | see_cores(found),
+        cores_free=found.cores_had if is_known(found.cores_had) else NOT_APPLICABLE,
         pid=pid if is_known(pid) else found.rank.process.pid,
         rank=found.rank.process.rank,
         needed_ratio=needed if found.workers else NOT_APPLICABLE,

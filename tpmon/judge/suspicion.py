@@ -41,6 +41,8 @@ class Suspicion:
     """What it points at, where it points at one process, rank or card."""
     needed_ratio: Applicable[float] = NOT_APPLICABLE
     """Batches per second that the compute could take over those that the loader makes."""
+    cores_free: Applicable[float] = NOT_APPLICABLE
+    """CPUs that more threads of the job would find, where the rule tells them."""
     since_ns: Applicable[int] = NOT_APPLICABLE
     """CLOCK_MONOTONIC of its onset where the rule saw it in the history."""
     held_ns: Applicable[int] = NOT_APPLICABLE

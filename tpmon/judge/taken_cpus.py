@@ -1,23 +1,24 @@
 """Say which of the job's CPUs are free, and who has those that its threads wait for. Pure.
 
-Two questions: what the job leaves of its budget, which neighbours do not change, and what others leave of
-that. A cause is told by the first, a proposal and its words by both.
+Two questions: what the job leaves of its budget, and what others leave of that. A cause is told by the first,
+a proposal and its words by both. Neighbours do not change the demand of a thread that always wants a CPU;
+one that wakes often waits for one each time, and seems to want more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 
 from tpmon.judge.medians import median_known
-from tpmon.judge.scene import Scene, WorkerScene
+from tpmon.judge.scene import RankScene, Scene
 from tpmon.model.host import CpuSample
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 
 FREE_CORES = 0.5
 """Cores left over from which one more worker gains something; the advice asks the same."""
 PACE_DEMAND = 0.9
-"""Demand of each worker from which the workers set the job's pace: they compute all the time."""
+PACE_IDLE = 0.25
+"""Demand of each worker from which, and share of waiting for work up to which, they always compute."""
 TAKEN_RATIO = 0.25
 """Part of the free cores that others use from which it is said."""
 NEIGHBOUR_LEAST = 0.2
@@ -41,7 +42,7 @@ class Taker(Enum):
 
 
 def find_cores_free(scene: Scene) -> Known[float]:
-    """Return the cores of the budget that no thread of the job wants; neighbours do not change it."""
+    """Return the cores of the budget that no thread of the job wants."""
     if not is_known(scene.budget):
         return scene.budget
     if not is_known(scene.runnable):
@@ -49,28 +50,35 @@ def find_cores_free(scene: Scene) -> Known[float]:
     return max(0.0, scene.budget - scene.runnable)
 
 
-def find_cores_spared(scene: Scene, workers: Sequence[WorkerScene]) -> Known[float]:
-    """Return the cores of the budget that the job would leave without neighbours, whose pace ``workers`` set.
+def _find_stretch(rank: RankScene) -> float:
+    """Return how much faster the workers of a rank would be without neighbours, 0 where that is not known.
 
-    A rank that waits for its workers does little, and beside a busy neighbour waits for a CPU each time:
-    its demand is twice what it runs. Alone, workers that compute all the time would run ``demand / run``
-    times as much, and all else with them. Waiting makes both estimates too low, so the higher one counts.
+    Each has to compute all the time in one thread: then it would run as much as it wants.
     """
-    free = find_cores_free(scene)
-    paces = [(one.demand, one.waiting) for one in workers]
-    known = [(want, wait) for want, wait in paces if is_known(want) and is_known(wait)]
-    if not known or len(known) < len(paces) or any(want < PACE_DEMAND for want, _ in known):
-        return free
-    if not (is_known(free) and is_known(scene.budget)):
-        return free
-    if not (is_known(scene.runnable) and is_known(scene.delay_ratio)):
-        return free
-    wanted = sum(want for want, _ in known)
-    ran = wanted - sum(wait for _, wait in known)
-    if ran <= 0:
-        return free
-    run = scene.runnable * (1 - min(scene.delay_ratio, 1.0))
-    return max(free, scene.budget - run * wanted / ran)
+    wanted = waited = 0.0
+    for one in rank.feeders:
+        if not (is_known(one.demand) and is_known(one.waiting) and is_known(one.busy_threads)):
+            return 0.0
+        if one.demand < PACE_DEMAND or one.busy_threads >= 2 or known_or(one.idle_ratio, 1.0) > PACE_IDLE:
+            return 0.0
+        wanted, waited = wanted + one.demand, waited + one.waiting
+    return wanted / (wanted - waited) if wanted > waited else 0.0
+
+
+def find_cores_spared(rank: RankScene, scene: Scene) -> Known[float]:
+    """Return the cores of the budget that the job would leave if its workers had no neighbours.
+
+    Workers of ``rank`` that always compute set its pace: alone it would run as much more as they, and never
+    wait for a CPU to do so. All other threads, and a rank with a pool of threads, count by their demand.
+    """
+    stretch = _find_stretch(rank)
+    has_pool = not is_known(rank.busy_threads) or rank.busy_threads >= 2
+    if not stretch or has_pool or not (is_known(rank.demand) and is_known(rank.waiting)):
+        return find_cores_free(scene)
+    if not (is_known(scene.budget) and is_known(scene.runnable)):
+        return find_cores_free(scene)
+    alone = max(0.0, rank.demand - rank.waiting) * stretch
+    return max(0.0, scene.budget - (scene.runnable - rank.demand + alone))
 
 
 def find_cores_left(scene: Scene) -> Known[float]:
@@ -90,7 +98,7 @@ def are_taken(free: Known[float], had: Known[float]) -> bool:
     """Tell whether others use a good part of the cores that the job leaves."""
     if not is_known(free) or not is_known(had):
         return False
-    return free - had >= max(FREE_CORES, TAKEN_RATIO * free)
+    return had < FREE_CORES <= free or free - had >= max(FREE_CORES, TAKEN_RATIO * free)
 
 
 def say_free(free: Known[float], had: Known[float]) -> str:

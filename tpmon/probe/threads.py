@@ -1,7 +1,7 @@
 """Measure demand: how many threads of a process ran or waited for a CPU, on average.
 
 Source: /proc/PID/task/TID/schedstat. Demand = (d run + d wait)/dt summed over threads is exact
-and does not change with noisy neighbours, unlike CPU %, PSI and involuntary switches.
+and hardly changes with noisy neighbours, unlike CPU %, PSI and involuntary switches.
 """
 
 from __future__ import annotations
