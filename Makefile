@@ -92,7 +92,7 @@ goldens: setup ## write the golden pictures and docs/screens.md anew; read the d
 bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_cost
 
-bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it (docs/overhead.md)
+bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it
 	@$(BIN)/python -m tests.budget.bench_stacks
 
 bench-harm: torch-for-tests ## whether a watched training loses steps (docs/overhead.md)

@@ -38,7 +38,7 @@ def add_trace(
     table_help = (
         "one table as CSV: steps, breakdown, gpus, gaps, operators, kernels, copies, memory, patterns, "
         "products, modules, frames, allocations, curve, shapes, lines, ranges, shares, host, idle, "
-        "collectives, ranks; beside --against also changes; "
+        "collectives, ranks; beside --against: changes; "
         "of a memory snapshot: devices, live, peak, oom"
     )
     trace.add_argument("--csv", metavar="TABLE", help=table_help, **own)

@@ -15,6 +15,7 @@ from tpmon.probe.pace import Pace
 from tpmon.probe.stack_plan import (
     BUDGET_MS_PER_S,
     CREDIT_MS,
+    EARLY_SECONDS,
     FIRST_RATE_HZ,
     FIRST_SECONDS,
     MET_MS,
@@ -77,7 +78,16 @@ def test_the_first_slice_is_short_and_of_rank_0():
     assert (first.kind, first.rate_hz, first.seconds) == (Kind.SLICE, FIRST_RATE_HZ, FIRST_SECONDS)
     _, second, _ = done[2]
     assert second.rate_hz in RATES_HZ
-    assert 9 <= second.seconds <= 11
+    assert second.seconds == EARLY_SECONDS
+
+
+@pytest.mark.parametrize(("sample_ms", "least"), [(0.4, 100), (0.8, 80), (2.0, 40)])
+def test_a_share_rests_on_more_than_the_first_slice_within_ten_seconds(sample_ms, least):
+    """A verdict is due after 15 s, and 40 samples leave too much open."""
+    done = Run(1, sample_ms=sample_ms).until(30)
+    slices = [(at, turn) for at, turn, _ in done if turn.kind is Kind.SLICE]
+    assert sum(turn.rate_hz * turn.seconds for at, turn in slices if at < 11 * SECOND) >= least
+    assert [turn.seconds for _, turn in slices][:4] == [FIRST_SECONDS, EARLY_SECONDS, EARLY_SECONDS, 10]
 
 
 def test_many_ranks_take_turns_and_each_has_its_own_within_a_minute():
@@ -146,7 +156,7 @@ def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():
     assert not plan.all_refused()
     seen = []
     now_ns = 0
-    while now_ns < 70 * SECOND:
+    while now_ns < 80 * SECOND:
         turn = plan.next(now_ns)
         if isinstance(turn, Turn):
             seen.append((now_ns // SECOND, turn.subject.rank))

@@ -41,7 +41,7 @@ def test_a_store_without_its_package_names_the_extra(scheme: str, monkeypatch: p
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(UsageError, match=f"{scheme}:// needs the extra cloud") as error:
         read_trace(f"{scheme}://bucket/rank0.json")
-    assert "tpmon[cloud]" in error.value.try_this
+    assert "'.[cloud]'" in error.value.try_this
 
 
 @pytest.fixture

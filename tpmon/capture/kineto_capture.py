@@ -145,7 +145,7 @@ def _keep(
         return None, nothing, []
     tell("reading what was written")
     who = f"-rank{rank}" if is_known(rank) else ""
-    file = f"{name}{who}-kineto-{time.strftime('%H%M%S')}.json.gz"
+    file = f"{name}{who}-kineto-{time.strftime('%H%M%S')}.pt.trace.json.gz"
     path = os.path.join(asked.folder, file)
     said = mark_steps(recorded.path, f"{path}.part", asked.steps)
     notes = [] if said.isdecimal() and int(said) else [f"no step could be marked in it: {said or 'unknown'}"]

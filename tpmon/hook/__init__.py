@@ -1,6 +1,6 @@
 """tpmon's hook: exact steps of this training for tpmon outside. ``import tpmon.hook`` is all it needs.
 
-Before or after torch, once; it patches five places of torch, and writes counters and times to two
+Before or after torch, once; it patches four places of torch, and writes counters and times to two
 memfds that vanish with the process. Nothing of it raises into the loop or prints (docs/hook.md).
 
     import tpmon.hook

@@ -21,7 +21,7 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "az")
 SNAPSHOT_ENDINGS = (".pickle", ".pkl")
 _BLOCK_BYTES = 8 << 20
 _TRY_FILE = "tpmon trace FILE..."
-_TRY_EXTRA = "pip install 'tpmon[cloud]'"
+_TRY_EXTRA = "install tpmon with its extra: pip install '.[cloud]' in its checkout"
 _TRY_STORE = "check the name, the credentials and the network with the store's own client"
 
 

@@ -226,7 +226,7 @@ KEYS: tuple[Key, ...] = (
         ("e",),
         ("e",),
         "Rows",
-        "its start environment, as far as it changes training speed",
+        "its start environment, as far as it changes training speed, and the settings that its hook tells",
         OpenRow(Overlay.ENVIRONMENT),
         when.ROWS,
         "environment",

@@ -245,7 +245,7 @@ BUNDLE_KEYS: tuple[Key, ...] = (
         ("t",),
         ("t",),
         "Copying",
-        "profile 5 steps inside a run that has the hook; says its price first, t again does it",
+        "profile 5 steps in a run with the hook, or kineto's thread; says its price first, t again does it",
         Ask(ask_capture.ask_capture),
         when.CAPTURABLE,
         brief="profile 5 steps; asks first",
