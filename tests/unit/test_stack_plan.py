@@ -15,6 +15,7 @@ from tpmon.probe.pace import Pace
 from tpmon.probe.stack_plan import (
     BUDGET_MS_PER_S,
     CREDIT_MS,
+    EARLY_MS,
     EARLY_SECONDS,
     FIRST_RATE_HZ,
     FIRST_SECONDS,
@@ -40,9 +41,12 @@ def subjects(count: int, first: int = 0) -> list[Subject]:
 class Run:
     """Let simulated time pass while the plan is obeyed; a run costs what the test says."""
 
-    def __init__(self, ranks: int, start_ms: float = 20.0, sample_ms: float = 0.4) -> None:
+    def __init__(
+        self, ranks: int, start_ms: float = 20.0, sample_ms: float = 0.4, *, works: bool = False
+    ) -> None:
         self.plan = StackPlan(0)
-        self.plan.watch(subjects(ranks))
+        worker = Subject(Identity(900, 7), 0, is_worker=True)
+        self.plan.watch([*subjects(ranks), *([worker] if works else [])])
         self.now_ns = 0
         self.start_ms, self.sample_ms = start_ms, sample_ms
         self.done: list[tuple[int, Turn, float]] = []
@@ -81,13 +85,29 @@ def test_the_first_slice_is_short_and_of_rank_0():
     assert second.seconds == EARLY_SECONDS
 
 
-@pytest.mark.parametrize(("sample_ms", "least"), [(0.4, 100), (0.8, 80), (2.0, 40)])
-def test_a_share_rests_on_more_than_the_first_slice_within_ten_seconds(sample_ms, least):
-    """A verdict is due after 15 s, and 40 samples leave too much open."""
-    done = Run(1, sample_ms=sample_ms).until(30)
-    slices = [(at, turn) for at, turn, _ in done if turn.kind is Kind.SLICE]
-    assert sum(turn.rate_hz * turn.seconds for at, turn in slices if at < 11 * SECOND) >= least
-    assert [turn.seconds for _, turn in slices][:4] == [FIRST_SECONDS, EARLY_SECONDS, EARLY_SECONDS, 10]
+@pytest.mark.parametrize("works", [False, True], ids=["idle workers", "a worker computes"])
+@pytest.mark.parametrize(
+    ("ranks", "sample_ms", "least"), [(1, 0.4, 100), (1, 0.8, 80), (1, 2.0, 40), (2, 0.4, 50), (2, 0.8, 40)]
+)
+def test_a_share_rests_on_more_than_the_first_slice_before_a_verdict_is_due(ranks, sample_ms, least, works):
+    """That is 15 s after attaching, and 40 samples leave too much open."""
+    done = Run(ranks, sample_ms=sample_ms, works=works).until(60)
+    slices = [(at, turn) for at, turn, _ in done if turn.kind is Kind.SLICE and not turn.subject.is_worker]
+    for rank in range(ranks):
+        own = [(at, turn) for at, turn in slices if turn.subject.rank == rank]
+        assert sum(turn.rate_hz * turn.seconds for at, turn in own if at < 14 * SECOND) >= least
+        seconds = [FIRST_SECONDS if rank == 0 else EARLY_SECONDS, EARLY_SECONDS, EARLY_SECONDS]
+        assert [turn.seconds for _, turn in own][:3] == seconds
+        assert all(turn.seconds >= 9 for _, turn in own[3:])
+
+
+@pytest.mark.parametrize("pace", Pace)
+def test_an_early_slice_is_bounded_as_the_pace_is(pace):
+    run = Run(1, sample_ms=1.0)
+    run.plan.pace = pace
+    early = [cost for _, turn, cost in run.until(90) if turn.seconds == EARLY_SECONDS]
+    assert early
+    assert max(early) <= max(EARLY_MS * run.plan.budget_ms_per_s / BUDGET_MS_PER_S, 20 + 4 * RATES_HZ[-1])
 
 
 def test_many_ranks_take_turns_and_each_has_its_own_within_a_minute():

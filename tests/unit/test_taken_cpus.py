@@ -96,10 +96,16 @@ def test_where_nobody_says_what_others_use_one_more_worker_is_proposed():
     assert any("raise num_workers from 1 to 2" in text for text in texts)
 
 
-def beside(worker=MappingProxyType({}), rank=MappingProxyType({}), host_used=1.9, wanted=1.59):
+def beside(worker=MappingProxyType({}), rank=MappingProxyType({}), host_used=1.9, wanted=1.59, **more):
     """See one worker that always computes, and its rank, on two CPUs beside a busy process."""
     kind = {**COMPUTES, "runnable": 1.04, "waiting": 0.25, **worker}
-    cpu = {"budget_cores": 2.0, "host_cores": 2, "host_used_cores": host_used, "run_delay_ratio": 0.33}
+    cpu = {
+        "budget_cores": 2.0,
+        "host_cores": 2,
+        "host_used_cores": host_used,
+        "run_delay_ratio": 0.33,
+        **more,
+    }
     own = {"runnable": 0.55, "waiting": 0.27, "busy_threads": 1, **rank}
     return starve(0.5, [kind], rank=own, cpu={**cpu, "runnable": wanted}, frame=ROOM)
 
@@ -111,6 +117,17 @@ SPARED = {
         0.3,
     ),
     "another rank wants one": (beside(wanted=2.59), 0.0),
+    "one thread runs on one CPU": (
+        beside(
+            {"runnable": 1.0, "waiting": 0.7},
+            {"runnable": 0.7, "waiting": 0.15},
+            wanted=1.7,
+            budget_cores=4.0,
+            host_cores=4,
+        ),
+        4.0 - 2.0,
+    ),
+    "a quota stops them": (beside(budget_cores=2.0, host_cores=64, throttled_ratio=0.4), 0.41),
     "the worker rests a little": (beside({"runnable": 0.8}), 0.41),
     "the worker waits for work": (beside({"waits_for": WORKER_WAIT}), 0.41),
     "the worker has a pool": (beside({"busy_threads": 4}), 0.41),
@@ -124,6 +141,19 @@ SPARED = {
 @pytest.mark.parametrize(("scene", "spared"), SPARED.values(), ids=SPARED)
 def test_what_the_job_would_leave_alone(scene, spared):
     assert find_cores_spared(scene.ranks[0], scene) == pytest.approx(spared)
+
+
+def test_what_all_cpus_of_the_machine_do_says_nothing_of_the_few_that_are_the_jobs():
+    found, texts = advise(beside(host_cores=64, host_used=3.0))
+    assert {one.name: one.value for one in found.evidence}["CPUs free"] == pytest.approx(0.41)
+    assert "0.6 of its CPUs are not used by this job, but others leave 0.4" in found.summary
+    assert not any("num_workers" in text for text in texts)
+
+
+def test_a_difference_that_two_readings_have_is_nobody():
+    assert are_taken(0.6, 0.45)
+    assert not are_taken(0.52, 0.47)
+    assert not are_taken(8.0, 6.5)
 
 
 def test_workers_that_fill_the_cpus_themselves_leave_none():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.comms_traffic import NIC_SOURCE, find_traffic, say_traffic
-from tpmon.judge.medians import mean_known, median_known
+from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import Wait, find_waits
 from tpmon.judge.rules_cards import (
@@ -26,7 +26,7 @@ from tpmon.judge.scene import RankScene, Scene, ranks_on
 from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
@@ -112,23 +112,9 @@ def _is_crowded(scene: Scene) -> bool:
     return not scene.cards and is_known(scene.delay_ratio) and scene.delay_ratio >= CROWDED_RATIO
 
 
-def _cpu_time(rank: RankScene, scene: Scene) -> Known[float]:
-    """Return the CPUs that a rank got over the span, a mean as the waits are."""
-    return mean_known(
-        one.runnable if isinstance(one.runnable, Missing) else _take_off(one.runnable, one.waiting)
-        for frame in scene.frames
-        for one in frame.processes
-        if one.pid == rank.process.pid
-    )
-
-
-def _take_off(wanted: float, waiting: Known[float]) -> Known[float]:
-    return map_known(lambda waited: max(0.0, wanted - waited), waiting)
-
-
-def _work_ratio(late: RankScene, others: Sequence[RankScene], scene: Scene) -> Known[float]:
+def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
     """Return how much more CPU time a rank takes than the typical other one."""
-    own, typical = _cpu_time(late, scene), median_known(_cpu_time(one, scene) for one in others)
+    own, typical = late.ran, median_known(one.ran for one in others)
     if not is_known(own) or not is_known(typical):
         return own if isinstance(own, Missing) else typical
     return own / typical if typical > 0 else Missing("the others took no CPU time")
@@ -140,7 +126,7 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         return None
     typical = statistics.median(one.ratio for one in others)
     gap = typical - late.ratio
-    more = _work_ratio(late.rank, [one.rank for one in others], scene)
+    more = _work_ratio(late.rank, [one.rank for one in others])
     is_crowded = _is_crowded(scene)
     # A neighbour takes more from one rank than from the other; it gives neither of them more to do.
     least = 2 * BEHIND_RATIO if is_crowded else BEHIND_RATIO

@@ -89,6 +89,8 @@ class RankScene:
     process: ProcessSample
     demand: Known[float]
     waiting: Known[float]
+    ran: Known[float]
+    """CPUs that it got: a mean over the span, as shares of time are."""
     main_demand: Known[float]
     """Of the main thread alone, in threads."""
     driving_demand: Known[float]
@@ -235,6 +237,12 @@ def _see_main(pid: int, frames: Sequence[Frame]) -> Known[MainThreadScene]:
     )
 
 
+def _see_run(sample: ProcessSample) -> Known[float]:
+    if not is_known(sample.runnable) or not is_known(sample.waiting):
+        return sample.waiting if is_known(sample.runnable) else sample.runnable
+    return max(0.0, sample.runnable - sample.waiting)
+
+
 def _see_batch_wait(
     main: Known[MainThreadScene], waits: Sequence[Known[str]], loaders: Sequence[LoaderSample]
 ) -> Known[Share]:
@@ -283,6 +291,7 @@ def _see_rank(
         process=last,
         demand=median_known(sample.runnable for sample in samples),
         waiting=median_known(sample.waiting for sample in samples),
+        ran=mean_known(_see_run(sample) for sample in samples),
         main_demand=median_known(demand_of(sample, _MAIN) for sample in samples),
         driving_demand=median_known(demand_of(sample, _DRIVING) for sample in samples),
         cpu_pct=median_known(sample.cpu_pct for sample in samples),

@@ -19,6 +19,8 @@ FREE_CORES = 0.5
 PACE_DEMAND = 0.9
 PACE_IDLE = 0.25
 """Demand of each worker from which, and share of waiting for work up to which, they always compute."""
+TAKEN_LEAST = 0.1
+"""Free cores that others use from which it is said where they leave none for one more worker."""
 TAKEN_RATIO = 0.25
 """Part of the free cores that others use from which it is said."""
 NEIGHBOUR_LEAST = 0.2
@@ -69,15 +71,19 @@ def find_cores_spared(rank: RankScene, scene: Scene) -> Known[float]:
     """Return the cores of the budget that the job would leave if its workers had no neighbours.
 
     Workers of ``rank`` that always compute set its pace: alone it would run as much more as they, and never
-    wait for a CPU to do so. All other threads, and a rank with a pool of threads, count by their demand.
+    wait for a CPU to do so. All other threads, and a rank with a pool of threads, count by their demand; so
+    do all where a quota stops them, which no neighbour does.
     """
+    if is_known(scene.throttled_ratio) and scene.throttled_ratio >= QUOTA_TAKES:
+        return find_cores_free(scene)
     stretch = _find_stretch(rank)
     has_pool = not is_known(rank.busy_threads) or rank.busy_threads >= 2
     if not stretch or has_pool or not (is_known(rank.demand) and is_known(rank.waiting)):
         return find_cores_free(scene)
     if not (is_known(scene.budget) and is_known(scene.runnable)):
         return find_cores_free(scene)
-    alone = max(0.0, rank.demand - rank.waiting) * stretch
+    # Its one busy thread runs on one CPU at most, however much longer the workers wait.
+    alone = min(max(0.0, rank.demand - rank.waiting) * stretch, max(rank.demand, 1.0))
     return max(0.0, scene.budget - (scene.runnable - rank.demand + alone))
 
 
@@ -90,15 +96,20 @@ def find_cores_left(scene: Scene) -> Known[float]:
 
 def find_cores_had(free: Known[float], scene: Scene) -> Known[float]:
     """Return the cores that more threads of the job would find: those that others leave of its own."""
-    left = find_cores_left(scene)
-    return min(free, left) if is_known(free) and is_known(left) else free
+    left, by_demand = find_cores_left(scene), find_cores_free(scene)
+    if not is_known(free) or not is_known(left):
+        return free
+    if is_known(scene.budget) and scene.budget < scene.frame.cpu.host_cores and is_known(by_demand):
+        left = min(left, by_demand)  # others may be on these few CPUs, and leave all the rest
+    return min(free, left)
 
 
 def are_taken(free: Known[float], had: Known[float]) -> bool:
     """Tell whether others use a good part of the cores that the job leaves."""
     if not is_known(free) or not is_known(had):
         return False
-    return had < FREE_CORES <= free or free - had >= max(FREE_CORES, TAKEN_RATIO * free)
+    taken = free - had
+    return (had < FREE_CORES <= free and taken >= TAKEN_LEAST) or taken >= max(FREE_CORES, TAKEN_RATIO * free)
 
 
 def say_free(free: Known[float], had: Known[float]) -> str:

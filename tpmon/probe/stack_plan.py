@@ -33,8 +33,9 @@ FIRST_RATE_HZ = 20
 EARLY_SLICES = 3
 EARLY_SECONDS = 4
 EARLY_MS = 60.0
-"""The second and third slice are short and dear too. Of 40 samples that of a share of 75 % has its lower end
-below 50 % one time in ten, and the next slice of 9 s ends after the 15 s in which a verdict is due."""
+"""The first slices of each of two ranks are short, and dearer than their seconds' share. Of 40 samples a
+share of 75 % has its lower end below 50 % one time in ten, and a slice of 9 s would end after the 15 s in
+which a verdict is due."""
 RATES_HZ = (17, 13, 11, 7, 5, 3)
 """Primes: no step time is a multiple of all of them, and py-spy draws its sampling times at random."""
 LENGTHS_S = (10, 9, 11)
@@ -102,6 +103,7 @@ class _Standing:
 
     subject: Subject
     dumped: bool = False
+    slices: int = 0
     last_ns: int = 0
     start_ms: float = START_MS
     sample_ms: float = SAMPLE_MS
@@ -186,6 +188,7 @@ class StackPlan:
             one.sample_ms = SAMPLE_MS + FRAME_MS * frames
             return
         self._slices += 1
+        one.slices += 1
         if samples > 0:
             seen_ms = max(cpu_ms - one.start_ms, 0.0) / samples
             one.sample_ms += (SMOOTHING if one.measured else 1.0) * (seen_ms - one.sample_ms)
@@ -265,13 +268,15 @@ class StackPlan:
             seconds, rates, affordable = FIRST_SECONDS, (FIRST_RATE_HZ, *RATES_HZ), CREDIT_MS
         else:
             seconds, rates = LENGTHS_S[self._slices % len(LENGTHS_S)], RATES_HZ
+            affordable = 0.0
             if one.subject.is_worker:
                 seconds = WORKER_SECONDS
             elif len(self._ranks()) >= MANY_RANKS:
                 seconds = SHORT_SECONDS
-            elif self._slices < EARLY_SLICES:
+            elif one.slices < EARLY_SLICES:
                 seconds = EARLY_SECONDS
-            affordable = EARLY_MS if seconds == EARLY_SECONDS else self.budget_ms_per_s * seconds
+                affordable = EARLY_MS * self.budget_ms_per_s / BUDGET_MS_PER_S
+            affordable = max(affordable, self.budget_ms_per_s * seconds)
         turns = [Turn(one.subject, Kind.SLICE, rate, seconds) for rate in rates]
         return next((turn for turn in turns if self._price(one, turn) <= affordable), turns[-1])
 
