@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.hook_loop import MS, Loop
-from tpmon.hook import capture, capture_bounds, wire
+from tpmon.hook import capture, capture_bounds, capture_file, wire
 from tpmon.hook import wire_capture as w
 from tpmon.hook.capture import Capture
+from tpmon.hook.capture_begin import name_tracer
+from tpmon.hook.capture_end import judge_validation
+from tpmon.hook.capture_file import CaptureFile, Sizes
 
 GIB = 1 << 30
 
@@ -49,6 +53,10 @@ class Captured:
         monkeypatch.setattr(Capture, "_refuse", lambda *_: "")
         torch = types.ModuleType("torch")
         torch.__file__ = "/nowhere/torch/__init__.py"
+        self.graph = False
+        torch.cuda = types.SimpleNamespace(
+            is_initialized=lambda: True, is_current_stream_capturing=lambda: self.graph
+        )
         monkeypatch.setitem(sys.modules, "torch", torch)
         self.capture = Capture(self.loop.steps, lambda: self.rings, lambda: None)
         self.loop.steps.mailbox = types.SimpleNamespace(
@@ -205,7 +213,7 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> N
     captured.recorder.ending = ".json"
     captured.record()
     captured.capture._file = types.SimpleNamespace(
-        write=lambda *given: cuts.append(given[1:]) or (1, 1), remove=lambda: None
+        write=lambda *given: cuts.append(given[1:]) or (1, 1), remove=lambda: None, exceeds=lambda _: False
     )
     captured.loop.train(1)
     captured.loop.batch()
@@ -214,3 +222,75 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> N
     assert captured.told()[0] == w.STATE_VERIFIED
     ((rank, first, _, cut),) = cuts
     assert (rank, first, cut) == (-1, 2, 3)
+
+
+def test_no_recording_ends_while_a_graph_is_captured(captured: Captured) -> None:
+    """torch waits for the device at the end of a profile: within a capture that breaks the program's graph."""
+    captured.record()
+    captured.graph = True
+    captured.ask(w.KIND_CANCEL, SUBJECT=captured.number)
+    captured.loop.spend(2000)
+    captured.capture.woken()
+    captured.loop.train(5)
+    assert captured.told()[0] == w.STATE_RECORDING
+    assert "stop" not in captured.recorder.calls
+    captured.graph = False
+    captured.capture.woken()
+    assert captured.told() == (w.STATE_CANCELLED, "tpmon asked for it")
+    assert captured.recorder.calls[-2:] == ["stop", "drop"]
+
+
+def ask_of(kind: int, steps: int = 10) -> w.Request:
+    told = [0] * w.REQUEST_WORDS
+    told[w.ASK_KIND], told[w.ASK_STEPS] = kind, steps
+    told[w.ASK_MOST_EVENTS], told[w.ASK_MOST_BYTES] = 1000, 1 << 20
+    return w.Request(tuple(told), "/nowhere", "x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "done", "evals", "ended", "state"),
+    [
+        (w.KIND_CAPTURE, 3, 0, True, None),
+        (w.KIND_CAPTURE, 3, 6, False, None),
+        (w.KIND_CAPTURE, 3, 7, False, w.STATE_VERIFIED),  # 100 events a step: eleven are too many
+        (w.KIND_PROBE, 0, 16, False, None),
+        (w.KIND_PROBE, 0, 17, False, w.STATE_FAILED),
+        (w.KIND_SNAPSHOT, 3, 999, False, None),
+    ],
+)
+def test_a_validation_within_a_window_takes_no_more_room_than_was_asked_for(
+    kind: int, done: int, evals: int, ended: bool, state: int | None
+) -> None:
+    sizes = Sizes()
+    sizes.found[0] = (100, 1 << 10, 1)
+    request = ask_of(kind)
+    end = judge_validation(request, CaptureFile(request, sizes), done, evals, ended=ended)
+    assert (end.state if end else None) == state
+    assert end is None or end.cut == (state == w.STATE_VERIFIED)
+
+
+def test_a_snapshot_has_its_price_in_memory_and_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = list(ask_of(w.KIND_SNAPSHOT).words)
+    words[w.ASK_ENTRIES], words[w.ASK_MOST_BYTES] = 100_000, 512 << 20
+    request = w.Request(tuple(words), str(tmp_path), "x")
+    monkeypatch.setattr(capture_file, "read_disk_left", lambda _: 8 * GIB)
+    for left, said in ((700 << 20, ""), (600 << 20, "needs 646 MiB of memory beside the run, 600 are left")):
+        monkeypatch.setattr(capture_file, "read_memory_left", lambda left=left: left)
+        assert CaptureFile(request, Sizes()).refuse() == said
+
+
+def test_stacks_are_refused_while_the_program_profiles_its_functions() -> None:
+    words = list(ask_of(w.KIND_CAPTURE).words)
+    plain = w.Request(tuple(words), "/nowhere", "x")
+    words[w.ASK_OPTIONS] = w.OPTION_STACKS
+    with_stacks = w.Request(tuple(words), "/nowhere", "x")
+    assert name_tracer(with_stacks) == ""
+    before = sys.getprofile()
+    sys.setprofile(lambda *_: None)
+    try:
+        assert name_tracer(plain) == ""
+        assert "profiles its functions itself" in name_tracer(with_stacks)
+    finally:
+        sys.setprofile(before)

@@ -112,7 +112,9 @@ def test_autocast_is_what_it_was_in_the_backward_and_not_at_the_end_of_the_step(
         rule=wire.RULE_BATCH, batch_size=0, watcher=None, page=settings_page(SET_AUTOCAST=0)
     )
     told = read_conditions(steps)
-    assert (told["autocast"], told["autocast_dtype"], told["mode"]) == (False, "", "evaluation")
+    assert told["mode"] == "evaluation"
+    for one in (told["autocast"], told["autocast_dtype"]):
+        assert one == {"missing": "it was off where the backward began"}, "most leave it before"
     assert "missing" in told["inputs"]
 
 

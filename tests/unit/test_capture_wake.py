@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import ast
 import mmap
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,3 +204,21 @@ def test_a_process_that_ended_meanwhile_is_no_bug_of_tpmon() -> None:
     with pytest.raises(GoneError, match="ended") as caught:
         Bus(Identity(child.pid, start), wire.Header(child.pid, start, 1), page, box)
     assert caught.value.exit_code == ExitCode.NO_TARGET
+
+
+def test_a_signal_that_the_program_took_meanwhile_is_not_sent_within_either(monkeypatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda _, number: sent.append(number))
+    mailbox = Mailbox()
+    mailbox._handling = True
+    mailbox.capture = SimpleNamespace(under_way=1, left_s=lambda: 0.0)
+    over = _thread.allocate_lock()
+    over.acquire()
+    monkeypatch.setattr(signal, "getsignal", lambda _: print)
+    mailbox._ring_until(over)
+    assert sent == []
+    monkeypatch.setattr(signal, "getsignal", lambda _: mailbox._woken if len(sent) < 3 else print)
+    begun = time.monotonic()
+    mailbox._ring_until(over)
+    assert sent == [signal.SIGURG] * 3
+    assert time.monotonic() - begun >= 0.1 + 0.2 + 0.4, "less and less often"

@@ -6,11 +6,12 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from tests.hook_loop import MS, Loop
-from tpmon.hook import watch, wire_settings
+from tpmon.hook import device, watch, wire_settings
 from tpmon.model.hook_settings import NO_DEVICE, DeviceTimes
 from tpmon.model.known import is_known
 from tpmon.probe.hook_settings import parse_device, parse_settings
@@ -25,9 +26,16 @@ class Card:
         self.capturing = self.broken = False
         self.events: list[Event] = []
         self.recorded = 0
+        self.reserved = [1 << 30, 0]
 
     def is_initialized(self) -> bool:
         return True
+
+    def device_count(self) -> int:
+        return len(self.reserved)
+
+    def memory_stats(self, device: int) -> dict[str, dict[str, dict[str, int]]]:
+        return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
 
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
@@ -79,6 +87,7 @@ def card(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Card:
     torch = types.ModuleType("torch")
     torch.__file__ = __file__  # an error of this card is one of torch
     torch.cuda = card
+    torch._C = types.SimpleNamespace(_cuda_getDevice=lambda: 0, _cuda_memoryStats=card.memory_stats)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(watch, "_EVERY_ON_CUDA_NS", 100 * MS)
     return card
@@ -199,3 +208,33 @@ def test_an_error_of_the_users_signal_handler_within_a_reading_is_the_users(
     loop.train(4)
     loop.stop()
     assert loop.steps.problem == ""
+
+
+def test_a_device_without_work_of_the_program_gets_no_event_and_so_no_context(loop: Loop, card: Card) -> None:
+    card.reserved = [0, 1 << 30]  # .to("cuda:1"), and no set_device
+    loop.train(50, other_ms=1)
+    assert card.recorded == 0
+    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    assert device.find_device(sys.modules["torch"]) == 1
+    card.reserved = [1 << 20, 0]
+    loop.train(500, other_ms=1)
+    assert read(loop).steps >= 1
+    assert device.find_device(sys.modules["torch"]) == 0
+    card.reserved = [0, 0]
+    assert device.find_device(sys.modules["torch"]) == -1
+
+
+def test_what_waits_for_the_device_waits_for_the_one_in_use(card: Card) -> None:
+    entered = []
+
+    @contextmanager
+    def switch(number: int) -> Iterator[None]:
+        entered.append(number)
+        yield
+
+    card.__dict__["device"] = switch
+    for reserved, expected in (([0, 9], [1]), ([9, 9], [0]), ([0, 0], [])):
+        entered.clear()
+        card.reserved = reserved
+        with device.on_device(sys.modules["torch"]):
+            assert entered == expected

@@ -216,8 +216,9 @@ def _indent(text: str) -> str:
     return "\n".join("    " + line for line in text.splitlines())
 
 
-def test_uninstalling_puts_back_what_was_there(torch_like: Path) -> None:
-    program = f"""{AFTER}{LOOP}
+@pytest.mark.parametrize("order", [BEFORE, AFTER])
+def test_uninstalling_puts_back_what_was_there(torch_like: Path, order: str) -> None:
+    program = f"""{order}{LOOP}
 import json
 tpmon.hook.uninstall()
 from torch.optim import optimizer
@@ -227,6 +228,7 @@ def places():
             torch.autograd.graph._engine_run_backward, torch.amp.grad_scaler.GradScaler.update,
             list(optimizer._global_optimizer_post_hooks.values())]
 clean = places()
+whose = {{one.__code__.co_filename for one in clean[:-1]}}
 same = []
 for _ in range(500):
     tpmon.hook.install()
@@ -242,7 +244,7 @@ optimizer.register_optimizer_step_post_hook(len)
 tpmon.hook.uninstall()
 import os
 train(2)
-print(json.dumps({{"same": all(same), "theirs": _BaseDataLoaderIter.__next__ is theirs,
+print(json.dumps({{"same": all(same), "whose": sorted(whose), "theirs": _BaseDataLoaderIter.__next__ is theirs,
     "hooks": len(optimizer._global_optimizer_post_hooks), "problem": tpmon.hook.problem(),
     "open": len(os.listdir("/proc/self/fd"))}}))
 """
@@ -252,6 +254,7 @@ print(json.dumps({{"same": all(same), "theirs": _BaseDataLoaderIter.__next__ is 
     program = program.replace("import json\n", "import json\ndef print_nothing(*_):\n    pass\n", 1)
     report = run(sys.executable, torch_like, program)
     assert report["same"]
+    assert not [one for one in report["whose"] if "tpmon" in one]
     assert report["theirs"]
     assert report["hooks"] == 1
     assert report["problem"] == ""
@@ -537,3 +540,17 @@ import torch
 print(json.dumps([errors, tpmon.hook.problem(), waiting, len(arrived)]))
 """
     assert run(sys.executable, tmp_path, program) == [["no driver", "no driver"], "", 1, 1]
+
+
+@pytest.mark.parametrize("order", [BEFORE, AFTER])
+def test_backwards_are_counted_in_a_torch_whose_engine_has_no_entry_of_its_own(
+    torch_like: Path, tmp_path: Path, order: str
+) -> None:
+    """Before torch 2.2 ``torch.autograd`` imports ``graph`` first, and defines ``backward`` afterwards."""
+    site = tmp_path / "site"
+    shutil.copytree(torch_like, site)
+    (site / "torch/autograd/__init__.py").write_text("from . import graph\ndef backward():\n    return ()\n")
+    (site / "torch/autograd/graph.py").write_text("")
+    report = run(sys.executable, site, f"{order}{LOOP}train(4)\n{REPORT}")
+    assert (report["steps"], report["problem"]) == (4, "")
+    assert report["patches"] == 15

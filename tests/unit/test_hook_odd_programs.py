@@ -125,3 +125,28 @@ def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none() -> None:
     if "skipped" in told:
         pytest.skip(f"torch.compile does not run here: {told['skipped']}")
     assert (told["calls"], told["problem"]) == (3, "")
+
+
+def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_of_none() -> None:
+    told = run("""
+        import warnings
+
+        try:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        except Exception as error:
+            say(skipped=str(error))
+            raise SystemExit(0)
+        net, optimizer = model()
+        loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
+        warnings.simplefilter("error", UserWarning)
+        step = torch.compile(lambda batches: net(next(batches)).sum(), backend="eager")
+        batches = iter(loader)
+        for _ in range(4):
+            step(batches).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        say(calls=S.optimizer_calls, batches=S.batches)
+        """)
+    if "skipped" in told:
+        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
+    assert (told["calls"], told["batches"], told["problem"]) == (4, 4, "")

@@ -128,3 +128,14 @@ def test_an_old_kernel_seals_the_sizes_at_least(monkeypatch: pytest.MonkeyPatch)
         os.ftruncate(descriptor, 0)
     os.close(descriptor)
     pages.close()
+
+
+def test_no_file_of_the_program_is_asked_for_anything_when_a_child_begins(monkeypatch, tmp_path):
+    """One of them may lie on a server that does not answer."""
+    asked = []
+    monkeypatch.setattr(
+        pages_module.os, "fstat", lambda fd: asked.append(fd) or os.stat(f"/proc/self/fd/{fd}")
+    )
+    with open(tmp_path / "shard", "w") as file:
+        pages_module._are_twice([(0, 0)])
+        assert file.fileno() not in asked

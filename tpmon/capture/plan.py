@@ -18,7 +18,7 @@ MOST_BYTES = 512 << 20
 """Of the trace before it is packed: what a viewer in a browser still opens."""
 
 MOST_ENTRIES = 100_000
-"""Allocations that a snapshot remembers, with their stacks: some hundred bytes each."""
+"""Allocations that a snapshot remembers, with the Python stack of each."""
 
 _LEAST_AHEAD = 2
 """Steps from the furthest rank to the first that is recorded: the one under way, and one to hear of it."""

@@ -23,6 +23,7 @@ from tpmon.capture.ends import (
     judge_turn,
 )
 from tpmon.capture.plan import (
+    MOST_ENTRIES,
     Pace,
     choose_start,
     count_alike,
@@ -40,6 +41,7 @@ from tpmon.errors import UsageError
 from tpmon.hook import wire, wire_capture
 from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice, CaptureState, RankCapture
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import format_bytes
 
 _EVERY_S = 0.02
 """How often the bus is read while a capture is under way: a page of memory, and one line of /proc."""
@@ -127,7 +129,7 @@ class Window:
         if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
             return missed
         if self.asked.kind is not CaptureKind.TRACE:
-            self._say(f"{self.asked.kind.value} of {self.asked.steps} steps")
+            self._say(f"{self.asked.kind.value} of {self.asked.steps} steps{_say_price(self.asked.kind)}")
             return self._fire(paces, self.asked.steps, self.asked.seconds)
         ranks = len(self.buses)
         self._say(
@@ -372,6 +374,16 @@ _AGAIN = (wire_capture.BEGAN_TO_TRAIN, wire_capture.TAKES_STEPS)
 def _read_steps(bus: Bus) -> int:
     pace = parse_pace(bus.read_records())
     return pace.steps if is_known(pace) else 0
+
+
+def _say_price(kind: CaptureKind) -> str:
+    """Say what an allocator snapshot may take, which no probe sizes; "" for what takes nothing."""
+    if kind is not CaptureKind.SNAPSHOT:
+        return ""
+    most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
+    return (
+        f": the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
+    )
 
 
 def _draw_number() -> int:

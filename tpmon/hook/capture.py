@@ -14,9 +14,9 @@ from _thread import get_ident
 from time import monotonic_ns, sleep
 
 from tpmon.hook import wire, wire_capture
-from tpmon.hook.capture_begin import begin_words, make_recorder, name_obstacle
+from tpmon.hook.capture_begin import begin_words, is_graph_captured, make_recorder, name_obstacle, name_tracer
 from tpmon.hook.capture_bounds import Bounds
-from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording
+from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording, judge_validation
 from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
@@ -137,6 +137,8 @@ class Capture:
     # From request to recording.
 
     def _look(self, within: bool) -> None:
+        if self._recorder is not None and is_graph_captured():
+            return  # at a later end of a step, or when it is rung again
         number = self._steps.requests[0]
         if self._request is None:
             self._take(number)
@@ -199,8 +201,8 @@ class Capture:
             return "torch is not there"
         self._file = CaptureFile(request, self._sizes)
         kind = request.words[wire_capture.ASK_KIND]
-        refusal = self.guard.refuse(kind)
-        return refusal or ("" if kind == wire_capture.KIND_RANGE else self._file.refuse())
+        refusal = name_tracer(request) or ("" if kind == wire_capture.KIND_RANGE else self._file.refuse())
+        return refusal or self.guard.refuse(kind)
 
     def _advance(self, request: Request, now: int, within: bool) -> None:
         """Begin, go on or end, by the step at which the loop is; ``within`` one, none begins or is done."""
@@ -238,6 +240,8 @@ class Capture:
         if self._recorder is None or self._bounds is None:
             return
         end = judge_recording(request, self._bounds, now, done, ended)
+        if end is None and self._file is not None:
+            end = judge_validation(request, self._file, done, self._count_evals(), ended=ended)
         if end is None:
             if ended:
                 self._recorder.mark(words[wire_capture.CAP_FIRST_STEP] + done)
@@ -311,8 +315,11 @@ class Capture:
         recorder.drop()
         self._steps.last_ns = monotonic_ns()  # the pause is ours, and belongs to no phase of the loop
         words[wire_capture.CAP_PAUSED_NS] += self._steps.last_ns - words[wire_capture.CAP_ENDED_NS]
-        evals = 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
-        self._end(wire_capture.STATE_VERIFIED, describe_window(end.reason, evals))
+        self._end(wire_capture.STATE_VERIFIED, describe_window(end.reason, self._count_evals()))
+
+    def _count_evals(self) -> int:
+        """Count the evaluation steps within a window of training steps."""
+        return 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
 
     def _yield(self) -> None:
         """Stop before a profiler of the program begins: two at a time end the process.

@@ -29,12 +29,28 @@ def begin_words(words: list[int], request: Request, following: int) -> None:
     words[wire_capture.CAP_FIRST_STEP] = asked[wire_capture.ASK_START] or following
 
 
+def is_graph_captured() -> bool:
+    """Tell whether a CUDA graph is being captured: to wait for the device, as ends do, would break it."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
 def name_obstacle(request: Request, guard: Guard) -> str:
     """Say what forbids a recording just now, "" when nothing does."""
-    torch: Any = sys.modules["torch"]
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if is_graph_captured():
         return "a CUDA graph is being captured"
     return guard.name_other() if request.words[wire_capture.ASK_KIND] in wire_capture.PROFILES else ""
+
+
+def name_tracer(request: Request) -> str:
+    """Say that Python stacks would end a profiler of Python's own, "" where they would not.
+
+    torch's tracer takes the one place that Python has for it (PyEval_SetProfile), and does not give it back.
+    """
+    options = request.words[wire_capture.ASK_OPTIONS]
+    if options & wire_capture.OPTION_STACKS and sys.getprofile() is not None:
+        return "the program profiles its functions itself, and --stacks would end that"
+    return ""
 
 
 def make_recorder(request: Request) -> Recorder | Snapshot | Range:

@@ -9,6 +9,7 @@ from tpmon.hook.capture_request import is_timed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tpmon.hook.capture_bounds import Bounds
+    from tpmon.hook.capture_file import CaptureFile
     from tpmon.hook.counts import Counts
     from tpmon.hook.wire_capture import Request
 
@@ -34,6 +35,10 @@ def choose_spare_ns(request: Request, steps: Counts) -> int:
     return min(known, _LONGEST_SPARE_NS)
 
 
+_MOST_EVALS = 16
+"""Of evaluation, within the one step that is probed."""
+
+
 class End:
     """Say how a recording ends; ``cut``: in the middle of a step, which counts as none."""
 
@@ -43,6 +48,24 @@ class End:
         self.state = state
         self.reason = reason
         self.cut = cut
+
+
+def judge_validation(
+    request: Request, file: CaptureFile, done: int, evals: int, *, ended: bool
+) -> End | None:
+    """Say whether ``evals`` evaluation steps within a window took the room that its own steps were to have.
+
+    What a probe found is reckoned for each: a step of evaluation has no more events than one of training.
+    """
+    words = request.words
+    kind = words[wire_capture.ASK_KIND]
+    if kind == wire_capture.KIND_PROBE and evals > _MOST_EVALS:
+        return End(wire_capture.STATE_FAILED, "a validation began within the step: ask again after it")
+    if kind != wire_capture.KIND_CAPTURE or is_timed(request) or not evals:
+        return None
+    if not file.exceeds(done + 1 + evals):
+        return None
+    return End(wire_capture.STATE_VERIFIED, "a validation left no room for more steps", cut=not ended)
 
 
 def judge_recording(request: Request, bounds: Bounds, now: int, done: int, ended: bool) -> End | None:

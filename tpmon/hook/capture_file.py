@@ -56,6 +56,8 @@ class CaptureFile:
         if not _can_write_to(folder):
             return "torch cannot write to a path with a quote, a backslash, :// or a control character in it"
         events = size = 0
+        if kind == wire_capture.KIND_SNAPSHOT:
+            size = words[wire_capture.ASK_ENTRIES] * wire_capture.ENTRY_BYTES
         if kind == wire_capture.KIND_CAPTURE:
             told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
             if told is None:
@@ -70,7 +72,7 @@ class CaptureFile:
             return f"about {size // _MIB} MiB, more than {most_bytes // _MIB}: ask for fewer steps"
         detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
         per_event = wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY
-        need = events * per_event + _MEMORY_SPARE
+        need = (events * per_event or size) + _MEMORY_SPARE
         left = read_memory_left()
         if need > left:
             return f"needs {need // _MIB} MiB of memory beside the run, {left // _MIB} are left"
@@ -85,6 +87,15 @@ class CaptureFile:
         if size + _DISK_SPARE > left:
             return f"needs {(size + _DISK_SPARE) // _MIB} MiB of disk, {left // _MIB} are left in {folder}"
         return ""
+
+    def exceeds(self, steps: int) -> bool:
+        """Tell whether so many steps are too many events or bytes, by what the probe found."""
+        words = self._request.words
+        told = self._sizes.found.get(words[wire_capture.ASK_OPTIONS])
+        return told is not None and (
+            told[0] * steps > words[wire_capture.ASK_MOST_EVENTS]
+            or told[1] * steps > words[wire_capture.ASK_MOST_BYTES]
+        )
 
     def write(
         self, recorder: Recorder | Snapshot | Range, rank: int, first: int, recorded_ns: int, cut: int = -1

@@ -10,6 +10,7 @@ import os
 import sys
 
 from tpmon.hook import wire, wire_settings
+from tpmon.hook.device import find_device
 from tpmon.hook.models import find_model
 from tpmon.hook.surroundings import is_from_handler
 
@@ -110,9 +111,12 @@ def _read_autocast(torch: Any, steps: Counts) -> dict[str, Any]:
     words = wire_settings.parse_settings(steps.page) if len(steps.page) else ()
     on = words[wire_settings.SET_AUTOCAST] if words else wire_settings.UNKNOWN
     if on == wire_settings.UNKNOWN:
-        return {"autocast": bool(torch.is_autocast_enabled()), "autocast_dtype": ""}
-    dtype = _DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type")
-    return {"autocast": bool(on), "autocast_dtype": dtype if on else ""}
+        on = int(torch.is_autocast_enabled())
+    if not on:  # most programs leave it before the backward
+        why = {"missing": "it was off where the backward began"}
+        return {"autocast": why, "autocast_dtype": why}
+    dtype = _DTYPES.get(words[wire_settings.SET_AUTOCAST_DTYPE], "another type") if words else ""
+    return {"autocast": True, "autocast_dtype": dtype}
 
 
 def _read_ranks() -> dict[str, Any]:
@@ -129,7 +133,7 @@ def _read_ranks() -> dict[str, Any]:
 def _read_device(torch: Any) -> dict[str, Any]:
     if not torch.cuda.is_initialized():
         return {"gpu": ""}
-    told = torch.cuda.get_device_properties(torch.cuda.current_device())
+    told = torch.cuda.get_device_properties(max(0, find_device(torch)))
     return {
         "gpu": told.name,
         "gpu_uuid": str(getattr(told, "uuid", "")),

@@ -7,10 +7,13 @@ between them are read. Nothing is recorded or asked while a CUDA graph is captur
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 from tpmon.hook import wire_settings as wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 _EVENTS = 64
@@ -20,6 +23,33 @@ _GIVE_UP_NS = 60_000_000_000
 
 BATCH, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(5)  # what ends at an event
 _WORDS = {FORWARD: wire.DEV_FORWARD_NS, BACKWARD: wire.DEV_BACKWARD_NS, OPTIMIZER: wire.DEV_OPTIMIZER_NS}
+
+
+def holds_work(torch: Any, device: int) -> bool:
+    """Tell whether the caching allocator holds memory of a device; to ask it makes no context there."""
+    return bool(torch._C._cuda_memoryStats(device)["reserved_bytes"]["all"]["current"])  # noqa: SLF001
+
+
+def find_device(torch: Any) -> int:
+    """Return a device that the program works on, the current one where it does; -1 where none is known.
+
+    A program that says ``.to("cuda:3")`` and no more has device 0 as its current one. Whatever is recorded,
+    or waited for, on a device without a context makes one there, of half a GiB.
+    """
+    here = int(torch._C._cuda_getDevice())  # noqa: SLF001
+    others = (one for one in range(torch.cuda.device_count()) if one != here)
+    return next((one for one in (here, *others) if holds_work(torch, one)), -1)
+
+
+@contextmanager
+def on_device(torch: Any) -> Iterator[None]:
+    """Make the device that the program works on the current one, where CUDA is in use and another is it."""
+    device = find_device(torch) if torch.cuda.is_initialized() else -1
+    if device < 0:
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
 
 
 class DeviceTimer:

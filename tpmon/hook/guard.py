@@ -51,7 +51,7 @@ class Guard:
             if emitter is not None:
                 self._replace(emitter, "__enter__", self._wrap_begin(emitter.__dict__["__enter__"]))
                 self._replace(emitter, "__exit__", self._wrap_end(emitter.__dict__["__exit__"]))
-        for one in gc.get_objects():
+        for one in _list_instances(profile):
             # type(), because __class__ of a proxy is code of the user.
             if issubclass(type(one), profile):
                 state = one.__dict__
@@ -131,6 +131,24 @@ class Guard:
                 foreign.discard(one)
 
         return __exit__
+
+
+def _list_instances(kind: type) -> list[Any]:
+    """List what refers to a class or to one made of it: its instances are among that.
+
+    Only these are touched. A list of all objects would count a reference on each, and the pages of what a
+    program shares with its workers would be copied. Before Python 3.9 an instance does not show its class.
+    """
+    if sys.version_info < (3, 9):
+        return gc.get_objects()
+    kinds: set[type] = set()
+    left = [kind]
+    while left:
+        one = left.pop()
+        if one not in kinds:
+            kinds.add(one)
+            left += type.__subclasses__(one)
+    return gc.get_referrers(*kinds)
 
 
 def find_cupti_user() -> str:

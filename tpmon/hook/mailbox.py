@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tpmon.hook.counts import Counts
 
 
-_RING_AGAIN_S = 0.1
+_RING_AGAIN_S, _RING_SELDOM_S = 0.1, 5.0
 _LOOK_AGAIN_S = 0.5
 _ENDS_S = 0.1
 _NOT_POSSIBLE = "captures are not possible here"
@@ -186,19 +186,24 @@ class Mailbox:
         import threading  # noqa: PLC0415
 
         main = threading.main_thread().ident
+        again_s = _RING_AGAIN_S
         # Again until it is heard: the first may come while the recording only begins.
         while self._handling and main is not None and self.capture is not None:
             if self.capture.under_way is None:
                 return
             left_s = self.capture.left_s()
             if left_s <= 0:
+                if signal.getsignal(signal.SIGURG) != self._woken:
+                    return  # the program took it meanwhile: the ends of steps bound the recording
                 try:
                     signal.pthread_kill(main, signal.SIGURG)
                 except OSError:
                     return  # that thread is gone, and a thread's error would be printed
             # In parts, for a request that is cancelled and for the memory that it takes.
-            if over.acquire(timeout=min(left_s, _LOOK_AGAIN_S) if left_s > 0 else _RING_AGAIN_S):
+            if over.acquire(timeout=min(left_s, _LOOK_AGAIN_S) if left_s > 0 else again_s):
                 return
+            if left_s <= 0:
+                again_s = min(2 * again_s, _RING_SELDOM_S)  # it is in one long call
 
     def _give_back(self) -> None:
         if not self._handling:

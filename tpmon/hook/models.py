@@ -7,6 +7,7 @@ the program got from ``locals()``, and keeps a batch and its graph in memory wit
 from __future__ import annotations
 
 import gc
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MOST_MODULES = 100_000
+_MOST_BLOCKS = 2_000_000
+"""Of more objects than this none is looked for: it takes half a second, and counts a reference on each."""
 _FOUND: list[Any] = []
 """A weak reference to the model that was found last: to look for it is to look at all objects."""
 
@@ -52,6 +55,8 @@ def _list_parameters(steps: Any) -> frozenset[int]:
 
 
 def _search(kind: type, wanted: frozenset[int]) -> Any:
+    if sys.getallocatedblocks() > _MOST_BLOCKS:
+        return None
     # type(), because __class__ of a proxy is code of the program.
     modules = [one for one in gc.get_objects() if issubclass(type(one), kind)]
     inner = {id(one) for module in modules for one in _list_parts(module)}

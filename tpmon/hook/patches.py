@@ -138,6 +138,8 @@ class Patches:
     def _patch_engine(self, module: ModuleType) -> int:
         autograd = sys.modules["torch.autograd"]
         engine = module.__dict__.get("_engine_run_backward")
+        if ("backward" if engine is None else "_engine_run_backward") not in autograd.__dict__:
+            return 0  # it is still being imported, and binds the name later
         if engine is None:
             # Before torch 2.2; Tensor.backward comes through here too.
             self._replace(autograd, "backward", _wrap_engine(autograd.__dict__["backward"], self._steps))
@@ -194,6 +196,8 @@ def _like(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], Any]:
     begins, ended, stopped = steps.data_begins, steps.data_ended, steps.data_stopped
+    for hook in (begins, ended, stopped):
+        _hide_from_dynamo(hook)
 
     @_like(original)
     def __next__(self: Any) -> Any:  # noqa: N807

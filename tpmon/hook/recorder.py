@@ -10,7 +10,8 @@ import os
 import sys
 from contextlib import suppress
 
-from tpmon.hook.surroundings import torch_folder
+from tpmon.hook.device import on_device
+from tpmon.hook.surroundings import parse_version, torch_folder
 from tpmon.hook.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS, TRACE_ENDING
 
 TYPE_CHECKING = False
@@ -86,7 +87,7 @@ class Recorder:
         finally:
             profile = self._profile
             if profile is not None and profile.entered and profile.kineto_results is None:
-                with _Quiet():
+                with _Quiet(), on_device(sys.modules["torch"]):
                     profile.__exit__(None, None, None)
 
     def save(self, path: str) -> None:
@@ -122,7 +123,9 @@ class Recorder:
             "use_kineto": True,
         }
         if torch.cuda.is_initialized():
-            chosen.update({"use_device": "cuda"} if "use_device" in names else {"use_cuda": True})
+            # Before torch 2.4 it has use_device too, but for back ends that are not torch's own.
+            newer = "use_device" in names and parse_version(str(torch.__version__)) >= (2, 4)
+            chosen.update({"use_device": "cuda"} if newer else {"use_cuda": True})
         config: Any = getattr(torch._C._profiler, "_ExperimentalConfig", None)  # noqa: SLF001
         if config is not None and not self.options & OPTION_STACKS:
             with suppress(TypeError):  # an older torch: the same file, half as much work again to stop

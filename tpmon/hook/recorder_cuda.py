@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from tpmon.hook.device import on_device
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -41,7 +43,8 @@ class Snapshot:
         self._running = True
         if self._ours:
             memory: Any = sys.modules["torch.cuda.memory"]
-            memory._record_memory_history(max_entries=self._entries)  # noqa: SLF001
+            # Stacks of C++ as well, which is torch's default, take several times the memory and the time.
+            memory._record_memory_history(max_entries=self._entries, stacks="python")  # noqa: SLF001
 
     def mark(self, step: int) -> None:
         """Pass a step: the history has times of its own."""
@@ -92,8 +95,9 @@ class Range:
     def start(self, metadata: dict[str, str]) -> None:  # noqa: ARG002
         """Tell nsys to collect."""
         torch: Any = sys.modules["torch"]
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStart()
+        with on_device(torch):
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaProfilerStart()
         self._running = True
 
     def mark(self, step: int) -> None:
@@ -109,8 +113,9 @@ class Range:
         running, self._running = self._running, False
         if running:
             torch: Any = sys.modules["torch"]
-            torch.cuda.synchronize()
-            torch.cuda.cudart().cudaProfilerStop()
+            with on_device(torch):
+                torch.cuda.synchronize()
+                torch.cuda.cudart().cudaProfilerStop()
 
     def save(self, path: str) -> None:
         """Write nothing: nsys does."""

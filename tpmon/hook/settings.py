@@ -10,6 +10,7 @@ import itertools
 import sys
 
 from tpmon.hook import wire_settings as wire
+from tpmon.hook.device import find_device
 from tpmon.hook.surroundings import is_from_handler
 from tpmon.hook.tensors import count_sizes
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SIZES_EVERY = 12
+_DYNAMO_WORDS = wire.SET_DYNAMO_LIMIT_HITS + 1 - wire.SET_DYNAMO_FRAMES
 """Sizes change seldom: they are added up at the second reading and then once a minute."""
 
 _MOST_MODULES = 10_000
@@ -113,7 +115,10 @@ class Settings:
         factor = of.get("_prefetch_factor")
         words[wire.SET_PREFETCH_FACTOR] = factor if isinstance(factor, int) else wire.UNKNOWN
         sampler = of.get("_index_sampler")
-        size = getattr(sampler, "__dict__", {}).get("batch_size")
+        told = getattr(sampler, "__dict__", {})
+        size = told.get("batch_size")
+        if told.get("split_batches") and isinstance(size, int):  # Accelerate's: that of all ranks
+            size //= told["num_processes"]
         words[wire.SET_BATCH_SIZE] = size if isinstance(size, int) else wire.UNKNOWN
 
     def _read_switches(self) -> None:
@@ -163,7 +168,9 @@ class Settings:
         frames: dict[str, int] = counters.get("frames", {})
         graphs = counters.get("stats", {}).get("unique_graphs", 0)
         if not frames and not graphs:  # of fullgraph=True no frames are counted
-            return  # torch imports it for itself; nothing is compiled
+            if hasattr(sys.modules["torch"], "compile"):  # nothing is compiled, and could be
+                self.words[wire.SET_DYNAMO_FRAMES : wire.SET_DYNAMO_LIMIT_HITS + 1] = [0] * _DYNAMO_WORDS
+            return
         breaks: dict[str, int] = counters.get("graph_break", {})
         self.words[wire.SET_DYNAMO_FRAMES] = frames.get("total", 0)
         self.words[wire.SET_DYNAMO_FRAMES_OK] = frames.get("ok", 0)
@@ -239,8 +246,8 @@ def _describe_sharded() -> tuple[int, ...]:
 
 
 def _read_allocator() -> Any:
-    """Return what the caching allocator of the current device says; None where CUDA is not in use."""
+    """Return what the caching allocator says of the device in use; None where CUDA is not in use."""
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return None
-    return torch._C._cuda_memoryStats(torch._C._cuda_getDevice())  # noqa: SLF001
+    return torch._C._cuda_memoryStats(max(0, find_device(torch)))  # noqa: SLF001

@@ -103,8 +103,11 @@ class Steps(Ends):
                 self.watch.batch(iterator, batch)
             # Straight from the dictionaries: no code of a user's sampler runs.
             try:
-                size = iterator.__dict__["_index_sampler"].__dict__["batch_size"]
-            except (KeyError, AttributeError):
+                told = iterator.__dict__["_index_sampler"].__dict__
+                size = told["batch_size"]
+                if told.get("split_batches"):  # Accelerate's: that of all ranks
+                    size //= told["num_processes"]
+            except (KeyError, AttributeError, TypeError, ZeroDivisionError):
                 size = 0
             if (
                 size.__class__ is int and 0 < size < 1073741824

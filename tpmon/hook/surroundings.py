@@ -39,6 +39,12 @@ def torch_folder() -> str:
     return os.path.dirname(os.path.abspath(str(sys.modules["torch"].__file__))) + os.sep
 
 
+def parse_version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version such as "2.13.0+cu126"; zeros for what is none."""
+    numbers = [int(part) if part.isdigit() else 0 for part in text.partition("+")[0].split(".")[:2]]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
+
+
 def read_torch_version() -> str:
     """Return the version of the torch that is imported, "" without one."""
     return str(getattr(sys.modules.get("torch"), "__version__", ""))

@@ -96,9 +96,12 @@ class Watcher:
         self._began_ns = now
         self._seen = 0
         try:
-            cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+            torch: Any = sys.modules.get("torch")
+            cuda: Any = getattr(torch, "cuda", None)
             if self._no_device or cuda is None or not cuda.is_initialized():
                 return 0
+            if not device.holds_work(torch, torch._C._cuda_getDevice()):  # noqa: SLF001
+                return 0  # its work is on another device: an event would make a context on this one
             if self._timer is None:
                 self._timer = device.DeviceTimer(cuda)
             self._timer.begin(now)

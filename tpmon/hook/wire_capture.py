@@ -90,6 +90,9 @@ EVENT_MEMORY_DETAILED = 3_500
 Measured on torch 2.13 as growth of resident memory over 82,000 to 231,000 events: 1.2 KB, and 2 to 3 KB.
 """
 
+ENTRY_BYTES = 4096
+"""Reckoned for an allocation that a snapshot remembers: torch's own words are "several KB" with its stack."""
+
 ANSWER_DONE = 1
 ANSWER_UNKNOWN = 2
 ANSWER_TAKEN = 3

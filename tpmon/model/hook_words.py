@@ -27,8 +27,9 @@ def _on(is_on: bool) -> str:
 def _autocast(settings: TrainSettings) -> str:
     if not is_known(settings.autocast):
         return ""
-    dtype = f", {settings.autocast_dtype}" if settings.autocast and is_known(settings.autocast_dtype) else ""
-    return f"{_on(settings.autocast)}{dtype}"
+    if not settings.autocast:
+        return "off in the backward; of the forward the hook does not know"
+    return f"on, {settings.autocast_dtype}" if is_known(settings.autocast_dtype) else "on"
 
 
 def _loader(settings: TrainSettings) -> str:
