@@ -19,7 +19,7 @@ READY := .venv/.ready
 HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch-for-demo torch-for-tests demo test test-long check lint types docs-tests docs goldens \
+.PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-long check lint types docs-tests docs goldens \
         bench-cost bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-faults test-pythons
 
 help: ## this list
@@ -49,12 +49,15 @@ torch-for-demo: setup
 
 # The tests start their programs with .venv's Python. Where only PYTHON has torch, a path file lets
 # .venv see it, after .venv's own packages; it goes again if that torch does not load there.
-torch-for-tests: setup
+torch-of-python: setup
 	@$(BIN)/python $(HAS_TORCH) || { \
 		$(PYTHON) $(HAS_TORCH) && \
 		link=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-python.pth && \
 		$(PYTHON) -c 'import importlib.util, os; print(os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin)))' > $$link && \
-		{ $(BIN)/python -c 'import torch' 2>/dev/null || { rm $$link; false; }; }; } || { $(INSTALL_TORCH); }
+		{ $(BIN)/python -c 'import torch' 2>/dev/null || { rm $$link; false; }; }; } || true
+
+torch-for-tests: torch-of-python
+	@$(BIN)/python $(HAS_TORCH) || { $(INSTALL_TORCH); }
 
 demo: torch-for-demo ## start a small real training and watch it; three readings as text without a terminal
 	@PYTHON='$(PYTHON)' $(BIN)/tpmon demo $(DEMO)
@@ -65,7 +68,7 @@ test: torch-for-tests ## run the tests once: unit, screen, terminal, real progra
 test-long: torch-for-tests ## the real programs and many hostile files that make test leaves out, a quarter of an hour
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
 
-test-gpu: setup ## the tests that need an NVIDIA GPU; skipped without one
+test-gpu: torch-of-python ## the tests that need an NVIDIA GPU; skipped without one
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest tests/gpu $(PYTEST)
 
 check: lint types docs-tests ## lint, types, layers and docs: what a change must pass besides the tests

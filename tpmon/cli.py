@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GARBAGE_THRESHOLD = 50_000
 """New containers between two looks for cycles, as in a session."""
-MORE_FRAMES = 2
-"""Of ``--once``, where the first stack is late: on a crowded machine a py-spy takes 2 s to start."""
+MORE_FRAMES = 3
+"""Of ``--once``, where stacks or cards are late: a py-spy may take 2 s to start, and a driver to wake."""
 
 
 class Ended(BaseException):

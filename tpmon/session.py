@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tpmon.model.collectives import DumpRecords
 from tpmon.model.dump import DumpRequest, DumpState
-from tpmon.model.frame import Frame, TargetState, awaits_stacks
+from tpmon.model.frame import Frame, TargetState, awaits_sources
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
@@ -216,7 +216,7 @@ class Session:
                 count += 1
                 if last.target.state is TargetState.ENDED:
                     break
-                if frames is not None and count >= frames + (more if awaits_stacks(last) else 0):
+                if frames is not None and count >= frames + (more if awaits_sources(last) else 0):
                     break
                 due = self._wait(due)
         finally:

@@ -69,6 +69,7 @@ def test_reserved_memory_without_retries_is_a_note_and_no_fault() -> None:
     assert verdict["kind"] in HEALTHY, verdict
 
 
+@pytest.mark.usefixtures("sampling_works")
 def test_ten_thousand_tiny_kernels_a_second_are_launch_bound() -> None:
     with train("tiny-kernels") as pid:
         verdict = diagnose(pid)

@@ -24,6 +24,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
 from tpmon.ui.cells import cut, cut_front, fit_line, pad, pad_left, width_of, wrap, wrap_words
 from tpmon.ui.ink import LEVELS, STYLES, spark, to_ascii
+from tpmon.ui.marks import card_ink
 from tpmon.ui.paint_gpus import order_cards, paint_gpus, summarize_cards, write_throttle
 from tpmon.ui.paint_ranks import order_ranks, paint_ranks
 from tpmon.ui.paint_workers import paint_workers, select_workers, write_role
@@ -330,11 +331,20 @@ def test_cards_come_worst_first_and_the_jobs_before_others():
     cards = (
         make_gpu(0, pids=()),
         make_gpu(1),
-        make_gpu(2, throttle=("power cap",)),
+        make_gpu(2, throttle=("thermal",)),
         make_gpu(3, state=GpuState.LOST),
         make_gpu(4, pids=(), state=GpuState.LOST),
     )
     assert [card.index for card in order_cards(cards)] == [3, 2, 1, 4, 0]
+
+
+def test_what_a_card_that_is_well_shows_is_no_warning():
+    """Full load brings it to its power cap, and a program's own fault leaves an Xid."""
+    for normal in ("power cap", "application clocks"):
+        assert card_ink(make_gpu(throttle=(normal,))) is Ink.PLAIN
+        assert card_ink(make_gpu(throttle=(normal, "SW thermal"))) is Ink.WARN
+    assert card_ink(make_gpu(xids=(31,))) is Ink.WARN
+    assert card_ink(make_gpu(xids=(31, 79))) is Ink.BAD
 
 
 def test_throttling_is_told_with_its_share():

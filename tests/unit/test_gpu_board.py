@@ -229,6 +229,7 @@ def test_a_job_with_cards_that_this_shell_cannot_see(code: int, hidden: bool) ->
 
 FREE: dict[int, Known[tuple[int, ...]]] = {10: ()}
 REFUSED: dict[int, Known[tuple[int, ...]]] = {10: Missing("permission denied")}
+HOLDS: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
 NOT_LOADED = "the NVIDIA driver is not loaded"
 LIBRARY = "libnvidia-ml.so.1 not found, though the kernel has a driver"
 
@@ -245,6 +246,7 @@ LIBRARY = "libnvidia-ml.so.1 not found, though the kernel has a driver"
         (12, True, REFUSED, LIBRARY),
         (12, True, {}, LIBRARY),
         (9, True, REFUSED, NOT_LOADED),
+        (18, True, HOLDS, "the NVIDIA driver was replaced while in use (library and kernel module differ)"),
     ],
 )
 def test_no_card_is_told_from_a_card_that_is_not_read(
@@ -257,6 +259,16 @@ def test_no_card_is_told_from_a_card_that_is_not_read(
     assert reading.of_job == Missing(text)
     assert reading.gpus == story.read().gpus
     assert is_no_card(text) is ("no NVIDIA" in text)
+
+
+@pytest.mark.parametrize("code", [0, 9, 12, 18, 999])
+def test_a_job_that_holds_a_card_is_never_said_to_hold_none(code: int) -> None:
+    story = Story()
+    story.failure(code)
+    story.end("exit 1", 30.0)
+    reading = story.board.read({10: 1}, HOLDS, True, SECOND_NS, True)
+    assert isinstance(reading.of_job, Missing)
+    assert not is_no_card(reading.of_job.reason)
 
 
 def test_no_card_listed_is_no_card_unless_the_job_holds_one() -> None:

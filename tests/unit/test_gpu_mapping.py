@@ -212,7 +212,24 @@ def test_old_scans_are_repeated_a_few_at_a_time(tmp_path: Path, monkeypatch: pyt
     files.watch(dict.fromkeys(range(20), 1))
     files.scan()
     monkeypatch.setattr(gpu_mapping, "RESCAN_S", 0.0)
+    monkeypatch.setattr(gpu_mapping, "EMPTY_RESCAN_S", 0.0)
     for pid in range(20):
         os.symlink("/dev/nvidia3", tmp_path / str(pid) / "fd" / "9")
     found = [sum(minors == (3,) for minors in files.scan().values()) for _ in range(3)]
     assert found == [8, 16, 20]
+
+
+def test_a_process_that_holds_no_card_yet_is_looked_at_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "devices").write_text("195 nvidia\n")
+    make_process(tmp_path, 1, [])
+    make_process(tmp_path, 2, ["/dev/nvidia0"])
+    files = DeviceFiles(str(tmp_path))
+    files.watch({1: 1, 2: 1})
+    assert files.scan() == {1: (), 2: (0,)}
+    for pid in (1, 2):
+        os.symlink("/dev/nvidia3", tmp_path / str(pid) / "fd" / "9")
+    assert files.scan() == {1: (), 2: (0,)}
+    monkeypatch.setattr(gpu_mapping, "EMPTY_RESCAN_S", 0.0)
+    assert files.scan() == {1: (3,), 2: (0,)}

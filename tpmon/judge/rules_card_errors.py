@@ -7,12 +7,9 @@ from tpmon.judge.rules_cards import answer_without_cards, rank_on
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure
+from tpmon.model.gpu import APPLICATION_XIDS
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.verdict import Evidence, Kind
-
-APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
-"""Xids that a program's own fault raises (13, 31, 43, 68, 69), that follow its end (45), or that say
-a row was remapped (63, told by the remap reading)."""
 
 _LATER = 0.2
 _SERIOUS = 0.5

@@ -12,7 +12,7 @@ from enum import Enum
 from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import DumpRound
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import Driver, GpuSample
+from tpmon.model.gpu import NOT_YET, Driver, GpuSample
 from tpmon.model.host import (
     CpuSample,
     FileWrite,
@@ -22,7 +22,7 @@ from tpmon.model.host import (
     OutputSample,
     SocketSample,
 )
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.pace import HookSample, StepPace
 from tpmon.model.process import MainThreadSample, Outcome, ProcessEnd, ProcessSample, RankRow
 from tpmon.model.stacks import StackSlice
@@ -179,6 +179,7 @@ class Frame:
     """Which open file of the ranks was written last, on local file systems."""
 
 
-def awaits_stacks(frame: Frame) -> bool:
-    """Tell whether stacks can be sampled here, and none was so far."""
-    return is_known(frame.stacks) and not is_known(frame.ages_s.stacks)
+def awaits_sources(frame: Frame) -> bool:
+    """Tell whether something that can be read here has not answered so far: stacks, or the cards."""
+    stacks = is_known(frame.stacks) and not is_known(frame.ages_s.stacks)
+    return stacks or (isinstance(frame.gpus, Missing) and frame.gpus.reason == NOT_YET)

@@ -11,6 +11,14 @@ NO_DRIVER = "no NVIDIA driver"
 NO_CARD_OPEN = "the job holds no NVIDIA card open"
 
 
+NOT_YET = "NVML has not answered yet"
+NORMAL_REASONS = frozenset(("power cap", "application clocks"))
+"""What holds clocks down on a card that is well: full load does, and what its owner chose."""
+APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
+"""Xids that a program's own fault raises (13, 31, 43, 68, 69), that follow its end (45), or that say
+a row was remapped (63, told by the remap reading)."""
+
+
 def is_no_card(reason: str) -> bool:
     """Tell whether the reason why no card was read is that the job has none."""
     return reason.startswith((NO_DRIVER, NO_CARD_OPEN))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, Driver, GpuSample, GpuState, is_no_card
+from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, NOT_YET, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import clean_text
 from tpmon.probe.gpu_mapping import Card, Held, find_unread, held_minors, map_to_job, unlisted_minors
@@ -29,12 +29,13 @@ MAX_CARDS = 64
 NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 
 # What a shell without access to the cards gets, on a machine that has some.
-_MAY_HIDE = frozenset((4, 9, 12))
+_MAY_HIDE = frozenset((4, 9, 12, 999))
 _FAILURES = {
     4: "no permission to use the NVIDIA driver",
     9: "the NVIDIA driver is not loaded",
     12: f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)",
     18: "the NVIDIA driver was replaced while in use (library and kernel module differ)",
+    999: "NVML fails with an unknown error (in a container: it lost its cards, start it anew)",
 }
 
 
@@ -266,14 +267,16 @@ class Board:
             known = is_no_card(self._failure)
             return self._failure if known else f"{NO_DRIVER} on this machine ({self._failure})"
         why = _LIBRARY_MISSING if is_no_card(self._failure) else self._failure
-        if find_unread(job, held) is not None or not job or any(pid not in held for pid in job):
+        if held_minors(job, held) or not job or any(pid not in held for pid in job):
+            return why
+        if find_unread(job, held) is not None:
             return why
         return f"{NO_CARD_OPEN} ({why})"
 
     def _waiting(self, now_ns: int) -> str:
         waited_s = (now_ns - self._asked_ns) / 1e9
         if waited_s <= PATIENCE_S:
-            return "NVML has not answered yet"
+            return NOT_YET
         return f"the NVIDIA driver has not answered for {waited_s:.0f} s"
 
     def _source(self) -> str:

@@ -30,6 +30,8 @@ _GONE = frozenset(("no such file or directory", "no such process"))
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 
 RESCAN_S = 30.0
+EMPTY_RESCAN_S = 3.0
+"""A process that holds no card may open one any moment: torch does when it is used first."""
 NEW_SCANS = 64
 OLD_SCANS = 8
 """Rations of one round; a scan reads every descriptor link of a process, 0.1 to 1 ms."""
@@ -125,11 +127,14 @@ class DeviceFiles:
         job = self._job
         self._scans = {key: self._scans[key] for key in job.items() if key in self._scans}
         new = [key for key in job.items() if key not in self._scans][:NEW_SCANS]
-        old = sorted(self._scans, key=lambda key: self._scans[key][0])[:OLD_SCANS]
-        due = [key for key in old if now_s - self._scans[key][0] >= RESCAN_S]
-        for key in (*new, *due):
+        due = [key for key, (at_s, found) in self._scans.items() if now_s - at_s >= _wait_s(found)]
+        for key in (*new, *sorted(due, key=lambda key: self._scans[key][0])[:OLD_SCANS]):
             self._scans[key] = (now_s, open_device_indices(key[0], self._proc))
         return {pid: minors for (pid, _), (_, minors) in self._scans.items()}
+
+
+def _wait_s(found: Known[tuple[int, ...]]) -> float:
+    return EMPTY_RESCAN_S if is_known(found) and not found else RESCAN_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tpmon.model.card_use import list_used
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.gpu import GpuSample, GpuState
+from tpmon.model.gpu import APPLICATION_XIDS, NORMAL_REASONS, GpuSample, GpuState
 from tpmon.model.host import CpuSample, MemorySample
 from tpmon.model.known import is_known
 from tpmon.model.units import format_bytes, format_pct
@@ -90,11 +90,17 @@ def is_shm_full(memory: MemorySample) -> bool:
 
 def card_ink(card: GpuSample) -> Ink:
     """Return the ink of a card: lost or failed, held down or late, or nothing to say."""
-    if card.state is GpuState.LOST or card.xids or _is_true(card.remapped_rows_failed):
+    failed = any(xid not in APPLICATION_XIDS for xid in card.xids) or _is_true(card.remapped_rows_failed)
+    if card.state is GpuState.LOST or failed:
         return Ink.BAD
-    if card.state is GpuState.STALE or card.throttle or _is_true(card.remapped_rows_pending):
+    if card.state is GpuState.STALE or list_held(card) or card.xids or _is_true(card.remapped_rows_pending):
         return Ink.WARN
     return Ink.PLAIN
+
+
+def list_held(card: GpuSample) -> tuple[str, ...]:
+    """Return the reasons that hold the clocks down now, without those of a card that is well."""
+    return tuple(reason for reason in card.throttle if reason not in NORMAL_REASONS)
 
 
 def _is_true(value: object) -> bool:
@@ -133,8 +139,8 @@ def tell_most(frame: Frame) -> tuple[str, Ink]:
 def _busy_fact(frame: Frame, cards: Sequence[GpuSample]) -> tuple[str, Ink]:
     ours = list_used(cards)
     for card in ours:
-        if card.throttle:
-            return f"GPU {card.index} held down: {card.throttle[0]}", Ink.WARN
+        if held := list_held(card):
+            return f"GPU {card.index} held down: {held[0]}", Ink.WARN
     busy = [card.sm_pct for card in ours if is_known(card.sm_pct)]
     if busy:
         low, high = format_pct(min(busy)), format_pct(max(busy))

@@ -8,7 +8,7 @@ from tpmon.model.gpu import GpuProcess, GpuSample, MigInstance
 from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.cells import cut
-from tpmon.ui.marks import age_of, card_ink
+from tpmon.ui.marks import age_of, card_ink, list_held
 from tpmon.ui.paint_gpus import order_cards, write_pids
 from tpmon.ui.table import explain, paint_pairs, show
 from tpmon.ui.view import Ink, Line, ViewState
@@ -103,7 +103,7 @@ def _throttle(card: GpuSample) -> str:
         return f"? {card.throttle_known.reason}"
     told = [f"{one.reason} {_pct(one.pct)} of the window ({one.source})" for one in card.throttle_shares]
     told += [f"{reason} now" for reason in card.throttle]
-    return ("! " if card.throttle else "") + ", ".join(told) if told else "nothing"
+    return ("! " if list_held(card) else "") + ", ".join(told) if told else "nothing"
 
 
 def _pcie(card: GpuSample) -> str:
