@@ -54,6 +54,7 @@ from tpmon.report.verdict import write_verdict
 from tpmon.report.write import Output, complain
 
 PART_S = 10.0
+OPEN_S = 10.0
 CARDS_S = 25.0
 MOST_FRAME_BYTES = 64 << 20
 _LEFT = "tpmon was left before it was written"
@@ -261,13 +262,21 @@ def open_sink(job: Job, out: str = "", tar: str = "") -> Sink:
     return FolderSink(out or default_name(job, datetime.now().astimezone()))
 
 
+def _open_in_time(open_: Callable[[], Sink]) -> Sink:
+    """Open the folder or file of a bundle, which a dead mount would hold for ever."""
+    sink = read_within(OPEN_S, open_)
+    if isinstance(sink, Missing):
+        raise UsageError(f"no place for a bundle: {sink.reason} from this folder", "--out /tmp/NAME")
+    return sink
+
+
 def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Output) -> int:
     """Watch a job for some seconds and write its bundle; ``place`` are folder and tar file, "" for none.
 
     Raises:
         UsageError: when it cannot be written there.
     """
-    sink = open_sink(job, *place)
+    sink = _open_in_time(lambda: open_sink(job, *place))
     words = "three looks at its stacks, none of which stops it" if not options.no_stacks else "no stacks"
     complain(f"tpmon: watching {job.root.pid} for {options.bundle_seconds:g} s, with {words}")
     bundler = Bundler(job, sink, OwnLook(job, options), stacks=not options.no_stacks)
@@ -305,7 +314,8 @@ def start_bundle(
             contents = Bundler(job, sink, look, stacks=look.stacks, hurries=hurries).run()
             check_written(sink.path, contents)
         except TpmonError as error:
-            told(f"no bundle: {error.what}")
+            other = "; tpmon bundle PID --out FOLDER takes another" if isinstance(error, UsageError) else ""
+            told(f"no bundle: {error.what}{other}")
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
             told(f"the bundle failed: {type(error).__name__}: {error}")
         else:

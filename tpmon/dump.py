@@ -54,6 +54,10 @@ _LABEL = re.compile(rb"^\s*\d+: ")
 """What srun --label puts before each line."""
 _MOST_REFUSED = 4
 _REFUSED_CHARS = 200
+_MIXED = (
+    "tpmon dump PID --json makes one; srun cuts and mixes long lines, so give each host a file:"
+    " srun --output=dump-%N-%t.json tpmon dump --job --json, then tpmon fold dump-*.json"
+)
 _RANK_DIGITS = 7
 PID_DIGITS = 10
 
@@ -254,7 +258,8 @@ def read_dumps(paths: Iterable[str], tell: Callable[[str], None] = lambda _: Non
             for one in refused[:_MOST_REFUSED]:
                 tell(clean_text(one.what, _REFUSED_CHARS))
             if len(refused) > _MOST_REFUSED:
-                tell(f"{name}: {len(refused) - _MOST_REFUSED} more lines")
+                more = len(refused) - _MOST_REFUSED
+                tell(f"{name}: {more} more {'line' if more == 1 else 'lines'}")
     if first is not None and not dumps:
         raise first
     return dumps
@@ -288,7 +293,7 @@ def _parse_dump(line: str, place: str) -> Dump:
     try:
         dump = decode(Dump, line)
     except CodecError as error:
-        raise UsageError(f"{place}: no dump of tpmon: {error}", "tpmon dump PID --json makes one") from error
+        raise UsageError(f"{place}: no dump of tpmon: {error}", _MIXED) from error
     if dump.schema != DUMP_SCHEMA:
         raise UsageError(f"{place}: schema {dump.schema!r}, this tpmon reads {DUMP_SCHEMA}", "update tpmon")
     return clean_value(dump)

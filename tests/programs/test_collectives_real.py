@@ -87,7 +87,7 @@ def test_the_debug_server_of_torch_tells_which_rank_never_called(served: Program
     assert "record_hang.py" in found.summary, "the stack of the missing rank"
     assert "gloo gives up in about 14m" in found.summary or "15m" in found.summary or found.waited_s < 2
     text = call("dump", str(served.pid)).stdout
-    assert "calls    all_reduce number 4 of default_pg: 1 of 2 ranks wait in it" in text
+    assert "calls    all_reduce number 4 of default_pg: 1 of 2 ranks waits in it" in text
     assert "rank 1 done up to 3 all_reduce (4x4 Float), called no more" in text
     # Asking left the ranks as they were, and the server answers again.
     assert {read_table()[pid].state for pid in served.trainers} <= {"S", "R", "D"}

@@ -262,7 +262,7 @@ async def _(s):
     await s.send_result(dump_views.hung_once())
     called = []
 
-    def plan(frame, environ):
+    def plan(frame, environ, pid):
         called.append(frame)
         return Missing("$EDITOR is not set")
 
@@ -303,7 +303,8 @@ async def _(s):
     await s.press("R")
     assert s.asked == [], "the price has left the screen"
     await s.press("R")
-    assert s.asked == [DumpRequest(Asker.KEY, block=True)]
+    torn = dump_views.torn().dump.errors[0].pid
+    assert s.asked == [DumpRequest(Asker.KEY, block=True, block_pids=(torn,))], "no other may be stopped"
 
 
 @CHECKS.of("native")

@@ -71,3 +71,17 @@ def test_the_editor_gets_the_environment_without_what_the_screen_set(tmp_path, m
 def test_an_editor_that_fails_is_told():
     assert run_editor([sys.executable, "-c", "raise SystemExit(3)"]) == f"{sys.executable} ended with 3"
     assert "cannot be started" in run_editor([os.devnull])
+
+
+def test_a_file_of_a_process_in_a_container_is_opened_there(tmp_path, source):
+    proc = tmp_path / "proc"
+    for name, space in (("self", "mnt:[1]"), ("7", "mnt:[2]"), ("8", "mnt:[1]")):
+        (proc / name / "ns").mkdir(parents=True)
+        (proc / name / "ns" / "mnt").symlink_to(space)
+    (proc / "7" / "root").symlink_to("/")
+    environ = {"EDITOR": "env"}
+    frame = StackFrame("main", source, 3)
+    there = plan_edit(frame, environ, 7, str(proc))
+    assert there == EditorCall(("env", "+3", f"{proc}/7/root{source}"), f"{source}:3")
+    for pid in (8, 9):  # in our namespace; and one of which nothing is known
+        assert plan_edit(frame, environ, pid, str(proc)) == EditorCall(("env", "+3", source), f"{source}:3")

@@ -379,7 +379,8 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job
     done.clear()
     start_bundle(lambda: job, lambda _: FolderSink(str(path)), look, tell)
     assert done.wait(SECONDS)
-    assert told[1] == f"no bundle: {path} is there already, and nothing is written over"
+    other = "tpmon bundle PID --out FOLDER takes another"
+    assert told[1] == f"no bundle: {path} is there already, and nothing is written over; {other}"
     done.clear()
 
     def gone() -> Job:

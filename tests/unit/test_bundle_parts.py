@@ -154,7 +154,7 @@ def test_the_readme_names_what_is_there_and_what_is_not():
     assert "kernel.txt: operation not permitted" in text
     assert "replaced by ***" in text
     assert say_result("/x", contents) == [
-        "bundle   /x (1 files, 2.0K)",
+        "bundle   /x (1 file, 2.0K)",
         "not in it kernel.txt; README.txt says why",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_a_dump_carries_what_was_recorded_and_survives_its_json():
     )
     assert decode(Dump, encode(dump)) == dump
     text = "\n".join(write_dump(dump, lambda _: ()))
-    assert "calls    all_reduce number 18 of default_pg" in text
+    assert "calls    as recorded 1m00s before: all_reduce number 18 of default_pg" in text
     assert (
         "  default_pg: ranks 0-2 done up to 17 all_reduce (4x4 Float), in 18 all_reduce (4x4 Float)" in text
     )
@@ -151,3 +152,24 @@ def test_a_call_that_runs_ahead_is_shown_with_how_many_more():
     dump = add_collectives(hung_dump(), reading(make_record(0, group)))
     text = "\n".join(write_dump(dump, lambda _: ()))
     assert "done up to 17, in 18 all_reduce (1+2x3+... Float), 3 calls ahead" in text
+
+
+def test_a_record_that_was_written_long_before_says_so():
+    dump = hung_dump()
+    records = [replace(one, taken=dump.taken - timedelta(seconds=540)) for one in one_missing()]
+    told = add_collectives(dump, reading(*records)).collectives
+    fresh = add_collectives(dump, reading(*(replace(one, taken=dump.taken) for one in records))).collectives
+    assert is_known(told)
+    assert is_known(fresh)
+    assert told.summary.startswith("as recorded 9m00s before: all_reduce number")
+    assert not fresh.summary.startswith("as recorded")
+    assert "NCCL aborts this job in" in fresh.summary
+    assert "if they still wait, NCCL aborts this job in" in told.summary or "aborts" not in told.summary
+
+
+def test_old_records_without_a_wait_are_not_the_present():
+    dump = hung_dump()
+    done = make_record(0, make_group(4, 4))
+    said = add_collectives(dump, reading(replace(done, taken=dump.taken - timedelta(minutes=2)))).collectives
+    assert is_known(said)
+    assert said.summary.startswith("as recorded 2m00s before: every collective that was called is done")

@@ -293,6 +293,8 @@ time.sleep(60)
         dump = fold(look)
         listed = sum(len(group.threads) for group in dump.groups)
         assert listed + dump.idle_threads == 501
+        work = [group for group in dump.groups if "work" in group.doing]
+        assert [len(group.threads) for group in work] == [500], "each of them has its stack"
         assert len(dump.groups) < 10
         lines = write_dump(dump, lambda _: ())
         assert len(lines) < 40

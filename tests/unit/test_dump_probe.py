@@ -354,8 +354,9 @@ def test_a_sampler_that_never_stops_is_shared_and_waited_for_before_a_stop(monke
                     (other.pid, True)
                 ]
                 assert read_one(one.pid).errors == ()
+                assert read_one(one.pid, block=True).errors == (), "it needs no stop"
                 begun = time.monotonic()
-                refused = read_one(one.pid, block=True)
+                refused = read_one(one.pid, depth=Depth(native=True))
                 assert time.monotonic() - begun > 0.3
                 assert [error.kind for error in refused.errors] == [ErrorKind.BUSY]
                 assert str(other.pid) in refused.errors[0].reason

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -59,7 +60,14 @@ class Bench:
         self.made: list[SlowDumper] = []
         self.blocks: list[bool] = []
         self.depths: list[Depth] = []
-        self.service = DumpService(lambda: (made_up(11), made_up(12)), self.make)
+        self.held: list[str] = []
+        self.service = DumpService(lambda: (made_up(11), made_up(12)), self.make, self.hold)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        self.held.append("begun")
+        yield
+        self.held.append("ended")
 
     def make(self, members: Sequence[Member], depth: Depth) -> SlowDumper:
         self.made.append(SlowDumper(members))
@@ -160,3 +168,20 @@ def test_c_frames_and_variables_are_read_when_they_are_asked_for_and_c_frames_ge
         bench.made[-1].go.set()
         bench.wait(lambda state: not state.running)
         assert (bench.depths[-1], bench.made[-1].limit_s) == (depth, limit_s)
+
+
+def test_the_sampler_is_held_while_a_dump_may_stop_a_process_and_at_no_other_time():
+    bench = Bench()
+    for request, held in (
+        (DumpRequest(Asker.KEY), []),
+        (DumpRequest(Asker.KEY, block=True, block_pids=(11,)), ["begun", "ended"]),
+        (DumpRequest(Asker.KEY, native=True), ["begun", "ended"]),
+    ):
+        bench.held.clear()
+        bench.service.ask(request)
+        bench.wait(lambda state: state.answered == 1)
+        assert bench.held == held[:1]
+        bench.made[-1].go.set()
+        bench.wait(lambda state: not state.running)
+        assert bench.held == held
+    assert bench.depths[1] == Depth(block=True, block_pids=(11,))

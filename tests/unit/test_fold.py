@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -33,7 +34,7 @@ from tests.dumps import (
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.judge.fold_words import collapse_frames, describe_stack
 from tpmon.model.codec import decode, encode
-from tpmon.model.dump import Dump, DumpError, ErrorKind, Motion, ProcessLook
+from tpmon.model.dump import DeadChild, Dump, DumpError, ErrorKind, Motion, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
@@ -84,7 +85,7 @@ def test_all_that_wait_with_ranks_elsewhere_point_there():
     assert "tpmon fold" in dump.summary
     alone = fold(make_rank(0, frames=IN_LOCK), world=2).summary
     assert alone.startswith(
-        "rank 0 is in hold train.py:12, waits for: lock or queue (futex); 1 rank is elsewhere"
+        "rank 0 is in hold train.py:12, waits for: lock or queue (futex); 1 rank is elsewhere or has ended"
     )
 
 
@@ -327,3 +328,21 @@ def test_nothing_to_fold_is_refused():
         fold_dumps([])
     with pytest.raises(ValueError, match="needs a round"):
         fold_rounds([], Origin(1, "", 1))
+
+
+def test_a_dead_child_is_named_and_no_worker_is_blamed_for_its_batch():
+    killed = DeadChild(4712, 4000, "pt_data_worker", "SIGKILL")
+    waits = make_rank(0, pid=4000, frames=NEXT_BATCH)
+    alone = fold_rounds([replace(make_round(waits), dead=(killed,))], Origin(1, "train.py", 1))
+    assert "process 4712 (pt_data_worker) of rank 0 is dead: SIGKILL" in alone.summary
+    assert "no worker of it was seen" not in alone.summary
+    assert alone.dead == (killed,)
+    idle = make_worker(0, 0)
+    left = fold_rounds([replace(make_round(waits, idle), dead=(killed,))], Origin(1, "train.py", 1))
+    assert "its worker that lives waits for work too" in left.summary
+    assert "lost" not in left.summary
+    other = replace(killed, parent=9)
+    plain = fold_rounds([replace(make_round(waits, idle), dead=(other,))], Origin(1, "train.py", 1))
+    assert "a batch was lost on the way" in plain.summary
+    both = fold_dumps([left, fold(make_rank(1, pid=4000), host="node-9", world=2)])
+    assert "process 4712 (pt_data_worker) of rank 0 is dead" in both.summary

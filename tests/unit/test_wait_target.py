@@ -90,7 +90,7 @@ def test_a_pipe_that_nobody_else_has_says_so():
         target = target_of(one.pid)
         assert (target.kind, target.others) in ((WaitKind.PIPE, ()), (WaitKind.PIPE, HIDDEN))
         if target.others == ():
-            assert say_target(target).endswith("and no other process has the other end")
+            assert say_target(target).endswith("and no process that can be seen from here has the other end")
 
 
 @pytest.mark.parametrize(

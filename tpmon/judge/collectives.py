@@ -42,15 +42,32 @@ def judge_collectives(
     readings: Sequence[CollectivesReading],
     world_size: Applicable[int],
     standings: Mapping[int, Standing],
+    now: Applicable[datetime] = NOT_APPLICABLE,
 ) -> Collectives:
-    """Judge all records of a job, of one or several hosts; ``standings`` say where ranks are by stack."""
+    """Judge all records of a job, of one or several hosts; ``standings`` say where ranks are by stack.
+
+    A file may have been written long before ``now``: its sentence then says how old it is. What is left of
+    a time limit stays that of the record.
+    """
     records = pick_records(record for reading in readings for record in reading.records)
     findings = order_findings(find_open(records, world_size))
-    told = tuple(replace(one, summary=write_summary(one, standings)) for one in findings)
+    told = tuple(
+        replace(one, summary=write_summary(one, standings, _find_age(records, one.waiting, now)))
+        for one in findings
+    )
     ras = tuple(report for reading in readings for report in reading.ras)
     notes = tuple(note for reading in readings for note in reading.notes)
-    summary = sum_up(told, records, ras, notes, say_uncounted(find_uncounted(records)))
+    age_s = _find_age(records, [], now)
+    summary = sum_up(told, records, ras, notes, say_uncounted(find_uncounted(records)), age_s=age_s)
     return Collectives(summary, told, ras, notes, records)
+
+
+def _find_age(records: Sequence[RankRecord], ranks: Sequence[int], now: Applicable[datetime]) -> float:
+    """Return how old in seconds the oldest record of ``ranks`` is, of all where none are named."""
+    taken = [one.taken for one in records if not ranks or (is_known(one.rank) and one.rank in ranks)]
+    if not taken or not is_known(now) or now.tzinfo is None:
+        return 0.0
+    return max(0.0, (now - min(taken)).total_seconds())
 
 
 def add_collectives(dump: Dump, reading: CollectivesReading) -> Dump:
@@ -71,7 +88,7 @@ def _join(dump: Dump, readings: Sequence[CollectivesReading]) -> Dump:
     waits = find_waits(dump.groups)
     if not any(one.records or one.ras or (one.notes and waits) for one in readings):
         return dump
-    judged = judge_collectives(readings, dump.world_size, find_standings(dump.groups))
+    judged = judge_collectives(readings, dump.world_size, find_standings(dump.groups), dump.taken)
     if not judged.findings and (assumed := say_assumed_abort(waits, DEFAULT_TIMEOUTS_S)):
         judged = replace(judged, summary=f"{judged.summary}; {assumed}")
     return replace(dump, collectives=judged)

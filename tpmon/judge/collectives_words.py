@@ -22,6 +22,8 @@ from tpmon.model.units import format_seconds
 
 JUST_NOW_S = 2.0
 """A wait shorter than this is what every step has."""
+OLD_S = 30.0
+"""A record older than this tells of what was, not of what is."""
 _MOST_PLACES = 2
 _MOST_RAS = 3
 _MOST_TRANSFERS = 3
@@ -42,13 +44,20 @@ def say_why(one: CollectiveFinding) -> str:
     return "; ".join(parts) or "all its ranks have called it"
 
 
-def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing]) -> str:
-    """Say what one finding means."""
+def _say_age(age_s: float) -> str:
+    return f"as recorded {format_seconds(age_s)} before: " if age_s >= OLD_S else ""
+
+
+def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing], age_s: float = 0.0) -> str:
+    """Say what one finding means, of records that are ``age_s`` seconds old."""
     total = len(one.waiting) + len(one.missing) + len(one.unread)
     call = name_call(one)
     who = "all" if len(one.waiting) == total else f"{len(one.waiting)} of {total}"
     for_ = f" for {format_seconds(one.waited_s)}" if one.waited_s >= JUST_NOW_S else ""
-    waits = f"{who} ranks wait in it{for_}" if total > 1 else f"{name_numbers(one.waiting)} waits in it{for_}"
+    verb = "waits" if len(one.waiting) == 1 else "wait"
+    waits = (
+        f"{who} ranks {verb} in it{for_}" if total > 1 else f"{name_numbers(one.waiting)} waits in it{for_}"
+    )
     parts = [f"{call}: {waits}"]
     if one.cause is CollectiveCause.MISMATCH:
         parts = [f"{call} does not fit: {say_differences(one.differences)}", waits.replace(" in it", "")]
@@ -61,8 +70,12 @@ def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing]) -> 
     if one.waited_s < JUST_NOW_S:
         parts.append("called just now, as in every step")
     if is_known(one.abort_s) and one.waited_s >= JUST_NOW_S:
-        parts.append(say_abort(one, one.abort_s))
-    return "; ".join(parts)
+        left_s = one.abort_s - age_s
+        if age_s < OLD_S:
+            parts.append(say_abort(one, one.abort_s))
+        elif left_s > 0:
+            parts.append(f"if they still wait, {say_abort(one, left_s)}")
+    return f"{_say_age(age_s)}{'; '.join(parts)}"
 
 
 def _say_unread(one: CollectiveFinding) -> str:
@@ -106,9 +119,15 @@ def sum_up(
     ras: Sequence[RasReport],
     notes: Sequence[SourceNote],
     uncounted: str = "",
+    *,
+    age_s: float = 0.0,
 ) -> str:
-    """Say in one sentence what the records tell; ``uncounted``: of numbers that mean nothing."""
-    said = [uncounted, *(say_report(report) for report in ras)]
+    """Say in one sentence what the records tell, of which the oldest is ``age_s`` seconds old.
+
+    ``uncounted``: of numbers that mean nothing.
+    """
+    old = _say_age(age_s)
+    said = [uncounted and f"{old}{uncounted}", *(say_report(report) for report in ras)]
     named = "; ".join(words for words in said if words)
     if findings:
         return f"{findings[0].summary}{f'; {named}' if named else ''}"
@@ -120,11 +139,11 @@ def sum_up(
             else named
         )
     if transfers := say_transfers(records):
-        return transfers
+        return f"{old}{transfers}"
     if records and not any(record.groups for record in records):
         return "the records are empty: nothing was called yet, or TORCH_FR_BUFFER_SIZE is 0"
     if records:
-        return "every collective that was called is done: no rank waits in one that the records know"
+        return f"{old}every collective that was called is done: no rank waits in one that the records know"
     if ras:
         return "NCCL RAS names no rank that is behind, silent or dead"
     return "no record of its collectives" if notes else ""
@@ -149,7 +168,11 @@ def say_transfers(records: Sequence[RankRecord]) -> str:
         for waited_s, rank, name, group in open_[:_MOST_TRANSFERS]
     ]
     more = len(open_) - len(shown)
-    return ", ".join((*shown, f"{more} more wait") if more else shown)
+    return ", ".join((*shown, _say_more(more)) if more else shown)
+
+
+def _say_more(more: int) -> str:
+    return f"{more} more {'waits' if more == 1 else 'wait'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +195,7 @@ def say_uncounted(waits: Sequence[UncountedWait]) -> str:
         for one in longest[:_MOST_TRANSFERS]
     ]
     more = len(waits) - len(shown)
-    said = ", ".join((*shown, f"{more} more wait") if more else shown)
+    said = ", ".join((*shown, _say_more(more)) if more else shown)
     return (
         f"{said} (who is missing is not told: batches of sends and receives count among its collectives, and"
         " without the oldest calls the numbers cannot be compared between ranks)"

@@ -17,7 +17,7 @@ from tpmon.judge.fold_looks import (
 )
 from tpmon.judge.fold_scene import Seen, order_threads, see_threads, set_scene
 from tpmon.judge.odd_one import find_odd
-from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpError, DumpRound, Motion, OddOne, StackGroup
+from tpmon.model.dump import DUMP_SCHEMA, DeadChild, Dump, DumpError, DumpRound, Motion, OddOne, StackGroup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
@@ -50,7 +50,8 @@ def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Find
     last = rounds[-1]
     looks = [look for one in rounds for look in looks_of_round(one)]
     sightings = join_looks(looks, last.taken_ns / 1e9)
-    folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0))
+    dead = [(last.host, one) for one in last.dead]
+    folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0), dead)
     return Dump(
         schema=DUMP_SCHEMA,
         host=last.host,
@@ -69,6 +70,7 @@ def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Find
         paused_ms=sum(one.paused_ms for one in rounds),
         spy_cpu_ms=sum(one.spy_cpu_ms for one in rounds),
         not_asked=origin.not_asked,
+        dead=last.dead,
     )
 
 
@@ -90,7 +92,8 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
     world_size: Applicable[int] = max(sizes) if sizes else last.world_size
     errors = tuple(error for job in jobs for error in job.errors)
     left_out = [job.not_asked for job in jobs if is_known(job.not_asked)]
-    folded = _fold(sightings, world_size, errors, sum(left_out))
+    dead = [(job.host, one) for job in jobs for one in job.dead]
+    folded = _fold(sightings, world_size, errors, sum(left_out), dead)
     return Dump(
         schema=DUMP_SCHEMA,
         host=", ".join(sorted({dump.host for dump in ordered})),
@@ -110,6 +113,7 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
         spy_cpu_ms=sum(dump.spy_cpu_ms for dump in ordered),
         not_asked=sum(left_out) if left_out else NOT_APPLICABLE,
         last_write=find_last_write(jobs),
+        dead=tuple(one for _, one in dead),
     )
 
 
@@ -121,10 +125,14 @@ class _Folded:
 
 
 def _fold(
-    sightings: Iterable[Sighting], world_size: Applicable[int], errors: Sequence[DumpError], not_asked: int
+    sightings: Iterable[Sighting],
+    world_size: Applicable[int],
+    errors: Sequence[DumpError],
+    not_asked: int,
+    dead: Sequence[tuple[str, DeadChild]],
 ) -> _Folded:
     seen = see_threads(sightings)
-    answer = find_odd(set_scene(seen, world_size, not_asked), errors)
+    answer = find_odd(set_scene(seen, world_size, not_asked, dead), errors)
     odd = (answer.odd.host, answer.odd.pid) if is_known(answer.odd) else None
     return _Folded(group_threads(seen, odd), answer.odd, answer.summary)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from tpmon.judge.fold_looks import LEAST_APART_S, ThreadKey, key_thread
-from tpmon.model.dump import Dump, DumpError, DumpThread
+from tpmon.model.dump import DeadChild, Dump, DumpError, DumpThread
 from tpmon.model.dump_words import list_numbers
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
@@ -27,6 +27,8 @@ class JobLooks:
     rounds: int
     seconds: float
     last_write: Applicable[datetime]
+    host: str
+    dead: tuple[DeadChild, ...]
 
 
 def group_dumps(dumps: Iterable[Dump]) -> tuple[tuple[Dump, ...], ...]:
@@ -60,6 +62,8 @@ def join_dumps(dumps: Sequence[Dump]) -> JobLooks:
         rounds=_count_rounds(dumps),
         seconds=span_s,
         last_write=newest.last_write,
+        host=newest.host,
+        dead=newest.dead,
     )
 
 

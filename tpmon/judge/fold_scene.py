@@ -9,7 +9,7 @@ from dataclasses import replace
 from tpmon.judge.fold_looks import Sighting
 from tpmon.judge.fold_words import Doing, Wait, describe_stack
 from tpmon.judge.phase_kinds import Phase
-from tpmon.model.dump import DumpThread, Motion
+from tpmon.model.dump import DeadChild, DumpThread, Motion
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -61,7 +61,8 @@ class Scene:
     """Hold the ranks of a job by what they do, largest camp first, and the workers of each.
 
     ``unread`` are main threads of ranks whose stack could not be read, ``not_asked`` counts ranks of
-    this machine that nobody asked for.
+    this machine that nobody asked for. ``dead`` are children that ended badly and nobody asked about, each
+    with its host.
     """
 
     camps: tuple[Camp, ...]
@@ -69,6 +70,7 @@ class Scene:
     workers: tuple[Seen, ...]
     world_size: Applicable[int]
     not_asked: int = 0
+    dead: tuple[tuple[str, DeadChild], ...] = ()
 
     @property
     def ranks(self) -> tuple[Seen, ...]:
@@ -91,6 +93,12 @@ class Scene:
         host, pid = rank.thread.host, rank.thread.pid
         return tuple(
             seen for seen in self.workers if seen.thread.host == host and seen.thread.rank_pid == pid
+        )
+
+    def dead_of(self, rank: Seen) -> tuple[DeadChild, ...]:
+        """Return the children of a rank that ended badly."""
+        return tuple(
+            one for host, one in self.dead if (host, one.parent) == (rank.thread.host, rank.thread.pid)
         )
 
 
@@ -154,7 +162,12 @@ def _camp_of(seen: Seen) -> tuple[str, str, int]:
     return (doing.place[0], doing.text, 0) if doing.wait is Wait.RANKS else doing.place
 
 
-def set_scene(seen: Sequence[Seen], world_size: Applicable[int], not_asked: int = 0) -> Scene:
+def set_scene(
+    seen: Sequence[Seen],
+    world_size: Applicable[int],
+    not_asked: int = 0,
+    dead: Sequence[tuple[str, DeadChild]] = (),
+) -> Scene:
     """Divide the ranks into camps by the line of the user's code at which they do the same."""
     ranks = [one for one in seen if _is_main_of(one, Role.RANK)]
     read = [one for one in ranks if is_known(one.sighting.frames)]
@@ -172,4 +185,5 @@ def set_scene(seen: Sequence[Seen], world_size: Applicable[int], not_asked: int 
         workers=tuple(one for one in seen if _is_main_of(one, Role.WORKER)),
         world_size=world_size,
         not_asked=not_asked,
+        dead=tuple(dead),
     )

@@ -120,9 +120,13 @@ def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
         size = picture.scene.world_size
         known = is_known(size) and len(numbers) == count
         names = list_numbers(set(range(size)) - set(numbers)) if known and is_known(size) else ""
-        elsewhere = f"rank{'s' if remote > 1 else ''} {names}" if names else f"{remote} ranks"
+        elsewhere = (
+            f"rank{'s' if remote > 1 else ''} {names}"
+            if names
+            else f"{remote} rank{'s' if remote > 1 else ''}"
+        )
         text = (
-            f"{who} in {where}; the one that is missing is elsewhere, of {elsewhere}: "
+            f"{who} in {where}; the one that is missing is elsewhere (or ended), of {elsewhere}: "
             "run tpmon dump --job --json there, and tpmon fold on the results"
         )
         # At a barrier ranks wait for what one does alone, such as a validation or a checkpoint.

@@ -18,6 +18,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.units import format_seconds
 
 MOST_CAMPS = 3
+MOST_DEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
             return Answer(NOT_APPLICABLE, _say_workers(scene))
         return Answer(NOT_APPLICABLE, "no rank was found")
     norm, odd = _divide(scene)
-    unread = _say_unread(scene, errors)
+    unread = f"{_say_dead(scene)}{_say_unread(scene, errors)}"
     if not odd:
         return _answer_alike(scene, unread)
     if norm is None:
@@ -61,7 +62,8 @@ def _say_workers(scene: Scene) -> str:
     read = [seen for seen in scene.workers if is_known(seen.sighting.frames)]
     said = [f"{name_process(seen.thread)} {_say_place(seen)}" for seen in read[:MOST_CAMPS]]
     rest = len(read) - MOST_CAMPS
-    return ", ".join([*said, f"{rest} more workers"] if rest > 0 else said) or "no rank was asked for"
+    more = [f"{rest} more {'worker' if rest == 1 else 'workers'}"] if rest > 0 else []
+    return ", ".join((*said, *more)) or "no rank was asked for"
 
 
 def _divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
@@ -146,7 +148,8 @@ def _say_camps(scene: Scene) -> str:
     """Say where the ranks are, a camp each."""
     shown = [f"{name_ranks(seen.thread for seen in camp.ranks)} in {camp.doing.text}" for camp in scene.camps]
     if len(shown) > MOST_CAMPS:
-        shown = [*shown[:MOST_CAMPS], f"the rest in {len(shown) - MOST_CAMPS} other places"]
+        rest = len(shown) - MOST_CAMPS
+        shown = [*shown[:MOST_CAMPS], f"the rest in {rest} other {'place' if rest == 1 else 'places'}"]
     return ", ".join(shown)
 
 
@@ -157,6 +160,17 @@ def _say_unread(scene: Scene, errors: Sequence[DumpError]) -> str:
     known = [reason for one in scene.unread if (reason := reasons.get((one.host, one.pid)))]
     why = f" ({known[0]})" if known else ""
     return f"; {name_ranks(scene.unread)} could not be read{why}"
+
+
+def _say_dead(scene: Scene) -> str:
+    """Say which processes of ranks are dead: "; process 4712 (python) of rank 0 is dead: SIGKILL"."""
+    told = [
+        f"process {one.pid} ({one.name}) of {name_rank(rank.thread)} is dead: {one.how}"
+        for rank in scene.ranks
+        for one in scene.dead_of(rank)
+    ]
+    more = [f"{len(told) - MOST_DEAD} more dead"] if len(told) > MOST_DEAD else []
+    return "".join(f"; {one}" for one in (*told[:MOST_DEAD], *more))
 
 
 def _say_looks(seen: Seen) -> str:
@@ -171,8 +185,10 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
     if scene.local == 1:
         said = f"{name_rank(first.thread)} {_say_place(first)}"
     else:
-        verb = "wait" if wait is Wait.RANKS else "are"
-        place = _say_doing(first.doing.text, wait).replace("its wait", "their wait")
+        alone = count == 1
+        verb = ("waits" if alone else "wait") if wait is Wait.RANKS else "is" if alone else "are"
+        place = _say_doing(first.doing.text, wait)
+        place = place if alone else place.replace("its wait", "their wait")
         who = f"all {count} ranks here" if scene.remote else f"all {count} ranks"
         who = f"all {count} ranks asked for" if scene.not_asked else who
         who = f"{count} of {scene.local} ranks" if scene.unread else who
@@ -181,8 +197,8 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
     if held:
         said += f"; {held}"
     if scene.remote:
-        noun = "rank is" if scene.remote == 1 else "ranks are"
-        said += f"; {scene.remote} {noun} elsewhere: run tpmon dump there, and tpmon fold on the results"
+        noun = "rank is elsewhere or has ended" if scene.remote == 1 else "ranks are elsewhere or have ended"
+        said += f"; {scene.remote} {noun}: run tpmon dump there, and tpmon fold on the results"
     elif wait is Wait.RANKS and not scene.unread and not scene.not_asked and count > 1:
         said += "; none is outside of it: look at the network, or at ranks that ended"
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
@@ -204,15 +220,17 @@ def _find_worker(rank: Seen, scene: Scene) -> tuple[Seen | None, str]:
     if rank.doing.wait is not Wait.BATCH:
         return None, ""
     workers = scene.workers_of(rank)
+    died = bool(scene.dead_of(rank))
     if not workers:
-        return None, "no worker of it was seen"
+        return None, "" if died else "no worker of it was seen"
     read = [seen for seen in workers if is_known(seen.sighting.frames)]
     busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not Wait.WORK))
     if not read:
         return None, "its workers could not be read"
     if not busy:
-        only = "its worker waits" if len(read) == 1 else f"all its {len(read)} workers wait"
-        return None, f"{only} for work too: a batch was lost on the way"
+        alone, several = (" that lives", " that live") if died else ("", "")
+        only = f"its worker{alone} waits" if len(read) == 1 else f"all its {len(read)} workers{several} wait"
+        return None, f"{only} for work too{'' if died else ': a batch was lost on the way'}"
     first = busy[0]
     if len(busy) == len(workers) and len({seen.doing.place for seen in busy}) == 1 and len(workers) > 1:
         return None, f"all its {len(workers)} workers are in {first.doing.text}, {say_wait(first.thread)}"

@@ -199,8 +199,9 @@ class Asker(str, Enum):
 class DumpRequest:
     """Ask for looks at a job; ``pids`` empty means every process of it.
 
-    With ``block`` a process that cannot be read otherwise is stopped for some milliseconds. ``native``
-    adds the frames of C and stops every process; ``variables`` adds those of each frame and stops none.
+    With ``block`` a process that cannot be read otherwise is stopped for some milliseconds, of those in
+    ``block_pids`` where it names some. ``native`` adds the frames of C and stops every process;
+    ``variables`` adds those of each frame and stops none.
     """
 
     asker: Asker
@@ -210,6 +211,7 @@ class DumpRequest:
     block: bool = False
     native: bool = False
     variables: bool = False
+    block_pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,8 @@ class Dump:
     ``host`` names every host that is in it. ``world_size`` is what the job says of itself.
     ``not_asked`` counts ranks here that nobody asked for; it does not apply to a dump of the whole job.
     ``collectives`` is what the job itself recorded of them. ``last_write`` is that into its log.
-    ``left_out`` says which lines of files a fold could not read.
+    ``left_out`` says which lines of files a fold could not read. ``dead`` are children of its processes that
+    ended badly and that nobody asked about.
     """
 
     schema: str
@@ -343,3 +346,4 @@ class Dump:
     collectives: Applicable[Collectives] = NOT_APPLICABLE
     last_write: Applicable[datetime] = NOT_APPLICABLE
     left_out: tuple[str, ...] = ()
+    dead: tuple[DeadChild, ...] = ()

@@ -52,4 +52,4 @@ def _say_values(by_value: dict[str, list[DumpThread]]) -> str:
     commonest = sorted(by_value.items(), key=lambda entry: -len(entry[1]))
     words = [f"{value} ({name_processes(those)})" for value, those in commonest[:MOST_VALUES]]
     rest = len(by_value) - MOST_VALUES
-    return ", ".join([*words, f"{rest} more values"] if rest > 0 else words)
+    return ", ".join([*words, f"{rest} more {'value' if rest == 1 else 'values'}"] if rest > 0 else words)

@@ -138,7 +138,9 @@ def _say_others(others: Applicable[tuple[OtherEnd, ...]]) -> str:
     if not is_known(others):
         return ""
     names = ", ".join(f"{end.name} ({end.pid})" for end in others)
-    return f", other end: {names}" if names else ", and no other process has the other end"
+    return (
+        f", other end: {names}" if names else ", and no process that can be seen from here has the other end"
+    )
 
 
 def say_wait(thread: DumpThread) -> str:

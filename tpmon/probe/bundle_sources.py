@@ -77,7 +77,8 @@ def describe_processes(job: Job) -> Iterator[str]:
             settings = redact_words([f"{one.name}={one.value}" for one in member.environment])
             yield f"  environment: {clean_text(' '.join(settings), _COMMAND_CHARS)}"
     if len(job.members) > _MOST_PROCESSES:
-        yield f"and {len(job.members) - _MOST_PROCESSES} more processes"
+        more = len(job.members) - _MOST_PROCESSES
+        yield f"and {more} more {'process' if more == 1 else 'processes'}"
 
 
 def _quote(word: str) -> str:

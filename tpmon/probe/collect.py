@@ -112,7 +112,7 @@ class Collector:
         self._loader = LoaderProbe()
         self._main_threads = MainThreadProbe()
         self._stacks = StackSampler(enabled=stacks)
-        self.dumps = DumpService(lambda: dumpable(self._membership.job))
+        self.dumps = DumpService(lambda: dumpable(self._membership.job), hold=self._stacks.hold)
         self.records = CollectivesService(lambda: self._membership.job)
         self.samples = SampleService(lambda: dumpable(self._membership.job), enabled=stacks)
         self._steps = StepProbe()

@@ -31,11 +31,13 @@ from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.other_spies import Spy, find_spies
 from tpmon.probe.procread import PROC, read_table
 from tpmon.probe.spy_failure import (
+    SLEEPS_S,
     YIELD_S,
     Failure,
     explain_outcome,
     find_gone,
     find_obstacle,
+    find_sleeper,
     report_failure,
 )
 from tpmon.probe.stack_child import CPU_LIMIT_S, NICENESS, SpyChild, dump_arguments, find_spy
@@ -57,6 +59,7 @@ NATIVE_DEADLINE_S = 20.0
 NATIVE_CPU_S = 15
 """The symbols of a CUDA build of torch; those of a CPU build take 0.3 to 0.7 s."""
 _PROC_S = 0.5
+_LATE_S = 0.5
 _TRIES = 3
 """A process that runs changes its stack while it is read without a stop: the next try mostly works."""
 
@@ -100,13 +103,19 @@ def name_member(member: Member) -> str:
 class Depth:
     """Say how deep to look, and whether a process may be stopped for it.
 
-    With ``block`` one that cannot be read otherwise is stopped. ``native`` adds the frames of C and
-    stops every process; ``variables`` adds those of each frame and stops none.
+    With ``block`` one that cannot be read otherwise is stopped, of those in ``block_pids`` where it names
+    some. ``native`` adds the frames of C and stops every process; ``variables`` adds those of each frame
+    and stops none.
     """
 
     block: bool = False
     native: bool = False
     variables: bool = False
+    block_pids: tuple[int, ...] = ()
+
+    def may_stop(self, pid: int) -> bool:
+        """Tell whether a process may be stopped where nothing else reads it."""
+        return self.native or (self.block and (not self.block_pids or pid in self.block_pids))
 
 
 LOOK_ONLY = Depth()
@@ -114,11 +123,15 @@ LOOK_ONLY = Depth()
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Hold what a round finds once: py-spy, those of others, and who has what open."""
+    """Hold what belongs to one round: py-spy, those of others, who has what open, and its stops."""
 
     spy: Known[str]
     spies: Mapping[int, tuple[Spy, ...]]
     ends: OtherEnds
+    late: set[Member]
+    """Those whose answer is not waited for any more and has not come: nothing new is started at them."""
+    pauses_ms: list[float]
+    """Of each stop of the round."""
 
     def of(self, member: Member) -> tuple[Spy, ...]:
         return self.spies.get(member.identity.pid, ())
@@ -130,7 +143,14 @@ class _Answer:
 
     look: ProcessLook | None
     failure: Failure | None
-    paused_ms: float
+
+
+def _await_late(around: _Around, answers: queue.Queue[tuple[Member, _Answer]]) -> None:
+    """Wait for those that were given up and whose py-spy has just been killed: their stops count too."""
+    end_s = time.monotonic() + _LATE_S
+    while around.late and (left_s := end_s - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            around.late.discard(answers.get(timeout=left_s)[0])
 
 
 class Dumper:
@@ -177,7 +197,7 @@ class Dumper:
         before_s = self._spent()
         self._dead = find_dead({member.identity.pid for member in self._members}, self._proc)
         spy = self._find_spy()
-        around = _Around(spy, find_spies(self._proc), OtherEnds(self._names, self._proc))
+        around = _Around(spy, find_spies(self._proc), OtherEnds(self._names, self._proc), set(), [])
         answers: queue.Queue[tuple[Member, _Answer]] = queue.Queue()
         waiting = deque(self._members)
         active: dict[Member, float] = {}
@@ -188,9 +208,10 @@ class Dumper:
             now_s = time.monotonic()
             if progress is not None and len(got) > told and now_s - told_s >= PROGRESS_S:
                 told, told_s = len(got), now_s
-                progress(self._close(got, before_s), told)
+                progress(self._close(got, around, before_s), told)
             for member in [one for one, due_s in active.items() if now_s >= min(due_s, end_s)]:
                 del active[member]
+                around.late.add(member)
                 got[member] = self._give_up(member, around, "py-spy gave no answer in time")
             if now_s >= end_s:
                 break
@@ -202,14 +223,17 @@ class Dumper:
             with contextlib.suppress(queue.Empty):
                 due_s = min(end_s, *active.values()) - time.monotonic()
                 member, answer = answers.get(timeout=max(due_s, 0.001))
+                around.late.discard(member)
                 if active.pop(member, None) is not None:
                     got[member] = answer
         for member in waiting:
             got[member] = self._give_up(member, around, f"not reached within {limit_s:g} s")
         self._stop_children()
-        return self._close(got, before_s)
+        if self._depth.block or self._depth.native:
+            _await_late(around, answers)
+        return self._close(got, around, before_s)
 
-    def _close(self, got: dict[Member, _Answer], before_s: float) -> DumpRound:
+    def _close(self, got: dict[Member, _Answer], around: _Around, before_s: float) -> DumpRound:
         ordered = [(member, got[member]) for member in self._members if member in got]
         return DumpRound(
             host=self._host,
@@ -221,7 +245,7 @@ class Dumper:
                 for member, answer in ordered
                 if answer.failure is not None
             ),
-            paused_ms=sum(answer.paused_ms for _, answer in ordered),
+            paused_ms=sum(around.pauses_ms, 0.0),
             spy_cpu_ms=(self._spent() - before_s) * 1000,
             dead=self._dead,
         )
@@ -241,12 +265,13 @@ class Dumper:
     def _patience_s(self, others: Sequence[Spy]) -> float:
         """Say how long one process may take, its tries and the wait for somebody else's py-spy included."""
         tries = 2 if self._depth.block and not self._depth.native else 1
-        return self._deadline_s() * tries + GRACE_S + (YIELD_S if others else 0.0)
+        stop_s = SLEEPS_S if self._depth.block or self._depth.native else 0.0
+        return self._deadline_s() * tries + GRACE_S + stop_s + (YIELD_S * tries if others else 0.0)
 
     def _give_up(self, member: Member, around: _Around, reason: str) -> _Answer:
         """Tell of a process whose stacks did not come what /proc tells."""
         look = read_within(_PROC_S, lambda: self._look(member, Missing(reason), around.ends))
-        return _Answer(look if is_known(look) else None, Failure(ErrorKind.LATE, reason), 0.0)
+        return _Answer(look if is_known(look) else None, Failure(ErrorKind.LATE, reason))
 
     def _look(self, member: Member, stacks: Known[Sequence[StackCount]], ends: OtherEnds) -> ProcessLook:
         threads = read_threads(member.identity.pid, member.role, stacks, ends=ends, proc=self._proc)
@@ -267,44 +292,51 @@ class Dumper:
         try:
             answer = self._read(member, around)
         except OSError as error:
-            answer = _Answer(None, Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}"), 0.0)
+            answer = _Answer(None, Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}"))
         except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
             failure = Failure(ErrorKind.FAILED, f"{type(error).__name__}: {error}")
-            answer = _Answer(None, failure, 0.0)
+            answer = _Answer(None, failure)
         answers.put((member, answer))
 
     def _read(self, member: Member, around: _Around) -> _Answer:
         gone = find_gone(member.identity, self._proc)
         if gone is not None:
-            return _Answer(None, gone, 0.0)
-        found, paused_ms = self._read_stacks(member, around)
+            return _Answer(None, gone)
+        found = self._read_stacks(member, around)
         if not isinstance(found, Failure):
-            return _Answer(self._look(member, found, around.ends), None, paused_ms)
+            return _Answer(self._look(member, found, around.ends), None)
         failure = find_gone(member.identity, self._proc) or found
         if failure.kind is ErrorKind.GONE:
-            return _Answer(None, failure, paused_ms)
-        return _Answer(self._look(member, Missing(failure.reason), around.ends), failure, paused_ms)
+            return _Answer(None, failure)
+        return _Answer(self._look(member, Missing(failure.reason), around.ends), failure)
 
-    def _read_stacks(self, member: Member, around: _Around) -> tuple[Sequence[StackCount] | Failure, float]:
-        """Run py-spy where nothing speaks against it; also return for how long the process was stopped."""
+    def _read_stacks(self, member: Member, around: _Around) -> Sequence[StackCount] | Failure:
+        """Run py-spy where nothing speaks against it, with a stop only where nothing else is left."""
         if isinstance(around.spy, Missing):
-            return Failure(ErrorKind.NO_SPY, around.spy.reason), 0.0
+            return Failure(ErrorKind.NO_SPY, around.spy.reason)
         pid, depth = member.identity.pid, self._depth
-        stops = depth.block or depth.native
-        obstacle = find_obstacle(pid, around.of(member), self._proc, stops=stops)
+        obstacle = find_obstacle(pid, around.of(member), self._proc, stops=depth.native)
         if obstacle is not None:
-            return obstacle, 0.0
+            return obstacle
         found: Sequence[StackCount] | Failure = Failure(ErrorKind.FAILED, "not tried")
         for _ in range(0 if depth.native else _TRIES):
+            if self._stopped or member in around.late:
+                return found
             found = self._run(pid, (around.spy, *dump_arguments(pid, variables=depth.variables)))
             if not isinstance(found, Failure) or not found.torn:
-                return found, 0.0
-        if not stops:
-            return found, 0.0
+                return found
+        if not depth.may_stop(pid):
+            return found
+        obstacle = find_sleeper(pid, self._proc)
+        if obstacle is None and not depth.native:
+            obstacle = find_obstacle(pid, around.of(member), self._proc, stops=True)
+        if obstacle is not None or self._stopped or member in around.late:
+            return obstacle or found
         command = dump_arguments(pid, nonblocking=False, native=depth.native, variables=depth.variables)
         with watch_pause(pid, self._proc) as pause:
             found = self._run(pid, (around.spy, *command), niceness=0)
-        return found, pause.paused_ms
+        around.pauses_ms.append(pause.paused_ms)
+        return found
 
     def _run(
         self, pid: int, command: tuple[str, ...], niceness: int = NICENESS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
@@ -20,6 +21,7 @@ NOBODY = "no process to look at"
 _LOOK_AGAIN_S = 0.2
 """How soon a wait between two looks ends after ``stop``."""
 
+Hold = Callable[[], AbstractContextManager[None]]
 MakeDumper = Callable[[Sequence[Member], Depth], Dumper]
 
 
@@ -30,11 +32,20 @@ def _make_dumper(members: Sequence[Member], depth: Depth) -> Dumper:
 class DumpService:
     """Own the daemon thread of a dump. Every method returns at once."""
 
-    def __init__(self, members: Callable[[], Sequence[Member]], make: MakeDumper = _make_dumper) -> None:
-        """Read nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are."""
+    def __init__(
+        self,
+        members: Callable[[], Sequence[Member]],
+        make: MakeDumper = _make_dumper,
+        hold: Hold = nullcontext,
+    ) -> None:
+        """Read nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are.
+
+        ``hold`` keeps a py-spy of ours away from a process while a dump may stop it.
+        """
         self.on_change: Callable[[], None] = lambda: None
         self._members = members
         self._make = make
+        self._hold = hold
         self._lock = threading.Lock()
         self._state: Applicable[DumpState] = NOT_APPLICABLE
         self._finished: list[DumpRound] = []
@@ -93,7 +104,8 @@ class DumpService:
     def _run(self, request: DumpRequest, members: Sequence[Member]) -> None:
         refused = ""
         try:
-            self._read_rounds(request, members)
+            with self._hold() if request.block or request.native else nullcontext():
+                self._read_rounds(request, members)
         except Exception as error:  # noqa: BLE001  # shown where the dump would be
             refused = f"the dump failed: {type(error).__name__}: {error}"
         with self._lock:
@@ -106,7 +118,9 @@ class DumpService:
         self.on_change()
 
     def _read_rounds(self, request: DumpRequest, members: Sequence[Member]) -> None:
-        dumper = self._make(members, Depth(request.block, request.native, request.variables))
+        dumper = self._make(
+            members, Depth(request.block, request.native, request.variables, request.block_pids)
+        )
         limit_s = NATIVE_ROUND_S if request.native else ROUND_S
         with self._lock:
             self._dumper = dumper

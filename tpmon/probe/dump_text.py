@@ -16,7 +16,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.units import clean_text
 from tpmon.probe.procread import SECRET_NAME
-from tpmon.probe.redaction import HIDDEN, redact_secrets
+from tpmon.probe.redaction import HIDDEN, names_secret, redact_secrets
 from tpmon.probe.stack_text import MAX_FRAMES, MAX_THREADS, OUTER_FRAMES, Sampled, make_frame, settle
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 _UNNAMED = re.compile(r"0x[0-9a-f]+")
 _TEMPLATE = re.compile(r"<[^<>]*>")
 _NUMBER = re.compile(r"-?[0-9][0-9._]*(?:e[-+]?[0-9]+)?")
-_ALWAYS = re.compile("PASS|SECRET|CREDENTIAL", re.IGNORECASE)
+_ALWAYS = re.compile("PASSW|PASSPHRASE|SECRET|CREDENTIAL", re.IGNORECASE)
 _MOST_NESTED = 12
 
 
@@ -87,7 +87,8 @@ def _parse_locals(frame: dict[str, Any]) -> tuple[Local, ...]:
 
 def _parse_local(name: str, value: str) -> Local:
     """Clean one variable and hide what may be a secret, by its name and by how it looks."""
-    hidden = SECRET_NAME.search(name) and not _is_plain(name, value)
+    secret = SECRET_NAME.search(name) is not None or names_secret(name)
+    hidden = secret and not _is_plain(name, value)
     shown = HIDDEN if hidden else redact_secrets(value)
     # Where an object lies differs from rank to rank and tells nobody anything.
     return Local(clean_text(name, _NAME_CHARS), clean_text(_ADDRESS.sub("", shown), VALUE_CHARS))
@@ -137,4 +138,4 @@ def parse_dump(output: bytes, pid: int) -> Sampled:
     if not isinstance(threads, list):
         return Sampled(0, (), 1)
     parsed = [_parse_thread(one) for one in threads[:MAX_THREADS]]
-    return settle([one for one in parsed if one is not None], pid, parsed.count(None))
+    return settle([one for one in parsed if one is not None], pid, parsed.count(None), MAX_THREADS)

@@ -197,7 +197,7 @@ class OtherEnds:
         wanted = tuple(links)
         with self._lock:
             if self._of_job is None:
-                self._of_job = self._read_open(self._names, SEARCH_S)[0]
+                self._of_job, self._incomplete = self._read_open(self._names, SEARCH_S)
             pids = self._pick(self._of_job, wanted, mode, but)
             if not pids:
                 if self._of_all is None:
@@ -205,7 +205,8 @@ class OtherEnds:
                         those = [pid for pid in list_pids(self._proc) if pid not in self._names]
                     except OSError as error:
                         return Missing(f"processes: {error.strerror}")
-                    self._of_all, self._incomplete = self._read_open(those[:MOST_PROCESSES], SEARCH_S)
+                    self._of_all, cut = self._read_open(those[:MOST_PROCESSES], SEARCH_S)
+                    self._incomplete |= cut or len(those) > MOST_PROCESSES
                 pids = self._pick(self._of_all, wanted, mode, but)
                 if not pids and self._incomplete:
                     return Missing("not every process of this machine could be looked through")

@@ -81,6 +81,11 @@ def redact_secrets(text: str) -> str:
     return _FORMS().sub(HIDDEN, text)
 
 
+def names_secret(name: str) -> bool:
+    """Tell by the name of a variable whether it holds a secret."""
+    return name.lower() in ("pwd", "pw") or _NAMES_SECRET().search(name) is not None
+
+
 def redact_words(words: Sequence[str]) -> tuple[str, ...]:
     """Replace secrets in a command line, word by word: a value ends where its word ends."""
     return tuple(_redact_each(words))

@@ -32,7 +32,7 @@ from tpmon.probe.procread import PROC
 from tpmon.probe.sample_tally import Slice, Tally, count_looks, read_main_thread
 from tpmon.probe.sample_text import parse_remarks
 from tpmon.probe.spy_failure import Failure, explain_outcome, find_gone, find_obstacle, report_failure
-from tpmon.probe.stack_child import SpyChild, find_spy, record_arguments
+from tpmon.probe.stack_child import CPU_LIMIT_S, SpyChild, find_spy, record_arguments
 from tpmon.probe.stack_text import parse_raw
 
 GRACE_S = 5.0
@@ -261,11 +261,12 @@ class Sampler:
         before = read_main_thread(pid, self._proc)
         began_s = time.monotonic()
         arguments = sample_arguments(pid, request.rate_hz, seconds, request.counted)
+        limit_s = CPU_LIMIT_S + seconds  # one whose looks take all of their time is bounded by its deadline
         child = SpyChild()
         with self._lock:
             self._children.add(child)
         try:
-            outcome = child.run((spy, *arguments), seconds + GRACE_S)
+            outcome = child.run((spy, *arguments), seconds + GRACE_S, limit_s)
         except OSError as error:
             return Failure(ErrorKind.NO_SPY, f"py-spy cannot be started: {error.strerror or error}")
         finally:
@@ -273,7 +274,7 @@ class Sampler:
                 self._children.discard(child)
                 self._spent_s += child.cost()[0]
         after = read_main_thread(pid, self._proc)
-        failure = explain_outcome(pid, outcome, seconds + GRACE_S, self._proc)
+        failure = explain_outcome(pid, outcome, seconds + GRACE_S, self._proc, limit_s)
         if failure is not None:
             if failure.torn:
                 time.sleep(ENDING_S)  # one that is just ending takes a moment to be gone

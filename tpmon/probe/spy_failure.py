@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from tpmon.model.process import Identity
 from tpmon.probe.deleted_python import explain_deleted
 from tpmon.probe.job import Member
 from tpmon.probe.other_spies import Spy
+from tpmon.probe.procfs import parse_stat
 from tpmon.probe.procread import PROC, read_file, read_stat
 from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome
 from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
@@ -21,6 +24,8 @@ YIELD_S = 2.0
 """How long a py-spy of somebody else that may stop the process is waited for."""
 NEWER_SPY = "pip install -U py-spy"
 _LOOK_AGAIN_S = 0.1
+SLEEPS_S = 1.0
+"""A thread that sleeps uninterruptibly for so long may do so for ever; a disk answers in milliseconds."""
 _NO_FILE = "No such file or directory"
 
 
@@ -80,6 +85,34 @@ def find_obstacle(
     return None
 
 
+def find_sleeper(pid: int, proc: str = PROC) -> Failure | None:
+    """Say that a thread cannot be stopped now: a tracer waits for it, and holds the others meanwhile.
+
+    In the state "D" (proc(5)) a thread takes no signal and no PTRACE_INTERRUPT (ptrace(2)) before it wakes.
+
+    Raises:
+        OSError: when the process is gone.
+    """
+    end_s = time.monotonic() + SLEEPS_S
+    asleep = _list_asleep(pid, proc)
+    while asleep and time.monotonic() < end_s:
+        time.sleep(_LOOK_AGAIN_S)
+        asleep &= _list_asleep(pid, proc)
+    if not asleep:
+        return None
+    reason = f"thread {min(asleep)} sleeps uninterruptibly: a stop would hold all others until it wakes"
+    return Failure(ErrorKind.BUSY, reason)
+
+
+def _list_asleep(pid: int, proc: str) -> set[int]:
+    found = set()
+    for name in os.listdir(f"{proc}/{pid}/task"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if parse_stat(read_file(f"{proc}/{pid}/task/{name}/stat", 4096)).state == "D":
+                found.add(int(name))
+    return found
+
+
 def explain_outcome(
     pid: int, outcome: Outcome, deadline_s: float, proc: str = PROC, cpu_limit_s: int = CPU_LIMIT_S
 ) -> Failure | None:
@@ -90,6 +123,8 @@ def explain_outcome(
         return Failure(ErrorKind.LATE, f"py-spy needs more than {cpu_limit_s} s of CPU here")
     if outcome.flooded:
         return Failure(ErrorKind.FAILED, "more stacks than tpmon reads")
+    if outcome.status == -signal.SIGKILL:
+        return Failure(ErrorKind.FAILED, "py-spy was killed (out of memory?)", torn=True)
     if not outcome.status:
         return None
     refusal, text = parse_complaint(outcome.errors)

@@ -157,6 +157,11 @@ class SpyChild:
             if self._pid:
                 _kill(self._pid)
 
+    def allow(self) -> None:
+        """Let a py-spy run again after ``stop``."""
+        with self._lock:
+            self._stopped = False
+
     def finish(self) -> None:
         """Ask a recording py-spy to end now and print what it has; it does at its next sample."""
         with self._lock:

@@ -178,7 +178,7 @@ class StackPlan:
 
     def settle(self, turn: Turn, cpu_ms: float, samples: int, frames: int, now_ns: int) -> None:
         """Charge a run that worked; py-spy looked ``samples`` times and found ``frames`` frames in all."""
-        one = self._charge(turn, cpu_ms, now_ns)
+        one = self.charge(turn, cpu_ms, now_ns)
         if one is None:
             return
         one.reason, one.refused_until_ns, one.refusals = "", 0, 0
@@ -196,7 +196,7 @@ class StackPlan:
 
     def refuse(self, turn: Turn, cpu_ms: float, reason: str, now_ns: int, *, final: bool) -> None:
         """Charge a run that failed; tried again after 1, 3 and 10 s, later or if ``final`` after 60 s."""
-        one = self._charge(turn, cpu_ms, now_ns)
+        one = self.charge(turn, cpu_ms, now_ns)
         if one is None:
             return
         one.reason = reason
@@ -234,7 +234,8 @@ class StackPlan:
         if self._credit_ms < CREDIT_MS:
             self._credit_ms = min(self._credit_ms + earned_ms, CREDIT_MS)
 
-    def _charge(self, turn: Turn, cpu_ms: float, now_ns: int) -> _Standing | None:
+    def charge(self, turn: Turn, cpu_ms: float, now_ns: int) -> _Standing | None:
+        """Take what a run cost from the credit; return whom it looked at, None where that is gone."""
         self._pass(now_ns)
         self._credit_ms -= cpu_ms
         if turn.kind is Kind.SLICE and not turn.subject.is_worker:

@@ -161,23 +161,21 @@ def _is_main(stack: StackCount, pid: int, tids: set[int]) -> bool:
     return stack.tid == pid if pid in tids else stack.thread == "MainThread"
 
 
-def settle(found: Sequence[StackCount], pid: int, lost: int) -> Sampled:
+def settle(found: Sequence[StackCount], pid: int, lost: int, most: int = MAX_STACKS) -> Sampled:
     """Give the main thread the number of its process and bound the number of stacks.
 
     py-spy knows the kernel's number of a thread from Python 3.11 on; in a container it is the
-    number of the inside. Stacks beyond the bound stay counted, as one without frames a thread.
+    number of the inside. Stacks beyond the ``most`` stay counted, as one without frames a thread.
     """
     tids = {one.tid for one in found}
     stacks = [replace(one, tid=pid) if _is_main(one, pid, tids) else one for one in found]
     samples = sum(one.samples for one in stacks if one.tid == pid)
     stacks.sort(key=lambda one: (one.tid != pid, -one.samples))
     rest: Counter[tuple[int, str]] = Counter()
-    for one in stacks[MAX_STACKS:]:
+    for one in stacks[most:]:
         rest[one.tid, one.thread] += one.samples
-    others = tuple(
-        StackCount(tid, thread, (), count) for (tid, thread), count in rest.most_common(MAX_STACKS)
-    )
-    return Sampled(samples, (*stacks[:MAX_STACKS], *others), lost)
+    others = tuple(StackCount(tid, thread, (), count) for (tid, thread), count in rest.most_common(most))
+    return Sampled(samples, (*stacks[:most], *others), lost)
 
 
 def parse_complaint(errors: bytes) -> tuple[Refusal, str]:

@@ -10,7 +10,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from tpmon.model.known import Known, Missing, is_known
@@ -34,6 +35,7 @@ OFF = Missing("stacks are off (--no-stacks)")
 GRACE_S = 10.0
 """A py-spy that is not done so long after the end of its slice is killed."""
 ENDING_S = 0.3
+_HELD_S = 0.2
 WAITING_SLICES = 64
 SOURCE = "py-spy, without a stop, one slice at a time"
 _NO_RANK = Missing("stacks: no rank to sample yet")
@@ -52,6 +54,7 @@ class StackSampler:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopped = False
+        self._holds = 0
         self._slices: deque[StackSlice] = deque(maxlen=WAITING_SLICES)
         self._last_ns: Known[int] = _NO_SLICE
         self._off: Known[str] = "" if enabled else OFF
@@ -67,6 +70,21 @@ class StackSampler:
         self._stopped = True
         self._child.stop()
         self._wake.set()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Sample nothing within: a dump that stops a process must not meet a py-spy that reads it."""
+        with self._lock:
+            self._holds += 1
+        self._child.stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+                if not self._holds and not self._stopped:
+                    self._child.allow()
+            self._wake.set()
 
     def watch(self, subjects: Iterable[Subject], pace: Pace = Pace.FULL) -> None:
         """Name the ranks there are now, and how much may be spent on them."""
@@ -141,6 +159,8 @@ class StackSampler:
             return RETRY_S
         with self._lock:
             self._off = ""
+            if self._holds:
+                return _HELD_S
             turn = self._plan.next(time.monotonic_ns())
         if not isinstance(turn, Turn):
             return turn
@@ -189,6 +209,10 @@ class StackSampler:
         ended_ns = time.monotonic_ns()
         ended = datetime.now().astimezone()
         pid = turn.subject.identity.pid
+        if self._holds and outcome.status == -signal.SIGKILL:
+            with self._lock:
+                self._plan.charge(turn, outcome.cpu_s * 1000, ended_ns)
+            return
         if outcome.status or outcome.late or outcome.flooded:
             self._complain(turn, outcome)
             return

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from tpmon.errors import UsageError
 from tpmon.model.units import format_bytes
-from tpmon.report.table import lay_paragraph
+from tpmon.report.table import count_of, lay_paragraph
 
 README = "README.txt"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -190,13 +190,15 @@ def check_written(path: str, contents: Contents) -> None:
     if contents.files and README not in failures:
         return
     reason = failures.get(README) or next(iter(failures.values()), "nothing could be read")
-    there = f"{len(contents.files)} files of it are there" if contents.files else "nothing of it is there"
+    verb = "is" if len(contents.files) == 1 else "are"
+    there = f"{count_of(len(contents.files), 'file')} of it {verb} there"
+    there = there if contents.files else "nothing of it is there"
     raise UsageError(f"{path}: no whole bundle: {reason}; {there}", "--out with a place that has room")
 
 
 def say_result(path: str, contents: Contents) -> list[str]:
     """Say in a line or two where a bundle is and what is not in it."""
-    count = f"{len(contents.files)} files, {format_bytes(contents.size_bytes)}"
+    count = f"{count_of(len(contents.files), 'file')}, {format_bytes(contents.size_bytes)}"
     lines = lay_paragraph("bundle", f"{path} ({count})")
     if contents.failures:
         names = ", ".join(name for name, _ in contents.failures)

@@ -22,7 +22,8 @@ def write_collectives(one: Collectives) -> list[str]:
     for finding in one.findings[1:MOST_FINDINGS]:
         lines += lay_paragraph("", finding.summary)
     if len(one.findings) > MOST_FINDINGS:
-        lines += lay_paragraph("", f"{len(one.findings) - MOST_FINDINGS} more groups wait")
+        more = len(one.findings) - MOST_FINDINGS
+        lines += lay_paragraph("", f"{more} more {'group waits' if more == 1 else 'groups wait'}")
     lines += _write_rows(one.records, {finding.group for finding in one.findings})
     return [*lines, *_write_sources(one)]
 

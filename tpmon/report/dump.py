@@ -86,7 +86,8 @@ def _write_end(dump: Dump) -> list[str]:
         rank = f" (rank {error.rank})" if is_known(error.rank) else ""
         lines += lay_paragraph("not read", f"{role}{rank}: {error.reason}")
     if len(dump.errors) > MOST_ERRORS:
-        lines += lay_paragraph("not read", f"{len(dump.errors) - MOST_ERRORS} more processes")
+        more = count_of(len(dump.errors) - MOST_ERRORS, "more process", "more processes")
+        lines += lay_paragraph("not read", more)
     for line in dump.left_out:
         lines += lay_paragraph("not read", line)
     if dump.idle_threads:

@@ -74,7 +74,8 @@ def _write_end(hot: HotSample) -> list[str]:
         rank = f" (rank {error.rank})" if is_known(error.rank) else ""
         lines += lay_paragraph("not read", f"{error.role.value} {error.pid}{rank}: {error.reason}")
     if len(hot.errors) > MOST_ERRORS:
-        lines += lay_paragraph("not read", f"{len(hot.errors) - MOST_ERRORS} more processes")
+        more = count_of(len(hot.errors) - MOST_ERRORS, "more process", "more processes")
+        lines += lay_paragraph("not read", more)
     waiting = count_without_turn(hot)
     if waiting:
         lines += lay_paragraph(

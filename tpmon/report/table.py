@@ -127,9 +127,9 @@ def sum_known(values: list[float | Missing]) -> float | Missing:
     return values[0]
 
 
-def count_of(number: int, noun: str) -> str:
-    """Write a count with its noun: 1 rank, 4 workers."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_of(number: int, noun: str, nouns: str = "") -> str:
+    """Write a count with its noun: 1 rank, 4 workers; ``nouns`` where several take more than an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {nouns or f'{noun}s'}"
 
 
 class Reading:

@@ -24,7 +24,7 @@ from textual.timer import Timer
 from tpmon.errors import ExitCode
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
-from tpmon.model.known import Missing, NotApplicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.model.units import clean_text
@@ -252,7 +252,9 @@ class MonitorApp(Shell):
         shown = stack_rows.frame_under_cursor(self.view)
         if is_known(shown):
             frame = shown.frame
-            self.plan_edit(lambda: editor.plan_edit(frame, os.environ))
+            job = self.view.frame
+            pid = job.ranks[0].pid if is_known(job) and job.ranks else NOT_APPLICABLE
+            self.plan_edit(lambda: editor.plan_edit(frame, os.environ, pid))
 
     def on_captured(self, message: Captured) -> None:
         """Offer the trace that was written."""

@@ -46,7 +46,10 @@ def ask_looks(view: ViewState, _rows: Sequence[int]) -> Asked:
 
 def ask_stop(view: ViewState, _rows: Sequence[int]) -> Asked:
     """Say what a look with a stop costs; pressed again, pay it."""
-    return _pay(view, Price.STOP, DumpRequest(Asker.KEY, pids=_pids_shown(view), block=True))
+    those = tuple(sorted(error.pid for error in list_stoppable(view)))
+    return _pay(
+        view, Price.STOP, DumpRequest(Asker.KEY, pids=_pids_shown(view), block=True, block_pids=those)
+    )
 
 
 def ask_native(view: ViewState, _rows: Sequence[int]) -> Asked:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.stacks import StackFrame
 from tpmon.model.timeline import CodePlace
 from tpmon.model.units import clean_text
@@ -37,20 +37,35 @@ class EditorCall:
     place: str
 
 
-def plan_edit(frame: StackFrame, environ: Mapping[str, str]) -> Known[EditorCall]:
-    """Return the command that opens the file of ``frame`` at its line, or why it cannot be opened."""
+def plan_edit(
+    frame: StackFrame, environ: Mapping[str, str], pid: Applicable[int] = NOT_APPLICABLE, proc: str = "/proc"
+) -> Known[EditorCall]:
+    """Return the command that opens the file of ``frame`` at its line, or why it cannot be opened.
+
+    The path is one of process ``pid``, which may be in a container; not applicable for one of ours.
+    """
     place = clean_text(f"{frame.file}:{frame.line}")
     command = find_editor(environ)
     if not is_known(command):
         return Missing(f"{command.reason}; the line is {place}")
     if not os.path.isabs(frame.file):
         return Missing(f"{place} is no file: its code came from somewhere else")
+    path = f"{_find_root(pid, proc)}{frame.file}" if is_known(pid) else frame.file
     try:
-        with open(frame.file, "rb") as file:
+        with open(path, "rb") as file:
             file.read(1)
     except OSError as error:
         return Missing(f"cannot open {place} here: {error.strerror or error}")
-    return EditorCall((*command, f"+{max(1, frame.line)}", frame.file), place)
+    return EditorCall((*command, f"+{max(1, frame.line)}", path), place)
+
+
+def _find_root(pid: int, proc: str) -> str:
+    """Return the folder that is "/" to a process in another mount namespace (proc(5)), "" in ours."""
+    try:
+        apart = os.readlink(f"{proc}/{pid}/ns/mnt") != os.readlink(f"{proc}/self/ns/mnt")
+    except OSError:
+        return ""  # not permitted, or it ended
+    return f"{proc}/{pid}/root" if apart else ""
 
 
 def plan_place(place: CodePlace, beside: str, environ: Mapping[str, str]) -> Known[EditorCall]:

@@ -30,7 +30,8 @@ class Captured(Message):
 class Planned(Message):
     """Say how to open a line in an editor, or why it cannot be opened."""
 
-    def __init__(self, call: Known[EditorCall]) -> None:
-        """Keep the command."""
+    def __init__(self, call: Known[EditorCall], *, late: bool = False) -> None:
+        """Keep the command; ``late`` when it took long to find."""
         super().__init__()
         self.call = call
+        self.late = late

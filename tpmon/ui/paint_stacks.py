@@ -194,7 +194,7 @@ def _sign(*, is_open: bool, has_stack: bool = True) -> str:
 def _say_others(view: ViewState, others: Sequence[Member]) -> str:
     count = sum(len(member.group.threads) for member in others)
     idle = view.dump.dump.idle_threads if is_known(view.dump) and is_known(view.dump.dump) else 0
-    more = f", {idle} native ones without a known purpose" if idle else ""
+    more = f", {idle} native {'one' if idle == 1 else 'ones'} without a known purpose" if idle else ""
     return f"other threads: {count} in {len(others)} group{'s' if len(others) > 1 else ''}{more}"
 
 

@@ -29,6 +29,8 @@ from tpmon.ui.terminal import LEAVE_SECONDS, ScreenResult, TerminalGuard, lend_t
 MESSAGE_SECONDS = 6.0
 LINE_CHARS = 4000
 """Of a line that is said; paths and command lines of others come with it, and are cleaned there."""
+_PLAN_SECONDS = 3.0
+"""A file that answers later opens no editor by itself."""
 _JOINED_SECONDS = 0.5
 """Resizes this close may have been joined."""
 _SETTLE_SECONDS = 0.05
@@ -51,6 +53,7 @@ class Shell(App[None]):
         self._resized: tuple[object, int] = (None, 0)
         self.crash: Exception | None = None
         self.copied = ""
+        self._planning = False
         self.guard: TerminalGuard | None = None
 
     # What a screen says
@@ -133,11 +136,19 @@ class Shell(App[None]):
 
     def plan_edit(self, plan: Callable[[], Known[editor.EditorCall]]) -> None:
         """Look at the file in a thread: on a dead mount that never ends."""
+        if self._planning:
+            self.say("the file of the line before has not answered yet")
+            return
+        self._planning = True
+        began_s = time.monotonic()
 
         def run() -> None:
-            call = plan()
+            try:
+                call = plan()
+            finally:
+                self._planning = False
             with suppress(RuntimeError):  # the screen has ended meanwhile
-                self.post_message(Planned(call))
+                self.post_message(Planned(call, late=time.monotonic() - began_s > _PLAN_SECONDS))
 
         threading.Thread(target=run, name="tpmon-editor", daemon=True).start()
 
@@ -146,6 +157,9 @@ class Shell(App[None]):
         call = message.call
         if not is_known(call):
             self.say(call.reason)
+            return
+        if message.late:  # who pressed the key may be typing something else by now
+            self.say(f"{call.place} answers now: o opens it")
             return
         failure = self.lend(call.command)
         self.say(failure or f"was at {call.place}")
