@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -35,6 +36,17 @@ def plain_signals() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+def pytest_configure() -> None:
+    """Draw the same examples each time, and ask of none how long it took: a loaded machine has no bugs more.
+
+    ``HYPOTHESIS_PROFILE=default make test`` looks for others.
+    """
+    if importlib.util.find_spec("hypothesis") is not None:  # not in the environments of older Pythons
+        from hypothesis import settings
+
+        settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -226,6 +226,20 @@ def test_the_child_of_a_child_counts_as_one():
     assert said(job)[0] is not Kind.HUNG
 
 
+def test_what_a_shell_started_counts_as_a_child():
+    """The shell itself is no process of the job."""
+    waits = make_rank(0, frames=SUBPROCESS, waits_for="child process", call="wait4")
+    tool = child(runnable=1.0, parent=4998, rank_pid=4000)
+    assert said(with_processes(stand(waits, seconds=400, log_age_s=None), tool))[0] is not Kind.HUNG
+
+
+@pytest.mark.parametrize(("name", "hung"), [("python", False), ("pt_data_worker", True)])
+def test_a_pool_of_an_older_torch_works_though_its_processes_look_like_workers(name, hung):
+    pool = child(role=Role.WORKER, name=name, runnable=1.0, worker=NOT_APPLICABLE)
+    frames = with_processes(stand(make_rank(0, frames=IN_LOCK), seconds=100, log_age_s=None), pool)
+    assert (said(frames)[0] is Kind.HUNG) is hung
+
+
 def test_a_logger_that_ticks_beside_a_lock_is_no_work():
     frames = with_processes(stand(make_rank(0, frames=IN_LOCK), log_age_s=None), child(runnable=0.1))
     assert said(frames) == (Kind.HUNG, "lock")

@@ -23,12 +23,12 @@ from tests.dumps import (
     make_thread,
     make_worker,
 )
-from tests.frames import make_gpu, make_loader
+from tests.frames import make_gpu, make_loader, make_process
 from tests.hanging import conclude, run, sample, stand
 from tpmon.judge.hang_memory import Watch, observe
 from tpmon.model.dump import DeadChild, OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import ThreadKind
+from tpmon.model.process import Role, Setting, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind, SinceIs
 
@@ -111,6 +111,31 @@ def test_a_gap_in_the_local_ranks_is_one_that_ended_before_tpmon_came():
     finding = conclude(stand(make_rank(0), make_rank(2), world_size=3))
     assert (finding.kind, finding.cause) == hung("missing-rank")
     assert "rank 1 has ended" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("told", "launcher", "missing"),
+    [
+        ("3", True, "rank 2 has ended"),
+        ("3", False, ""),
+        ("9", True, ""),
+        ("nonsense", True, ""),
+    ],
+    ids=["as the launcher says", "of who knows whom", "more than the job has", "no number"],
+)
+def test_a_last_rank_that_ended_well_is_missed_where_the_launcher_says_how_many_it_started(
+    told, launcher, missing
+):
+    frames = []
+    for frame in stand(make_rank(0), make_rank(1), world_size=4):
+        ranks = tuple(
+            replace(one, environment=(Setting("LOCAL_WORLD_SIZE", told),)) for one in frame.processes
+        )
+        above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
+        frames.append(replace(frame, processes=(above, *ranks) if launcher else ranks))
+    finding = conclude(frames)
+    assert (finding.kind, finding.cause) == hung("missing-rank" if missing else "remote-rank")
+    assert missing in finding.summary
 
 
 def test_ranks_in_different_collectives_wait_for_each_other():
@@ -208,6 +233,12 @@ def test_a_batch_that_is_ready_is_not_lost():
     assert said(frames)[0] is not Kind.HUNG
 
 
+@pytest.mark.parametrize(("name", "cause"), [("tensorboard", "lost-batch"), ("python", "dead-worker")])
+def test_a_program_that_failed_long_ago_is_no_worker_whose_batch_is_awaited(name, cause):
+    dead = (DeadChild(4444, 4000, name, "exit 1"),)
+    assert said(stand(make_rank(0, **BATCH), make_worker(0, 0), dead=dead)) == hung(cause)
+
+
 def test_a_child_that_was_killed_is_the_reason_that_no_result_comes():
     dead = (DeadChild(4444, 4000, "python", "SIGKILL"),)
     finding = conclude(stand(make_rank(0, frames=RESULT, waits_for="pipe read"), dead=dead))
@@ -254,8 +285,11 @@ def test_a_read_leads_to_the_process_at_its_other_end():
     assert "worker 0 of rank 0 (4001) is in decode data.py:88" in finding.summary
 
 
+QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
+
+
 def card(busy_pct, **fields):
-    return {"gpus": (make_gpu(pids=(4000,), sm_pct=busy_pct, **fields),)}
+    return {"gpus": (make_gpu(pids=(4000,), sm_pct=busy_pct, **QUIET, **fields),)}
 
 
 def test_a_card_that_is_busy_and_does_nothing_is_no_excuse_for_a_wait():

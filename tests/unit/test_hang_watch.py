@@ -13,8 +13,10 @@ from tests.dumps import DECODE, IN_LOCK, MAIN, NEXT_BATCH, SITE, TRAIN, make_ran
 from tests.frames import NOW, NOW_NS, make_frame, make_process
 from tests.hanging import conclude, run, sample, stand
 from tests.judging import SECOND
-from tpmon.judge.hang_memory import Watch, observe
+from tpmon.judge.hang_causes import Patience
+from tpmon.judge.hang_memory import MOST_HANG_AFTER_S, Watch, observe
 from tpmon.judge.hang_picture import choose_rounds, find_corner
+from tpmon.judge.hang_watch import PATIENCE_S, need_s
 from tpmon.model.dump import Asker
 from tpmon.model.host import SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
@@ -221,6 +223,13 @@ def test_the_rhythm_of_the_run_says_how_long_a_pause_may_be(lengths, expected):
     for frame in pauses(*lengths):
         watch = observe(watch, frame)
     assert watch.hang_after_s == pytest.approx(expected, abs=3)
+
+
+def test_what_is_meant_to_take_long_may_take_as_long_as_it_did_before():
+    watch = Watch(longest_s=900.0)
+    assert need_s(watch, Patience.SURE) == MOST_HANG_AFTER_S
+    assert need_s(watch, Patience.MEANT) == need_s(watch, Patience.WORKS) == 1800.0
+    assert need_s(Watch(longest_s=900.0, asked_s=60.0), Patience.MEANT) == PATIENCE_S
 
 
 def test_a_pause_is_remembered_beyond_the_window_and_a_new_rank_is_none():

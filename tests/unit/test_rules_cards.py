@@ -132,13 +132,22 @@ def test_the_power_brake_is_its_own_cause():
 
 
 CAPS = [
-    ("capped far below its limit", {**held("power cap", 100.0), "power_w": 300.0}, True),
+    (
+        "capped far below its limit",
+        {**held("power cap", 100.0), "power_w": 300.0, "sm_clock_mhz": 1200.0},
+        True,
+    ),
+    ("capped below its limit at its clock", {**held("power cap", 100.0), "power_w": 300.0}, False),
     ("capped at its limit: normal", {**held("power cap", 100.0), "power_w": 690.0}, False),
     ("clocks locked low", {**held("application clocks", 100.0), "sm_clock_mhz": 1200.0}, True),
     ("default application clocks", {**held("application clocks", 100.0), "sm_clock_mhz": 1755.0}, False),
     ("bursts at the cap", {**held("power cap", 20.0), "power_w": 300.0}, False),
     ("at its limit for 58 % of each step", {**held("power cap", 58.0), "power_w": 524.0}, False),
-    ("capped for 58 % of each step, far below", {**held("power cap", 58.0), "power_w": 250.0}, True),
+    (
+        "capped for 58 % of each step, far below",
+        {**held("power cap", 58.0), "power_w": 250.0, "sm_clock_mhz": 1200.0},
+        True,
+    ),
     ("starved card", {**held("power cap", 100.0), "power_w": 300.0, "sm_pct": 60.0}, False),
     ("power not read", {**held("power cap", 100.0), "power_w": UNREAD}, False),
 ]

@@ -43,7 +43,6 @@ def test_a_full_card_is_healthy_and_says_with_what(name, card, cause):
 NOT_FULL = [
     ("starved", {"sm_pct": 41.0}, Cleared),
     ("hollow", HOLLOW, Cleared),
-    ("middling SM and power", {"sm_active_pct": 40.0, "power_w": 300.0}, Cleared),
     ("hot", held("HW thermal", 40.0), Cleared),
     ("no figure of work", {**NO_GPM, "power_w": UNREAD}, Unsure),
     ("utilisation not read", {"sm_pct": UNREAD}, Unsure),

@@ -156,6 +156,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.PYTHON_BOUND, "single-thread"): ("log-rarely", "profile-python", "start-workers", "use-all-cores"),
     (Kind.LAUNCH_BOUND, "tiny-kernels"): (
         "debug-taxes-off",
+        "more-at-once",
         "bigger-micro-batch",
         "compile-reduce-overhead",
         "torch-compile",
@@ -165,6 +166,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.LAUNCH_BOUND, "main-thread"): (
         "debug-taxes-off",
         "log-rarely",
+        "sync-rarely",
         "torch-compile",
         "compile-reduce-overhead",
         "profile-python",
@@ -216,7 +218,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     ),
     (Kind.GPU_THROTTLED, "thermal"): ("cool-card", "lower-power-limit", "avoid-card"),
     (Kind.GPU_THROTTLED, "brake"): ("check-power-supply", "avoid-card"),
-    (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "avoid-card"),
+    (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "limit-above-card", "avoid-card"),
     (Kind.GPU_THROTTLED, "pcie"): ("reseat-card", "fewer-bytes-to-pin", "avoid-card"),
     (Kind.GPU_UNHEALTHY, NOT_APPLICABLE): ("retire-card", "avoid-card"),
     (Kind.MEMORY_PRESSURE, "leak"): ("detach-history", "find-leak"),

@@ -44,9 +44,9 @@ REMEDIES = (
     ),
     Remedy(
         id="reset-caps",
-        title="take away the cap on card {card}'s clocks and power",
-        applies="The clocks are held although the card is far below its power limit: somebody locked the "
-        "clocks or lowered a limit.",
+        title="take away the cap on card {card}'s clocks",
+        applies="The clocks are held although neither heat nor the power limit explains it: somebody set "
+        "them.",
         not_when="The cap is the operator's (power budget of the rack), or another job's choice on a shared "
         "card.",
         needs=(Need.CARD_CAPPED,),
@@ -56,6 +56,19 @@ REMEDIES = (
         ceiling="maximum clock / present clock",
         risk=Risk.NONE,
         proof="The clock under load is that of the other cards.",
+    ),
+    Remedy(
+        id="limit-above-card",
+        title="ask what limits the power above card {card}: its module, its rack",
+        applies="A power cap lowers the clock although the card is far below its own limit.",
+        not_when="The cap is meant (power budget of the rack), or the card shares its limit with a CPU that "
+        "works (modules such as GH200): then less work on that CPU leaves it more.",
+        needs=(Need.CARD_CAPPED_ABOVE,),
+        paste="nvidia-smi -q -d POWER,PERFORMANCE,CLOCK -i {card}",
+        language=Language.SHELL,
+        ceiling="maximum clock / present clock",
+        risk=Risk.NONE,
+        proof="The power of the card under load comes near its own limit.",
     ),
     Remedy(
         id="reseat-card",

@@ -57,6 +57,7 @@ class Need(str, Enum):
     GPU_PRESENT = "the job computes on a GPU"
     GPU_MEMORY_FREE = "much of the GPU memory is free"
     GPU_MEMORY_FULL = "the GPU memory is full"
+    ONLY_FORWARD = "the model is seen in its forward pass only"
     TENSOR_CORES_IDLE = "the tensor cores are idle"
     TENSOR_CORES_BUSY = "the tensor cores are in use"
     DEBUG_TAX_SET = "the job was started with a debug setting that slows it"
@@ -82,6 +83,7 @@ class Need(str, Enum):
     CARD_HOT = "the card lowers its clocks because of heat"
     CARD_BRAKED = "the external power brake is on"
     CARD_CAPPED = "the card is held below its power limit or its clocks"
+    CARD_CAPPED_ABOVE = "a power limit other than the card's own lowers its clock"
     LINK_DOWN = "the PCIe link runs below its width or generation under load"
     CARD_ERRORS = "the card reports errors"
     CARD_BEHIND = "one card of the job is slower than the others"
@@ -127,6 +129,7 @@ class Need(str, Enum):
 
 
 _STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {
+    Need.ONLY_FORWARD,
     Need.SPINNING,
     Need.TORCH_LOADER,
 }

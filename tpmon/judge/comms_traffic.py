@@ -19,7 +19,15 @@ NIC_BYTES_S = 50e6
 """Bytes/s of the job's interface from which the network works: 40 % of a gigabit link."""
 LINK_BYTES_S = 1e9
 """NVLink or PCIe bytes/s from which a collective moves data: one that spins moves under 5 MiB/s."""
+MUCH_NVLINK_BYTES_S = 50e9
+"""NVLink bytes/s, both directions, from which the exchange may take a tenth of the time: all is 300e9 to
+900e9."""
+MUCH_PCIE_BYTES_S = 5e9
+"""The same of PCIe: 32e9 is all that 16 lanes of generation 3 move, 63e9 of generation 4."""
 NIC_SOURCE = "interface counters"
+LINK_SOURCES = ("NVLink counters", "NVML PCIe counters")
+LINK_ROWS = ("NVLink", "PCIe, both ways")
+"""Names of the evidence that is read of the cards' own links."""
 
 
 def _comm_demand(scene: Scene) -> Known[float]:
@@ -33,7 +41,7 @@ def _comm_demand(scene: Scene) -> Known[float]:
     return max(known) if known else Missing("no communication threads were read")
 
 
-def _nic_bytes_s(scene: Scene) -> Known[float]:
+def nic_bytes_s(scene: Scene) -> Known[float]:
     """Return the bytes per second of the busiest interface that the job uses, both directions."""
 
     def busiest(index: int) -> Known[float]:
@@ -51,6 +59,13 @@ def _nic_bytes_s(scene: Scene) -> Known[float]:
         return max(rates) if rates else Missing("no interface of the job was read")
 
     return median_known(busiest(index) for index in range(len(scene.frames)))
+
+
+def exchanged_bytes_s(uuid: str, scene: Scene) -> Known[float]:
+    """Return what one card's PCIe link moves both ways, bytes/s, the median over the span."""
+    return median_known(
+        _pcie_bytes_s(one) for frame in scene.frames for one in known_or(frame.gpus, ()) if one.uuid == uuid
+    )
 
 
 def _on_cards(scene: Scene, read: Callable[[GpuSample], Known[float]]) -> Known[float]:
@@ -85,9 +100,9 @@ def find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
     nvlink, pcie = _on_cards(scene, _nvlink_bytes_s), _on_cards(scene, _pcie_bytes_s)
     rows: tuple[tuple[str, Known[float], float, str, str, Known[float]], ...] = (
         ("communication threads", _comm_demand(scene), COMM_DEMAND, "threads", "schedstat", age.threads),
-        ("network", _nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, age.io),
-        ("NVLink", nvlink, LINK_BYTES_S, "bytes/s", "NVLink counters", age.gpu),
-        ("PCIe, both ways", pcie, LINK_BYTES_S, "bytes/s", "NVML PCIe counters", age.gpu),
+        ("network", nic_bytes_s(scene), NIC_BYTES_S, "bytes/s", NIC_SOURCE, age.io),
+        (LINK_ROWS[0], nvlink, LINK_BYTES_S, "bytes/s", LINK_SOURCES[0], age.gpu),
+        (LINK_ROWS[1], pcie, LINK_BYTES_S, "bytes/s", LINK_SOURCES[1], age.gpu),
     )
     margin = 0.0
     sources: set[str] = set()
@@ -101,7 +116,30 @@ def find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
     return margin, sources, tuple(evidence)
 
 
+def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
+    """Return what moves in such amounts that it may take a good part of the time; () where nothing does.
+
+    Less tells no more than that the ranks exchange gradients, as all do: NVLink has hundreds of GB/s.
+    """
+    age = scene.frame.ages_s
+    rows: tuple[tuple[str, Known[float], float, str, Known[float]], ...] = (
+        ("network", nic_bytes_s(scene), NIC_BYTES_S, NIC_SOURCE, age.io),
+        (LINK_ROWS[0], _on_cards(scene, _nvlink_bytes_s), MUCH_NVLINK_BYTES_S, LINK_SOURCES[0], age.gpu),
+        (LINK_ROWS[1], _on_cards(scene, _pcie_bytes_s), MUCH_PCIE_BYTES_S, LINK_SOURCES[1], age.gpu),
+    )
+    return tuple(
+        reading(name, value, "bytes/s", source, how_old)
+        for name, value, limit, source, how_old in rows
+        if is_known(value) and value >= limit
+    )
+
+
+def are_links_read(scene: Scene) -> bool:
+    """Tell whether NVLink or PCIe bytes of the job's cards were read."""
+    return is_known(_on_cards(scene, _nvlink_bytes_s)) or is_known(_on_cards(scene, _pcie_bytes_s))
+
+
 def say_traffic(scene: Scene) -> str:
     """Say how fast the network works, "" where it does not."""
-    rate = _nic_bytes_s(scene)
+    rate = nic_bytes_s(scene)
     return f" at {format_bytes(int(rate))}/s" if is_known(rate) and rate >= NIC_BYTES_S else ""

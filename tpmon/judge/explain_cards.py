@@ -25,8 +25,9 @@ EXPLANATIONS = (
         Kind.COMPUTE_BOUND,
         "gpu",
         "The cards are busy and draw power; without GPM it is not known what they are busy with.",
-        "Utilisation of 90 % or more, power well above idle.",
-        "hollow utilisation.",
+        "Utilisation of 90 % or more, power well above idle. At medium power the cards never run empty and "
+        "are not full either: that is said at low confidence, and not of ranks that exchange data meanwhile.",
+        "hollow utilisation; collectives, whose kernels count as busy while they wait.",
     ),
     Explanation(
         Kind.STARTING,
@@ -153,7 +154,8 @@ EXPLANATIONS = (
         Kind.COMMS_BOUND,
         "transfer",
         "All ranks exchange data a large part of the time.",
-        "All ranks in collectives alike, and a network or link that moves bytes.",
+        "All ranks in collectives alike, and a network or link that moves bytes. Or, at low confidence, "
+        "cards that are all busy and do little while bytes move: hosts run ahead, and no stack tells.",
         "waiting for ranks on other machines, which looks the same from one of them.",
     ),
     Explanation(
@@ -180,9 +182,10 @@ EXPLANATIONS = (
     Explanation(
         Kind.GPU_THROTTLED,
         "odd-cap",
-        "A card is held down although it is far from its power limit.",
-        "The power cap reason at a low draw.",
-        "clocks that an administrator has locked.",
+        "The clock of a busy card is below 80 % for a cap that neither heat nor its power limit explains.",
+        "Clocks that somebody set, or the power cap at a low draw: then the limit is that of a module, "
+        "a rail or the rack.",
+        "a card at its power limit, which is a note and no fault.",
     ),
     Explanation(
         Kind.GPU_THROTTLED,
@@ -210,7 +213,8 @@ EXPLANATIONS = (
         "missing-rank",
         "The ranks wait in a collective for one that is elsewhere in the program, or that has ended.",
         "Three looks at the stacks of all ranks, 5 s apart in all, in which nobody moved; a rank of this "
-        "machine is not in the collective.",
+        "machine is not in the collective. A host that waits over a card that is busy and does next to "
+        "nothing is in one. Of a rank whose stack could not be read the kernel tells after five minutes.",
         "a straggler, which moves and arrives in the end.",
     ),
     Explanation(
@@ -257,8 +261,8 @@ EXPLANATIONS = (
         "gpu-wait",
         "The main thread waits for the GPU and neither side gets on.",
         "A stack that does not move: in a synchronise while the card is idle, or anywhere while the card is "
-        "busy 100 % with next to no work by SM activity or power.",
-        "a long kernel, where the card does work.",
+        "busy 100 % with next to no work by SM activity or power, and its links are at rest.",
+        "a long kernel, where the card does work; a slow collective, where bytes move.",
     ),
     Explanation(
         Kind.HUNG,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_causes import Blame, Patience, name_thread
+from tpmon.judge.hang_causes import Blame, Patience, give_patience, name_thread
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_stack import is_users
@@ -22,14 +22,15 @@ from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.dump_words import name_process
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known, known_or
-from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.process import WORKER_NAME, ProcessSample, Role, ThreadKind
+from tpmon.model.units import format_bytes
 
 BUSY_CARD_PCT = 20.0
 """Utilisation from which a card of the process works: below it may be what another process ticks."""
 WORKS_RATIO = 0.1
 """CPUs from which other threads of a process work: those that only tick use a tenth of it (gloo: 0.02)."""
 MOVED_BYTES_S = 1e6
-"""Bytes a second from which a child that is waited for reads or writes what matters."""
+"""Bytes a second from which a process, or one that it started, reads or writes what matters."""
 
 _WAITS = frozenset((Stance.LOCK, Stance.TIMED, Stance.EXIT, Stance.CHILD, Stance.IO))
 """Waits that another thread of the process, or a child, may end; a wait for a batch is one too."""
@@ -57,9 +58,7 @@ def weigh_beside(
         return blame
     if beside.goes_on:
         return f"{name_process(seen.thread)} waits, and {beside.text}"
-    order = list(Patience)
-    patience = max(blame.patience, Patience.WORKS, key=order.index)
-    return replace(blame, patience=patience, text=f"{blame.text}; meanwhile {beside.text}")
+    return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {beside.text}")
 
 
 def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = True) -> Beside | None:
@@ -71,7 +70,8 @@ def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = 
         *_find_threads(seen, scene, picture),
         *(_find_children(seen, scene) if children else ()),
         *_find_cpus(seen, scene, picture),
-        *_find_cards(seen, scene),
+        *find_cards(seen, scene),
+        *_find_bytes(seen, picture),
     ]
     return min(found, key=lambda one: not one.goes_on, default=None)
 
@@ -87,7 +87,7 @@ def _find_threads(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside
         name = f"{name_thread(one)} of it"
         if stance is Stance.MOVES:
             steps = one.motion is Motion.MOVING and any(map(is_users, frames))
-            if works or (steps and any(_find_cards(seen, scene))):
+            if works or (steps and any(find_cards(seen, scene))):
                 yield Beside(f"{name} moves: {one.doing.text}", goes_on=True)
             elif steps:
                 yield Beside(f"{name} moves: {one.doing.text}", goes_on=False)
@@ -138,14 +138,17 @@ def _find_children(seen: Seen, scene: Scene) -> Iterator[Beside]:
     awaited = at_pipe or any(word in seen.doing.text for word in _CHILD_WORDS) or _waits_for_child(seen)
     parents = {one.pid: one.parent for one in scene.frame.processes}
     for process in scene.frame.processes:
-        if process.role not in _OTHERS or not _descends(process.pid, seen.thread.pid, parents):
+        # A shell between them is no process of the job, and a child of an older torch looks like a worker.
+        below = process.rank_pid == seen.thread.pid or _descends(process.pid, seen.thread.pid, parents)
+        unnamed = process.role is Role.WORKER and not process.name.startswith(WORKER_NAME)
+        if not below or not (process.role in _OTHERS or unnamed):
             continue
         demand = statistics.fmean(map(_ran, (process, *_readings(scene, process.pid))))
         young = (scene.frame.taken - process.started).total_seconds() < SPAN_S
         moves = max(known_or(process.asked_read_bytes_s, 0.0), known_or(process.asked_write_bytes_s, 0.0))
         if awaited and (demand >= QUIET_WORKER_DEMAND or young or moves >= MOVED_BYTES_S):
             yield Beside(f"the process {process.label} ({process.pid}) that it started works", goes_on=True)
-        elif demand >= QUIET_HELPER_DEMAND:
+        elif demand >= QUIET_HELPER_DEMAND or moves >= MOVED_BYTES_S:
             yield Beside(f"the process {process.label} ({process.pid}) that it started works", goes_on=False)
 
 
@@ -165,7 +168,15 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     return False
 
 
-def _find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:
+def _find_bytes(seen: Seen, picture: Picture) -> Iterator[Beside]:
+    """Find bytes that its threads read or write, however little CPU that takes: a download, an upload."""
+    toll = picture.tolls.get(seen.thread.pid)
+    if toll is not None and picture.seconds > 0 and toll.moved_bytes >= MOVED_BYTES_S * picture.seconds:
+        rate = format_bytes(round(toll.moved_bytes / picture.seconds))
+        yield Beside(f"it reads and writes {rate}/s", goes_on=True)
+
+
+def find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:
     """Find a card of the process that is known to do work."""
     for card in cards_of(seen.thread.pid, scene.gpus):
         hollow = judge_hollow(card)

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_beside import weigh_beside
+from tpmon.judge.hang_beside import find_cards, weigh_beside
+from tpmon.judge.hang_cards import blame_card, is_card_busy
 from tpmon.judge.hang_causes import (
     Blame,
     Patience,
     blame_exit,
     blame_gil,
     blame_thread,
+    give_patience,
     pick_blame,
     say_place,
 )
@@ -22,12 +24,13 @@ from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_servers import asks_another
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
+from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
-from tpmon.judge.scene_gpu import CardScene, cards_of, judge_hollow
+from tpmon.judge.scene_gpu import CardScene, cards_of
 from tpmon.judge.stillness import IDLE_CARD_PCT
 from tpmon.model.dump_words import list_numbers, name_rank, name_ranks
-from tpmon.model.known import is_known
-from tpmon.model.process import Role
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import ProcessSample, Role
 
 _PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 _ASKS = (Stance.IO, Stance.TIMED, Stance.LOCK)
@@ -58,7 +61,7 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     waiting = [seen for seen, stance in stances if stance is Stance.RANKS]
     outside = [(seen, stance) for seen, stance in stances if stance is not Stance.RANKS]
     if picture.scene.unread:
-        return f"{name_ranks(picture.scene.unread)} could not be read"
+        return _blame_unread(waiting, scene, picture)
     if not outside:
         return _blame_nobody(waiting, scene, picture)
     blames = [(seen, _blame_rank(seen, stance, scene, picture)) for seen, stance in outside]
@@ -68,8 +71,38 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     told = [blame for _, blame in blames if isinstance(blame, Blame)]
     # What one of them does on purpose, the others wait for.
     patience = max((blame.patience for blame in told), key=list(Patience).index)
-    first = replace(pick_blame(told), patience=patience)
+    # A card that is busy and does next to nothing is in a collective, where there are others to wait for.
+    spinning = [blame.seen for blame in told if blame.cause == "gpu-wait" and is_card_busy(blame.seen, scene)]
+    if spinning and (len(spinning) < len(told) or picture.scene.remote):
+        told = [blame for blame in told if blame.seen not in spinning]
+        outside = [(seen, stance) for seen, stance in outside if seen not in spinning]
+        waiting = [*waiting, *spinning]
+    if not told:
+        return give_patience(_blame_nobody(waiting, scene, picture), patience)
+    first = give_patience(pick_blame(told), patience)
     return _blame_missing(first, waiting, outside) if waiting else first
+
+
+def _blame_unread(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame | str:
+    """Say what the kernel tells of a rank whose stack could not be read, where all others wait for it."""
+    unread = picture.scene.unread
+    first = picture.main_of(unread[0].pid)
+    process = next((one for one in scene.frame.processes if one.pid == unread[0].pid), None)
+    all_wait = bool(waiting) and len(waiting) == len(picture.scene.ranks)
+    if not all_wait or first is None or process is None:
+        return f"{name_ranks(unread)} could not be read"
+    reason = first.sighting.frames
+    why = f" ({reason.reason})" if isinstance(reason, Missing) else ""
+    waits = f", by the kernel in: {process.waits_for}" if is_known(process.waits_for) else ""
+    places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
+    count, local = len(waiting), len(waiting) + len(unread)
+    verb = "waits" if count == 1 else "wait"
+    text = (
+        f"{count} of {local} ranks {verb} in {places}; the stack of {name_ranks(unread)} was not "
+        f"read{why}{waits}"
+    )
+    # Where it stands is not known, so that it may be anything that is meant to take long.
+    return Blame("missing-rank", first, text, Patience.MEANT, also=tuple(waiting))
 
 
 def _blame_missing(blame: Blame, waiting: Sequence[Seen], outside: Sequence[tuple[Seen, Stance]]) -> Blame:
@@ -96,12 +129,44 @@ def find_ended(scene: Scene) -> list[int]:
     if len(local) == len(living) == len(here) and local:
         # The ranks of one launcher are numbered without a gap, on the machine as in the job.
         first = min(here) - min(local) if min(here) >= min(local) else 0
-        ended |= {first + number for number in range(max(local)) if number not in local} - here
+        started = max(*local, _started_here(scene, living, local))
+        ended |= {first + number for number in range(started) if number not in local} - here
     return sorted(ended)
 
 
-def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame | str:
-    """Say who is missing where every rank that was read waits for others."""
+def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
+    """Return how many ranks the one launcher of this machine started as it says, 0 where none says so.
+
+    torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
+    variable alone tells nothing: some set it for ranks that run in other containers.
+    """
+    if len(set(local)) < len(local) or all(one.role is not Role.LAUNCHER for one in scene.frame.processes):
+        return 0
+    told = {
+        one.value
+        for process in living
+        if is_known(process.environment)
+        for one in process.environment
+        if one.name == "LOCAL_WORLD_SIZE"
+    }
+    (value,) = told if len(told) == 1 else ("",)
+    size = int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
+    world = scene.frame.target.world_size
+    return size if is_known(world) and size <= world else 0
+
+
+def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
+    """Say who is missing where all ranks that were read wait for others; nobody is while their cards work."""
+    blame = _find_absent(waiting, scene, picture)
+    for seen in waiting:
+        works = next(find_cards(seen, scene), None)
+        if works is not None:
+            text = f"{blame.text}; meanwhile {works.text}"
+            return replace(give_patience(blame, Patience.WORKS), text=text)
+    return blame
+
+
+def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
     first = waiting[0]
     count = len(waiting)
     places = dict.fromkeys(seen.doing.text for seen in waiting)
@@ -125,8 +190,9 @@ def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
             if names
             else f"{remote} rank{'s' if remote > 1 else ''}"
         )
+        at = f"{who}: {_say_camps(waiting)}" if len(places) > 1 else f"{who} in {where}"
         text = (
-            f"{who} in {where}; the one that is missing is elsewhere (or ended), of {elsewhere}: "
+            f"{at}; the one that is missing is elsewhere (or ended), of {elsewhere}: "
             "run tpmon dump --job --json there, and tpmon fold on the results"
         )
         # At a barrier ranks wait for what one does alone, such as a validation or a checkpoint.
@@ -140,19 +206,27 @@ def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bl
             also=tuple(waiting),
         )
     if len(places) > 1:
-        camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
-        camps.sort(key=len, reverse=True)
-        said = ", ".join(
-            f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in camps
-        )
-        text = f"all {count} ranks wait for each other in different collectives: {said}"
-        return Blame("missing-rank", camps[-1][0], text, also=tuple(waiting))
+        text = f"all {count} ranks wait for each other in different collectives: {_say_camps(waiting)}"
+        return Blame("missing-rank", _find_camps(waiting)[-1][0], text, also=tuple(waiting))
     if count == 1:
         return Blame(
             "no-progress", first, f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
         )
     text = f"all {count} ranks wait in {where}, none is outside of it: the network, or the backend itself"
     return Blame("no-progress", first, text, also=tuple(waiting))
+
+
+def _find_camps(waiting: Sequence[Seen]) -> list[list[Seen]]:
+    """Return the ranks that wait by the place where they do, the largest group first."""
+    places = dict.fromkeys(seen.doing.text for seen in waiting)
+    camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
+    return sorted(camps, key=len, reverse=True)
+
+
+def _say_camps(waiting: Sequence[Seen]) -> str:
+    return ", ".join(
+        f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in _find_camps(waiting)
+    )
 
 
 def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
@@ -162,7 +236,10 @@ def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> B
         return blame
     if stance in _ASKS and blame.seen is seen and asks_another(seen):
         return replace(blame, patience=Patience.WORKS)
-    return replace(blame, patience=Patience.MEANT) if seen.doing.phase in _PATIENT else blame
+    # A writer in a thread, or in a process, may do what a rank waits for.
+    own = [one for one in (blame.seen, *blame.also) if one.thread.role is not Role.WORKER]
+    meant = any(one.doing.phase in _PATIENT for one in (seen, *own))
+    return give_patience(blame, Patience.MEANT) if meant else blame
 
 
 def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
@@ -185,7 +262,7 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
             return other
     cards = cards_of(seen.thread.pid, scene.gpus)
     if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and _may_wait(seen, cards, picture))):
-        return _blame_card(seen, scene)
+        return blame_card(seen, scene, picture)
     return blame_thread(seen, stance, name, picture, polls=_polls(seen, picture))
 
 
@@ -211,27 +288,3 @@ def _polls(seen: Seen, picture: Picture) -> bool:
         and toll.faults <= FEW_FAULTS_S * picture.seconds
         and toll.moved_bytes <= FEW_BYTES_S * picture.seconds
     )
-
-
-def _blame_card(seen: Seen, scene: Scene) -> Blame | str:
-    """Say that a rank waits for its card, where that one is known not to work."""
-    name = name_rank(seen.thread)
-    cards = cards_of(seen.thread.pid, scene.gpus)
-    working = None
-    for card in cards:
-        if not is_known(card.busy_pct):
-            return f"{name} waits for card {card.index} ({card.busy_pct.reason})"
-        hollow = judge_hollow(card)
-        if card.busy_pct >= IDLE_CARD_PCT and not (is_known(hollow) and hollow):
-            working = card
-    if working is not None:
-        return f"{name} waits for card {working.index}, which works"
-    card = cards[0]
-    state = (
-        "is idle"
-        if is_known(card.busy_pct) and card.busy_pct < IDLE_CARD_PCT
-        else "is busy and does next to nothing"
-    )
-    text = f"{name} waits for its card in {seen.doing.text}; card {card.index} {state}"
-    sources = frozenset(("NVML",))
-    return Blame("gpu-wait", seen, text, needs=frozenset((Need.GPU_WAIT,)), sources=sources)

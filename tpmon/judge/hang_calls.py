@@ -19,16 +19,23 @@ from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ThreadKind
 from tpmon.model.verdict import Evidence
 
-CAUSES = frozenset(("missing-rank", "remote-rank", "no-progress"))
+CAUSES = frozenset(("missing-rank", "remote-rank", "no-progress", "gpu-wait"))
 """Those in which ranks wait for others, or may."""
 LIMIT = "time limit of its collectives"
 BEFORE_S = 5.0
 """How long before the stillness began a record may have been written down and still be of this hang."""
 
 
-def show_calls(calls: Collectives | None, picture: Picture, frame: Frame, still_s: float) -> list[Evidence]:
-    """Return the rows for a hang in which ranks wait for others; ``still_s``: for how long nothing moved."""
-    if not any(find_stance(seen, picture) is Stance.RANKS for seen in picture.scene.ranks):
+def show_calls(
+    calls: Collectives | None, picture: Picture, frame: Frame, still_s: float, *, on_cards: bool = False
+) -> list[Evidence]:
+    """Return the rows for a hang in which ranks wait for others; ``still_s``: for how long nothing moved.
+
+    ``on_cards``: they may wait in collectives of their cards, and the host for the card alone.
+    """
+    mains = picture.scene.ranks
+    in_ranks = any(find_stance(seen, picture) is Stance.RANKS for seen in mains)
+    if not in_ranks and not (on_cards and (len(mains) > 1 or picture.scene.remote)):
         return []
     rows = list(_show_finding(calls, frame.taken, still_s)) if calls is not None else []
     if calls is not None:

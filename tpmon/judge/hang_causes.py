@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum
 
 from tpmon.judge.advice_needs import Need
@@ -74,6 +74,11 @@ def pick_blame(blames: Sequence[Blame]) -> Blame:
     """Return the blame that is the surest, and that says the most."""
     order = list(Patience)
     return min(blames, key=lambda one: (order.index(one.patience), one.cause == "no-progress"))
+
+
+def give_patience(blame: Blame, patience: Patience) -> Blame:
+    """Give a blame at least so much time."""
+    return replace(blame, patience=max(blame.patience, patience, key=list(Patience).index))
 
 
 def blame_thread(

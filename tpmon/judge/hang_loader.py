@@ -16,7 +16,9 @@ from tpmon.judge.scene import Scene
 from tpmon.model.dump import DeadChild
 from tpmon.model.dump_words import CHILD_WAITS, name_process, name_rank
 from tpmon.model.known import is_known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import WORKER_NAME, Role, ThreadKind
+
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
 def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str) -> Blame:
@@ -84,13 +86,34 @@ def _is_torch_loader(seen: Seen) -> bool:
     return is_known(frames) and Need.TORCH_LOADER in read_stack(frames).needs
 
 
+def _was_worker(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
+    """Tell whether a dead child may have been a loader worker, and not a program that the rank started."""
+    if dead.name.startswith(WORKER_NAME):
+        return True
+    cast = [one for frame in scene.history for one in frame.processes if one.pid == dead.pid]
+    if cast:
+        return any(one.role is Role.WORKER for one in cast)
+    # It died before tpmon came: a worker of an older torch has the name of its rank.
+    rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
+    return rank is not None and dead.name == rank.name
+
+
+def _is_loaders(seen: Seen) -> bool:
+    """Tell whether a process is a worker of torch's DataLoader by its stack."""
+    frames = seen.sighting.frames
+    return is_known(frames) and any(one.file.endswith(_WORKER_LOOP) for one in frames)
+
+
 def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     """Say why a batch does not come: a dead worker, one that is held, or nobody has it."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
-    dead = [one for one in picture.dead if one.parent == pid]
+    workers = picture.scene.workers_of(seen)
+    blame = _blame_workers(seen, workers, scene, picture) if workers else None
+    if isinstance(blame, str):
+        return blame
+    dead = [one for one in picture.dead if one.parent == pid and _was_worker(one, seen, scene)]
     if dead:
         return _blame_dead(seen, dead, "a batch")
-    workers = picture.scene.workers_of(seen)
     if not workers and not _is_torch_loader(seen):
         text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
         return Blame("no-progress", seen, text, Patience.NAPS)
@@ -98,7 +121,6 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         return Blame(
             "dead-worker", seen, f"{name} waits for a batch, and no worker of it lives", Patience.NAPS
         )
-    blame = _blame_workers(seen, workers, scene, picture)
     if blame is not None:
         return blame
     ready = [one.ready_batches for one in scene.frame.loader if one.pid == pid]
@@ -119,7 +141,8 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
     dead = [one for one in picture.dead if one.parent == pid]
     if dead:
         return _blame_dead(seen, dead, "a result")
-    pids = {one.pid for one in scene.frame.processes if one.parent == pid and one.role is not Role.WORKER}
+    started = [one for one in scene.frame.processes if one.parent == pid]
+    pids = {one.pid for one in started if not one.name.startswith(WORKER_NAME)}
     children = [
         one
         for one in picture.threads
@@ -127,6 +150,7 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
         and one.thread.pid in pids
         and is_known(one.sighting.frames)
         and "tracker" not in one.doing.text
+        and not _is_loaders(one)
     ]
     awaited = _find_awaited(seen)
     if awaited:

@@ -136,11 +136,16 @@ class Watch:
         return max((one.moved_ns for one in self.ranks), default=0)
 
     @property
+    def rhythm_s(self) -> float:
+        """Return how long it may stand still by the longest time that it came back from."""
+        return RHYTHM_FACTOR * self.longest_s
+
+    @property
     def hang_after_s(self) -> float:
         """Return how long nothing may move, in a state that does not end by itself."""
         if self.asked_s is not None:
             return self.asked_s
-        return min(max(HANG_AFTER_S, RHYTHM_FACTOR * self.longest_s), MOST_HANG_AFTER_S)
+        return min(max(HANG_AFTER_S, self.rhythm_s), MOST_HANG_AFTER_S)
 
 
 NO_WATCH = Watch()

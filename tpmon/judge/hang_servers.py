@@ -51,22 +51,20 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None
     mains = picture.scene.ranks
     ranks = [one for one in frame.processes if one.role is Role.RANK]
     world = frame.target.world_size
-    if len(mains) != 1 or len(ranks) > 1 or (is_known(world) and world > 1):
+    if not mains or len(mains) < len(ranks) or (is_known(world) and world > 1):
+        return None
+    if not all(_may_serve(seen, picture) for seen in mains):
         return None
     seen = mains[0]
-    if find_stance(seen, picture) not in _RESTS or not picture.rests(seen):
-        return None
-    threads = picture.threads_of(seen.thread.pid)
-    if any(one.thread.kind is ThreadKind.COMM for one in threads):
-        return None
-    if any(_trains(_frames(one), files=False) for one in threads if one is not seen):
-        return None
+    if len(mains) > 1:
+        # Processes of one server: each of them waits in its loop.
+        return None if trained or not all(_is_in_loop(_frames(one)) for one in mains) else seen
     frames = _frames(seen)
     if any(_NOTEBOOK.search(one.file) for one in frames) and _is_event_loop(frames):
         return seen
     if trained or _trains(frames, files=False):
         return None
-    if _is_event_loop(frames) or any(_is_at(one, *place) for one in _last_call(frames) for place in _LOOPS):
+    if _is_in_loop(frames):
         return seen
     loads = any(one.role is Role.WORKER for one in frame.processes) or bool(frame.loader)
     if loads or _trains(frames, files=True):
@@ -74,10 +72,29 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None
     return seen if any(_is_at(one, *_QUEUE) for one in _last_call(frames)) else None
 
 
+def _may_serve(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a main thread rests, and nothing else in its process talks to ranks or trains."""
+    if find_stance(seen, picture) not in _RESTS or not picture.rests(seen):
+        return False
+    threads = picture.threads_of(seen.thread.pid)
+    if any(one.thread.kind is ThreadKind.COMM for one in threads):
+        return False
+    return not any(_trains(_frames(one), files=False) for one in threads if one is not seen)
+
+
+def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
+    return _is_event_loop(frames) or any(
+        _is_at(one, *place) for one in _last_call(frames) for place in _LOOPS
+    )
+
+
 def asks_another(seen: Seen) -> bool:
-    """Tell whether a thread has asked a server, or an actor of ray, for something that may take its time."""
+    """Tell whether a thread has asked a server, or an actor of ray, for something that may take its time.
+
+    What waits in an event loop may have asked: the stack of a coroutine that waits is not there to see.
+    """
     path, calls = _RAY_CALLS
-    return any(
+    return _is_event_loop(_frames(seen)) or any(
         _CLIENTS.search(one.file) is not None
         or (one.file.endswith(f"/{path}") and last_name(one.function) in calls)
         for one in _frames(seen)

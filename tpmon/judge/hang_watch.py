@@ -122,7 +122,8 @@ def need_s(watch: Watch, patience: Patience) -> float:
     factors = {Patience.NAPS: NAPS_FACTOR, Patience.LOOPS: LOOPS_FACTOR}
     if patience in factors:
         return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
-    return max(PATIENCE_S, least)
+    # No time limit of a collective bounds what is meant: a checkpoint, a service that is asked.
+    return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
 
 
 def find_excuse(rank: RankScene) -> str:
@@ -247,7 +248,8 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
     age_s = (scene.frame.taken_ns - picture.last_ns) / 1e9
     rows = [_show(blame.seen, picture, age_s)]
     if blame.cause in CAUSES:
-        rows += show_calls(scene.watch.calls, picture, scene.frame, seconds)
+        on_cards = blame.cause != "no-progress" and bool(scene.gpus)
+        rows += show_calls(scene.watch.calls, picture, scene.frame, seconds, on_cards=on_cards)
     rows += [_show(one, picture, age_s) for one in blame.also[:3]]
     rows += [
         Evidence(f"dead process {one.pid}", IN_WORDS, "", f"{one.name}, {one.how}", "/proc stat", age_s)

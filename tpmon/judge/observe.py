@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_needs import observe_settings
+from tpmon.judge.phases import Phase
+from tpmon.judge.rank_waits import LEAST_SAMPLES
 from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
 from tpmon.judge.rules_shm import find_largest_step
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
@@ -29,6 +31,8 @@ TENSOR_IDLE_PCT = 5.0
 TENSOR_BUSY_PCT = 25.0
 NEAR_LIMIT_RATIO = 0.8
 SHM_TIGHT_RATIO = 0.5
+ONLY_FORWARD_RATIO = 0.5
+"""Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
 SET_THREADS_RATIO = 1.5
 """Busy threads over what the environment or the machine explains from which the program asked for them."""
 _THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
@@ -160,6 +164,16 @@ def _observe_memory(scene: Scene) -> set[Need]:
     return seen
 
 
+def _observe_model(scene: Scene) -> set[Need]:
+    """Tell whether no rank trains: enough samples, all of those in the model in its forward pass."""
+    phases = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
+    if not phases or len(phases) < len(scene.ranks) or any(one.samples < LEAST_SAMPLES for one in phases):
+        return set()
+    forward = min(one.ratio(Phase.FORWARD) for one in phases)
+    trained = max(one.ratio(Phase.BACKWARD, Phase.OPTIMIZER) for one in phases)
+    return {Need.ONLY_FORWARD} if forward >= ONLY_FORWARD_RATIO and not trained else set()
+
+
 def _observe_taxes(scene: Scene) -> set[Need]:
     """Tell whether a debug setting slows the job; that none does takes the environment of every rank."""
     environments = [rank.process.environment for rank in scene.ranks]
@@ -175,6 +189,7 @@ def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     for rank in scene.ranks:
         if is_known(rank.phases):
             seen |= rank.phases.sights
+    seen |= _observe_model(scene)
     seen |= _observe_taxes(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment

@@ -13,11 +13,17 @@ from dataclasses import replace
 from tpmon.judge.phase_shares import share_of
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.scene_gpu import QUIET_LINK_BYTES_S, CardScene, cards_of, judge_hollow
+from tpmon.judge.scene_gpu import (
+    HOLLOW_POWER_RATIO,
+    QUIET_LINK_BYTES_S,
+    CardScene,
+    cards_of,
+    judge_hollow,
+)
 from tpmon.judge.slack import SLACK_RATIO, rank_slack
 from tpmon.judge.stillness import fresh_phase, name_rank
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.process import ThreadKind
 
 LEAST_SAMPLES = 10
@@ -131,6 +137,33 @@ def _wait_of(rank: RankScene, scene: Scene) -> Known[Wait]:
     return longer
 
 
+def _left_undone(card: CardScene) -> Known[float]:
+    """Return for which share of the time, 0-1, at most, a busy card may have waited for other ranks.
+
+    By its SMs what they leave; by its power what it is below its limit, of what lies between that of a
+    kernel that spins and the limit.
+    """
+    if is_known(card.sm_active_pct):
+        return max(0.0, 1 - card.sm_active_pct / 100)
+    return map_known(lambda work: max(0.0, (1 - work) / (1 - HOLLOW_POWER_RATIO)), card.work_ratio)
+
+
+def _as_far_as_cards_wait(wait: Wait, scene: Scene) -> Wait:
+    """Count a wait of the host in a collective only as far as its cards had nothing else to do.
+
+    Some collectives synchronise: the host is in their frames while the card does the work before them.
+    """
+    cards = cards_of(wait.rank.process.pid, scene.gpus)
+    left = []
+    for card in cards:
+        hollow, undone = judge_hollow(card), _left_undone(card)
+        if not is_known(card.busy_pct) or not is_known(hollow) or not is_known(undone):
+            return wait
+        left.append(1.0 if hollow else max(undone, 1 - card.busy_pct / 100))
+    most = max(left, default=1.0)
+    return replace(wait, ratio=min(wait.ratio, most), high=min(wait.high, most))
+
+
 def find_waits(scene: Scene) -> Known[list[Wait]]:
     """Return the waits of all ranks of this machine, least first; Missing when one is not known."""
     waits = []
@@ -138,5 +171,5 @@ def find_waits(scene: Scene) -> Known[list[Wait]]:
         wait = _wait_of(rank, scene)
         if not is_known(wait):
             return Missing(f"{name_rank(rank)}: {wait.reason}")
-        waits.append(wait)
+        waits.append(_as_far_as_cards_wait(wait, scene))
     return sorted(waits, key=lambda one: one.ratio) if waits else Missing("no rank was read")

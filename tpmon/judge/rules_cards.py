@@ -5,6 +5,7 @@ Judged under load only: an idle card lowers its clocks on purpose.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
@@ -141,8 +142,23 @@ def _part_of(card: CardScene, reasons: Collection[str], lost: Known[float]) -> K
 
 
 def lost_to(card: CardScene, reasons: Collection[str], scene: Scene) -> Known[float]:
-    """Return the share of its time, 0-1, that heat or the power brake costs a card."""
-    return _part_of(card, reasons, _lost_clock(card, scene.frames))
+    """Return the share of its time, 0-1, that heat or the power brake costs a card.
+
+    Where other cards of the job work at a lower clock than the maximum without either, that is all a card
+    could have had: their power limits take as much from them.
+    """
+    lost = _part_of(card, reasons, _lost_clock(card, scene.frames))
+    clock = _mean_clock(card, scene.frames)
+    others = [
+        one.clock_ratio
+        for one in scene.gpus
+        if one.index != card.index and is_loaded(one, LOADED_PCT) and not is_touched(one, reasons)
+        if is_known(one.clock_ratio) and one.clock_ratio > 0
+    ]
+    if not others or not is_known(lost) or not is_known(clock) or not is_known(card.busy_pct):
+        return lost
+    below = max(0.0, 1 - clock / statistics.median(others))
+    return min(lost, card.busy_pct / 100 * below)
 
 
 def _worst(cards: Iterable[CardScene]) -> CardScene | None:
@@ -291,17 +307,21 @@ def find_odd_cap(card: CardScene) -> str:
     """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set.
 
     A card that is at its limit for a part of each step, and waits for the rest of it, draws less than its
-    limit on the whole: the cap is odd only where its own seconds cannot have been at the limit.
+    limit on the whole: the cap is odd only where its own seconds cannot have been at the limit. Some cards
+    meet the limit of a memory rail, or of a module that they share with a CPU, a little before their own:
+    a clock that is hardly lower for it is none.
     """
     if not is_loaded(card, BUSY_PCT) or is_hot(card) or is_braked(card):
         return ""
+    if not is_known(card.clock_ratio) or card.clock_ratio >= LOW_CLOCK_RATIO:
+        return ""
     capped = held_pct(card, "power cap")
-    if capped >= CAP_PCT and is_known(card.power_ratio) and card.power_ratio < _capped_power(capped):
-        return "power cap"
-    slow = is_known(card.clock_ratio) and card.clock_ratio < LOW_CLOCK_RATIO
-    if slow:
-        return next((one for one in (*CAP_REASONS, "HW slowdown") if held_pct(card, one) >= CAP_PCT), "")
-    return ""
+    if capped >= CAP_PCT and is_known(card.power_ratio):
+        if card.power_ratio >= CAPPED_POWER_RATIO:
+            return ""  # its own limit lowers the clock, below the one that someone set
+        if card.power_ratio < _capped_power(capped):
+            return "power cap"
+    return next((one for one in (*CAP_REASONS, "HW slowdown") if held_pct(card, one) >= CAP_PCT), "")
 
 
 def _capped_power(capped_pct: float) -> float:
@@ -325,7 +345,10 @@ def judge_odd_cap(scene: Scene) -> Answer:
         power = 100 * card.power_ratio
         evidence += (reading("power of its limit", power, "%", "NVML power", scene.frame.ages_s.gpu),)
         margin = _capped_power(held_pct(card, reason)) / max(card.power_ratio, 0.1)
-        why = f"a power cap although it draws {format_pct(power)} % of its limit"
+        why = (
+            f"a power cap although it draws {format_pct(power)} % of its limit: that of its module, of a "
+            "rail or of the rack"
+        )
     else:
         margin = LOW_CLOCK_RATIO / max(card.clock_ratio if is_known(card.clock_ratio) else 1.0, 0.1)
         why = f"{reason}, not by power or heat"
@@ -333,7 +356,8 @@ def judge_odd_cap(scene: Scene) -> Answer:
     found = _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin)
     if reason == "power cap":
         found = replace(found, sources=found.sources | {"NVML power"})
-    return replace(found, observed=frozenset((Need.CARD_CAPPED,)))
+    seen = Need.CARD_CAPPED_ABOVE if reason == "power cap" else Need.CARD_CAPPED
+    return replace(found, observed=frozenset((seen,)))
 
 
 RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)

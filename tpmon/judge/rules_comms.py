@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.comms_traffic import NIC_SOURCE, find_traffic, say_traffic
+from tpmon.judge.comms_traffic import NIC_SOURCE, find_exchange, find_traffic, say_traffic
 from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import Wait, find_waits
@@ -23,10 +23,11 @@ from tpmon.judge.rules_cards import (
 from tpmon.judge.rules_cpu import CROWDED_MARGIN
 from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.scene import RankScene, Scene, ranks_on
-from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct, see_cards
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct, judge_hollow, see_cards
+from tpmon.judge.slack import SLACK_RATIO, gpu_figures, rank_slack
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
@@ -49,6 +50,8 @@ CROWDED_GAP = 0.15
 that they would wait for it, and for it 0.25 to 0.44 of the time where it is 0.43 alone."""
 BEHIND_CLOCK_RATIO = 0.9
 """Clock of a card over the median of the job's cards below which it holds them back."""
+SPREAD_CLOCK_RATIO = 0.8
+"""Clock over the median from which a card at its own power limit is one of many: chips and inlets differ."""
 CARD_EXPLAINS = 0.5
 """Part of the wait for a late rank that the low clock of its card must explain to be named instead of it."""
 RESTING_RATIO = 0.1
@@ -181,15 +184,16 @@ def _behind(cards: Sequence[CardScene]) -> tuple[CardScene, float] | None:
     return card, ratio / median
 
 
-def _is_at_its_limit(card: CardScene, others: Sequence[CardScene]) -> bool:
-    """Tell whether a card's own power limit explains its low clock: it works, and the others draw less.
+def _is_at_its_limit(card: CardScene, others: Sequence[CardScene], ratio: float) -> bool:
+    """Tell whether a card's own power limit explains its low clock, ``ratio`` of the others' median.
 
-    That is the card of a rank that has more to do; cards that wait for it clock high and draw little.
+    Either it works and the others draw less: that is the card of a rank that has more to do; those that
+    wait for it clock high and draw little. Or all are at their limits, where no two chips clock alike.
     """
     own, theirs = card.power_ratio, median_known(one.power_ratio for one in others)
-    if held_pct(card, "power cap") < CAP_PCT or not is_known(own) or not is_known(theirs):
+    if held_pct(card, "power cap") < CAP_PCT or not is_known(own) or own < CAPPED_POWER_RATIO:
         return False
-    return own >= CAPPED_POWER_RATIO and theirs < BEHIND_CLOCK_RATIO * own
+    return ratio >= SPREAD_CLOCK_RATIO or (is_known(theirs) and theirs < BEHIND_CLOCK_RATIO * own)
 
 
 def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
@@ -204,7 +208,7 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     card, ratio = found
     if is_hot(card) or is_braked(card) or find_odd_cap(card):
         return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
-    if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index]):
+    if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index], ratio):
         return None
     powers = [one.power_ratio for one in scene.gpus]
     median_power = median_known(powers)
@@ -294,9 +298,46 @@ def _suspect_all(scene: Scene, waits: Sequence[Wait], cause: str, summary: str) 
     )
 
 
+def _suspect_spinning(scene: Scene) -> Suspicion | None:
+    """Suspect a transfer that no stack shows: hosts run ahead of their cards, whose collectives spin.
+
+    Every card is busy and does little while bytes move. How long they wait is a guess from their power, so
+    it is never more than a suspicion of one source.
+    """
+    slacks = [rank_slack(rank, scene) for rank in scene.ranks]
+    world = known_or(scene.frame.target.world_size, 1)
+    if max(world, len(scene.ranks)) < 2 or not slacks:
+        return None
+    hollow = [judge_hollow(card) for card in scene.gpus]
+    if not hollow or not all(is_known(one) and one for one in hollow):
+        return None
+    exchanged = find_exchange(scene)
+    known = [slack.ratio for slack in slacks if is_known(slack)]
+    if not exchanged or len(known) < len(slacks) or min(known) < SLACK_RATIO:
+        return None
+    if isinstance(judge_straggler(scene), Suspicion):
+        return None
+    summary = (
+        f"the cards are busy and do little while the ranks exchange data{say_traffic(scene)}: their "
+        "collectives wait for it, perhaps"
+    )
+    return Suspicion(
+        kind=Kind.COMMS_BOUND,
+        cause="transfer",
+        weight=min(known),
+        margin=1.0,
+        sources=frozenset((exchanged[0].source,)),
+        summary=summary,
+        evidence=(*gpu_figures(scene), *exchanged),
+        observed=frozenset((Need.TRANSFER_SEEN,)),
+    )
+
+
 def judge_transfer(scene: Scene) -> Answer:
     """Suspect the transfer: all ranks wait in collectives and data moves meanwhile."""
     found = _all_wait(scene, "transfer between ranks")
+    if isinstance(found, Cleared):
+        return _suspect_spinning(scene) or found
     if not isinstance(found, tuple):
         return found
     waits, least = found

@@ -7,6 +7,8 @@ must agree before a card is called full.
 from __future__ import annotations
 
 from tpmon.judge import rules_card_errors, rules_cards, rules_launch, rules_link
+from tpmon.judge.card_slices import is_sliced
+from tpmon.judge.comms_traffic import find_exchange
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cards import answer_without_cards, is_braked, is_hot
 from tpmon.judge.scene import Scene
@@ -16,6 +18,7 @@ from tpmon.judge.scene_gpu import (
     FULL_SM_PCT,
     STARVED_PCT,
     CardScene,
+    judge_hollow,
     mean_busy_pct,
 )
 from tpmon.judge.slack import gpu_figures, median_over
@@ -29,6 +32,10 @@ DRAM_BOUND_PCT = 50.0
 TENSOR_WORKS_PCT = 25.0
 """Tensor activity from which the card multiplies matrices; a healthy H100 job reads 28."""
 HIDDEN_WAIT_RATIO = 0.1
+ALL_SM_PCT = 80.0
+"""SM activity from which a card has no time left in which it could wait for other ranks."""
+ALL_POWER_RATIO = 0.8
+"""P from which it has none; by the power of a kernel that spins, two thirds of the rest may be waits."""
 
 
 def is_starved(scene: Scene) -> Known[bool]:
@@ -46,10 +53,14 @@ def gpu_idle_ratio(scene: Scene) -> Known[float]:
 
 
 def _full_margin(card: CardScene) -> Known[float]:
-    """Return how far a card is past being full, by SM activity or power; Missing when neither was read."""
+    """Return how far a card is past being full, by SM activity or power; Missing when neither was read.
+
+    Power counts by what the card draws at its clock: a locked one draws less and is as full.
+    """
+    power = card.work_ratio if is_known(card.work_ratio) else card.power_ratio
     margins = [
         value / limit
-        for value, limit in ((card.sm_active_pct, FULL_SM_PCT), (card.power_ratio, FULL_POWER_RATIO))
+        for value, limit in ((card.sm_active_pct, FULL_SM_PCT), (power, FULL_POWER_RATIO))
         if is_known(value)
     ]
     if margins:
@@ -78,48 +89,90 @@ def _hidden_wait(scene: Scene) -> tuple[Evidence, ...]:
     return (Evidence("hidden data wait", 100 * max(waits), "%", text, "stack samples", age),)
 
 
+def _weigh_card(card: CardScene) -> Answer | float:
+    """Return how far a card is past being full, below 1 for one that is busy and not hollow, else why not."""
+    name = f"GPU compute (card {card.index}"
+    margin = _full_margin(card)
+    if not is_known(card.busy_pct):
+        # A slice of a card has no utilisation; active SMs are kernels that run.
+        active = is_sliced(card.last) and is_known(card.sm_active_pct) and card.sm_active_pct >= FULL_SM_PCT
+        return margin if active and is_known(margin) else Unsure(f"{name}: {card.busy_pct.reason})")
+    if card.busy_pct < BUSY_PCT:
+        return Cleared(f"{name} is busy {format_pct(card.busy_pct)} %)")
+    if is_hot(card) or is_braked(card):
+        return Cleared(f"{name} is held below its clocks)")
+    if not is_known(margin):
+        return Unsure(f"{name}: {margin.reason})")
+    hollow = judge_hollow(card)
+    if margin < 1 and isinstance(hollow, Missing):
+        return Unsure(f"{name}: {hollow.reason})")
+    if margin < 1 and hollow:
+        return Cleared(f"{name} is busy, but neither SM activity nor power is high)")
+    return margin
+
+
+def _exchanged(scene: Scene) -> tuple[Evidence, ...]:
+    """Return what the ranks move where that may be a part of what keeps their cards busy.
+
+    The kernel of a collective counts as busy while it waits; SM activity and power tell how much is work.
+    """
+    world = known_or(scene.frame.target.world_size, 1)
+    active = median_over(card.sm_active_pct for card in scene.gpus)
+    power = median_over(card.power_ratio for card in scene.gpus)
+    works = (is_known(active) and active >= ALL_SM_PCT) or (is_known(power) and power >= ALL_POWER_RATIO)
+    if works or max(world, len(scene.ranks)) < 2:
+        return ()
+    return find_exchange(scene)
+
+
 def judge_gpu_compute(scene: Scene) -> Answer:
-    """Suspect, in the good sense, that the GPUs are full: every card busy, working, and not held."""
+    """Suspect, in the good sense, that the GPUs are full: every card busy, working, and not held.
+
+    Cards that never run empty and are neither full nor hollow are bound by their kernels, too; that is
+    all that is said of them.
+    """
     if not scene.gpus:
         return answer_without_cards(scene)
     margins = []
     for card in scene.gpus:
-        name = f"GPU compute (card {card.index}"
-        if not is_known(card.busy_pct):
-            return Unsure(f"{name}: {card.busy_pct.reason})")
-        if card.busy_pct < BUSY_PCT:
-            return Cleared(f"{name} is busy {format_pct(card.busy_pct)} %)")
-        if is_hot(card) or is_braked(card):
-            return Cleared(f"{name} is held below its clocks)")
-        margin = _full_margin(card)
-        if not is_known(margin):
-            return Unsure(f"{name}: {margin.reason})")
-        if margin < 1:
-            return Cleared(f"{name} is busy, but neither SM activity nor power is high)")
+        margin = _weigh_card(card)
+        if not isinstance(margin, float):
+            return margin
         margins.append(margin)
-    cause = _choose_compute(scene)
+    exchanged = _exchanged(scene)
+    full = min(margins) >= 1
+    if not full and exchanged:
+        return Unsure("GPU compute (busy at medium power: the ranks may wait for each other meanwhile)")
+    cause = _choose_compute(scene) if full else "gpu"
     active = median_over(card.sm_active_pct for card in scene.gpus)
     power = median_over(card.power_ratio for card in scene.gpus)
-    sources = {"NVML utilisation"}
+    busy = mean_busy_pct(scene.gpus)
+    sources = {"NVML utilisation"} if is_known(busy) else set()
     if is_known(active) and active >= FULL_SM_PCT:
         sources.add("GPM")
     if is_known(power) and power >= FULL_POWER_RATIO:
         sources.add("NVML power")
-    busy = known_or(mean_busy_pct(scene.gpus), BUSY_PCT)
     words = {
         "gpu-memory-bandwidth": "full with moving data to and from their memory",
         "gpu-compute": "full with computing",
         "gpu": "full; whether with computing or memory traffic is not measured",
     }
+    said = words[cause] if full else "never empty, and their kernels use a part of them"
+    shown = f"{format_pct(busy)} % busy" if is_known(busy) else f"{_say_active(active)} of their SMs active"
     return Suspicion(
         kind=Kind.COMPUTE_BOUND,
         cause=cause,
-        weight=min(1.0, busy / 100),
-        margin=min(margins),
-        sources=frozenset(sources),
-        summary=f"the GPUs are {words[cause]}: {format_pct(busy)} % busy",
+        weight=min(1.0, known_or(busy, known_or(active, BUSY_PCT)) / 100),
+        margin=min(margins) if full else 1.0,
+        sources=frozenset(sources) if full else frozenset(("NVML utilisation",)),
+        summary=f"the GPUs are {said}: {shown}",
         evidence=(*gpu_figures(scene), *_hidden_wait(scene)),
+        against=exchanged,
     )
+
+
+def _say_active(active: Known[float]) -> str:
+    return f"{format_pct(active)} %" if is_known(active) else "some"
 
 
 RULES: tuple[Rule, ...] = (

@@ -150,7 +150,10 @@ def defer_to_stacks(scene: Scene, what: str) -> Answer | None:
     found = judge_hang(scene)
     if isinstance(found, Suspicion):
         return Cleared(f"{what} (the stacks tell more)")
-    if scene.watch.picture is not None or is_looking(scene):
+    picture = scene.watch.picture
+    if picture is not None and picture.scene.unread:
+        return None  # the readings tell of a rank that the stacks leave out
+    if picture is not None or is_looking(scene):
         return Unsure(f"{what} (decided by the stacks of all processes)")
     return None
 

@@ -8,12 +8,13 @@ optimizer that computes on the CPU, and cards of one rank that work one after an
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.comms_traffic import are_links_read, find_exchange
 from tpmon.judge.medians import median_known
 from tpmon.judge.phase_kinds import ELSEWHERE, TRAINING
 from tpmon.judge.phases import DataPart, Phase, RankPhases
 from tpmon.judge.rules_cards import answer_without_cards
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.scene_gpu import BUSY_PCT
+from tpmon.judge.scene_gpu import BUSY_PCT, judge_hollow
 from tpmon.judge.slack import SLACK_RATIO, Slack, gpu_figures, rank_slack, slackest
 from tpmon.judge.stillness import name_rank, stack_moves
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
@@ -67,6 +68,9 @@ def judge_launch_bound(scene: Scene) -> Answer:
         return Cleared(
             f"launching of kernels ({name} is {format_pct(100 * held)} % in waits for GPU or ranks)"
         )
+    may_wait = _say_may_wait(rank.phases, slack, scene)
+    if may_wait:
+        return Unsure(f"launching of kernels ({may_wait})")
     offloaded = _find_offloaded(rank, rank.phases, slack, scene)
     if slack.ratio - offloaded < SLACK_RATIO:
         return Unsure(
@@ -85,6 +89,27 @@ def judge_launch_bound(scene: Scene) -> Answer:
     if not moves:
         return Unsure(f"launching of kernels ({name} spins and its stack does not move: hung, perhaps)")
     return _suspect_launches(scene, rank, slack, rank.phases, offloaded)
+
+
+def _say_may_wait(phases: RankPhases, slack: Slack, scene: Scene) -> str:
+    """Say what else than launching keeps a card busy that does little, "" where nothing else can.
+
+    The kernel of a collective spins while it waits, and its host is in no call of it. And a host that waits
+    in ``.item()`` is in a line of its own, over a card with a full queue; if it were slow itself, the card
+    would run empty.
+    """
+    training, between = phases.ratio(*TRAINING), phases.ratio(Phase.OTHER, Phase.LOGGING)
+    if between > training and slack.idle_ratio < SYNC_SLACK_RATIO:
+        text = f"{format_pct(100 * between)} % in other Python code, and the card never runs empty"
+        return f"{text}: perhaps it waits there for its GPU, as in .item()"
+    world = known_or(scene.frame.target.world_size, 1)
+    if slack.idle_ratio >= SLACK_RATIO or max(world, len(scene.ranks)) < 2:
+        return ""
+    all_here = world <= len(scene.ranks) and are_links_read(scene) and not find_exchange(scene)
+    hollow = [judge_hollow(card) for card in scene.gpus]
+    if all_here and all(is_known(one) and one for one in hollow):
+        return ""  # no rank works while others wait for it, and nothing moves
+    return "the kernel of a collective counts as busy, too, and the ranks may wait for each other"
 
 
 def _find_offloaded(rank: RankScene, phases: RankPhases, slack: Slack, scene: Scene) -> float:
@@ -129,7 +154,11 @@ def _suspect_launches(
     waits = held >= HELD_RATIO
     tiny = training >= between
     where = f"{format_pct(100 * training)} % in the model, {format_pct(100 * between)} % in other Python code"
-    kernels = "kernels are shorter than their launches" if tiny else "Python between launches takes longer"
+    kernels = (
+        "kernels are shorter than their launches"
+        if tiny
+        else "Python between launches takes longer, or waits for results (.item())"
+    )
     launching = min(1.0, training + between) - offloaded
     # What a wait explains is left to the wait; a few samples of one are part of every step.
     unexplained = slack.ratio - offloaded - (held if waits else 0.0)

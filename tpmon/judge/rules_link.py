@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.comms_traffic import exchanged_bytes_s
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_cards import UNREAD_COST, answer_without_cards, is_loaded, rank_on
 from tpmon.judge.scene import Scene
@@ -16,7 +17,8 @@ LINK_LOAD_PCT = 50.0
 LINK_USE_RATIO = 0.2
 """Share of the present link's capacity from which a faster one would be felt."""
 LINK_RUIN_RATIO = 0.25
-"""Two generations or three quarters of the lanes lost: named even where no counter tells the traffic."""
+"""More than two generations, or than three quarters of the lanes, lost: named even where no counter tells
+the traffic. Slots of four lanes are sold for cards of sixteen."""
 HIDDEN_IDLE_RATIO = 0.03
 """Share of time that a card idles, or its ranks wait for each other, below which no faster link is felt:
 copies beside kernels cost nothing, and a card with a full launch queue reads 97 to 100 %."""
@@ -33,18 +35,21 @@ def _lane_speed(generation: Known[int], width: Known[int]) -> Known[float]:
     return lane * width if lane and width > 0 else Missing(f"PCIe generation {generation} x{width}")
 
 
+def _lane_speed_of(card: CardScene) -> Known[float]:
+    return _lane_speed(card.last.pcie_generation, card.last.pcie_width)
+
+
 def _link_ratio(card: CardScene) -> Known[float]:
     """Return the present link's speed over the best that card and slot can."""
-    last = card.last
-    now = _lane_speed(last.pcie_generation, last.pcie_width)
-    best = _lane_speed(last.pcie_generation_max, last.pcie_width_max)
+    now = _lane_speed_of(card)
+    best = _lane_speed(card.last.pcie_generation_max, card.last.pcie_width_max)
     if not is_known(now):
         return now
     return now / best if is_known(best) else best
 
 
 def _link_use(card: CardScene) -> Known[float]:
-    now = _lane_speed(card.last.pcie_generation, card.last.pcie_width)
+    now = _lane_speed_of(card)
     if not is_known(now):
         return now
     return min(1.0, card.pcie_bytes_s / now) if is_known(card.pcie_bytes_s) else card.pcie_bytes_s
@@ -56,7 +61,11 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
     world = scene.frame.target.world_size
     if not is_known(idle) or (len(scene.ranks) < 2 and (not is_known(world) or world < 2)):
         return idle
-    # Collectives may go over the link, and their kernels count as busy meanwhile.
+    # Collectives may go over the link, and their kernels count as busy meanwhile: the host of ranks that
+    # exchange gradients waits in no call of its own.
+    now, exchanged = _lane_speed_of(card), exchanged_bytes_s(card.last.uuid, scene)
+    if is_known(now) and is_known(exchanged) and exchanged >= LINK_USE_RATIO * now:
+        return Missing("the ranks exchange over this link, and the card counts as busy meanwhile")
     waits = find_waits(scene)
     if not is_known(waits):
         return waits
@@ -83,7 +92,7 @@ def judge_pcie(scene: Scene) -> Answer:
     best = f"generation {last.pcie_generation_max} x{last.pcie_width_max}"
     if is_known(use) and use < LINK_USE_RATIO:
         return Cleared(f"PCIe link ({now} of {best}, but only {format_pct(100 * use)} % of it is used)")
-    if not is_known(use) and ratio > LINK_RUIN_RATIO:
+    if not is_known(use) and ratio >= LINK_RUIN_RATIO:
         return Unsure(f"PCIe link ({now} of {best}; how much goes over it: {use.reason})")
     felt = _felt_ratio(card, scene)
     if is_known(felt) and felt < HIDDEN_IDLE_RATIO:

@@ -162,10 +162,10 @@ def _may_be_handed(rank: RankScene, wait: DataWait) -> bool:
 
 
 def _waits_for_nothing(found: Starved) -> bool:
-    # Each of them: one that is behind among 32 hardly lowers their mean.
+    # Each of them: one that is behind among 32 hardly lowers their mean. Who unpacks a batch has it.
     return (
         bool(found.workers)
-        and found.wait.share.ratio >= LOST_BATCH
+        and _queue_wait(found) >= LOST_BATCH
         and all(is_known(one.idle_ratio) and one.idle_ratio >= LOST_BATCH for one in found.workers)
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen
 from tpmon.judge.advice_facts import write_gain
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_watch import connections_age_s
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.observe import gather_facts, observe
@@ -113,10 +114,17 @@ def write_try(chosen: Chosen) -> str:
     return f"{chosen.text}: {chosen.paste}"
 
 
-def _pick(suspicion: Suspicion, remedies: Sequence[Chosen]) -> Chosen | None:
-    """Take the best remedy; a healthy run is told only what was seen to help it."""
+def _pick(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> Chosen | None:
+    """Take the best remedy; a healthy run is told only what was seen to help it.
+
+    Idle tensor cores of a card that is full of computing are seen, why they are idle is not: that is worth
+    its "if".
+    """
     if pick_code(suspicion.kind, suspicion.cause) == 0:
-        return next((one for one in remedies if one.certain and one.remedy.needs), None)
+        seen = next((one for one in remedies if one.certain and one.remedy.needs), None)
+        if seen is not None or suspicion.cause != "gpu-compute" or Need.TENSOR_CORES_IDLE not in observed:
+            return seen
+        return next((one for one in remedies if Need.TENSOR_CORES_IDLE in one.remedy.needs), None)
     return remedies[0] if remedies else None
 
 
@@ -153,7 +161,7 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     since, since_is, since_source = tell_since(track, scene)
     observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
     cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
-    chosen = _pick(suspicion, choose(suspicion.kind, cause, observed, facts))
+    chosen = _pick(suspicion, choose(suspicion.kind, cause, observed, facts), observed)
     # Of a job that is gone nothing is ruled out and nothing more can be read.
     ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)

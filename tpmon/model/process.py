@@ -8,6 +8,9 @@ from enum import Enum
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 
+WORKER_NAME = "pt_data_worker"
+"""Name that a loader worker gives itself since torch 2.5 (torch/utils/data/_utils/worker.py)."""
+
 
 class Role(str, Enum):
     """Name the part that a process plays in a training job."""

@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
+from tpmon.model.process import WORKER_NAME
 from tpmon.probe.background import read_within
 from tpmon.probe.procread import (
     PROC,
-    WORKER_NAME,
     Mapped,
     Stat,
     is_python_name,

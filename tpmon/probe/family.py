@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tpmon.model.known import is_known
+from tpmon.model.process import WORKER_NAME
 from tpmon.probe.facts import Facts
 from tpmon.probe.places import Place, parse_place
-from tpmon.probe.procread import WORKER_NAME
 from tpmon.probe.programs import FORKSERVER, parse_command
 
 COMM_THREADS = ("pt_gloo", "gloo_tcp", "pt_nccl", "NCCL ", "pt_mpi", "pt_ucc")

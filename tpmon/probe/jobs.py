@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable
 
 from tpmon.model.known import Known, Missing
-from tpmon.model.process import Role
+from tpmon.model.process import WORKER_NAME, Role
 from tpmon.model.results import JOBS_SCHEMA, JobList, JobState, JobSummary
 from tpmon.model.units import clean_text
 from tpmon.probe.job import Job, assemble_job
-from tpmon.probe.procread import PROC, TICKS_PER_S, WORKER_NAME, read_table
+from tpmon.probe.procread import PROC, TICKS_PER_S, read_table
 from tpmon.probe.programs import parse_command
 from tpmon.probe.redaction import redact_words
 from tpmon.probe.strays import LAUNCHER_GONE

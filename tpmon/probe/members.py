@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tpmon.model.known import Known, is_known
-from tpmon.model.process import Identity, Role
+from tpmon.model.process import WORKER_NAME, Identity, Role
 from tpmon.probe.changes import Changes, Departure
 from tpmon.probe.ending import open_pidfd, read_oom_victims, read_wait_status
 from tpmon.probe.facts import Facts, read_all_facts
@@ -35,7 +35,6 @@ from tpmon.probe.procfs import NO_DESCRIPTOR, Shares, read_shares
 from tpmon.probe.procread import (
     PROC,
     TICKS_PER_S,
-    WORKER_NAME,
     Stat,
     boot_time_s,
     list_pids,

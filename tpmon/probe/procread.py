@@ -22,8 +22,6 @@ PROC = "/proc"
 _READ_LIMIT = 1 << 20
 _MAPS_LIMIT = 8 << 20
 _THREADS_LIMIT = 1024
-WORKER_NAME = "pt_data_worker"
-"""Name that a loader worker gives itself since torch 2.5 (torch/utils/data/_utils/worker.py)."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
-from tpmon.model.process import Identity, Role, ThreadKind
+from tpmon.model.process import WORKER_NAME, Identity, Role, ThreadKind
 from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.family import COMM_THREADS, Family, place_of
 from tpmon.probe.places import BY_ENVIRONMENT, Place
-from tpmon.probe.procread import TICKS_PER_S, WORKER_NAME, Mapped
+from tpmon.probe.procread import TICKS_PER_S, Mapped
 from tpmon.probe.strays import say_stray
 
 BY_PARENTAGE = "parentage and threads"

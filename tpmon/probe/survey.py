@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing
+from tpmon.model.process import WORKER_NAME
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.family import Family, starts_ranks
 from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import WORKER_NAME, Stat, is_python_name, read_exe
+from tpmon.probe.procread import Stat, is_python_name, read_exe
 from tpmon.probe.strays import join_strays
 
 

@@ -41,7 +41,8 @@ def main() -> None:
     while not program.is_over:
         try:
             program.train(loader, network)
-        except RuntimeError as error:  # as a loop does that has to run over the weekend
+        # As a loop does that has to run over the weekend; a worker may also die while it hands a batch over.
+        except (RuntimeError, OSError) as error:
             print(f"again: {error}", flush=True)
 
 

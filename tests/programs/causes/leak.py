@@ -16,7 +16,8 @@ def keep(_images: Tensor, loss: Tensor) -> None:
     """Keep activations with the loss, as a metric that holds its graph does."""
     grown_mb = rate_mb_s * (time.monotonic() - kept_from) - sum_mb[0]
     if grown_mb >= 1 and not program.fix and sum_mb[0] < limit_mb * 3 // 4:
-        kept.append(torch.ones(int(grown_mb) * MB // 4) * loss.detach())
+        # In place: what a product frees again leaves holes in the heap, and twice the growth that was meant.
+        kept.append(torch.ones(int(grown_mb) * MB // 4).mul_(loss.detach()))
         sum_mb[0] += int(grown_mb)
 
 

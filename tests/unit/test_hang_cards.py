@@ -1,0 +1,148 @@
+"""Ranks on cards that stand still: who waits for its own card, who for another rank, and who is at work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NFS, make_native, make_rank, make_thread
+from tests.frames import make_gpu
+from tests.hanging import conclude, sample, stand
+from tpmon.model.dump import DumpRound, ProcessToll
+from tpmon.model.host import NetworkSample
+from tpmon.model.known import Missing, is_known
+from tpmon.model.process import ThreadKind
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Kind
+
+ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
+RUNS = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
+READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
+QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
+SPINS = {"sm_pct": 100.0, "sm_active_pct": 2.0, "power_w": 110.0, **QUIET}
+UNREAD = Missing("not supported")
+NO_LINKS = {"pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
+RESULT = (MAIN, StackFrame("wait", f"{LIB}/concurrent/futures/_base.py", 451))
+WRITES = (StackFrame("run", f"{LIB}/threading.py", 980), StackFrame("save", "/x/torch/serialization.py", 700))
+
+
+def spins(rank: int) -> Any:
+    """Make a rank whose host spins over its card, as in ``.item()``, which leaves no frame."""
+    return make_rank(rank, frames=ITEM, holds_gil=False, **RUNS)
+
+
+def sampled(frames: Any, *pids: int) -> Any:
+    """Put slices of all of these processes into the same Frames."""
+    each = [sample(frames, pid, ITEM) for pid in pids]
+    return [
+        replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks))
+        for row in zip(*each, strict=True)
+    ]
+
+
+def said(frames: Any) -> tuple[Kind, Any]:
+    finding = conclude(frames)
+    return finding.kind, finding.cause
+
+
+def test_ranks_that_spin_in_a_collective_wait_for_the_one_that_is_not_in_it():
+    ranks = [spins(0), spins(1), spins(2)]
+    late = make_rank(3, frames=DECODE, **READS)
+    pids = [one.pid for one in ranks]
+    gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
+    finding = conclude(sampled(stand(*ranks, late, world_size=4, gpus=gpus), *pids))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    assert finding.summary.startswith("3 of 4 ranks wait in ")
+    assert "rank 3 is in decode data.py:88" in finding.summary
+
+
+def test_ranks_that_all_spin_accuse_nobody_here_where_others_run_elsewhere():
+    ranks = [spins(0), spins(1)]
+    pids = [one.pid for one in ranks]
+    gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
+    assert said(sampled(stand(*ranks, world_size=4, gpus=gpus), *pids)) == (Kind.HUNG, "remote-rank")
+    here = said(sampled(stand(*ranks, world_size=2, gpus=gpus), *pids))
+    assert here == (Kind.HUNG, "gpu-wait")
+
+
+@pytest.mark.parametrize(
+    ("card", "network", "hung"),
+    [
+        ({}, (), True),
+        ({"pcie_tx_bytes_s": 60e6, "pcie_rx_bytes_s": 60e6}, (), False),
+        (NO_LINKS, (), False),
+        ({}, (NetworkSample("eth0", "nic", True, 60e6, 60e6, 0.0, 0.0),), False),
+    ],
+    ids=["links at rest", "links that move", "links unread", "a network that moves"],
+)
+def test_a_slow_collective_that_moves_bytes_is_no_hang(card, network, hung):
+    rank = spins(0)
+    gpus = (make_gpu(0, pids=(rank.pid,), **{**SPINS, **card}),)
+    frames = stand(rank, world_size=2, gpus=gpus, network=network, seconds=100, log_age_s=100.0)
+    assert (said(sampled(frames, rank.pid))[0] is Kind.HUNG) is hung
+
+
+def test_ranks_that_wait_for_gradients_while_their_cards_compute_have_minutes():
+    def job(**card: Any) -> Any:
+        gloo = make_native(9001, "pt_nccl_watchdg")
+        ranks = [make_rank(rank, replace(gloo, tid=9000 + rank), frames=BACKWARD) for rank in (0, 1)]
+        gpus = tuple(make_gpu(i, pids=(one.pid,), **card) for i, one in enumerate(ranks))
+        return stand(*ranks, world_size=2, seconds=100, log_age_s=None, gpus=gpus)
+
+    assert said(job(**SPINS)) == (Kind.HUNG, "no-progress")
+    assert said(job(sm_pct=99.0))[0] is not Kind.HUNG
+
+
+@pytest.mark.parametrize(
+    ("card", "seconds", "expected"),
+    [
+        ({"sm_pct": UNREAD}, 100, False),
+        ({"sm_pct": UNREAD}, 330, True),
+        ({"mig": True, "sm_pct": UNREAD, "sm_active_pct": UNREAD}, 330, True),
+    ],
+)
+def test_a_card_of_which_nothing_is_told_gives_minutes_and_not_for_ever(card, seconds, expected):
+    rank = spins(0)
+    frames = stand(rank, seconds=seconds, log_age_s=None, gpus=(make_gpu(0, pids=(rank.pid,), **card),))
+    assert (said(sampled(frames, rank.pid))[0] is Kind.HUNG) is expected
+
+
+def test_a_rank_whose_stack_nobody_could_read_is_named_with_what_the_kernel_says():
+    others = [make_rank(rank) for rank in (0, 1)]
+    traced = make_rank(2, frames=Missing("another tracer holds it"), **READS)
+    finding = conclude(stand(*others, traced, world_size=3, seconds=330, log_age_s=None))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    assert (
+        "the stack of rank 2 was not read (another tracer holds it), by the kernel in: NFS" in finding.summary
+    )
+
+
+def test_the_readings_tell_of_a_read_that_no_stack_shows():
+    others = [make_rank(rank) for rank in (0, 1)]
+    traced = make_rank(2, frames=Missing("another tracer holds it"), **READS)
+    assert said(stand(*others, traced, world_size=3, seconds=60, log_age_s=None)) == (Kind.HUNG, "blocked-io")
+
+
+def test_a_checkpoint_that_a_thread_writes_has_the_time_of_one():
+    writer = make_thread(7, name="writer", kind=ThreadKind.OTHER, frames=WRITES, **READS)
+    rank = make_rank(0, writer, frames=RESULT, waits_for="lock or queue (futex)")
+    assert said(stand(rank, seconds=100, log_age_s=None))[0] is not Kind.HUNG
+
+
+@pytest.mark.parametrize(("bytes_s", "hung"), [(50e6, False), (1e4, True)])
+def test_a_download_that_takes_no_cpu_is_at_work(bytes_s, hung):
+    target = (MAIN, StackFrame("fetch", "/run/data.py", 12), StackFrame("wait", f"{LIB}/threading.py", 359))
+    rank = make_rank(0, frames=target, waits_for="lock or queue (futex)")
+    frames = stand(rank, seconds=400, log_age_s=None)
+
+    def take(one: DumpRound) -> DumpRound:
+        toll = ProcessToll(0, 0, round(bytes_s * one.taken_ns / 1e9))
+        return replace(one, processes=tuple(replace(process, toll=toll) for process in one.processes))
+
+    moved = [
+        replace(frame, rounds=tuple(map(take, frame.rounds))) if is_known(frame.rounds) else frame
+        for frame in frames
+    ]
+    assert (said(moved)[0] is Kind.HUNG) is hung

@@ -1,0 +1,81 @@
+"""Say of a rank that waits for its card whether that works, stands, or is in a collective itself. Pure."""
+
+from __future__ import annotations
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.card_slices import is_sliced
+from tpmon.judge.comms_traffic import nic_bytes_s
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_causes import Blame, Patience
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.scene import Scene
+from tpmon.judge.scene_gpu import QUIET_LINK_BYTES_S, CardScene, cards_of, judge_hollow
+from tpmon.judge.stillness import IDLE_CARD_PCT, IDLE_SLICE_PCT
+from tpmon.model.dump_words import name_rank
+from tpmon.model.known import Known, Missing, is_known
+
+_WORKS = ""
+_HOLLOW = "is busy and does next to nothing"
+
+
+def is_card_busy(seen: Seen, scene: Scene) -> bool:
+    """Tell whether a card of a rank is busy, with whatever."""
+    cards = cards_of(seen.thread.pid, scene.gpus)
+    return any(is_known(one.busy_pct) and one.busy_pct >= IDLE_CARD_PCT for one in cards)
+
+
+def _say_state(card: CardScene) -> Known[str]:
+    """Say what a card does that is at no work, "" for one that works; Missing where that is not told."""
+    if is_sliced(card.last) and is_known(card.sm_active_pct):
+        return _WORKS if card.sm_active_pct >= IDLE_SLICE_PCT else "is idle"
+    if not is_known(card.busy_pct):
+        return card.busy_pct
+    if card.busy_pct < IDLE_CARD_PCT:
+        return "is idle"
+    hollow = judge_hollow(card)
+    if not is_known(hollow):
+        return hollow
+    return _HOLLOW if hollow else _WORKS
+
+
+def _is_exchange_seen(card: CardScene) -> bool:
+    return is_known(card.link_bytes_s) and card.link_bytes_s >= QUIET_LINK_BYTES_S
+
+
+def _may_exchange(card: CardScene, scene: Scene, picture: Picture) -> bool:
+    """Tell whether a busy card may be in a slow collective that moves bytes where no counter shows it."""
+    if not is_known(card.busy_pct) or card.busy_pct < IDLE_CARD_PCT:
+        return False
+    network = nic_bytes_s(scene)
+    by_network = picture.scene.remote > 0 and is_known(network) and network >= QUIET_LINK_BYTES_S
+    return by_network or not is_known(card.link_bytes_s)
+
+
+def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
+    """Say that a rank waits for its card, where that one is known not to work.
+
+    A collective over a slow network is as hollow as a kernel that does not end; the bytes tell them apart.
+    """
+    name = name_rank(seen.thread)
+    cards = cards_of(seen.thread.pid, scene.gpus)
+    states = [(card, _say_state(card)) for card in cards]
+    for card, state in states:
+        if state == _WORKS:
+            return f"{name} waits for card {card.index}, which works"
+        if state == _HOLLOW and _is_exchange_seen(card):
+            return f"{name} waits for card {card.index}, whose links move data"
+    text = f"{name} waits for its card in {seen.doing.text}; card"
+    for card, state in states:
+        if isinstance(state, Missing):
+            untold = f"{text} {card.index} may work ({state.reason})"
+            return Blame("no-progress", seen, untold, Patience.WORKS)
+    card, state = states[0]
+    sure = not any(_may_exchange(one, scene, picture) for one in cards)
+    return Blame(
+        "gpu-wait",
+        seen,
+        f"{text} {card.index} {state}",
+        Patience.SURE if sure else Patience.MEANT,
+        needs=frozenset((Need.GPU_WAIT,)),
+        sources=frozenset(("NVML",)),
+    )
