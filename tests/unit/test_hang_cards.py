@@ -24,6 +24,7 @@ QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.
 SPINS = {"sm_pct": 100.0, "sm_active_pct": 2.0, "power_w": 110.0, **QUIET}
 UNREAD = Missing("not supported")
 NO_LINKS = {"pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
+LOOP = (MAIN, StackFrame("wait_for_flag", "/run/train.py", 50))
 RESULT = (MAIN, StackFrame("wait", f"{LIB}/concurrent/futures/_base.py", 451))
 WRITES = (StackFrame("run", f"{LIB}/threading.py", 980), StackFrame("save", "/x/torch/serialization.py", 700))
 
@@ -122,7 +123,29 @@ def test_a_rank_whose_stack_nobody_could_read_is_named_with_what_the_kernel_says
 def test_the_readings_tell_of_a_read_that_no_stack_shows():
     others = [make_rank(rank) for rank in (0, 1)]
     traced = make_rank(2, frames=Missing("another tracer holds it"), **READS)
-    assert said(stand(*others, traced, world_size=3, seconds=60, log_age_s=None)) == (Kind.HUNG, "blocked-io")
+    for seconds, hung in ((100, False), (330, True)):
+        job = stand(*others, traced, make_rank(3, frames=LOOP), world_size=4, seconds=seconds, log_age_s=None)
+        assert (said(job) == (Kind.HUNG, "blocked-io")) is hung
+
+
+def test_a_rank_that_nobody_could_read_hides_no_hang_on_cards():
+    ranks = [spins(0), spins(1)]
+    pids = [one.pid for one in ranks]
+    gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
+    traced = make_rank(2, frames=Missing("another tracer holds it"), **READS)
+    frames = stand(*ranks, traced, world_size=3, seconds=330, log_age_s=None, gpus=gpus)
+    assert said(sampled(frames, *pids)) == (Kind.HUNG, "missing-rank")
+
+
+def test_a_card_of_which_nothing_is_told_accuses_no_rank_of_those_that_spin():
+    ranks = [spins(0), spins(1)]
+    pids = [one.pid for one in ranks]
+    gpus = (
+        make_gpu(0, pids=(pids[0],), **SPINS),
+        make_gpu(1, pids=(pids[1],), **{**SPINS, "sm_pct": UNREAD}),
+    )
+    frames = stand(*ranks, world_size=2, seconds=330, log_age_s=None, gpus=gpus)
+    assert said(sampled(frames, *pids)) == (Kind.HUNG, "gpu-wait")
 
 
 def test_a_checkpoint_that_a_thread_writes_has_the_time_of_one():
@@ -132,17 +155,27 @@ def test_a_checkpoint_that_a_thread_writes_has_the_time_of_one():
 
 
 @pytest.mark.parametrize(("bytes_s", "hung"), [(50e6, False), (1e4, True)])
-def test_a_download_that_takes_no_cpu_is_at_work(bytes_s, hung):
+def test_a_download_that_takes_no_cpu_is_at_work_while_it_flows(bytes_s, hung):
     target = (MAIN, StackFrame("fetch", "/run/data.py", 12), StackFrame("wait", f"{LIB}/threading.py", 359))
     rank = make_rank(0, frames=target, waits_for="lock or queue (futex)")
     frames = stand(rank, seconds=400, log_age_s=None)
-
-    def take(one: DumpRound) -> DumpRound:
-        toll = ProcessToll(0, 0, round(bytes_s * one.taken_ns / 1e9))
-        return replace(one, processes=tuple(replace(process, toll=toll) for process in one.processes))
-
-    moved = [
-        replace(frame, rounds=tuple(map(take, frame.rounds))) if is_known(frame.rounds) else frame
-        for frame in frames
+    flowing = [
+        replace(one, processes=tuple(replace(p, asked_read_bytes_s=bytes_s) for p in one.processes))
+        for one in frames
     ]
-    assert (said(moved)[0] is Kind.HUNG) is hung
+    assert (said(flowing)[0] is Kind.HUNG) is hung
+    # What flowed while it was looked at, and no more, gives minutes.
+    for seconds, late in ((100, hung), (330, True)):
+        looked = [
+            replace(frame, rounds=tuple(take(one, bytes_s) for one in frame.rounds))
+            if is_known(frame.rounds)
+            else frame
+            for frame in stand(rank, seconds=seconds, log_age_s=None)
+        ]
+        assert (said(looked)[0] is Kind.HUNG) is late
+
+
+def take(one: DumpRound, bytes_s: float) -> DumpRound:
+    """Let every process of a look have moved so much since the machine was started."""
+    toll = ProcessToll(0, 0, round(bytes_s * one.taken_ns / 1e9))
+    return replace(one, processes=tuple(replace(process, toll=toll) for process in one.processes))

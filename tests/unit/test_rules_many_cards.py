@@ -60,6 +60,10 @@ def test_hollow_cards_of_one_machine_that_exchange_nothing_launch_too_slowly():
     assert type(judge_launch_bound(ranks_on(card, card, {}))) is Unsure
     unread = {**HOLLOW, **NO_NVLINK, "pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
     assert type(judge_launch_bound(ranks_on(unread, unread))) is Unsure
+    # One of them rests a little more than the others.
+    less = {**card, "sm_pct": 88.0}
+    assert said(judge_launch_bound(ranks_on(card, less))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
+    assert type(judge_launch_bound(ranks_on(card, card, network=BUSY_NIC))) is Suspicion
     idle = {"sm_pct": 40.0}
     assert said(judge_launch_bound(ranks_on(idle, idle, world=16))) == (Kind.LAUNCH_BOUND, "tiny-kernels")
 
@@ -105,7 +109,11 @@ def test_medium_power_of_ranks_that_exchange_is_said_against_computing():
 
 def test_a_card_whose_clock_is_locked_is_full_at_the_power_of_its_clock():
     locked = {**NO_GPM, "sm_clock_mhz": 990.0, "power_w": 280.0}
-    assert said(judge_gpu_compute(on(make_gpu(**locked)))) == (Kind.COMPUTE_BOUND, "gpu")
+    answer = judge_gpu_compute(on(make_gpu(**locked)))
+    assert said(answer) == (Kind.COMPUTE_BOUND, "gpu")
+    assert answer.sources == {"NVML utilisation", "NVML power"}
+    doubtful = {**locked, "sm_active_pct": 5.0, "sm_clock_mhz": 594.0, "power_w": 126.0}
+    assert type(judge_gpu_compute(on(make_gpu(**doubtful)))) is Unsure
 
 
 def test_an_active_slice_of_a_card_computes_though_it_has_no_utilisation():
@@ -137,6 +145,10 @@ def test_heat_costs_what_the_other_cards_have_more_than_the_hot_one():
     assert alone.share == pytest.approx(0.96 * (1 - 1228 / 1980))
     assert among.share == pytest.approx(0.96 * (1 - 1228 / 1465))
     assert (among.card, among.cause) == (2, "thermal")
+    alike = {**hot, "sm_clock_mhz": 1440.0, "power_w": 690.0}
+    scene = ranks_on(capped, capped, alike)
+    assert type(judge_thermal(scene)) is Cleared
+    assert said(judge_gpu_compute(scene)) == (Kind.COMPUTE_BOUND, "gpu-compute")
 
 
 @pytest.mark.parametrize(
@@ -163,10 +175,13 @@ def test_clocks_that_someone_set_hold_nothing_that_the_power_limit_takes_anyway(
 
 
 def test_a_slow_link_that_ranks_exchange_over_is_felt_though_no_stack_waits():
-    slow = {"pcie_generation": 3, "pcie_width": 4, **NO_NVLINK, "sm_pct": 100.0}
+    part = {"sm_pct": 100.0, "sm_active_pct": 60.0, "power_w": 420.0}
+    slow = {"pcie_generation": 3, "pcie_width": 4, **NO_NVLINK, **part}
     exchange = {**slow, "pcie_tx_bytes_s": 3.0e9, "pcie_rx_bytes_s": 3.0e9}
     answer = judge_pcie(ranks_on(exchange, {**exchange, "pcie_width": 16}))
     assert (said(answer), answer.card) == ((Kind.GPU_THROTTLED, "pcie"), 0)
+    works = {"sm_active_pct": 90.0, "power_w": 630.0}
+    assert type(judge_pcie(ranks_on({**exchange, **works}, {**exchange, **works}))) is Cleared
     copies = {**slow, "pcie_tx_bytes_s": 0.0, "pcie_rx_bytes_s": 3.0e9}
     assert type(judge_pcie(ranks_on(copies, copies))) is Cleared
     assert type(judge_pcie(on(make_gpu(**exchange)))) is Cleared

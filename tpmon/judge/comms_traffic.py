@@ -119,11 +119,14 @@ def find_traffic(scene: Scene) -> tuple[float, set[str], tuple[Evidence, ...]]:
 def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
     """Return what moves in such amounts that it may take a good part of the time; () where nothing does.
 
-    Less tells no more than that the ranks exchange gradients, as all do: NVLink has hundreds of GB/s.
+    Less tells no more than that the ranks exchange gradients, as all do: NVLink has hundreds of GB/s. What
+    comes over the network is data where no rank runs on another machine.
     """
-    age = scene.frame.ages_s
+    age, world = scene.frame.ages_s, scene.frame.target.world_size
+    away = is_known(world) and world > len(scene.ranks)
+    network = nic_bytes_s(scene) if away else Missing("every rank runs here")
     rows: tuple[tuple[str, Known[float], float, str, Known[float]], ...] = (
-        ("network", nic_bytes_s(scene), NIC_BYTES_S, NIC_SOURCE, age.io),
+        ("network", network, NIC_BYTES_S, NIC_SOURCE, age.io),
         (LINK_ROWS[0], _on_cards(scene, _nvlink_bytes_s), MUCH_NVLINK_BYTES_S, LINK_SOURCES[0], age.gpu),
         (LINK_ROWS[1], _on_cards(scene, _pcie_bytes_s), MUCH_PCIE_BYTES_S, LINK_SOURCES[1], age.gpu),
     )

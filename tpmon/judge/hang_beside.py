@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_words import Wait
 from tpmon.judge.hang_causes import Blame, Patience, give_patience, name_thread
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
@@ -71,7 +72,7 @@ def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = 
         *(_find_children(seen, scene) if children else ()),
         *_find_cpus(seen, scene, picture),
         *find_cards(seen, scene),
-        *_find_bytes(seen, picture),
+        *_find_bytes(seen, scene, picture),
     ]
     return min(found, key=lambda one: not one.goes_on, default=None)
 
@@ -136,6 +137,8 @@ def _find_children(seen: Seen, scene: Scene) -> Iterator[Beside]:
     target = seen.thread.waits_on
     at_pipe = is_known(target) and target.kind is WaitKind.PIPE
     awaited = at_pipe or any(word in seen.doing.text for word in _CHILD_WORDS) or _waits_for_child(seen)
+    # The pipe of a loader is that of its workers, which are asked themselves.
+    awaited = awaited and seen.doing.wait is not Wait.BATCH
     parents = {one.pid: one.parent for one in scene.frame.processes}
     for process in scene.frame.processes:
         # A shell between them is no process of the job, and a child of an older torch looks like a worker.
@@ -168,12 +171,21 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     return False
 
 
-def _find_bytes(seen: Seen, picture: Picture) -> Iterator[Beside]:
-    """Find bytes that its threads read or write, however little CPU that takes: a download, an upload."""
+def _find_bytes(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
+    """Find bytes that its threads read or write, however little CPU that takes: a download, an upload.
+
+    While they flow it goes on; those that flowed while it was looked at only give it more time.
+    """
     toll = picture.tolls.get(seen.thread.pid)
-    if toll is not None and picture.seconds > 0 and toll.moved_bytes >= MOVED_BYTES_S * picture.seconds:
-        rate = format_bytes(round(toll.moved_bytes / picture.seconds))
-        yield Beside(f"it reads and writes {rate}/s", goes_on=True)
+    rates = [
+        known_or(one.asked_read_bytes_s, 0.0) + known_or(one.asked_write_bytes_s, 0.0)
+        for one in _readings(scene, seen.thread.pid)
+    ]
+    now = statistics.fmean(rates) if rates else 0.0
+    looked = toll.moved_bytes / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
+    if max(now, looked) >= MOVED_BYTES_S:
+        rate = format_bytes(round(max(now, looked)))
+        yield Beside(f"it reads and writes {rate}/s", goes_on=now >= MOVED_BYTES_S)
 
 
 def find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_beside import find_cards, weigh_beside
-from tpmon.judge.hang_cards import blame_card, is_card_busy
+from tpmon.judge.hang_beside import weigh_beside
+from tpmon.judge.hang_cards import blame_card, is_network_busy, may_card_spin, say_card_works
 from tpmon.judge.hang_causes import (
     Blame,
     Patience,
@@ -60,27 +60,32 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
         return f"{name_rank(server.thread)} waits for requests: {server.doing.text}"
     waiting = [seen for seen, stance in stances if stance is Stance.RANKS]
     outside = [(seen, stance) for seen, stance in stances if stance is not Stance.RANKS]
-    if picture.scene.unread:
-        return _blame_unread(waiting, scene, picture)
-    if not outside:
+    unread = picture.scene.unread
+    if not outside and not unread:
         return _blame_nobody(waiting, scene, picture)
     blames = [(seen, _blame_rank(seen, stance, scene, picture)) for seen, stance in outside]
     untold = next((blame for _, blame in blames if isinstance(blame, str)), None)
     if untold is not None:
         return untold
     told = [blame for _, blame in blames if isinstance(blame, Blame)]
-    # What one of them does on purpose, the others wait for.
-    patience = max((blame.patience for blame in told), key=list(Patience).index)
-    # A card that is busy and does next to nothing is in a collective, where there are others to wait for.
-    spinning = [blame.seen for blame in told if blame.cause == "gpu-wait" and is_card_busy(blame.seen, scene)]
-    if spinning and (len(spinning) < len(told) or picture.scene.remote):
-        told = [blame for blame in told if blame.seen not in spinning]
+    # A card that may be busy and does next to nothing is in a collective, where there are others to wait for.
+    spins = [one for one in told if one.cause == "gpu-wait" and may_card_spin(one.seen, scene)]
+    if spins and (len(spins) < len(told) or picture.scene.remote or unread or waiting):
+        told = [one for one in told if one not in spins]
+        spinning = [one.seen for one in spins]
         outside = [(seen, stance) for seen, stance in outside if seen not in spinning]
         waiting = [*waiting, *spinning]
+    if unread:
+        return _blame_unread(waiting, scene, picture)
     if not told:
-        return give_patience(_blame_nobody(waiting, scene, picture), patience)
-    first = give_patience(pick_blame(told), patience)
+        return give_patience(_blame_nobody(waiting, scene, picture), _longest(spins))
+    # What one of them does on purpose, the others wait for.
+    first = give_patience(pick_blame(told), _longest(told))
     return _blame_missing(first, waiting, outside) if waiting else first
+
+
+def _longest(blames: Sequence[Blame]) -> Patience:
+    return max((blame.patience for blame in blames), key=list(Patience).index, default=Patience.SURE)
 
 
 def _blame_unread(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame | str:
@@ -158,12 +163,10 @@ def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence
 def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
     """Say who is missing where all ranks that were read wait for others; nobody is while their cards work."""
     blame = _find_absent(waiting, scene, picture)
-    for seen in waiting:
-        works = next(find_cards(seen, scene), None)
-        if works is not None:
-            text = f"{blame.text}; meanwhile {works.text}"
-            return replace(give_patience(blame, Patience.WORKS), text=text)
-    return blame
+    works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
+    if works:
+        return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {works}")
+    return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
 
 
 def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:

@@ -18,10 +18,27 @@ _WORKS = ""
 _HOLLOW = "is busy and does next to nothing"
 
 
-def is_card_busy(seen: Seen, scene: Scene) -> bool:
-    """Tell whether a card of a rank is busy, with whatever."""
+def may_card_spin(seen: Seen, scene: Scene) -> bool:
+    """Tell whether a card of a rank is busy, with whatever, or may be."""
     cards = cards_of(seen.thread.pid, scene.gpus)
-    return any(is_known(one.busy_pct) and one.busy_pct >= IDLE_CARD_PCT for one in cards)
+    return any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
+
+
+def say_card_works(seen: Seen, scene: Scene) -> str:
+    """Say that a card of a rank works, or may, "" where all of them are known not to."""
+    for card in cards_of(seen.thread.pid, scene.gpus):
+        state = _say_state(card)
+        if isinstance(state, Missing):
+            return f"card {card.index} of it may work ({state.reason})"
+        if state == _WORKS:
+            return f"card {card.index} of it works"
+    return ""
+
+
+def is_network_busy(scene: Scene, picture: Picture) -> bool:
+    """Tell whether bytes move over the network of a job that has ranks on other machines."""
+    rate = nic_bytes_s(scene)
+    return picture.scene.remote > 0 and is_known(rate) and rate >= QUIET_LINK_BYTES_S
 
 
 def _say_state(card: CardScene) -> Known[str]:
@@ -38,17 +55,20 @@ def _say_state(card: CardScene) -> Known[str]:
     return _HOLLOW if hollow else _WORKS
 
 
-def _is_exchange_seen(card: CardScene) -> bool:
-    return is_known(card.link_bytes_s) and card.link_bytes_s >= QUIET_LINK_BYTES_S
+def _is_alone(picture: Picture) -> bool:
+    return len(picture.scene.ranks) + picture.scene.remote < 2
+
+
+def _is_exchange_seen(card: CardScene, picture: Picture) -> bool:
+    moves = is_known(card.link_bytes_s) and card.link_bytes_s >= QUIET_LINK_BYTES_S
+    return moves and not _is_alone(picture)
 
 
 def _may_exchange(card: CardScene, scene: Scene, picture: Picture) -> bool:
     """Tell whether a busy card may be in a slow collective that moves bytes where no counter shows it."""
-    if not is_known(card.busy_pct) or card.busy_pct < IDLE_CARD_PCT:
+    if _is_alone(picture) or not is_known(card.busy_pct) or card.busy_pct < IDLE_CARD_PCT:
         return False
-    network = nic_bytes_s(scene)
-    by_network = picture.scene.remote > 0 and is_known(network) and network >= QUIET_LINK_BYTES_S
-    return by_network or not is_known(card.link_bytes_s)
+    return is_network_busy(scene, picture) or not is_known(card.link_bytes_s)
 
 
 def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
@@ -62,20 +82,22 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     for card, state in states:
         if state == _WORKS:
             return f"{name} waits for card {card.index}, which works"
-        if state == _HOLLOW and _is_exchange_seen(card):
+        if state == _HOLLOW and _is_exchange_seen(card, picture):
             return f"{name} waits for card {card.index}, whose links move data"
     text = f"{name} waits for its card in {seen.doing.text}; card"
-    for card, state in states:
-        if isinstance(state, Missing):
-            untold = f"{text} {card.index} may work ({state.reason})"
-            return Blame("no-progress", seen, untold, Patience.WORKS)
-    card, state = states[0]
-    sure = not any(_may_exchange(one, scene, picture) for one in cards)
+    untold = [
+        f"{card.index} may work ({state.reason})" for card, state in states if isinstance(state, Missing)
+    ]
+    patience = Patience.SURE
+    if untold:
+        patience = Patience.WORKS
+    elif any(_may_exchange(one, scene, picture) for one in cards):
+        patience = Patience.MEANT
     return Blame(
         "gpu-wait",
         seen,
-        f"{text} {card.index} {state}",
-        Patience.SURE if sure else Patience.MEANT,
+        f"{text} {untold[0] if untold else f'{cards[0].index} {states[0][1]}'}",
+        patience,
         needs=frozenset((Need.GPU_WAIT,)),
         sources=frozenset(("NVML",)),
     )

@@ -94,6 +94,9 @@ def _was_worker(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
     if cast:
         return any(one.role is Role.WORKER for one in cast)
     # It died before tpmon came: a worker of an older torch has the name of its rank.
+    siblings = [one for one in scene.frame.processes if one.rank_pid == seen.thread.pid]
+    if any(one.name.startswith(WORKER_NAME) for one in siblings):
+        return False
     rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     return rank is not None and dead.name == rank.name
 

@@ -79,19 +79,19 @@ def is_touched(card: CardScene, reasons: Iterable[str]) -> bool:
     return any(_is_held(card, reason, bit_pct) for reason in reasons)
 
 
-def is_hot(card: CardScene) -> bool:
+def is_hot(card: CardScene, scene: Scene) -> bool:
     """Tell whether heat holds the card's clocks, and that costs something.
 
     Hardware protection halves clocks: where it holds for long, clocks that read full are not believed.
     """
     if held_pct(card, "HW thermal") >= THERMAL_BIT_PCT:
         return True
-    return is_touched(card, THERMAL) and _costs(_part_of(card, THERMAL, _lost_clock(card, ())))
+    return is_touched(card, THERMAL) and _costs(lost_to(card, THERMAL, scene))
 
 
-def is_braked(card: CardScene) -> bool:
+def is_braked(card: CardScene, scene: Scene) -> bool:
     """Tell whether the external power brake holds the card's clocks, and that costs something."""
-    return is_touched(card, BRAKE) and _costs(_part_of(card, BRAKE, _lost_clock(card, ())))
+    return is_touched(card, BRAKE) and _costs(lost_to(card, BRAKE, scene))
 
 
 def is_loaded(card: CardScene, least_pct: float) -> bool:
@@ -144,8 +144,8 @@ def _part_of(card: CardScene, reasons: Collection[str], lost: Known[float]) -> K
 def lost_to(card: CardScene, reasons: Collection[str], scene: Scene) -> Known[float]:
     """Return the share of its time, 0-1, that heat or the power brake costs a card.
 
-    Where other cards of the job work at a lower clock than the maximum without either, that is all a card
-    could have had: their power limits take as much from them.
+    Where other cards of the job work below the maximum clock without these reasons, their clock is all that
+    the card could have had: its power limit would take as much from it.
     """
     lost = _part_of(card, reasons, _lost_clock(card, scene.frames))
     clock = _mean_clock(card, scene.frames)
@@ -303,7 +303,7 @@ def judge_brake(scene: Scene) -> Answer:
     return replace(suspicion, observed=frozenset((Need.CARD_BRAKED,)))
 
 
-def find_odd_cap(card: CardScene) -> str:
+def find_odd_cap(card: CardScene, scene: Scene) -> str:
     """Return what caps a busy card oddly, "" for none: a cap below the limit, clocks that someone set.
 
     A card that is at its limit for a part of each step, and waits for the rest of it, draws less than its
@@ -311,7 +311,7 @@ def find_odd_cap(card: CardScene) -> str:
     meet the limit of a memory rail, or of a module that they share with a CPU, a little before their own:
     a clock that is hardly lower for it is none.
     """
-    if not is_loaded(card, BUSY_PCT) or is_hot(card) or is_braked(card):
+    if not is_loaded(card, BUSY_PCT) or is_hot(card, scene) or is_braked(card, scene):
         return ""
     if not is_known(card.clock_ratio) or card.clock_ratio >= LOW_CLOCK_RATIO:
         return ""
@@ -336,10 +336,10 @@ def judge_odd_cap(scene: Scene) -> Answer:
     read = _unread_reasons(scene)
     if not is_known(read):
         return Unsure(f"caps on the cards ({read.reason})")
-    card = _worst(one for one in scene.gpus if find_odd_cap(one))
+    card = _worst(one for one in scene.gpus if find_odd_cap(one, scene))
     if card is None:
         return Cleared("caps on the cards (none, or explained by the power limit)")
-    reason = find_odd_cap(card)
+    reason = find_odd_cap(card, scene)
     evidence = _shares(card, (reason,), scene.frame)
     if reason == "power cap" and is_known(card.power_ratio):
         power = 100 * card.power_ratio

@@ -23,7 +23,7 @@ from tpmon.judge.rules_cards import (
 from tpmon.judge.rules_cpu import CROWDED_MARGIN
 from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.scene import RankScene, Scene, ranks_on
-from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, held_pct, judge_hollow, see_cards
+from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, CardScene, held_pct, see_cards
 from tpmon.judge.slack import SLACK_RATIO, gpu_figures, rank_slack
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
@@ -206,7 +206,7 @@ def _find_late_card(scene: Scene) -> Suspicion | Cleared | None:
     if found is None:
         return None
     card, ratio = found
-    if is_hot(card) or is_braked(card) or find_odd_cap(card):
+    if is_hot(card, scene) or is_braked(card, scene) or find_odd_cap(card, scene):
         return Cleared(f"late card (card {card.index} is held below its clocks: that is the cause)")
     if _is_at_its_limit(card, [one for one in scene.gpus if one.index != card.index], ratio):
         return None
@@ -308,8 +308,7 @@ def _suspect_spinning(scene: Scene) -> Suspicion | None:
     world = known_or(scene.frame.target.world_size, 1)
     if max(world, len(scene.ranks)) < 2 or not slacks:
         return None
-    hollow = [judge_hollow(card) for card in scene.gpus]
-    if not hollow or not all(is_known(one) and one for one in hollow):
+    if not all(is_loaded(card, STARVED_PCT) for card in scene.gpus):
         return None
     exchanged = find_exchange(scene)
     known = [slack.ratio for slack in slacks if is_known(slack)]

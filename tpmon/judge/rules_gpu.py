@@ -16,12 +16,13 @@ from tpmon.judge.scene_gpu import (
     BUSY_PCT,
     FULL_POWER_RATIO,
     FULL_SM_PCT,
+    HOLLOW_SM_PCT,
     STARVED_PCT,
     CardScene,
     judge_hollow,
     mean_busy_pct,
 )
-from tpmon.judge.slack import gpu_figures, median_over
+from tpmon.judge.slack import gpu_figures, median_over, works_all_the_time
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_pct
@@ -32,10 +33,6 @@ DRAM_BOUND_PCT = 50.0
 TENSOR_WORKS_PCT = 25.0
 """Tensor activity from which the card multiplies matrices; a healthy H100 job reads 28."""
 HIDDEN_WAIT_RATIO = 0.1
-ALL_SM_PCT = 80.0
-"""SM activity from which a card has no time left in which it could wait for other ranks."""
-ALL_POWER_RATIO = 0.8
-"""P from which it has none; by the power of a kernel that spins, two thirds of the rest may be waits."""
 
 
 def is_starved(scene: Scene) -> Known[bool]:
@@ -89,22 +86,23 @@ def _hidden_wait(scene: Scene) -> tuple[Evidence, ...]:
     return (Evidence("hidden data wait", 100 * max(waits), "%", text, "stack samples", age),)
 
 
-def _weigh_card(card: CardScene) -> Answer | float:
+def _weigh_card(card: CardScene, scene: Scene) -> Answer | float:
     """Return how far a card is past being full, below 1 for one that is busy and not hollow, else why not."""
     name = f"GPU compute (card {card.index}"
-    margin = _full_margin(card)
+    margin, active = _full_margin(card), card.sm_active_pct
     if not is_known(card.busy_pct):
         # A slice of a card has no utilisation; active SMs are kernels that run.
         active = is_sliced(card.last) and is_known(card.sm_active_pct) and card.sm_active_pct >= FULL_SM_PCT
         return margin if active and is_known(margin) else Unsure(f"{name}: {card.busy_pct.reason})")
     if card.busy_pct < BUSY_PCT:
         return Cleared(f"{name} is busy {format_pct(card.busy_pct)} %)")
-    if is_hot(card) or is_braked(card):
+    if is_hot(card, scene) or is_braked(card, scene):
         return Cleared(f"{name} is held below its clocks)")
     if not is_known(margin):
         return Unsure(f"{name}: {margin.reason})")
     hollow = judge_hollow(card)
-    if margin < 1 and isinstance(hollow, Missing):
+    doubted = margin < 1 or (is_known(active) and active < HOLLOW_SM_PCT)
+    if doubted and isinstance(hollow, Missing):
         return Unsure(f"{name}: {hollow.reason})")
     if margin < 1 and hollow:
         return Cleared(f"{name} is busy, but neither SM activity nor power is high)")
@@ -117,10 +115,7 @@ def _exchanged(scene: Scene) -> tuple[Evidence, ...]:
     The kernel of a collective counts as busy while it waits; SM activity and power tell how much is work.
     """
     world = known_or(scene.frame.target.world_size, 1)
-    active = median_over(card.sm_active_pct for card in scene.gpus)
-    power = median_over(card.power_ratio for card in scene.gpus)
-    works = (is_known(active) and active >= ALL_SM_PCT) or (is_known(power) and power >= ALL_POWER_RATIO)
-    if works or max(world, len(scene.ranks)) < 2:
+    if max(world, len(scene.ranks)) < 2 or all(map(works_all_the_time, scene.gpus)):
         return ()
     return find_exchange(scene)
 
@@ -135,7 +130,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         return answer_without_cards(scene)
     margins = []
     for card in scene.gpus:
-        margin = _weigh_card(card)
+        margin = _weigh_card(card, scene)
         if not isinstance(margin, float):
             return margin
         margins.append(margin)
@@ -145,7 +140,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         return Unsure("GPU compute (busy at medium power: the ranks may wait for each other meanwhile)")
     cause = _choose_compute(scene) if full else "gpu"
     active = median_over(card.sm_active_pct for card in scene.gpus)
-    power = median_over(card.power_ratio for card in scene.gpus)
+    power = median_over(card.work_ratio for card in scene.gpus)
     busy = mean_busy_pct(scene.gpus)
     sources = {"NVML utilisation"} if is_known(busy) else set()
     if is_known(active) and active >= FULL_SM_PCT:

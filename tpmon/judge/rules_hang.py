@@ -150,10 +150,7 @@ def defer_to_stacks(scene: Scene, what: str) -> Answer | None:
     found = judge_hang(scene)
     if isinstance(found, Suspicion):
         return Cleared(f"{what} (the stacks tell more)")
-    picture = scene.watch.picture
-    if picture is not None and picture.scene.unread:
-        return None  # the readings tell of a rank that the stacks leave out
-    if picture is not None or is_looking(scene):
+    if scene.watch.picture is not None or is_looking(scene):
         return Unsure(f"{what} (decided by the stacks of all processes)")
     return None
 
@@ -164,14 +161,20 @@ def still_s_of(scene: Scene) -> float:
 
 
 def judge_blocked_io(scene: Scene) -> Answer:
-    """Suspect a read or write that has not returned for long, in a rank or in a worker it waits for."""
+    """Suspect a read or write that has not returned for long, in a rank or in a worker it waits for.
+
+    Where the stacks were read, the word is theirs but for a rank whose own could not be: as nobody knows
+    what that read is for, it has the time of a checkpoint.
+    """
     deferred = defer_to_stacks(scene, "blocked reads")
-    if deferred is not None:
+    picture = scene.watch.picture
+    unseen = {one.pid for one in picture.scene.unread} if picture is not None else set()
+    if deferred is not None and (isinstance(deferred, Cleared) or not unseen):
         return deferred
     unread = ""
     for rank, process, name in _members(scene):
         words = _io_of(process)
-        if not words:
+        if not words or (deferred is not None and process.pid not in unseen):
             continue
         unchanged = process.waits_unchanged_s
         if not is_known(unchanged):
@@ -181,7 +184,8 @@ def judge_blocked_io(scene: Scene) -> Answer:
         if not is_known(stuck):
             unread = f"blocked reads ({name}: {stuck.reason})"
             continue
-        if unchanged < still_s_of(scene) or not stuck:
+        least_s = max(still_s_of(scene), PATIENCE_S if deferred is not None else 0.0)
+        if unchanged < least_s or not stuck:
             continue
         patience = say_patience(rank) if process.role is Role.RANK else ""
         if patience:
@@ -192,7 +196,7 @@ def judge_blocked_io(scene: Scene) -> Answer:
             kind=Kind.HUNG,
             cause="blocked-io",
             weight=1.0,
-            margin=1 + unchanged / still_s_of(scene),
+            margin=1 + unchanged / least_s,
             sources=frozenset(("kernel wait", "schedstat")),
             summary=f"{name} has been blocked for {unchanged:.0f} s: {words}",
             evidence=(
@@ -210,6 +214,8 @@ def judge_blocked_io(scene: Scene) -> Answer:
             rank=rank.process.rank,
             held_ns=held_ns_of(scene, unchanged),
         )
+    if deferred is not None:
+        return deferred
     return Unsure(unread) if unread else Cleared("blocked reads (none)")
 
 

@@ -14,8 +14,8 @@ from tpmon.judge.phase_kinds import ELSEWHERE, TRAINING
 from tpmon.judge.phases import DataPart, Phase, RankPhases
 from tpmon.judge.rules_cards import answer_without_cards
 from tpmon.judge.scene import RankScene, Scene, demand_of
-from tpmon.judge.scene_gpu import BUSY_PCT, judge_hollow
-from tpmon.judge.slack import SLACK_RATIO, Slack, gpu_figures, rank_slack, slackest
+from tpmon.judge.scene_gpu import BUSY_PCT
+from tpmon.judge.slack import SLACK_RATIO, Slack, card_slack, gpu_figures, rank_slack, slackest
 from tpmon.judge.stillness import name_rank, stack_moves
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
@@ -106,8 +106,8 @@ def _say_may_wait(phases: RankPhases, slack: Slack, scene: Scene) -> str:
     if slack.idle_ratio >= SLACK_RATIO or max(world, len(scene.ranks)) < 2:
         return ""
     all_here = world <= len(scene.ranks) and are_links_read(scene) and not find_exchange(scene)
-    hollow = [judge_hollow(card) for card in scene.gpus]
-    if all_here and all(is_known(one) and one for one in hollow):
+    slacks = [card_slack(card) for card in scene.gpus]
+    if all_here and all(is_known(one) and one.ratio >= SLACK_RATIO for one in slacks):
         return ""  # no rank works while others wait for it, and nothing moves
     return "the kernel of a collective counts as busy, too, and the ranks may wait for each other"
 

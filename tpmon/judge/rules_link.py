@@ -8,6 +8,7 @@ from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_cards import UNREAD_COST, answer_without_cards, is_loaded, rank_on
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene
+from tpmon.judge.slack import works_all_the_time
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_pct
@@ -64,7 +65,8 @@ def _felt_ratio(card: CardScene, scene: Scene) -> Known[float]:
     # Collectives may go over the link, and their kernels count as busy meanwhile: the host of ranks that
     # exchange gradients waits in no call of its own.
     now, exchanged = _lane_speed_of(card), exchanged_bytes_s(card.last.uuid, scene)
-    if is_known(now) and is_known(exchanged) and exchanged >= LINK_USE_RATIO * now:
+    much = is_known(now) and is_known(exchanged) and exchanged / 2 >= LINK_USE_RATIO * now
+    if much and not works_all_the_time(card):
         return Missing("the ranks exchange over this link, and the card counts as busy meanwhile")
     waits = find_waits(scene)
     if not is_known(waits):

@@ -20,6 +20,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.verdict import Evidence
 
+ALL_SM_PCT = 80.0
+"""SM activity from which a card has no time left in which it could wait for other ranks."""
+ALL_POWER_RATIO = 0.8
+"""P from which it has none; by the power of a kernel that spins, two thirds of the rest may be waits."""
 SLACK_RATIO = 0.3
 """Share of time a GPU must do nothing useful: the other side of starved (U < 70)."""
 
@@ -61,6 +65,12 @@ class Slack:
     ratio: float
     idle_ratio: float
     sources: frozenset[str]
+
+
+def works_all_the_time(card: CardScene) -> bool:
+    """Tell whether a card has no time left in which it could wait for anybody."""
+    active, work = card.sm_active_pct, card.work_ratio
+    return (is_known(active) and active >= ALL_SM_PCT) or (is_known(work) and work >= ALL_POWER_RATIO)
 
 
 def card_slack(card: CardScene) -> Known[Slack]:
