@@ -179,6 +179,7 @@ def test_short_lived_children_leave_no_stale_rows(restless: Program) -> None:
     assert len(tpmon.frames[-1]["ranks"]) == 1
 
 
+@pytest.mark.long
 def test_ten_minutes_of_churn_cost_no_descriptors_and_no_memory(
     restless: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_killed_worker_is_gone_and_the_end_names_it(foreign: Program) -> None:
     check_no_stale_rows(tpmon.frames, died_ns)
 
 
+@pytest.mark.long
 def test_a_killed_job_that_nobody_reaped_has_ended_and_is_refused(restless: Program) -> None:
     """The last of this job."""
     died_ns: dict[int, int] = {}
@@ -278,6 +280,7 @@ def test_a_killed_job_that_nobody_reaped_has_ended_and_is_refused(restless: Prog
     assert complaint.startswith(f"tpmon: process {restless.pid} (python) has ended; its parent {os.getpid()}")
 
 
+@pytest.mark.long
 def test_a_job_that_survives_a_failure_and_ends_by_itself_ended_with_exit_0(tmp_path: Path) -> None:
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", "1", "--max-restarts", "1")
     died_ns: dict[int, int] = {}

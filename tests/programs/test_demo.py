@@ -113,6 +113,7 @@ def test_it_ends_with_its_starter_even_when_that_is_killed(directory: Path) -> N
     assert wait_until(lambda: not list(directory.glob("tpmon-demo-*")))
 
 
+@pytest.mark.long
 def test_hang_stops_both_ranks_for_good(start: Callable[[DemoOptions], DemoJob]) -> None:
     job = start(DemoOptions(bottleneck="hang", workers=0, seconds=10))
     ranks = read_tree(job.pid)[1:]
@@ -147,7 +148,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess
         yield {name: pool.submit(run_alone, name, short) for name in names}
 
 
-SHORT = ("none", "slow-transform", "no-workers")
+SHORT = ("none", "slow-transform")
 """Tried by make test; the others by make test-long, and all of them by whoever starts the demo."""
 
 

@@ -72,6 +72,7 @@ def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
         assert set(tracers.states) <= {"R", "S", "D"}
 
 
+@pytest.mark.long
 def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path):
     """Each half of the job as the dump of a host of its own: only both together accuse a rank."""
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", "3", "rank_hang.py", "--ready", "{ready}")
@@ -94,6 +95,7 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
         assert (odd.rank, odd.host) == (2, "host-1")
 
 
+@pytest.mark.long
 def test_workers_that_were_spawned_are_told_apart(tmp_path):
     command = (sys.executable, "job_train.py", "--ready", "{ready}", "--seconds", "600", "--context", "spawn")
     with run_program((*command, "--workers", "2"), tmp_path, 1) as program:

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.torch]
 
 LOOKS_S = (8.0, 15.0, 15.0)
 """What others do on the machine of a test may cover a cause for some seconds; the matrix counts each look."""
-FAST = ("no_workers", "rank_pool")
-LONG = ("straggler", "lock_hang", "light_workers")
+FAST = ("no_workers",)
+LONG = ("rank_pool", "straggler", "lock_hang", "light_workers")
 """Programs whose run is short enough for every ``make test``, and whose cause a crowded machine leaves
 as it is; those of ``LONG`` are for make test-long."""
 

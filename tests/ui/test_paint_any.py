@@ -242,7 +242,7 @@ def any_view(draw):
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(any_view(), st.integers(1, 250), st.integers(1, 80))
 def test_any_view_fills_any_size_and_no_line_is_too_wide(view, width, height):
     size = Size(width, height)
@@ -266,7 +266,7 @@ def test_any_view_fills_any_size_and_no_line_is_too_wide(view, width, height):
         assert rows == ()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(any_view(), st.integers(30, 120), st.integers(8, 40))
 def test_the_last_page_of_a_long_text_is_full(view, width, height):
     view = replace(view, overlay=Overlay.HELP)

@@ -363,6 +363,7 @@ def test_a_verdict_has_its_exit_code_also_where_nobody_reads_it(command: str):
 
 
 @pytest.mark.torch
+@pytest.mark.long
 def test_demo_without_a_terminal_prints_three_readings_and_leaves_nothing():
     done = call("demo", "--workers", "1", "-i", "0.5")
     assert done.returncode == 0, done.stderr

@@ -127,6 +127,7 @@ def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none() -> None:
     assert (told["calls"], told["problem"]) == (3, "")
 
 
+@pytest.mark.long
 def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_of_none() -> None:
     told = run("""
         import warnings
