@@ -142,7 +142,7 @@ TABLE = [
     ("main hf_inner hf_step hf_prepare", Phase.DATA_WAIT, DataPart.COPY),
     ("main hf_inner hf_step call linear", Phase.FORWARD, None),
     ("main hf_inner hf_step acc_backward backward engine", Phase.BACKWARD, None),
-    ("main hf_inner hf_log", Phase.LOGGING, None),
+    ("main hf_inner hf_log", Phase.SYNC, None),
     ("main hf_inner hf_log hf_evaluate next next_data get_data", Phase.VALIDATION, None),
     ("main hf_inner hf_log hf_save save", Phase.CHECKPOINT, None),
     ("evaluate hf_inner hf_step call linear", Phase.FORWARD, None),

@@ -193,6 +193,22 @@ def test_a_loader_that_is_ahead_at_times_is_late_in_bursts():
     assert "bursts" in one.summary
 
 
+def test_late_batches_that_all_fall_to_one_worker_come_in_bursts_too():
+    """As where every 40th batch opens a shard, and there are two workers."""
+    seconds = [
+        make_second(0.7, [SLEEPS if i % 5 else IDLES, IDLES], loader={"empty_ratio": 0.6}) for i in range(20)
+    ]
+    scene = see(line_up(seconds))
+    one = judge_periodic(scene)
+    assert (one.cause, "bursts" in one.summary) == ("periodic", True)
+    assert not isinstance(rules_loader.judge_too_few_workers(scene), Suspicion)
+    # The mean of the two is just below what is called idle.
+    less = [make_second(0.7, [SLEEPS if i % 5 else IDLES, IDLES if i % 8 else SLEEPS]) for i in range(20)]
+    assert "no work" in rules_loader.judge_too_few_workers(see(line_up(less))).text
+    always = [make_second(0.7, [SLEEPS, IDLES], loader={"empty_ratio": 0.6}) for _ in range(20)]
+    assert not isinstance(judge_periodic(see(line_up(always))), Suspicion)
+
+
 def gpu_job(wait, busy, kinds=(SLEEPS, SLEEPS), **more):
     return starve(wait, list(kinds), frame={"gpus": (make_gpu(sm_pct=busy, pids=(RANK,)),)}, **more)
 

@@ -160,7 +160,7 @@ TORCH = (
     only("torch/distributed/utils.py", COMMS, "_verify_param_shape_across_processes _sync_module_states"),
     only("torch/distributed/utils.py", COMMS, "_sync_params_and_buffers"),
     *_FULLY_SHARD,
-    only("torch/distributed/fsdp/_runtime_utils.py", FSDP_COMMS, "_unshard _reduce_grad _unshard_grads"),
+    only("torch/distributed/fsdp/_runtime_utils.py", FSDP_COMMS, "_reduce_grad _unshard_grads"),
     only(
         "torch/distributed/fsdp/_runtime_utils.py",
         FSDP_COMMS,
@@ -205,7 +205,8 @@ TORCH = (
         "torch/_inductor/compile_fx.py", COMPILE, "_compile_fx_inner compile_fx_forward compile_fx_backward"
     ),
     but("torch/_inductor/async_compile.py", COMPILE),
-    but("torch/_inductor/codecache.py", COMPILE),
+    # Up to torch 2.5 a compiled graph is called from here.
+    but("torch/_inductor/codecache.py", COMPILE, "__call__ _run_from_cache"),
     but("torch/_inductor/graph.py", COMPILE),
     but("torch/_inductor/select_algorithm.py", COMPILE),
     only("torch/_inductor/runtime/triton_heuristics.py", COMPILE, "precompile autotune_to_one_config"),

@@ -21,6 +21,7 @@ from tpmon.judge.phase_frames import (
     READ_SET,
     RECOMPUTE,
     SAVE,
+    SYNC,
     VALIDATION,
     WAIT,
     Rule,
@@ -32,6 +33,8 @@ from tpmon.judge.phase_kinds import Mark, Phase
 
 TRAINING = Mark(Phase.OTHER)
 """A function that trains: whatever encloses it, this is no validation."""
+_NOTHING = Mark(None)
+"""A wrapper around a whole program, in a package whose other functions tell more."""
 
 _LIGHTNING = tuple(
     rule
@@ -47,7 +50,6 @@ _LIGHTNING = tuple(
         only(f"{root}/strategies/strategy.py", FORWARD, "training_step"),
         only(f"{root}/strategies/strategy.py", VALIDATION, "validation_step test_step predict_step"),
         only(f"{root}/strategies/strategy.py", BACKWARD, "backward"),
-        only(f"{root}/strategies/strategy.py", COPY, "batch_to_device"),
         only(f"{root}/strategies/ddp.py", COMMS, "barrier broadcast reduce"),
         only(f"{root}/strategies/fsdp.py", COMMS, "barrier broadcast reduce"),
         only(f"{root}/trainer/connectors/checkpoint_connector.py", SAVE, "save_checkpoint dump_checkpoint"),
@@ -63,6 +65,12 @@ _LIGHTNING = tuple(
         only(f"{root}/core/module.py", LOGGING, "log log_dict print"),
     )
 )
+
+_FABRIC = tuple(
+    only(f"{root}/utilities/apply_func.py", COPY, "move_data_to_device batch_to")
+    for root in ("lightning/fabric", "lightning_fabric")
+)
+"""The strategies' batch_to_device encloses hooks of the user, which may augment on the GPU."""
 
 _HUGGING_FACE = (
     only("transformers/trainer.py", WAIT, "get_batch_samples"),
@@ -112,7 +120,8 @@ _HUGGING_FACE = (
     Rule("datasets/load.py", READ_SET, installed=True),
     Rule("datasets/builder.py", READ_SET, installed=True),
     only("accelerate/data_loader.py", WAIT, "__iter__ _fetch_batches"),
-    only("accelerate/utils/operations.py", COPY, "send_to_device"),
+    # Its hooks call it for each layer of a forward pass, too.
+    only("accelerate/utils/operations.py", replace(COPY, weak=True), "send_to_device"),
     only(
         "accelerate/utils/operations.py", COMMS, "gather gather_object broadcast broadcast_object_list reduce"
     ),
@@ -179,11 +188,28 @@ _DEEPSPEED = (
     but("deepspeed/runtime/activation_checkpointing/checkpointing.py", RECOMPUTE),
     only("megatron/core/distributed/finalize_model_grads.py", COMMS, "finalize_model_grads"),
     but("megatron/core/pipeline_parallel/p2p_communication.py", COMMS),
+    # Its backward calls the engine in C, without a frame of torch.
+    only("megatron/core/pipeline_parallel/schedules.py", BACKWARD, "backward_step custom_backward"),
     only("megatron/core/optimizer/optimizer.py", OPTIMIZER, "step"),
     only("megatron/training/training.py", VALIDATION, "evaluate evaluate_and_print_results"),
     only("megatron/training/checkpointing.py", SAVE, "save_checkpoint"),
     only("megatron/training/checkpointing.py", LOAD, "load_checkpoint"),
     but("horovod/torch/mpi_ops.py", COMMS, "rank size local_rank"),
+)
+
+_TRAINERS = (
+    only("ultralytics/engine/validator.py", VALIDATION, "__call__"),
+    only("mmengine/model/base_model/base_model.py", VALIDATION, "val_step test_step"),
+    but("mmengine/evaluator/", VALIDATION, "__init__"),
+    only("mmengine/model/base_model/data_preprocessor.py", COPY, "cast_data"),
+    only("detectron2/evaluation/evaluator.py", VALIDATION, "inference_on_dataset"),
+    only("composer/trainer/trainer.py", VALIDATION, "_eval_loop"),
+    only("fastai/learner.py", VALIDATION, "_do_epoch_validate"),
+    only("fastai/torch_core.py", COPY, "to_device"),
+    only("speechbrain/core.py", VALIDATION, "_fit_valid"),
+    only("litgpt/pretrain.py", VALIDATION, "validate"),
+    Rule("litgpt/finetune/", VALIDATION, frozenset(("validate",))),
+    only("torchtune/utils/_device.py", COPY, "batch_to_device"),
 )
 
 _LOADERS = (
@@ -205,6 +231,11 @@ _LOADERS = (
     Rule("nvidia/dali/", QUEUE, frozenset(("__next__", "run", "share_outputs")), installed=True),
     Rule("ffcv/loader/", QUEUE, frozenset(("__next__", "__iter__")), installed=True),
     Rule("ray/data/", QUEUE, frozenset(("__next__", "iter_batches", "iter_torch_batches")), installed=True),
+    only("dgl/dataloading/dataloader.py", WAIT, "__next__ _next_threaded _next_non_threaded"),
+    only("monai/data/thread_buffer.py", QUEUE, "__iter__"),
+    only("petastorm/pytorch.py", WAIT, "__iter__ __next__ _iter_impl"),
+    # What PyG does to a batch in the main thread, after torch's loader gave it.
+    only("torch_geometric/loader/base.py", FETCH, "__next__"),
     # Some nodes call their function in the caller's thread, others wait at a queue.
     Rule("torchdata/nodes/", WAIT, frozenset(("__next__", "next", "iterator")), installed=True),
 )
@@ -214,11 +245,16 @@ _LOGGERS = (
     library("tqdm", LOGGING, "__iter__ __next__ __init__ __new__ inner wrapper trange tqdm"),
     library("rich", LOGGING, "track __iter__ __next__ __enter__ __exit__ wrapper ask"),
     library("torchmetrics", LOGGING, "__init__"),
+    # Around the whole program: automatic logging, and a sweep whose runs are in another thread.
+    Rule("mlflow/utils/autologging_utils/", _NOTHING, installed=True),
+    library("mlflow", LOGGING, "patched_fit patched_train train fit"),
+    Rule("wandb/agents/", _NOTHING, installed=True),
+    library("loguru", LOGGING, "catch_wrapper"),
     *(
         library(name, LOGGING)
-        for name in ("wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "clearml")
+        for name in ("wandb", "tensorboard", "tensorboardX", "comet_ml", "neptune", "clearml")
     ),
-    *(library(name, LOGGING) for name in ("aim", "loguru", "matplotlib", "swanlab", "trackio")),
+    *(library(name, LOGGING) for name in ("aim", "matplotlib", "swanlab", "trackio")),
     Rule("absl/logging/", LOGGING, installed=True),
     Rule("sklearn/metrics/", LOGGING, installed=True),
     Rule("pandas/io/", replace(READ_SET, weak=True), installed=True),
@@ -234,11 +270,23 @@ _PROMPTS = (
     Rule("click/termui.py", INPUT, frozenset(("prompt", "confirm", "pause")), installed=True),
 )
 
+SYNC_LEAVES = (
+    only("transformers/trainer.py", SYNC, "_inner_training_loop _maybe_log_save_evaluate get_batch_samples"),
+    only("lightning/fabric/utilities/apply_func.py", SYNC, "to_item"),
+    only("lightning_fabric/utilities/apply_func.py", SYNC, "to_item"),
+    only("mmengine/logging/message_hub.py", SYNC, "_get_valid_value"),
+    only("detectron2/engine/train_loop.py", SYNC, "write_metrics _write_metrics"),
+)
+"""Functions of libraries that wait for the GPU in a line of their own (``isnan``, ``.item()``), which leaves
+no frame: where such a one is the innermost, that is what it does."""
+
 FRAMEWORKS = (
     *_PROMPTS,
     *_LIGHTNING,
+    *_FABRIC,
     *_HUGGING_FACE,
     *_DEEPSPEED,
+    *_TRAINERS,
     *_LOADERS,
     *_LOGGERS,
 )
@@ -249,6 +297,7 @@ _HINTS = (
         (
             r"(run_|do_)?(validate|validation|evaluate|evaluation|eval|val|test)(_(one_)?(epoch|loop|model|step|net|phase))?"
             r"|(one_)?(val|eval|test|valid)_(pass|run|all)|estimate_loss|compute_val_loss"
+            r"|(log|run)_validation|validation_loop"
         ),
     ),
     (TRAINING, r"train|fit|training_loop|train_(one_)?(epoch|step|loop|model|batch)|training_epoch"),
@@ -256,7 +305,10 @@ _HINTS = (
     (COLLATE, r"_*\w*collate\w*"),
     (
         FETCH,
-        r"(get|next|load|fetch|sample|read|make)_(next_)?batch(es)?|(batch|data)_(generator|iterator|iter)|__getitem__",
+        (
+            r"(get|next|load|fetch|sample|read|make|iterate)_(next_|mini_?)?batch(es)?|__getitem__"
+            r"|(batch|data)_(generator|iterator|iter)|\w*distributed_data_(generator|loader)\w*"
+        ),
     ),
     (SAVE, r"_?save_(checkpoint|ckpt|model|state|weights|snapshot)"),
     (LOAD, r"_?load_(checkpoint|ckpt|model|state|weights|snapshot)"),

@@ -115,8 +115,10 @@ GIVES_WAY: Mapping[Phase, frozenset[Phase]] = {
         _P.IMPORT,
         _P.INPUT,
     ),
-    # A progress bar or a callback may enclose a loop; a metric may be a module.
+    # A progress bar or a callback may enclose a loop, automatic logging a whole program; a metric may be
+    # a module.
     _P.LOGGING: _set(
+        _P.OTHER,
         _P.DATA_WAIT,
         _P.BACKWARD,
         _P.OPTIMIZER,

@@ -15,7 +15,7 @@ from itertools import chain
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phase_frames import COLLATE, FETCH, PYTHON, TORCH, Rule
-from tpmon.judge.phase_frameworks import FRAMEWORKS, USER_NAMES
+from tpmon.judge.phase_frameworks import FRAMEWORKS, SYNC_LEAVES, USER_NAMES
 from tpmon.judge.phase_kinds import GIVES_WAY, DataPart, Mark, Phase
 from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackFrame
@@ -114,6 +114,7 @@ def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
 
 
 _RULES = _by_file(chain(TORCH, PYTHON, FRAMEWORKS))
+_LEAVES = _by_file(SYNC_LEAVES)
 
 
 @lru_cache(maxsize=4096)
@@ -171,6 +172,21 @@ def _is_collate(fetch: str, name: str, below: str) -> bool:
     return fetch.startswith("_Map") or name in ("__call__", "<lambda>") or "collate" in name.lower()
 
 
+def _last_python(frames: Sequence[StackFrame]) -> int:
+    """Return the index of the innermost frame of Python, -1 where there is none."""
+    return next((i for i in range(len(frames) - 1, -1, -1) if not is_native(frames[i].file)), -1)
+
+
+def _mark_leaf(frames: Sequence[StackFrame]) -> Mark | None:
+    """Say what the innermost frame of Python tells just by being the innermost."""
+    frame = frames[_last_python(frames)] if frames else None
+    if frame is None:
+        return None
+    name = last_name(frame.function)
+    rules = _LEAVES.get(frame.file.rpartition("/")[2], ())
+    return next((rule.mark for rule in rules if _fits(rule, name, frame.file)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Region:
     """Hold what the walk found: the phase, the frame that began it, and the phase around it."""
@@ -215,6 +231,11 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             part = part if phase is Phase.LOAD else mark.part or part
         elif mark.phase in GIVES_WAY[phase] and not (mark.weak and phase is not Phase.OTHER):
             outer, phase, part, begin = phase, mark.phase, mark.part, index
+    leaf = _mark_leaf(frames)
+    if leaf is not None and leaf.need is not None and not importing:
+        outer, phase, part, begin = phase, Phase.SYNC, None, _last_python(frames)
+        marks[begin] = leaf
+        needs.add(leaf.need)
     if phase is Phase.DATA_WAIT and part is None and waits_for_others(frames):
         part = DataPart.QUEUE
     return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs))

@@ -207,15 +207,23 @@ def judge_pin(scene: Scene) -> Answer:
 
 
 def _idle_at_times(found: Starved, scene: Scene) -> Known[float]:
-    """Return the idle share of the busiest worker, 0-1; Missing when it is not surely above a tenth."""
+    """Return the idle share of the busiest worker, 0-1; Missing when it is not surely above a tenth.
+
+    The late batches may all fall to one worker: then the others have none for most of the time, and it has
+    none at times.
+    """
     looks = look_at_workers(found, scene)
     shares = [measure_share(one.idle / one.looks, one.looks) for one in looks if one.looks]
     if not looks or len(shares) < len(looks):
         return Missing("what the workers wait for was not read")
     least = min(shares, key=lambda share: share.low)
-    if least.low < IDLE_SURE or least.ratio < IDLE_AT_TIMES:
-        return Missing("a worker always has work")
-    return least.ratio
+    if least.low >= IDLE_SURE and least.ratio >= IDLE_AT_TIMES:
+        return least.ratio
+    count = sum(one.looks for one in looks)
+    together = measure_share(sum(one.idle for one in looks) / count, count)
+    if together.low >= IDLE_AT_TIMES and least.ratio >= IDLE_SURE:
+        return least.ratio
+    return Missing("a worker always has work")
 
 
 def _starved_over_history(scene: Scene, answer: Starvation) -> Starvation:
@@ -273,7 +281,7 @@ def judge_periodic(scene: Scene) -> Answer:
         margin = period[1] / CORRELATION * 1.25
     else:
         why = "batches come in bursts, closer than tpmon can time; on average the loader keeps up"
-        margin = known_or(idle, 0.0) / IDLE_AT_TIMES
+        margin = max(1.0, known_or(idle, 0.0) / IDLE_AT_TIMES)
     return suspect_loader(
         found,
         scene,

@@ -33,7 +33,10 @@ from tpmon.judge.worker_load import (
 )
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
+from tpmon.model.units import format_pct
 
+TOO_FEW_IDLE = 0.3
+"""Mean share of waiting for work from which more workers would wait as well."""
 SLOW_IDLE_HIGH = 0.35
 """Upper end of the 95 % interval of idle readings below which a worker never waits for work: 0 of 10."""
 LEAST_LOOKS = 5
@@ -107,6 +110,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     load = name_load(found)
     if load not in (Load.COMPUTE, Load.OTHER_WAIT):
         return Cleared("too few workers") if load is Load.IDLE else Unsure(f"too few workers ({load.value})")
+    if is_known(found.idle) and found.idle >= TOO_FEW_IDLE:
+        return Unsure(f"too few workers (they have no work {format_pct(100 * found.idle)} % of the time)")
     if not is_known(found.cores_free):
         return Unsure(f"too few workers (free CPUs: {found.cores_free.reason})")
     if found.cores_free < FREE_CORES:
