@@ -50,6 +50,10 @@ _WRAPPERS = frozenset(
 )
 _ALIASES = {
     "__exit__": "join",
+    "_inner_training_loop": "check of the loss",
+    "_maybe_log_save_evaluate": "reading of the loss",
+    "get_batch_samples": "count of a batch's items",
+    "to_item": "reading of a metric",
     "_sync_buffers": "broadcast of buffers",
     "_check_and_sync_module_buffers": "broadcast of buffers",
     "_sync_module_states": "broadcast of parameters",
