@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
 from tpmon.model.known import Known, is_known
+from tpmon.model.process import ON_A_CPU
 
 _IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe read", "FIFO")
 
@@ -27,9 +29,31 @@ def list_io_waits(states: Sequence[str], waits: Sequence[Known[str]]) -> tuple[s
     return tuple(sorted(counts, key=lambda words: (-counts[words], words)))
 
 
-def share_waits(waits: Sequence[Known[str]]) -> dict[str, float]:
-    """Return the share of each wait among those that were read, most frequent first."""
+def share_waits(waits: Sequence[Known[str]], rest: float = 1.0) -> dict[str, float]:
+    """Return the share of each wait among those that were read, most frequent first.
+
+    ``rest`` is ``weigh_rest`` of the same looks: by it all but running is multiplied.
+    """
     known = [words for words in waits if is_known(words)]
     if not known or 2 * len(known) < len(waits):
         return {}
-    return {words: count / len(known) for words, count in Counter(known).most_common()}
+    counts = Counter(known)
+    running = max(0.0, 1.0 - rest * (1.0 - counts[ON_A_CPU] / len(known)))
+    return {
+        words: running if words == ON_A_CPU else rest * count / len(known)
+        for words, count in counts.most_common()
+    }
+
+
+def weigh_rest(states: Sequence[str], demands: Sequence[Known[float]]) -> float:
+    """Return by how much more of its time a process wanted no CPU than its looks say.
+
+    Demand is exact. On a crowded machine the looks come when this tool has a CPU, so that what shares that
+    CPU is found in state R more often than it is. 1 where several threads want CPUs, or nothing is known.
+    """
+    known = [one for one in demands if is_known(one)]
+    looked = 1.0 - states.count("R") / len(states)
+    if not looked or not known or 2 * len(known) < len(demands):
+        return 1.0
+    demand = statistics.fmean(known)
+    return (1.0 - demand) / looked if demand <= 1.0 else 1.0

@@ -28,6 +28,7 @@ from tpmon.judge.slack import SLACK_RATIO, gpu_figures, rank_slack
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
+from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Kind
 
@@ -85,7 +86,7 @@ _DOINGS = {
 def _say_doing(rank: RankScene) -> str:
     """Say what a late rank does instead of waiting with the others."""
     waits = rank.process.waits_for
-    if is_known(rank.main) and rank.main.running < RESTING_RATIO and is_known(waits) and waits != "running":
+    if is_known(rank.main) and rank.main.running < RESTING_RATIO and is_known(waits) and waits != ON_A_CPU:
         return "waits for its data" if rank.main.batch_wait >= 0.5 else f"is in a wait ({waits})"
     if is_known(rank.phases):
         rest = {phase: share.ratio for phase, share in rank.phases.shares.items() if phase is not Phase.COMMS}

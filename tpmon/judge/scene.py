@@ -23,7 +23,7 @@ from tpmon.judge.feeding import find_loader_in_use, is_behind
 from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.hook_signs import find_pace
 from tpmon.judge.hook_wait import join_hook
-from tpmon.judge.io_waits import is_io_wait, list_io_waits, share_waits
+from tpmon.judge.io_waits import is_io_wait, list_io_waits, share_waits, weigh_rest
 from tpmon.judge.medians import NO_FRAMES, mean_known, median_known, share_of
 from tpmon.judge.phases import RankPhases, Share
 from tpmon.judge.scene_gpu import CardScene, doubt_cards, see_cards
@@ -187,7 +187,8 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     # One call a sample and one median a column: with 128 workers this is most of a judgement.
     states, waits, *columns = zip(*map(_WORKER_FIELDS, samples), strict=True)
     demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
-    shares = share_waits(waits)
+    rest = weigh_rest(states, columns[0])
+    shares = share_waits(waits, rest)
     blocked = [
         state == "D" or (is_known(words) and is_io_wait(words))
         for state, words in zip(states, waits, strict=True)
@@ -200,7 +201,7 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
         waiting=waiting,
         busy_threads=busy,
         idle_ratio=shares.get(WORK_WAIT, 0.0) if shares else share_of(waits, str.isprintable),
-        blocked_ratio=sum(blocked) / len(blocked),
+        blocked_ratio=rest * sum(blocked) / len(blocked),
         io_waits=list_io_waits(states, waits) if is_blocked else (),
         waits=shares,
         stopped=last.state == "T",

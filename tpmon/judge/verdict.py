@@ -17,6 +17,7 @@ from tpmon.judge.standing import Standing, Track
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.unmoved import STILL_S, say_longer, say_still, still_s
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs, pick_code
 
@@ -256,7 +257,7 @@ def _places(scene: Scene) -> tuple[Evidence, ...]:
         if not is_known(phases) or not phases.where:
             continue
         words = rank.process.waits_for
-        waits = f", {words}" if is_known(words) and words != "running" else ""
+        waits = f", {words}" if is_known(words) and words != ON_A_CPU else ""
         name = f"rank {rank.process.rank}" if is_known(rank.process.rank) else f"process {rank.process.pid}"
         text = f"in {phases.where}{waits}"
         found.append(

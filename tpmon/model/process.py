@@ -8,6 +8,8 @@ from enum import Enum
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 
+ON_A_CPU = "running"
+"""What ``ProcessSample.waits_for`` says of a thread that runs, or waits for a CPU alone (state R)."""
 WORKER_NAME = "pt_data_worker"
 """Name that a loader worker gives itself since torch 2.5 (torch/utils/data/_utils/worker.py)."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import ON_A_CPU, Role
 
-RUNNING = "running"
+RUNNING = ON_A_CPU
 ON_CPU = Missing(RUNNING)
 """What the kernel says of the wait and the call of a thread that runs."""
 LOADER_POLL_MS = 5000
