@@ -90,9 +90,11 @@ def test_a_row_joins_who_it_is_what_it_did_and_its_rationed_pss():
         waits_for="lock or queue (futex)",
         waits_unchanged_s=4.0,
         taken_ns=9 * SECOND,
+        state="D",
     )
     row = make_process(Reading(member, now), Pss(600, 6 * SECOND), 10 * SECOND)
     assert (row.pid, row.start_ticks, row.parent) == (42, 77, 40), "the parent is that of now"
+    assert row.state == "D", "the state of the thread of the loop"
     assert (row.rank, row.local_rank, row.worker, row.label) == (3, 1, NOT_APPLICABLE, "train.py")
     assert (row.cpu_pct, row.runnable, row.waiting, row.busy_threads, row.switches_s) == (98, 1.5, 0.5, 1, 20)
     assert (row.rss_bytes, row.pss_bytes, row.pss_age_s) == (1000, 600, 4.0)

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child
-from tests.frames import make_process
 from tests.waiting import wait_until
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.codec import decode, encode
@@ -222,7 +221,7 @@ def test_a_member_that_ends_before_its_threads_are_read_is_left_out(tree):
 @pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe, PssRation])
 def test_what_is_dear_is_looked_at_less_often_while_the_verdict_stands(tree, monkeypatch, probe):
     asked: list[Pace] = []
-    monkeypatch.setattr(probe, "watch", lambda _self, _subjects, pace: asked.append(pace))
+    monkeypatch.setattr(probe, "watch", lambda _self, _subjects, pace, *_loops: asked.append(pace))
     with collecting(tree.pid) as collector:
         collector.collect()
         collector.set_settled(settled=True)
@@ -332,25 +331,3 @@ def test_stops_are_events_and_that_no_rank_is_left_is_the_first_fact(tree):
         frame = next_frame(collector)
         assert (frame.target.state, frame.target.local_ranks) == (TargetState.RUNNING, 0)
         assert frame.facts.startswith("no rank left · ")
-
-
-def test_pools_that_take_turns_in_being_the_largest_are_each_named_once(tree, monkeypatch):
-    """Reading the maps of a process takes its mmap lock: once a minute, not at every turn."""
-    read = []
-    monkeypatch.setattr(
-        "tpmon.probe.collect.read_pool_library", lambda pid, _tids: read.append(pid) or f"library of {pid}"
-    )
-    second = 1_000_000_000
-    with collecting(tree.pid) as collector:
-        for tick in range(10):
-            pools = [
-                make_process(7, runnable=5.0 + tick % 2, busy_threads=4),
-                make_process(8, runnable=5.5, busy_threads=4),
-            ]
-            named = collector._read_library(pools, tick * second)
-            assert named == f"library of {7 if tick % 2 else 8}"
-        assert read == [8, 7]
-        collector._read_library(pools, 70 * second)
-        assert read == [8, 7, 7]
-        assert collector._read_library(pools[:1], 71 * second) == "library of 7"
-        assert not is_known(collector._read_library((), 72 * second))

@@ -67,6 +67,24 @@ def test_a_respawn_at_the_end_of_an_epoch(watch: Watch) -> None:
     assert describe_changes(changes) == ("epoch respawn: 1 worker of rank 0 replaced",)
 
 
+def test_what_the_thread_of_a_loop_starts_is_met_at_once(watch: Watch) -> None:
+    """The kernel lists a child under the thread that made it; a scan of all is due every 5 s alone."""
+    me = next(one.identity for one in watch.membership.members if one.identity.pid == 101)
+    main = watch.fake.path / "101/task/101/children"
+    before = main.read_text()
+    watch.fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE)
+    main.write_text(before)
+    (watch.fake.path / "101/task/777").mkdir()
+    (watch.fake.path / "101/task/777/children").write_text("130 ")
+    assert watch.refresh() == Changes()
+    changes = watch.membership.refresh(watch.now_ns, {me: 777})
+    assert [member.identity.pid for member in changes.born] == [130]
+    # A thread that ended is no kernel without these files.
+    assert watch.membership.refresh(watch.now_ns, {me: 778}) == Changes()
+    watch.fake.add(140, 102, TRAIN, name="pt_data_worker", environ=PLACE)
+    assert [member.identity.pid for member in watch.refresh().born] == [140]
+
+
 def test_grandchildren_born_within_a_second_are_met_at_once(watch: Watch) -> None:
     watch.fake.add(140, 101, ("sh", "-c", "tool"))
     watch.fake.add(141, 140, ("tool",))

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.children import child
-from tpmon.model.known import Missing
+from tests.frames import make_process
+from tpmon.model.known import Missing, is_known
 from tpmon.probe.pools import (
     Mapping,
+    PoolLibraries,
     choose_library,
     find_mapping,
     name_library,
@@ -134,3 +136,24 @@ def test_a_library_is_named_without_leaving_a_thread_or_file():
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     read_pool_library(os.getpid(), (os.getpid(),))
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_pools_that_take_turns_in_being_the_largest_are_each_named_once(monkeypatch):
+    """Reading the maps of a process takes its mmap lock: once a minute, not at every turn."""
+    read = []
+    monkeypatch.setattr(
+        "tpmon.probe.pools.read_pool_library", lambda pid, _tids: read.append(pid) or f"library of {pid}"
+    )
+    second = 1_000_000_000
+    libraries = PoolLibraries(lambda _identity: ())
+    for tick in range(10):
+        pools = [
+            make_process(7, runnable=5.0 + tick % 2, busy_threads=4),
+            make_process(8, runnable=5.5, busy_threads=4),
+        ]
+        assert libraries.read(pools, tick * second) == f"library of {7 if tick % 2 else 8}"
+    assert read == [8, 7]
+    libraries.read(pools, 70 * second)
+    assert read == [8, 7, 7]
+    assert libraries.read(pools[:1], 71 * second) == "library of 7"
+    assert not is_known(libraries.read((), 72 * second))

@@ -9,7 +9,7 @@ from tpmon.judge.fold import Origin
 from tpmon.judge.fold_words import Wait, describe_stack, own_frames
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.phase_stack import is_users, package_of
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.sample import (
     SAMPLE_SCHEMA,
@@ -69,8 +69,8 @@ def _group_processes(processes: Sequence[SampledProcess], counted: Counted) -> I
 
 
 def is_main(process: SampledProcess, stack: StackCount) -> bool:
-    """Tell whether a stack is of the main thread, which has the number of its process."""
-    return stack.tid == process.pid
+    """Tell whether a stack is of the thread that runs the loop, mostly the main one."""
+    return stack.tid == known_or(process.loop_tid, process.pid)
 
 
 def fold_stacks(reading: SampleReading) -> tuple[FoldedStack, ...]:

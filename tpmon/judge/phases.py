@@ -17,7 +17,7 @@ from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, sha
 from tpmon.judge.phase_stack import classify, read_stack, waits_for_others
 from tpmon.judge.sights import find_sights
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable
+from tpmon.model.known import Applicable, known_or
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
 __all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"]
@@ -102,10 +102,14 @@ def _begin_ns(taken: StackSlice) -> int:
 
 
 def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
-    """Return the stacks of the main thread; a stack without frames was torn while it was read."""
+    """Return the stacks of the thread that runs the loop, mostly the main one.
+
+    A stack without frames was torn while it was read.
+    """
     stacks = taken.stacks
     named = next((stack.tid for stack in stacks if "MainThread" in stack.thread), None)
-    tid = taken.pid if any(stack.tid == taken.pid for stack in stacks) else named
+    loop = known_or(taken.loop_tid, taken.pid)
+    tid = loop if any(stack.tid == loop for stack in stacks) else named
     if tid is None and stacks:
         tid = stacks[0].tid
     return tuple(stack for stack in stacks if stack.tid == tid and stack.frames and stack.samples > 0)

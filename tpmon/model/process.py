@@ -28,6 +28,7 @@ class ThreadKind(str, Enum):
     """Name what a thread is for, told from its name (``notes`` in docs/metrics.md)."""
 
     MAIN = "main"
+    """The one that runs the training loop: the first thread of the process, or ``LoopThread``."""
     PIN = "pin"
     AUTOGRAD = "autograd"
     COMM = "comm"
@@ -67,6 +68,14 @@ class ThreadGroup:
     kind: ThreadKind
     count: int
     runnable: Known[float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopThread:
+    """Name the thread in which a rank's training loop runs, where that is not its main thread."""
+
+    tid: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,8 @@ class ProcessSample:
     """Start-up values of the variables that change training speed; never the whole environment."""
     allowed_cpus: Known[str] = Missing("not read")
     """The CPUs on which its main thread may run, as the kernel writes them: "0-3,8"."""
+    loop: Applicable[LoopThread] = NOT_APPLICABLE
+    """Where the loop runs in another thread; then ``state``, the waits and the group MAIN are that one's."""
 
 
 class Outcome(str, Enum):

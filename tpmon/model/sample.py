@@ -13,7 +13,7 @@ from enum import Enum
 
 from tpmon.model.dump import DumpError
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount, StackFrame
 
@@ -76,6 +76,8 @@ class SampledProcess:
     cpu_s: Known[float]
     delay_s: Known[float]
     stacks: tuple[StackCount, ...]
+    loop_tid: Applicable[int] = NOT_APPLICABLE
+    """The thread among them that runs the training loop, where that is not the main one."""
 
 
 @dataclass(frozen=True, slots=True)

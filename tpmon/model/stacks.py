@@ -35,7 +35,7 @@ class StackCount:
 class StackSlice:
     """Hold one slice of non-blocking samples of one process.
 
-    ``samples`` counts how often the main thread was seen; idle threads are included.
+    ``samples`` counts how often the thread of the loop was seen; idle threads are included.
     """
 
     pid: int
@@ -46,6 +46,8 @@ class StackSlice:
     rate_hz: float
     samples: int
     stacks: tuple[StackCount, ...]
+    loop_tid: Applicable[int] = NOT_APPLICABLE
+    """The thread among them that runs the training loop, where that is not the main thread."""
 
 
 @dataclass(frozen=True, slots=True)

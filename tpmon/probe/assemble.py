@@ -39,7 +39,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         rank_pid=member.rank_pid,
         name=member.name,
         label=member.label,
-        state=now.stat.state,
+        state=now.state,
         cpu_pct=rates.cpu_pct,
         threads=now.stat.threads,
         runnable=threads.runnable,
@@ -63,6 +63,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         waits_unchanged_s=now.waits_unchanged_s,
         environment=member.environment,
         allowed_cpus=now.allowed_cpus,
+        loop=member.loop,
     )
 
 

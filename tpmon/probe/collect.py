@@ -29,7 +29,6 @@ from tpmon.probe.assemble import (
     age_by,
     age_output,
     describe_unread,
-    find_pool,
     first_environment,
     has_pin_thread,
     list_loader_ranks,
@@ -51,6 +50,7 @@ from tpmon.probe.gpu import GpuProbe
 from tpmon.probe.host import HostReader, read_shm
 from tpmon.probe.job import Job, Member, pids_of
 from tpmon.probe.loader import LoaderProbe, LoaderRank
+from tpmon.probe.loop_thread import LoopThreads, describe_loops
 from tpmon.probe.main_threads import MainThreadProbe
 from tpmon.probe.members import Membership
 from tpmon.probe.memory import AnonReader, PssRation
@@ -59,7 +59,7 @@ from tpmon.probe.open_files import watch_writes
 from tpmon.probe.output import OutputReader
 from tpmon.probe.own_cost import OwnCostMeter
 from tpmon.probe.pace import Pace
-from tpmon.probe.pools import read_pool_library
+from tpmon.probe.pools import PoolLibraries
 from tpmon.probe.population import Population, Reading, describe_shortage
 from tpmon.probe.procfs import read_shares
 from tpmon.probe.sample_service import SampleService
@@ -69,7 +69,6 @@ from tpmon.probe.stacks import StackSampler
 from tpmon.probe.step_pace import StepProbe
 
 BUDGET_EVERY_NS = 10_000_000_000
-LIBRARY_EVERY_NS = 60_000_000_000
 OUTPUT_EVERY_S = 2.0
 LAST_WORDS_S = 0.3
 SHM_EVERY_S = 2.0
@@ -111,10 +110,11 @@ class Collector:
         self._gpu = gpu or GpuProbe()
         self._loader = LoaderProbe()
         self._main_threads = MainThreadProbe()
-        self._stacks = StackSampler(enabled=stacks)
-        self.dumps = DumpService(lambda: dumpable(self._membership.job), hold=self._stacks.hold)
+        self._loops = LoopThreads()
+        self._stacks = StackSampler(enabled=stacks, loops=self._loops)
+        self.dumps = DumpService(self._dumpable, hold=self._stacks.hold)
         self.records = CollectivesService(lambda: self._membership.job)
-        self.samples = SampleService(lambda: dumpable(self._membership.job), enabled=stacks)
+        self.samples = SampleService(self._dumpable, enabled=stacks)
         self._steps = StepProbe()
         self._pss = PssRation()
         self._anon = AnonReader()
@@ -125,7 +125,7 @@ class Collector:
         self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
         self._loader_ranks: tuple[LoaderRank, ...] = ()
         self._named: tuple[tuple[Identity, Applicable[int]], ...] = ()
-        self._libraries: dict[Identity, tuple[Known[str], int]] = {}
+        self._libraries = PoolLibraries(self._population.busy_tids)
         self._sockets = SocketReader()
         self._log = OutputReader()
         self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)
@@ -181,8 +181,8 @@ class Collector:
         """Read the job once. After its end the last Frame is returned, marked as ended."""
         started_ns = time.thread_time_ns()
         self._ticks += 1
-        changes = self._membership.refresh(time.monotonic_ns())
-        members = self._membership.members
+        changes = self._membership.refresh(time.monotonic_ns(), self._loops.tids())
+        members = self._loops.mark(self._membership.members)
         skip = self._cost.shedding and self._ticks % 2 == 0
         if not any(one.role is not Role.HELPER or one.identity == self._job.root for one in members):
             return self._close_ended(changes)
@@ -216,7 +216,7 @@ class Collector:
         host = self._host.read()
         gpu = self._gpu.read({p.pid: p.start_ticks for p in processes})
         unread = self._population.left_out
-        cpu = make_cpu(processes, budget, group, host, self._read_library(processes, now_ns))
+        cpu = make_cpu(processes, budget, group, host, self._libraries.read(processes, now_ns))
         cpu = withhold_sums(cpu, unread)
         target = self._target(processes)
         self._had_ranks = self._had_ranks or target.local_ranks > 0
@@ -282,6 +282,7 @@ class Collector:
                 *list_taxes(environment),
                 *gpu.notes,
                 *steps.notes,
+                *describe_loops(one.member for one in readings),
                 *describe_shortage(self._shares, self._population, len(self._membership.members)),
                 *(describe_unread(outputs) if self._ticks > 1 else ()),
             ),
@@ -304,7 +305,7 @@ class Collector:
             )
         self._loader.watch(self._loader_ranks, now_ns)
         pace = Pace.SETTLED if self._settled else Pace.SHED if self._cost.shedding else Pace.FULL
-        self._main_threads.watch(self._named, pace)
+        self._main_threads.watch(self._named, pace, self._loops.tids())
         subjects = [Subject(*one) for one in self._named] + find_working_worker(processes)
         self._stacks.watch(subjects, pace)
         self._pss.watch({one.member.identity: one.now.stat.rss_bytes for one in readings}, pace)
@@ -316,19 +317,6 @@ class Collector:
         known = self._budget
         if known is None or known[1] != pids or now_ns - known[2] > BUDGET_EVERY_NS:
             known = self._budget = (read_cpu_budget(pids), pids, now_ns)
-        return known[0]
-
-    def _read_library(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[str]:
-        pool = find_pool(processes)
-        if pool is None:
-            return Missing("no thread pool is busy")
-        for old in self._libraries.keys() - {Identity(one.pid, one.start_ticks) for one in processes}:
-            del self._libraries[old]
-        identity = Identity(pool.pid, pool.start_ticks)
-        known = self._libraries.get(identity)
-        if known is None or now_ns - known[1] > LIBRARY_EVERY_NS:
-            named = read_pool_library(pool.pid, self._population.busy_tids(identity))
-            known = self._libraries[identity] = (named, now_ns)
         return known[0]
 
     def _target(self, processes: Sequence[ProcessSample]) -> Target:
@@ -388,6 +376,9 @@ class Collector:
             ends=self._teller.last_ends,
             events=events,
         )
+
+    def _dumpable(self) -> tuple[Member, ...]:
+        return self._loops.mark(dumpable(self._membership.job))
 
     def _rank_pids(self) -> tuple[int, ...]:
         members = self._membership.members

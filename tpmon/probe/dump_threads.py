@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tpmon.model.dump import ProcessToll, ThreadLook, WaitTarget
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.dump_text import DumpedStack
+from tpmon.probe.loop_thread import find_loop, read_loop
 from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.procfs import parse_io, parse_schedstat
 from tpmon.probe.procfs import parse_stat as parse_counters
-from tpmon.probe.procread import PROC, TICKS_PER_S, Stat, parse_stat, read_file, read_status
+from tpmon.probe.procread import PROC, TICKS_PER_S, Stat, parse_stat, read_file
 from tpmon.probe.roles import thread_kind
-from tpmon.probe.wait_call import name_call, read_memory
+from tpmon.probe.thread_numbers import number_stacks
+from tpmon.probe.wait_call import name_call
 from tpmon.probe.wait_target import Waiter, read_target
 from tpmon.probe.waits import ON_CPU, Syscall, describe_wait, parse_syscall
 
@@ -26,9 +27,6 @@ MOST_NATIVE = 64
 """Native threads of one process that are listed; the rest is counted."""
 MOST_THREADS = 4096
 _MACHINE = os.uname().machine
-_TID_AT = {"x86_64": 720, "aarch64": 208}
-"""Where glibc keeps the kernel's number of a thread, behind the address that pthread_self() returns."""
-_LOWEST_ADDRESS = 1 << 32
 _LISTED = frozenset((ThreadKind.MAIN, ThreadKind.PIN, ThreadKind.AUTOGRAD, ThreadKind.COMM))
 _NOT_TOLD = Missing("before Python 3.11 the kernel's number of a thread is not told")
 _ENDED = Missing("the thread ended while it was read")
@@ -48,24 +46,30 @@ def read_threads(
     role: Role,
     stacks: Known[Sequence[StackCount]],
     *,
+    loop_tid: int = 0,
     ends: OtherEnds | None = None,
     proc: str = PROC,
     machine: str = _MACHINE,
 ) -> Threads:
     """Read every thread of a process and give it its stack; where there are none, why.
 
+    ``loop_tid`` is the thread that runs the training loop, where it is known not to be the first.
     ``ends`` answers who has the other end of what a thread waits on, for a whole round.
 
     Raises:
         OSError: when the process is gone.
     """
     tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
-    reader = _Reader(pid, role, ends or OtherEnds({}, proc), proc, machine)
+    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine)
     if isinstance(stacks, Missing):
-        native, idle = reader.read_native(tid for tid in tids if tid != pid)
-        return Threads((reader.read(pid, "MainThread", stacks), *native), idle)
+        first = reader.loop_tid
+        native, idle = reader.read_native(tid for tid in tids if tid != first)
+        return Threads((reader.read(first, "MainThread" if first == pid else "", stacks), *native), idle)
     here = set(tids)
-    named = _rename(pid, stacks, here, proc, machine)
+    if not loop_tid and role is Role.RANK and (found := find_loop(stacks, pid)) is not None:
+        loop = read_loop(pid, found, proc)
+        reader = replace(reader, loop_tid=loop.tid if is_known(loop) else pid)
+    named = number_stacks(pid, stacks, here, proc, machine)
     python = [
         replace(
             reader.read(tid, one.thread, one.frames) if tid in here else _unplaced(one),
@@ -77,55 +81,6 @@ def read_threads(
     known = {tid for tid, _ in named}
     native, idle = reader.read_native(tid for tid in tids if tid not in known)
     return Threads((*python, *native), idle)
-
-
-def _rename(
-    pid: int, stacks: Sequence[StackCount], here: set[int], proc: str, machine: str
-) -> list[tuple[int, StackCount]]:
-    """Give each stack our number of its thread.
-
-    py-spy tells that of the target's PID namespace, and before Python 3.11 an address alone.
-    """
-    said = {stack.tid for stack in stacks}
-    unknown = said - here
-    outer: dict[int, int] = _read_inner_numbers(pid, here, proc) if unknown else {}
-    for tid in unknown - outer.keys():
-        number = _read_number(pid, tid, here, proc, machine)
-        # One thread is never two: a number that is taken is somebody else's.
-        if number is not None and number not in said and number not in outer.values():
-            outer[tid] = number
-    return [(stack.tid if stack.tid in here else outer.get(stack.tid, stack.tid), stack) for stack in stacks]
-
-
-def _read_number(pid: int, pthread: int, here: set[int], proc: str, machine: str) -> int | None:
-    """Read the kernel's number of a thread out of what glibc keeps of it (struct pthread, field tid).
-
-    It counts only where it is the number of a living thread of that process: other C libraries differ.
-    """
-    at = _TID_AT.get(machine)
-    if at is None or pthread < _LOWEST_ADDRESS:
-        return None
-    data = read_memory(pid, pthread + at, 4, proc)
-    if isinstance(data, Missing) or len(data) < 4:
-        return None
-    number = int.from_bytes(data, sys.byteorder)
-    return number if number in here else None
-
-
-def _read_inner_numbers(pid: int, tids: Iterable[int], proc: str) -> dict[int, int]:
-    """Map the numbers that threads have in their container to ours; {} where there is no container."""
-    try:
-        if len(read_status(pid, proc).ns_pids) < 2:
-            return {}
-        pairs = [(read_file(f"{proc}/{pid}/task/{tid}/status", 65536), tid) for tid in tids]
-    except (OSError, KeyError, ValueError):
-        return {}
-    inner: dict[int, int] = {}
-    for status, tid in pairs:
-        for line in status.splitlines():
-            if line.startswith(b"NSpid:"):
-                inner[int(line.split()[-1])] = tid
-    return inner
 
 
 def read_toll(pid: int, proc: str = PROC) -> Known[ProcessToll]:
@@ -162,6 +117,7 @@ class _Reader:
 
     pid: int
     role: Role
+    loop_tid: int
     ends: OtherEnds
     proc: str
     machine: str
@@ -169,7 +125,7 @@ class _Reader:
     def read(self, tid: int, name: str, frames: Applicable[tuple[StackFrame, ...]]) -> ThreadLook:
         """Read all that /proc says of one thread."""
         folder = f"{self.proc}/{self.pid}/task/{tid}"
-        is_main = tid == self.pid
+        is_main = tid == self.loop_tid
         try:
             stat = parse_stat(read_file(f"{folder}/stat", 4096))
         except (OSError, ValueError):

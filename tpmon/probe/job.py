@@ -12,8 +12,8 @@ from datetime import datetime
 from functools import lru_cache, partial
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known
-from tpmon.model.process import Identity, Role, Setting
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.process import Identity, LoopThread, Role, Setting
 from tpmon.model.units import clean_text
 from tpmon.probe.background import read_within
 from tpmon.probe.facts import WORKER_UNREAD, Facts, read_all_facts
@@ -54,6 +54,13 @@ class Member:
     label: str
     started: datetime
     environment: Known[tuple[Setting, ...]]
+    loop: Applicable[LoopThread] = NOT_APPLICABLE
+    """The thread of its training loop, where that is not the main one."""
+
+    @property
+    def loop_tid(self) -> int:
+        """Return the number of the thread that runs the training loop."""
+        return self.loop.tid if is_known(self.loop) else self.identity.pid
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice
+from types import MappingProxyType
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
@@ -146,11 +147,11 @@ class _MainThread:
         self.files = ()
 
 
-def _meet(pid: int, proc: str) -> _MainThread:
+def _meet(pid: int, tid: int, proc: str) -> _MainThread:
     thread = _MainThread()
     opened: list[ProcFile] = []
     try:
-        opened.extend(ProcFile(f"{proc}/{pid}/task/{pid}/{name}", 512) for name in _FILES)
+        opened.extend(ProcFile(f"{proc}/{pid}/task/{tid}/{name}", 512) for name in _FILES)
     except OSError as error:
         for file in opened:
             file.close()
@@ -170,7 +171,9 @@ class MainThreadProbe:
         self._stopped = False
         self._named: dict[Identity, Applicable[int]] = {}
         self._pace = Pace.FULL
-        self._threads: dict[Identity, _MainThread] = {}
+        self._loops: Mapping[Identity, int] = {}
+        self._threads: dict[tuple[Identity, int], _MainThread] = {}
+        """By process and by thread: the one that runs its loop."""
         # Held for moments only, never while a file is read.
         self._lock = threading.Lock()
         self._counts: dict[Identity, Counter[Doing]] = {}
@@ -185,19 +188,28 @@ class MainThreadProbe:
         """End the thread after the look it is in; never waits."""
         self._stopped = True
 
-    def watch(self, ranks: Iterable[tuple[Identity, Applicable[int]]], pace: Pace = Pace.FULL) -> None:
-        """Name the ranks there are now, at most ``MOST_RANKS`` of which are looked at."""
-        self._named, self._pace = dict(islice(ranks, MOST_RANKS)), pace
+    def watch(
+        self,
+        ranks: Iterable[tuple[Identity, Applicable[int]]],
+        pace: Pace = Pace.FULL,
+        loops: Mapping[Identity, int] = MappingProxyType({}),
+    ) -> None:
+        """Name the ranks there are now, at most ``MOST_RANKS`` of which are looked at.
+
+        ``loops`` names the threads of training loops that are no main threads.
+        """
+        self._named, self._pace, self._loops = dict(islice(ranks, MOST_RANKS)), pace, loops
 
     def look(self) -> None:
         """Look at every rank's main thread once. For one thread alone."""
-        named = self._named
-        for identity in self._threads.keys() - named.keys():
-            self._threads.pop(identity).close()
-        for identity in named.keys() - self._threads.keys():
-            self._threads[identity] = _meet(identity.pid, self._proc)
-        found = [(identity, thread.look()) for identity, thread in self._threads.items()]
-        refused = frozenset(identity for identity, thread in self._threads.items() if thread.refused)
+        loops = self._loops
+        named = {(identity, loops.get(identity, identity.pid)) for identity in self._named}
+        for gone in self._threads.keys() - named:
+            self._threads.pop(gone).close()
+        for identity, tid in named - self._threads.keys():
+            self._threads[identity, tid] = _meet(identity.pid, tid, self._proc)
+        found = [(identity, thread.look()) for (identity, _), thread in self._threads.items()]
+        refused = frozenset(identity for (identity, _), thread in self._threads.items() if thread.refused)
         with self._lock:
             self._refused = refused
             for identity, doing in found:

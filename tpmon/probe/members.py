@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 from tpmon.model.known import Known, is_known
 from tpmon.model.process import WORKER_NAME, Identity, Role
@@ -113,14 +114,17 @@ class Membership:
         """Return the job as it is now: its members and all that is told from them."""
         return self._job
 
-    def refresh(self, now_ns: int) -> Changes:
-        """Look who was born, ended or changed since the last call; ``now_ns`` is CLOCK_MONOTONIC."""
+    def refresh(self, now_ns: int, loops: Mapping[Identity, int] = MappingProxyType({})) -> Changes:
+        """Look who was born, ended or changed since the last call; ``now_ns`` is CLOCK_MONOTONIC.
+
+        ``loops`` are the threads of training loops that are no main threads: they start the loader workers.
+        """
         slow = not self._slow_ns or now_ns - self._slow_ns >= SCAN_EVERY_NS
         self._slow_ns = now_ns if slow else self._slow_ns
         ended = self._find_ended()
         moved = self._settle(ended, slow=slow, retry=self._is_full_scan_due(now_ns))
         gone = [self._bury(watched) for watched in ended]
-        born = self._find_born(now_ns, slow=slow)
+        born = self._find_born(now_ns, loops, slow=slow)
         if not (gone or born or moved or (slow and self._undecided)):
             return Changes()
         return self._recast(_find_oom_victims([departure for departure in gone if departure is not None]))
@@ -218,7 +222,7 @@ class Membership:
         member = self._members.pop(pid, None)
         return None if member is None else Departure(member, wait_status)
 
-    def _find_born(self, now_ns: int, *, slow: bool) -> bool:
+    def _find_born(self, now_ns: int, loops: Mapping[Identity, int], *, slow: bool) -> bool:
         """Start to follow the new descendants of the members; True when there are any.
 
         At most 64 a call; the others are met at the next one if they still live.
@@ -226,6 +230,8 @@ class Membership:
         born: set[int] = set()
         for pid, watched in self._watched.items():
             children = self._read_children(pid, watched.children_fd)
+            if watched.identity in loops:
+                children += b" " + self._read_children(pid, -1, loops[watched.identity])
             if children != watched.children:
                 watched.children = children
                 born.update(map(int, children.split()))
@@ -349,11 +355,11 @@ class Membership:
         except OSError:
             return None
 
-    def _children_path(self, pid: int) -> str:
-        return f"{self._proc}/{pid}/task/{pid}/children"
+    def _children_path(self, pid: int, tid: int = 0) -> str:
+        return f"{self._proc}/{pid}/task/{tid or pid}/children"
 
-    def _read_children(self, pid: int, fd: int) -> bytes:
-        """Read the children of a main thread; empty for a process that is gone.
+    def _read_children(self, pid: int, fd: int, tid: int = 0) -> bytes:
+        """Read the children of a thread, by default the main one; empty for a process that is gone.
 
         Of a dead process the kernel reports neither an error nor children (fs/proc/array.c).
         """
@@ -361,14 +367,14 @@ class Membership:
             return b""
         try:
             if fd < 0:
-                return read_file(self._children_path(pid))
+                return read_file(self._children_path(pid, tid))
             parts = [os.pread(fd, _CHILDREN_BYTES, 0)]
             while len(parts[-1]) == _CHILDREN_BYTES:
                 parts.append(os.pread(fd, _CHILDREN_BYTES, len(parts) * _CHILDREN_BYTES))
             return b"".join(parts)
         except FileNotFoundError:
             # without CONFIG_PROC_CHILDREN the file is missing while the thread is there
-            self._has_children_files = not os.path.isdir(f"{self._proc}/{pid}/task/{pid}")
+            self._has_children_files = not os.path.isdir(f"{self._proc}/{pid}/task/{tid or pid}")
         except OSError:
             pass  # gone
         return b""

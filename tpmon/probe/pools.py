@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import Identity, ProcessSample
+from tpmon.probe.assemble import find_pool
 from tpmon.probe.background import read_within
 from tpmon.probe.waits import parse_syscall
 
 THREADS_LOOKED_AT = 8
+LIBRARY_EVERY_NS = 60_000_000_000
 _DEADLINE_S = 0.5
 _LIBRARIES = (
     (re.compile(r"/libgomp[-.]"), "OpenMP (libgomp: torch)"),
@@ -94,3 +97,26 @@ def read_pool_library(pid: int, tids: Sequence[int], proc: str = "/proc") -> Kno
         return choose_library(mappings, blocked)
 
     return read_within(_DEADLINE_S, read)
+
+
+class PoolLibraries:
+    """Tell the library of the largest pool of a job, each process's once a minute."""
+
+    def __init__(self, busy_tids: Callable[[Identity], Sequence[int]]) -> None:
+        """Ask ``busy_tids`` for the busy threads of a process, busiest first."""
+        self._busy_tids = busy_tids
+        self._known: dict[Identity, tuple[Known[str], int]] = {}
+
+    def read(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[str]:
+        """Return whose pool it is that wants most; ``now_ns`` is CLOCK_MONOTONIC."""
+        pool = find_pool(processes)
+        if pool is None:
+            return Missing("no thread pool is busy")
+        for old in self._known.keys() - {Identity(one.pid, one.start_ticks) for one in processes}:
+            del self._known[old]
+        identity = Identity(pool.pid, pool.start_ticks)
+        known = self._known.get(identity)
+        if known is None or now_ns - known[1] > LIBRARY_EVERY_NS:
+            named = read_pool_library(pool.pid, self._busy_tids(identity))
+            known = self._known[identity] = (named, now_ns)
+        return known[0]

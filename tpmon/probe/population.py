@@ -86,6 +86,7 @@ class Population:
             if probe is None:
                 continue
             try:
+                probe.follow(member.loop_tid)
                 now = probe.read(member.role, skip_threads=skip_threads, threads_later=threads_later)
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:

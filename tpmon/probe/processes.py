@@ -71,6 +71,8 @@ class ProcessReading:
     waits_for: Known[str]
     waits_unchanged_s: Known[float]
     taken_ns: int
+    state: str
+    """Of the thread that runs the training loop."""
     allowed_cpus: Known[str] = Missing("not read")
 
 
@@ -242,14 +244,34 @@ class ProcessProbe:
         self._parsed_wait: tuple[Known[str], Known[str], Known[str]] = (_HIDDEN, _HIDDEN, _HIDDEN)
         self._looks = pid
         self._old: tuple[Stat, Known[Io], int] | None = None
+        self._proc = proc
+        self._loop_tid = pid
+        self._loop_stat: _Optional | None = None
+        """State of the thread that is followed, where it is not the first."""
         self._wait: tuple[Known[str], int] | None = None
 
     def close(self) -> None:
         """Close all descriptors."""
         self._stat.close()
-        for file in (self._io, self._wchan, self._syscall):
-            file.close()
+        for file in (self._io, self._wchan, self._syscall, self._loop_stat):
+            if file is not None:
+                file.close()
         self.threads.close()
+
+    def follow(self, tid: int) -> None:
+        """Read from now on the state and the waits of thread ``tid``, which runs the training loop."""
+        if tid == self._loop_tid:
+            return
+        self._loop_tid = tid
+        for file in (self._wchan, self._syscall, self._loop_stat):
+            if file is not None:
+                file.close()
+        base = f"{self._proc}/{self.pid}/task/{tid}"
+        self._wchan = _Optional(f"{base}/wchan", 128, keep=self.keep)
+        self._syscall = _Optional(f"{base}/syscall", 256, keep=self.keep)
+        self._loop_stat = _Optional(f"{base}/stat", 1024, keep=self.keep) if tid != self.pid else None
+        self._looks, self._wait = -1, None  # the next reading looks at the waits
+        self.threads.follow(tid)
 
     def read(self, role: Role, *, skip_threads: bool, threads_later: bool = False) -> ProcessReading:
         """Read the process now, its threads perhaps later (``begin_threads``).
@@ -283,8 +305,9 @@ class ProcessProbe:
         # now and then all the same, because a lock can change hands without either.
         still = old is not None and old[0] is stat and old[1] is io
         self._looks += 1
+        state = self._read_state(stat)
         if not still or self._looks % LOOK_AGAIN_TICKS == 0:
-            self._waits = self._read_wait(stat.state, role)
+            self._waits = self._read_wait(state, role)
         if self._allowed is None or self._looks % AFFINITY_TICKS == 0:
             self._allowed = self._read_allowed()
         wchan, syscall, waits_for = self._waits
@@ -297,6 +320,7 @@ class ProcessProbe:
             waits_for=waits_for,
             waits_unchanged_s=self._unchanged_s(waits_for, threads, taken_ns),
             taken_ns=taken_ns,
+            state=state,
             allowed_cpus=self._allowed,
         )
 
@@ -318,6 +342,13 @@ class ProcessProbe:
             return Missing(say_refusal(error))
         except ValueError as error:
             return Missing(f"/proc/PID/status has {error}")
+
+    def _read_state(self, stat: Stat) -> str:
+        """Return the state of the thread of the loop; that of the process where the thread is gone."""
+        raw = self._loop_stat.read() if self._loop_stat is not None and stat.state not in "ZX" else b""
+        if not is_known(raw) or b")" not in raw:
+            return stat.state
+        return raw[raw.rindex(b")") + 2 :][:1].decode("ascii", "replace")
 
     def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
         if state == "R":

@@ -29,7 +29,7 @@ from tpmon.model.sample import (
 from tpmon.probe.job import Member
 from tpmon.probe.other_spies import Spy, find_spies
 from tpmon.probe.procread import PROC
-from tpmon.probe.sample_tally import Slice, Tally, count_looks, read_main_thread
+from tpmon.probe.sample_tally import Slice, Tally, count_looks, read_thread
 from tpmon.probe.sample_text import parse_remarks
 from tpmon.probe.spy_failure import Failure, explain_outcome, find_gone, find_obstacle, report_failure
 from tpmon.probe.stack_child import CPU_LIMIT_S, SpyChild, find_spy, record_arguments
@@ -258,7 +258,7 @@ class Sampler:
         if self._finishing:
             return Failure(ErrorKind.LATE, "it was to begin at the end")
         request = self._request
-        before = read_main_thread(pid, self._proc)
+        before = read_thread(pid, member.loop_tid, self._proc)
         began_s = time.monotonic()
         arguments = sample_arguments(pid, request.rate_hz, seconds, request.counted)
         limit_s = CPU_LIMIT_S + seconds  # one whose looks take all of their time is bounded by its deadline
@@ -273,7 +273,7 @@ class Sampler:
             with self._lock:
                 self._children.discard(child)
                 self._spent_s += child.cost()[0]
-        after = read_main_thread(pid, self._proc)
+        after = read_thread(pid, member.loop_tid, self._proc)
         failure = explain_outcome(pid, outcome, seconds + GRACE_S, self._proc, limit_s)
         if failure is not None:
             if failure.torn:

@@ -6,10 +6,12 @@ from collections import Counter
 
 from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.process import Role
 from tpmon.model.sample import Counted, SampledProcess
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.job import Member
+from tpmon.probe.loop_thread import find_loop
 from tpmon.probe.procfs import SchedStat, parse_schedstat
 from tpmon.probe.procread import PROC, read_file
 from tpmon.probe.sample_text import Remarks
@@ -33,10 +35,10 @@ class Slice:
     after: Known[SchedStat]
 
 
-def read_main_thread(pid: int, proc: str = PROC) -> Known[SchedStat]:
-    """Read for how long the main thread ran and waited for a CPU since it began."""
+def read_thread(pid: int, tid: int, proc: str = PROC) -> Known[SchedStat]:
+    """Read for how long a thread ran and waited for a CPU since it began."""
     try:
-        return parse_schedstat(read_file(f"{proc}/{pid}/task/{pid}/schedstat", 128))
+        return parse_schedstat(read_file(f"{proc}/{pid}/task/{tid}/schedstat", 128))
     except (OSError, ValueError):
         return _NOT_WATCHED
 
@@ -94,6 +96,11 @@ class Tally:
         """Return all that was sampled so far."""
         member = self.member
         watched = self._watched_s > 0
+        stacks = tuple(
+            StackCount(tid, thread, frames, samples)
+            for (tid, thread, frames), samples in self._stacks.items()
+        )
+        loop = find_loop(stacks, member.identity.pid) if member.role is Role.RANK else None
         return SampledProcess(
             pid=member.identity.pid,
             start_ticks=member.identity.start_ticks,
@@ -109,8 +116,6 @@ class Tally:
             watched_s=self._watched_s,
             cpu_s=self._run_ns / 1e9 if watched else _NOT_WATCHED,
             delay_s=self._delay_ns / 1e9 if watched else _NOT_WATCHED,
-            stacks=tuple(
-                StackCount(tid, thread, frames, samples)
-                for (tid, thread, frames), samples in self._stacks.items()
-            ),
+            stacks=stacks,
+            loop_tid=NOT_APPLICABLE if loop is None else loop.tid,
         )

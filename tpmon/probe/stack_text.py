@@ -55,6 +55,10 @@ class Sampled:
     stacks: tuple[StackCount, ...]
     lost: int
 
+    def count(self, tid: int) -> int:
+        """Count how often a thread was seen."""
+        return sum(one.samples for one in self.stacks if one.tid == tid)
+
     @property
     def frames(self) -> int:
         """Count the frames of all stacks: what a sample costs."""

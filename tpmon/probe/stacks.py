@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.stacks import StackSlice
 from tpmon.probe.dump_text import parse_dump
+from tpmon.probe.loop_thread import LoopThreads
 from tpmon.probe.pace import Pace
 from tpmon.probe.procread import PROC, read_file, read_stat
 from tpmon.probe.stack_child import (
@@ -45,10 +46,14 @@ _NO_SLICE = Missing("no stack was sampled yet")
 class StackSampler:
     """Own the daemon thread and its py-spy. Every method returns at once."""
 
-    def __init__(self, *, enabled: bool = True, proc: str = PROC) -> None:
-        """Sample nothing until ``start`` and ``watch``; never, when not ``enabled``."""
+    def __init__(self, *, enabled: bool = True, proc: str = PROC, loops: LoopThreads | None = None) -> None:
+        """Sample nothing until ``start`` and ``watch``; never, when not ``enabled``.
+
+        ``loops`` learns from each slice which thread of a rank runs its loop.
+        """
         self._enabled = enabled
         self._proc = proc
+        self._loops = loops or LoopThreads(proc)
         self._plan = StackPlan(time.monotonic_ns())
         self._child = SpyChild()
         self._lock = threading.Lock()
@@ -225,6 +230,10 @@ class StackSampler:
                 return
             self._refuse(turn, cpu_ms, "py-spy saw no Python thread", final=False)
             return
+        loop_tid = pid
+        if not turn.subject.is_worker:
+            loop_tid = self._loops.learn(turn.subject.identity, sampled.stacks, ended_ns)
+        samples = sampled.count(loop_tid)
         piece = StackSlice(
             pid=pid,
             rank=turn.subject.rank,
@@ -232,11 +241,12 @@ class StackSampler:
             ended_ns=ended_ns,
             seconds=outcome.wall_s if turn.kind is Kind.SLICE else 0.0,
             rate_hz=float(turn.rate_hz),
-            samples=sampled.samples,
+            samples=samples,
             stacks=sampled.stacks,
+            loop_tid=loop_tid if loop_tid != pid else NOT_APPLICABLE,
         )
         with self._lock:
-            self._plan.settle(turn, cpu_ms, sampled.samples, sampled.frames, time.monotonic_ns())
+            self._plan.settle(turn, cpu_ms, samples, sampled.frames, time.monotonic_ns())
             self._slices.append(piece)
             self._last_ns = ended_ns
 

@@ -144,6 +144,7 @@ class ThreadSet:
     """A moment at which the process did not exist yet: all its threads' time came after it."""
     keep_folder: bool = True
     """False where descriptors are short: the task folder is then opened for each reading."""
+    _loop_tid: int = 0
     _threads: dict[int, _Thread] = field(default_factory=dict)
     _task_fd: int = -1
     _listed_ns: int = 0
@@ -164,6 +165,7 @@ class ThreadSet:
     def __post_init__(self) -> None:
         """Take the moment before birth for the first reading."""
         self._read_ns = self.born_after_ns
+        self._loop_tid = self.pid
 
     def read(
         self, now: Callable[[], int], threads: int, *, moved: bool, skip: bool, cpu_s: float = -1.0
@@ -215,6 +217,13 @@ class ThreadSet:
             os.close(self._task_fd)
             self._task_fd = -1
 
+    def follow(self, tid: int) -> None:
+        """Take another thread for the one of kind MAIN: it runs the training loop."""
+        for one in {self._loop_tid, tid} & self._threads.keys():
+            self._threads[one].kind = ThreadKind.UNREAD
+        self._loop_tid = tid
+        self._count = -1  # the next reading lists them again, and so names them
+
     def busy_tids(self) -> tuple[int, ...]:
         """Return the threads whose demand reached ``BUSY_DEMAND``, busiest first."""
         busy = [t for t in self._threads.values() if t.demand >= BUSY_DEMAND]
@@ -237,7 +246,7 @@ class ThreadSet:
         return born
 
     def _read_kind(self, tid: int) -> ThreadKind:
-        if tid == self.pid:
+        if tid == self._loop_tid:
             return ThreadKind.MAIN
         try:
             name = self._read_once(f"{tid}/comm")
@@ -354,7 +363,7 @@ class ThreadSet:
             since_ns = thread.read_ns or self._read_ns
             elapsed_ns = taken_ns - since_ns if since_ns else 0
             thread.read_ns = taken_ns
-            is_main = thread.tid == self.pid
+            is_main = thread.tid == self._loop_tid
             sums.read += 1
             sums.filled = sums.filled or new.slices > 0
             if new is thread.last:
