@@ -21,7 +21,7 @@ from tests.programs.hangs.table import ALIVE_ROWS, ROWS, AliveRow, Row
 from tests.verdicts.results import append
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("lock_held", "blocked_fifo", "missing_rank", "remote_rank", "slow_step")
+NAMES = ("lock_held", "blocked_fifo", "missing_rank", "slow_step")
 LIFE_S = 400.0
 CROWDED_S = 150.0
 """How long a verdict may take on the machine of a test, which has other things to do; 31 s when it has none."""

@@ -164,6 +164,7 @@ def read_children(folder: Path) -> dict[int, int]:
     return {int(pid): int(ended_ns) for pid, ended_ns in map(str.split, lines[:-1])}
 
 
+@pytest.mark.long
 def test_short_lived_children_leave_no_stale_rows(restless: Program) -> None:
     with watch(restless.pid, "-i", "0.5") as tpmon:
         for _ in range(8):

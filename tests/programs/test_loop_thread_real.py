@@ -10,7 +10,7 @@ from tests.programs.causes.running import HERE, Verdict, start_program, watch
 from tests.programs.causes.table import find_row
 from tests.spying import may_sample
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long]
 WITHIN_S = 45.0
 """Three times the 15 s that a verdict may take."""
 
@@ -21,15 +21,7 @@ def _sampling_works() -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "no_workers",
-        pytest.param("too_few_workers", marks=pytest.mark.long),
-        pytest.param("one_slow_worker", marks=pytest.mark.long),
-        pytest.param("compute", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("name", ["no_workers", "too_few_workers", "one_slow_worker", "compute"])
 def test_a_training_in_a_thread_has_the_verdict_of_any_other(name: str) -> None:
     row = find_row(name)
 

@@ -36,34 +36,27 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-CONTEXTS = ("fork", "spawn", "forkserver")
+CONTEXTS = ["fork", *(pytest.param(one, marks=pytest.mark.long) for one in ("spawn", "forkserver"))]
 
 
 @pytest.fixture(scope="module")
-def trainings(tmp_path_factory):
-    """Start a loader program of each kind, all at once: most of it is the import of torch."""
-    folder = tmp_path_factory.mktemp("stores")
-    command = [sys.executable, str(HERE / "loader_train.py")]
-    started = {
-        context: subprocess.Popen(
-            [*command, "--context", context, "--store", str(folder / context)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        for context in CONTEXTS
-    }
+def training(request, tmp_path_factory):
+    """Start a loader program whose workers are started as asked, and hear what it has open."""
+    store = tmp_path_factory.mktemp("stores") / request.param
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "loader_train.py"), "--context", request.param, "--store", str(store)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        yield {
-            context: (process, json.loads(process.stdout.readline())) for context, process in started.items()
-        }
+        yield process, json.loads(process.stdout.readline())
     finally:
-        for process in started.values():
-            end(process)
-            process.stdin.close()
-            process.stdout.close()
+        end(process)
+        process.stdin.close()
+        process.stdout.close()
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
@@ -97,9 +90,9 @@ def read_pending_bytes(sample) -> list[int]:
     return [queue.pending_bytes for queue in sample.queues]
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(trainings, context):
-    process, truth = trainings[context]
+@pytest.mark.parametrize("training", CONTEXTS, indirect=True)
+def test_a_real_loader_is_full_behind_a_slow_step_and_empty_behind_slow_workers(training):
+    process, truth = training
     workers = tuple(LoaderWorker(i, pid, 1) for i, pid in enumerate(truth["workers"]))
     found = map_queues(read_queue_pipes(process.pid), [read_pipes(worker.pid) for worker in workers])
     assert {pipe.read_fd for pipe in found.data} == {truth["data"]}

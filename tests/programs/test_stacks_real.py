@@ -83,7 +83,7 @@ def is_data_wait(stack: StackCount) -> bool:
 @pytest.mark.parametrize(
     ("fetch_s", "rounds"),
     [
-        pytest.param(0.3, 1, id="data-bound"),
+        pytest.param(0.3, 1, id="data-bound", marks=pytest.mark.long),
         pytest.param(0.0, 40, id="compute-bound", marks=pytest.mark.long),
     ],
 )
