@@ -109,6 +109,18 @@ def test_what_was_seen_to_train_is_no_server_unless_it_is_a_notebook():
     assert said(trained(KERNEL)) == IDLE
 
 
+def test_a_page_whose_training_ran_in_a_thread_is_a_server_again_when_that_has_ended():
+    """Stacks of the loop are then of that thread, and of the main one since it ended."""
+    seen = sample(job(UVICORN, seconds=320), 4000, BACKWARD)
+    threaded = [
+        replace(
+            one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks) if number < 10 else ()
+        )
+        for number, one in enumerate(seen)
+    ]
+    assert said(threaded) == IDLE
+
+
 def test_a_training_in_another_thread_or_with_other_ranks_is_no_server():
     stuck = make_thread(7, name="trainer", kind=ThreadKind.OTHER, frames=(TRAIN,))
     assert said(job(UVICORN, stuck, seconds=320)) == (Kind.HUNG, "no-progress")

@@ -129,8 +129,10 @@ def test_stacks_beyond_the_most_stay_counted():
     )
     seen = 2 * len(stacks)
     nothing = Missing("no schedstat")
-    tally.add(Slice(Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, nothing, nothing))
-    tally.add(Slice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, nothing, nothing))
+    tally.add(
+        Slice(Sampled(seen, stacks, 0), Remarks(1, 0.5), seen + 1, 1.0, tally.loop_tid, nothing, nothing)
+    )
+    tally.add(Slice(Sampled(2, stacks[:1], 0), Remarks(0, 0.0), 2, 1.0, tally.loop_tid, nothing, nothing))
     total = tally.total(20)
     assert len(total.stacks) == MOST_STACKS + 1
     assert sum(one.samples for one in total.stacks) == seen + 2

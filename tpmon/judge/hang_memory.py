@@ -179,7 +179,11 @@ def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
     for taken in slices:
         stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
         if stacks:
-            trained = one.trained or any(read_stack(stack).phase in TRAINING for stack in stacks)
+            # A page with a button trains in a thread, and is a server again when that has ended.
+            in_main = not is_known(taken.loop_tid)
+            trained = one.trained or (
+                in_main and any(read_stack(stack).phase in TRAINING for stack in stacks)
+            )
             one = replace(one, trained=trained)
             begun_ns = taken.ended_ns - round(taken.seconds * 1e9)
             one = _note_stacks(one, stacks, begun_ns, taken.ended_ns)

@@ -10,6 +10,8 @@ from functools import lru_cache
 from tpmon.model.known import Known, is_known
 from tpmon.model.process import ON_A_CPU
 
+LEAST_LOOKS = 3
+"""Looks that did not find it running, to tell what it waits for: fewer are no share of anything."""
 _IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe read", "FIFO")
 
 
@@ -46,14 +48,13 @@ def share_waits(waits: Sequence[Known[str]], rest: float = 1.0) -> dict[str, flo
 
 
 def weigh_rest(states: Sequence[str], demands: Sequence[Known[float]]) -> float:
-    """Return by how much more of its time a process wanted no CPU than its looks say.
+    """Return by how much more of its time a main thread wanted no CPU than its looks say; 1: not known.
 
-    Demand is exact. On a crowded machine the looks come when this tool has a CPU, so that what shares that
-    CPU is found in state R more often than it is. 1 where several threads want CPUs, or nothing is known.
+    Its demand is exact. On a crowded machine the looks come when this tool has a CPU, so that what shares
+    that CPU is found in state R more often than it is.
     """
     known = [one for one in demands if is_known(one)]
-    looked = 1.0 - states.count("R") / len(states)
-    if not looked or not known or 2 * len(known) < len(demands):
+    looked = len(states) - states.count("R")
+    if looked < LEAST_LOOKS or 2 * len(known) < len(demands):
         return 1.0
-    demand = statistics.fmean(known)
-    return (1.0 - demand) / looked if demand <= 1.0 else 1.0
+    return max(0.0, 1.0 - statistics.fmean(known)) * len(states) / looked

@@ -187,7 +187,7 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     # One call a sample and one median a column: with 128 workers this is most of a judgement.
     states, waits, *columns = zip(*map(_WORKER_FIELDS, samples), strict=True)
     demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
-    rest = weigh_rest(states, columns[0])
+    rest = weigh_rest(states, [demand_of(one, _MAIN) for one in samples])
     shares = share_waits(waits, rest)
     blocked = [
         state == "D" or (is_known(words) and is_io_wait(words))

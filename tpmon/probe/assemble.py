@@ -63,7 +63,7 @@ def make_process(reading: Reading, pss: Known[Pss], now_ns: int) -> ProcessSampl
         waits_unchanged_s=now.waits_unchanged_s,
         environment=member.environment,
         allowed_cpus=now.allowed_cpus,
-        loop=member.loop,
+        loop=member.loop.thread if is_known(member.loop) else NOT_APPLICABLE,
     )
 
 

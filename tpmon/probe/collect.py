@@ -378,7 +378,7 @@ class Collector:
         )
 
     def _dumpable(self) -> tuple[Member, ...]:
-        return self._loops.mark(dumpable(self._membership.job))
+        return self._loops.mark_some(dumpable(self._membership.job))
 
     def _rank_pids(self) -> tuple[int, ...]:
         members = self._membership.members

@@ -274,7 +274,7 @@ class Dumper:
         return _Answer(look if is_known(look) else None, Failure(ErrorKind.LATE, reason))
 
     def _look(self, member: Member, stacks: Known[Sequence[StackCount]], ends: OtherEnds) -> ProcessLook:
-        loop_tid = member.loop.tid if is_known(member.loop) else 0
+        loop_tid = member.loop_tid if member.is_loop_told else 0
         threads = read_threads(
             member.identity.pid, member.role, stacks, loop_tid=loop_tid, ends=ends, proc=self._proc
         )

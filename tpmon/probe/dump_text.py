@@ -129,8 +129,11 @@ def _cut_middle(frames: tuple[T, ...], cut: T) -> tuple[T, ...]:
     return (*frames[:OUTER_FRAMES], cut, *frames[OUTER_FRAMES + 1 - MAX_FRAMES :])
 
 
-def parse_dump(output: bytes, pid: int) -> Sampled:
-    """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first."""
+def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
+    """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first.
+
+    Where there are too many threads, the main one and ``loop_tid`` are kept first.
+    """
     try:
         threads = json.loads(output)
     except (ValueError, RecursionError):
@@ -138,4 +141,5 @@ def parse_dump(output: bytes, pid: int) -> Sampled:
     if not isinstance(threads, list):
         return Sampled(0, (), 1)
     parsed = [_parse_thread(one) for one in threads[:MAX_THREADS]]
-    return settle([one for one in parsed if one is not None], pid, parsed.count(None), MAX_THREADS)
+    stacks = [one for one in parsed if one is not None]
+    return settle(stacks, pid, parsed.count(None), MAX_THREADS, loop_tid)

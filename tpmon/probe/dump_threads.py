@@ -53,13 +53,15 @@ def read_threads(
 ) -> Threads:
     """Read every thread of a process and give it its stack; where there are none, why.
 
-    ``loop_tid`` is the thread that runs the training loop, where it is known not to be the first.
+    ``loop_tid`` is the thread that runs the training loop; 0: told from the stacks.
     ``ends`` answers who has the other end of what a thread waits on, for a whole round.
 
     Raises:
         OSError: when the process is gone.
     """
     tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
+    if loop_tid not in tids:
+        loop_tid = 0  # it ended: nobody else may take its place unseen
     reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine)
     if isinstance(stacks, Missing):
         first = reader.loop_tid
@@ -68,7 +70,7 @@ def read_threads(
     here = set(tids)
     if not loop_tid and role is Role.RANK and (found := find_loop(stacks, pid)) is not None:
         loop = read_loop(pid, found, proc)
-        reader = replace(reader, loop_tid=loop.tid if is_known(loop) else pid)
+        reader = replace(reader, loop_tid=loop.thread.tid if is_known(loop) else pid)
     named = number_stacks(pid, stacks, here, proc, machine)
     python = [
         replace(

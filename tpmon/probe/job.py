@@ -40,6 +40,14 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
+class Loop:
+    """Name the thread of a training loop; ``said`` is the number that py-spy gives it."""
+
+    thread: LoopThread
+    said: int
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """Hold one process of a job as it is known from outside; ``parent`` is its parent PID now or last."""
 
@@ -54,13 +62,15 @@ class Member:
     label: str
     started: datetime
     environment: Known[tuple[Setting, ...]]
-    loop: Applicable[LoopThread] = NOT_APPLICABLE
+    loop: Applicable[Loop] = NOT_APPLICABLE
     """The thread of its training loop, where that is not the main one."""
+    is_loop_told: bool = False
+    """Whether its stacks told which thread it is."""
 
     @property
     def loop_tid(self) -> int:
         """Return the number of the thread that runs the training loop."""
-        return self.loop.tid if is_known(self.loop) else self.identity.pid
+        return self.loop.thread.tid if is_known(self.loop) else self.identity.pid
 
 
 @dataclass(frozen=True, slots=True)

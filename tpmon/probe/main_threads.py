@@ -206,6 +206,8 @@ class MainThreadProbe:
         named = {(identity, loops.get(identity, identity.pid)) for identity in self._named}
         for gone in self._threads.keys() - named:
             self._threads.pop(gone).close()
+            with self._lock:
+                self._counts.pop(gone[0], None)  # of another thread
         for identity, tid in named - self._threads.keys():
             self._threads[identity, tid] = _meet(identity.pid, tid, self._proc)
         found = [(identity, thread.look()) for (identity, _), thread in self._threads.items()]

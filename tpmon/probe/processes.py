@@ -348,7 +348,8 @@ class ProcessProbe:
         raw = self._loop_stat.read() if self._loop_stat is not None and stat.state not in "ZX" else b""
         if not is_known(raw) or b")" not in raw:
             return stat.state
-        return raw[raw.rindex(b")") + 2 :][:1].decode("ascii", "replace")
+        state = raw[raw.rindex(b")") + 2 :][:1].decode("ascii", "replace")
+        return stat.state if state in "ZX" else state  # the thread ends, not the process
 
     def _read_wait(self, state: str, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
         if state == "R":

@@ -241,7 +241,7 @@ class Sampler:
     ) -> None:
         answer: Slice | Failure
         try:
-            answer = self._sample(tally.member, spy, others, seconds)
+            answer = self._sample(tally, spy, others, seconds)
         except OSError as error:
             answer = Failure(ErrorKind.GONE, f"it ended: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001  # one process fails alone, and says why
@@ -250,15 +250,16 @@ class Sampler:
             time.sleep(HELD_S)
         answers.put((tally, answer))
 
-    def _sample(self, member: Member, spy: str, others: Sequence[Spy], seconds: int) -> Slice | Failure:
-        pid = member.identity.pid
+    def _sample(self, tally: Tally, spy: str, others: Sequence[Spy], seconds: int) -> Slice | Failure:
+        member = tally.member
+        pid, tid = member.identity.pid, tally.loop_tid
         failure = find_gone(member.identity, self._proc) or find_obstacle(pid, others, self._proc)
         if failure is not None:
             return failure
         if self._finishing:
             return Failure(ErrorKind.LATE, "it was to begin at the end")
         request = self._request
-        before = read_thread(pid, member.loop_tid, self._proc)
+        before = read_thread(pid, tid, self._proc)
         began_s = time.monotonic()
         arguments = sample_arguments(pid, request.rate_hz, seconds, request.counted)
         limit_s = CPU_LIMIT_S + seconds  # one whose looks take all of their time is bounded by its deadline
@@ -273,7 +274,7 @@ class Sampler:
             with self._lock:
                 self._children.discard(child)
                 self._spent_s += child.cost()[0]
-        after = read_thread(pid, member.loop_tid, self._proc)
+        after = read_thread(pid, tid, self._proc)
         failure = explain_outcome(pid, outcome, seconds + GRACE_S, self._proc, limit_s)
         if failure is not None:
             if failure.torn:
@@ -287,4 +288,4 @@ class Sampler:
         if not looks:
             nothing = Failure(ErrorKind.FAILED, "py-spy saw no Python thread", torn=True)
             return find_gone(member.identity, self._proc) or nothing
-        return Slice(sampled, remarks, looks, time.monotonic() - began_s, before, after)
+        return Slice(sampled, remarks, looks, time.monotonic() - began_s, tid, before, after)

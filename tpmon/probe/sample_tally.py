@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tpmon.model.dump import ErrorKind
 from tpmon.model.frozen import dataclass
@@ -11,7 +12,7 @@ from tpmon.model.process import Role
 from tpmon.model.sample import Counted, SampledProcess
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.probe.job import Member
-from tpmon.probe.loop_thread import find_loop
+from tpmon.probe.loop_thread import find_loop, read_loop
 from tpmon.probe.procfs import SchedStat, parse_schedstat
 from tpmon.probe.procread import PROC, read_file
 from tpmon.probe.sample_text import Remarks
@@ -31,6 +32,8 @@ class Slice:
     remarks: Remarks
     looks: int
     wall_s: float
+    tid: int
+    """The thread of which ``before`` and ``after`` are: the one of the loop, as far as it was known."""
     before: Known[SchedStat]
     after: Known[SchedStat]
 
@@ -59,6 +62,7 @@ class Tally:
     def __init__(self, member: Member) -> None:
         """Start with nothing."""
         self.member = member
+        self.loop = member.loop
         self.turns = 0
         self.tries = 0
         """Failures since the last slice."""
@@ -82,7 +86,8 @@ class Tally:
         self.looks += one.looks
         self._lost += one.remarks.errors
         self._behind_s = max(self._behind_s, one.remarks.behind_s)
-        if is_known(one.before) and is_known(one.after):
+        self._learn(one.sampled.stacks)
+        if one.tid == self.loop_tid and is_known(one.before) and is_known(one.after):
             self._watched_s += one.wall_s
             self._run_ns += one.after.run_ns - one.before.run_ns
             self._delay_ns += one.after.wait_ns - one.before.wait_ns
@@ -92,15 +97,25 @@ class Tally:
                 key = (stack.tid, stack.thread, ())
             self._stacks[key] += stack.samples
 
+    @property
+    def loop_tid(self) -> int:
+        """Return the number of the thread that runs the loop."""
+        return self.loop.thread.tid if is_known(self.loop) else self.member.identity.pid
+
+    def _learn(self, stacks: Sequence[StackCount]) -> None:
+        """Learn from a slice which thread runs the loop, where nobody knows it yet."""
+        member = self.member
+        if member.role is not Role.RANK or member.is_loop_told or is_known(self.loop):
+            return
+        found = find_loop(stacks, member.identity.pid)
+        if found is not None:
+            self.loop = read_loop(member.identity.pid, found)
+            self._watched_s, self._run_ns, self._delay_ns = 0.0, 0, 0
+
     def total(self, rate_hz: int) -> SampledProcess:
         """Return all that was sampled so far."""
         member = self.member
         watched = self._watched_s > 0
-        stacks = tuple(
-            StackCount(tid, thread, frames, samples)
-            for (tid, thread, frames), samples in self._stacks.items()
-        )
-        loop = find_loop(stacks, member.identity.pid) if member.role is Role.RANK else None
         return SampledProcess(
             pid=member.identity.pid,
             start_ticks=member.identity.start_ticks,
@@ -116,6 +131,9 @@ class Tally:
             watched_s=self._watched_s,
             cpu_s=self._run_ns / 1e9 if watched else _NOT_WATCHED,
             delay_s=self._delay_ns / 1e9 if watched else _NOT_WATCHED,
-            stacks=stacks,
-            loop_tid=NOT_APPLICABLE if loop is None else loop.tid,
+            stacks=tuple(
+                StackCount(tid, thread, frames, samples)
+                for (tid, thread, frames), samples in self._stacks.items()
+            ),
+            loop_tid=self.loop.said if is_known(self.loop) else NOT_APPLICABLE,
         )

@@ -137,8 +137,11 @@ def cut_frames(frames: tuple[T, ...]) -> tuple[T, ...]:
     return frames[:OUTER_FRAMES] + frames[OUTER_FRAMES - MAX_FRAMES :]
 
 
-def parse_raw(output: bytes, pid: int) -> Sampled:
-    """Parse the folded stacks of ``py-spy record --threads --format raw``; lines of its own are skipped."""
+def parse_raw(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
+    """Parse the folded stacks of ``py-spy record --threads --format raw``; lines of its own are skipped.
+
+    Where there are too many stacks, those of the main thread and of ``loop_tid`` are kept first.
+    """
     frames = _Frames()
     counts: Counter[tuple[int, str, tuple[StackFrame, ...]]] = Counter()
     lost = 0
@@ -158,14 +161,16 @@ def parse_raw(output: bytes, pid: int) -> Sampled:
         thread = clean_text((header[2] or "") + name, _THREAD_CHARS)
         counts[tid, thread, cut_frames(stack)] += int(number[1])
     stacks = [StackCount(tid, thread, stack, count) for (tid, thread, stack), count in counts.items()]
-    return settle(stacks, pid, lost)
+    return settle(stacks, pid, lost, loop_tid=loop_tid)
 
 
 def _is_main(stack: StackCount, pid: int, tids: set[int]) -> bool:
     return stack.tid == pid if pid in tids else stack.thread == "MainThread"
 
 
-def settle(found: Sequence[StackCount], pid: int, lost: int, most: int = MAX_STACKS) -> Sampled:
+def settle(
+    found: Sequence[StackCount], pid: int, lost: int, most: int = MAX_STACKS, loop_tid: int = 0
+) -> Sampled:
     """Give the main thread the number of its process and bound the number of stacks.
 
     py-spy knows the kernel's number of a thread from Python 3.11 on; in a container it is the
@@ -174,7 +179,7 @@ def settle(found: Sequence[StackCount], pid: int, lost: int, most: int = MAX_STA
     tids = {one.tid for one in found}
     stacks = [replace(one, tid=pid) if _is_main(one, pid, tids) else one for one in found]
     samples = sum(one.samples for one in stacks if one.tid == pid)
-    stacks.sort(key=lambda one: (one.tid != pid, -one.samples))
+    stacks.sort(key=lambda one: (one.tid not in (pid, loop_tid), one.tid != pid, -one.samples))
     rest: Counter[tuple[int, str]] = Counter()
     for one in stacks[most:]:
         rest[one.tid, one.thread] += one.samples

@@ -222,7 +222,11 @@ class StackSampler:
             self._complain(turn, outcome)
             return
         parse = parse_dump if turn.kind is Kind.DUMP else parse_raw
-        sampled = parse(outcome.output, pid)
+        identity = turn.subject.identity
+        sampled = parse(outcome.output, pid, self._loops.said(identity))
+        loop_tid = pid
+        if sampled.stacks and not turn.subject.is_worker:
+            loop_tid = self._loops.learn(identity, sampled.stacks, ended_ns)
         cpu_ms = (outcome.cpu_s + time.thread_time() - begun_s) * 1000
         if not sampled.stacks:
             if not is_known(self._read_tracer(turn.subject)):
@@ -230,9 +234,6 @@ class StackSampler:
                 return
             self._refuse(turn, cpu_ms, "py-spy saw no Python thread", final=False)
             return
-        loop_tid = pid
-        if not turn.subject.is_worker:
-            loop_tid = self._loops.learn(turn.subject.identity, sampled.stacks, ended_ns)
         samples = sampled.count(loop_tid)
         piece = StackSlice(
             pid=pid,
