@@ -37,11 +37,11 @@ class Loop:
     def spend(self, ms: float) -> None:
         self.now += int(ms * MS)
 
-    def batch(self, ms: float = 2) -> None:
+    def batch(self, ms: float = 2, of: Batches | None = None) -> None:
         ours = self.steps.data_begins()
         self.spend(ms)
         if ours:
-            self.steps.data_ended(self.iterator)
+            self.steps.data_ended(of or self.iterator)
 
     def stop(self, ms: float = 0) -> None:
         if self.steps.data_begins():

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.hook_loop import MS, Loop
+from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import device, watch, wire_settings
+from tpmon.hook.settings import Settings
 from tpmon.model.hook_settings import NO_DEVICE, DeviceTimes
 from tpmon.model.known import is_known
 from tpmon.probe.hook_settings import parse_device, parse_settings
@@ -222,6 +223,54 @@ def test_a_device_without_work_of_the_program_gets_no_event_and_so_no_context(lo
     assert device.find_device(sys.modules["torch"]) == 0
     card.reserved = [0, 0]
     assert device.find_device(sys.modules["torch"]) == -1
+
+
+def test_an_allocator_that_does_not_say_what_it_holds_leaves_the_device_as_it_is(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pluggable one; an error that came out of a recording's end would leave torch's profiler on."""
+    torch = sys.modules["torch"]
+    monkeypatch.setattr(torch, "__file__", "/site-packages/torch/__init__.py", raising=False)
+
+    def refuse(_torch: object, _device: int) -> bool:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    monkeypatch.setattr(device, "holds_work", refuse)
+    refuse.__code__ = refuse.__code__.replace(co_filename="/site-packages/torch/cuda/memory.py")
+    entered = []
+    with device.on_device(torch):
+        entered.append(1)
+    assert entered == [1]
+
+
+def test_a_step_that_begins_with_an_evaluation_is_watched_without_it(
+    loop: Loop, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader and its batches are others, and the device worked for both."""
+    loop.train(1, other_ms=1)
+    loop.stop()
+    seen: list[object] = []
+    monkeypatch.setattr(Settings, "see_loader", lambda _self, iterator: seen.append(iterator))
+    for _ in range(3):
+        loop.steps.watch_at = 0
+        loop.train(1)
+        assert loop.steps.data_begins()  # the step ends here, and the next is watched
+        other = Batches(64)
+        loop.steps.data_ended(other)
+        for _ in range(4):
+            loop.spend(5)
+            loop.batch(1, of=other)
+        loop.spend(5)
+        loop.stop()
+        if loop.steps.watch is not None:
+            break
+    assert loop.steps.watch is not None
+    assert not loop.steps.watch._timer._measuring
+    seen.clear()
+    loop.train(1)
+    assert seen == [loop.iterator]
+    timer = loop.steps.watcher._timer
+    assert timer.words[wire_settings.DEV_DROPPED] == 0
 
 
 def test_what_waits_for_the_device_waits_for_the_one_in_use(card: Card) -> None:

@@ -86,6 +86,22 @@ def test_an_error_of_other_code_of_the_program_is_not_a_handlers() -> None:
     assert not is_from_handler(catch(lambda: int("x")))
 
 
+def test_what_another_thread_has_this_one_raise_is_none_of_ours() -> None:
+    """By PyThreadState_SetAsyncExc wandb ends a run; whatever frame it meets is innocent."""
+
+    def caught(raised: type[Exception]) -> Exception:
+        space: dict[str, Callable[[type[Exception]], None]] = {}
+        exec(compile("def count(raised):\n    raise raised()", TORCH + "autograd/graph.py", "exec"), space)
+        with pytest.raises(raised) as told:
+            space["count"](raised)
+        assert told.value.__traceback__ is not None
+        told.value.__traceback__ = told.value.__traceback__.tb_next
+        return told.value
+
+    assert is_ours(caught(ValueError), TORCH)
+    assert not is_ours(caught(Exception), TORCH)
+
+
 def test_torchs_own_handler_is_none_of_ours_wherever_torch_lies() -> None:
     """It raises for the program that a worker of its DataLoader was killed."""
     space: dict[str, Callable[[], None]] = {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import operator
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -212,7 +213,7 @@ def test_optimizers_in_the_backward_of_a_card_are_part_of_the_step(loop: Loop) -
     for _ in range(20):
         loop.batch()
         assert loop.steps.backward_begins()
-        run_in_thread(lambda: step_each(4))
+        run_in_engine(lambda: step_each(4))
         loop.steps.backward_ended(True)
     loop.stop()
     one = loop.steps
@@ -229,7 +230,7 @@ def test_checkpoints_that_a_card_computes_again_are_part_of_the_backward(loop: L
     for _ in range(10):
         loop.batch()
         assert loop.steps.backward_begins()
-        run_in_thread(again)
+        run_in_engine(again)
         loop.steps.backward_ended(True)
         loop.update()
     loop.stop()
@@ -245,6 +246,25 @@ def test_a_training_that_goes_on_in_another_thread_counts_also_where_a_backward_
     loop.spend(61_000)
     run_in_thread(lambda: loop.train(30))
     assert loop.steps.steps > 15
+
+
+def run_in_engine(work: Callable[[], None]) -> None:
+    """Run work in a thread that ``threading`` did not start, as torch's engine has for each device."""
+    done = _thread.allocate_lock()
+    done.acquire()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 raised again in the thread of the test
+            failed.append(error)
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    assert done.acquire(timeout=10)
+    assert failed == []
 
 
 def run_in_thread(target: object) -> None:

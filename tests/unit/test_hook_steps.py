@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hook_loop import MS, Loop
+from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import wire
 
 
@@ -134,10 +134,12 @@ def test_an_evaluation_before_the_first_step_that_does_not_end_its_loader_is_one
 ) -> None:
     """As Lightning checks a run before it trains, and validates: so many batches, and no question for more."""
 
+    other = Batches(4)
+
     def evaluate(batches: int) -> None:
         gradients[0] = False
         for _ in range(batches):
-            loop.batch(10)
+            loop.batch(10, of=other)
             loop.spend(1)
         gradients[0] = True
 
@@ -186,13 +188,14 @@ def test_after_an_evaluation_batches_are_fetched_ahead_as_before(loop: Loop, gra
 
 def test_a_loop_without_a_torch_optimizer_keeps_its_evaluations(loop: Loop, gradients: list[bool]) -> None:
     assert gradients[0]
+    other = Batches(4)
     for _ in range(3):
         for _ in range(10):
             loop.batch()
             loop.backward()
         loop.stop()
         for _ in range(3):
-            loop.batch()
+            loop.batch(of=other)
             loop.spend(1)
         loop.stop()
     assert loop.steps.eval_steps == 9

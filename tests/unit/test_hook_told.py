@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.hook_loop import MS, Loop
+from tests.hook_loop import MS, Batches, Loop
 from tpmon.hook import wire
 from tpmon.judge.hook_wait import exact_wait
 from tpmon.model.known import Known, Missing, is_known
@@ -148,6 +148,7 @@ def test_long_steps_have_an_exact_wait_too(loop: Watched) -> None:
 
 
 def test_a_validation_within_an_accumulation_leaves_its_step_whole(loop: Watched) -> None:
+    other = Batches(4)
     for _ in range(6):
         for half in range(2):
             for _ in range(4):
@@ -156,7 +157,7 @@ def test_a_validation_within_an_accumulation_leaves_its_step_whole(loop: Watched
             if half == 0:
                 loop.stop()
                 for _ in range(3):
-                    loop.batch(20)
+                    loop.batch(20, of=other)
                     loop.spend(400)
                 loop.stop()
         loop.update(100)
@@ -275,10 +276,11 @@ def test_an_evaluation_of_next_to_no_work_is_told_when_its_loader_ended(loop: Wa
 
 def test_an_evaluation_of_as_many_batches_every_few_steps_is_one(loop: Watched) -> None:
     """Broken off, so that no DataLoader ends."""
+    other = Batches(4)
     for _ in range(5):
         loop.train(10)
         for _ in range(4):
-            loop.batch(10)
+            loop.batch(10, of=other)
             loop.spend(20)
     loop.train(1)
     assert (loop.steps.steps, loop.steps.eval_steps) == (50, 20)

@@ -21,7 +21,7 @@ from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
 from tpmon.hook.guard import Guard
-from tpmon.hook.surroundings import describe, is_ours, torch_folder
+from tpmon.hook.surroundings import describe, is_ours, read_ranks, torch_folder
 from tpmon.hook.wire_capture import Request
 
 TYPE_CHECKING = False
@@ -300,7 +300,7 @@ class Capture:
         try:
             if recorder.ending and file is not None:
                 first = words[wire_capture.CAP_FIRST_STEP]
-                rank = self._steps.pages.rank if self._steps.pages is not None else -1
+                rank = read_ranks()[0]  # anew: the pages may be older than the process group
                 ended = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
                 cut = first + words[wire_capture.CAP_STEPS_DONE] if end.cut else -1
                 sizes = file.write(recorder, rank, first, ended, cut)
@@ -356,14 +356,15 @@ class Capture:
 
     def _break_off(self, error: BaseException, ours: bool) -> None:
         """End a request after an error, and after one of our own all capturing."""
-        if ours:
-            self._broken = describe(error)
+        self._broken = describe(error) if ours else self._broken
         reason = self._broken if ours else f"interrupted by {type(error).__name__}"
         recorder = self._recorder
         try:
             self._drop_out(wire_capture.STATE_FAILED, reason)
         except Exception as second:
             self._broken = f"{reason}; then {second}"
+            if recorder is not None:
+                recorder.abandon()
             _KEPT.append(recorder)
             self._forget()
             self._steps.answered = self._steps.requests[0]

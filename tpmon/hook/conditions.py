@@ -87,7 +87,8 @@ def _read_model(torch: Any, steps: Counts) -> dict[str, Any]:
     return {
         "model": type(inner if isinstance(inner, torch.nn.Module) else model).__name__,
         "wrapped_by": type(model).__name__ if isinstance(inner, torch.nn.Module) else "",
-        "parameters": sum(one.numel() for one in parameters),
+        # Of this rank, where they are sharded; DeepSpeed says beside an empty one how large it is.
+        "parameters": sum(getattr(one, "ds_numel", 0) or one.numel() for one in parameters),
         "dtype": str(parameters[0].dtype) if parameters else "",
         "device": str(parameters[0].device) if parameters else "",
         "training": bool(model.training),

@@ -11,7 +11,14 @@ from time import monotonic_ns
 
 from tpmon import __version__
 from tpmon.hook import wire
-from tpmon.hook.surroundings import describe, is_loader_worker, is_ours, read_ranks, read_torch_version
+from tpmon.hook.surroundings import (
+    describe,
+    is_loader_worker,
+    is_of_python,
+    is_ours,
+    read_ranks,
+    read_torch_version,
+)
 
 TYPE_CHECKING = False  # importing typing takes longer than the rest of the hook
 if TYPE_CHECKING:
@@ -39,7 +46,7 @@ _TAKE_OVER = 8
 """Updates of another thread, and none of the training thread, that make it the training thread."""
 
 _LONGEST_BACKWARD_NS = 60_000_000_000
-"""Within a backward for so long, and another thread trains: its end was lost with the thread it began in."""
+"""Within a backward for so long, and another thread of Python trains: its end was lost with its thread."""
 
 _MOST_AHEAD = 32
 """The Trainer fetches all batches of an accumulation first; more without a backward are an evaluation."""
@@ -68,6 +75,8 @@ class Counts:
         "data_ns",
         "ddp",
         "depth",
+        "differentiated",
+        "drawn_from",
         "due_ns",
         "elsewhere",
         "eval_data_ns",
@@ -108,6 +117,7 @@ class Counts:
         "samples_open",
         "skipped",
         "steps",
+        "trained_on",
         "unused_at",
         "unused_before",
         "unused_open",
@@ -145,7 +155,7 @@ class Counts:
         self.watch_at = self.due_ns = 0
         self.owner = NOBODY
         self.other_thread = self.other_base = self.other_updates = 0
-        self.in_data = self.update_in_backward = self.loader_seen = self.graded = False
+        self.in_data = self.update_in_backward = self.loader_seen = self.graded = self.differentiated = False
         self.depth = self.kind = self.last_ns = self.published_ns = self.records = self.answered = 0
         self.between_ns = 0
         self.guessed = 0
@@ -154,6 +164,7 @@ class Counts:
         self.steps = self.eval_steps = self.batches = self.backwards = 0
         self.optimizer_calls = self.updates = self.skipped = self.elsewhere = 0
         self.samples = self.eval_samples = self.batch_size = 0
+        self.drawn_from = self.trained_on = 0
         self.batches_open = self.backwards_open = self.updates_open = self.samples_open = 0
         self.unused_open = self.evals_open = self.at_once = self.lookahead = 0
         self.unused_before = self.unused_at = self.alike = 0
@@ -209,12 +220,16 @@ class Counts:
         thread = get_ident()
         if self.owner == NOBODY:
             return self.open(thread)
-        if self.depth and event != BATCH and monotonic_ns() - self.last_ns < _LONGEST_BACKWARD_NS:
-            # The engine's own thread for a device: optimizers in the backward, checkpoints. The owner waits.
-            if event == UPDATE:
-                self.optimizer_calls += 1
-                self.update_in_backward = True
-            return False
+        if self.depth and event != BATCH:
+            if not is_of_python(thread):
+                # The engine's, for a device: optimizers in the backward, checkpoints. The owner waits.
+                if event == UPDATE:
+                    self.optimizer_calls += 1
+                    self.update_in_backward = True
+                return False
+            if monotonic_ns() - self.last_ns < _LONGEST_BACKWARD_NS:
+                self.elsewhere += 1  # the engine lets others run meanwhile: a second training
+                return False
         if event != BATCH and not self.backwards and not self.optimizer_calls:
             # Until now the owner only fetched data: it is a prefetcher.
             self.become(thread)
@@ -259,6 +274,8 @@ class Counts:
         self.batches_open = self.backwards_open = self.updates_open = 0
         self.unused_open = self.evals_open = self.at_once = self.samples_open = 0
         self.last_ns = monotonic_ns()
+        if self.mailbox is not None:
+            self.mailbox.look_at_signal()
 
     def settle(self, now: int, may_look: bool) -> None:
         """Do at the end of a step what not each needs: publish, watch the next, answer the mailbox."""

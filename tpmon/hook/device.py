@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from tpmon.hook import wire_settings as wire
+from tpmon.hook.surroundings import is_ours, torch_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +44,16 @@ def find_device(torch: Any) -> int:
 
 @contextmanager
 def on_device(torch: Any) -> Iterator[None]:
-    """Make the device that the program works on the current one, where CUDA is in use and another is it."""
-    device = find_device(torch) if torch.cuda.is_initialized() else -1
+    """Make the device that the program works on the current one, where CUDA is in use and another is it.
+
+    An allocator of the program's own may refuse to say what it holds: then the current one stays.
+    """
+    try:
+        device = find_device(torch) if torch.cuda.is_initialized() else -1
+    except Exception as error:
+        if not is_ours(error, torch_folder()):
+            raise
+        device = -1
     if device < 0:
         yield
         return
@@ -94,6 +103,10 @@ class DeviceTimer:
             return
         self._events[len(self._turns)].record()
         self._turns.append(ended)
+
+    def leave(self) -> None:
+        """Measure this step no more: it holds what is no part of it."""
+        self._measuring = False
 
     def end(self, now: int, step: int) -> None:
         """End the step that is measured; ``step`` is its number."""

@@ -76,7 +76,9 @@ class Ends(Counts):
             return False
         at_once = used_ns <= _AT_ONCE_NS
         if self.backwards:
-            ahead = at_once and self.unused_open <= _MOST_AT_ONCE and has_gradients_on()
+            # Of a DataLoader that is trained on: the program makes one of several, or leaves some out.
+            drawn = at_once or self.drawn_from == self.trained_on
+            ahead = drawn and self.unused_open <= _MOST_AT_ONCE and has_gradients_on()
         elif self.updates:
             return True  # no backward is seen here at all, so that the lack of one says nothing of a batch
         elif self.unused_open - self.evals_open > self.most_ahead or used_ns > _LONGEST_AHEAD_NS:
@@ -90,7 +92,8 @@ class Ends(Counts):
 
     def _end_epoch(self, now: int) -> None:
         """Count batches that were taken for fetched ahead, and that none used till the DataLoader ended."""
-        if self.unused_open > self.evals_open and not self.backwards_open and self.rule != wire.RULE_CALL:
+        unused = self.unused_open > max(self.evals_open, self.lookahead)
+        if unused and not self.backwards_open and self.rule != wire.RULE_CALL:
             self._count_unused(now)
         self.unused_open = self.evals_open = self.at_once = 0  # what is fetched ahead next begins anew
 
@@ -135,6 +138,8 @@ class Ends(Counts):
 
     def _learn_ahead(self, steps: int) -> None:
         """Tell by the end of a step whether its batches without a backward were for it, or an evaluation."""
+        if self.backwards_open:
+            self.trained_on = self.drawn_from
         at_once, self.at_once = self.at_once, 0
         if self.evals_open and self.backwards_open == self.batches_open:
             # Each of those batches had its backward after all: this loop fetches them ahead.
@@ -184,6 +189,8 @@ class Ends(Counts):
 
     def _close_eval(self, now: int, steps: int) -> None:
         """Count evaluation steps, and take their time out of that of training."""
+        if self.watch is not None and self.rule != wire.RULE_BATCH:
+            self.watch.evaluated()
         self.eval_steps += steps
         self.eval_samples += self.samples_open
         self.samples_open = 0

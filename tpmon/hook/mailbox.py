@@ -60,8 +60,11 @@ class Mailbox:
         # A handler that is not Python's: nobody could call it again. Python knows of none that came later.
         if before is None or (not callable(before) and _is_caught(signal.SIGURG)):
             return
+        try:
+            signal.signal(signal.SIGURG, self._woken)
+        except ValueError:
+            return  # a subinterpreter, or a Python that another program has within: it has no main thread
         self._before = before
-        signal.signal(signal.SIGURG, self._woken)
         signal.siginterrupt(signal.SIGURG, False)
         self._handling = True
         self.look_at_signal()
@@ -69,10 +72,16 @@ class Mailbox:
     def look_at_signal(self) -> None:
         """Say on the bus whether the signal is ours: the program may have taken it, or given it back."""
         import signal  # noqa: PLC0415
+        import threading  # noqa: PLC0415
 
         pages = self.steps.pages if self.steps is not None else None
         if pages is not None:
-            ours = self._handling and signal.getsignal(signal.SIGURG) == self._woken
+            ours = (
+                self._handling
+                and signal.getsignal(signal.SIGURG) == self._woken
+                # Python runs handlers in its main thread, which looks at the mailbox for its own loop alone.
+                and self.steps.owner == threading.main_thread().ident
+            )
             wire.write_signal(pages.page, ours=ours)
 
     def between(self) -> None:

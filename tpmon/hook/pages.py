@@ -62,7 +62,6 @@ class Pages:
         self._files = [_read_file(descriptor) for descriptor in self._descriptors]
         flags = wire.FLAG_CAPTURES | (wire.FLAG_WRITE_SEALED if self._seal() else 0)
         self.page = memoryview(page)
-        self.rank = ranks[0]
         self.mailbox = box = memoryview(mailbox)
         self.live = self.page[wire.LIVE_OFFSET : wire.LIVE_OFFSET + wire.LIVE_WORDS * 8].cast("Q")
         self.answers = self.page[wire.ANSWER_OFFSET : wire.ANSWER_OFFSET + 16].cast("Q")

@@ -90,6 +90,12 @@ class Recorder:
                 with _Quiet(), on_device(sys.modules["torch"]):
                     profile.__exit__(None, None, None)
 
+    def abandon(self) -> None:
+        """End the recording past torch's profile, which failed to: what goes on would fill the memory."""
+        autograd: Any = sys.modules["torch.autograd"]
+        with suppress(Exception):  # it is off already
+            autograd._disable_profiler()  # noqa: SLF001
+
     def save(self, path: str) -> None:
         """Write what was recorded.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from tpmon.hook.device import on_device
 
@@ -52,6 +53,11 @@ class Snapshot:
     def stop(self) -> None:
         """Keep on until ``save``: to stop the history forgets it."""
 
+    def abandon(self) -> None:
+        """Stop keeping the history."""
+        with suppress(Exception):  # what failed before
+            self.drop()
+
     def save(self, path: str) -> None:
         """Write the history and what is allocated now.
 
@@ -82,7 +88,8 @@ class Range:
 
     def __init__(self) -> None:
         """Open nothing yet."""
-        self._open = self._running = False
+        self._open: Any = None
+        self._running = False
 
     @property
     def profile(self) -> object:
@@ -104,8 +111,8 @@ class Range:
         """End the range of the step before, and begin one."""
         self._end_step()
         torch: Any = sys.modules["torch"]
-        torch.cuda.nvtx.range_push(f"step {step}")
-        self._open = True
+        # Not pushed: the program may be within ranges of its own, and would close ours by a pop.
+        self._open = torch.cuda.nvtx.range_start(f"step {step}")
 
     def stop(self) -> None:
         """Tell nsys to stop, once the device is done."""
@@ -117,6 +124,9 @@ class Range:
                 torch.cuda.synchronize()
                 torch.cuda.cudart().cudaProfilerStop()
 
+    def abandon(self) -> None:
+        """Leave what is open to nsys, which ends it with the program."""
+
     def save(self, path: str) -> None:
         """Write nothing: nsys does."""
 
@@ -125,7 +135,7 @@ class Range:
         self.stop()
 
     def _end_step(self) -> None:
-        if self._open:
-            self._open = False
+        handle, self._open = self._open, None
+        if handle is not None:
             torch: Any = sys.modules["torch"]
-            torch.cuda.nvtx.range_pop()
+            torch.cuda.nvtx.range_end(handle)

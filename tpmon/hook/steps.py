@@ -27,9 +27,9 @@ from _thread import get_ident
 from time import monotonic_ns
 
 from tpmon.hook import wire
-from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, SILENT_NS, UPDATE
+from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOBODY, NOTHING, OFF, SILENT_NS, UPDATE
 from tpmon.hook.ends import Ends
-from tpmon.hook.surroundings import count_of, has_gradients_on
+from tpmon.hook.surroundings import count_of, find_batch_size, has_gradients_on
 
 # The live words, short: they are written at each event.
 _DATA_BEGAN = wire.LIVE_DATA_BEGAN
@@ -104,7 +104,8 @@ class Steps(Ends):
             # Straight from the dictionaries: no code of a user's sampler runs.
             try:
                 told = iterator.__dict__["_index_sampler"].__dict__
-                size = told["batch_size"]
+                self.drawn_from = id(told)  # of its DataLoader, in every epoch the same
+                size = told.get("batch_size") or find_batch_size(told)
                 if told.get("split_batches"):  # Accelerate's: that of all ranks
                     size //= told["num_processes"]
             except (KeyError, AttributeError, TypeError, ZeroDivisionError):
@@ -176,8 +177,12 @@ class Steps(Ends):
                 self.watch.backward_ended()
             if counts:
                 self.kind = BACKWARD
+                if not self.backwards:
+                    self._begin_training()
                 self.backwards += 1
                 self.backwards_open += 1
+            else:
+                self.differentiated = True
             self.backwards_since_update += 1  # of gradients that autograd.grad returned an update may be made
             if self.update_in_backward:
                 self.update_in_backward = False
@@ -244,8 +249,11 @@ class Steps(Ends):
     def step_called(self, samples: object, train: bool) -> None:
         """Note that the user says: a step ends here. From now on nothing else ends one."""
         try:
-            if get_ident() != self.owner and not self.admit(CALL):
-                return
+            thread = get_ident()
+            if thread != self.owner and not self.admit(CALL):
+                if self.owner in (NOBODY, OFF):
+                    return
+                self.become(thread)  # whoever says where steps end is asked, not counted out
             now = monotonic_ns()
             if self.kind == BATCH:
                 self.forward_ns += now - self.last_ns
@@ -264,6 +272,13 @@ class Steps(Ends):
         except Exception as error:
             if not self.fail(error):
                 raise
+
+    def _begin_training(self) -> None:
+        """Take back what came before the first backward: optimizers that make their state do a step."""
+        self.trained_on = self.drawn_from
+        if self.rule != wire.RULE_CALL and not self.differentiated:
+            self.steps = self.updates = self.updates_open = 0
+            self.updates_at_batch = min(self.updates_at_batch, 0)
 
     def _leave_backward(self, now: int) -> None:
         """Leave a backward whose end an interrupt took: one thread does not train within one."""

@@ -14,6 +14,7 @@ from tpmon.hook.wire import UNKNOWN_RANK
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
+    from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
@@ -21,6 +22,9 @@ _TORCH_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handli
 
 _MOST_SAMPLES = 1 << 30
 """Of one step; sys.maxsize as the size of a batch means all there are."""
+
+_WITHIN = 3
+"""Samplers around each other that are looked into for the size of a batch."""
 
 _VARIABLE = 4
 """Of a code's flags: it takes ``*args``."""
@@ -65,6 +69,20 @@ def count_of(samples: object) -> int:
     return number if 0 < number < _MOST_SAMPLES else 0
 
 
+def find_batch_size(told: dict[str, object]) -> object:
+    """Return the batch size of a sampler that stands around another, None where none has one.
+
+    Ultralytics and timm repeat a sampler, Accelerate skips batches of one. Straight from the dictionaries:
+    no code of a user's sampler runs.
+    """
+    for _ in range(_WITHIN):
+        inner = told.get("batch_sampler") or told.get("sampler")
+        told = getattr(inner, "__dict__", {})
+        if "batch_size" in told:
+            return told["batch_size"]
+    return None
+
+
 def read_ranks() -> tuple[int, int, int]:
     """Return rank, world size and local rank, by the process group or the environment; -1 for unknown."""
     rank, world = _read_number("RANK"), _read_number("WORLD_SIZE")
@@ -77,12 +95,25 @@ def read_ranks() -> tuple[int, int, int]:
     return rank, world, _read_number("LOCAL_RANK")
 
 
+def is_of_python(thread: int) -> bool:
+    """Tell whether a thread was started by Python; those of torch's engine were not."""
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return True
+    one = threading._active.get(thread)  # noqa: SLF001 looked at, where current_thread() would make one
+    return one is not None and not isinstance(one, threading._DummyThread)  # noqa: SLF001
+
+
 def is_ours(error: BaseException, called: str = _HERE) -> bool:
     """Tell whether an error that came up in the hook is the hook's own, or of the package it ``called``.
 
     A signal handler of the user may raise while our code runs. Then a frame of its file is in the
-    traceback, and the error is the user's to catch.
+    traceback, and the error is the user's to catch. So is what another thread has this one raise
+    (PyThreadState_SetAsyncExc, by which wandb ends a run), which has no such frame: a bare Exception, which
+    neither we nor Python raise.
     """
+    if type(error) is Exception:
+        return False
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -91,6 +91,12 @@ class Watcher:
                 self.optimizer = None  # one of the program's that takes none
         self._note(device.OPTIMIZER)
 
+    def evaluated(self) -> None:
+        """Forget the batches so far: they were of an evaluation, and the watched step comes after it."""
+        self._seen &= ~1
+        if self._timer is not None:
+            self._timer.leave()
+
     def _begin(self, now: int) -> int:
         self._steps.watch = self
         self._began_ns = now

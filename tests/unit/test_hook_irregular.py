@@ -1,0 +1,216 @@
+"""Loops whose batches, threads and optimizers follow no simple order, with a clock that the test holds."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from tests.hook_loop import Batches, Loop
+from tests.unit.test_hook_evaluations import run_in_engine, run_in_thread
+from tpmon.hook import wire
+from tpmon.hook.recorder import Recorder
+from tpmon.hook.recorder_cuda import Range
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    monkeypatch.setattr("tpmon.hook.steps.has_gradients_on", lambda: True)
+    monkeypatch.setattr("tpmon.hook.ends.has_gradients_on", lambda: True)
+    loop = Loop(monkeypatch)
+    yield loop
+    loop.steps.drop_pages()
+
+
+def draw(loop: Loop, counts: Sequence[int]) -> None:
+    """Draw several batches for each step, and work on each a moment."""
+    for count in counts:
+        for _ in range(count):
+            loop.batch(2)
+            loop.spend(0.2)
+        loop.backward()
+        loop.update()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [12, 13] * 50,  # WebLoader(...).unbatched().shuffle(n).batched(m)
+        [random.Random(7).randint(1, 6) for _ in range(100)],  # batches by tokens
+        ([4] * 4 + [5]) * 20,
+        [2 if number % 10 == 0 else 1 for number in range(100)],  # a batch that is left out
+    ],
+)
+def test_batches_that_a_training_draws_irregularly_are_no_evaluation(loop: Loop, counts: list[int]) -> None:
+    draw(loop, counts)
+    loop.stop()
+    one = loop.steps
+    # Only before the first step nothing tells them apart.
+    assert one.eval_steps <= counts[0]
+    assert (one.steps, one.batches) == (len(counts), sum(counts))
+    assert one.data_ns / 1e6 >= 2 * (sum(counts) - counts[0])
+
+
+def test_an_evaluation_beside_such_a_training_is_one(loop: Loop) -> None:
+    other = Batches(64)
+    draw(loop, [1])
+    for _ in range(5):
+        draw(loop, [3, 4, 2, 5])
+        for _ in range(7):
+            loop.batch(1, of=other)
+            loop.spend(4)
+        loop.stop()
+    one = loop.steps
+    assert (one.steps, one.eval_steps) == (21, 35)
+    assert one.eval_samples == 35 * 64
+
+
+def test_a_pass_over_the_training_data_for_something_else_is_no_step(loop: Loop) -> None:
+    """As for the mean and deviation of a set, with gradients on."""
+    draw(loop, [3, 4, 2, 5])
+    loop.stop()
+    for _ in range(3000):
+        loop.batch(0.1)
+        loop.spend(0.1)
+    loop.stop()
+    draw(loop, [3])
+    assert loop.steps.steps == 5 - 1
+    assert loop.steps.eval_steps >= 3000 - 1024
+
+
+@pytest.mark.parametrize("late", [1, 21])
+def test_a_backward_of_minutes_stays_that_of_its_thread(loop: Loop, late: int) -> None:
+    """Optimizers in the backward, in the engine's own thread, while the graph is compiled for the first time."""
+    for number in range(1, 31):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        loop.spend(70_000 if number == late else 5)
+        run_in_engine(lambda: [loop.steps.optimizer_stepped(None, (), {}) for _ in range(20)])
+        loop.steps.backward_ended(True)
+    loop.stop()
+    one = loop.steps
+    assert (one.steps, one.backwards, one.owner) == (30, 30, threading.get_ident())
+
+
+def test_another_training_that_runs_within_a_backward_is_not_of_it(loop: Loop) -> None:
+    """The engine lets other threads run just then."""
+    for _ in range(25):
+        for _ in range(4):
+            loop.batch()
+            assert loop.steps.backward_begins()
+            run_in_thread(loop.update)
+            loop.spend(5)
+            loop.steps.backward_ended(True)
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.backwards, loop.steps.elsewhere) == (25, 100, 100)
+
+
+@pytest.mark.parametrize("optimizers", [1, 4, 300])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_optimizers_that_make_their_state_before_the_loop_end_no_step(
+    loop: Loop, optimizers: int, has_loader: bool
+) -> None:
+    """torch.distributed.checkpoint does a step of each without gradients, to load into."""
+    for _ in range(optimizers):
+        loop.update()
+    for _ in range(20):
+        if has_loader:
+            loop.batch()
+        loop.backward()
+        loop.update()
+    loop.stop()
+    assert loop.steps.steps == 20
+
+
+def test_of_two_loaders_the_one_that_begins_again_within_a_step_makes_no_evaluation(loop: Loop) -> None:
+    other = Batches(4)
+    for number in range(100):
+        loop.batch(2)
+        if number % 4 == 3:
+            loop.stop()
+        loop.batch(2, of=other)
+        loop.backward()
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (100, 0)
+
+
+def test_whoever_says_that_a_step_ends_is_heard_in_every_thread(loop: Loop) -> None:
+    def work() -> None:
+        loop.batch()
+        loop.backward()
+        loop.update()
+
+    for _ in range(100):
+        run_in_thread(work)
+        loop.steps.step_called(8, True)
+    assert loop.steps.rule == wire.RULE_CALL
+    # Up to the first call the steps were told by the loop itself.
+    assert 99 <= loop.steps.steps <= 101
+    assert loop.steps.problem == ""
+
+
+class Around:
+    """Stand for a sampler that repeats another, or skips some of its batches."""
+
+    def __init__(self, name: str, inner: object) -> None:
+        self.__dict__[name] = inner
+
+
+@pytest.mark.parametrize(
+    ("sampler", "size"),
+    [
+        (Around("sampler", Batches(16)._index_sampler), 16),
+        (Around("batch_sampler", Batches(16)._index_sampler), 16),
+        (Around("batch_sampler", Around("sampler", Batches(16)._index_sampler)), 16),
+        (Around("sampler", Around("sampler", Around("sampler", Around("sampler", Batches(16))))), 0),
+        (Around("sampler", 5), 0),
+        (SimpleNamespace(batch_size=None), 0),
+    ],
+)
+def test_a_batch_size_is_found_within_samplers_around_each_other(
+    loop: Loop, sampler: object, size: int
+) -> None:
+    loop.iterator._index_sampler = sampler
+    loop.train(3)
+    loop.stop()
+    assert loop.steps.samples == 3 * size
+    assert loop.steps.problem == ""
+
+
+def test_a_recording_that_cannot_be_ended_is_ended_past_torchs_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What goes on recording fills the memory until the process is killed."""
+    disabled: list[int] = []
+    autograd = types.ModuleType("torch.autograd")
+    autograd._disable_profiler = lambda: disabled.append(1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.autograd", autograd)
+    Recorder(0).abandon()
+    assert disabled == [1]
+    del autograd._disable_profiler  # type: ignore[attr-defined]
+    Recorder(0).abandon()
+
+
+def test_a_range_for_nsys_ends_whatever_ranges_the_program_has_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+
+    def begin(name: str) -> int:
+        calls.append(("start", name))
+        return 40 + len(calls)
+
+    nvtx = SimpleNamespace(range_start=begin, range_end=lambda handle: calls.append(("end", handle)))
+    torch = types.ModuleType("torch")
+    torch.cuda = SimpleNamespace(nvtx=nvtx)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    one = Range()
+    one.mark(7)
+    one.mark(8)
+    one.stop()
+    assert calls == [("start", "step 7"), ("end", 41), ("start", "step 8"), ("end", 43)]
