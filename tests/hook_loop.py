@@ -43,10 +43,10 @@ class Loop:
         if ours:
             self.steps.data_ended(of or self.iterator)
 
-    def stop(self, ms: float = 0) -> None:
+    def stop(self, ms: float = 0, of: Batches | None = None) -> None:
         if self.steps.data_begins():
             self.spend(ms)
-            self.steps.data_stopped()
+            self.steps.data_stopped(of or self.iterator)
 
     def backward(self, forward_ms: float = 3, ms: float = 5, counts: bool = True) -> None:
         self.spend(forward_ms)

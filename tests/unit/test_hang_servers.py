@@ -111,14 +111,23 @@ def test_what_was_seen_to_train_is_no_server_unless_it_is_a_notebook():
 
 def test_a_page_whose_training_ran_in_a_thread_is_a_server_again_when_that_has_ended():
     """Stacks of the loop are then of that thread, and of the main one since it ended."""
-    seen = sample(job(UVICORN, seconds=320), 4000, BACKWARD)
+    frames = job(UVICORN, seconds=320)
+    trains, serves = sample(frames, 4000, BACKWARD), sample(frames, 4000, UVICORN)
+    threaded = [
+        replace(one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks))
+        for one in trains[:10]
+    ]
+    threaded += serves[10:]
+    assert said(threaded) == IDLE
+    # The thread of the loop is still there, at a queue that nobody fills.
+    stuck = sample(job(QUEUE), 4000, BACKWARD)
     threaded = [
         replace(
             one, stacks=tuple(replace(piece, loop_tid=4000) for piece in one.stacks) if number < 10 else ()
         )
-        for number, one in enumerate(seen)
+        for number, one in enumerate(stuck)
     ]
-    assert said(threaded) == IDLE
+    assert said(threaded) == (Kind.HUNG, "lock")
 
 
 def test_a_training_in_another_thread_or_with_other_ranks_is_no_server():

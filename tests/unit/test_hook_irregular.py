@@ -99,16 +99,40 @@ def test_a_backward_of_minutes_stays_that_of_its_thread(loop: Loop, late: int) -
 
 def test_another_training_that_runs_within_a_backward_is_not_of_it(loop: Loop) -> None:
     """The engine lets other threads run just then."""
+
+    def train_elsewhere() -> None:
+        assert not loop.steps.backward_begins()
+        loop.update()
+
     for _ in range(25):
         for _ in range(4):
             loop.batch()
             assert loop.steps.backward_begins()
-            run_in_thread(loop.update)
+            run_in_thread(train_elsewhere)
             loop.spend(5)
             loop.steps.backward_ended(True)
         loop.update()
     loop.stop()
-    assert (loop.steps.steps, loop.steps.backwards, loop.steps.elsewhere) == (25, 100, 100)
+    assert (loop.steps.steps, loop.steps.backwards, loop.steps.elsewhere) == (25, 100, 200)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_optimizers_that_a_pool_runs_for_the_backward_are_of_the_step(loop: Loop, within: bool) -> None:
+    """Each gradient is handed to the pool as soon as it is there; the last may end after the backward."""
+
+    def step_each() -> None:
+        for _ in range(3):
+            loop.steps.optimizer_stepped(None, (), {})
+
+    for _ in range(50):
+        loop.batch()
+        assert loop.steps.backward_begins()
+        run_in_thread(step_each)
+        loop.steps.backward_ended(True)
+        if not within:
+            run_in_thread(lambda: loop.steps.optimizer_stepped(None, (), {}))
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.backwards, loop.steps.owner) == (50, 50, threading.get_ident())
 
 
 @pytest.mark.parametrize("optimizers", [1, 4, 300])
@@ -133,7 +157,7 @@ def test_of_two_loaders_the_one_that_begins_again_within_a_step_makes_no_evaluat
     for number in range(100):
         loop.batch(2)
         if number % 4 == 3:
-            loop.stop()
+            loop.stop(of=other)
         loop.batch(2, of=other)
         loop.backward()
         loop.update()
@@ -141,19 +165,71 @@ def test_of_two_loaders_the_one_that_begins_again_within_a_step_makes_no_evaluat
     assert (loop.steps.steps, loop.steps.eval_steps) == (100, 0)
 
 
-def test_whoever_says_that_a_step_ends_is_heard_in_every_thread(loop: Loop) -> None:
-    def work() -> None:
-        loop.batch()
-        loop.backward()
-        loop.update()
-
-    for _ in range(100):
-        run_in_thread(work)
-        loop.steps.step_called(8, True)
-    assert loop.steps.rule == wire.RULE_CALL
+@pytest.mark.parametrize("every", [1, 20])
+def test_whoever_says_that_a_step_ends_is_heard_and_the_split_stays_that_of_the_loop(
+    loop: Loop, every: int
+) -> None:
+    for number in range(1, 101):
+        loop.train(1)
+        if number % every == 0:
+            run_in_thread(lambda: loop.steps.step_called(8, True))
+    one = loop.steps
+    assert one.rule == wire.RULE_CALL
     # Up to the first call the steps were told by the loop itself.
-    assert 99 <= loop.steps.steps <= 101
-    assert loop.steps.problem == ""
+    assert one.steps == 100 // every + (every - 1 if every > 1 else 0)
+    assert (one.batches, one.backwards, one.owner) == (100, 100, threading.get_ident())
+    assert one.backward_ns == 100 * 5_000_000
+    run_in_thread(lambda: one.step_called(3, False))
+    assert (one.eval_steps, one.eval_samples) == (1, 3)
+    loop.spend(10)
+    run_in_thread(lambda: one.step_called(8, True))
+    assert loop.records()[-1][wire.REC_STEPS] == one.steps
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_validation_as_short_as_what_is_fetched_ahead_is_one(loop: Loop, batches: int) -> None:
+    """Of the Trainer, which fetches the batches of an accumulation of four before the first backward."""
+    other = Batches(8)
+    for _ in range(4):
+        for _ in range(5):
+            for _ in range(4):
+                loop.batch()
+            for _ in range(4):
+                loop.backward()
+            loop.update()
+        loop.stop()
+        for _ in range(batches):
+            loop.batch(1, of=other)
+            loop.spend(20)
+        loop.stop(of=other)
+    loop.batch()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (20, 4 * batches)
+    assert loop.steps.eval_samples == 4 * batches * 8
+
+
+def test_an_accuracy_on_the_training_data_that_is_broken_off_is_an_evaluation(loop: Loop) -> None:
+    """With gradients off within the loop's body alone, so that they are on when the next batch is asked for."""
+    for _ in range(5):
+        loop.train(20)
+        for _ in range(50):
+            loop.batch()
+            loop.spend(6)
+    loop.train(1)
+    assert loop.steps.steps == 100
+    assert loop.steps.eval_steps >= 5 * 49
+
+
+def test_a_sampler_that_cannot_be_told_from_another_decides_nothing(loop: Loop) -> None:
+    """A list of batches has no dictionary."""
+    other = Batches(4)
+    other._index_sampler = [[0, 1]]
+    for _ in range(5):
+        loop.train(10)
+        for _ in range(6):
+            loop.batch(of=other)
+            loop.spend(1)
+    loop.train(1)
+    assert (loop.steps.steps, loop.steps.eval_steps) == (50, 30)
 
 
 class Around:
@@ -161,6 +237,23 @@ class Around:
 
     def __init__(self, name: str, inner: object) -> None:
         self.__dict__[name] = inner
+
+
+class Lengthless:
+    """Stand for a sampler whose length cannot be told, or takes long."""
+
+    def __init__(self, size: int) -> None:
+        self.batch_size = size
+
+    def __len__(self) -> int:
+        raise NotImplementedError("no length")
+
+
+class Untrue:
+    """Stand for an array, which is neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +265,9 @@ class Around:
         (Around("sampler", Around("sampler", Around("sampler", Around("sampler", Batches(16))))), 0),
         (Around("sampler", 5), 0),
         (SimpleNamespace(batch_size=None), 0),
+        (Around("batch_sampler", Lengthless(16)), 16),
+        (SimpleNamespace(batch_size=Untrue()), 0),
+        (Around("sampler", SimpleNamespace(batch_size=32, split_batches=True, num_processes=8)), 4),
     ],
 )
 def test_a_batch_size_is_found_within_samplers_around_each_other(

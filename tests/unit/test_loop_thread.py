@@ -38,6 +38,7 @@ GET = ("get", "/usr/lib/python3.12/queue.py")
 MAIN = ("<module>", "/home/me/train.py")
 TRAIN = ("train", "/home/me/train.py")
 STEP = ("step", SITE + "torch/optim/adamw.py")
+STATE = ("Optimizer.state_dict", SITE + "torch/optim/optimizer.py")
 BACKWARD = ("Tensor.backward", SITE + "torch/_tensor.py")
 NEXT = ("__next__", SITE + "torch/utils/data/dataloader.py")
 FORWARD = ("Module._call_impl", SITE + "torch/nn/modules/module.py")
@@ -69,6 +70,8 @@ RESTING = stack(PID, MAIN, JOIN, samples=40)
         # A server computes in the threads of its pool.
         ([RESTING, stack(LOOP, TRAIN, FORWARD)], None),
         ([stack(PID, MAIN, FORWARD), stack(LOOP, TRAIN, STEP)], None),
+        # Who saves an optimizer's state takes no step.
+        ([RESTING, stack(LOOP, TRAIN, STATE)], None),
         ([RESTING, stack(LOOP, TRAIN, REDUCE)], LOOP),
         ([stack(PID, MAIN, SCHEDULE), stack(LOOP, TRAIN, STEP)], None),
         ([stack(PID, MAIN, RAY), stack(LOOP, TRAIN, NEXT)], LOOP),
@@ -141,6 +144,21 @@ def test_a_thread_of_a_pool_that_waits_for_its_next_task_is_no_loop_any_more(loo
     assert loops.learn(ME, TRAINS, 0) == LOOP
     assert loops.learn(ME, [RESTING, stack(LOOP, POOL), stack(OTHER, TRAIN, STEP)], SECOND) == OTHER
     assert loops.learn(ME, [RESTING, stack(LOOP, POOL), stack(OTHER, POOL)], 2 * SECOND) == PID
+
+
+def test_code_of_an_installed_package_is_no_pool(loops):
+    """The function that trains may be one of a library, and save, log or only compute for a while."""
+    train = ("train", SITE + "mycompany/train.py")
+    save = ("save", SITE + "torch/serialization.py")
+    for frames in ((train, STEP), (train, FORWARD), (train, STEP), (train, save), (train,)):
+        assert loops.learn(ME, [RESTING, stack(LOOP, *frames)], SECOND) == LOOP
+
+
+def test_a_checkpoint_that_a_thread_saves_for_a_main_thread_that_trained_is_no_loop(loops):
+    saves = [RESTING, stack(LOOP, TRAIN, REDUCE)]
+    assert loops.learn(ME, [stack(PID, MAIN, STEP)], 0) == PID
+    for second in (70, 125, 190, 260):
+        assert loops.learn(ME, saves, second * SECOND) == PID
 
 
 def test_a_main_thread_that_trained_lately_is_the_loop_also_when_a_slice_does_not_show_it(loops):

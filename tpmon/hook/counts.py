@@ -79,6 +79,7 @@ class Counts:
         "drawn_from",
         "due_ns",
         "elsewhere",
+        "ended_from",
         "eval_data_ns",
         "eval_forward_ns",
         "eval_other_ns",
@@ -112,6 +113,7 @@ class Counts:
         "published_ns",
         "records",
         "requests",
+        "rival",
         "rule",
         "samples",
         "samples_open",
@@ -164,7 +166,7 @@ class Counts:
         self.steps = self.eval_steps = self.batches = self.backwards = 0
         self.optimizer_calls = self.updates = self.skipped = self.elsewhere = 0
         self.samples = self.eval_samples = self.batch_size = 0
-        self.drawn_from = self.trained_on = 0
+        self.drawn_from = self.ended_from = self.trained_on = self.rival = 0
         self.batches_open = self.backwards_open = self.updates_open = self.samples_open = 0
         self.unused_open = self.evals_open = self.at_once = self.lookahead = 0
         self.unused_before = self.unused_at = self.alike = 0
@@ -220,15 +222,18 @@ class Counts:
         thread = get_ident()
         if self.owner == NOBODY:
             return self.open(thread)
+        if event == BACKWARD and is_of_python(thread):
+            self.rival = thread  # a second training: the engine lets others run meanwhile
         if self.depth and event != BATCH:
-            if not is_of_python(thread):
-                # The engine's, for a device: optimizers in the backward, checkpoints. The owner waits.
+            if thread != self.rival and (event == UPDATE or not is_of_python(thread)):
+                # The engine's, for a device: optimizers in the backward, checkpoints. The owner waits. Or a
+                # pool's that the backward hands its gradients to.
                 if event == UPDATE:
                     self.optimizer_calls += 1
                     self.update_in_backward = True
                 return False
             if monotonic_ns() - self.last_ns < _LONGEST_BACKWARD_NS:
-                self.elsewhere += 1  # the engine lets others run meanwhile: a second training
+                self.elsewhere += 1
                 return False
         if event != BATCH and not self.backwards and not self.optimizer_calls:
             # Until now the owner only fetched data: it is a prefetcher.

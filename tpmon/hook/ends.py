@@ -77,7 +77,7 @@ class Ends(Counts):
         at_once = used_ns <= _AT_ONCE_NS
         if self.backwards:
             # Of a DataLoader that is trained on: the program makes one of several, or leaves some out.
-            drawn = at_once or self.drawn_from == self.trained_on
+            drawn = at_once or (self.drawn_from == self.trained_on and self._is_short(used_ns))
             ahead = drawn and self.unused_open <= _MOST_AT_ONCE and has_gradients_on()
         elif self.updates:
             return True  # no backward is seen here at all, so that the lack of one says nothing of a batch
@@ -90,9 +90,15 @@ class Ends(Counts):
             self.at_once += 1
         return ahead
 
+    def _is_short(self, used_ns: int) -> bool:
+        """Tell whether a batch was used for less than a quarter of what training on one takes, on average."""
+        return self.drawn_from != 0 and 4 * used_ns * self.backwards <= self.forward_ns + self.backward_ns
+
     def _end_epoch(self, now: int) -> None:
         """Count batches that were taken for fetched ahead, and that none used till the DataLoader ended."""
-        unused = self.unused_open > max(self.evals_open, self.lookahead)
+        # One that ended while another's batch waits for its use: of two loaders the shorter one.
+        is_other = self.drawn_from != self.ended_from
+        unused = self.unused_open > (max(self.evals_open, self.lookahead) if is_other else self.evals_open)
         if unused and not self.backwards_open and self.rule != wire.RULE_CALL:
             self._count_unused(now)
         self.unused_open = self.evals_open = self.at_once = 0  # what is fetched ahead next begins anew

@@ -207,7 +207,7 @@ def _wrap_next(original: Callable[[Any], Any], steps: Steps) -> Callable[[Any], 
             batch = original(self)
         except BaseException:
             if ours:
-                stopped()
+                stopped(self)
             raise
         if ours:
             ended(self, batch)

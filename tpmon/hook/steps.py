@@ -27,9 +27,9 @@ from _thread import get_ident
 from time import monotonic_ns
 
 from tpmon.hook import wire
-from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOBODY, NOTHING, OFF, SILENT_NS, UPDATE
+from tpmon.hook.counts import BACKWARD, BATCH, CALL, NOTHING, OFF, SHORT_NS, SILENT_NS, UPDATE
 from tpmon.hook.ends import Ends
-from tpmon.hook.surroundings import count_of, find_batch_size, has_gradients_on
+from tpmon.hook.surroundings import count_of, find_sized, has_gradients_on
 
 # The live words, short: they are written at each event.
 _DATA_BEGAN = wire.LIVE_DATA_BEGAN
@@ -102,10 +102,13 @@ class Steps(Ends):
             if self.watch is not None:
                 self.watch.batch(iterator, batch)
             # Straight from the dictionaries: no code of a user's sampler runs.
+            self.drawn_from = 0
             try:
                 told = iterator.__dict__["_index_sampler"].__dict__
                 self.drawn_from = id(told)  # of its DataLoader, in every epoch the same
-                size = told.get("batch_size") or find_batch_size(told)
+                if "batch_size" not in told:
+                    told = find_sized(told)
+                size = told["batch_size"]
                 if told.get("split_batches"):  # Accelerate's: that of all ranks
                     size //= told["num_processes"]
             except (KeyError, AttributeError, TypeError, ZeroDivisionError):
@@ -119,7 +122,7 @@ class Steps(Ends):
             if not self.fail(error):
                 raise
 
-    def data_stopped(self) -> None:
+    def data_stopped(self, iterator: object = None) -> None:
         """Note that the DataLoader raised: the end of an epoch, or an error."""
         try:
             if not self.in_data:
@@ -132,6 +135,8 @@ class Steps(Ends):
             self.in_data = False
             self.batches_at_end = self.batches
             self.updates_at_batch = -1
+            held = getattr(iterator, "__dict__", {}).get("_index_sampler")
+            self.ended_from = id(getattr(held, "__dict__", None))
             if self.unused_open > self.evals_open:
                 self._end_loader(now)
         except Exception as error:
@@ -249,11 +254,10 @@ class Steps(Ends):
     def step_called(self, samples: object, train: bool) -> None:
         """Note that the user says: a step ends here. From now on nothing else ends one."""
         try:
-            thread = get_ident()
-            if thread != self.owner and not self.admit(CALL):
-                if self.owner in (NOBODY, OFF):
-                    return
-                self.become(thread)  # whoever says where steps end is asked, not counted out
+            if get_ident() != self.owner and not self.admit(CALL):
+                if self.owner != OFF:
+                    self._step_elsewhere(samples, train)
+                return
             now = monotonic_ns()
             if self.kind == BATCH:
                 self.forward_ns += now - self.last_ns
@@ -273,11 +277,30 @@ class Steps(Ends):
             if not self.fail(error):
                 raise
 
+    def _step_elsewhere(self, samples: object, train: bool) -> None:
+        """Count a step of which another thread than the loop's says that it ended; phases stay the loop's."""
+        self.rule = wire.RULE_CALL
+        size = (count_of(samples) if samples else 0) or self.samples_open
+        self.batches_open = self.backwards_open = self.updates_open = self.unused_open = self.evals_open = 0
+        self.samples_open = 0
+        if train:
+            self.steps += 1
+            self.samples += size
+        else:
+            self.eval_steps += 1
+            self.eval_samples += size
+        now = monotonic_ns()
+        if now - self.published_ns >= SHORT_NS:
+            self.published_ns = now
+            self.publish(now)
+
     def _begin_training(self) -> None:
-        """Take back what came before the first backward: optimizers that make their state do a step."""
+        """Take back what came before the loop: optimizers that make their state do a step."""
         self.trained_on = self.drawn_from
-        if self.rule != wire.RULE_CALL and not self.differentiated:
-            self.steps = self.updates = self.updates_open = 0
+        before_loop = self.batches == self.batches_open and not self.differentiated
+        if self.steps and before_loop and self.rule != wire.RULE_CALL:
+            self.rule = wire.RULE_NONE
+            self.steps = self.updates = self.updates_open = self.votes = self.updates_a_step = 0
             self.updates_at_batch = min(self.updates_at_batch, 0)
 
     def _leave_backward(self, now: int) -> None:

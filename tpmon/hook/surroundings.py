@@ -69,18 +69,20 @@ def count_of(samples: object) -> int:
     return number if 0 < number < _MOST_SAMPLES else 0
 
 
-def find_batch_size(told: dict[str, object]) -> object:
-    """Return the batch size of a sampler that stands around another, None where none has one.
+def find_sized(told: dict[str, Any]) -> dict[str, Any]:
+    """Return the dictionary of the sampler with a batch size that another stands around, or an empty one.
 
-    Ultralytics and timm repeat a sampler, Accelerate skips batches of one. Straight from the dictionaries:
-    no code of a user's sampler runs.
+    Ultralytics and timm repeat a sampler, Accelerate skips batches of one. No code of a user's sampler
+    runs, nor is one asked whether it is true, which would be its length.
     """
     for _ in range(_WITHIN):
-        inner = told.get("batch_sampler") or told.get("sampler")
+        inner = told.get("batch_sampler")
+        if inner is None:
+            inner = told.get("sampler")
         told = getattr(inner, "__dict__", {})
-        if "batch_size" in told:
-            return told["batch_size"]
-    return None
+        if not told or "batch_size" in told:
+            return told
+    return {}
 
 
 def read_ranks() -> tuple[int, int, int]:

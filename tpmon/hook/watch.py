@@ -21,12 +21,24 @@ if TYPE_CHECKING:
 _EVERY_NS = 5_000_000_000
 _EVERY_ON_CUDA_NS = 2_000_000_000
 _POLL_NS = 20_000_000
+_MOST_EVALS = 64
+"""Batches of an evaluation that are described anew within the step that is watched."""
 
 
 class Watcher:
     """Read settings and time the device for one hook."""
 
-    __slots__ = ("_began_ns", "_no_device", "_seen", "_settings", "_steps", "_timer", "inputs", "optimizer")
+    __slots__ = (
+        "_began_ns",
+        "_evals",
+        "_no_device",
+        "_seen",
+        "_settings",
+        "_steps",
+        "_timer",
+        "inputs",
+        "optimizer",
+    )
 
     def __init__(self, steps: Any) -> None:
         """Watch nothing yet; ``steps`` are the Counts whose step is watched, ``inputs`` its tensors.
@@ -37,7 +49,7 @@ class Watcher:
         self._settings = Settings()
         self._timer: device.DeviceTimer | None = None
         self._no_device = False
-        self._began_ns = self._seen = 0
+        self._began_ns = self._seen = self._evals = 0
         self.inputs: list[str] = []
         self.optimizer: Any = None
 
@@ -93,14 +105,16 @@ class Watcher:
 
     def evaluated(self) -> None:
         """Forget the batches so far: they were of an evaluation, and the watched step comes after it."""
-        self._seen &= ~1
+        self._evals += 1
+        if self._evals <= _MOST_EVALS:
+            self._seen &= ~1
         if self._timer is not None:
             self._timer.leave()
 
     def _begin(self, now: int) -> int:
         self._steps.watch = self
         self._began_ns = now
-        self._seen = 0
+        self._seen = self._evals = 0
         try:
             torch: Any = sys.modules.get("torch")
             cuda: Any = getattr(torch, "cuda", None)

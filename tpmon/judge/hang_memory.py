@@ -75,6 +75,8 @@ class RankMemory:
     moved_ns: int = 0
     """When it was last seen to get on, 0 for never: it waits again, or its stacks are others."""
     trained: bool = False
+    trained_in_thread: bool = False
+    """In a thread that still runs the loop: a page with a button is a server again when that has ended."""
     """Whether a stack of it was in a part of a step that a server has not."""
 
     def still_ns(self, now_ns: int) -> int:
@@ -128,7 +130,7 @@ class Watch:
     @property
     def trained(self) -> bool:
         """Tell whether any of the ranks was seen in a step."""
-        return any(one.trained for one in self.ranks)
+        return any(one.trained or one.trained_in_thread for one in self.ranks)
 
     @property
     def moved_ns(self) -> int:
@@ -179,12 +181,11 @@ def _note_slices(one: RankMemory, slices: Iterable[StackSlice]) -> RankMemory:
     for taken in slices:
         stacks = [stack.frames for stack in main_stacks(taken)] if taken.pid == one.pid else []
         if stacks:
-            # A page with a button trains in a thread, and is a server again when that has ended.
-            in_main = not is_known(taken.loop_tid)
-            trained = one.trained or (
-                in_main and any(read_stack(stack).phase in TRAINING for stack in stacks)
-            )
-            one = replace(one, trained=trained)
+            trains = any(read_stack(stack).phase in TRAINING for stack in stacks)
+            if is_known(taken.loop_tid):
+                one = replace(one, trained_in_thread=one.trained_in_thread or trains)
+            else:
+                one = replace(one, trained=one.trained or trains, trained_in_thread=False)
             begun_ns = taken.ended_ns - round(taken.seconds * 1e9)
             one = _note_stacks(one, stacks, begun_ns, taken.ended_ns)
     return one

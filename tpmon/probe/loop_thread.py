@@ -66,6 +66,7 @@ _WAITS_FOR_THREAD = {
 _ASKS_THREAD = ("ray/train/_internal/session.py", "get_next")
 """It waits at a queue for what the thread of the loop reports: the actor of Ray Train v1 and of Ray Tune."""
 _EXIT = ("threading.py", "_shutdown")
+_POOL_WAITS = (("concurrent/futures/thread.py", "_worker"), ("queue.py", "get"), ("threading.py", "wait"))
 _OF_LIBRARIES = re.compile(r"/lib/python3|/site-packages/|/dist-packages/|^<frozen")
 _AUTOGRAD = b"pt_autograd"
 
@@ -76,7 +77,8 @@ def _is_at(frame: StackFrame, file: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _weigh(file: str, function: str) -> _Trains:
-    if _OPTIMIZER in file or (file.endswith(_BACKWARD) and "backward" in function):
+    steps = _OPTIMIZER in file and "step" in function  # not its state, nor its scheduler's
+    if steps or (file.endswith(_BACKWARD) and "backward" in function):
         return _Trains.YES
     if file.endswith(_MAYBE):
         return _Trains.MAYBE
@@ -104,23 +106,27 @@ def _rests(frames: Sequence[StackFrame]) -> bool:
 
 
 def _is_unused(stacks: Sequence[StackCount], tid: int) -> bool:
-    """Tell whether a thread does nothing of the program's: it waits in a pool for its next task."""
-    frames = [frame for one in stacks if one.tid == tid for frame in one.frames]
-    return bool(frames) and all(_OF_LIBRARIES.search(frame.file) for frame in frames)
+    """Tell whether a thread waits in a pool for its next task, and does nothing of the program's."""
+    own = [one.frames for one in stacks if one.tid == tid and one.frames]
+    return bool(own) and all(
+        any(_is_at(frames[-1], *place) for place in _POOL_WAITS)
+        and all(_OF_LIBRARIES.search(frame.file) for frame in frames)
+        for frames in own
+    )
 
 
-def find_loop(stacks: Sequence[StackCount], pid: int) -> StackCount | None:
+def find_loop(stacks: Sequence[StackCount], pid: int, *, sure: bool = False) -> StackCount | None:
     """Return a stack of the thread that trains in the main one's place; None where the main one does. Pure.
 
     ``stacks`` are of one process, the main thread's under its ``pid``. An optimizer's step or a backward in
     another thread tells, while the main one shows nothing of a training; a loader or a collective only
-    where the main thread waits for another.
+    where the main thread waits for another, and not at all when it must be ``sure``.
     """
     main = [one for one in stacks if one.tid == pid and one.frames]  # one without was torn while it was read
     if not main or _trains(main, pid):
         return None
     others = [(_trains((one,), one.tid), one) for one in stacks if one.tid != pid]
-    rests = all(_rests(one.frames) for one in main)
+    rests = not sure and all(_rests(one.frames) for one in main)
     for least in (_Trains.YES, _Trains.MAYBE) if rests else (_Trains.YES,):
         samples: Counter[int] = Counter()
         for trains, one in others:
@@ -184,7 +190,7 @@ class LoopThreads:
         main, loop = _trains(stacks, pid), seen.loop
         if is_known(loop):
             own = _trains(stacks, loop.said)
-            unused = own <= _Trains.COMPUTES and _is_unused(stacks, loop.said)
+            unused = own is _Trains.NO and _is_unused(stacks, loop.said)
             # Before Python 3.11 a new thread may have the address by which py-spy called the old one.
             lives = os.path.exists(f"{self._proc}/{pid}/task/{loop.thread.tid}")
             takes_over = main is _Trains.YES or (main is _Trains.MAYBE and own <= _Trains.COMPUTES)
@@ -195,7 +201,8 @@ class LoopThreads:
             seen.main_ns, seen.quiet_looks = now_ns, 0
             return
         seen.quiet_looks += 1
-        found = find_loop(stacks, pid)
+        # A main thread that trained may wait for its batches, or for its checkpoint.
+        found = find_loop(stacks, pid, sure=is_known(seen.main_ns))
         if found is not None and seen.may_change(now_ns):
             seen.loop = read_loop(pid, found, self._proc)
 

@@ -110,7 +110,8 @@ class Tally:
         found = find_loop(stacks, member.identity.pid)
         if found is not None:
             self.loop = read_loop(member.identity.pid, found)
-            self._watched_s, self._run_ns, self._delay_ns = 0.0, 0, 0
+        if is_known(self.loop):
+            self._watched_s, self._run_ns, self._delay_ns = 0.0, 0, 0  # those of the main thread
 
     def total(self, rate_hz: int) -> SampledProcess:
         """Return all that was sampled so far."""
