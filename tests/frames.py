@@ -113,9 +113,11 @@ def make_worker(pid: int = 4221, worker: int = 0, rank_pid: int = 4211, **fields
         "waits_unchanged_s": 0.2,
         "wchan": "do_poll",
         "syscall": "poll",
-        "thread_groups": (ThreadGroup(ThreadKind.MAIN, 1, 0.33), ThreadGroup(ThreadKind.OTHER, 1, 0.0)),
-    }
-    return make_process(pid, **(plain | fields))
+    } | fields
+    wanted = plain["runnable"]
+    of_main = min(wanted, 1.0) if is_known(wanted) else wanted
+    groups = (ThreadGroup(ThreadKind.MAIN, 1, of_main), ThreadGroup(ThreadKind.OTHER, 1, 0.0))
+    return make_process(pid, **({"thread_groups": groups} | plain))
 
 
 def make_rank(pid: int = 4211, **fields: Any) -> RankRow:

@@ -86,6 +86,7 @@ def test_it_trains_and_stop_leaves_nothing(start: Callable[[DemoOptions], DemoJo
     assert not private.exists()
 
 
+@pytest.mark.long
 def test_ranks_run_under_torchrun_and_end_with_it(start: Callable[[DemoOptions], DemoJob]) -> None:
     job = start(DemoOptions(ranks=2, workers=1, bottleneck="straggler", seconds=60))
     tree = read_tree(job.pid)

@@ -47,6 +47,7 @@ def main_groups(one: Dump) -> list[StackGroup]:
     return [group for group in one.groups if group.threads[0].kind is ThreadKind.MAIN]
 
 
+@pytest.mark.long
 def test_the_rank_that_sits_in_a_lock_is_named_and_the_other_is_not(tmp_path):
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "rank_hang.py", "--ready", "{ready}")
     with run_program((*command, "--culprit", "1"), tmp_path, 2) as program:

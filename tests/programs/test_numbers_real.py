@@ -156,6 +156,7 @@ def test_a_thread_pool_is_counted_named_and_set_against_the_budget():
     assert "no loader workers" in frame.facts
 
 
+@pytest.mark.long
 def test_new_workers_of_each_epoch_are_followed_counted_and_told(tmp_path):
     command = [sys.executable, str(HERE / "epochs_train.py"), str(tmp_path / "store")]
     frames = []

@@ -18,6 +18,7 @@ from tpmon.probe.spy_failure import find_sleeper
 ASLEEP = """
 import ctypes, platform
 def hold():
+    time.sleep(0.3)  # until the main thread sleeps without the lock of the interpreter: the child needs it
     number = {"x86_64": 56, "aarch64": 220}[platform.machine()]
     parent = os.getpid()
     # clone(CLONE_VFORK | SIGCHLD): who calls it sleeps uninterruptibly until its child ends.
@@ -26,7 +27,7 @@ def hold():
             time.sleep(0.05)
         os._exit(0)
 threading.Thread(target=hold, daemon=True).start()
-time.sleep(0.5)
+time.sleep(0.8)
 say("up")
 time.sleep(60)
 """

@@ -105,6 +105,7 @@ def test_code_of_the_program_that_the_watcher_would_run_never_raises_into_the_lo
     }
 
 
+@pytest.mark.long
 def test_a_compiled_optimizer_step_traces_no_hook_and_warns_of_none() -> None:
     told = run("""
         import warnings

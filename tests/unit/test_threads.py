@@ -44,9 +44,10 @@ def test_demand_counts_the_threads_that_want_a_cpu_not_those_that_got_one(watch,
             stolen_s = read_stolen_s()
             time.sleep(1.0)
             now = read_now(threads)
-            if read_stolen_s() - stolen_s <= 0.02:
+            stolen_s = read_stolen_s() - stolen_s
+            if stolen_s <= 0.02:
                 break
-    assert now.runnable == pytest.approx(count, rel=0.1)
+    assert 0.9 * count - stolen_s <= now.runnable <= 1.1 * count
     assert now.busy_threads == count
     assert now.running + now.waiting == pytest.approx(now.runnable)
     assert now.running <= len(os.sched_getaffinity(0)) + 0.1

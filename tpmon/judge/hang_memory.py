@@ -75,9 +75,9 @@ class RankMemory:
     moved_ns: int = 0
     """When it was last seen to get on, 0 for never: it waits again, or its stacks are others."""
     trained: bool = False
+    """Whether a stack of it was in a part of a step that a server has not."""
     trained_in_thread: bool = False
     """In a thread that still runs the loop: a page with a button is a server again when that has ended."""
-    """Whether a stack of it was in a part of a step that a server has not."""
 
     def still_ns(self, now_ns: int) -> int:
         """Return since when it stands still; now, when it moves."""
