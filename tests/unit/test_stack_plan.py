@@ -104,7 +104,7 @@ def test_a_share_rests_on_more_than_the_first_slice_before_a_verdict_is_due(rank
 @pytest.mark.parametrize("pace", Pace)
 def test_an_early_slice_is_bounded_as_the_pace_is(pace):
     run = Run(1, sample_ms=1.0)
-    run.plan.pace = pace
+    run.plan.set_pace(pace)
     early = [cost for _, turn, cost in run.until(90) if turn.seconds == EARLY_SECONDS]
     assert early
     assert max(early) <= max(EARLY_MS * run.plan.budget_ms_per_s / BUDGET_MS_PER_S, 20 + 4 * RATES_HZ[-1])
@@ -160,10 +160,53 @@ def test_a_lower_pace_spends_its_share(ranks, pace, share):
     run = Run(ranks)
     run.until(100)
     before = sum(cost for _, _, cost in run.done)
-    run.plan.pace = pace
+    run.plan.set_pace(pace)
     run.until(300)
     after = sum(cost for _, _, cost in run.done) - before
     assert 0 < after <= CREDIT_MS + share * BUDGET_MS_PER_S * 200
+
+
+def settle_down(ranks: int, **costs: float) -> Run:
+    """Let a minute pass at the pace of a settled verdict."""
+    run = Run(ranks, **costs)
+    run.until(60)
+    run.plan.set_pace(Pace.SETTLED)
+    run.until(130)
+    return run
+
+
+@pytest.mark.parametrize("sample_ms", [0.2, 0.8])
+def test_who_sees_a_settled_verdict_shaken_has_a_short_slice_within_seconds(sample_ms):
+    run = settle_down(1, sample_ms=sample_ms)
+    begun = len(run.done)
+    assert run.plan.set_pace(Pace.FULL)
+    shaken_ns = run.now_ns
+    run.until(run.now_ns / SECOND + 20)
+    ended_ns, turn, _ = run.done[begun]
+    assert (turn.kind, turn.seconds) == (Kind.SLICE, EARLY_SECONDS)
+    assert ended_ns - shaken_ns <= 6 * SECOND
+    assert run.done[begun + 1][1].seconds >= 9
+
+
+def test_the_budget_holds_however_often_a_verdict_is_shaken():
+    run = settle_down(1, sample_ms=0.8)
+    for _ in range(60):
+        run.plan.set_pace(Pace.FULL)
+        run.until(run.now_ns / SECOND + 1)
+        run.plan.set_pace(Pace.SETTLED)
+    after_s = run.now_ns / SECOND - 130
+    spent = sum(cost for at, _, cost in run.done if at > 130 * SECOND)
+    assert spent <= after_s * BUDGET_MS_PER_S + CREDIT_MS
+
+
+def test_a_pace_that_does_not_rise_wakes_nobody():
+    plan = StackPlan(0)
+    plan.watch(subjects(1))
+    assert not plan.set_pace(Pace.SHED)
+    assert not plan.set_pace(Pace.FULL)
+    assert not plan.set_pace(Pace.SETTLED)
+    assert not plan.set_pace(Pace.SETTLED)
+    assert plan.set_pace(Pace.SHED)
 
 
 def test_a_refused_rank_is_tried_again_after_a_minute_and_holds_nobody_up():

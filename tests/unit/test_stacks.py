@@ -22,6 +22,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.stacks import StackSlice
 from tpmon.probe import stack_child, stack_plan, stacks
+from tpmon.probe.pace import Pace
 from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import SpyChild, dump_arguments, find_spy, record_arguments
 from tpmon.probe.stack_plan import Subject
@@ -407,3 +408,19 @@ def test_a_signal_to_a_child_that_is_gone_is_no_error():
         gone.wait(20)
     stack_child._kill(gone.pid)
     stack_child._kill(gone.pid, signal.SIGINT)
+
+
+@pytest.mark.usefixtures("sampling_works")
+def test_a_slice_that_began_before_a_settled_verdict_was_shaken_ends_at_once():
+    with child(NAP) as one, sampling(subject(one.pid)) as sampler:
+        slices: list[StackSlice] = []
+        assert wait_until(lambda: len(collect(sampler, slices)) >= 2)  # a dump and the first slice
+        sampler.watch([subject(one.pid)], Pace.SETTLED)
+        assert wait_until(lambda: bool(spies_of(os.getpid())))
+        time.sleep(1.0)
+        before = len(slices)
+        sampler.watch([subject(one.pid)], Pace.FULL)
+        assert wait_until(lambda: len(collect(sampler, slices)) > before, 4.0)
+        cut = slices[before]
+        assert 0 < cut.seconds < 5
+        assert cut.samples > 0

@@ -27,6 +27,7 @@ from tpmon.judge.phases import RankPhases, read_phases
 from tpmon.judge.ranking import find_explained, rank, weigh
 from tpmon.judge.rules_hook import with_hooks
 from tpmon.judge.scene import MANY_PROCESSES, Scene, see
+from tpmon.judge.shaken import is_shaken
 from tpmon.judge.standing import (
     Key,
     Standing,
@@ -188,11 +189,11 @@ def judge_scene(scene: Scene, standing: Standing) -> tuple[Finding, Standing, tu
     return finding, decided, notes + _note_others(suspicions, decided)
 
 
-def _stands(frame: Frame, standing: Standing) -> bool:
+def _stands(frame: Frame, standing: Standing, *, settled: bool) -> bool:
     """Tell whether the last verdict stands for this Frame too: the job is large, or nothing changes."""
     if frame.target.state is not TargetState.RUNNING:
         return False
-    settled_s = SETTLED_JUDGED_S if is_settled(standing, frame.taken_ns) else 0.0
+    settled_s = SETTLED_JUDGED_S if settled else 0.0
     least_s = LARGE_JOB_S if len(frame.processes) > MANY_PROCESSES else settled_s
     return frame.taken_ns - standing.judged_ns < least_s * 1e9
 
@@ -208,7 +209,8 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
     frame = frames[-1]
     standing = replace(standing, watch=observe(standing.watch, frame))
     look: Applicable[DumpRequest] = NOT_APPLICABLE
-    if standing.finding is not None and _stands(frame, standing):
+    calm = is_settled(standing, frame.taken_ns) and not is_shaken(frames)
+    if standing.finding is not None and _stands(frame, standing, settled=calm):
         finding, decided, notes = standing.finding, standing, standing.notes
     else:
         scene = see(frames, phases, standing.watch)
@@ -225,4 +227,5 @@ def judge(frames: Sequence[Frame], standing: Standing) -> Judgement:
         # Of one second the most important stands last: that the job ended, that a rank is gone.
         events=_tell(standing.stated, decided.stated, frame) + frame.events,
     )
-    return Judgement(judged, decided, look, settled=is_settled(decided, frame.taken_ns))
+    settled = is_settled(decided, frame.taken_ns) and (calm or not is_shaken(frames))
+    return Judgement(judged, decided, look, settled=settled)

@@ -36,6 +36,8 @@ EARLY_MS = 60.0
 """The first slices of each of two ranks are short, and dearer than their seconds' share. Of 40 samples a
 share of 75 % has its lower end below 50 % one time in ten, and a slice of 9 s would end after the 15 s in
 which a verdict is due."""
+SHAKEN_MS = 40.0
+"""Credit for one early slice when a settled verdict is shaken, of what was left unused meanwhile."""
 RATES_HZ = (17, 13, 11, 7, 5, 3)
 """Primes: no step time is a multiple of all of them, and py-spy draws its sampling times at random."""
 LENGTHS_S = (10, 9, 11)
@@ -123,6 +125,8 @@ class StackPlan:
 
     now_ns: int
     pace: Pace = Pace.FULL
+    _settled_ns: int = 0
+    """Since when the pace is ``SETTLED``."""
     _standings: dict[Identity, _Standing] = field(default_factory=dict)
     _credit_ms: float = CREDIT_MS
     _met: int = 0
@@ -141,6 +145,23 @@ class StackPlan:
     def credit_ms(self) -> float:
         """Return the CPU that may be used now; below 0 the plan waits."""
         return self._credit_ms
+
+    def set_pace(self, pace: Pace) -> bool:
+        """Set how much may be spent; tells whether more may be than before, so that a turn may be due.
+
+        After a settled verdict was shaken the next slice is an early one: it tells soon what is now.
+        """
+        slower_ms, before, self.pace = self.budget_ms_per_s, self.pace, pace
+        if before is pace or Pace.SETTLED not in (before, pace):
+            return False
+        if pace is Pace.SETTLED:
+            self._settled_ns = self.now_ns
+            return False
+        for one in self._ranks():
+            one.slices = min(one.slices, EARLY_SLICES - 1)
+        unused_ms = (self.now_ns - self._settled_ns) / 1e9 * (BUDGET_MS_PER_S - slower_ms)
+        self._credit_ms = max(self._credit_ms, min(self._credit_ms + unused_ms, SHAKEN_MS))
+        return True
 
     def watch(self, subjects: Iterable[Subject]) -> bool:
         """Name the ranks there are, and workers worth a look; tells whether one of the ranks is new."""

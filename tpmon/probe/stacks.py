@@ -56,6 +56,7 @@ class StackSampler:
         self._loops = loops or LoopThreads(proc)
         self._plan = StackPlan(time.monotonic_ns())
         self._child = SpyChild()
+        self._turn: Turn | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopped = False
@@ -98,9 +99,12 @@ class StackSampler:
         named = tuple(subjects)
         with self._lock:
             self._no_ranks = not named
-            self._plan.pace = pace
             news = self._plan.watch(named)
-        if news:
+            more = self._plan.set_pace(pace)
+            is_slice = self._turn is not None and self._turn.kind is Kind.SLICE
+        if more and is_slice:
+            self._child.finish()  # it began before what has changed
+        if news or more:
             self._wake.set()
 
     def take(self) -> Known[tuple[StackSlice, ...]]:
@@ -190,11 +194,14 @@ class StackSampler:
             else record_arguments(pid, turn.rate_hz, turn.seconds)
         )
         begun_s = time.thread_time()
+        self._turn = turn
         try:
             outcome = self._child.run((spy, *arguments), turn.seconds + GRACE_S)
         except OSError as error:
             self._refuse(turn, 0.0, f"py-spy cannot be started: {error.strerror or error}", final=True)
             return
+        finally:
+            self._turn = None
         if not self._stopped:
             self._settle(turn, outcome, begun_s)
 
