@@ -188,6 +188,16 @@ def test_who_sees_a_settled_verdict_shaken_has_a_short_slice_within_seconds(samp
     assert run.done[begun + 1][1].seconds >= 9
 
 
+def test_a_slice_that_the_change_cut_short_is_not_the_early_one():
+    run = settle_down(1)
+    cut = Turn(subjects(1)[0], Kind.SLICE, 5, 10)
+    run.plan.set_pace(Pace.FULL)
+    run.plan.settle(cut, 10.0, 3, 10, run.now_ns)
+    begun = len(run.done)
+    run.until(run.now_ns / SECOND + 20)
+    assert run.done[begun][1].seconds == EARLY_SECONDS
+
+
 def test_the_budget_holds_however_often_a_verdict_is_shaken():
     run = settle_down(1, sample_ms=0.8)
     for _ in range(60):

@@ -105,6 +105,8 @@ class _Standing:
 
     subject: Subject
     dumped: bool = False
+    shaken: bool = False
+    """Whether its next slice is to tell soon."""
     slices: int = 0
     last_ns: int = 0
     start_ms: float = START_MS
@@ -158,7 +160,7 @@ class StackPlan:
             self._settled_ns = self.now_ns
             return False
         for one in self._ranks():
-            one.slices = min(one.slices, EARLY_SLICES - 1)
+            one.shaken = True
         unused_ms = (self.now_ns - self._settled_ns) / 1e9 * (BUDGET_MS_PER_S - slower_ms)
         self._credit_ms = max(self._credit_ms, min(self._credit_ms + unused_ms, SHAKEN_MS))
         return True
@@ -195,7 +197,10 @@ class StackPlan:
         short_ms = self._price(one, turn) - turn.seconds * self.budget_ms_per_s
         # What a slice costs beyond its own seconds' share must have been saved before it.
         short_ms = min(short_ms, CREDIT_MS) - self._credit_ms
-        return turn if short_ms <= 0 else max(short_ms / self.budget_ms_per_s, 0.1)
+        if short_ms > 0:
+            return max(short_ms / self.budget_ms_per_s, 0.1)
+        one.shaken = False
+        return turn
 
     def settle(self, turn: Turn, cpu_ms: float, samples: int, frames: int, now_ns: int) -> None:
         """Charge a run that worked; py-spy looked ``samples`` times and found ``frames`` frames in all."""
@@ -295,7 +300,7 @@ class StackPlan:
                 seconds = WORKER_SECONDS
             elif len(self._ranks()) >= MANY_RANKS:
                 seconds = SHORT_SECONDS
-            elif one.slices < EARLY_SLICES:
+            elif one.shaken or one.slices < EARLY_SLICES:
                 seconds = EARLY_SECONDS
                 affordable = EARLY_MS * self.budget_ms_per_s / BUDGET_MS_PER_S
             affordable = max(affordable, self.budget_ms_per_s * seconds)
