@@ -18,7 +18,7 @@ from tpmon.judge import (
     advice_storage,
 )
 from tpmon.judge.advice_entry import Chosen, Remedy
-from tpmon.judge.advice_facts import Facts, count_threads_in_free, fill, fill_paste, size_loader
+from tpmon.judge.advice_facts import Facts, count_threads_in_free, fill, fill_paste, list_fields, size_loader
 from tpmon.judge.advice_needs import Need
 from tpmon.model.known import NOT_APPLICABLE, NotApplicable, is_known, known_or
 from tpmon.model.verdict import Kind
@@ -186,6 +186,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "accumulate-no-sync",
         "fsdp-prefetch",
         "fsdp-keep-parameters",
+        "fsdp-hybrid",
         "unlimit-all-gathers",
         "check-network-path",
         "bf16-gradients",
@@ -197,6 +198,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.COMMS_BOUND, "unknown"): (
         "look-at-late-rank",
         "accumulate-no-sync",
+        "fsdp-prefetch",
         "find-unused-off",
         "ddp-buckets",
         "check-network-path",
@@ -280,15 +282,27 @@ def _more_workers_help(observed: frozenset[Need], facts: Facts) -> bool:
     return proposal > facts.workers_per_rank
 
 
-_ALWAYS_SEEN = frozenset((Need.GPU_PRESENT, Need.NO_WORKERS, Need.WORKERS_PRESENT, Need.PIN_THREAD))
+_ALWAYS_SEEN = frozenset(
+    (Need.GPU_PRESENT, Need.NO_WORKERS, Need.WORKERS_PRESENT, Need.PIN_THREAD, Need.RANKS_ELSEWHERE)
+)
 """What the process list and the driver always tell: not observed means that it is not so."""
+_SEEN_IN_STACKS = frozenset((Need.ONLY_FORWARD, Need.LOGGING_IN_STACK))
+"""The same of what stacks show. A synchronise and a copy are not among them: ``.item()`` and ``.to()`` run in
+C and leave no frame."""
+
+
+def _tells(need: Need, observed: frozenset[Need]) -> bool:
+    """Tell whether a need that was not observed is known not to be so."""
+    return need in _ALWAYS_SEEN or (need in _SEEN_IN_STACKS and Need.STACKS_READ in observed)
 
 
 def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
     if observed.intersection(remedy.never_with):
         return False
-    if any(need in _ALWAYS_SEEN and need not in observed for need in remedy.needs):
+    if any(need not in observed and _tells(need, observed) for need in remedy.needs):
         return False
+    if "rank" in list_fields(remedy.title) and not is_known(facts.rank):
+        return False  # nobody is to be sent to look at "rank R"
     if remedy.adds_threads and known_or(count_threads_in_free(facts), 2) <= 1:
         return False
     return not remedy.adds_workers or _more_workers_help(observed, facts)

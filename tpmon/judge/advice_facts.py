@@ -287,6 +287,7 @@ FIELDS = {
     "pid": Field(lambda facts: _text(facts.pid), "PID", "the process that the verdict names"),
     "other": Field(lambda facts: _text(facts.other_pid), "OTHER", "the process that it waits for"),
     "peer": Field(_peer, "the other end", "what its socket is connected to"),
+    "ranks": Field(lambda facts: _text(facts.ranks), "N", "the ranks of one machine"),
     "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
     "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
     "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),

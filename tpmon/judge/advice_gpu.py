@@ -135,7 +135,8 @@ REMEDIES = (
         not_when="The global batch would change: keep micro-batch x accumulation x ranks as it is, or "
         "tune the learning rate anew. BatchNorm sees other batches.",
         needs=(Need.GPU_PRESENT, Need.GPU_MEMORY_FREE),
-        paste="micro_batch *= 2\naccumulation //= 2  # micro_batch * accumulation * ranks stays as it is",
+        paste="micro_batch *= 2\n"
+        "accumulation = max(1, accumulation // 2)  # where it is 1 already, the global batch doubles",
         ceiling="{gain} while kernels are too short to fill the card; nothing once it is full",
         risk=Risk.EXPERIMENT,
         proof="Samples/s rise (not steps/s) at the same loss per sample seen.",

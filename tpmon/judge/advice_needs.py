@@ -87,6 +87,8 @@ class Need(str, Enum):
     LINK_DOWN = "the PCIe link runs below its width or generation under load"
     CARD_ERRORS = "the card reports errors"
     CARD_BEHIND = "one card of the job is slower than the others"
+    # Stacks
+    STACKS_READ = "the stacks of every rank were read often enough"
     # Ranks
     RANK_BEHIND = "one rank works while the others wait for it"
     DDP_IN_STACK = "the model is wrapped in DistributedDataParallel"
@@ -95,6 +97,7 @@ class Need(str, Enum):
     ACCUMULATION_SYNCS = "gradients are reduced in every micro-step of an accumulation"
     FIND_UNUSED_ON = "find_unused_parameters is on and every parameter gets a gradient"
     SMALL_BUCKETS = "gradients are reduced in many small buckets"
+    RANKS_ELSEWHERE = "ranks of the job run on other machines too"
     TRANSFER_SEEN = "collectives move data all the time"
     # Memory
     MEMORY_FREE = "memory is free below the limit"
@@ -131,6 +134,7 @@ class Need(str, Enum):
 _STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {
     Need.ONLY_FORWARD,
     Need.SPINNING,
+    Need.STACKS_READ,
     Need.TORCH_LOADER,
 }
 _HOOK = frozenset(

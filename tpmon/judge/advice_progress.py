@@ -24,12 +24,12 @@ REMEDIES = (
         id="map-the-checkpoint",
         title="load checkpoints by mapping them",
         applies="Each rank reads the whole checkpoint into memory before it uses any of it.",
-        not_when="An optimizer was made before: assign=True puts other parameters into the model. The "
-        "file must be of torch.save's zip format (torch >= 1.6).",
+        not_when="The file is not of torch.save's zip format (torch >= 1.6). Leave assign=True away where an "
+        "optimizer or DDP was made before: it puts other parameters into the model, and the old ones train.",
         needs=(Need.LOAD_IN_STACK,),
         paste='state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)\n'
-        "model.load_state_dict(state, assign=True)",
-        ceiling="the start, not the steps: one read of the file per host, half of the peak memory",
+        "model.load_state_dict(state)",
+        ceiling="the start, not the steps: one read of the file per host, no second copy of it in memory",
         risk=Risk.NONE,
         proof="Time to the first step and peak memory at the start fall.",
     ),

@@ -76,7 +76,9 @@ REMEDIES = (
         "every page again and again.",
         not_when="Shuffling must be exact over the whole data set.",
         needs=(Need.REFAULTS_SEEN,),
-        paste="shards = rng.permutation(shards)[rank::world]  # then rows in order through a shuffle buffer",
+        paste="info = torch.utils.data.get_worker_info()  # in __iter__; rng: the same seed everywhere\n"
+        "first, step = rank * info.num_workers + info.id, world * info.num_workers\n"
+        "shards = rng.permutation(shards)[first::step]  # then rows in order through a shuffle buffer",
         ceiling="{gain}, or the refaulted bytes that are no longer read twice",
         risk=Risk.EXPERIMENT,
         proof="Refaults and major faults fall to about zero.",

@@ -186,7 +186,7 @@ def _suspect_launches(
         else NOT_APPLICABLE,
         pid=rank.process.pid,
         rank=rank.process.rank,
-        observed=frozenset((Need.GPU_PRESENT,)),
+        observed=frozenset((Need.GPU_PRESENT,) if tiny else (Need.GPU_PRESENT, Need.ONE_THREAD_BUSY)),
     )
 
 
