@@ -10,6 +10,7 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import observe
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.suspicion import Suspicion
+from tpmon.model.process import Setting
 from tpmon.model.verdict import Kind
 
 SUSPECT = Suspicion(Kind.LAUNCH_BOUND, "main-thread", 0.5, 2.0, frozenset(("a",)), "text", ())
@@ -51,3 +52,10 @@ def test_nobody_is_sent_to_look_at_a_rank_that_has_no_number() -> None:
     assert "look-at-late-rank" not in {one.remedy.id for one in choose(*row, frozenset(), Facts())}
     named = choose(*row, frozenset((Need.RANK_BEHIND,)), Facts(pid=4212, rank=1))[0]
     assert (named.remedy.id, named.certain) == ("look-at-late-rank", True)
+
+
+def test_settings_that_switch_a_path_of_nccl_off_are_seen_in_any_rank() -> None:
+    taken = (RANKS[0], make_process(4212, rank=1, environment=(Setting("NCCL_P2P_DISABLE", "1"),)))
+    kept = (RANKS[0], make_process(4212, rank=1, environment=(Setting("NCCL_P2P_DISABLE", "0"),)))
+    assert Need.NCCL_PATH_OFF in observe(scene_of(make_frame(processes=taken)), SUSPECT)
+    assert Need.NCCL_PATH_OFF not in observe(scene_of(make_frame(processes=kept)), SUSPECT)

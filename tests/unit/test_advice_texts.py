@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tpmon.judge.advice import CATALOGUE, choose, fill_remedy
@@ -9,6 +11,7 @@ from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.verdict import write_try
+from tpmon.model.known import Missing
 from tpmon.model.verdict import Kind
 
 
@@ -82,3 +85,64 @@ def test_each_worker_of_each_rank_reads_shards_of_its_own(world: int, workers: i
         for shard in range(rank * workers + worker, 24, world * workers)
     ]
     assert sorted(taken) == list(range(24))
+
+
+def test_workers_on_a_small_shared_memory_are_told_of_it_in_the_paste() -> None:
+    unread = Missing("shared memory was not seen to grow")
+    small = Facts(shm_total_bytes=64 << 20, shm_room=unread)
+    for name in ("start-workers", "more-workers"):
+        paste = fill(name, small).paste
+        assert "# /dev/shm here is 64" in paste
+        assert "--shm-size=8g or --ipc=host" in paste
+        assert "shm" not in fill(name, replace(small, shm_room=9.0)).paste
+        assert "shm" not in fill(name, replace(small, shm_total_bytes=8 << 30)).paste
+        assert "shm" not in fill(name).paste
+
+
+def test_a_large_shared_memory_is_looked_into_before_it_is_made_larger() -> None:
+    assert fill("bigger-shm", Facts(shm_total_bytes=64 << 20)).paste.startswith("docker run --shm-size=8g")
+    large = fill("bigger-shm", Facts(shm_total_bytes=8 << 30)).paste
+    assert large.startswith("du -ah /dev/shm")
+    assert "remount,size=16g" in large
+    assert "docker" not in large
+
+
+def test_no_paste_stats_what_a_descriptor_is_open_on_or_starts_a_second_training() -> None:
+    """A coloured ls asks the file behind each link: on a dead mount it hangs, too."""
+    pastes = [remedy.paste for remedy in CATALOGUE.values()]
+    assert not [paste for paste in pastes if "ls -l /proc" in paste]
+    assert sum("readlink /proc/" in paste for paste in pastes) == 4
+    assert "{script}" not in CATALOGUE["local-environment"].paste
+
+
+def test_no_paste_takes_cpus_that_the_job_was_not_given() -> None:
+    for name in ("widen-affinity", "unbind-workers"):
+        paste = fill(name).paste
+        assert "OMP_PROC_BIND=false torchrun" in paste
+        assert "nproc" not in paste
+        assert "cpu_count" not in paste
+
+
+def test_the_link_of_a_card_is_asked_by_its_own_query() -> None:
+    assert "--query-gpu=pcie.link.gen.current,pcie.link.gen.max," in fill("reseat-card").paste
+
+
+def test_a_fast_path_of_nccl_that_was_switched_off_comes_first() -> None:
+    row = (Kind.COMMS_BOUND, "transfer")
+    assert list_ids(*row, Need.TRANSFER_SEEN, Need.NCCL_PATH_OFF)[0] == "nccl-paths-on"
+    assert "nccl-paths-on" not in list_ids(*row, Need.TRANSFER_SEEN)
+
+
+def test_a_loss_is_read_after_fifty_steps_have_added_to_it() -> None:
+    assert "if (step + 1) % 50 == 0:" in fill("sync-rarely").paste
+
+
+def test_clocks_that_nobody_set_are_not_set_back() -> None:
+    row = (Kind.GPU_THROTTLED, "odd-cap")
+    assert list_ids(*row, Need.CARD_SICK)[0] == "check-card"
+    assert list_ids(*row, Need.CARD_CAPPED)[0] == "reset-caps"
+    assert fill("check-card", Facts(card=3)).paste.endswith("-d PERFORMANCE,POWER,TEMPERATURE -i 3")
+
+
+def test_a_loader_that_stands_still_raises_without_a_name_of_a_worker() -> None:
+    assert "after 120 s" in CATALOGUE["time-limit-for-batches"].proof

@@ -172,7 +172,13 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "profile-python",
         "recompilation-trap",
     ),
-    (Kind.SYNC_BOUND, "explicit"): ("debug-taxes-off", "sync-rarely", "log-rarely"),
+    (Kind.SYNC_BOUND, "explicit"): (
+        "debug-taxes-off",
+        "sync-rarely",
+        "scaler-without-wait",
+        "nan-filter-off",
+        "log-rarely",
+    ),
     (Kind.SYNC_BOUND, "implicit"): ("pin-memory", "non-blocking-copy", "find-hidden-syncs", "where-not-mask"),
     (Kind.SYNC_BOUND, "allocator"): (
         "no-empty-cache",
@@ -183,6 +189,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     ),
     (Kind.COMMS_BOUND, "straggler"): ("look-at-late-rank", "avoid-card", "even-work"),
     (Kind.COMMS_BOUND, "transfer"): (
+        "nccl-paths-on",
         "accumulate-no-sync",
         "fsdp-prefetch",
         "fsdp-keep-parameters",
@@ -220,7 +227,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     ),
     (Kind.GPU_THROTTLED, "thermal"): ("cool-card", "lower-power-limit", "avoid-card"),
     (Kind.GPU_THROTTLED, "brake"): ("check-power-supply", "avoid-card"),
-    (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "limit-above-card", "avoid-card"),
+    (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "check-card", "limit-above-card", "avoid-card"),
     (Kind.GPU_THROTTLED, "pcie"): ("reseat-card", "fewer-bytes-to-pin", "avoid-card"),
     (Kind.GPU_UNHEALTHY, NOT_APPLICABLE): ("retire-card", "avoid-card"),
     (Kind.MEMORY_PRESSURE, "leak"): ("detach-history", "find-leak"),
@@ -283,7 +290,14 @@ def _more_workers_help(observed: frozenset[Need], facts: Facts) -> bool:
 
 
 _ALWAYS_SEEN = frozenset(
-    (Need.GPU_PRESENT, Need.NO_WORKERS, Need.WORKERS_PRESENT, Need.PIN_THREAD, Need.RANKS_ELSEWHERE)
+    (
+        Need.GPU_PRESENT,
+        Need.NO_WORKERS,
+        Need.WORKERS_PRESENT,
+        Need.PIN_THREAD,
+        Need.RANKS_ELSEWHERE,
+        Need.NCCL_PATH_OFF,
+    )
 )
 """What the process list and the driver always tell: not observed means that it is not so."""
 _SEEN_IN_STACKS = frozenset((Need.ONLY_FORWARD, Need.LOGGING_IN_STACK))

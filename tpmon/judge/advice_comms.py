@@ -170,6 +170,20 @@ REMEDIES = (
         never_with=(Need.GPU_MEMORY_FULL,),
     ),
     Remedy(
+        id="nccl-paths-on",
+        title="start without the settings that switch NCCL's fast paths off",
+        applies="The run was started with NCCL_IB_DISABLE, NCCL_P2P_DISABLE or NCCL_SHM_DISABLE: its data go "
+        "by TCP or through the host; or with TORCH_NCCL_BLOCKING_WAIT: the host waits in every collective.",
+        not_when="They work around a hang or a fault of driver, switch or container: then mend that first.",
+        needs=(Need.NCCL_PATH_OFF,),
+        paste="unset NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_SHM_DISABLE TORCH_NCCL_BLOCKING_WAIT"
+        "  # one by one, if they work around a hang",
+        language=Language.SHELL,
+        ceiling="bandwidth of the right link over that of the wrong one; {gain} at best",
+        risk=Risk.NONE,
+        proof="NVLink or the InfiniBand port moves the bytes; steps get shorter.",
+    ),
+    Remedy(
         id="check-network-path",
         title="see which way NCCL goes: InfiniBand, NVLink, or TCP by mistake",
         applies="The ranks transfer all the time and the rate is far below what the links can.",

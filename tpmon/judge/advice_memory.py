@@ -93,13 +93,13 @@ REMEDIES = (
     ),
     Remedy(
         id="bigger-shm",
-        title="give the container a larger /dev/shm: {shm_size}",
+        title="make room in /dev/shm: {shm_size}",
         applies="Workers hand over batches through /dev/shm, whose default in containers is 64 MiB. A batch "
         "that does not fit is an error, or is lost and the run hangs.",
-        not_when="The mount is large: then something else fills it. The file_system sharing strategy is no "
-        "way out: it uses the same mount.",
+        not_when="The mount is large and something else fills it: then remove that. The file_system sharing "
+        "strategy is no way out: it uses the same mount.",
         needs=(Need.SHM_TIGHT,),
-        paste="docker run --shm-size={shm_size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm",
+        paste="{shm_fix}",
         language=Language.SHELL,
         ceiling="the run lives; room for more workers and longer queues",
         risk=Risk.NONE,

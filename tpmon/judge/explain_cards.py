@@ -110,7 +110,7 @@ EXPLANATIONS = (
     Explanation(
         Kind.LAUNCH_BOUND,
         "tiny-kernels",
-        "The card waits for the next launch: kernels are shorter than their launches.",
+        "The card waits for the next launch: the host's launches do not keep it busy.",
         "Utilisation high, SM activity or power low, and a main thread that moves through the model.",
         "a collective that spins (comms-bound or hung): its stack does not move; an optimizer on the CPU, "
         "or cards of one process that work one after another: those are named among what is unknown.",

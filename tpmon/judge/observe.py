@@ -35,6 +35,9 @@ ONLY_FORWARD_RATIO = 0.5
 """Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
 SET_THREADS_RATIO = 1.5
 """Busy threads over what the environment or the machine explains from which the program asked for them."""
+_NCCL_PATHS = frozenset(
+    ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "TORCH_NCCL_BLOCKING_WAIT")
+)
 _THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 
 
@@ -186,11 +189,16 @@ def _observe_ranks(scene: Scene) -> set[Need]:
 
 
 def _observe_taxes(scene: Scene) -> set[Need]:
-    """Tell whether a debug setting slows the job; that none does takes the environment of every rank."""
+    """Tell whether a setting slows the job; that no debug setting does takes every rank's environment."""
     environments = [rank.process.environment for rank in scene.ranks]
-    if any(is_known(one) and list_taxes(one) for one in environments):
-        return {Need.DEBUG_TAX_SET}
-    return {Need.NO_DEBUG_TAX} if environments and all(map(is_known, environments)) else set()
+    known = [one for one in environments if is_known(one)]
+    taken = any(one.name in _NCCL_PATHS and one.value.strip() == "1" for each in known for one in each)
+    seen = {Need.NCCL_PATH_OFF} if taken else set()
+    if any(map(list_taxes, known)):
+        seen.add(Need.DEBUG_TAX_SET)
+    elif known and len(known) == len(environments):
+        seen.add(Need.NO_DEBUG_TAX)
+    return seen
 
 
 def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
