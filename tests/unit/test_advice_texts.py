@@ -146,3 +146,42 @@ def test_clocks_that_nobody_set_are_not_set_back() -> None:
 
 def test_a_loader_that_stands_still_raises_without_a_name_of_a_worker() -> None:
     assert "after 120 s" in CATALOGUE["time-limit-for-batches"].proof
+
+
+def test_data_are_brought_near_before_they_are_written_anew() -> None:
+    chosen = list_ids(Kind.DATA_BOUND, "storage-bandwidth", Need.WORKERS_IO_WAIT)
+    assert chosen.index("stage-on-nvme") < chosen.index("denser-format")
+    seen = frozenset((Need.WORKERS_IO_WAIT,))
+    assert not any(one.certain for one in choose(Kind.DATA_BOUND, "storage-bandwidth", seen, Facts()))
+
+
+@pytest.mark.parametrize("need", [Need.AFFINITY_BELOW_HOST, Need.QUOTA_BELOW_AFFINITY])
+def test_cores_that_the_machine_has_and_the_job_has_not_come_first(need: Need) -> None:
+    row = (Kind.DATA_BOUND, "cpu-transform")
+    full = (Need.WORKERS_PRESENT, Need.TORCH_LOADER, Need.WORKERS_CPU_BOUND, Need.CORES_FULL)
+    assert list_ids(*row, *full)[0] == "transform-once"
+    assert list_ids(*row, *full, need)[0] == "more-cores"
+    assert list_ids(*row, *full, need, Need.POOL_IN_WORKERS)[0] == "cap-worker-threads"
+    assert list_ids(*row, *(set(full) - {Need.CORES_FULL}), need)[0] == "transform-once"
+
+
+def test_cores_of_slurm_reach_the_steps_of_srun() -> None:
+    assert "export SRUN_CPUS_PER_TASK=N" in fill("more-cores").paste
+
+
+def test_only_what_is_not_random_is_stored() -> None:
+    assert "only what is not random can be stored" in fill("transform-once").text
+
+
+def test_jpegs_are_decoded_on_a_gpu_if_that_is_what_the_workers_do() -> None:
+    row = (Kind.DATA_BOUND, "cpu-transform")
+    assert "decode-on-gpu" not in list_ids(*row, Need.WORKERS_CPU_BOUND)
+    seen = frozenset((Need.WORKERS_CPU_BOUND, Need.GPU_PRESENT))
+    decode = next(one for one in choose(*row, seen, Facts()) if one.remedy.id == "decode-on-gpu")
+    assert decode.text.startswith("if JPEG decoding is what the workers do: ")
+
+
+def test_a_host_that_grows_beside_a_gpu_keeps_no_graphs() -> None:
+    row = (Kind.MEMORY_PRESSURE, "leak")
+    assert list_ids(*row, Need.ANON_GROWS)[0] == "detach-history"
+    assert list_ids(*row, Need.ANON_GROWS, Need.GPU_PRESENT)[0] == "find-leak"

@@ -117,6 +117,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "cap-worker-threads",
         "more-workers",
         "gpu-transforms",
+        "decode-on-gpu",
         "transform-once",
         "decode-smaller",
         "more-cores",
@@ -135,6 +136,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "more-readers",
         "cap-worker-threads",
         "gpu-transforms",
+        "decode-on-gpu",
         "transform-once",
         "decode-smaller",
     ),
@@ -336,7 +338,7 @@ def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> Chos
 
 
 def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) -> tuple[Chosen, ...]:
-    """Return the remedies of one row of the table for one run, the certain ones first, then best first.
+    """Return the remedies of one row of the table for one run: certain ones, ``first_with`` ones, best first.
 
     What would do harm (more workers on cores that are used up) is left out, not put behind an "if".
 
@@ -348,4 +350,6 @@ def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) ->
         for name in REMEDIES_FOR[kind, cause]
         if _fits(CATALOGUE[name], observed, facts)
     ]
-    return tuple(sorted(filled, key=lambda one: not one.certain))
+    return tuple(
+        sorted(filled, key=lambda one: (not one.certain, not observed.intersection(one.remedy.first_with)))
+    )

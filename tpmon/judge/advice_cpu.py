@@ -53,12 +53,14 @@ REMEDIES = (
         applies="Every core of the budget works for this job and the compute still waits.",
         not_when="The cores go to oversized thread pools: cap those first.",
         needs=(Need.CORES_FULL,),
-        paste="#SBATCH --cpus-per-task=N  # in Kubernetes: resources.limits.cpu and requests.cpu",
+        paste="#SBATCH --cpus-per-task=N  # in Kubernetes: resources.limits.cpu and requests.cpu\n"
+        "export SRUN_CPUS_PER_TASK=N  # below it: srun of Slurm >= 22.05 does not inherit that line",
         language=Language.SHELL,
         ceiling="{gain}, or new cores / present cores, whichever is less",
         risk=Risk.NONE,
         proof="The CPU budget in the header grows and so do samples/s.",
         never_with=(Need.POOL_IN_WORKERS, Need.POOL_IN_RANK),
+        first_with=(Need.AFFINITY_BELOW_HOST, Need.QUOTA_BELOW_AFFINITY),
     ),
     Remedy(
         id="raise-quota",

@@ -11,12 +11,14 @@ REMEDIES = (
         title="keep numbers, not tensors: the graph behind a loss stays with it",
         applies="Memory grows by about the same amount each step: a list of losses, outputs or metrics "
         "keeps every step's graph.",
-        not_when="The growth ends after an epoch: then it is a cache that fills.",
+        not_when="The growth ends after an epoch: then it is a cache that fills. On a GPU the graphs "
+        "would fill the card's memory, not the host's.",
         needs=(Need.ANON_GROWS,),
-        paste="history.append(loss.item())  # rarely: it waits for the GPU; or loss.detach().cpu() per epoch",
+        paste="history.append(loss.item())  # a number; or loss.detach(), without its graph",
         ceiling="the run lives; no speed by itself",
         risk=Risk.NONE,
         proof="The slope of the memory goes to zero within a minute.",
+        never_with=(Need.GPU_PRESENT,),
     ),
     Remedy(
         id="find-leak",

@@ -35,6 +35,8 @@ class Need(str, Enum):
     REFAULTS_SEEN = "files are read again because the page cache dropped them"
     COLLATE_IN_STACK = "batches are put together when the stacks are looked at"
     TRANSFORM_MOVABLE = "the costly transform is a deterministic one on tensors"
+    JPEG_DECODED = "JPEG decoding is what the workers do"
+    SAMPLES_WIDE = "samples are stored in wider numbers than they need"
     DATASET_FITS_MEMORY = "the data set fits into the memory that is free"
     LOCAL_DISK_FREE = "the machine has a fast local disk with room for the data"
     # CPUs
@@ -153,6 +155,8 @@ _HOOK = frozenset(
 _NOT_YET = frozenset(
     (
         Need.TRANSFORM_MOVABLE,
+        Need.JPEG_DECODED,
+        Need.SAMPLES_WIDE,
         Need.DATASET_FITS_MEMORY,
         Need.LOCAL_DISK_FREE,
         Need.PAGEABLE_COPIES,
