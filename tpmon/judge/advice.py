@@ -232,7 +232,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "check-card", "limit-above-card", "avoid-card"),
     (Kind.GPU_THROTTLED, "pcie"): ("reseat-card", "fewer-bytes-to-pin", "avoid-card"),
     (Kind.GPU_UNHEALTHY, NOT_APPLICABLE): ("retire-card", "avoid-card"),
-    (Kind.MEMORY_PRESSURE, "leak"): ("detach-history", "find-leak"),
+    (Kind.MEMORY_PRESSURE, "leak"): ("bounded-cache", "detach-history", "find-leak"),
     (Kind.MEMORY_PRESSURE, "copy-on-write"): ("arrays-not-objects", "fewer-workers"),
     (Kind.MEMORY_PRESSURE, "swap"): ("out-of-swap", "fewer-workers", "map-the-data", "more-memory"),
     (Kind.MEMORY_PRESSURE, "shm"): ("bigger-shm", "shorter-queue"),

@@ -21,6 +21,19 @@ REMEDIES = (
         never_with=(Need.GPU_PRESENT,),
     ),
     Remedy(
+        id="bounded-cache",
+        title="give the data set's cache a bound: each worker fills one of its own",
+        applies="The memory of the loader's workers grows: each keeps the samples, files or handles that it "
+        "has met, in a dict or an lru_cache without a bound.",
+        not_when="The cache is full after an epoch and all of them fit together.",
+        needs=(Need.WORKERS_GROW,),
+        paste="@functools.lru_cache(maxsize=1000)  # in place of a dict, or of maxsize=None\n"
+        "# and persistent_workers=False, in DataLoader: each epoch then begins with empty workers",
+        ceiling="the run lives; no speed by itself",
+        risk=Risk.NONE,
+        proof="The memory of the workers stops growing at the size of the cache.",
+    ),
+    Remedy(
         id="find-leak",
         title="find what grows: compare two snapshots of Python's memory",
         applies="Host memory grows and no list of tensors is to blame.",
@@ -79,7 +92,7 @@ REMEDIES = (
         ceiling="{gain}: the stalls for memory go away",
         risk=Risk.NONE,
         proof="Memory pressure (PSI), refaults and swap are zero.",
-        never_with=(Need.ANON_GROWS,),
+        never_with=(Need.ANON_GROWS, Need.WORKERS_GROW),
     ),
     Remedy(
         id="out-of-swap",

@@ -109,6 +109,7 @@ class Need(str, Enum):
     MEMORY_FREE = "memory is free below the limit"
     MEMORY_LIMIT_NEAR = "memory use is close to its limit"
     ANON_GROWS = "the memory of the ranks grows steadily"
+    WORKERS_GROW = "the memory of the loader workers grows steadily"
     PAGES_COPIED = "workers make copies of memory that they shared"
     SWAP_USED = "the job uses swap"
     SHM_TIGHT = "shared memory (/dev/shm) is nearly full"
