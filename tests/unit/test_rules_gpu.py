@@ -238,6 +238,13 @@ def test_what_is_unpacked_is_not_laid_to_copies_to_the_gpu():
     assert judge_implicit_sync(scene) == Cleared("implicit synchronising (6.0 % of samples)")
 
 
+def test_gpu_idle_that_unpacking_explains_is_not_laid_to_a_synchronise():
+    ratios = {Phase.SYNC: 0.3, Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.3}
+    proven = {Need.SYNC_IN_STACK: 0.3}
+    scene = sync_scene({"sm_pct": 45.0}, ratios, [Need.SYNC_IN_STACK], {DataPart.COPY: 0.4}, proven)
+    assert judge_explicit_sync(scene).share == pytest.approx(0.15)
+
+
 def test_launches_are_told_with_what_was_read_of_them():
     answer = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=IN_MODEL))
     assert answer.summary.endswith(

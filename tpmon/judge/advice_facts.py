@@ -265,7 +265,7 @@ def _shm_fix(facts: Facts) -> str:
     if is_known(facts.shm_total_bytes) and facts.shm_total_bytes >= _GIB:
         return (
             "du -ah /dev/shm | sort -rh | head  # what fills it: remove what no process has open; else\n"
-            f"sudo mount -o remount,size={size} /dev/shm  # on the host, until it boots; it takes memory"
+            f"sudo mount -o remount,size={size} /dev/shm  # until the next boot; what lies in it takes memory"
         )
     return f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
 

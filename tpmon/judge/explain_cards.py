@@ -125,7 +125,8 @@ EXPLANATIONS = (
     Explanation(
         Kind.SYNC_BOUND,
         "explicit",
-        "The program waits for the GPU in each step: synchronize, .item(), printing the loss.",
+        "The program waits for the GPU in each step: synchronize, .item(), printing the loss, or a look that "
+        "a GradScaler or a Trainer takes by itself.",
         "Stacks in a synchronise while the GPU has gaps.",
         "the one wait at the end of a step of a busy GPU, which costs nothing.",
     ),

@@ -24,7 +24,7 @@ from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
 DRIVING_DEMAND = 0.85
-"""Demand of main plus autograd thread from which the host launches without a break."""
+"""Demand of main plus autograd thread from which the host is at its launches all the time."""
 HELD_RATIO = 0.2
 """Share of samples in a synchronise or collective from which a wait, not launching, may be what holds."""
 SYNC_SLACK_RATIO = 0.1
@@ -39,7 +39,7 @@ _FURTHER = (ThreadKind.POOL, ThreadKind.OTHER, ThreadKind.UNREAD)
 
 
 def judge_launch_bound(scene: Scene) -> Answer:
-    """Suspect the host's launching when a GPU has slack while its main thread works without a break.
+    """Suspect the host's launching when a GPU has slack while its main thread works all the time.
 
     "Works" needs stacks that move and are not in a synchronise, ``.item()`` or collective: those
     spin at 100 % as well. Until that is known a hollow GPU is undecided. A synchronise beside launches
@@ -197,7 +197,9 @@ def _suspect_launches(
 def _copy_ratio(phases: RankPhases) -> float:
     """Return the share of samples in copies to a device; to unpack a batch is none."""
     share = phases.parts.get(DataPart.COPY)
-    return min(share.ratio, phases.proven.get(Need.COPY_IN_STACK, 1.0)) if share is not None else 0.0
+    # Where needs were counted, one that is not among them was in no sample.
+    most = phases.proven.get(Need.COPY_IN_STACK, 0.0 if phases.proven else 1.0)
+    return min(share.ratio, most) if share is not None else 0.0
 
 
 def _unexplained_idle(phases: RankPhases, slack: Slack) -> float:
