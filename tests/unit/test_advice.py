@@ -227,7 +227,7 @@ def test_slow_imports_are_no_matter_of_the_disk_where_others_have_the_cpus():
     starved = observe(scene_of(make_frame(cpu=waits)), SUSPECT) | seen
     assert choose(Kind.STARTING, "import", starved, Facts()) == ()
     named = choose(Kind.STARTING, "import", seen, Facts(script="slow log.py"))[0]
-    assert named.paste.startswith("python -X importtime 'slow log.py' 2>")
+    assert named.paste.startswith("python -X importtime -c 'import torch' 2>")
 
 
 def test_a_late_rank_is_looked_at_with_tpmon():

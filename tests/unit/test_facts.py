@@ -144,10 +144,12 @@ def test_the_line_never_leaves_a_hole_or_a_missing_value(used, budget, runnable,
         ("CUDA_LAUNCH_BLOCKING", "", False),
         ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", True),
         ("TORCH_DISTRIBUTED_DEBUG", "OFF", False),
-        ("NCCL_DEBUG", "INFO", True),
+        ("TORCH_DISTRIBUTED_DEBUG", "INFO", False),
+        ("NCCL_DEBUG", "INFO", False),
+        ("NCCL_DEBUG", "trace", True),
         ("NCCL_DEBUG", "WARN", False),
         ("NCCL_DEBUG", "version", False),
-        ("TORCH_LOGS", "+dynamo", True),
+        ("TORCH_LOGS", "+dynamo", False),
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", True),
         ("OMP_NUM_THREADS", "1", False),
     ],
@@ -158,7 +160,24 @@ def test_a_debug_setting_is_a_tax_unless_it_is_off(name, value, taxed):
     assert all(line.startswith(f"{name}={value}: ") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("parts", "taxed"),
+    [
+        ("INIT,ENV", False),
+        ("COLL", True),
+        ("init,coll", True),
+        ("ALL", True),
+        ("^INIT", True),
+        ("^COLL", False),
+    ],
+)
+def test_nccl_that_logs_every_collective_is_a_tax_and_its_start_is_none(parts, taxed):
+    settings = (Setting("NCCL_DEBUG", "INFO"), Setting("NCCL_DEBUG_SUBSYS", parts))
+    assert bool(list_taxes(settings)) == taxed
+    assert not list_taxes((Setting("NCCL_DEBUG", "WARN"), Setting("NCCL_DEBUG_SUBSYS", parts)))
+
+
 def test_taxes_come_in_one_order_whatever_the_environment_has():
-    settings = (Setting("NCCL_DEBUG", "INFO"), Setting("CUDA_LAUNCH_BLOCKING", "1"))
+    settings = (Setting("NCCL_DEBUG", "TRACE"), Setting("CUDA_LAUNCH_BLOCKING", "1"))
     assert [line.partition("=")[0] for line in list_taxes(settings)] == ["CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG"]
     assert list_taxes(()) == ()

@@ -323,6 +323,20 @@ def test_needs_tell_what_a_stack_proves() -> None:
     assert at_import == {Need.IMPORT_IN_STACK}
 
 
+def test_a_batch_that_is_taken_out_of_shared_memory_is_no_copy_to_a_device() -> None:
+    for names in (
+        "module main next next_data get_data try_get queue_get rebuild",
+        "module main next next_data pin",
+    ):
+        assert Need.COPY_IN_STACK not in read_stack(stack(names)).needs, names
+    assert Need.COPY_IN_STACK in read_stack(stack("main hf_inner hf_step hf_prepare")).needs
+
+
+def test_the_wait_of_a_scaler_is_told_from_one_of_the_users_line() -> None:
+    assert read_stack(stack("module main scaler scaler_item")).needs == {Need.SCALER_IN_STACK}
+    assert read_stack(stack("module main synchronize")).needs == {Need.SYNC_IN_STACK}
+
+
 def test_a_stack_without_frames_says_so() -> None:
     assert classify(()) == (Phase.OTHER, None)
     assert read_stack(()).where == "no Python frames"

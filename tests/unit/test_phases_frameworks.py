@@ -203,5 +203,7 @@ def test_a_stack_of_a_framework_is_in_its_phase(case: str) -> None:
 def test_a_line_of_a_library_that_waits_proves_a_synchronise_and_is_named_by_the_users_line() -> None:
     stack = (StackFrame(*MAIN, 7), StackFrame(*LOOP, 2500))
     reading = read_stack(stack)
-    assert Need.SYNC_IN_STACK in reading.needs
+    assert reading.needs == {Need.NAN_CHECK_IN_STACK}
     assert "train.py:7" in reading.where
+    logs = (StackFrame(*MAIN, 7), StackFrame("Trainer._maybe_log_save_evaluate", LOOP[1], 2600))
+    assert read_stack(logs).needs == {Need.SYNC_IN_STACK}

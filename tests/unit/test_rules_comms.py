@@ -482,3 +482,13 @@ def test_more_cpu_time_alone_makes_no_late_rank():
         cpu=make_cpu(budget_cores=2.0, run_delay_ratio=0.4),
     )
     assert type(judge_straggler(scene_of(frame))) is Cleared
+
+
+def test_little_moves_only_where_what_moves_was_read():
+    nic = NetworkSample("eth0", "nic", True, 1e3, 1e3, 0.0, 0.0)
+    read = by_stacks(waiting(0.5), waiting(0.5), network=(nic,))
+    assert judge_transfer(read) == Cleared("transfer between ranks (little moves)")
+    assert "little moves" in judge_comms_unknown(read).summary
+    unread = by_stacks(waiting(0.5), waiting(0.5), network=Missing("no sysfs"))
+    assert judge_transfer(unread) == Unsure("transfer (how much moves was not read)")
+    assert "how much moves was not read" in judge_comms_unknown(unread).summary

@@ -8,7 +8,10 @@ from tests.frames import NO_DRIVER, make_frame, make_gpu, make_process
 from tests.gpu_scenes import HOLLOW, IN_MODEL, NO_GPM, UNREAD, held, on, said
 from tests.judging import make_phases, scene_of
 from tpmon.judge import rules_gpu
+from tpmon.judge.advice import choose
+from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.observe import observe
 from tpmon.judge.phases import DataPart, Phase
 from tpmon.judge.rules_gpu import gpu_idle_ratio, is_starved, judge_gpu_compute
 from tpmon.judge.rules_launch import (
@@ -212,6 +215,46 @@ def test_each_kind_of_synchronise_is_given_its_own_samples():
     scene = sync_scene({"sm_pct": 40.0}, ratios, both, proven=both)
     assert judge_explicit_sync(scene).share == 0.34
     assert judge_allocator_sync(scene) == Cleared("allocator synchronising (6.0 % of samples)")
+
+
+def test_waits_of_the_scaler_and_of_the_trainer_are_explicit_ones_with_a_remedy_of_their_own():
+    ratios = {Phase.SYNC: 0.4, Phase.FORWARD: 0.6}
+    for need, first in (
+        (Need.SCALER_IN_STACK, "scaler-without-wait"),
+        (Need.NAN_CHECK_IN_STACK, "nan-filter-off"),
+        (Need.SYNC_IN_STACK, "sync-rarely"),
+    ):
+        scene = sync_scene({"sm_pct": 40.0}, ratios, [need], proven={need: 0.4})
+        answer = judge_explicit_sync(scene)
+        assert said(answer) == (Kind.SYNC_BOUND, "explicit")
+        assert answer.observed == {need}
+        assert choose(answer.kind, answer.cause, observe(scene, answer), Facts())[0].remedy.id == first
+
+
+def test_what_is_unpacked_is_not_laid_to_copies_to_the_gpu():
+    ratios = {Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.6}
+    parts, proven = {DataPart.COPY: 0.4}, {Need.COPY_IN_STACK: 0.06}
+    scene = sync_scene({"sm_pct": 50.0}, ratios, [Need.COPY_IN_STACK], parts, proven)
+    assert judge_implicit_sync(scene) == Cleared("implicit synchronising (6.0 % of samples)")
+
+
+def test_gpu_idle_that_unpacking_explains_is_not_laid_to_a_synchronise():
+    ratios = {Phase.SYNC: 0.3, Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.3}
+    proven = {Need.SYNC_IN_STACK: 0.3}
+    scene = sync_scene({"sm_pct": 45.0}, ratios, [Need.SYNC_IN_STACK], {DataPart.COPY: 0.4}, proven)
+    assert judge_explicit_sync(scene).share == pytest.approx(0.15)
+
+
+def test_launches_are_told_with_what_was_read_of_them():
+    answer = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases=IN_MODEL))
+    assert answer.summary.endswith(
+        "% of the time and its GPU is not full: its launches do not keep the GPU busy"
+    )
+    assert "main thread runs or waits for a CPU" in {row.name for row in answer.evidence}
+    assert Need.ONE_THREAD_BUSY not in answer.observed
+    python = judge_launch_bound(on(make_gpu(sm_pct=38.0), phases={Phase.OTHER: 0.6, Phase.FORWARD: 0.4}))
+    assert said(python) == (Kind.LAUNCH_BOUND, "main-thread")
+    assert Need.ONE_THREAD_BUSY in python.observed
 
 
 def test_what_a_synchronise_costs_on_a_hollow_card_is_not_told():

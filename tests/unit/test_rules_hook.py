@@ -12,6 +12,7 @@ import pytest
 from tests.frames import make_frame, make_process, make_rank
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.paces import make_hook, make_pace, split_of, with_hooks
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.data_wait import STACKS, DataWait
 from tpmon.judge.hang_memory import NO_WATCH, Watch, observe
 from tpmon.judge.hang_watch import LAST_STEP, see_quiet
@@ -286,6 +287,7 @@ def test_the_late_rank_is_the_one_whose_backward_is_short() -> None:
     straggler = next(one for one in found if one.cause == "straggler")
     assert straggler.rank == 1
     assert straggler.sources == {HOOK}
+    assert straggler.observed == {Need.RANK_BEHIND}
 
 
 def test_equal_ranks_have_no_late_one_and_unequal_rates_do_not_wait() -> None:

@@ -158,6 +158,10 @@ def test_heat_costs_what_the_other_cards_have_more_than_the_hot_one():
         ({"power_w": 518.0, "sm_clock_mhz": 1700.0, **held("power cap", 99.0)}, None),
         ({"power_w": 350.0, "sm_clock_mhz": 1200.0, **held("power cap", 99.0)}, Need.CARD_CAPPED_ABOVE),
         ({"sm_clock_mhz": 1200.0, **held("application clocks", 99.0)}, Need.CARD_CAPPED),
+        ({"sm_clock_mhz": 1200.0, **held("display clocks", 99.0)}, Need.CARD_CAPPED),
+        ({"sm_clock_mhz": 1200.0, **held("board limit", 99.0)}, Need.CARD_SICK),
+        ({"sm_clock_mhz": 1200.0, **held("reliability", 99.0)}, Need.CARD_SICK),
+        ({"sm_clock_mhz": 1200.0, **held("HW slowdown", 99.0)}, Need.CARD_SICK),
     ],
 )
 def test_who_lowers_a_clock_is_told_from_what_the_card_shares(card, need):

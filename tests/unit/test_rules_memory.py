@@ -10,7 +10,10 @@ import pytest
 from tests.frames import GIB, MIB, NOW_NS, make_frame, make_gpu, make_memory, make_process, make_worker
 from tests.judging import SECOND
 from tests.starving import line_up
+from tpmon.judge.advice import choose
+from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.observe import observe
 from tpmon.judge.rules_memory import (
     RULES,
     judge_copy_on_write,
@@ -56,6 +59,30 @@ def test_growth_that_reaches_the_limit_soon_is_a_leak_with_its_time():
     assert Need.ANON_GROWS in one.observed
     assert one.pid == RANK.pid
     assert len(one.sources) == 2
+
+
+def test_workers_that_grow_are_named_and_told_to_bound_their_caches():
+    plain = grow(15.0, limit_bytes=16 * GIB, workers=WORKERS)
+    frames = [
+        replace(
+            frame,
+            processes=(
+                RANK,
+                WORKERS[0],
+                replace(WORKERS[1], rss_bytes=WORKERS[1].rss_bytes + int(i * 15 * MB)),
+            ),
+        )
+        for i, frame in enumerate(plain.history)
+    ]
+    scene = see(frames)
+    one = judge_leak(scene)
+    assert one.summary.startswith("memory of the loader workers grows by ")
+    assert one.pid == WORKERS[1].pid
+    assert Need.WORKERS_GROW in one.observed
+    assert Need.ANON_GROWS not in one.observed
+    first = choose(one.kind, one.cause, observe(scene, one), Facts())[0]
+    assert (first.remedy.id, first.certain) == ("bounded-cache", True)
+    assert Need.ANON_GROWS in judge_leak(plain).observed
 
 
 def test_another_job_of_the_same_control_group_that_leaks_is_no_leak_of_this_one():

@@ -18,7 +18,7 @@ from tpmon.judge import (
     advice_storage,
 )
 from tpmon.judge.advice_entry import Chosen, Remedy
-from tpmon.judge.advice_facts import Facts, count_threads_in_free, fill, fill_paste, size_loader
+from tpmon.judge.advice_facts import Facts, count_threads_in_free, fill, fill_paste, list_fields, size_loader
 from tpmon.judge.advice_needs import Need
 from tpmon.model.known import NOT_APPLICABLE, NotApplicable, is_known, known_or
 from tpmon.model.verdict import Kind
@@ -117,6 +117,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "cap-worker-threads",
         "more-workers",
         "gpu-transforms",
+        "decode-on-gpu",
         "transform-once",
         "decode-smaller",
         "more-cores",
@@ -135,6 +136,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "more-readers",
         "cap-worker-threads",
         "gpu-transforms",
+        "decode-on-gpu",
         "transform-once",
         "decode-smaller",
     ),
@@ -172,7 +174,13 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "profile-python",
         "recompilation-trap",
     ),
-    (Kind.SYNC_BOUND, "explicit"): ("debug-taxes-off", "sync-rarely", "log-rarely"),
+    (Kind.SYNC_BOUND, "explicit"): (
+        "debug-taxes-off",
+        "sync-rarely",
+        "scaler-without-wait",
+        "nan-filter-off",
+        "log-rarely",
+    ),
     (Kind.SYNC_BOUND, "implicit"): ("pin-memory", "non-blocking-copy", "find-hidden-syncs", "where-not-mask"),
     (Kind.SYNC_BOUND, "allocator"): (
         "no-empty-cache",
@@ -183,9 +191,11 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     ),
     (Kind.COMMS_BOUND, "straggler"): ("look-at-late-rank", "avoid-card", "even-work"),
     (Kind.COMMS_BOUND, "transfer"): (
+        "nccl-paths-on",
         "accumulate-no-sync",
         "fsdp-prefetch",
         "fsdp-keep-parameters",
+        "fsdp-hybrid",
         "unlimit-all-gathers",
         "check-network-path",
         "bf16-gradients",
@@ -197,6 +207,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.COMMS_BOUND, "unknown"): (
         "look-at-late-rank",
         "accumulate-no-sync",
+        "fsdp-prefetch",
         "find-unused-off",
         "ddp-buckets",
         "check-network-path",
@@ -218,10 +229,10 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     ),
     (Kind.GPU_THROTTLED, "thermal"): ("cool-card", "lower-power-limit", "avoid-card"),
     (Kind.GPU_THROTTLED, "brake"): ("check-power-supply", "avoid-card"),
-    (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "limit-above-card", "avoid-card"),
+    (Kind.GPU_THROTTLED, "odd-cap"): ("reset-caps", "check-card", "limit-above-card", "avoid-card"),
     (Kind.GPU_THROTTLED, "pcie"): ("reseat-card", "fewer-bytes-to-pin", "avoid-card"),
     (Kind.GPU_UNHEALTHY, NOT_APPLICABLE): ("retire-card", "avoid-card"),
-    (Kind.MEMORY_PRESSURE, "leak"): ("detach-history", "find-leak"),
+    (Kind.MEMORY_PRESSURE, "leak"): ("bounded-cache", "detach-history", "find-leak"),
     (Kind.MEMORY_PRESSURE, "copy-on-write"): ("arrays-not-objects", "fewer-workers"),
     (Kind.MEMORY_PRESSURE, "swap"): ("out-of-swap", "fewer-workers", "map-the-data", "more-memory"),
     (Kind.MEMORY_PRESSURE, "shm"): ("bigger-shm", "shorter-queue"),
@@ -280,15 +291,34 @@ def _more_workers_help(observed: frozenset[Need], facts: Facts) -> bool:
     return proposal > facts.workers_per_rank
 
 
-_ALWAYS_SEEN = frozenset((Need.GPU_PRESENT, Need.NO_WORKERS, Need.WORKERS_PRESENT, Need.PIN_THREAD))
+_ALWAYS_SEEN = frozenset(
+    (
+        Need.GPU_PRESENT,
+        Need.NO_WORKERS,
+        Need.WORKERS_PRESENT,
+        Need.PIN_THREAD,
+        Need.RANKS_ELSEWHERE,
+        Need.NCCL_PATH_OFF,
+    )
+)
 """What the process list and the driver always tell: not observed means that it is not so."""
+_SEEN_IN_STACKS = frozenset((Need.ONLY_FORWARD, Need.LOGGING_IN_STACK))
+"""The same of what stacks show. A synchronise and a copy are not among them: ``.item()`` and ``.to()`` run in
+C and leave no frame."""
+
+
+def _tells(need: Need, observed: frozenset[Need]) -> bool:
+    """Tell whether a need that was not observed is known not to be so."""
+    return need in _ALWAYS_SEEN or (need in _SEEN_IN_STACKS and Need.STACKS_READ in observed)
 
 
 def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
     if observed.intersection(remedy.never_with):
         return False
-    if any(need in _ALWAYS_SEEN and need not in observed for need in remedy.needs):
+    if any(need not in observed and _tells(need, observed) for need in remedy.needs):
         return False
+    if "rank" in list_fields(remedy.title) and not is_known(facts.rank):
+        return False  # nobody is to be sent to look at "rank R"
     if remedy.adds_threads and known_or(count_threads_in_free(facts), 2) <= 1:
         return False
     return not remedy.adds_workers or _more_workers_help(observed, facts)
@@ -308,7 +338,7 @@ def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> Chos
 
 
 def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) -> tuple[Chosen, ...]:
-    """Return the remedies of one row of the table for one run, the certain ones first, then best first.
+    """Return the remedies of one row of the table for one run: certain ones, ``first_with`` ones, best first.
 
     What would do harm (more workers on cores that are used up) is left out, not put behind an "if".
 
@@ -320,4 +350,6 @@ def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) ->
         for name in REMEDIES_FOR[kind, cause]
         if _fits(CATALOGUE[name], observed, facts)
     ]
-    return tuple(sorted(filled, key=lambda one: not one.certain))
+    return tuple(
+        sorted(filled, key=lambda one: (not one.certain, not observed.intersection(one.remedy.first_with)))
+    )

@@ -58,6 +58,19 @@ REMEDIES = (
         proof="The clock under load is that of the other cards.",
     ),
     Remedy(
+        id="check-card",
+        title="have card {card} checked: something of its own holds its clocks",
+        applies="The card's hardware, its board's limit or its reliability voltage lowers the clocks, and "
+        "neither heat nor its power limit says why: nobody set that, so nobody can set it back.",
+        not_when="The reason comes and goes within seconds at full load: then the clock is hardly lower.",
+        needs=(Need.CARD_SICK,),
+        paste="nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE -i {card}",
+        language=Language.SHELL,
+        ceiling="maximum clock / present clock",
+        risk=Risk.NONE,
+        proof="The reason is no longer counted, and the clock under load is that of the other cards.",
+    ),
+    Remedy(
         id="limit-above-card",
         title="ask what limits the power above card {card}: its module, its rack",
         applies="A power cap lowers the clock although the card is far below its own limit.",
@@ -77,7 +90,8 @@ REMEDIES = (
         not_when="The card idles: it then lowers its generation to save power. Some slots are wired with "
         "fewer lanes.",
         needs=(Need.LINK_DOWN,),
-        paste="nvidia-smi -q -i {card} | grep -A 8 'GPU Link Info'",
+        paste="nvidia-smi -i {card} --query-gpu=pcie.link.gen.current,pcie.link.gen.max,"
+        "pcie.link.width.current,pcie.link.width.max --format=csv  # under load",
         language=Language.SHELL,
         ceiling="maximum over present link speed, for the share of the step that copies over PCIe",
         risk=Risk.NONE,

@@ -40,7 +40,8 @@ REMEDIES = (
         needs=(Need.DDP_IN_STACK, Need.ACCUMULATION_SYNCS),
         paste="with model.no_sync() if micro < accumulation - 1 else contextlib.nullcontext():\n"
         "    (model(x).loss / accumulation).backward()\n"
-        "# the forward pass belongs inside; fully_shard: model.set_requires_gradient_sync(False)",
+        "# the forward pass belongs inside; fully_shard, in place of the with, before each backward:\n"
+        "# model.set_requires_gradient_sync(micro == accumulation - 1)",
         ceiling="(accumulation - 1) / accumulation of the time in reductions",
         risk=Risk.NUMERICS,
         proof="Bytes sent per sample fall by the accumulation factor; samples/s rise.",
@@ -98,10 +99,10 @@ REMEDIES = (
         id="exchange-less-often",
         title="exchange gradients in every 8th step only: accumulate under model.no_sync()",
         applies="Gradients take longer to send than to compute, and the link is as fast as it can be "
-        "(DDP, and the older FSDP class).",
+        "(DDP; no_sync of the older FSDP class keeps whole gradients on every card).",
         not_when="The batch of all ranks together must not grow: it becomes 8 times as large. Raise the "
         "learning rate with it, and compare at equal samples.",
-        needs=(Need.TRANSFER_SEEN,),
+        needs=(Need.DDP_IN_STACK, Need.TRANSFER_SEEN),
         paste="with contextlib.nullcontext() if step % 8 == 7 else model.no_sync():\n"
         "    (model(x).loss / 8).backward()\n"
         "if step % 8 == 7:\n"
@@ -112,17 +113,17 @@ REMEDIES = (
     ),
     Remedy(
         id="fsdp-prefetch",
-        title="gather the next layer's parameters earlier",
+        title="gather the next layers' parameters earlier",
         applies="The ranks wait for the all-gather of each layer before they compute it.",
         not_when="The network is busy all the time: asking earlier does not make it faster. It takes memory "
-        "for another layer.",
+        "for another layer. One layer ahead is the order that it has by itself.",
         needs=(Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE),
-        paste="for block, following in zip(blocks, blocks[1:]):  # the older class: forward_prefetch=True\n"
-        "    block.set_modules_to_forward_prefetch([following])  # fully_shard",
+        paste="for i, block in enumerate(blocks):  # the older class: forward_prefetch=True\n"
+        "    block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 3])  # fully_shard, two ahead",
         ceiling="the exposed part of the all-gathers; {gain} at best",
         risk=Risk.NONE,
         proof="Less waiting between layers, shorter steps, no allocator retries.",
-        never_with=(Need.GPU_MEMORY_FULL,),
+        never_with=(Need.GPU_MEMORY_FULL, Need.TRANSFER_SEEN),
     ),
     Remedy(
         id="fsdp-keep-parameters",
@@ -130,10 +131,28 @@ REMEDIES = (
         applies="Every layer is gathered twice a step although memory is free.",
         not_when="The gathered parameters do not fit.",
         needs=(Need.FSDP_IN_STACK, Need.GPU_MEMORY_FREE),
-        paste="fully_shard(block, reshard_after_forward=False)  # the older class: SHARD_GRAD_OP",
+        paste="# every card must have the bytes of all parameters free\n"
+        "fully_shard(block, reshard_after_forward=False)  # the older class: SHARD_GRAD_OP",
         ceiling="a third of the bytes on the network",
         risk=Risk.NONE,
         proof="Bytes sent per step fall by a third; GPU memory rises by the parameters.",
+        never_with=(Need.GPU_MEMORY_FULL,),
+    ),
+    Remedy(
+        id="fsdp-hybrid",
+        title="shard within each machine only, and copy the shards from machine to machine",
+        applies="Each layer's parameters are gathered from the ranks of all machines, over the slow network; "
+        "within a machine the links are many times faster.",
+        not_when="The shards do not fit: one machine's cards then hold all parameters, gradients and "
+        "optimizer state.",
+        needs=(Need.FSDP_IN_STACK, Need.RANKS_ELSEWHERE, Need.GPU_MEMORY_FREE),
+        paste="# the cards of one machine must hold the whole model and its optimizer state\n"
+        "sizes = (world // {ranks}, {ranks})  # machines, ranks of each\n"
+        'mesh = init_device_mesh("cuda", sizes, mesh_dim_names=("replicate", "shard"))\n'
+        "fully_shard(block, mesh=mesh)  # the model too; the older class: HYBRID_SHARD",
+        ceiling="what the gathers take on the network; one reduction of a shard's gradients stays",
+        risk=Risk.NUMERICS,
+        proof="Bytes sent per step over the network fall; steps get shorter.",
         never_with=(Need.GPU_MEMORY_FULL,),
     ),
     Remedy(
@@ -149,6 +168,20 @@ REMEDIES = (
         risk=Risk.NONE,
         proof="Shorter steps and no allocator retries.",
         never_with=(Need.GPU_MEMORY_FULL,),
+    ),
+    Remedy(
+        id="nccl-paths-on",
+        title="start without the settings that switch NCCL's fast paths off",
+        applies="The run was started with NCCL_IB_DISABLE, NCCL_P2P_DISABLE or NCCL_SHM_DISABLE: its data go "
+        "by TCP or through the host; or with TORCH_NCCL_BLOCKING_WAIT: the host waits in every collective.",
+        not_when="They work around a hang or a fault of driver, switch or container: then mend that first.",
+        needs=(Need.NCCL_PATH_OFF,),
+        paste="unset NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_SHM_DISABLE TORCH_NCCL_BLOCKING_WAIT"
+        "  # one by one, if they work around a hang",
+        language=Language.SHELL,
+        ceiling="bandwidth of the right link over that of the wrong one; {gain} at best",
+        risk=Risk.NONE,
+        proof="NVLink or the InfiniBand port moves the bytes; steps get shorter.",
     ),
     Remedy(
         id="check-network-path",

@@ -90,12 +90,36 @@ REMEDIES = (
         not_when="The GPU is the limit and the queue is full again at once: the wait then costs nothing.",
         needs=(Need.GPU_PRESENT, Need.SYNC_IN_STACK),
         paste="running += loss.detach()\n"
-        "if step % 50 == 0:\n"
+        "if (step + 1) % 50 == 0:\n"
         "    log(step, running.item() / 50)\n"
         "    running.zero_()",
         ceiling="{gain}: the GPU's idle time after each wait goes away",
         risk=Risk.NONE,
         proof="The main thread is found in launches, not in the wait; GPU idle time falls.",
+    ),
+    Remedy(
+        id="scaler-without-wait",
+        title="let the GradScaler skip its wait: a fused optimizer, or bf16 without a scaler",
+        applies="scaler.step() asks the GPU in each step whether a gradient overflowed, and waits for it; a "
+        "fused optimizer asks on the GPU.",
+        not_when="The optimizer has no fused version, or the card no bf16 (V100, T4).",
+        needs=(Need.GPU_PRESENT, Need.SCALER_IN_STACK),
+        paste="torch.optim.AdamW(model.parameters(), lr=lr, fused=True)  # or bf16 autocast and no scaler",
+        ceiling="{gain}: the GPU's idle time after each wait goes away",
+        risk=Risk.NUMERICS,
+        proof="The main thread is no longer found in the scaler; GPU idle time falls.",
+    ),
+    Remedy(
+        id="nan-filter-off",
+        title="let the Trainer not look for NaN losses in each step",
+        applies="The Trainer of transformers asks in each step whether the loss is NaN or infinite, to keep "
+        "it out of the logged mean, and waits for the GPU.",
+        not_when="A NaN in the logged loss must not show: training itself is the same with and without it.",
+        needs=(Need.GPU_PRESENT, Need.NAN_CHECK_IN_STACK),
+        paste="logging_nan_inf_filter=False,  # argument of TrainingArguments",
+        ceiling="{gain}: the GPU's idle time after each wait goes away",
+        risk=Risk.NONE,
+        proof="The main thread is found in launches, not in _inner_training_loop; GPU idle time falls.",
     ),
     Remedy(
         id="find-hidden-syncs",

@@ -53,12 +53,14 @@ REMEDIES = (
         applies="Every core of the budget works for this job and the compute still waits.",
         not_when="The cores go to oversized thread pools: cap those first.",
         needs=(Need.CORES_FULL,),
-        paste="#SBATCH --cpus-per-task=N  # in Kubernetes: resources.limits.cpu and requests.cpu",
+        paste="#SBATCH --cpus-per-task=N  # in Kubernetes: resources.limits.cpu and requests.cpu\n"
+        "export SRUN_CPUS_PER_TASK=N  # below it: srun of Slurm >= 22.05 does not inherit that line",
         language=Language.SHELL,
         ceiling="{gain}, or new cores / present cores, whichever is less",
         risk=Risk.NONE,
         proof="The CPU budget in the header grows and so do samples/s.",
         never_with=(Need.POOL_IN_WORKERS, Need.POOL_IN_RANK),
+        first_with=(Need.AFFINITY_BELOW_HOST, Need.QUOTA_BELOW_AFFINITY),
     ),
     Remedy(
         id="raise-quota",
@@ -91,7 +93,8 @@ REMEDIES = (
         applies="A binding (taskset, OMP_PROC_BIND, numactl, a cpuset) leaves it a few CPUs only.",
         not_when="The scheduler gave these CPUs to the job and the others to somebody else.",
         needs=(Need.AFFINITY_BELOW_HOST, Need.CORES_FULL),
-        paste="taskset -acp 0-$(($(nproc --all) - 1)) {pid}  # now, this process; for good: drop the binding",
+        paste="OMP_PROC_BIND=false torchrun ...  # and without taskset or numactl, on the job's own CPUs; "
+        "a scheduler's binding: ask it for more",
         language=Language.SHELL,
         ceiling="{gain}, or new CPUs / present CPUs",
         risk=Risk.NONE,
@@ -105,8 +108,8 @@ REMEDIES = (
         not_when="The program binds each worker on purpose, or several ranks share the machine: then give "
         "each rank's workers its part of the CPUs.",
         needs=(Need.WORKERS_BOUND,),
-        paste="def use_all_cpus(_):  # worker_init_fn=use_all_cpus, of DataLoader; or OMP_PROC_BIND=false\n"
-        "    os.sched_setaffinity(0, range(os.cpu_count()))",
+        paste="env -u KMP_AFFINITY -u GOMP_CPU_AFFINITY OMP_PROC_BIND=false torchrun ...",
+        language=Language.SHELL,
         ceiling="{gain}, or the CPUs that they then use over those of now",
         risk=Risk.NONE,
         proof="Cpus_allowed_list in /proc/PID/status of a worker names all CPUs, and it waits for none.",

@@ -16,7 +16,7 @@ REMEDIES = (
         "worker.",
         needs=(Need.TORCH_LOADER, Need.NO_WORKERS, Need.CORES_FREE, Need.MEMORY_FREE),
         paste="num_workers={workers}, persistent_workers=True,  "
-        "# of DataLoader; an IterableDataset must split itself",
+        "# of DataLoader; an IterableDataset must split itself{shm_note}",
         ceiling="{gain}: all of the loading is hidden behind the compute",
         risk=Risk.NONE,
         proof="The share of data wait falls and samples/s rise; batches lie ready in the queue.",
@@ -30,7 +30,7 @@ REMEDIES = (
         not_when="The CPU budget is used up, or the workers run thread pools: more processes then only "
         "share the same cores. Workers that wait for reads want another remedy.",
         needs=(Need.WORKERS_CPU_BOUND, Need.CORES_FREE, Need.MEMORY_FREE),
-        paste="num_workers={workers},  # argument of DataLoader, for each rank",
+        paste="num_workers={workers},  # argument of DataLoader, for each rank{shm_note}",
         ceiling="{gain}, or the free cores / the cores of one worker, whichever is less",
         risk=Risk.NONE,
         proof="The queue fills and samples/s rise in proportion to the workers.",
@@ -124,7 +124,8 @@ REMEDIES = (
         "so all wait for it.",
         not_when="The slow worker changes from minute to minute: then samples differ, not workers.",
         needs=(Need.ONE_WORKER_SLOW,),
-        paste="taskset -cp {pid}; grep -E 'State|Cpus_allowed_list' /proc/{pid}/status; ls -l /proc/{pid}/fd",
+        paste="taskset -cp {pid}; grep -E 'State|Cpus_allowed_list' /proc/{pid}/status; "
+        "readlink /proc/{pid}/fd/*",
         ceiling="{gain} when it keeps up with the others",
         risk=Risk.NONE,
         proof="Its load and its pending requests are like those of its siblings.",

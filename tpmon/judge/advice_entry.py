@@ -29,9 +29,10 @@ class Remedy:
 
     ``title``, ``paste`` and ``ceiling`` are templates of ``str.format`` over the fields of
     ``advice_facts``. ``title`` begins in lower case: it also follows "if ...:". It is certain when
-    all ``needs`` were observed; an observed ``never_with`` rules it out. ``adds_workers`` marks what
-    makes more loader processes, for which cores and memory must be there, ``adds_threads`` what makes
-    a rank's pool larger, for which a core for each new thread must be free.
+    all ``needs`` were observed; an observed ``never_with`` rules it out, an observed ``first_with`` puts
+    it before the others that are as certain. ``adds_workers`` marks what makes more loader processes,
+    for which cores and memory must be there, ``adds_threads`` what makes a rank's pool larger, for
+    which a core for each new thread must be free.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Remedy:
     risk: Risk
     proof: str
     never_with: tuple[Need, ...] = ()
+    first_with: tuple[Need, ...] = ()
     language: Language = Language.PYTHON
     adds_workers: bool = False
     adds_threads: bool = False

@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing, is_known, map_known
+from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_bytes
 
 MEMORY_SHARE = 0.8
@@ -248,6 +248,28 @@ def _shm_size(facts: Facts) -> Known[str]:
     return f"{math.ceil(wanted / _GIB)}g"
 
 
+def _shm_note(facts: Facts) -> str:
+    """Return a line of paste for a small /dev/shm that nothing was seen to grow in: batches may not fit."""
+    total = facts.shm_total_bytes
+    if not is_known(total) or total >= _GIB or is_known(facts.shm_room):
+        return ""
+    return (
+        f"\n# /dev/shm here is {format_bytes(total)}, batches lie in it: start the container with "
+        "--shm-size=8g or --ipc=host first"
+    )
+
+
+def _shm_fix(facts: Facts) -> str:
+    """Return what to paste against a full /dev/shm: a small default, or a mount that something fills."""
+    size = known_or(_shm_size(facts), f"{_LEAST_SHM_BYTES // _GIB}g")
+    if is_known(facts.shm_total_bytes) and facts.shm_total_bytes >= _GIB:
+        return (
+            "du -ah /dev/shm | sort -rh | head  # what fills it: remove what no process has open; else\n"
+            f"sudo mount -o remount,size={size} /dev/shm  # until the next boot; what lies in it takes memory"
+        )
+    return f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
+
+
 def _text(value: Applicable[int]) -> Known[str]:
     return str(value) if is_known(value) else _UNREAD
 
@@ -284,9 +306,12 @@ FIELDS = {
         lambda facts: map_known(format_bytes, facts.memory_free_bytes), "FREE", "the free memory"
     ),
     "shm_size": Field(_shm_size, "8g", "twice the present size, 8 GiB at least"),
+    "shm_note": Field(_shm_note, "", "a line where /dev/shm is small"),
+    "shm_fix": Field(_shm_fix, "8g", "how to make room in /dev/shm"),
     "pid": Field(lambda facts: _text(facts.pid), "PID", "the process that the verdict names"),
     "other": Field(lambda facts: _text(facts.other_pid), "OTHER", "the process that it waits for"),
     "peer": Field(_peer, "the other end", "what its socket is connected to"),
+    "ranks": Field(lambda facts: _text(facts.ranks), "N", "the ranks of one machine"),
     "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
     "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
     "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),

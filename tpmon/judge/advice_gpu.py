@@ -135,7 +135,8 @@ REMEDIES = (
         not_when="The global batch would change: keep micro-batch x accumulation x ranks as it is, or "
         "tune the learning rate anew. BatchNorm sees other batches.",
         needs=(Need.GPU_PRESENT, Need.GPU_MEMORY_FREE),
-        paste="micro_batch *= 2\naccumulation //= 2  # micro_batch * accumulation * ranks stays as it is",
+        paste="micro_batch *= 2\n"
+        "accumulation = max(1, accumulation // 2)  # where it is 1 already, the global batch doubles",
         ceiling="{gain} while kernels are too short to fill the card; nothing once it is full",
         risk=Risk.EXPERIMENT,
         proof="Samples/s rise (not steps/s) at the same loss per sample seen.",
@@ -168,12 +169,12 @@ REMEDIES = (
     Remedy(
         id="debug-taxes-off",
         title="start without the debug settings",
-        applies="The run was started with CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, "
-        "TORCH_LOGS or PYTORCH_NO_CUDA_MEMORY_CACHING, or in anomaly mode.",
+        applies="The run was started with CUDA_LAUNCH_BLOCKING, PYTORCH_NO_CUDA_MEMORY_CACHING, "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL or an NCCL_DEBUG that logs every collective, or in anomaly mode.",
         not_when="You are hunting the error that they are there for.",
         needs=(Need.DEBUG_TAX_SET,),
         never_with=(Need.NO_DEBUG_TAX,),
-        paste="unset CUDA_LAUNCH_BLOCKING TORCH_DISTRIBUTED_DEBUG NCCL_DEBUG TORCH_LOGS "
+        paste="unset CUDA_LAUNCH_BLOCKING TORCH_DISTRIBUTED_DEBUG NCCL_DEBUG NCCL_DEBUG_SUBSYS "
         "PYTORCH_NO_CUDA_MEMORY_CACHING  # and torch.autograd.set_detect_anomaly(False) in the program",
         language=Language.SHELL,
         ceiling="CUDA_LAUNCH_BLOCKING and anomaly mode: 2x and more; logging: a few percent",

@@ -11,12 +11,27 @@ REMEDIES = (
         title="keep numbers, not tensors: the graph behind a loss stays with it",
         applies="Memory grows by about the same amount each step: a list of losses, outputs or metrics "
         "keeps every step's graph.",
-        not_when="The growth ends after an epoch: then it is a cache that fills.",
+        not_when="The growth ends after an epoch: then it is a cache that fills. On a GPU the graphs "
+        "would fill the card's memory, not the host's.",
         needs=(Need.ANON_GROWS,),
-        paste="history.append(loss.item())  # rarely: it waits for the GPU; or loss.detach().cpu() per epoch",
+        paste="history.append(loss.item())  # a number; or loss.detach(), without its graph",
         ceiling="the run lives; no speed by itself",
         risk=Risk.NONE,
         proof="The slope of the memory goes to zero within a minute.",
+        never_with=(Need.GPU_PRESENT,),
+    ),
+    Remedy(
+        id="bounded-cache",
+        title="give the data set's cache a bound: each worker fills one of its own",
+        applies="The memory of the loader's workers grows: each keeps the samples, files or handles that it "
+        "has met, in a dict or an lru_cache without a bound.",
+        not_when="The cache is full after an epoch and all of them fit together.",
+        needs=(Need.WORKERS_GROW,),
+        paste="@functools.lru_cache(maxsize=1000)  # in place of a dict, or of maxsize=None\n"
+        "# and persistent_workers=False, in DataLoader: each epoch then begins with empty workers",
+        ceiling="the run lives; no speed by itself",
+        risk=Risk.NONE,
+        proof="The memory of the workers stops growing at the size of the cache.",
     ),
     Remedy(
         id="find-leak",
@@ -77,7 +92,7 @@ REMEDIES = (
         ceiling="{gain}: the stalls for memory go away",
         risk=Risk.NONE,
         proof="Memory pressure (PSI), refaults and swap are zero.",
-        never_with=(Need.ANON_GROWS,),
+        never_with=(Need.ANON_GROWS, Need.WORKERS_GROW),
     ),
     Remedy(
         id="out-of-swap",
@@ -93,13 +108,13 @@ REMEDIES = (
     ),
     Remedy(
         id="bigger-shm",
-        title="give the container a larger /dev/shm: {shm_size}",
+        title="make room in /dev/shm: {shm_size}",
         applies="Workers hand over batches through /dev/shm, whose default in containers is 64 MiB. A batch "
         "that does not fit is an error, or is lost and the run hangs.",
-        not_when="The mount is large: then something else fills it. The file_system sharing strategy is no "
-        "way out: it uses the same mount.",
+        not_when="The mount is large and something else fills it: then remove that. The file_system sharing "
+        "strategy is no way out: it uses the same mount.",
         needs=(Need.SHM_TIGHT,),
-        paste="docker run --shm-size={shm_size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm",
+        paste="{shm_fix}",
         language=Language.SHELL,
         ceiling="the run lives; room for more workers and longer queues",
         risk=Risk.NONE,

@@ -35,6 +35,8 @@ class Need(str, Enum):
     REFAULTS_SEEN = "files are read again because the page cache dropped them"
     COLLATE_IN_STACK = "batches are put together when the stacks are looked at"
     TRANSFORM_MOVABLE = "the costly transform is a deterministic one on tensors"
+    JPEG_DECODED = "JPEG decoding is what the workers do"
+    SAMPLES_WIDE = "samples are stored in wider numbers than they need"
     DATASET_FITS_MEMORY = "the data set fits into the memory that is free"
     LOCAL_DISK_FREE = "the machine has a fast local disk with room for the data"
     # CPUs
@@ -62,7 +64,10 @@ class Need(str, Enum):
     TENSOR_CORES_BUSY = "the tensor cores are in use"
     DEBUG_TAX_SET = "the job was started with a debug setting that slows it"
     NO_DEBUG_TAX = "the job was started without a debug setting that slows it"
+    NCCL_PATH_OFF = "the job was started with a setting that switches a fast path of NCCL off"
     SYNC_IN_STACK = "the main thread is often in a synchronise or .item()"
+    SCALER_IN_STACK = "the main thread is often in the GradScaler's own .item()"
+    NAN_CHECK_IN_STACK = "the main thread is often in the Trainer's look for NaN losses"
     COPY_IN_STACK = "the main thread is often in a copy to the GPU"
     ALLOCATOR_IN_STACK = "the main thread is often in the GPU memory allocator"
     RECOMPUTE_IN_STACK = "activation checkpointing recomputes in the backward pass"
@@ -82,11 +87,14 @@ class Need(str, Enum):
     ALLOCATOR_RETRIES = "the allocator frees and asks the driver again during steps"
     CARD_HOT = "the card lowers its clocks because of heat"
     CARD_BRAKED = "the external power brake is on"
-    CARD_CAPPED = "the card is held below its power limit or its clocks"
+    CARD_CAPPED = "somebody set the card's clocks below what it can"
+    CARD_SICK = "the card itself holds its clocks: its hardware, its board or its reliability voltage"
     CARD_CAPPED_ABOVE = "a power limit other than the card's own lowers its clock"
     LINK_DOWN = "the PCIe link runs below its width or generation under load"
     CARD_ERRORS = "the card reports errors"
     CARD_BEHIND = "one card of the job is slower than the others"
+    # Stacks
+    STACKS_READ = "the stacks of every rank were read often enough"
     # Ranks
     RANK_BEHIND = "one rank works while the others wait for it"
     DDP_IN_STACK = "the model is wrapped in DistributedDataParallel"
@@ -95,11 +103,13 @@ class Need(str, Enum):
     ACCUMULATION_SYNCS = "gradients are reduced in every micro-step of an accumulation"
     FIND_UNUSED_ON = "find_unused_parameters is on and every parameter gets a gradient"
     SMALL_BUCKETS = "gradients are reduced in many small buckets"
+    RANKS_ELSEWHERE = "ranks of the job run on other machines too"
     TRANSFER_SEEN = "collectives move data all the time"
     # Memory
     MEMORY_FREE = "memory is free below the limit"
     MEMORY_LIMIT_NEAR = "memory use is close to its limit"
     ANON_GROWS = "the memory of the ranks grows steadily"
+    WORKERS_GROW = "the memory of the loader workers grows steadily"
     PAGES_COPIED = "workers make copies of memory that they shared"
     SWAP_USED = "the job uses swap"
     SHM_TIGHT = "shared memory (/dev/shm) is nearly full"
@@ -131,6 +141,7 @@ class Need(str, Enum):
 _STACKS = frozenset(need for need in Need if need.name.endswith("_IN_STACK")) | {
     Need.ONLY_FORWARD,
     Need.SPINNING,
+    Need.STACKS_READ,
     Need.TORCH_LOADER,
 }
 _HOOK = frozenset(
@@ -145,6 +156,8 @@ _HOOK = frozenset(
 _NOT_YET = frozenset(
     (
         Need.TRANSFORM_MOVABLE,
+        Need.JPEG_DECODED,
+        Need.SAMPLES_WIDE,
         Need.DATASET_FITS_MEMORY,
         Need.LOCAL_DISK_FREE,
         Need.PAGEABLE_COPIES,

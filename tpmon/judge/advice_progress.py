@@ -14,7 +14,7 @@ REMEDIES = (
         not_when="The imports are fast the second time: then it was a cold cache. Others use the CPUs.",
         needs=(Need.IMPORT_IN_STACK,),
         never_with=(Need.CPUS_TAKEN,),
-        paste="python -X importtime {script} 2> imports.txt; sort -t'|' -k2 -n imports.txt | tail",
+        paste="python -X importtime -c 'import torch' 2> imports.txt; sort -t'|' -k2 -n imports.txt | tail",
         language=Language.SHELL,
         ceiling="the start, not the steps: minutes become seconds",
         risk=Risk.NONE,
@@ -24,12 +24,12 @@ REMEDIES = (
         id="map-the-checkpoint",
         title="load checkpoints by mapping them",
         applies="Each rank reads the whole checkpoint into memory before it uses any of it.",
-        not_when="An optimizer was made before: assign=True puts other parameters into the model. The "
-        "file must be of torch.save's zip format (torch >= 1.6).",
+        not_when="The file is not of torch.save's zip format (torch >= 1.6). Leave assign=True away where an "
+        "optimizer or DDP was made before: it puts other parameters into the model, and the old ones train.",
         needs=(Need.LOAD_IN_STACK,),
         paste='state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)\n'
-        "model.load_state_dict(state, assign=True)",
-        ceiling="the start, not the steps: one read of the file per host, half of the peak memory",
+        "model.load_state_dict(state)",
+        ceiling="the start, not the steps: one read of the file per host, no second copy of it in memory",
         risk=Risk.NONE,
         proof="Time to the first step and peak memory at the start fall.",
     ),
@@ -116,7 +116,7 @@ REMEDIES = (
         paste="timeout=120,  # argument of DataLoader, seconds; with num_workers > 0",
         ceiling="none; hours of standing still become two minutes",
         risk=Risk.NONE,
-        proof="The next time it raises, with the worker named.",
+        proof="The next time it raises after 120 s, in next() of the loader; torch names no worker.",
     ),
     Remedy(
         id="restart-from-checkpoint",
@@ -190,7 +190,8 @@ REMEDIES = (
         "failing disk.",
         not_when="It moves: bytes are read between two looks. Then it is slow, not stuck.",
         needs=(Need.BLOCKED_READ,),
-        paste="ls -l /proc/{pid}/fd; timeout 5 stat DATASET_DIR || echo stuck; sudo cat /proc/{pid}/stack",
+        paste="readlink /proc/{pid}/fd/*; timeout 5 stat DATASET_DIR || echo stuck; "
+        "sudo cat /proc/{pid}/stack",
         language=Language.SHELL,
         ceiling="the run goes on when the store answers again",
         risk=Risk.NONE,

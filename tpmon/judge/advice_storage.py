@@ -62,7 +62,7 @@ REMEDIES = (
         title="store fewer bytes per sample, without loss",
         applies="The store gives all the bytes per second that it has.",
         not_when="Decompression then takes the cores that are missing already.",
-        needs=(Need.WORKERS_IO_WAIT,),
+        needs=(Need.WORKERS_IO_WAIT, Need.SAMPLES_WIDE),
         paste='np.save("tokens.npy", tokens.astype(np.uint16))  # vocabulary below 65,536; images as uint8',
         ceiling="the factor by which the bytes shrink: 4x from int64 to uint16 or float32 to uint8",
         risk=Risk.NONE,
@@ -76,7 +76,9 @@ REMEDIES = (
         "every page again and again.",
         not_when="Shuffling must be exact over the whole data set.",
         needs=(Need.REFAULTS_SEEN,),
-        paste="shards = rng.permutation(shards)[rank::world]  # then rows in order through a shuffle buffer",
+        paste="info = torch.utils.data.get_worker_info()  # in __iter__; rng: the same seed everywhere\n"
+        "first, step = rank * info.num_workers + info.id, world * info.num_workers\n"
+        "shards = rng.permutation(shards)[first::step]  # then rows in order through a shuffle buffer",
         ceiling="{gain}, or the refaulted bytes that are no longer read twice",
         risk=Risk.EXPERIMENT,
         proof="Refaults and major faults fall to about zero.",
@@ -97,7 +99,8 @@ REMEDIES = (
     ),
     Remedy(
         id="transform-once",
-        title="do the deterministic part of the transform once, before the run",
+        title="do the deterministic part of the transform once, before the run: only what is not random can "
+        "be stored",
         applies="Every epoch decodes, resizes or tokenises the same samples in the same way.",
         not_when="The step is random: storing its result freezes the augmentation. Storing resized images "
         "as JPEG again loses detail.",
@@ -106,6 +109,21 @@ REMEDIES = (
         ceiling="{gain}, or the share of that part in a worker's time",
         risk=Risk.NUMERICS,
         proof="CPU time per sample of a worker falls; bytes read per sample rise and are still no limit.",
+    ),
+    Remedy(
+        id="decode-on-gpu",
+        title="decode JPEGs on the GPU",
+        applies="The workers read JPEG files and decode them; a card decodes a batch at once, beside its "
+        "steps.",
+        not_when="The GPU has no idle time or no memory free. Crops and flips must then run on tensors, too. "
+        "Another decoder gives slightly other pixels.",
+        needs=(Need.WORKERS_CPU_BOUND, Need.GPU_PRESENT, Need.JPEG_DECODED),
+        paste="# the data set returns torchvision.io.read_file(path), collate_fn a list; in the loop:\n"
+        'images = torchvision.io.decode_jpeg(files, device="cuda")  # a list of uint8; or NVIDIA DALI',
+        ceiling="the share of decoding in a worker's time",
+        risk=Risk.NUMERICS,
+        proof="CPU time per sample of a worker falls; samples/s rise while the GPU still has idle time.",
+        never_with=(Need.GPU_MEMORY_FULL,),
     ),
     Remedy(
         id="decode-smaller",

@@ -142,6 +142,12 @@ def are_links_read(scene: Scene) -> bool:
     return is_known(_on_cards(scene, _nvlink_bytes_s)) or is_known(_on_cards(scene, _pcie_bytes_s))
 
 
+def is_traffic_read(scene: Scene) -> bool:
+    """Tell whether the bytes of any link or interface were read: else nobody knows that little moves."""
+    interfaces = known_or(scene.frame.network, ())
+    return are_links_read(scene) or any(is_known(one.receive_bytes_s) for one in interfaces)
+
+
 def say_traffic(scene: Scene) -> str:
     """Say how fast the network works, "" where it does not."""
     rate = nic_bytes_s(scene)

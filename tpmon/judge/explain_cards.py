@@ -110,7 +110,7 @@ EXPLANATIONS = (
     Explanation(
         Kind.LAUNCH_BOUND,
         "tiny-kernels",
-        "The card waits for the next launch: kernels are shorter than their launches.",
+        "The card waits for the next launch: the host's launches do not keep it busy.",
         "Utilisation high, SM activity or power low, and a main thread that moves through the model.",
         "a collective that spins (comms-bound or hung): its stack does not move; an optimizer on the CPU, "
         "or cards of one process that work one after another: those are named among what is unknown.",
@@ -125,7 +125,8 @@ EXPLANATIONS = (
     Explanation(
         Kind.SYNC_BOUND,
         "explicit",
-        "The program waits for the GPU in each step: synchronize, .item(), printing the loss.",
+        "The program waits for the GPU in each step: synchronize, .item(), printing the loss, or a look that "
+        "a GradScaler or a Trainer takes by itself.",
         "Stacks in a synchronise while the GPU has gaps.",
         "the one wait at the end of a step of a busy GPU, which costs nothing.",
     ),

@@ -211,7 +211,8 @@ EXPLANATIONS = (
         Kind.MEMORY_PRESSURE,
         "gpu",
         "The allocator runs against the end of the card's memory and frees and asks again.",
-        "Retries or out-of-memory errors of the allocator; a full card alone proves nothing.",
+        "No rule of this version: a full card alone proves nothing, and retries of the allocator, which a "
+        "hook tells, do not say what they cost. They only make a remedy certain.",
         "a caching allocator that filled the card on purpose (note memory-full).",
     ),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from tpmon.judge import data_wait, rank_waits
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.phases import Phase
-from tpmon.judge.rank_waits import LEAST_SAMPLES
 from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
 from tpmon.judge.rules_shm import find_largest_step
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
@@ -35,6 +35,9 @@ ONLY_FORWARD_RATIO = 0.5
 """Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
 SET_THREADS_RATIO = 1.5
 """Busy threads over what the environment or the machine explains from which the program asked for them."""
+_NCCL_PATHS = frozenset(
+    ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "TORCH_NCCL_BLOCKING_WAIT")
+)
 _THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 
 
@@ -164,32 +167,45 @@ def _observe_memory(scene: Scene) -> set[Need]:
     return seen
 
 
-def _observe_model(scene: Scene) -> set[Need]:
-    """Tell whether no rank trains: enough samples, all of those in the model in its forward pass."""
+def _observe_stacks(scene: Scene) -> set[Need]:
+    """Say what the stacks show: enough of every rank, and whether none trains but all are in forward."""
     phases = [rank.phases for rank in scene.ranks if is_known(rank.phases)]
-    if not phases or len(phases) < len(scene.ranks) or any(one.samples < LEAST_SAMPLES for one in phases):
-        return set()
+    seen = {need for one in phases for need in one.sights}
+    if not phases or len(phases) < len(scene.ranks):
+        return seen
+    fewest = min(one.samples for one in phases)
+    if fewest >= data_wait.LEAST_SAMPLES:
+        seen.add(Need.STACKS_READ)
     forward = min(one.ratio(Phase.FORWARD) for one in phases)
     trained = max(one.ratio(Phase.BACKWARD, Phase.OPTIMIZER) for one in phases)
-    return {Need.ONLY_FORWARD} if forward >= ONLY_FORWARD_RATIO and not trained else set()
+    if fewest >= rank_waits.LEAST_SAMPLES and forward >= ONLY_FORWARD_RATIO and not trained:
+        seen.add(Need.ONLY_FORWARD)
+    return seen
+
+
+def _observe_ranks(scene: Scene) -> set[Need]:
+    world = scene.frame.target.world_size
+    return {Need.RANKS_ELSEWHERE} if scene.ranks and is_known(world) and world > len(scene.ranks) else set()
 
 
 def _observe_taxes(scene: Scene) -> set[Need]:
-    """Tell whether a debug setting slows the job; that none does takes the environment of every rank."""
+    """Tell whether a setting slows the job; that no debug setting does takes every rank's environment."""
     environments = [rank.process.environment for rank in scene.ranks]
-    if any(is_known(one) and list_taxes(one) for one in environments):
-        return {Need.DEBUG_TAX_SET}
-    return {Need.NO_DEBUG_TAX} if environments and all(map(is_known, environments)) else set()
+    known = [one for one in environments if is_known(one)]
+    taken = any(one.name in _NCCL_PATHS and one.value.strip() == "1" for each in known for one in each)
+    seen = {Need.NCCL_PATH_OFF} if taken else set()
+    if any(map(list_taxes, known)):
+        seen.add(Need.DEBUG_TAX_SET)
+    elif known and len(known) == len(environments):
+        seen.add(Need.NO_DEBUG_TAX)
+    return seen
 
 
 def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
     seen = _observe_loader(scene) | _observe_cpus(scene, suspicion)
     seen |= _observe_cards(scene) | _observe_memory(scene)
-    for rank in scene.ranks:
-        if is_known(rank.phases):
-            seen |= rank.phases.sights
-    seen |= _observe_model(scene)
+    seen |= _observe_stacks(scene) | _observe_ranks(scene)
     seen |= _observe_taxes(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment

@@ -16,6 +16,8 @@ FETCH = Mark(Phase.DATA_WAIT, DataPart.FETCH)
 COLLATE = Mark(Phase.DATA_WAIT, DataPart.COLLATE, Need.COLLATE_IN_STACK)
 START = Mark(Phase.DATA_WAIT, DataPart.START)
 COPY = Mark(Phase.DATA_WAIT, DataPart.COPY, Need.COPY_IN_STACK)
+UNPACK = Mark(Phase.DATA_WAIT, DataPart.COPY)
+"""It takes a batch out of shared memory, or pins it: nothing goes to a device yet."""
 SAMPLER = Mark(Phase.DATA_WAIT, DataPart.SAMPLER)
 WAIT = Mark(Phase.DATA_WAIT)
 TORCH_QUEUE = Mark(Phase.DATA_WAIT, DataPart.QUEUE, Need.TORCH_LOADER)
@@ -26,6 +28,8 @@ BACKWARD = Mark(Phase.BACKWARD)
 OPTIMIZER = Mark(Phase.OPTIMIZER)
 CLIP = Mark(Phase.OPTIMIZER, named=True)
 SYNC = Mark(Phase.SYNC, need=Need.SYNC_IN_STACK, named=True)
+SCALER_SYNC = Mark(Phase.SYNC, need=Need.SCALER_IN_STACK, named=True)
+NAN_CHECK = Mark(Phase.SYNC, need=Need.NAN_CHECK_IN_STACK, named=True)
 ALLOCATOR = Mark(Phase.SYNC, need=Need.ALLOCATOR_IN_STACK, named=True)
 COMMS = Mark(Phase.COMMS, named=True)
 DDP = Mark(Phase.FORWARD, need=Need.DDP_IN_STACK)
@@ -85,7 +89,7 @@ _LOADER = tuple(
         only(path, SAMPLER, "_next_index"),
         only(path, START, "__init__ __iter__ _get_iterator _reset _shutdown_workers __del__"),
         only(path, START, "_clean_up_worker _clean_up_persistent_workers_atexit"),
-        only(path, COPY, "_process_data"),
+        only(path, UNPACK, "_process_data"),
         only(path, TORCH_WAIT, "__next__ _next_data _try_put_index"),
     )
 )
@@ -105,11 +109,11 @@ TORCH = (
     *_LOADER,
     but("torch/utils/data/_utils/fetch.py", FETCH, "__init__"),
     but("torch/utils/data/_utils/collate.py", COLLATE),
-    but("torch/utils/data/_utils/pin_memory.py", COPY),
+    but("torch/utils/data/_utils/pin_memory.py", UNPACK),
     but("torch/utils/data/_utils/signal_handling.py", START),
-    only("torch/multiprocessing/reductions.py", COPY, "rebuild_storage_fd rebuild_storage_filename"),
+    only("torch/multiprocessing/reductions.py", UNPACK, "rebuild_storage_fd rebuild_storage_filename"),
     only(
-        "torch/multiprocessing/reductions.py", COPY, "rebuild_tensor rebuild_cuda_tensor storage_from_cache"
+        "torch/multiprocessing/reductions.py", UNPACK, "rebuild_tensor rebuild_cuda_tensor storage_from_cache"
     ),
     but("torch/utils/data/sampler.py", SAMPLER, "__init__ __len__"),
     but("torch/utils/data/distributed.py", SAMPLER, "__init__ __len__ set_epoch"),
@@ -136,8 +140,10 @@ TORCH = (
         CLIP,
         "clip_grad_norm_ clip_grad_norm clip_grad_value_ _no_grad_wrapper",
     ),
-    only("torch/amp/grad_scaler.py", SYNC, "<genexpr> get_scale"),
-    only("torch/cuda/amp/grad_scaler.py", SYNC, "<genexpr> get_scale"),
+    only("torch/amp/grad_scaler.py", SCALER_SYNC, "<genexpr>"),
+    only("torch/amp/grad_scaler.py", SYNC, "get_scale"),
+    only("torch/cuda/amp/grad_scaler.py", SCALER_SYNC, "<genexpr>"),
+    only("torch/cuda/amp/grad_scaler.py", SYNC, "get_scale"),
     only("torch/amp/grad_scaler.py", OPTIMIZER, "step update unscale_ _maybe_opt_step"),
     only("torch/cuda/amp/grad_scaler.py", OPTIMIZER, "step update unscale_ _maybe_opt_step"),
     only("torch/cuda/__init__.py", SYNC, "synchronize"),

@@ -16,6 +16,7 @@ from tpmon.judge.phase_frames import (
     INPUT,
     LOAD,
     LOGGING,
+    NAN_CHECK,
     OPTIMIZER,
     QUEUE,
     READ_SET,
@@ -271,7 +272,8 @@ _PROMPTS = (
 )
 
 SYNC_LEAVES = (
-    only("transformers/trainer.py", SYNC, "_inner_training_loop _maybe_log_save_evaluate get_batch_samples"),
+    only("transformers/trainer.py", NAN_CHECK, "_inner_training_loop"),
+    only("transformers/trainer.py", SYNC, "_maybe_log_save_evaluate get_batch_samples"),
     only("lightning/fabric/utilities/apply_func.py", SYNC, "to_item"),
     only("lightning_fabric/utilities/apply_func.py", SYNC, "to_item"),
     only("mmengine/logging/message_hub.py", SYNC, "_get_valid_value"),

@@ -38,7 +38,9 @@ CAPPED_POWER_RATIO = 0.8
 LOW_CLOCK_RATIO = 0.8
 """C below which locked or application clocks cost; defaults of data-centre cards are 0.86 to 0.93."""
 HOT_MARGIN_C = 3.0
-CAP_REASONS = ("application clocks", "display clocks", "board limit", "reliability")
+SET_CLOCKS = ("application clocks", "display clocks")
+"""What somebody set, and can set back."""
+CAP_REASONS = (*SET_CLOCKS, "board limit", "reliability")
 
 UNREAD_COST = 0.2
 """Weight of a cause of a card whose cost was not read."""
@@ -356,8 +358,8 @@ def judge_odd_cap(scene: Scene) -> Answer:
     found = _throttled(scene, card, "odd-cap", lost=lost, why=why, evidence=evidence, margin=margin)
     if reason == "power cap":
         found = replace(found, sources=found.sources | {"NVML power"})
-    seen = Need.CARD_CAPPED_ABOVE if reason == "power cap" else Need.CARD_CAPPED
-    return replace(found, observed=frozenset((seen,)))
+        return replace(found, observed=frozenset((Need.CARD_CAPPED_ABOVE,)))
+    return replace(found, observed=frozenset((Need.CARD_CAPPED if reason in SET_CLOCKS else Need.CARD_SICK,)))
 
 
 RULES: tuple[Rule, ...] = (judge_thermal, judge_brake, judge_odd_cap)

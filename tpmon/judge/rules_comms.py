@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.comms_traffic import NIC_SOURCE, find_exchange, find_traffic, say_traffic
+from tpmon.judge.comms_traffic import NIC_SOURCE, find_exchange, find_traffic, is_traffic_read, say_traffic
 from tpmon.judge.medians import median_known
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import Wait, find_waits
@@ -57,6 +57,7 @@ CARD_EXPLAINS = 0.5
 """Part of the wait for a late rank that the low clock of its card must explain to be named instead of it."""
 RESTING_RATIO = 0.1
 """Share of looks that find a main thread running below which its wait says more than its stack."""
+UNREAD = "how much moves was not read"
 CROWDED = "the ranks wait for CPUs, and so for each other"
 STRAGGLER_SPAN_S = 20.0
 """How long a card must be slow: twice the span of the other rules."""
@@ -346,7 +347,8 @@ def judge_transfer(scene: Scene) -> Answer:
     if _is_crowded(scene) and NIC_SOURCE not in sources:
         return Unsure(f"transfer between ranks ({CROWDED})")
     if margin < 1:
-        return Cleared("transfer between ranks (little moves)")
+        read = is_traffic_read(scene)
+        return Cleared("transfer between ranks (little moves)") if read else Unsure(f"transfer ({UNREAD})")
     text = f"all ranks spend {format_pct(100 * least)} % in collectives that move data{say_traffic(scene)}"
     plain = _suspect_all(scene, waits, "transfer", text)
     return replace(
@@ -370,7 +372,8 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     world = scene.frame.target.world_size
     elsewhere = world - len(scene.ranks) if is_known(world) else 0
     late = say_elsewhere(elsewhere) if elsewhere > 0 else "they are late in turn, or the latency is high"
-    text = f"all ranks spend {format_pct(100 * least)} % waiting in collectives; little moves: {late}"
+    moves = "little moves" if is_traffic_read(scene) else UNREAD
+    text = f"all ranks spend {format_pct(100 * least)} % waiting in collectives; {moves}: {late}"
     return _suspect_all(scene, waits, "unknown", text)
 
 

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_signs import HOOK, event_age_s, find_pace, last_stepped, list_hooks
 from tpmon.judge.hook_wait import exact_wait
 from tpmon.judge.rules_comms import BEHIND_RATIO
@@ -243,6 +244,7 @@ def _suspect_straggler(scene: Scene) -> Suspicion | None:
             _row("the others", late.others_ms, "ms", "", scene),
         ),
         share=late.ratio,
+        observed=frozenset((Need.RANK_BEHIND,)),
         pid=late.rank.process.pid,
         rank=late.rank.process.rank,
     )

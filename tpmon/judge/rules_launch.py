@@ -24,7 +24,7 @@ from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
 DRIVING_DEMAND = 0.85
-"""Demand of main plus autograd thread from which the host launches without a break."""
+"""Demand of main plus autograd thread from which the host is at its launches all the time."""
 HELD_RATIO = 0.2
 """Share of samples in a synchronise or collective from which a wait, not launching, may be what holds."""
 SYNC_SLACK_RATIO = 0.1
@@ -39,7 +39,7 @@ _FURTHER = (ThreadKind.POOL, ThreadKind.OTHER, ThreadKind.UNREAD)
 
 
 def judge_launch_bound(scene: Scene) -> Answer:
-    """Suspect the host's launching when a GPU has slack while its main thread works without a break.
+    """Suspect the host's launching when a GPU has slack while its main thread works all the time.
 
     "Works" needs stacks that move and are not in a synchronise, ``.item()`` or collective: those
     spin at 100 % as well. Until that is known a hollow GPU is undecided. A synchronise beside launches
@@ -155,14 +155,13 @@ def _suspect_launches(
     tiny = training >= between
     where = f"{format_pct(100 * training)} % in the model, {format_pct(100 * between)} % in other Python code"
     kernels = (
-        "kernels are shorter than their launches"
+        "its launches do not keep the GPU busy"
         if tiny
         else "Python between launches takes longer, or waits for results (.item())"
     )
     launching = min(1.0, training + between) - offloaded
     # What a wait explains is left to the wait; a few samples of one are part of every step.
     unexplained = slack.ratio - offloaded - (held if waits else 0.0)
-    how = f"{format_pct(100 * launching)} % of the time" if waits or offloaded else "without a break"
     age = scene.frame.ages_s
     return Suspicion(
         kind=Kind.LAUNCH_BOUND,
@@ -170,10 +169,15 @@ def _suspect_launches(
         weight=unexplained * launching,
         margin=unexplained / SLACK_RATIO,
         sources=slack.sources | {"schedstat", "stacks"},
-        summary=f"{name_rank(rank)} launches {how} and its GPU is not full: {kernels}",
+        summary=f"{name_rank(rank)} launches {format_pct(100 * launching)} % of the time and its GPU is not "
+        f"full: {kernels}",
         evidence=(
             reading(
-                "main thread runs", 100 * known_or(rank.driving_demand, 0.0), "%", "schedstat", age.threads
+                "main thread runs or waits for a CPU",
+                100 * known_or(rank.driving_demand, 0.0),
+                "%",
+                "schedstat",
+                age.threads,
             ),
             Evidence("where it is", 100 * training, "%", where, "stack samples", age.stacks),
             *gpu_figures(scene),
@@ -186,13 +190,16 @@ def _suspect_launches(
         else NOT_APPLICABLE,
         pid=rank.process.pid,
         rank=rank.process.rank,
-        observed=frozenset((Need.GPU_PRESENT,)),
+        observed=frozenset((Need.GPU_PRESENT,) if tiny else (Need.GPU_PRESENT, Need.ONE_THREAD_BUSY)),
     )
 
 
 def _copy_ratio(phases: RankPhases) -> float:
+    """Return the share of samples in copies to a device; to unpack a batch is none."""
     share = phases.parts.get(DataPart.COPY)
-    return share.ratio if share is not None else 0.0
+    # Where needs were counted, one that is not among them was in no sample.
+    most = phases.proven.get(Need.COPY_IN_STACK, 0.0 if phases.proven else 1.0)
+    return min(share.ratio, most) if share is not None else 0.0
 
 
 def _unexplained_idle(phases: RankPhases, slack: Slack) -> float:
@@ -201,18 +208,22 @@ def _unexplained_idle(phases: RankPhases, slack: Slack) -> float:
     return max(0.0, slack.idle_ratio - elsewhere)
 
 
-def _held_ratio(phases: RankPhases, sight: Need) -> float:
+_EXPLICIT = frozenset((Need.SYNC_IN_STACK, Need.SCALER_IN_STACK, Need.NAN_CHECK_IN_STACK))
+
+
+def _held_ratio(phases: RankPhases, sights: frozenset[Need]) -> float:
     """Return the share of samples that a kind of synchronise accounts for, 0 where it was not seen."""
-    if sight not in phases.sights:
+    seen = sights & phases.sights
+    if not seen:
         return 0.0
     # Of two kinds in one step each has its own samples only.
-    waits = min(phases.ratio(Phase.SYNC), phases.proven.get(sight, 1.0))
-    if sight is Need.COPY_IN_STACK:
-        return max(_copy_ratio(phases), 0.0 if Need.SYNC_IN_STACK in phases.sights else waits)
+    waits = min(phases.ratio(Phase.SYNC), sum(phases.proven.get(one, 1.0) for one in seen))
+    if Need.COPY_IN_STACK in seen:
+        return max(_copy_ratio(phases), 0.0 if _EXPLICIT & phases.sights else waits)
     return waits
 
 
-def _judge_sync(scene: Scene, cause: str, sight: Need, words: str, least: float) -> Answer:
+def _judge_sync(scene: Scene, cause: str, sights: frozenset[Need], words: str, least: float) -> Answer:
     if not scene.gpus:
         return answer_without_cards(scene)
     what = f"{cause} synchronising"
@@ -225,7 +236,7 @@ def _judge_sync(scene: Scene, cause: str, sight: Need, words: str, least: float)
         elif not is_known(rank.phases):
             reason = rank.phases
         else:
-            held = _held_ratio(rank.phases, sight)
+            held = _held_ratio(rank.phases, sights)
             idle = _unexplained_idle(rank.phases, slack)
             if best is None or min(held, idle) > min(best[0], best[1]):
                 best = held, idle, rank, slack
@@ -261,23 +272,24 @@ def _judge_sync(scene: Scene, cause: str, sight: Need, words: str, least: float)
         share=share,
         pid=rank.process.pid,
         rank=rank.process.rank,
-        observed=frozenset((sight,)),
+        observed=sights & rank.phases.sights if is_known(rank.phases) else frozenset(),
     )
 
 
 def judge_explicit_sync(scene: Scene) -> Answer:
     """Suspect synchronize() and .item() when the host is in them and the GPU idles between."""
-    return _judge_sync(scene, "explicit", Need.SYNC_IN_STACK, "waits for the GPU in every step", HELD_RATIO)
+    return _judge_sync(scene, "explicit", _EXPLICIT, "waits for the GPU in every step", HELD_RATIO)
 
 
 def judge_implicit_sync(scene: Scene) -> Answer:
     """Suspect blocking copies when the host is in them and the GPU idles between."""
-    return _judge_sync(scene, "implicit", Need.COPY_IN_STACK, "copies to the GPU and waits", SYNC_SLACK_RATIO)
+    need = frozenset((Need.COPY_IN_STACK,))
+    return _judge_sync(scene, "implicit", need, "copies to the GPU and waits", SYNC_SLACK_RATIO)
 
 
 def judge_allocator_sync(scene: Scene) -> Answer:
     """Suspect the GPU memory allocator when the host is in it and the GPU idles between."""
-    need = Need.ALLOCATOR_IN_STACK
+    need = frozenset((Need.ALLOCATOR_IN_STACK,))
     return _judge_sync(scene, "allocator", need, "frees and asks for GPU memory", SYNC_SLACK_RATIO)
 
 

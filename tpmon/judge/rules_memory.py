@@ -183,6 +183,20 @@ def _urgency(eta_s: float) -> float:
     return min(1.0, max(0.2, 1 - eta_s / ETA_S))
 
 
+def _who_grows(scene: Scene) -> Role:
+    """Return whose resident memory grows most, the loader workers' or the ranks', which it is by default."""
+
+    def mean_of(role: Role) -> float:
+        growth = _read_growth(scene, lambda frame: _sum_role(frame, role))
+        return growth.mean if is_known(growth) and growth.grows else 0.0
+
+    return Role.WORKER if mean_of(Role.WORKER) > mean_of(Role.RANK) else Role.RANK
+
+
+def _sum_role(frame: Frame, role: Role) -> float:
+    return float(sum(one.rss_bytes for one in frame.processes if one.role is role))
+
+
 def _copy_faults(scene: Scene) -> float:
     """Return the minor faults per second of all workers over the span, 0 where none was read."""
     faults = [
@@ -192,7 +206,14 @@ def _copy_faults(scene: Scene) -> float:
 
 
 def _suspect_growth(
-    scene: Scene, cause: str, growth: Growth, *, words: str, need: Need, sources: frozenset[str]
+    scene: Scene,
+    cause: str,
+    growth: Growth,
+    *,
+    words: str,
+    need: Need,
+    sources: frozenset[str],
+    role: Role = Role.RANK,
 ) -> Suspicion:
     memory, ages = scene.frame.memory, scene.frame.ages_s
     room = _room(scene)
@@ -200,7 +221,7 @@ def _suspect_growth(
     when = f", {room[2]} full in {_about(eta_s)}" if is_known(room) and is_known(eta_s) else ""
     near = is_known(room) and room[1] >= NEAR_LIMIT
     biggest = max(
-        (process for process in scene.frame.processes if process.role is Role.RANK),
+        (process for process in scene.frame.processes if process.role is role),
         key=lambda process: process.rss_bytes,
         default=None,
     )
@@ -256,9 +277,11 @@ def judge_leak(scene: Scene) -> Answer:
     seen = {scene.frame.memory.anon_source}
     if is_known(rss) and rss.grows and not _is_summed(scene):
         seen.add("RSS")
-    return _suspect_growth(
-        scene, "leak", anon, words="memory grows", need=Need.ANON_GROWS, sources=frozenset(seen)
-    )
+    role = _who_grows(scene)
+    fed = role is Role.WORKER
+    words = "memory of the loader workers grows" if fed else "memory grows"
+    need = Need.WORKERS_GROW if fed else Need.ANON_GROWS
+    return _suspect_growth(scene, "leak", anon, words=words, need=need, sources=frozenset(seen), role=role)
 
 
 def judge_copy_on_write(scene: Scene) -> Answer:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 from tpmon.judge.advice import choose
-from tpmon.judge.advice_entry import Chosen
+from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import write_gain
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_watch import connections_age_s
@@ -34,6 +34,11 @@ FIRST_READINGS_S = 3.0
 MOST_PLACES = 2
 LOOKING_S = 10.0
 
+_RISKS = {
+    Risk.NONE: "",
+    Risk.NUMERICS: " (changes the numerics)",
+    Risk.EXPERIMENT: " (changes the experiment)",
+}
 _LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
@@ -104,15 +109,13 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
 def write_try(chosen: Chosen) -> str:
     """Join what to do and what to paste; several lines of paste stand below it.
 
-    A title that ends with the beginning of the paste says it once.
+    A title that ends with the beginning of the paste says it once. What the remedy does to the science of
+    the run stands behind its title.
     """
     said, _, last = chosen.text.rpartition(": ")
-    if said and chosen.paste.startswith(last):
-        gap = "\n" if "\n" in chosen.paste else " "
-        return f"{said}:{gap}{chosen.paste}"
-    if "\n" in chosen.paste:
-        return f"{chosen.text}:\n{chosen.paste}"
-    return f"{chosen.text}: {chosen.paste}"
+    title = said if said and chosen.paste.startswith(last) else chosen.text
+    gap = "\n" if "\n" in chosen.paste else " "
+    return f"{title}{_RISKS[chosen.remedy.risk]}:{gap}{chosen.paste}"
 
 
 def _pick(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> Chosen | None:

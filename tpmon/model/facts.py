@@ -88,20 +88,38 @@ def state_facts(
 
 _OFF = frozenset(("", "0", "off", "false", "no", "none"))
 
+_EACH_COLLECTIVE = frozenset(("coll", "all"))
+
+
+def _is_on(value: str, _: str) -> bool:
+    return value not in _OFF
+
+
+def _checks_collectives(value: str, _: str) -> bool:
+    return value == "detail"
+
+
+def _logs_collectives(value: str, parts: str) -> bool:
+    """Tell whether NCCL logs in every step: what it logs by default is its start alone."""
+    named = {part.strip() for part in parts.removeprefix("^").split(",")}
+    each = not named & _EACH_COLLECTIVE if parts.startswith("^") else bool(named & _EACH_COLLECTIVE)
+    return value == "trace" or (value == "info" and each)
+
+
 _TAXES = (
-    ("CUDA_LAUNCH_BLOCKING", _OFF, "every kernel launch waits for the GPU"),
-    ("TORCH_DISTRIBUTED_DEBUG", _OFF, "collectives are checked and logged"),
-    ("TORCH_LOGS", _OFF, "the compiler logs while it runs"),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _OFF, "every tensor costs a cudaMalloc"),
-    ("NCCL_DEBUG", _OFF | {"version", "warn"}, "NCCL logs while it runs"),
+    ("CUDA_LAUNCH_BLOCKING", _is_on, "every kernel launch waits for the GPU"),
+    ("TORCH_DISTRIBUTED_DEBUG", _checks_collectives, "every collective is checked first"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, "every tensor costs a cudaMalloc"),
+    ("NCCL_DEBUG", _logs_collectives, "NCCL logs every collective"),
 )
 
 
 def list_taxes(settings: Sequence[Setting]) -> tuple[str, ...]:
     """Name the debug settings of a start environment that slow training, with what they do."""
     values = {setting.name: setting.value for setting in settings}
+    parts = values.get("NCCL_DEBUG_SUBSYS", "").strip().lower()
     return tuple(
         f"{name}={values[name]}: {effect}"
-        for name, harmless, effect in _TAXES
-        if name in values and values[name].strip().lower() not in harmless
+        for name, taxes, effect in _TAXES
+        if name in values and taxes(values[name].strip().lower(), parts)
     )

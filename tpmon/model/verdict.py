@@ -89,9 +89,7 @@ TABLE = (
         "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
     ),
     KindRow(Kind.PYTHON_BOUND, 10, ("gil", "single-thread"), "one Python thread sets the pace"),
-    KindRow(
-        Kind.LAUNCH_BOUND, 10, ("tiny-kernels", "main-thread"), "kernels are shorter than their launches"
-    ),
+    KindRow(Kind.LAUNCH_BOUND, 10, ("tiny-kernels", "main-thread"), "launches do not keep the GPU busy"),
     KindRow(
         Kind.SYNC_BOUND, 10, ("explicit", "implicit", "allocator"), "the host waits for the GPU step by step"
     ),
