@@ -250,6 +250,18 @@ def test_hollow_at_a_lowered_clock_is_measured_by_what_the_clock_leaves(card, wa
     assert type(judge_balanced(scene)) is {True: Cleared, False: Suspicion, UNREAD: Unsure}[wanted]
 
 
+@pytest.mark.parametrize(
+    ("watts", "limit", "hollow"),
+    [(34, 70, None), (27, 70, None), (40, 72, None), (60, 150, None), (20, 70, True), (50, 70, False)],
+)
+def test_the_power_of_a_small_card_tells_little_between_rest_and_full(watts, limit, hollow):
+    scene = on(make_gpu(**NO_GPM, sm_pct=100.0, power_w=float(watts), power_limit_w=float(limit)))
+    told = judge_hollow(scene.gpus[0])
+    assert (told if is_known(told) else None) is hollow
+    wanted = {None: Unsure, True: Cleared, False: Suspicion}[hollow]
+    assert type(judge_gpu_compute(scene)) is wanted
+
+
 def test_sm_activity_tells_hollow_at_any_clock():
     low = {"sm_pct": 97.0, "power_w": 100.0, "sm_clock_mhz": 900.0}
     assert judge_hollow(on(make_gpu(sm_active_pct=8.0, **low)).gpus[0]) is True
