@@ -286,6 +286,13 @@ def test_processes_without_memory_and_with_wild_utilisation() -> None:
     assert listed[1].sm_pct == 60.0
 
 
+def test_a_listed_process_without_bytes_is_one_that_the_driver_does_not_tell_of() -> None:
+    card = FakeCard(processes=[(4242, 0)])
+    listed = make_reader(FakeNvml([card]))[0].read().fast.processes
+    assert is_known(listed)
+    assert listed[0].used_bytes == Missing("the driver does not say (container)")
+
+
 def test_the_size_zero_quirk_is_no_failure() -> None:
     class Empty(FakeNvml):
         def nvmlDeviceGetProcessesUtilizationInfo(self, card: FakeCard, since: int) -> list:
