@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fake_nvml import FakeCard, FakeNvml
+from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.gpu_calls import describe_code
@@ -40,6 +40,28 @@ def test_tiers_are_read_when_due() -> None:
                 seconds.append(second)
         clock.step(1)
     assert seen == {"slow": [0, 10, 20, 30], "health": [0, 30], "identity": [0, 30]}
+
+
+def test_the_link_is_that_of_a_card_under_load() -> None:
+    class Link(FakeNvml):
+        now = 1
+
+        def nvmlDeviceGetCurrPcieLinkGeneration(self, card: FakeCard) -> int:
+            return self.now
+
+    nvml = Link()
+    reader, clock = make_reader(nvml)
+    seen = []
+    for second in range(24):
+        loaded = 3 <= second < 9 or second == 22
+        nvml.now = 4 if loaded else 1
+        nvml.cards[0].samples = ring([90 if loaded else 0] * 6, 20 + second, 6)
+        line = reader.read()
+        if is_known(line.slow):
+            link = line.slow.pcie_generation
+            seen.append((second, link if is_known(link) else None))
+        clock.step(1)
+    assert seen == [(0, None), (3, 4), (10, 4), (20, 4), (22, 4)]
 
 
 def test_what_is_not_supported_is_asked_again_with_the_health_tier_only() -> None:
