@@ -27,7 +27,7 @@ from tpmon.judge.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.stillness import gpus_move
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance
-from tpmon.model.known import is_known
+from tpmon.model.known import Missing, is_known
 from tpmon.model.verdict import Kind
 
 
@@ -125,6 +125,22 @@ def test_the_work_of_a_neighbour_is_not_the_jobs():
         "each kernel may wait for one of theirs"
     )
     assert note_shared(scene) == "shared: card 0 is not this job's alone, PID 9999 has a part of it"
+
+
+def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
+    alone = (GpuProcess(OURS, 8 * GIB, 22.0, True),)
+    for power in ({}, NO_GPM):
+        scene = on(make_gpu(sm_pct=97.0, processes=alone, **power), phases=WAITS)
+        assert type(judge_gpu_compute(scene)) is Unsure
+        assert scene.gpus[0].busy_pct == Missing(
+            "card 0 is shared with processes that the driver does not list here, and the job has 22 % of it"
+        )
+        assert note_shared(scene).endswith("processes that the driver does not list here have a part of it")
+    # A sample or two that a process that works in turns lacks are no others.
+    scene = on(make_gpu(sm_pct=60.0, processes=alone))
+    assert (scene.gpus[0].busy_pct, note_shared(scene)) == (60.0, "")
+    most = (GpuProcess(OURS, 8 * GIB, 80.0, True),)
+    assert on(make_gpu(sm_pct=97.0, processes=most)).gpus[0].busy_pct == 97.0
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(45.0, 50.0), (70.0, 25.0), (UNREAD, UNREAD)])

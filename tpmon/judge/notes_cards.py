@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tpmon.judge.card_users import UNLISTED
 from tpmon.judge.rules_cards import (
     BRAKE,
     CAP_PCT,
@@ -102,6 +103,8 @@ def note_shared(scene: Scene) -> str:
             more = len(card.others) - MOST_NAMED
             named = f"PID {pids}" + (f" and {more} more" if more > 0 else "")
             return f"shared: card {card.index} is not this job's alone, {named} has a part of it"
+        if card.shares_unlisted:
+            return f"shared: card {card.index} is not this job's alone, {UNLISTED} have a part of it"
     return ""
 
 

@@ -61,6 +61,8 @@ class CardScene:
     """True where they only hold it open, as CUDA does with every card that it may see."""
     others: tuple[int, ...]
     """Processes of others that compute on it; what is read of the whole card is not the job's then."""
+    shares_unlisted: bool
+    """True where those others are told by the card's utilisation alone, and not listed."""
     busy_pct: Known[float]
     """U; of a shared card the part of the job's own processes, at most."""
     power_ratio: Known[float]
@@ -161,21 +163,22 @@ def _own_busy_pct(index: int, others: Others) -> Known[float]:
     """Return U of the job's own processes on a shared card, where it is plain that they leave it idle."""
     if is_known(others.most_pct) and others.most_pct < STARVED_PCT:
         return others.most_pct
-    named = f"PID {', '.join(map(str, others.pids))}"
+    shared = f"card {index} is shared with {others.named}"
     if is_known(others.least_pct):
-        return Missing(f"card {index} is shared with {named}, and the job has {others.least_pct:.0f} % of it")
-    return Missing(f"card {index} is shared with {named}: {others.least_pct.reason}")
+        return Missing(f"{shared}, and the job has {others.least_pct:.0f} % of it")
+    return Missing(f"{shared}: {others.least_pct.reason}")
 
 
 def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
     """Leave out what is read of the whole card where others compute on it, too."""
     others = find_others(samples, card.busy_pct)
-    if not others.pids or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
+    if not others.named or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
         return card
-    shared = Missing(f"card {card.index} is shared with PID {', '.join(map(str, others.pids))}")
+    shared = Missing(f"card {card.index} is shared with {others.named}")
     return replace(
         card,
         others=others.pids,
+        shares_unlisted=not others.pids,
         busy_pct=_own_busy_pct(card.index, others),
         power_ratio=shared,
         sm_active_pct=shared,
@@ -218,6 +221,7 @@ def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
         pids=known_or(holder.pids, ()),
         visible_only=holder.pids_are_visible_only,
         others=(),
+        shares_unlisted=False,
         busy_pct=busy_pct,
         power_ratio=over(lambda one: _ratio(one.power_w, one.power_limit_w)),
         clock_ratio=_clock_ratio(samples, busy_pct),
