@@ -19,6 +19,7 @@ from tpmon.judge.rules_cards import (
 from tpmon.judge.rules_memory import CARD_FULL
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, held_pct, judge_hollow
+from tpmon.model.gpu import RESTART_XIDS
 from tpmon.model.known import is_known
 from tpmon.model.units import format_pct
 
@@ -95,6 +96,18 @@ def note_hollow(scene: Scene) -> str:
     return ""
 
 
+def note_xids(scene: Scene) -> str:
+    """Return the note that a card told of a fault that a new start of the program ends, "" for none."""
+    for card in scene.gpus:
+        xids = dict.fromkeys(xid for xid in card.last.xids if xid in RESTART_XIDS)
+        if xids:
+            named = ", ".join(map(str, [*xids][:MOST_NAMED]))
+            return (
+                f"xid: card {card.index} told Xid {named}: a fault of the program, or one that it contained"
+            )
+    return ""
+
+
 def note_shared(scene: Scene) -> str:
     """Return the note that others compute on a card of the job, "" when none does."""
     for card in scene.gpus:
@@ -108,4 +121,4 @@ def note_shared(scene: Scene) -> str:
     return ""
 
 
-NOTES = (note_power_limited, note_held, note_memory_full, note_hollow, note_shared)
+NOTES = (note_power_limited, note_held, note_memory_full, note_hollow, note_shared, note_xids)

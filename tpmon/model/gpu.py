@@ -17,6 +17,19 @@ NORMAL_REASONS = frozenset(("power cap", "application clocks"))
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
 """Xids that a program's own fault raises (13, 31, 43, 68, 69), that follow its end (45), or that say
 a row was remapped (63, told by the remap reading)."""
+# NVIDIA's Xid catalogue, by the action that it wants of whoever runs the program.
+HARMLESS_XIDS = frozenset((37, 38, 44, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141))
+"""Xids that want none (IGNORE), such as a rate of corrected errors or a notice of the driver's own."""
+RESTART_XIDS = frozenset((8, 11, 25, 32, 39, 40, 41, 60, 70, 71, 72, 75, 76, 77, 80, 94, 139)) | frozenset(
+    (*range(82, 90), *range(96, 106), *range(126, 136))
+)
+"""Xids after which the program is to be started anew and the card is well (RESTART_APP): a fault of the
+program, or an error that the card contained (94, of which the remap reading tells more)."""
+
+
+def is_card_fault(xid: int) -> bool:
+    """Tell whether an Xid tells of a card that is not well; one that the catalogue does not name does."""
+    return xid not in APPLICATION_XIDS and xid not in HARMLESS_XIDS and xid not in RESTART_XIDS
 
 
 def is_no_card(reason: str) -> bool:

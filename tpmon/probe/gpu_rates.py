@@ -130,8 +130,8 @@ _SHARE_COUNTERS: dict[str, Callable[[Counters], Known[int]]] = {
     "reliability": lambda c: c.reliability_ns,
 }
 
-# Fields 269 to 271 count the time of their reason; the older ones (74 to 79) that below the application clock,
-# which is far below the clocks that a card boosts to (T4: 585 of 1590 MHz).
+# Fields 269 to 271 count the time of their reason; the older ones (74 to 79) that below the application
+# clock, which is far below the clocks that a card boosts to (T4: 585 of 1590 MHz).
 _EXACT: dict[str, Callable[[Counters], Known[int]]] = {
     "SW thermal": lambda c: c.sw_thermal_ns,
     "HW thermal": lambda c: c.hw_thermal_ns,
