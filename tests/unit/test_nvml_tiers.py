@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from tests.fake_nvml import FakeCard, FakeNvml, ring
@@ -182,6 +183,22 @@ def test_mig_instances_have_memory_activity_and_processes() -> None:
     assert {one.pid for one in second.fast.processes} == {101, 102, 7}
     assert [one.pids for one in second.fast.instances] == [(7, 101), (7, 102)]
     assert second.fast.busy == Missing("not supported by this card")
+
+
+@pytest.mark.parametrize("refused", [{"MIG-1"}, {"MIG-2"}, {"MIG-1", "MIG-2"}])
+def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused: set) -> None:
+    class Guarded(FakeNvml):
+        def nvmlDeviceGetComputeRunningProcesses_v3(self, card: FakeCard) -> list:
+            if card.uuid in refused:
+                raise pynvml.NVMLError(4)
+            return FakeNvml.nvmlDeviceGetComputeRunningProcesses_v3(self, card)
+
+    listed = make_reader(Guarded([make_mig_card()]))[0].read().fast.processes
+    if len(refused) == 2:
+        assert listed == Missing("no permission")
+    else:
+        assert is_known(listed)
+        assert [one.pid for one in listed] == [102 if "MIG-1" in refused else 101, 7]
 
 
 def test_mig_rebuilt_instances_are_found_anew() -> None:
