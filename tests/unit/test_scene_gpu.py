@@ -278,6 +278,13 @@ def test_the_power_of_a_small_card_tells_little_between_rest_and_full(watts, lim
     assert type(judge_gpu_compute(scene)) is wanted
 
 
+@pytest.mark.parametrize(("why", "bytes_s"), [("no NVLink", 2e5), ("not supported by this card", None)])
+def test_links_of_which_one_was_not_read_are_not_thought_quiet(why, bytes_s):
+    nvlink = dict.fromkeys(("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), Missing(why))
+    seen = on(make_gpu(pcie_tx_bytes_s=1e5, pcie_rx_bytes_s=1e5, **nvlink)).gpus[0].link_bytes_s
+    assert seen == (Missing(why) if bytes_s is None else bytes_s)
+
+
 def test_sm_activity_tells_hollow_at_any_clock():
     low = {"sm_pct": 97.0, "power_w": 100.0, "sm_clock_mhz": 900.0}
     assert judge_hollow(on(make_gpu(sm_active_pct=8.0, **low)).gpus[0]) is True

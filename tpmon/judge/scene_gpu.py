@@ -16,7 +16,7 @@ from tpmon.judge.card_users import Others, find_others, find_strays
 from tpmon.judge.medians import mean_known, median_known
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample, GpuState
+from tpmon.model.gpu import NO_NVLINK, GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 
 BUSY_PCT = 90.0
@@ -116,10 +116,7 @@ def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
     """Add the links that the card has counters for; a link without one is not thought quiet."""
     pcie = mean_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
     nvlink = mean_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
-    if is_known(pcie) and is_known(nvlink):
-        return pcie + nvlink
-    # A card without NVLink has no such counter; its PCIe bytes are all there is.
-    return pcie
+    return pcie if nvlink == NO_NVLINK else _add(pcie, nvlink)
 
 
 def _add(one: Known[float], other: Known[float]) -> Known[float]:

@@ -11,6 +11,7 @@ NO_DRIVER = "no NVIDIA driver"
 NO_CARD_OPEN = "the job holds no NVIDIA card open"
 
 
+NO_NVLINK = Missing("no NVLink")
 NOT_YET = "NVML has not answered yet"
 NORMAL_REASONS = frozenset(("power cap", "application clocks"))
 """What holds clocks down on a card that is well: full load does, and what its owner chose."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tpmon.model.gpu import MigInstance
+from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.gpu_calls import Calls, to_float, to_int
 from tpmon.probe.gpu_gpm import GpmSampler
@@ -254,7 +254,7 @@ class CardReader:
         count = len(_FIELDS)
         energy, cap, thermal, *rest = values[:count]
         memory_temperature = values[count]
-        links: list[Known[int]] = [Missing("no NVLink")] * 2
+        links: list[Known[int]] = [NO_NVLINK] * 2
         if self._has_links:
             data, raw = values[count + 1 : count + 3], values[count + 3 :]
             links = [
