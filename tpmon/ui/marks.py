@@ -120,7 +120,9 @@ def tell_most(frame: Frame) -> tuple[str, Ink]:
         return f"{memory.oom_kills} processes killed: out of memory", Ink.BAD
     cards = frame.gpus if is_known(frame.gpus) else ()
     for card in cards:
-        if card_ink(card) is Ink.BAD:
+        # A lost card lists nobody; the fault of one that others use is not what tells most of this job.
+        ours = not is_known(card.pids) or card.pids or card.state is GpuState.LOST
+        if ours and card_ink(card) is Ink.BAD:
             what = "lost" if card.state is GpuState.LOST else "reports a fault"
             return f"GPU {card.index} {what}", Ink.BAD
     if is_throttled(cpu) and is_known(cpu.throttled_ratio):
