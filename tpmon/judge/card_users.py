@@ -42,7 +42,7 @@ class Others:
 
 NOBODY = Others("", (), NOT_SHARED, NOT_SHARED)
 UNLISTED = "processes that the driver does not list here"
-"""Those of other containers on a card that is shared by turns (drivers from 535.113), and those that draw."""
+"""Those of other containers on a card that is shared by turns (drivers from 535.113)."""
 
 
 def _mean_of(pids: Sequence[int], shares: Sequence[Known[Mapping[int, float]]]) -> Known[float]:
@@ -69,7 +69,9 @@ def find_others(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Others:
         most = own + min(own * len(there), sum(theirs[pid] for pid in there))
         return Others(_name(there), there, own, most)
     told = own + sum(theirs.values())
-    if not is_known(busy_pct) or busy_pct < UNLISTED_PCT or told >= EXPLAINED_RATIO * busy_pct:
+    if last.lists_all or not is_known(busy_pct) or busy_pct < UNLISTED_PCT:
+        return NOBODY
+    if told >= EXPLAINED_RATIO * busy_pct:
         return NOBODY
     # How many they are is not told: the job may have waited for all that they did.
     return Others(UNLISTED, (), own, own + busy_pct - told)

@@ -145,6 +145,8 @@ class GpuSample:
     """The job's PIDs on this card, ascending."""
     pids_are_visible_only: bool
     """True when the mapping comes from open /dev/nvidiaN files: an upper bound."""
+    lists_all: bool = True
+    """False in a PID namespace of our own: the driver lists only what lives there, others may share the card."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,7 @@ def map_to_job(
     As soon as one card lists a process of the job, the lists are the truth for all cards. Where no list
     names it and lists are not to be believed, only open files tell; those that were not read tell nothing.
     """
+    cards = tuple(replace(card, sample=replace(card.sample, lists_all=pids_are_ours)) for card in cards)
     confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
     listed = [_listed(card.sample, confirmed) for card in cards]
     if any(listed):
