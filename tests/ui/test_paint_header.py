@@ -21,7 +21,7 @@ from tests.frames import (
     make_view,
 )
 from tpmon.model.frame import EventKind, TargetState
-from tpmon.model.gpu import GpuProcess
+from tpmon.model.gpu import GpuProcess, GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.ui.marks import tell_most
 from tpmon.ui.paint_header import (
@@ -209,5 +209,9 @@ def test_the_one_fact_is_the_worst():
     own = make_gpu(3, sm_pct=96.0, processes=(work,))
     assert tell_most(replace(calm, gpus=(stray, own))) == ("GPU 96 % busy", Ink.STRONG)
     assert tell_most(replace(calm, gpus=(*cards, make_gpu(2, xids=(79,)))))[0] == "GPU 2 reports a fault"
+    strange = make_gpu(2, xids=(79,), pids=())
+    assert tell_most(replace(calm, gpus=(*cards, strange))) == ("GPUs 40 to 96 % busy", Ink.STRONG)
+    gone = replace(strange, state=GpuState.LOST)
+    assert tell_most(replace(calm, gpus=(*cards, gone)))[0] == "GPU 2 lost"
     unread = replace(calm, cpu=make_cpu(used_cores=Missing("one reading")))
     assert tell_most(unread)[0] == "CPU use ? one reading"

@@ -345,6 +345,8 @@ def test_what_a_card_that_is_well_shows_is_no_warning():
         assert card_ink(make_gpu(throttle=(normal, "SW thermal"))) is Ink.WARN
     assert card_ink(make_gpu(xids=(31,))) is Ink.WARN
     assert card_ink(make_gpu(xids=(31, 79))) is Ink.BAD
+    assert card_ink(make_gpu(xids=(94,))) is Ink.WARN
+    assert card_ink(make_gpu(xids=(92, 137))) is Ink.PLAIN
 
 
 def test_throttling_is_told_with_its_share():

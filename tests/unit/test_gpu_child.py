@@ -193,6 +193,55 @@ def test_without_nvidia_ml_py_the_reading_says_so() -> None:
     probe.stop()
 
 
+@pytest.mark.parametrize(
+    ("module", "start"),
+    [
+        ("raise SyntaxError('for python 2')", "pynvml cannot be imported: SyntaxError: for python 2 ("),
+        ("raise ImportError('no such name')", "pynvml cannot be imported: ImportError: no such name ("),
+        ("nvmlInit = nvmlDeviceGetCount = lambda: {}", "asking NVML failed: TypeError"),
+    ],
+)
+def test_a_module_that_breaks_is_named_with_its_file(tmp_path: Path, module: str, start: str) -> None:
+    file = tmp_path / "pynvml.py"
+    file.write_text(module)
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {ROOT!r}]\n"
+        "from tpmon.probe.gpu_child import main\n"
+        "main()"
+    )
+    probe = GpuProbe([sys.executable, "-c", code])
+    probe.start()
+    reading = read_until(probe, lambda one: one.gpus != Missing("NVML has not answered yet"))
+    probe.stop()
+    assert isinstance(reading.gpus, Missing)
+    assert reading.gpus.reason.startswith(start)
+    assert str(file)[:60] in reading.gpus.reason
+
+
+def test_a_module_that_answers_in_bytes_is_read() -> None:
+    body = """
+def raw(name):
+    call = getattr(FakeNvml, name)
+    setattr(FakeNvml, name, lambda *args: call(*args).encode())
+for name in ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetName"):
+    raw(name)
+nvml.xids = [(cards[2], 79)]
+"""
+    probe = start_child(body)
+    told: list[str] = []
+
+    def seen(reading: GpuReading) -> bool:
+        told.extend(reading.events)
+        return bool(told) and len(states(reading)) == 3
+
+    reading = read_until(probe, seen)
+    probe.stop()
+    assert is_known(reading.gpus)
+    assert (reading.gpus[0].uuid, reading.gpus[0].name) == ("GPU-0", "NVIDIA H100 80GB HBM3")
+    assert reading.source == "NVML, driver 580.65.06"
+    assert told == ["Xid 79 on GPU 2 (NVIDIA H100 80GB HBM3)"]
+
+
 def test_a_driver_upgrade_ends_the_child_and_starts_a_fresh_one() -> None:
     body = """
 def upgrade():

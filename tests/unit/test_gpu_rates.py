@@ -144,6 +144,18 @@ def test_shares_of_bits_stand_in_where_no_counter_moves() -> None:
     )
 
 
+def test_an_older_counter_of_time_below_the_application_clock_does_not_hide_the_bit() -> None:
+    def shares(name: str) -> tuple[ThrottleShare, ...]:
+        lines = []
+        for second in range(11):
+            counters = replace(ZERO, **{"sw_thermal_ns": Missing("old"), name: second * 3_000_000})
+            lines.append(make_line(second, replace(FAST, reasons=0x20, counters=counters)))
+        return throttle_shares(lines)
+
+    assert shares("thermal_ns") == (ThrottleShare("SW thermal", 100.0, "bit"),)
+    assert shares("sw_thermal_ns") == (ThrottleShare("SW thermal", pytest.approx(0.3), "counter"),)
+
+
 def test_a_driver_reload_does_not_make_a_share() -> None:
     window = make_window(power_cap_ns=[9_000_000_000, 100_000_000, 300_000_000])
     assert throttle_shares(window) == (ThrottleShare("power cap", pytest.approx(20.0), "counter"),)

@@ -110,6 +110,25 @@ def test_a_card_of_which_nothing_is_told_gives_minutes_and_not_for_ever(card, se
     assert (said(sampled(frames, rank.pid))[0] is Kind.HUNG) is expected
 
 
+@pytest.mark.parametrize(
+    ("watts", "limit", "seconds", "hung"),
+    [
+        (34.0, 70.0, 100, False),
+        (34.0, 70.0, 330, True),
+        (180.0, 400.0, 100, False),
+        (180.0, 400.0, 330, True),
+        (50.0, 70.0, 1000, False),
+        (300.0, 400.0, 1000, False),
+    ],
+)
+def test_a_card_at_medium_power_gives_minutes_and_not_for_ever(watts, limit, seconds, hung):
+    rank = spins(0)
+    power = {"power_w": watts, "power_limit_w": limit, "sm_active_pct": UNREAD}
+    gpus = (make_gpu(0, pids=(rank.pid,), **{**SPINS, **power}),)
+    frames = stand(rank, seconds=seconds, log_age_s=None, gpus=gpus)
+    assert (said(sampled(frames, rank.pid))[0] is Kind.HUNG) is hung
+
+
 def test_a_rank_whose_stack_nobody_could_read_is_named_with_what_the_kernel_says():
     others = [make_rank(rank) for rank in (0, 1)]
     traced = make_rank(2, frames=Missing("another tracer holds it"), **READS)

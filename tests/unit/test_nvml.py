@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -11,7 +12,9 @@ from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.codec import to_plain
 from tpmon.model.known import Missing, is_known
-from tpmon.probe.gpu_calls import describe_code
+from tpmon.probe.gpu_calls import Calls, describe_code
+from tpmon.probe.gpu_processes import ProcessList
+from tpmon.probe.gpu_wire import ProcessReading
 from tpmon.probe.nvml import measure_busy
 
 CODES = (3, 4, 6, 13, 15, 18, 999)
@@ -284,6 +287,23 @@ def test_processes_without_memory_and_with_wild_utilisation() -> None:
     assert listed[0].used_bytes == Missing("the driver does not say")
     assert isinstance(listed[0].sm_pct, Missing)
     assert listed[1].sm_pct == 60.0
+
+
+def test_a_listed_process_without_bytes_is_one_that_the_driver_does_not_tell_of() -> None:
+    card = FakeCard(processes=[(4242, 0)])
+    listed = make_reader(FakeNvml([card]))[0].read().fast.processes
+    assert is_known(listed)
+    assert listed[0].used_bytes == Missing("the driver does not say (container)")
+
+
+def test_what_the_server_of_mps_computes_is_nobodys(tmp_path: Path) -> None:
+    for pid, comm in ((1, "python"), (2, "nvidia-cuda-mps")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")
+    card = FakeCard(processes=[(1, 5), (2, 6), (3, 7)], busy_rows=[(2, 100, 97)])
+    listed = ProcessList(Calls(FakeNvml([card])), str(tmp_path)).read(card, with_busy=True)
+    by_server = Missing("the server of MPS computes for it")
+    assert listed == (ProcessReading(1, 5, by_server), ProcessReading(3, 7, by_server))
 
 
 def test_the_size_zero_quirk_is_no_failure() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 
-from tests.fake_nvml import FakeCard, FakeNvml
+from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.gpu_calls import describe_code
@@ -40,6 +41,28 @@ def test_tiers_are_read_when_due() -> None:
                 seconds.append(second)
         clock.step(1)
     assert seen == {"slow": [0, 10, 20, 30], "health": [0, 30], "identity": [0, 30]}
+
+
+def test_the_link_is_that_of_a_card_under_load() -> None:
+    class Link(FakeNvml):
+        now = 1
+
+        def nvmlDeviceGetCurrPcieLinkGeneration(self, card: FakeCard) -> int:
+            return self.now
+
+    nvml = Link()
+    reader, clock = make_reader(nvml)
+    seen = []
+    for second in range(24):
+        loaded = 3 <= second < 9 or second == 22
+        nvml.now = 4 if loaded else 1
+        nvml.cards[0].samples = ring([90 if loaded else 0] * 6, 20 + second, 6)
+        line = reader.read()
+        if is_known(line.slow):
+            link = line.slow.pcie_generation
+            seen.append((second, link if is_known(link) else None))
+        clock.step(1)
+    assert seen == [(0, None), (3, 4), (10, 4), (20, 4), (22, 4)]
 
 
 def test_what_is_not_supported_is_asked_again_with_the_health_tier_only() -> None:
@@ -160,6 +183,22 @@ def test_mig_instances_have_memory_activity_and_processes() -> None:
     assert {one.pid for one in second.fast.processes} == {101, 102, 7}
     assert [one.pids for one in second.fast.instances] == [(7, 101), (7, 102)]
     assert second.fast.busy == Missing("not supported by this card")
+
+
+@pytest.mark.parametrize("refused", [{"MIG-1"}, {"MIG-2"}, {"MIG-1", "MIG-2"}])
+def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused: set) -> None:
+    class Guarded(FakeNvml):
+        def nvmlDeviceGetComputeRunningProcesses_v3(self, card: FakeCard) -> list:
+            if card.uuid in refused:
+                raise pynvml.NVMLError(4)
+            return FakeNvml.nvmlDeviceGetComputeRunningProcesses_v3(self, card)
+
+    listed = make_reader(Guarded([make_mig_card()]))[0].read().fast.processes
+    if len(refused) == 2:
+        assert listed == Missing("no permission")
+    else:
+        assert is_known(listed)
+        assert [one.pid for one in listed] == [102 if "MIG-1" in refused else 101, 7]
 
 
 def test_mig_rebuilt_instances_are_found_anew() -> None:

@@ -122,6 +122,13 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             make_answer(2, make_card()),
             True,
             UNKNOWN,
+            "1 of 2 cards gave no answer in time: persistence mode may be off",
+            "sudo nvidia-smi -pm 1",
+        ),
+        (
+            make_answer(2, make_card(lost="GPU is lost")),
+            True,
+            UNKNOWN,
             "1 of 2 cards gave no answer in time",
             "sudo dmesg | grep -i xid",
         ),

@@ -14,7 +14,7 @@ from tests.judging import hold, make_phases, scene_of
 from tpmon.judge import rules_gpu
 from tpmon.judge.advice import REMEDIES_FOR
 from tpmon.judge.hang_memory import NO_WATCH, observe
-from tpmon.judge.notes_cards import note_held, note_hollow, note_memory_full, note_power_limited
+from tpmon.judge.notes_cards import note_held, note_hollow, note_memory_full, note_power_limited, note_xids
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_card_errors import judge_unhealthy
 from tpmon.judge.rules_cards import answer_without_cards, judge_brake, judge_odd_cap, judge_thermal
@@ -240,6 +240,9 @@ HEALTH = [
     ("recovery wanted", {"recovery_action": 1}, True),
     ("fell off the bus", {"xids": (79,)}, True),
     ("a program's own fault", {"xids": (13, 31, 43)}, False),
+    ("a fault that the card contained", {"xids": (94, 8, 130)}, False),
+    ("no fault", {"xids": (92, 137, 44)}, False),
+    ("an error that it did not contain", {"xids": (94, 95)}, True),
     ("old errors", {"ecc_uncorrected": 4}, False),
     ("well", {}, False),
 ]
@@ -250,6 +253,14 @@ def test_a_card_is_unhealthy_by_its_own_report(name, card, guilty):
     answer = judge_unhealthy(on(make_gpu(**card)))
     assert isinstance(answer, Suspicion) is guilty
     assert not guilty or answer.kind is Kind.GPU_UNHEALTHY
+
+
+def test_a_fault_that_a_new_start_ends_is_a_note():
+    assert note_xids(on(make_gpu(xids=(94, 137, 94)))) == (
+        "xid: card 0 told Xid 94: a fault of the program, or one that it contained"
+    )
+    assert note_xids(on(make_gpu(xids=(137, 79)))) == ""
+    assert judge_unhealthy(on(make_gpu(xids=(94, 95)))).summary == "card 0 reports: Xid 95"
 
 
 def test_uncorrected_errors_count_when_they_rise_while_tpmon_looks():
@@ -283,6 +294,10 @@ def test_errors_from_before_attaching_are_said():
 def test_a_card_without_health_figures_is_not_called_well():
     silent = dict.fromkeys(("recovery_action", "remapped_rows_failed", "ecc_uncorrected"), UNREAD)
     assert type(judge_unhealthy(on(make_gpu(**silent)))) is Unsure
+    older = judge_unhealthy(on(make_gpu(remapped_rows_failed=UNREAD, ecc_uncorrected=0)))
+    assert older.text.startswith(
+        "errors of the cards (none reported; remapped rows and retired pages were not"
+    )
 
 
 def test_idle_cards_that_are_only_visible_are_not_the_jobs():

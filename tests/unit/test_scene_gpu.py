@@ -27,7 +27,7 @@ from tpmon.judge.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.stillness import gpus_move
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance
-from tpmon.model.known import is_known
+from tpmon.model.known import Missing, is_known
 from tpmon.model.verdict import Kind
 
 
@@ -125,6 +125,24 @@ def test_the_work_of_a_neighbour_is_not_the_jobs():
         "each kernel may wait for one of theirs"
     )
     assert note_shared(scene) == "shared: card 0 is not this job's alone, PID 9999 has a part of it"
+
+
+def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
+    alone = (GpuProcess(OURS, 8 * GIB, 22.0, True),)
+    for power in ({}, NO_GPM):
+        scene = on(make_gpu(sm_pct=97.0, processes=alone, lists_all=False, **power), phases=WAITS)
+        assert type(judge_gpu_compute(scene)) is Unsure
+        assert scene.gpus[0].busy_pct == Missing(
+            "card 0 is shared with processes that the driver does not list here, and the job has 22 % of it"
+        )
+        assert note_shared(scene).endswith("processes that the driver does not list here have a part of it")
+    # A sample or two that a process that works in turns lacks are no others.
+    scene = on(make_gpu(sm_pct=60.0, processes=alone, lists_all=False))
+    assert (scene.gpus[0].busy_pct, note_shared(scene)) == (60.0, "")
+    most = (GpuProcess(OURS, 8 * GIB, 80.0, True),)
+    assert on(make_gpu(sm_pct=97.0, processes=most, lists_all=False)).gpus[0].busy_pct == 97.0
+    # Outside of a container the driver lists everybody, and a share that was sampled low is the job's.
+    assert on(make_gpu(sm_pct=97.0, processes=alone)).gpus[0].busy_pct == 97.0
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(45.0, 50.0), (70.0, 25.0), (UNREAD, UNREAD)])
@@ -248,6 +266,25 @@ def test_hollow_at_a_lowered_clock_is_measured_by_what_the_clock_leaves(card, wa
     scene = on(make_gpu(**NO_GPM, sm_pct=97.0, **card))
     assert judge_hollow(scene.gpus[0]) == wanted
     assert type(judge_balanced(scene)) is {True: Cleared, False: Suspicion, UNREAD: Unsure}[wanted]
+
+
+@pytest.mark.parametrize(
+    ("watts", "limit", "hollow"),
+    [(34, 70, None), (27, 70, None), (40, 72, None), (60, 150, None), (20, 70, True), (50, 70, False)],
+)
+def test_the_power_of_a_small_card_tells_little_between_rest_and_full(watts, limit, hollow):
+    scene = on(make_gpu(**NO_GPM, sm_pct=100.0, power_w=float(watts), power_limit_w=float(limit)))
+    told = judge_hollow(scene.gpus[0])
+    assert (told if is_known(told) else None) is hollow
+    wanted = {None: Unsure, True: Cleared, False: Suspicion}[hollow]
+    assert type(judge_gpu_compute(scene)) is wanted
+
+
+@pytest.mark.parametrize(("why", "bytes_s"), [("no NVLink", 2e5), ("not supported by this card", None)])
+def test_links_of_which_one_was_not_read_are_not_thought_quiet(why, bytes_s):
+    nvlink = dict.fromkeys(("nvlink_tx_bytes_s", "nvlink_rx_bytes_s"), Missing(why))
+    seen = on(make_gpu(pcie_tx_bytes_s=1e5, pcie_rx_bytes_s=1e5, **nvlink)).gpus[0].link_bytes_s
+    assert seen == (Missing(why) if bytes_s is None else bytes_s)
 
 
 def test_sm_activity_tells_hollow_at_any_clock():

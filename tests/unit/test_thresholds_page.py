@@ -27,6 +27,7 @@ SCALES: dict[str, Number] = {
     "s": 1,
     "%": 1,
     "C": 1,
+    "W": 1,
     "MB/s": 1e6,
     "GB/s": 1e9,
     "KiB": 1 << 10,

@@ -200,7 +200,7 @@ EXPLANATIONS = (
         NOT_APPLICABLE,
         "A card reports errors that want a reset or a replacement.",
         "Remapped rows pending or failed, uncorrected memory errors, Xid events, a recovery action.",
-        "Xid events that a bug of the program causes (13, 31, 43, 45).",
+        "Xid events that a bug of the program causes (13, 31, 32, 43), or that tell of no fault (92, 137).",
     ),
     Explanation(
         Kind.NOT_ENOUGH_EVIDENCE,

@@ -17,7 +17,7 @@ from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_stack import is_users
 from tpmon.judge.scene import SPAN_S, Scene
-from tpmon.judge.scene_gpu import cards_of, judge_hollow
+from tpmon.judge.scene_gpu import MEDIUM_POWER, cards_of, judge_hollow
 from tpmon.judge.stillness import QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
 from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.dump_words import name_process
@@ -189,8 +189,11 @@ def _find_bytes(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
 
 
 def find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:
-    """Find a card of the process that is known to do work."""
+    """Find a card of the process that does work, or may by its power."""
     for card in cards_of(seen.thread.pid, scene.gpus):
         hollow = judge_hollow(card)
-        if is_known(card.busy_pct) and card.busy_pct >= BUSY_CARD_PCT and is_known(hollow) and not hollow:
-            yield Beside(f"card {card.index} of it works", goes_on=False)
+        if not is_known(card.busy_pct) or card.busy_pct < BUSY_CARD_PCT:
+            continue
+        if hollow is False or hollow == MEDIUM_POWER:
+            verb = "works" if hollow is False else "may work"
+            yield Beside(f"card {card.index} of it {verb}", goes_on=False)

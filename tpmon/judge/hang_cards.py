@@ -9,10 +9,18 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_causes import Blame, Patience
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.scene import Scene
-from tpmon.judge.scene_gpu import QUIET_LINK_BYTES_S, CardScene, cards_of, judge_hollow
+from tpmon.judge.scene_gpu import (
+    BUSY_PCT,
+    MEDIUM_POWER,
+    QUIET_LINK_BYTES_S,
+    CardScene,
+    cards_of,
+    full_power_ratio,
+    judge_hollow,
+)
 from tpmon.judge.stillness import IDLE_CARD_PCT, IDLE_SLICE_PCT
 from tpmon.model.dump_words import name_rank
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 
 _WORKS = ""
 _HOLLOW = "is busy and does next to nothing"
@@ -49,10 +57,11 @@ def _say_state(card: CardScene) -> Known[str]:
         return card.busy_pct
     if card.busy_pct < IDLE_CARD_PCT:
         return "is idle"
-    hollow = judge_hollow(card)
-    if not is_known(hollow):
-        return hollow
-    return _HOLLOW if hollow else _WORKS
+    hollow, work = judge_hollow(card), card.work_ratio
+    by_power = card.busy_pct >= BUSY_PCT and not is_known(card.sm_active_pct)
+    if hollow is False and by_power and is_known(work) and work < full_power_ratio(card):
+        return MEDIUM_POWER
+    return map_known(lambda empty: _HOLLOW if empty else _WORKS, hollow)
 
 
 def _is_alone(picture: Picture) -> bool:

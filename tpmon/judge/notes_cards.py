@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tpmon.judge.card_users import UNLISTED
 from tpmon.judge.rules_cards import (
     BRAKE,
     CAP_PCT,
@@ -18,6 +19,7 @@ from tpmon.judge.rules_cards import (
 from tpmon.judge.rules_memory import CARD_FULL
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, held_pct, judge_hollow
+from tpmon.model.gpu import RESTART_XIDS
 from tpmon.model.known import is_known
 from tpmon.model.units import format_pct
 
@@ -94,6 +96,18 @@ def note_hollow(scene: Scene) -> str:
     return ""
 
 
+def note_xids(scene: Scene) -> str:
+    """Return the note that a card told of a fault that a new start of the program ends, "" for none."""
+    for card in scene.gpus:
+        xids = dict.fromkeys(xid for xid in card.last.xids if xid in RESTART_XIDS)
+        if xids:
+            named = ", ".join(map(str, [*xids][:MOST_NAMED]))
+            return (
+                f"xid: card {card.index} told Xid {named}: a fault of the program, or one that it contained"
+            )
+    return ""
+
+
 def note_shared(scene: Scene) -> str:
     """Return the note that others compute on a card of the job, "" when none does."""
     for card in scene.gpus:
@@ -102,7 +116,9 @@ def note_shared(scene: Scene) -> str:
             more = len(card.others) - MOST_NAMED
             named = f"PID {pids}" + (f" and {more} more" if more > 0 else "")
             return f"shared: card {card.index} is not this job's alone, {named} has a part of it"
+        if card.shares_unlisted:
+            return f"shared: card {card.index} is not this job's alone, {UNLISTED} have a part of it"
     return ""
 
 
-NOTES = (note_power_limited, note_held, note_memory_full, note_hollow, note_shared)
+NOTES = (note_power_limited, note_held, note_memory_full, note_hollow, note_shared, note_xids)

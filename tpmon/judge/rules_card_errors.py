@@ -7,7 +7,7 @@ from tpmon.judge.rules_cards import answer_without_cards, rank_on
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure
-from tpmon.model.gpu import APPLICATION_XIDS
+from tpmon.model.gpu import is_card_fault
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.verdict import Evidence, Kind
 
@@ -37,6 +37,15 @@ def _say_old_errors(scene: Scene) -> str:
     return f"none new; uncorrected memory errors from before: {', '.join(told)}" if told else ""
 
 
+def _say_unread(scene: Scene) -> str:
+    """Say that no row remapping was read, "" where it was: V100 and T4 retire pages, which are not read."""
+    for card in scene.gpus:
+        rows = card.last.remapped_rows_failed
+        if isinstance(rows, Missing):
+            return f"; remapped rows and retired pages were not read: {rows.reason}"
+    return ""
+
+
 def _unread_health(card: CardScene) -> Known[bool]:
     """Return why nothing of a card's health was read; cards without ECC have no such figures."""
     last = card.last
@@ -58,7 +67,7 @@ def _complaints(card: CardScene, scene: Scene) -> list[tuple[str, float, str]]:
     rise = _ecc_rise(card, scene)
     if rise:
         found.append((f"{rise} new uncorrected memory errors", _SERIOUS, "NVML ECC"))
-    xids = dict.fromkeys(xid for xid in last.xids if xid not in APPLICATION_XIDS)
+    xids = dict.fromkeys(xid for xid in last.xids if is_card_fault(xid))
     if xids:
         found.append((f"Xid {', '.join(map(str, xids))}", _SERIOUS, "NVML events"))
     return found
@@ -73,7 +82,9 @@ def judge_unhealthy(scene: Scene) -> Answer:
         for read in map(_unread_health, scene.gpus):
             if not is_known(read):
                 return Unsure(f"errors of the cards ({read.reason})")
-        return Cleared(f"errors of the cards ({_say_old_errors(scene) or 'none reported'})")
+        return Cleared(
+            f"errors of the cards ({_say_old_errors(scene) or 'none reported'}{_say_unread(scene)})"
+        )
     card, words = max(told, key=lambda pair: sum(weight for _, weight, _ in pair[1]))
     age = scene.frame.ages_s.gpu
     return Suspicion(

@@ -14,11 +14,11 @@ from tpmon.judge.rules_cards import answer_without_cards, is_braked, is_hot
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import (
     BUSY_PCT,
-    FULL_POWER_RATIO,
     FULL_SM_PCT,
     HOLLOW_SM_PCT,
     STARVED_PCT,
     CardScene,
+    full_power_ratio,
     judge_hollow,
     mean_busy_pct,
 )
@@ -57,7 +57,7 @@ def _full_margin(card: CardScene) -> Known[float]:
     power = card.work_ratio if is_known(card.work_ratio) else card.power_ratio
     margins = [
         value / limit
-        for value, limit in ((card.sm_active_pct, FULL_SM_PCT), (power, FULL_POWER_RATIO))
+        for value, limit in ((card.sm_active_pct, FULL_SM_PCT), (power, full_power_ratio(card)))
         if is_known(value)
     ]
     if margins:
@@ -145,7 +145,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
     sources = {"NVML utilisation"} if is_known(busy) else set()
     if is_known(active) and active >= FULL_SM_PCT:
         sources.add("GPM")
-    if is_known(power) and power >= FULL_POWER_RATIO:
+    if is_known(power) and power >= max(map(full_power_ratio, scene.gpus)):
         sources.add("NVML power")
     words = {
         "gpu-memory-bandwidth": "full with moving data to and from their memory",

@@ -16,7 +16,7 @@ from tpmon.judge.card_users import Others, find_others, find_strays
 from tpmon.judge.medians import mean_known, median_known
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
-from tpmon.model.gpu import GpuSample, GpuState
+from tpmon.model.gpu import NO_NVLINK, GpuSample, GpuState
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 
 BUSY_PCT = 90.0
@@ -31,6 +31,10 @@ FULL_SM_PCT = 60.0
 """SM activity from which a busy card truly computes."""
 FULL_POWER_RATIO = 0.55
 """P from which a busy card truly computes, where no SM activity is read."""
+SMALL_LIMIT_W = 150.0
+"""Limit up to which a card at full clocks draws a third to half of it for nothing (T4, L4, A2, A10)."""
+FULL_SMALL_RATIO = 0.65
+"""P from which such a card truly computes: a kernel that spins takes up to 0.56 of it."""
 WORKING_CLOCK_RATIO = 0.8
 """C from which low power is not just a low clock; below it the power is measured by the clock."""
 QUIET_LINK_BYTES_S = 5 * (1 << 20)
@@ -42,6 +46,8 @@ STEPS_SPAN_S = 30.0
 """Span for a card that works and rests in turn: ten seconds hold one or two of such steps, or a part."""
 LEAST_TURNS = 4
 """Turns of work and rest in that span that make them steps; with fewer the card has changed once."""
+
+MEDIUM_POWER = Missing("its power is between that of a card that spins and of one that computes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class CardScene:
     """True where they only hold it open, as CUDA does with every card that it may see."""
     others: tuple[int, ...]
     """Processes of others that compute on it; what is read of the whole card is not the job's then."""
+    shares_unlisted: bool
+    """True where those others are told by the card's utilisation alone, and not listed."""
     busy_pct: Known[float]
     """U; of a shared card the part of the job's own processes, at most."""
     power_ratio: Known[float]
@@ -108,10 +116,7 @@ def _link_bytes_s(samples: Sequence[GpuSample]) -> Known[float]:
     """Add the links that the card has counters for; a link without one is not thought quiet."""
     pcie = mean_known(_add(one.pcie_tx_bytes_s, one.pcie_rx_bytes_s) for one in samples)
     nvlink = mean_known(_add(one.nvlink_tx_bytes_s, one.nvlink_rx_bytes_s) for one in samples)
-    if is_known(pcie) and is_known(nvlink):
-        return pcie + nvlink
-    # A card without NVLink has no such counter; its PCIe bytes are all there is.
-    return pcie
+    return pcie if nvlink == NO_NVLINK else _add(pcie, nvlink)
 
 
 def _add(one: Known[float], other: Known[float]) -> Known[float]:
@@ -155,21 +160,22 @@ def _own_busy_pct(index: int, others: Others) -> Known[float]:
     """Return U of the job's own processes on a shared card, where it is plain that they leave it idle."""
     if is_known(others.most_pct) and others.most_pct < STARVED_PCT:
         return others.most_pct
-    named = f"PID {', '.join(map(str, others.pids))}"
+    shared = f"card {index} is shared with {others.named}"
     if is_known(others.least_pct):
-        return Missing(f"card {index} is shared with {named}, and the job has {others.least_pct:.0f} % of it")
-    return Missing(f"card {index} is shared with {named}: {others.least_pct.reason}")
+        return Missing(f"{shared}, and the job has {others.least_pct:.0f} % of it")
+    return Missing(f"{shared}: {others.least_pct.reason}")
 
 
 def _see_shared(card: CardScene, samples: Sequence[GpuSample]) -> CardScene:
     """Leave out what is read of the whole card where others compute on it, too."""
     others = find_others(samples, card.busy_pct)
-    if not others.pids or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
+    if not others.named or (is_known(others.least_pct) and others.least_pct >= BUSY_PCT):
         return card
-    shared = Missing(f"card {card.index} is shared with PID {', '.join(map(str, others.pids))}")
+    shared = Missing(f"card {card.index} is shared with {others.named}")
     return replace(
         card,
         others=others.pids,
+        shares_unlisted=not others.pids,
         busy_pct=_own_busy_pct(card.index, others),
         power_ratio=shared,
         sm_active_pct=shared,
@@ -212,6 +218,7 @@ def _see_card(samples: Sequence[GpuSample], holder: GpuSample) -> CardScene:
         pids=known_or(holder.pids, ()),
         visible_only=holder.pids_are_visible_only,
         others=(),
+        shares_unlisted=False,
         busy_pct=busy_pct,
         power_ratio=over(lambda one: _ratio(one.power_w, one.power_limit_w)),
         clock_ratio=_clock_ratio(samples, busy_pct),
@@ -341,6 +348,12 @@ def held_pct(card: CardScene, reason: str) -> float:
     return max((one.pct for one in card.last.throttle_shares if one.reason == reason), default=0.0)
 
 
+def full_power_ratio(card: CardScene) -> float:
+    """Return P from which a busy card truly computes, where no SM activity is read."""
+    limit = card.last.power_limit_w
+    return FULL_SMALL_RATIO if is_known(limit) and limit <= SMALL_LIMIT_W else FULL_POWER_RATIO
+
+
 def judge_hollow(card: CardScene) -> Known[bool]:
     """Tell whether a card is busy by its driver and does next to nothing by its SMs or its power.
 
@@ -354,14 +367,18 @@ def judge_hollow(card: CardScene) -> Known[bool]:
     if not is_known(card.clock_ratio):
         return card.clock_ratio
     if is_known(card.sm_active_pct):
-        powerful = is_known(card.power_ratio) and card.power_ratio >= FULL_POWER_RATIO
+        powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
         if powerful or card.sm_active_pct >= HOLLOW_SM_PCT:
             return False
         work = card.work_ratio
         if card.clock_ratio < WORKING_CLOCK_RATIO and is_known(work) and work >= HOLLOW_POWER_RATIO:
             return Missing("SM activity is low, and the power is not for so low a clock")
         return True
-    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, card.work_ratio)
+    work = card.work_ratio
+    small = full_power_ratio(card) == FULL_SMALL_RATIO
+    if small and is_known(work) and HOLLOW_POWER_RATIO <= work < FULL_SMALL_RATIO:
+        return MEDIUM_POWER
+    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, work)
 
 
 def mean_busy_pct(cards: Sequence[CardScene]) -> Known[float]:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import (
     BUSY_PCT,
-    FULL_POWER_RATIO,
     HOLLOW_POWER_RATIO,
     HOLLOW_SM_PCT,
     CardScene,
     cards_of,
+    full_power_ratio,
     judge_hollow,
 )
 from tpmon.judge.suspicion import reading
@@ -85,14 +85,14 @@ def card_slack(card: CardScene) -> Known[Slack]:
         return Slack(idle, idle, frozenset(sources))
     if isinstance(hollow, Missing):
         return hollow
-    powerful = is_known(card.power_ratio) and card.power_ratio >= FULL_POWER_RATIO
+    powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
     if is_known(card.sm_active_pct) and card.sm_active_pct < HOLLOW_SM_PCT and not powerful:
         ratio = max(ratio, 1 - card.sm_active_pct / 100)
         sources.add("GPM")
     work = card.work_ratio if hollow else card.power_ratio
     if is_known(work) and work < HOLLOW_POWER_RATIO:
         if hollow:
-            ratio = max(ratio, 1 - work / FULL_POWER_RATIO)
+            ratio = max(ratio, 1 - work / full_power_ratio(card))
         sources.add("NVML power")
     return Slack(ratio, idle, frozenset(sources))
 

@@ -40,8 +40,9 @@ What the rules compare with, and where each number comes from, is in [thresholds
 
 Notes stand beside a verdict and are no fault: `power-limited`, `other-tenants`, `workers-beyond-budget`,
 `hollow`, `memory-full`, `shared` (others compute on a card), `held` (heat or the power brake that costs
-less than 5 %), debug settings that slow the run, the second cause that was seen (`also ...`), and what it
-`may be ...` while no verdict stands.
+less than 5 %), `xid` (a fault of the program that a card told of, or one that it contained), debug settings
+that slow the run, the second cause that was seen (`also ...`), and what it `may be ...` while no verdict
+stands.
 """
 
 

@@ -11,12 +11,26 @@ NO_DRIVER = "no NVIDIA driver"
 NO_CARD_OPEN = "the job holds no NVIDIA card open"
 
 
+NO_NVLINK = Missing("no NVLink")
 NOT_YET = "NVML has not answered yet"
 NORMAL_REASONS = frozenset(("power cap", "application clocks"))
 """What holds clocks down on a card that is well: full load does, and what its owner chose."""
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 63, 68, 69))
 """Xids that a program's own fault raises (13, 31, 43, 68, 69), that follow its end (45), or that say
 a row was remapped (63, told by the remap reading)."""
+# NVIDIA's Xid catalogue, by the action that it wants of whoever runs the program.
+HARMLESS_XIDS = frozenset((37, 38, 44, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141))
+"""Xids that want none (IGNORE), such as a rate of corrected errors or a notice of the driver's own."""
+RESTART_XIDS = frozenset((8, 11, 25, 32, 39, 40, 41, 60, 70, 71, 72, 75, 76, 77, 80, 94, 139)) | frozenset(
+    (*range(82, 90), *range(96, 106), *range(126, 136))
+)
+"""Xids after which the program is to be started anew and the card is well (RESTART_APP): a fault of the
+program, or an error that the card contained (94, of which the remap reading tells more)."""
+
+
+def is_card_fault(xid: int) -> bool:
+    """Tell whether an Xid tells of a card that is not well; one that the catalogue does not name does."""
+    return xid not in APPLICATION_XIDS and xid not in HARMLESS_XIDS and xid not in RESTART_XIDS
 
 
 def is_no_card(reason: str) -> bool:
@@ -131,6 +145,8 @@ class GpuSample:
     """The job's PIDs on this card, ascending."""
     pids_are_visible_only: bool
     """True when the mapping comes from open /dev/nvidiaN files: an upper bound."""
+    lists_all: bool = True
+    """False in a PID namespace of our own: the driver lists only what lives there, others may share the card."""
 
 
 @dataclass(frozen=True, slots=True)

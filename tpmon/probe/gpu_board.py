@@ -185,7 +185,7 @@ class Board:
     def _on_failure(self, line: FailureLine) -> None:
         reason = _FAILURES.get(line.code) or clean_text(line.reason)
         if self.answered:
-            self._events.append(f"NVIDIA driver went away: {reason}")
+            self._events.append(f"NVIDIA driver went away: {reason}" if line.code else f"GPU child: {reason}")
         else:
             self._refused = True
         self._failure = reason

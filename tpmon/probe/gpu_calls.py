@@ -134,7 +134,8 @@ class Calls:
         except Exception as error:  # noqa: BLE001  # whatever a call raises costs its field alone
             return self._fail(key, error)
         self._answered += 1
-        return answer
+        # pynvml up to 11.4 and nvidia-ml-py3 return C strings as they are.
+        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
     def ask_fields(self, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Known[int]]:
         """Read field values by (id, scope), in order; each may be missing alone.

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
 from tpmon.model.known import Known, Missing, is_known
@@ -78,8 +79,23 @@ def main(load: Callable[[], Any] = load_pynvml) -> NoReturn:
 def _run(load: Callable[[], Any], pipe: _Pipe) -> None:
     try:
         nvml = load()
-    except ImportError:
-        pipe.end(FailureLine(0, "the nvidia-ml-py package is not installed"))
+    except Exception as error:  # noqa: BLE001  # a broken module raises anything
+        pipe.end(FailureLine(0, _say_import_error(error)))
+    try:
+        _serve(nvml, pipe)
+    except Exception as error:  # noqa: BLE001  # said to the parent, which has no other word of it
+        file = getattr(nvml, "__file__", "a module without a file")
+        pipe.end(FailureLine(0, f"asking NVML failed: {describe_error(error)} (by {file})"))
+
+
+def _say_import_error(error: Exception) -> str:
+    spec = PathFinder.find_spec("pynvml")
+    if spec is None or (isinstance(error, ModuleNotFoundError) and error.name == "pynvml"):
+        return "the nvidia-ml-py package is not installed"
+    return f"pynvml cannot be imported: {describe_error(error)} ({spec.origin})"
+
+
+def _serve(nvml: Any, pipe: _Pipe) -> None:
     try:
         nvml.nvmlInit()
     except Exception as error:  # noqa: BLE001  # the parent shows whatever it is
@@ -115,16 +131,17 @@ def _watch_card(nvml: Any, index: int, pipe: _Pipe, opened: _Opened) -> NoReturn
         started = time.monotonic()
         try:
             line = reader.read()
+            gone = reader.calls.gone_code()
+            if not gone:
+                pipe.send(Line(card=line))
         except Exception as error:  # noqa: BLE001  # said to the parent; the other cards go on
             text = f"reading card {index} failed: {type(error).__name__}: {error}"
             pipe.send(Line(note=NoteLine(text)))
             time.sleep(CLOSED_S)
             reader = CardReader(nvml, index)
             continue
-        gone = reader.calls.gone_code()
         if gone:
             pipe.end(FailureLine(gone, describe_code(gone)))
-        pipe.send(Line(card=line))
         if reader.handle is not None and reader.handle is not announced:
             announced = reader.handle
             opened.put((index, reader.uuid, announced))

@@ -25,6 +25,7 @@ NVIDIA_MAJOR = 195
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 DXG = "/dev/dxg"
 ON_DXG = Missing(f"it reaches its card through {DXG} (WSL), which names none")
+NOT_SCANNED = Missing("open files not read yet")
 _DRIVERS = ("nvidia", "nvhost", "nvgpu")
 _GONE = frozenset(("no such file or directory", "no such process"))
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
@@ -153,6 +154,7 @@ def map_to_job(
     As soon as one card lists a process of the job, the lists are the truth for all cards. Where no list
     names it and lists are not to be believed, only open files tell; those that were not read tell nothing.
     """
+    cards = tuple(replace(card, sample=replace(card.sample, lists_all=pids_are_ours)) for card in cards)
     confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
     listed = [_listed(card.sample, confirmed) for card in cards]
     if any(listed):
@@ -171,7 +173,12 @@ def unlisted_minors(cards: tuple[Card, ...], job: Mapping[int, int], held: Held)
 
 
 def find_unread(job: Mapping[int, int], held: Held) -> Missing | None:
-    """Return why the open files of a living process of the job were not read, None when all were."""
+    """Return why the open files of a living process of the job were not read, None when all were.
+
+    A process that was born since the last scan has no say; before the first scan nobody has one.
+    """
+    if job and not any(pid in held for pid in job):
+        return NOT_SCANNED
     missing = [one for pid in job if isinstance(one := held.get(pid), Missing) and one.reason not in _GONE]
     return next((one for one in missing if one == ON_DXG), missing[0] if missing else None)
 

@@ -56,16 +56,18 @@ class MigReader:
         return tuple(replace(one.shown, sm_active_pct=_sm_active(one.gpm, now_ns)) for one in self._instances)
 
     def read_processes(self, lists: ProcessList) -> Known[tuple[ProcessReading, ...]]:
-        """List the processes of all instances; the whole card would want privileges."""
+        """List the processes of the instances that may be read; the whole card would want privileges."""
         found: list[ProcessReading] = []
+        refused: list[Missing] = []
         for one in self._instances:
             listed = lists.read(one.handle, with_busy=False)
             pids = map_known(lambda some: tuple(sorted(process.pid for process in some)), listed)
             one.shown = replace(one.shown, pids=pids)
             if isinstance(listed, Missing):
-                return listed
-            found.extend(listed)
-        return tuple(found)
+                refused.append(listed)
+            else:
+                found.extend(listed)
+        return refused[0] if refused and len(refused) == len(self._instances) else tuple(found)
 
     def close(self) -> None:
         """Free the driver's samples of all instances."""

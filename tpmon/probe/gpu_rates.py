@@ -130,6 +130,19 @@ _SHARE_COUNTERS: dict[str, Callable[[Counters], Known[int]]] = {
     "reliability": lambda c: c.reliability_ns,
 }
 
+# Fields 269 to 271 count the time of their reason; the older ones (74 to 79) that below the application
+# clock, which is far below the clocks that a card boosts to (T4: 585 of 1590 MHz).
+_EXACT: dict[str, Callable[[Counters], Known[int]]] = {
+    "SW thermal": lambda c: c.sw_thermal_ns,
+    "HW thermal": lambda c: c.hw_thermal_ns,
+    "power brake": lambda c: c.power_brake_ns,
+}
+
+
+def _is_exact(word: str, counters: Counters) -> bool:
+    read = _EXACT.get(word)
+    return read is not None and is_known(read(counters))
+
 
 def _counter_share(window: Sequence[CardLine], read: Callable[[Counters], Known[int]]) -> float:
     held_ns = 0
@@ -149,18 +162,18 @@ def _counter_share(window: Sequence[CardLine], read: Callable[[Counters], Known[
 def throttle_shares(window: Sequence[CardLine]) -> tuple[ThrottleShare, ...]:
     """Say for which share of a window each reason held the clocks down, in the order of REASONS.
 
-    A reason's counter misses nothing; where a driver has none, or it stands still while the bit
-    is set, the share of readings with the bit stands in.
+    A reason's counter misses nothing; where a driver has none, or it stands still, the share of readings with
+    the bit set stands in, and beside an older counter where that is larger.
     """
     masks = [line.fast.reasons for line in window if is_known(line.fast.reasons)]
     shares = []
     for bit, word in REASONS:
         read = _SHARE_COUNTERS.get(word)
         pct = _counter_share(window, read) if read else 0.0
+        seen = sum(bool(mask & bit) for mask in masks) / len(masks) * 100 if masks else 0.0
         source = "counter"
-        if not pct and masks:
-            pct = sum(bool(mask & bit) for mask in masks) / len(masks) * 100
-            source = "bit"
+        if seen > pct and not (pct and _is_exact(word, window[-1].fast.counters)):
+            pct, source = seen, "bit"
         if pct:
             shares.append(ThrottleShare(word, pct, source))
     return tuple(shares)

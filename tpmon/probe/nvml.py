@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tpmon.model.gpu import MigInstance
+from tpmon.model.gpu import NO_NVLINK, MigInstance
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.gpu_calls import Calls, to_float, to_int
 from tpmon.probe.gpu_gpm import GpmSampler
@@ -25,6 +26,10 @@ IDLE_S = 10.0
 """A card that nobody uses is asked this rarely: polling keeps a laptop's card awake."""
 CLOSED_S = 30.0
 """A card that is lost or may not be opened is tried again this often."""
+
+LOADED_PCT = 50.0
+"""SM % from which the PCIe link is read: a card that idles lowers it on purpose, and raises it under load."""
+NOT_LOADED = Missing("not read under load yet")
 
 REASON_IDLE = 0x1
 
@@ -90,6 +95,8 @@ class CardReader:
         self._mig: MigReader | None = None
         self._identity: Identity | None = None
         self._has_links = False
+        self._link: tuple[Known[int], Known[int]] = (NOT_LOADED, NOT_LOADED)
+        self._link_idle = False
         self._seen_us = {_SAMPLES_GPU: 0, _SAMPLES_MEMORY: 0}
         self._slow_due_ns = 0
         self._health_due_ns = 0
@@ -108,6 +115,14 @@ class CardReader:
             slow = self._read_slow()
             self._slow_due_ns = now_ns + int(SLOW_S * 1e9)
         fast = self._read_fast(now_ns)
+        idle = is_known(fast.busy) and fast.busy.mean_pct < LOADED_PCT
+        if not idle and self._link_idle:
+            slow = slow if is_known(slow) else self._read_slow()
+        if is_known(slow):
+            self._link_idle = idle
+            if not idle:
+                self._link = (slow.pcie_generation, slow.pcie_width)
+            slow = replace(slow, pcie_generation=self._link[0], pcie_width=self._link[1])
         health: Applicable[Health] = NOT_APPLICABLE
         identity: Applicable[Identity] = NOT_APPLICABLE
         if health_due:
@@ -239,7 +254,7 @@ class CardReader:
         count = len(_FIELDS)
         energy, cap, thermal, *rest = values[:count]
         memory_temperature = values[count]
-        links: list[Known[int]] = [Missing("no NVLink")] * 2
+        links: list[Known[int]] = [NO_NVLINK] * 2
         if self._has_links:
             data, raw = values[count + 1 : count + 3], values[count + 3 :]
             links = [

@@ -25,6 +25,7 @@ DEADLINE_S = 6.0
 _NEVER_S = 3600.0
 EXPOSE_CARDS = "docker run --gpus all"
 _NO_LIBRARY, _NOT_LOADED, _MISMATCH = 12, 9, 18
+_KEEP_OPEN = "sudo nvidia-smi -pm 1  # if it is on: sudo dmesg | grep -i xid"
 _PARAMETERS = "driver/nvidia/params"
 _OPEN_COUNTERS = (
     "echo options nvidia NVreg_RestrictProfilingToAdminUsers=0"
@@ -103,10 +104,14 @@ def judge_nvml(answer: NvmlAnswer, kernel_driver: bool) -> Check:
     if not answer.driver.cards:
         return make_check("nvml", Access.DENIED, f"{words}, but it shows no card to this shell", EXPOSE_CARDS)
     silent = answer.driver.cards - len(answer.cards)
+    lost = [card for card in answer.cards if is_known(card.lost)]
     if silent:
         why = f"{words}: {silent} of {answer.driver.cards} cards gave no answer in time"
-        return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
-    lost = [card for card in answer.cards if is_known(card.lost)]
+        if lost:
+            return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
+        # Each opening sets an unused card up anew, which takes seconds, unless somebody keeps it open.
+        why += ": persistence mode may be off, and opening a card takes seconds then"
+        return make_check("nvml", Access.UNKNOWN, why, _KEEP_OPEN)
     if lost:
         which = f"card {lost[0].index}: {lost[0].lost}"
         why = f"{words}: {len(lost)} of {answer.driver.cards} cards are lost ({which})"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tpmon.model.card_use import list_used
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.gpu import APPLICATION_XIDS, NORMAL_REASONS, GpuSample, GpuState
+from tpmon.model.gpu import HARMLESS_XIDS, NORMAL_REASONS, GpuSample, GpuState, is_card_fault
 from tpmon.model.host import CpuSample, MemorySample
 from tpmon.model.known import is_known
 from tpmon.model.units import format_bytes, format_pct
@@ -90,10 +90,11 @@ def is_shm_full(memory: MemorySample) -> bool:
 
 def card_ink(card: GpuSample) -> Ink:
     """Return the ink of a card: lost or failed, held down or late, or nothing to say."""
-    failed = any(xid not in APPLICATION_XIDS for xid in card.xids) or _is_true(card.remapped_rows_failed)
+    failed = any(map(is_card_fault, card.xids)) or _is_true(card.remapped_rows_failed)
     if card.state is GpuState.LOST or failed:
         return Ink.BAD
-    if card.state is GpuState.STALE or list_held(card) or card.xids or _is_true(card.remapped_rows_pending):
+    told = any(xid not in HARMLESS_XIDS for xid in card.xids) or _is_true(card.remapped_rows_pending)
+    if card.state is GpuState.STALE or list_held(card) or told:
         return Ink.WARN
     return Ink.PLAIN
 
@@ -119,7 +120,9 @@ def tell_most(frame: Frame) -> tuple[str, Ink]:
         return f"{memory.oom_kills} processes killed: out of memory", Ink.BAD
     cards = frame.gpus if is_known(frame.gpus) else ()
     for card in cards:
-        if card_ink(card) is Ink.BAD:
+        # A lost card lists nobody; the fault of one that others use is not what tells most of this job.
+        ours = not is_known(card.pids) or card.pids or card.state is GpuState.LOST
+        if ours and card_ink(card) is Ink.BAD:
             what = "lost" if card.state is GpuState.LOST else "reports a fault"
             return f"GPU {card.index} {what}", Ink.BAD
     if is_throttled(cpu) and is_known(cpu.throttled_ratio):
