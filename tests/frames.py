@@ -185,6 +185,7 @@ def make_gpu(index: int = 0, **fields: Any) -> GpuSample:
         processes=(),
         pids=(4211,),
         pids_are_visible_only=False,
+        lists_only=NOT_APPLICABLE,
     )
     return replace(plain, **fields)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tpmon.model.gpu import GpuProcess, GpuSample
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe import gpu_mapping
 from tpmon.probe.gpu_mapping import (
     ON_DXG,
+    OWN_NAMESPACE,
     Card,
     DeviceFiles,
     in_first_pid_namespace,
@@ -58,6 +59,14 @@ def test_a_bare_number_is_not_believed_in_a_container() -> None:
     held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
     found = map_to_job(cards, JOB, held, pids_are_ours=False)
     assert (found[0].pids, found[0].pids_are_visible_only) == ((10,), False)
+
+
+def test_in_a_namespace_of_our_own_the_list_says_that_it_is_not_everybody() -> None:
+    cards = (make_card(0, (10,), 0),)
+    held: dict[int, Known[tuple[int, ...]]] = {10: (0,)}
+    ours = map_to_job(cards, JOB, held, pids_are_ours=False)
+    assert [card.lists_only for card in ours] == [OWN_NAMESPACE]
+    assert [card.lists_only for card in map_to_job(cards, JOB, held, pids_are_ours=True)] == [NOT_APPLICABLE]
 
 
 def test_open_files_are_an_upper_bound_where_no_list_names_the_job() -> None:

@@ -29,6 +29,7 @@ from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuProcess, GpuState, MigInstance
 from tpmon.model.known import Missing, is_known
 from tpmon.model.verdict import Kind
+from tpmon.probe.gpu_mapping import OWN_NAMESPACE
 
 
 def second_by_second(cards_at, seconds=60, phases=None):
@@ -130,17 +131,17 @@ def test_the_work_of_a_neighbour_is_not_the_jobs():
 def test_the_work_of_a_container_that_is_not_listed_is_not_the_jobs():
     alone = (GpuProcess(OURS, 8 * GIB, 22.0, True),)
     for power in ({}, NO_GPM):
-        scene = on(make_gpu(sm_pct=97.0, processes=alone, lists_all=False, **power), phases=WAITS)
+        scene = on(make_gpu(sm_pct=97.0, processes=alone, lists_only=OWN_NAMESPACE, **power), phases=WAITS)
         assert type(judge_gpu_compute(scene)) is Unsure
         assert scene.gpus[0].busy_pct == Missing(
             "card 0 is shared with processes that the driver does not list here, and the job has 22 % of it"
         )
         assert note_shared(scene).endswith("processes that the driver does not list here have a part of it")
     # A sample or two that a process that works in turns lacks are no others.
-    scene = on(make_gpu(sm_pct=60.0, processes=alone, lists_all=False))
+    scene = on(make_gpu(sm_pct=60.0, processes=alone, lists_only=OWN_NAMESPACE))
     assert (scene.gpus[0].busy_pct, note_shared(scene)) == (60.0, "")
     most = (GpuProcess(OURS, 8 * GIB, 80.0, True),)
-    assert on(make_gpu(sm_pct=97.0, processes=most, lists_all=False)).gpus[0].busy_pct == 97.0
+    assert on(make_gpu(sm_pct=97.0, processes=most, lists_only=OWN_NAMESPACE)).gpus[0].busy_pct == 97.0
     # Outside of a container the driver lists everybody, and a share that was sampled low is the job's.
     assert on(make_gpu(sm_pct=97.0, processes=alone)).gpus[0].busy_pct == 97.0
 

@@ -69,7 +69,7 @@ def find_others(samples: Sequence[GpuSample], busy_pct: Known[float]) -> Others:
         most = own + min(own * len(there), sum(theirs[pid] for pid in there))
         return Others(_name(there), there, own, most)
     told = own + sum(theirs.values())
-    if last.lists_all or not is_known(busy_pct) or busy_pct < UNLISTED_PCT:
+    if not is_known(last.lists_only) or not is_known(busy_pct) or busy_pct < UNLISTED_PCT:
         return NOBODY
     if told >= EXPLAINED_RATIO * busy_pct:
         return NOBODY

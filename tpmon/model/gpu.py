@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import Applicable, Known, Missing
 
 NO_DRIVER = "no NVIDIA driver"
 NO_CARD_OPEN = "the job holds no NVIDIA card open"
@@ -145,8 +145,8 @@ class GpuSample:
     """The job's PIDs on this card, ascending."""
     pids_are_visible_only: bool
     """True when the mapping comes from open /dev/nvidiaN files: an upper bound."""
-    lists_all: bool = True
-    """False in a PID namespace of our own: the driver lists only what lives there, others may share the card."""
+    lists_only: Applicable[str]
+    """What the driver's list is limited to where that is not the machine: others may share the card."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,9 @@ def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
     )
 
 
+OWN_NAMESPACE = "this PID namespace"
+
+
 def in_first_pid_namespace(proc: str = "/proc") -> bool:
     """Tell whether the PIDs of this process are those of the machine."""
     try:
@@ -154,7 +157,8 @@ def map_to_job(
     As soon as one card lists a process of the job, the lists are the truth for all cards. Where no list
     names it and lists are not to be believed, only open files tell; those that were not read tell nothing.
     """
-    cards = tuple(replace(card, sample=replace(card.sample, lists_all=pids_are_ours)) for card in cards)
+    if not pids_are_ours:
+        cards = tuple(replace(card, sample=replace(card.sample, lists_only=OWN_NAMESPACE)) for card in cards)
     confirmed = {pid for pid in job if pids_are_ours or _holds_any(held.get(pid))}
     listed = [_listed(card.sample, confirmed) for card in cards]
     if any(listed):

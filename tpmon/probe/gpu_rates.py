@@ -10,7 +10,7 @@ from typing import Any
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuProcess, GpuSample, GpuState, MigInstance, ThrottleShare
-from tpmon.model.known import Known, Missing, is_known, map_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, map_known
 from tpmon.model.units import clean_text
 from tpmon.probe.gpu_wire import CardLine, Counters, Fast, Gpm, Health, Identity, Slow
 
@@ -301,6 +301,7 @@ class CardTrack:
             processes=listed,
             pids=map_known(lambda _: (), listed),
             pids_are_visible_only=False,
+            lists_only=NOT_APPLICABLE,
         )
         if not is_known(line.lost):
             return sample
@@ -332,5 +333,5 @@ def make_silent_sample(index: int, uuid: str, age_s: float, reason: str) -> GpuS
     values: dict[str, Any] = {field.name: Missing(reason) for field in fields(GpuSample)}
     values |= {"index": index, "uuid": uuid, "name": "unknown card", "state": GpuState.STALE}
     values |= {"age_s": age_s, "sm_samples": 0, "throttle": (), "throttle_shares": (), "xids": ()}
-    values |= {"mig_instances": (), "pids_are_visible_only": False}
+    values |= {"mig_instances": (), "pids_are_visible_only": False, "lists_only": NOT_APPLICABLE}
     return GpuSample(**values)
