@@ -18,6 +18,14 @@ from tpmon.trace.classes import CallClass, class_of_call, is_comm_kernel
         ("multimem_all_gather_kernel", True),
         ("allreduce_fusion_kernel_oneshot_lamport", True),
         ("gemm_one_shot_all_reduce_kernel", False),
+        ("gemm_oneshot_allreduce_kernel", False),
+        ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int)", True),
+        ("mscclKernel_Sum_half_Simple_false", True),
+        ("void quickreduce::allreduce_prototype_twoshot<__half>", True),
+        ("void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16>", True),
+        ("void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel", True),
+        ("void aiter::reduce_scatter_cross_device_store<>", True),
+        ("void lamport_style_kernel", True),
         ("reduce_kernel", False),
     ],
 )
@@ -38,6 +46,9 @@ def test_kernels_of_symmetric_memory_communicate(name: str, communicates: bool) 
         ("urEnqueueKernelLaunch", CallClass.LAUNCH),
         ("cudaStreamSynchronize", CallClass.EXPLICIT),
         ("hipFree", CallClass.ALLOCATOR),
+        ("hipModuleLaunchKernel", CallClass.LAUNCH),
+        ("hipModuleLaunchCooperativeKernel", CallClass.LAUNCH),
+        ("hipModuleLoadData", CallClass.IMPLICIT),
     ],
 )
 def test_calls_of_level_zero_and_unified_runtime_are_told_apart(name: str, expected: CallClass) -> None:

@@ -21,8 +21,9 @@ _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
 SINGLE_LOADER, MULTI_LOADER = "SingleProcessDataLoaderIter", "MultiProcessingDataLoaderIter"
 """Loaders without and with workers; before these names torch has an underscore, torchdata ``_Stateful``."""
 _COMM_KERNEL = re.compile(
-    r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_shot_all_reduce|allreduce_fusion"
-    r"|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem",
+    r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_?shot_?all_?reduce|allreduce_fusion"
+    r"|allreduce_prototype|quickreduce|cross_device_(?:reduce|store)|lamport|userbuffers_|msccl|symm_mem|deep_ep"
+    r"|::ep::|nvshmem",
     re.IGNORECASE,
 )
 _COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
@@ -80,7 +81,7 @@ _ALLOCATOR = re.compile(
     r"|^zeMem(?:Alloc|Free)|^urUSM(?:Device|Host|Shared)Alloc|^urUSMFree",
 )
 _IMPLICIT = re.compile(
-    r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
+    r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module(?!Launch)|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
     r"|FuncSetAttribute|Init|SetDeviceFlags)|^ze(?:Module|Kernel)(?:Create|Destroy)|^urProgram(?:Build|Compile|Link)"
 )
 _COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
