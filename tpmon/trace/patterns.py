@@ -94,7 +94,7 @@ def find_patterns(parts: Parts) -> tuple[Seen, ...]:
 
 
 def _idle_pct(parts: Parts, us: float) -> float:
-    """Return idle time in percent of the window of the marks, of all devices together."""
+    """Return idle time in percent of the window of the steps, of all devices together."""
     return 100 * us / max(sum(gap.window for gap in parts.gaps), 1.0)
 
 
