@@ -97,13 +97,13 @@ def find_gaps(
 ) -> tuple[DeviceGaps, ...]:
     """Attribute the idle time of each device in ``window``; places of gaps are counted from ``origin``."""
     return tuple(
-        _device_gaps(trace, causes, ops, window, origin, device)
+        _device_gaps(trace, causes, ops, window, origin=origin, device=device)
         for device in distinct(trace.work.device).tolist()
     )
 
 
 def _device_gaps(
-    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], origin: int, device: int
+    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], *, origin: int, device: int
 ) -> DeviceGaps:
     work = trace.work
     here = work.device == device

@@ -162,7 +162,8 @@ def lay_timelines(
 ) -> Timelines:
     """Keep of a trace what its timelines are drawn from: a lane for each device, or one of the host.
 
-    Steps begin and end with their device work, as the window of the gaps does; without a device with their marks.
+    Steps begin and end with their device work, as the window of the gaps does; without a device they are
+    the marks.
     """
     work = trace.work
     comms = comm_rows(trace)
