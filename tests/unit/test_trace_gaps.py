@@ -378,6 +378,16 @@ def test_the_loader_of_torchdata_is_one(tmp_path: Path) -> None:
     assert "num_workers=N" in found[0].advice[0]
 
 
+def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(tmp_path: Path) -> None:
+    found = []
+    for single in (True, False):
+        trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 100)
+        trace.kernel(810, 90, launch=801).loader(950, 5, not single)
+        found.append(analyse(trace, tmp_path).verdict)
+    assert [one.cause for one in found] == ["no-workers", NOT_APPLICABLE]
+    assert ["num_workers=N" in "".join(one.advice) for one in found] == [True, False]
+
+
 def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path: Path) -> None:
     alone = TraceBuilder().step(1, 0, 1000).loader(0, 800).op("aten::mm", 800, 200)
     advice = analyse(alone, tmp_path).verdict.advice
