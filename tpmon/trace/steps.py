@@ -87,9 +87,9 @@ def find_steps(trace: Trace, launched_by: Ints) -> Steps:
         left = ", ".join(names[keep:])
         notes.append(f"left out, as its device work was not captured whole: {left}")
     start, end, names = start[:keep], end[:keep], names[:keep]
-    real_end = np.maximum(end, device_end[:keep])
     real_start = start.copy()
     real_start[0] = max(int(start[0]), before)
+    real_end = np.maximum(np.maximum(end, device_end[:keep]), real_start[0])
     if keep > 1:
         real_start[1:] = np.maximum(start[1:], real_end[:-1])
     real_end = np.maximum(real_end, real_start)
