@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces import TraceBuilder
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.trace import RankTable
 from tpmon.trace.analysis import analyze
 from tpmon.trace.classes import is_transfer
@@ -130,3 +130,24 @@ def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path: Path) -> None:
 )
 def test_names_of_transfers(name: str, transfer: bool) -> None:
     assert is_transfer(name) is transfer
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "rank"),
+    [
+        ("t.json", {"Collective name": "allreduce"}, 2),
+        ("t.json", {"Collective name": "_reduce_scatter_base"}, 2),
+        ("t.json", {"Collective name": "broadcast"}, None),
+        ("t.json", {"Collective name": "_reduce_oop"}, None),
+        ("t.json", {"Collective name": "send"}, None),
+        ("t.json", {"Collective name": "allreduce", "Process Group Name": "3"}, None),
+        ("t.json", {}, None),
+        ("worker1.json", {"Collective name": "allreduce"}, 1),
+    ],
+)
+def test_a_call_tells_the_rank_where_it_names_no_other(
+    file: str, said: dict[str, str], rank: int | None, tmp_path: Path
+) -> None:
+    args = {"Rank": 2, "Process Group Name": "0", **said}
+    found = analyze([TraceBuilder().op("record_param_comms", 0, 5, **args).write(tmp_path / file)]).files[0]
+    assert (found.rank if is_known(found.rank) else None) == rank
