@@ -160,7 +160,7 @@ def analyze_trace(
         verdict=advise(parts, verdict, cards, patterns),
         lost=trace.lost,
         products=products,
-        hot_kernel=find_hot_kernel(trace, kernels, len(steps.names)),
+        hot_kernel=find_hot_kernel(trace, kernels, len(steps.names) if steps.marked else 0),
         patterns=explain(parts, cards, patterns),
         modules=python.modules,
         frames=python.frames,
