@@ -29,6 +29,7 @@ SAME_END_NS = 100_000
 """The same where the begins are close: clocks of the cards of one machine differ by some microseconds."""
 _ALONE = Missing("one rank alone does not tell waiting from moving data")
 _UNMATCHED = Missing("no collective is in the traces of all its ranks")
+_GROUPLESS = Missing("nothing tells of which group its collectives are")
 _SILENT = Missing("its trace has no collectives")
 _TWICE = Missing("several traces of one rank: they are of different times")
 _MOST_RANKS = 1_000_000
@@ -252,7 +253,8 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     found = [one for match in matches for one in match.found]
     shared = sum(len(one.keys) for one in found)
     every = sum(match.every for match in matches) or len(set().union(*(part.collectives for part in parts)))
-    why = _TWICE if is_twice and not spans else _UNMATCHED
+    groupless = sum(match.groupless for match in matches)
+    why = _GROUPLESS if groupless else _TWICE if is_twice and not spans else _UNMATCHED
     waits = [_split_waits(parts, found, at) for at in range(len(parts))]
     rows = [
         replace(
@@ -273,7 +275,7 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
         alone = len({found_in.members for found_in in found}) == len(spans)
         least = "waits least" if alone else "waits least of a group"
         summary += f"; rank {one} {least}, the others for it: up to {spread:.1f} ms"
-    if groupless := sum(match.groupless for match in matches):
+    if groupless:
         summary += f"; {groupless} left out: nothing tells of which group they are"
     if talking and len(talking) < len(parts):
         summary += f"; {len(parts) - len(talking)} without any collective left out"
