@@ -171,6 +171,26 @@ def test_a_busy_device_is_compute_bound_and_names_what_is_next(tmp_path: Path) -
     assert (verdict.kind, verdict.cause, verdict.second) == (Kind.COMPUTE_BOUND, "gpu", "data-bound")
 
 
+def test_a_host_that_runs_ahead_is_judged_by_the_work_that_it_launched(tmp_path: Path) -> None:
+    """The mark ends before the communication begins: the verdict is of the step that the breakdown is of."""
+    trace = TraceBuilder().step(1, 0, 100).kernel(10, 490, launch=5)
+    trace.kernel(500, 500, launch=6, name="ncclDevKernel_AllReduce")
+    file = analyse(trace, tmp_path)
+    assert file.gaps[0].window == file.overview.window_us == 1000
+    assert file.verdict.kind is Kind.COMMS_BOUND
+    assert file.verdict.share_pct == pytest.approx(50)
+    graph = TraceBuilder().step(1, 0, 90).op("CompiledFxGraph", 0, 80).kernel(81, 900, launch=80)
+    assert analyse(graph, tmp_path).verdict.kind is Kind.COMPUTE_BOUND
+
+
+def test_places_of_gaps_are_counted_from_the_first_mark(tmp_path: Path) -> None:
+    trace = TraceBuilder().kernel(0, 300, launch=-10).step(1, 100, 500)
+    trace.kernel(350, 50, launch=110).kernel(500, 100, launch=120)
+    file = analyse(trace, tmp_path)
+    assert file.gaps[0].window == 300
+    assert [(gap.start_ms, gap.us) for gap in file.gaps[0].largest] == [(0.3, 100), (0.2, 50)]
+
+
 def test_exposed_communication_counts_where_no_kernel_computes(tmp_path: Path) -> None:
     trace = TraceBuilder().step(1, 0, 1000).kernel(0, 300, launch=0)
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1000, "Out msg nelems": 1000}
@@ -356,6 +376,16 @@ def test_the_loader_of_torchdata_is_one(tmp_path: Path) -> None:
     assert [one.kind for one in found] == [Kind.DATA_BOUND] * 2
     assert [one.cause for one in found] == ["no-workers", NOT_APPLICABLE]
     assert "num_workers=N" in found[0].advice[0]
+
+
+def test_the_loader_that_holds_the_window_is_the_one_with_or_without_workers(tmp_path: Path) -> None:
+    found = []
+    for single in (True, False):
+        trace = TraceBuilder().step(1, 0, 1000).loader(0, 800, single).op("aten::mm", 800, 100)
+        trace.kernel(810, 90, launch=801).loader(950, 5, not single)
+        found.append(analyse(trace, tmp_path).verdict)
+    assert [one.cause for one in found] == ["no-workers", NOT_APPLICABLE]
+    assert ["num_workers=N" in "".join(one.advice) for one in found] == [True, False]
 
 
 def test_advice_that_a_trace_cannot_prove_in_full_says_if(tmp_path: Path) -> None:

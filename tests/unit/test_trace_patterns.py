@@ -86,6 +86,17 @@ def test_one_operator_over_and_over(count: int, seen: bool, tmp_path: Path) -> N
     assert see(trace, tmp_path, "tiny-operators") is None
 
 
+def test_without_marks_nothing_is_said_of_a_step(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for at in range(200):
+        trace.op("vllm::rms_norm", at * 50, 15).kernel(at * 50 + 20, 4, launch=at * 50 + 2)
+        trace.op("aten::mm", at * 50 + 25, 20)
+    file = analyse(trace, tmp_path)
+    assert [row.seen for row in file.patterns] == ["200 kernels, half of them below 4.0 us"]
+    assert is_known(file.hot_kernel)
+    assert "--launch-skip 100 --launch-count 1 " in str(file.hot_kernel.command)
+
+
 @pytest.mark.parametrize(("count", "seen"), [(150, True), (20, False)])
 def test_an_optimizer_of_many_kernels(count: int, seen: bool, tmp_path: Path) -> None:
     trace = TraceBuilder().step(1, 0, 1000).add("user_annotation", "Optimizer.step#AdamW.step", 100, 600)

@@ -213,6 +213,9 @@ def test_the_base_name_of_a_kernel(name: str, base: str) -> None:
         ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn", "fp8"),
         (FFMA, "fp32"),
         (FFMA.replace("_f32f32_f32f32_f32_", "_f32f32_tf32f32_f32_").replace("ffma", "tensor16x8x8"), "tf32"),
+        ("flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::half_t>", "fp16"),
+        ("flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::bfloat16_t>", "bf16"),
+        ("ampere_h16816gemm_128x128_ldg8_stages_32x5_tn", "fp16"),
         ("attn_fwd", ""),
     ],
 )

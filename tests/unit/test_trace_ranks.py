@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces import TraceBuilder
-from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.trace import RankTable
 from tpmon.trace.analysis import analyze
 from tpmon.trace.classes import is_transfer
@@ -130,3 +130,104 @@ def test_gloo_beside_cards_is_matched_as_on_the_host(tmp_path: Path) -> None:
 )
 def test_names_of_transfers(name: str, transfer: bool) -> None:
     assert is_transfer(name) is transfer
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "rank"),
+    [
+        ("t.json", {"Collective name": "allreduce"}, 2),
+        ("t.json", {"Collective name": "_reduce_scatter_base"}, 2),
+        ("t.json", {"Collective name": "broadcast"}, None),
+        ("t.json", {"Collective name": "_reduce_oop"}, None),
+        ("t.json", {"Collective name": "send"}, None),
+        ("t.json", {"Collective name": "allreduce", "Process Group Name": "3"}, None),
+        ("t.json", {}, None),
+        ("worker1.json", {"Collective name": "allreduce"}, 1),
+    ],
+)
+def test_a_call_tells_the_rank_where_it_names_no_other(
+    file: str, said: dict[str, str], rank: int | None, tmp_path: Path
+) -> None:
+    args = {"Rank": 2, "Process Group Name": "0", **said}
+    found = analyze([TraceBuilder().op("record_param_comms", 0, 5, **args).write(tmp_path / file)]).files[0]
+    assert (found.rank if is_known(found.rank) else None) == rank
+
+
+def talk(groups: dict[str, tuple[int, ...]], slow: int, ranks: int, tmp_path: Path) -> list[str]:
+    """Write ranks of which ``slow`` computes 5 ms longer, then reduce in each of their groups in turn.
+
+    Kernels of a group with an empty name do not tell it.
+    """
+    at, traces = 0.0, [TraceBuilder() for _ in range(ranks)]
+    for number in range(3):
+        free = [at + 100 + 5000 * (rank == slow) for rank in range(ranks)]
+        for trace in traces:
+            trace.step(number, at, 30_000).kernel(at + 10, 80, launch=at + 1)
+        for name, members in groups.items():
+            end = max(free[rank] for rank in members) + 1000
+            for rank in members:
+                said: dict[str, object] = {"stream": 20}
+                if name.strip():
+                    said |= {**SAID, "Collective name": "allreduce"}
+                    said |= {"Process Group Name": name, "Group size": len(members)}
+                traces[rank].kernel(free[rank], end - free[rank], launch=at + 5, name=ALL_REDUCE, **said)
+                free[rank] = end
+        at += 30_000
+    job = {"world_size": ranks, "backend": "nccl"}
+    return [
+        trace.write(tmp_path / f"rank{rank}.json", {"distributedInfo": {**job, "rank": rank}})
+        for rank, trace in enumerate(traces)
+    ]
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+@pytest.mark.parametrize("across", [False, True])
+def test_groups_of_some_ranks_name_the_one_that_is_late(slow: int, across: bool, tmp_path: Path) -> None:
+    """Two tensor-parallel groups, and data-parallel ones across, in which who waited before is late."""
+    groups: dict[str, tuple[int, ...]] = {"1": (0, 1), "2": (2, 3)}
+    groups |= {"3": (0, 2), "4": (1, 3)} if across else {}
+    table = compare(talk(groups, slow, 4, tmp_path))
+    assert (table.straggler, table.matched) == (slow, 3 * len(groups))
+    assert "waits least of a group" in table.summary
+    assert table.ranks[slow].wait_ms == 0
+
+
+def test_a_group_is_matched_with_all_its_traces_or_all_that_are_given(tmp_path: Path) -> None:
+    paths = talk({"0": (0, 1, 2, 3)}, 2, 4, tmp_path)
+    assert compare(paths[1:]).matched == 3
+    pairs = talk({"1": (0, 1), "2": (2, 3)}, 3, 4, tmp_path)
+    table = compare([pairs[0], *pairs[2:]])
+    assert (table.matched, table.collectives, table.straggler) == (3, 6, 3)
+    assert isinstance(table.ranks[0].wait_ms, Missing)
+
+
+def test_a_trace_without_collectives_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+    paths = talk({"0": (0, 1)}, 1, 2, tmp_path)
+    front = TraceBuilder().op("aten::mm", 0, 500).write(tmp_path / "front.json")
+    table = compare([*paths, front])
+    assert (table.straggler, table.matched) == (1, 3)
+    assert table.summary.endswith("; 1 without any collective left out")
+    assert isinstance(table.ranks[-1].wait_ms, Missing)
+
+
+def test_collectives_of_no_named_group_accuse_no_rank_of_another_group(tmp_path: Path) -> None:
+    one = compare(talk({"": (0, 1, 2, 3)}, 2, 4, tmp_path))
+    assert (one.straggler, one.matched) == (2, 3)
+    two = compare(talk({"": (0, 1), " ": (2, 3)}, 1, 4, tmp_path))
+    assert (two.straggler, two.matched) == (NOT_APPLICABLE, 0)
+    assert "3 left out: nothing tells of which group they are" in two.summary
+    assert two.ranks[0].wait_ms == Missing("nothing tells of which group its collectives are")
+
+
+def test_windows_of_other_steps_are_matched_apart(tmp_path: Path) -> None:
+    paths = []
+    for first in (0, 5):
+        for rank in range(2):
+            folder = tmp_path / str(first)
+            folder.mkdir(exist_ok=True)
+            paths.append(write(reduce_steps(first, 5000 * rank), folder, rank))
+    table = compare(paths)
+    assert (table.straggler, table.matched, table.collectives) == (0, 12, 12)
+    assert [row.wait_ms for row in table.ranks] == [0, 0, 15, 15]
+    again = compare([*paths, write(reduce_steps(0, 0), tmp_path, 1)])
+    assert (again.straggler, again.matched) == (NOT_APPLICABLE, 0)

@@ -116,11 +116,27 @@ def test_a_file_that_breaks_off_before_the_device_work_is_said_to(tmp_path: Path
     assert (verdict.kind, verdict.try_) == (Kind.NOT_ENOUGH_EVIDENCE, TRY_WHOLE)
 
 
-@pytest.mark.parametrize("name", ["aten::cudnn_convolution", "aten::record_stream", "nccl:all_reduce"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten::cudnn_convolution",
+        "aten::record_stream",
+        "nccl:all_reduce",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_efficient_attention_forward",
+        "flash_attn::_flash_attn_forward",
+        "triton_poi_fused_add_0",
+    ],
+)
 def test_operators_of_devices_give_a_device_away(name: str, tmp_path: Path) -> None:
     verdict = analyse(build_cpu_run().op(name, 8600, 5), tmp_path).verdict
     assert verdict.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert name in verdict.summary
+
+
+def test_flash_attention_of_the_cpu_gives_no_device_away(tmp_path: Path) -> None:
+    trace = build_cpu_run().op("aten::_scaled_dot_product_flash_attention_for_cpu", 8600, 5)
+    assert analyse(trace, tmp_path).verdict.kind is Kind.DATA_BOUND
 
 
 def test_memory_of_a_device_gives_it_away(tmp_path: Path) -> None:

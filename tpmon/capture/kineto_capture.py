@@ -148,8 +148,12 @@ def _keep(
     file = f"{name}{who}-kineto-{time.strftime('%H%M%S')}.pt.trace.json.gz"
     path = os.path.join(asked.folder, file)
     said = mark_steps(recorded.path, f"{path}.part", asked.steps)
-    notes = [] if said.isdecimal() and int(said) else [f"no step could be marked in it: {said or 'unknown'}"]
-    if not said.isdecimal():
+    count, _, why = said.partition(" ")
+    is_written = count.isdecimal()
+    notes = (
+        [] if is_written and int(count) else [f"no step could be marked in it: {why if is_written else said}"]
+    )
+    if not is_written:
         return None, nothing, notes
     os.rename(f"{path}.part", path)
     summary = read_summary(path)
@@ -171,7 +175,7 @@ def _keep(
 
 
 def mark_steps(source: str, target: str, most: int) -> str:
-    """Have a niced child mark and pack a trace; return the number of marks, or what went wrong."""
+    """Have a niced child mark and pack a trace; return how many marks and why none, or what went wrong."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = (
         "import sys; "

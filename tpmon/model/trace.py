@@ -326,8 +326,8 @@ class TraceFile:
 class RankRow:
     """Hold one rank beside the others, in milliseconds of the mean step.
 
-    ``wait_ms`` and ``transfer_ms`` are of all collectives of the trace that every rank has: what of
-    them was waiting for the last rank, and what moved data.
+    ``wait_ms`` and ``transfer_ms`` are of all collectives of the trace that are matched: what of
+    them was waiting for the last rank of the group, and what moved data.
     """
 
     rank: Known[int]

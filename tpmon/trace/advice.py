@@ -13,7 +13,8 @@ from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.trace import CardUse, TraceVerdict
 from tpmon.model.trace_tables import PatternRow
 from tpmon.model.verdict import Kind
-from tpmon.trace.classes import MULTI_LOADER, SINGLE_LOADER, CallClass, flag, runs_compiled
+from tpmon.trace.breakdown import find_loader
+from tpmon.trace.classes import SINGLE_LOADER, CallClass, flag, runs_compiled
 from tpmon.trace.columns import distinct
 from tpmon.trace.conditions import does_train
 from tpmon.trace.gaps import HostCauses
@@ -106,7 +107,8 @@ def explain(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) 
 
 def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) -> frozenset[Need]:
     """Return what a trace proves of what remedies need."""
-    observed = _observe(parts.trace, cards, parts.causes)
+    window = parts.steps.window if parts.gaps else parts.steps.host_window
+    observed = _observe(cards, parts.causes, find_loader(parts.trace, window))
     for seen in patterns:
         for said in (seen.name, *seen.also):
             observed.update(_NEEDS.get(said, ()))
@@ -118,7 +120,7 @@ def observe(parts: Parts, cards: tuple[CardUse, ...], patterns: Sequence[Seen]) 
     return frozenset(observed)
 
 
-def _observe(trace: Trace, cards: tuple[CardUse, ...], causes: HostCauses) -> set[Need]:
+def _observe(cards: tuple[CardUse, ...], causes: HostCauses, loader: str) -> set[Need]:
     observed: set[Need] = set()
     if cards:
         observed.add(Need.GPU_PRESENT)
@@ -126,10 +128,9 @@ def _observe(trace: Trace, cards: tuple[CardUse, ...], causes: HostCauses) -> se
     unknown = [known_or(card.tensor_core_unknown_pct, 100.0) for card in cards]
     if cards and max(shares) < IDLE_TENSOR_PCT and max(unknown) < IDLE_TENSOR_PCT:
         observed.add(Need.TENSOR_CORES_IDLE)
-    if bool(flag(trace.names, lambda name: SINGLE_LOADER in name).any()):
-        observed.update((Need.TORCH_LOADER, Need.NO_WORKERS))
-    if bool(flag(trace.names, lambda name: MULTI_LOADER in name).any()):
-        observed.update((Need.TORCH_LOADER, Need.WORKERS_PRESENT))
+    if loader:
+        alone = loader == SINGLE_LOADER
+        observed.update((Need.TORCH_LOADER, Need.NO_WORKERS if alone else Need.WORKERS_PRESENT))
     if bool((causes.call_class == CallClass.EXPLICIT).any()):
         observed.add(Need.SYNC_IN_STACK)
     if bool((causes.call_class == CallClass.ALLOCATOR).any()):

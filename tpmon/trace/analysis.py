@@ -112,12 +112,12 @@ def analyze_trace(
     activity = find_activity(trace)
     causes = find_causes(trace, launched_by, activity)
     figures, limited = figure_launches(trace)
-    window = steps.host_window
+    window = steps.window if len(trace.work.start) else steps.host_window
     gaps: tuple[DeviceGaps, ...] = ()
     judged: tuple[DeviceGaps, ...] = ()
     host: Applicable[HostTime] = NOT_APPLICABLE
     if len(trace.work.start):
-        gaps = find_gaps(trace, causes, ops, window)
+        gaps = find_gaps(trace, causes, ops, window, int(steps.host_start[0]))
         judged = tuple(gap for gap in gaps if gap.device not in activity.strays)
         verdict = judge_device(trace, activity, judged, window)
     else:
@@ -160,7 +160,7 @@ def analyze_trace(
         verdict=advise(parts, verdict, cards, patterns),
         lost=trace.lost,
         products=products,
-        hot_kernel=find_hot_kernel(trace, kernels, len(steps.names)),
+        hot_kernel=find_hot_kernel(trace, kernels, len(steps.names) if steps.marked else 0),
         patterns=explain(parts, cards, patterns),
         modules=python.modules,
         frames=python.frames,

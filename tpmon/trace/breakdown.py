@@ -11,7 +11,16 @@ import numpy.typing as npt
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.trace import Breakdown
-from tpmon.trace.classes import flag, is_comm_host, is_comm_kernel, is_host_backend, is_loader, is_step
+from tpmon.trace.classes import (
+    MULTI_LOADER,
+    SINGLE_LOADER,
+    flag,
+    is_comm_host,
+    is_comm_kernel,
+    is_host_backend,
+    is_loader,
+    is_step,
+)
 from tpmon.trace.columns import distinct
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
@@ -88,6 +97,17 @@ def loader_rows(trace: Trace) -> Mask:
     named: Mask = flag(trace.names, is_loader)[trace.host.name]
     rows: Mask = named & (trace.host.category != Category.GPU_ANNOTATION)
     return rows
+
+
+def find_loader(trace: Trace, window: tuple[int, int]) -> str:
+    """Name the kind of loader that holds most of the window, with workers or without; "" where none does."""
+    host, rows = trace.host, loader_rows(trace)
+    spent = {}
+    for kind in (MULTI_LOADER, SINGLE_LOADER):
+        own = rows & np.array([kind in name for name in trace.names] or [False])[host.name]
+        spent[kind] = unite(host.start[own], host.duration[own]).within_one(*window)
+    most = max(spent, key=lambda kind: spent[kind])
+    return most if spent[most] else ""
 
 
 def tells_host(trace: Trace) -> bool:

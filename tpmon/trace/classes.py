@@ -21,8 +21,9 @@ _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
 SINGLE_LOADER, MULTI_LOADER = "SingleProcessDataLoaderIter", "MultiProcessingDataLoaderIter"
 """Loaders without and with workers; before these names torch has an underscore, torchdata ``_Stateful``."""
 _COMM_KERNEL = re.compile(
-    r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_shot_all_reduce|allreduce_fusion"
-    r"|cross_device_reduce|symm_mem|deep_ep|::ep::|nvshmem",
+    r"nccl|rccl|oneccl|multimem_\w*(?:reduce|gather)|(?<!gemm_)(?:one|two)_?shot_?all_?reduce|allreduce_fusion"
+    r"|allreduce_prototype|quickreduce|cross_device_(?:reduce|store)|lamport|userbuffers_|msccl|symm_mem|deep_ep"
+    r"|::ep::|nvshmem",
     re.IGNORECASE,
 )
 _COMM_HOST = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w|c10d::|record_param_comms$", re.IGNORECASE)
@@ -35,16 +36,18 @@ _TENSOR = re.compile(
     r"h884|s884|i884|h1688|s1688|i8816|i16832|hmma|imma|dmma|16816|16832|s161616|xmma_(?:gemm|fprop|dgrad|wgrad)"
     r"|nvjet_|tensorop|wgmma|tcgen05|bmm_\w*E[245]m[123]|fmha|flash_(?:fwd|bwd)|flash::|_MI\d+x\d+"
     r"|cutlass::device_kernel.*(?:gemm|flash)|sm(?:80|90|100|120)_\w*gemm|(?:_bfloat16_|_f16|bf16)\w*gemm"
-    r"|gemm\w*(?:_bfloat16_|_f16|bf16)",
+    r"|gemm\w*(?:_bfloat16_|_f16|bf16)|marlin(?:_24)?<",
     re.IGNORECASE | re.DOTALL,
 )
 _ORDINARY = re.compile(r"_ffma_|_simt_|(?<!t)f32f32_f32f32_f32_")
 """Kernels of families with tensor cores on ordinary ones: fp32 of cuBLAS without TF32, from 8.0 on."""
 _MATMUL = re.compile(
-    r"gemm|conv(?!ert)|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass", re.IGNORECASE
+    r"gemm|conv(?!ert)|wgrad|dgrad|fprop|Cijk_|attention|attn|_mm_|matmul|cutlass|moe_kernel", re.IGNORECASE
 )
 _FUSED = re.compile(r"^triton_(?:poi|red|per|for)_")
 """What the compiler fused is named after the operators in it, products among them, and is none itself."""
+_UNTOLD = re.compile(r"_(?:fwd|bwd)_kernel|^(?!\w*elementwise)[a-z_][a-z0-9_]*$")
+"""What may multiply: forward and backward of something, and a function of Triton, which has a bare name."""
 _BESIDE = re.compile(r"splitK_?reduce|ReduceSplitK|reduce_wgrad|_helper", re.IGNORECASE)
 """What sums up the parts of a product."""
 _PLAIN = re.compile(
@@ -80,7 +83,7 @@ _ALLOCATOR = re.compile(
     r"|^zeMem(?:Alloc|Free)|^urUSM(?:Device|Host|Shared)Alloc|^urUSMFree",
 )
 _IMPLICIT = re.compile(
-    r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
+    r"^(?:cuda|hip|cu)(?:StreamCreate|StreamDestroy|Module(?!Launch)|Library|DeviceReset|CtxCreate|EventDestroy|HostGetDevice"
     r"|FuncSetAttribute|Init|SetDeviceFlags)|^ze(?:Module|Kernel)(?:Create|Destroy)|^urProgram(?:Build|Compile|Link)"
 )
 _COPY = re.compile(r"^(?:cuda|hip|cu)(?:Memcpy|Memset)")
@@ -133,7 +136,7 @@ def is_transfer(name: str) -> bool:
 
 
 def uses_tensor_cores(name: str) -> str:
-    """Tell whether a kernel uses tensor cores: yes, no, or unknown for products that do not say."""
+    """Tell whether a kernel uses tensor cores: yes, no, or unknown where its name may be of a product."""
     if _FUSED.match(name):
         return "no"
     name = name[:SEARCHED_CHARS]
@@ -143,7 +146,9 @@ def uses_tensor_cores(name: str) -> str:
         return "yes"
     if _PLAIN.search(name) or _NO_PRODUCT.search(name) or _BESIDE.search(name):
         return "no"
-    return "unknown" if _MATMUL.search(name) else "no"
+    if _MATMUL.search(name) or (_UNTOLD.search(name) and not is_comm_kernel(name)):
+        return "unknown"
+    return "no"
 
 
 def is_product_kernel(name: str) -> bool:

@@ -92,15 +92,18 @@ def _split(layers: Sequence[Spans], busy: Spans, start: Ints, end: Ints) -> list
     return [*parts, (end - start) - before]
 
 
-def find_gaps(trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int]) -> tuple[DeviceGaps, ...]:
-    """Attribute the idle time of each device in the window of the marked steps."""
+def find_gaps(
+    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], origin: int
+) -> tuple[DeviceGaps, ...]:
+    """Attribute the idle time of each device in ``window``; places of gaps are counted from ``origin``."""
     return tuple(
-        _device_gaps(trace, causes, ops, window, device) for device in distinct(trace.work.device).tolist()
+        _device_gaps(trace, causes, ops, window, origin=origin, device=device)
+        for device in distinct(trace.work.device).tolist()
     )
 
 
 def _device_gaps(
-    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], device: int
+    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], *, origin: int, device: int
 ) -> DeviceGaps:
     work = trace.work
     here = work.device == device
@@ -125,13 +128,11 @@ def _device_gaps(
         cpu_op=cpu_op,
         comms=comms,
         other=other,
-        largest=_name_gaps(trace, causes, ops, window, idle),
+        largest=_name_gaps(trace, causes, ops, origin, idle),
     )
 
 
-def _name_gaps(
-    trace: Trace, causes: HostCauses, ops: Nest, window: tuple[int, int], idle: Spans
-) -> tuple[LargeGap, ...]:
+def _name_gaps(trace: Trace, causes: HostCauses, ops: Nest, origin: int, idle: Spans) -> tuple[LargeGap, ...]:
     """Name what held the longest gaps: the largest cause, and the call, operator and line in the middle."""
     longest = np.argsort(idle.start - idle.end, kind="stable")[:MOST_GAPS]
     start, end = idle.start[longest], idle.end[longest]
@@ -154,7 +155,7 @@ def _name_gaps(
             operator = _longest(trace, cause, int(start[at]), int(end[at]))
         found.append(
             LargeGap(
-                (int(start[at]) - window[0]) / 1e6,
+                (int(start[at]) - origin) / 1e6,
                 (int(end[at]) - int(start[at])) / 1000,
                 cause,
                 operator,

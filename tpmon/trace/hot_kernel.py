@@ -25,7 +25,7 @@ _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)$")
 
 
 def find_hot_kernel(trace: Trace, kernels: tuple[KernelRow, ...], steps: int) -> Applicable[HotKernel]:
-    """Name the kernel with the longest total that is no communication; ``steps`` are those of the trace.
+    """Name the kernel with the longest total that is no communication; ``steps`` are the marked ones.
 
     NOT_APPLICABLE where none takes ``LEAST_PCT`` of the kernels' time.
     """
@@ -39,6 +39,7 @@ def find_hot_kernel(trace: Trace, kernels: tuple[KernelRow, ...], steps: int) ->
 def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...], steps: int) -> Known[str]:
     """Write the command of Nsight Compute: launches of one step, after the first steps.
 
+    Where none are marked it passes over half of the launches that the trace has: a run has no fewer.
     It tells kernels apart by their bare name: where several have it, all of one step are profiled.
     """
     cards = [find_device(trace, device) for device in distinct(trace.work.device).tolist()]
@@ -49,10 +50,12 @@ def _write_command(trace: Trace, row: KernelRow, kernels: tuple[KernelRow, ...],
     if not base:
         return Missing("no name to give to Nsight Compute")
     alike = [one for one in kernels if base in one.name and base_name(one.name) == base]
-    each = math.ceil(sum(one.count for one in alike) / max(steps, 1))
+    launches = sum(one.count for one in alike)
+    each = math.ceil(launches / steps) if steps else launches - launches // 2
+    skip = WARM_STEPS * each if steps else launches // 2
     count = 1 if len(alike) == 1 else min(each, MOST_LAUNCHES)
     return (
-        f"ncu --set full --kernel-name {shlex.quote(base)} --launch-skip {WARM_STEPS * each} "
+        f"ncu --set full --kernel-name {shlex.quote(base)} --launch-skip {skip} "
         f"--launch-count {count} --target-processes all -o kernel python train.py"
     )
 

@@ -94,7 +94,7 @@ def find_patterns(parts: Parts) -> tuple[Seen, ...]:
 
 
 def _idle_pct(parts: Parts, us: float) -> float:
-    """Return idle time in percent of the window of the marks, of all devices together."""
+    """Return idle time in percent of the window of the steps, of all devices together."""
     return 100 * us / max(sum(gap.window for gap in parts.gaps), 1.0)
 
 
@@ -123,6 +123,11 @@ def _count_steps(parts: Parts) -> int:
     return len(parts.steps.names) if parts.steps.marked else 1
 
 
+def _say_step(parts: Parts) -> str:
+    """Say what counts are of: nothing where no steps are marked, and they are of the whole trace."""
+    return " a step" if parts.steps.marked else ""
+
+
 def _copies(parts: Parts) -> Iterator[Seen]:
     work = parts.trace.work
     rows = _inside(parts, np.flatnonzero(work.category == Category.MEMCPY))
@@ -142,7 +147,7 @@ def _copies(parts: Parts) -> Iterator[Seen]:
     spent = np.bincount(place, weights=work.duration[rows])
     largest = parts.trace.names[numbers[int(np.argmax(spent))]]
     count = len(rows) / _count_steps(parts)
-    words = f"{count:,.0f} copies a step that kernels do not hide, most of the time: {largest}"
+    words = f"{count:,.0f} copies{_say_step(parts)} that kernels do not hide, most of the time: {largest}"
     also = frozenset({"pageable"} if "Pageable" in largest else ())
     yield Seen("copy-heavy", clean_name(words), share, also)
 
@@ -156,11 +161,14 @@ def _launches(parts: Parts) -> Iterator[Seen]:
     share = _waits_for_host_pct(parts)
     if median < TINY_KERNEL_US and share >= LAUNCH_PCT:
         count = len(rows) / _count_steps(parts)
-        yield Seen("launch-heavy", f"{count:,.0f} kernels a step, half of them below {median:.1f} us", share)
+        words = f"{count:,.0f} kernels{_say_step(parts)}, half of them below {median:.1f} us"
+        yield Seen("launch-heavy", words, share)
 
 
 def _tiny_operators(parts: Parts) -> Iterator[Seen]:
     """Find one operator that is called over and over for little: a loop over elements or parameters."""
+    if not parts.steps.marked:
+        return  # calls of a whole trace say nothing of a step
     if parts.gaps and _waits_for_host_pct(parts) < TINY_PCT:
         return  # the host is ahead of the device: its operators cost nothing
     ops, host = parts.ops, parts.trace.host
@@ -244,7 +252,8 @@ def _attention(parts: Parts) -> Iterator[Seen]:
     share = _busy_pct(parts, float(parts.times.device_total[rows].sum()))
     if share >= ATTENTION_PCT:
         count = len(rows) / _count_steps(parts)
-        words = f"scaled_dot_product_attention computes {count:,.0f} times a step without a fused kernel"
+        times = f"{count:,.0f} times{_say_step(parts)}"
+        words = f"scaled_dot_product_attention computes {times} without a fused kernel"
         yield Seen("math-attention", words, share)
 
 
@@ -286,6 +295,8 @@ def _recompiles(parts: Parts) -> Iterator[Seen]:
     spans: Spans = unite(host.start[compiles], host.duration[compiles])
     share = 100 * spans.within_one(start, end) / max(end - start, 1)
     words = f"the compiler runs in {len(steps)} of {_count_steps(parts)} steps"
+    if not parts.steps.marked:
+        words = f"the compiler runs {len(compiles)} times"
     if again:
         words += f"; a function is in its version {again + 1}"
     yield Seen("recompiles", words, share)
@@ -309,7 +320,8 @@ def _recomputes(parts: Parts) -> Iterator[Seen]:
     share = _busy_pct(parts, float(times[rows].sum()))
     if share < RECOMPUTE_PCT:
         return
-    words = f"{len(rows) / _count_steps(parts):,.0f} forward operators a step run again in the backward pass"
+    count = len(rows) / _count_steps(parts)
+    words = f"{count:,.0f} forward operators{_say_step(parts)} run again in the backward pass"
     if is_known(used):
         words += f", with {100 - 100 * used:.0f} % of the card's memory never reserved"
     yield Seen("recompute", words, share, frozenset({"memory free"} if is_known(used) else ()))

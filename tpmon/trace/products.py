@@ -50,7 +50,7 @@ _BY_KERNEL = (
     (
         "fp16",
         re.compile(
-            r"fp16|_f16|f16f16|__half|c10::Half|hgemm|h884|h1688|nvjet_(?:sm\d+_)?h|Cijk_[A-Za-z]+_[A-Za-z]+_HH?"
+            r"fp16|_f16|f16f16|__half|c10::Half|(?<![a-z])half_t|hgemm|h884|h1688|h16816|nvjet_(?:sm\d+_)?h|Cijk_[A-Za-z]+_[A-Za-z]+_HH?"
         ),
     ),
     ("fp64", re.compile(r"dgemm|dmma|<double|Cijk_[A-Za-z]+_[A-Za-z]+_D")),

@@ -23,8 +23,14 @@ from tpmon.trace.steps import NEVER, Steps
 SPREAD = 1.2
 """The straggler is named where the longest wait is this many times the shortest one."""
 LEAST_SPREAD_MS = 1.0
+SAME_END = 0.1
+"""Of how far its begins are apart: no further apart are the ends of one collective, on clocks that agree."""
+SAME_END_NS = 100_000
+"""The same where the begins are close: clocks of the cards of one machine differ by some microseconds."""
 _ALONE = Missing("one rank alone does not tell waiting from moving data")
-_UNMATCHED = Missing("no collective is in the traces of all ranks")
+_UNMATCHED = Missing("no collective is in the traces of all its ranks")
+_GROUPLESS = Missing("nothing tells of which group its collectives are")
+_SILENT = Missing("its trace has no collectives")
 _TWICE = Missing("several traces of one rank: they are of different times")
 _MOST_RANKS = 1_000_000
 """A trace that says more says nothing: no job is that large."""
@@ -41,7 +47,9 @@ class RankParts:
     row: RankRow
     world_size: Known[int]
     collectives: dict[Key, tuple[int, int]]
+    group_sizes: dict[str, int]
     transfers: int
+    steps: tuple[str, ...]
 
 
 def take_parts(
@@ -69,7 +77,9 @@ def take_parts(
         wait_ms=_ALONE,
         transfer_ms=_ALONE,
     )
-    return RankParts(row, file.world_size, *_collectives(trace, steps, launched_by))
+    found, transfers = _collectives(trace, steps, launched_by)
+    sizes = {one.group: one.group_size for one in trace.collectives if one.group_size > 0}
+    return RankParts(row, file.world_size, found, sizes, transfers, steps.names)
 
 
 def _collectives(trace: Trace, steps: Steps, launched_by: Ints) -> tuple[dict[Key, tuple[int, int]], int]:
@@ -132,24 +142,100 @@ def _name_steps(steps: Steps, enqueued: Ints) -> list[str]:
     ]
 
 
-def _match(parts: Sequence[RankParts]) -> list[Key]:
-    """Return the collectives that all ranks have, of steps in which all have the same number of that kind.
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """Hold the collectives that the same traces have, with the rows of these traces."""
 
-    Where one rank has more of them than another, order does not tell which one is missing.
+    members: tuple[int, ...]
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """Hold what was matched, how many collectives there are, and how many were left without a group."""
+
+    found: tuple[_Matched, ...]
+    every: int
+    groupless: int
+
+
+def _match(parts: Sequence[RankParts], span: Sequence[int], world: Known[int]) -> _Match:
+    """Match the collectives of the traces ``span``, each among those that have it: groups hold some ranks.
+
+    Where one rank has more of a kind in a step than another, order does not tell which one is missing.
     """
-    shared = set.intersection(*(set(part.collectives) for part in parts))
-    counts = [Counter(key[:3] for key in part.collectives) for part in parts]
-    return sorted(
-        key
-        for key in shared
-        if key[2] != OUTSIDE and (not key[2] or len({count[key[:3]] for count in counts}) == 1)
-    )
+    having: defaultdict[Key, list[int]] = defaultdict(list)
+    counts: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
+    for at in span:
+        for key in parts[at].collectives:
+            having[key].append(at)
+            counts[key[:3]][at] += 1
+    by_members: defaultdict[tuple[int, ...], list[Key]] = defaultdict(list)
+    for key, members in having.items():
+        alike = not key[2] or len(set(counts[key[:3]].values())) == 1
+        if key[2] != OUTSIDE and alike and _is_whole(parts, span, key[0], members):
+            by_members[tuple(members)].append(key)
+    found = []
+    groupless = 0
+    for own, keys in by_members.items():
+        named, untold = [key for key in keys if key[0]], [key for key in keys if not key[0]]
+        if untold and _is_one_group(parts, own, untold, world):
+            named += untold
+        else:
+            groupless += len(untold)
+        if named:
+            found.append(_Matched(own, tuple(sorted(named))))
+    return _Match(tuple(found), len(having), groupless)
+
+
+def _is_whole(parts: Sequence[RankParts], span: Sequence[int], group: str, members: Sequence[int]) -> bool:
+    """Tell whether the traces that have a collective are all that can have it."""
+    if len(members) < 2:
+        return False
+    if not group:
+        return len(members) == len(span)
+    sizes = {parts[at].group_sizes.get(group, -1) for at in members}
+    size = sizes.pop()
+    if sizes:
+        return False
+    return size < 0 or len(members) == size or (len(members) == len(span) and len(members) < size)
+
+
+def _is_one_group(
+    parts: Sequence[RankParts], members: Sequence[int], keys: Sequence[Key], world: Known[int]
+) -> bool:
+    """Tell whether collectives without the name of their group are of one: a job of two ranks has no other.
+
+    Else their ends tell: a collective ends on all its ranks at once, however late each of them began it.
+    """
+    if len(members) == 2 and world == 2:
+        return True
+    times = np.array([[parts[at].collectives[key] for at in members] for key in keys], dtype=np.int64)
+    starts, ends = times[:, :, 0], times.sum(axis=2)
+    apart, late = np.median(np.ptp(ends, axis=1)), np.median(np.ptp(starts, axis=1))
+    return bool(apart <= max(SAME_END_NS, SAME_END * late))
+
+
+def _find_spans(parts: Sequence[RankParts], talking: Sequence[int], *, is_twice: bool) -> list[list[int]]:
+    """Return the traces to match with each other: all, or of ranks given twice those of the same steps."""
+    if not is_twice:
+        return [list(talking)]
+    by_steps: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for at in talking:
+        by_steps[parts[at].steps].append(at)
+    spans = list(by_steps.values())
+    for span in spans:
+        ranks = [parts[at].row.rank for at in span if is_known(parts[at].row.rank)]
+        if len(set(ranks)) < len(ranks):
+            return []
+    return spans if any(len(span) > 1 for span in spans) else []
 
 
 def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     """Lay ranks side by side. A rank given twice, or without a number, keeps its row.
 
-    Where a rank is given twice nothing is matched: its traces are of different times.
+    Of a rank that is given twice the traces of other steps are matched apart, and nothing where they are
+    of the same ones. A trace without any collective is left out.
     What a collective takes on the rank where it is shortest moves data; what it takes longer elsewhere
     is waiting for that rank. Ranges that overlap on a rank count once.
     """
@@ -161,27 +247,65 @@ def compare_ranks(parts: Sequence[RankParts]) -> RankTable:
     have = set(told)
     is_twice = len(have) < len(told)
     missing = tuple(rank for rank in range(world) if rank not in have) if is_known(world) and have else ()
-    shared = [] if is_twice else _match(parts)
-    every = set().union(*(part.collectives for part in parts))
-    transfers = sum(part.transfers for part in parts)
-    why = _TWICE if is_twice else _UNMATCHED
-    rows = sorted((_split_waits(part, shared, parts, why) for part in parts), key=_order)
+    talking = [at for at, part in enumerate(parts) if part.collectives]
+    spans = _find_spans(parts, talking, is_twice=is_twice)
+    matches = [_match(parts, span, world) for span in spans]
+    found = [one for match in matches for one in match.found]
+    shared = sum(len(one.keys) for one in found)
+    every = sum(match.every for match in matches) or len(set().union(*(part.collectives for part in parts)))
+    groupless = sum(match.groupless for match in matches)
+    why = _GROUPLESS if groupless else _TWICE if is_twice and not spans else _UNMATCHED
+    waits = [_split_waits(parts, found, at) for at in range(len(parts))]
+    rows = [
+        replace(
+            part.row,
+            wait_ms=split[0] if split else why if part.collectives else _SILENT,
+            transfer_ms=split[1] if split else why if part.collectives else _SILENT,
+        )
+        for part, split in zip(parts, waits, strict=True)
+    ]
     straggler: Applicable[int] = NOT_APPLICABLE
     spread: Applicable[float] = NOT_APPLICABLE
     summary = f"{_say_traces(len(parts), len(told), len(have))}, "
-    summary += why.reason if is_twice else f"{len(shared)} of {len(every)} collectives matched"
-    waits = [(row.wait_ms, row.rank) for row in rows if is_known(row.wait_ms)]
-    if len(waits) > 1:
-        least, rank = min(waits, key=lambda one: one[0])
-        most = max(wait for wait, _rank in waits)
-        if most - least >= LEAST_SPREAD_MS and most >= SPREAD * least and is_known(rank):
-            straggler, spread = rank, most - least
-            summary += f"; rank {rank} waits least, the others for it: up to {spread:.1f} ms"
-    if transfers:
+    summary += why.reason if why is _TWICE else f"{shared} of {every} collectives matched"
+    late = _find_straggler(parts, found, [split[0] if split else 0.0 for split in waits])
+    if late is not None:
+        one, spread = late
+        straggler = one
+        alone = len({found_in.members for found_in in found}) == len(spans)
+        least = "waits least" if alone else "waits least of a group"
+        summary += f"; rank {one} {least}, the others for it: up to {spread:.1f} ms"
+    if groupless:
+        summary += f"; {groupless} left out: nothing tells of which group they are"
+    if talking and len(talking) < len(parts):
+        summary += f"; {len(parts) - len(talking)} without any collective left out"
+    if transfers := sum(part.transfers for part in parts):
         summary += f"; {transfers} sends and receives left out"
     if missing:
         summary += f"; no trace of {len(missing)} ranks"
-    return RankTable(tuple(rows), world, missing, straggler, spread, len(shared), len(every), summary)
+    ordered = tuple(sorted(rows, key=_order))
+    return RankTable(ordered, world, missing, straggler, spread, shared, every, summary)
+
+
+def _find_straggler(
+    parts: Sequence[RankParts], found: Sequence[_Matched], waits: Sequence[float]
+) -> tuple[int, float] | None:
+    """Return the rank that waits least where others wait for it, and how much longer the longest wait is.
+
+    In each group one may; of these it is the one that waits least in all: who waits elsewhere is late for it.
+    """
+    late: list[tuple[float, float, int]] = []
+    for one in found:
+        own = [(_split_keys(parts, [one], at)[0], at) for at in one.members]
+        least, first = min(own)
+        most = max(own)[0]
+        rank = parts[first].row.rank
+        if most - least >= LEAST_SPREAD_MS and most >= SPREAD * least and is_known(rank):
+            late.append((waits[first], least - most, rank))
+    if not late:
+        return None
+    _wait, less, rank = min(late)
+    return rank, -less
 
 
 def _say_traces(traces: int, told: int, ranks: int) -> str:
@@ -192,15 +316,23 @@ def _say_traces(traces: int, told: int, ranks: int) -> str:
     return f"{traces} traces{untold}"
 
 
-def _split_waits(part: RankParts, shared: Sequence[Key], parts: Sequence[RankParts], why: Missing) -> RankRow:
-    """Split the collectives that every rank has into waiting and moving data."""
-    if not shared:
-        return replace(part.row, wait_ms=why, transfer_ms=why)
-    own = np.array([part.collectives[key] for key in shared], dtype=np.int64)
-    least = np.array([min(one.collectives[key][1] for one in parts) for key in shared], dtype=np.int64)
+def _split_waits(
+    parts: Sequence[RankParts], found: Sequence[_Matched], at: int
+) -> tuple[float, float] | None:
+    """Split the matched collectives of one trace into waiting and moving data, in ms; None without any."""
+    own = [one for one in found if at in one.members]
+    return _split_keys(parts, own, at) if own else None
+
+
+def _split_keys(parts: Sequence[RankParts], found: Sequence[_Matched], at: int) -> tuple[float, float]:
+    own = np.array([parts[at].collectives[key] for one in found for key in one.keys], dtype=np.int64)
+    least = np.array(
+        [min(parts[other].collectives[key][1] for other in one.members) for one in found for key in one.keys],
+        dtype=np.int64,
+    )
     total = unite(own[:, 0], own[:, 1]).total
     transfer = unite(own[:, 0] + own[:, 1] - least, least).total
-    return replace(part.row, wait_ms=(total - transfer) / 1e6, transfer_ms=transfer / 1e6)
+    return (total - transfer) / 1e6, transfer / 1e6
 
 
 def _order(row: RankRow) -> tuple[int, str]:

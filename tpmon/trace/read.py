@@ -222,13 +222,11 @@ def _first_value(text: bytes) -> bytes:
 
 
 def _find_rank(path: str, header: Header, said: int) -> int:
-    """Find the rank: what the trace says, else its communication calls, else the name of the file."""
+    """Find the rank: what the trace says, else the name of the file, else its communication calls."""
     if header.distributed is not None and header.distributed.rank >= 0:
         return header.distributed.rank
-    if said >= 0:
-        return said
     found = _RANK.findall(os.path.basename(path))
-    return int(found[-1]) if found else -1
+    return int(found[-1]) if found else said
 
 
 def find_device(trace: Trace, device: int) -> Device | None:

@@ -92,7 +92,7 @@ def choose_gaps(trace: Trace, count: int) -> Choice:
     work, calls = trace.work, trace.calls
     if not len(work.start):
         raise UsageError("the trace has no device work, and so no gaps", "--steps 3")
-    window = find_steps(trace, match_calls(trace)).host_window
+    window = find_steps(trace, match_calls(trace)).window
     starts, ends = [], []
     for device in distinct(work.device).tolist():
         here = work.device == device

@@ -87,9 +87,9 @@ def find_steps(trace: Trace, launched_by: Ints) -> Steps:
         left = ", ".join(names[keep:])
         notes.append(f"left out, as its device work was not captured whole: {left}")
     start, end, names = start[:keep], end[:keep], names[:keep]
-    real_end = np.maximum(end, device_end[:keep])
     real_start = start.copy()
     real_start[0] = max(int(start[0]), before)
+    real_end = np.maximum(np.maximum(end, device_end[:keep]), real_start[0])
     if keep > 1:
         real_start[1:] = np.maximum(start[1:], real_end[:-1])
     real_end = np.maximum(real_end, real_start)
@@ -121,7 +121,29 @@ def _device_ends(trace: Trace, launched_by: Ints, start: Ints, end: Ints) -> tup
     np.maximum.at(ends, step[inside], work_end[inside])
     np.add.at(counts, step[inside], 1)
     earlier = call_start < start[0]
-    return ends, counts, int(work_end[earlier].max()) if bool(earlier.any()) else NEVER
+    before = int(work_end[earlier].max()) if bool(earlier.any()) else NEVER
+    left = _find_leftover(trace, launched_by, int(end[0]))
+    if len(left):
+        before = max(before, int((trace.work.start[left] + trace.work.duration[left]).max()))
+    return ends, counts, before
+
+
+def _find_leftover(trace: Trace, launched_by: Ints, until: int) -> Ints:
+    """Return the work without a call that runs, on its stream, before the first work launched by ``until``.
+
+    kineto drops the calls of its warm-up, whose work runs on into the first step.
+    """
+    work = trace.work
+    lanes = (work.device.astype(np.int64) << 32) | (work.stream.astype(np.int64) & 0xFFFFFFFF)
+    numbers, lane = np.unique(lanes, return_inverse=True)
+    matched = np.flatnonzero(launched_by >= 0)
+    matched = matched[trace.calls.start[launched_by[matched]] < until]
+    # Work is in the order of its start: of each stream the first row counts.
+    there, at = np.unique(lane[matched], return_index=True)
+    first = np.full(len(numbers), NEVER, dtype=np.int64)
+    first[there] = work.start[matched[at]]
+    found: Ints = np.flatnonzero((launched_by < 0) & (work.start < first[lane]))
+    return found
 
 
 def _whole(trace: Trace) -> Steps:

@@ -33,6 +33,8 @@ MOST_US = 4.6e15
 """Differences of times beyond this do not fit 64 bits of nanoseconds; torch writes absurd ones at times."""
 _MOST_BLOCKS = 2.0**63
 """A grid has no more than 2^31 by 2^16 by 2^16 blocks."""
+_ROOTED = re.compile(r"_?(?:broadcast|reduce(?!_?scatter)|scatter|gather|i?send|i?recv|point)", re.IGNORECASE)
+_WHOLE_JOB = b"0"
 _LAST_NUMBER = re.compile(r"(\d+)\s*$")
 _NO_ARGS = Args()
 _MOST_KINDS = 1000
@@ -142,6 +144,16 @@ def parse_collective(key: tuple[str, str, bytes, bytes, bytes, bytes, bytes]) ->
     )
 
 
+def _tells_rank(args: Args) -> bool:
+    """Tell whether the ``Rank`` of a call is that of its process in the job.
+
+    It is the root of a broadcast and its like, the other end of a transfer, and else the rank within the
+    group: group 0 is the whole job.
+    """
+    name = args.collective
+    return bool(name) and _ROOTED.match(name) is None and bytes(args.group).strip(b'"') == _WHOLE_JOB
+
+
 class Tables:
     """Collect events; ``finish`` methods give the tables, each once."""
 
@@ -245,7 +257,7 @@ class Tables:
         )
         self._fill(self._host, columns)
         if self.rank < 0:
-            ranks = [one.rank for one in args if one.rank]
+            ranks = [one.rank for one in args if one.rank and _tells_rank(one)]
             self.rank = max(_whole(bytes(ranks[0])), -1) if ranks else -1
 
     def _add_calls(self, events: list[Event]) -> None:

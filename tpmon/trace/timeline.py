@@ -65,12 +65,13 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """Hold the lanes of one trace, and where its steps begin and end."""
+    """Hold the lanes of one trace, and where its steps begin and end; places are counted from ``origin``."""
 
     lanes: tuple[Lane, ...]
     names: tuple[str, ...]
     start: Ints
     end: Ints
+    origin: int
     marked: bool
 
     def look(self, lane: int, stretch: Stretch, cells: int) -> Timeline:
@@ -89,15 +90,14 @@ class Timelines:
         edges = begin + np.linspace(0, end - begin, max(cells, 1) + 1).astype(np.int64)
         shown = self.lanes[min(max(lane, 0), len(self.lanes) - 1)]
         columns, shares = _fill(shown, edges)
-        origin = int(self.start[0])
         devices = tuple(lane.device for lane in self.lanes if is_known(lane.device))
         return Timeline(
             device=shown.device,
             devices=devices,
             said=self._say(first, last, part, parts),
             steps_in_all=steps if self.marked else 0,
-            start_ms=(begin - origin) / 1e6,
-            end_ms=(end - origin) / 1e6,
+            start_ms=(begin - self.origin) / 1e6,
+            end_ms=(end - self.origin) / 1e6,
             cells=columns,
             steps=self._place_steps(first, last, edges) if self.marked else (),
             shares=shares,
@@ -162,7 +162,8 @@ def lay_timelines(
 ) -> Timelines:
     """Keep of a trace what its timelines are drawn from: a lane for each device, or one of the host.
 
-    Steps begin and end with their marks on the host, as the window of the gaps does.
+    Steps begin and end with their device work, as the window of the gaps does; without a device they are
+    the marks.
     """
     work = trace.work
     comms = comm_rows(trace)
@@ -187,7 +188,9 @@ def lay_timelines(
         compute = _without(activity.cpu, unite_all([data, *on_host[1:]]))
         grown = _grow(compute, (data, *on_host))
         lanes.append(Lane(NOT_APPLICABLE, HOST_CAUSES, compute, unite_all(()), grown, _NO_DEVICE))
-    return Timelines(tuple(lanes), steps.names, steps.host_start, steps.host_end, steps.marked)
+    origin = int(steps.host_start[0])
+    edges = (steps.start, steps.end) if len(work.start) else (steps.host_start, steps.host_end)
+    return Timelines(tuple(lanes), steps.names, *edges, origin, steps.marked)
 
 
 def _grow(busy: Spans, layers: Sequence[Spans]) -> tuple[Spans, ...]:

@@ -16,6 +16,8 @@ _GIVES_WORK = re.compile(r"^(?:cuda|hip|cu|xpu|ze|ur)\w*(?:Launch|Memcpy|Memset|
 """A profiler itself calls cudaDeviceSynchronize when it ends: that alone proves nothing."""
 _OF_DEVICES = re.compile(
     r"^(?:nccl|xccl):\w|^aten::(?:_*(?:cudnn|miopen|mps)_(?!is_acceptable)|record_stream$)"
+    r"|^aten::_(?:scaled_dot_product_)?(?:flash|efficient|cudnn)_attention(?!\w*for_cpu)"
+    r"|^flash_attn(?:_\w+)?::|^triton_(?:poi|red|per|tem|mm)_"
 )
 """Collectives and operators that only devices have; the CPU asks ``cudnn_is_acceptable``, too."""
 

@@ -19,8 +19,11 @@ import numpy as np
 from tpmon.errors import TpmonError
 from tpmon.model.frozen import dataclass
 from tpmon.trace.classes import STEP, flag, is_optimizer, is_step
+from tpmon.trace.columns import Ints
+from tpmon.trace.modules import BACKWARD
 from tpmon.trace.read import Trace, read_trace
 from tpmon.trace.schema import Category, Id
+from tpmon.trace.spans import unite
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HEAD_BYTES = 4 << 20
@@ -36,34 +39,77 @@ class Mark:
     end: int
 
 
-def find_updates(trace: Trace, most: int) -> tuple[tuple[Id, Id], tuple[Mark, ...]]:
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Hold the thread that updates, and the steps from update to update; ``why`` there is none."""
+
+    thread: tuple[Id, Id]
+    steps: tuple[Mark, ...]
+    why: str = ""
+
+
+def find_updates(trace: Trace, most: int) -> Marks:
     """Find the thread that updates, and its first ``most`` steps; none where the trace has marks already.
 
-    The first step begins with the recording, which begins with the end of an update.
+    The first step begins with the recording, which begins with the end of an update. A step ends with one
+    update: of several optimizers with that of the last one.
     """
     host = trace.host
     kinds = host.category != Category.GPU_ANNOTATION
+    nothing: tuple[Id, Id] = (0, 0)
     if not len(host.name) or (flag(trace.names, is_step)[host.name] & kinds).any():
-        return (0, 0), ()
+        return Marks(nothing, (), "it has marks, or no events of the host")
     rows = np.flatnonzero(flag(trace.names, is_optimizer)[host.name] & kinds)
     if not len(rows):
-        return (0, 0), ()
+        return Marks(nothing, (), "no update of an optimizer is in it")
     tracks, counts = np.unique(host.track[rows], return_counts=True)
     track = tracks[counts.argmax()]
-    rows = rows[host.track[rows] == track][:most]
+    rows = rows[host.track[rows] == track]
+    nodes = np.flatnonzero(flag(trace.names, lambda name: name.startswith(BACKWARD))[host.name] & kinds)
+    own = nodes[host.track[nodes] == track]
+    inside = unite(host.start[own], host.duration[own]).within(host.start[rows], host.start[rows] + 1) > 0
+    if 2 * int(inside.sum()) > len(rows):
+        return Marks(nothing, (), "the optimizer updates within the backward pass, many times in a step")
+    rows = _choose_last(trace, rows, nodes)[:most]
     ends = (host.start[rows] + host.duration[rows]).tolist()
     starts = [int(host.start[host.track == track].min()), *ends[:-1]]
-    return trace.tracks[int(track)], tuple(Mark(*pair) for pair in zip(starts, ends, strict=True))
+    return Marks(trace.tracks[int(track)], tuple(Mark(*pair) for pair in zip(starts, ends, strict=True)))
 
 
-def write_marked(source: str, target: str, most: int) -> int:
-    """Write the trace at ``source``, its steps marked, to the new file ``target`` (packed); return how many.
+def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
+    """Return of updates those that end a step: before the next backward pass, and of one name.
+
+    The name is that with the fewest updates, of several such the one with most time after it.
+    """
+    host = trace.host
+    ends = host.start[rows] + host.duration[rows]
+    if len(nodes):
+        passed = np.searchsorted(host.start[nodes], ends, side="right")
+        rows = rows[np.append(passed[1:] > passed[:-1], True)]
+        ends = host.start[rows] + host.duration[rows]
+    after = host.start[rows][1:] - ends[:-1]
+    names, counts = np.unique(host.name[rows], return_counts=True)
+    often = counts >= min(2, int(counts.max()))  # once beside others that come again: cut off, or rare
+    fewest = int(counts[often].min())
+    # The window cuts a cycle anywhere: one of its names may be there once more than the others.
+    likely = names[often & (counts <= fewest + 1)].tolist()
+    rest = {name: after[host.name[rows[:-1]] == name] for name in likely}
+    last = max(likely, key=lambda name: float(np.median(rest[name])) if len(rest[name]) else 0.0)
+    found: Ints = rows[host.name[rows] == last]
+    return found
+
+
+def write_marked(source: str, target: str, most: int) -> tuple[int, str]:
+    """Write the trace at ``source``, its steps marked, to the new file ``target`` (packed).
+
+    Return how many there are, and why none where that is so.
 
     Raises:
         TpmonError: where ``source`` is no trace.
         OSError: where ``target`` cannot be written.
     """
-    thread, marks = find_updates(read_trace(source), most)
+    updates = find_updates(read_trace(source), most)
+    marks, why = updates.steps, updates.why
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with (
         open(source, "rb") as events,
@@ -73,14 +119,14 @@ def write_marked(source: str, target: str, most: int) -> int:
         head = events.read(_HEAD_BYTES)
         found = _LIST.search(head)
         if found is None:
-            marks = ()
+            marks, why = (), "its list of events was not found"
         cut = found.end() if found is not None else 0
         stream.write(head[:cut])
         for number, mark in enumerate(marks):
-            stream.write(b"\n" + _write_mark(number, mark, thread) + b",")
+            stream.write(b"\n" + _write_mark(number, mark, updates.thread) + b",")
         stream.write(head[cut:])
         shutil.copyfileobj(events, stream, 1 << 20)
-    return len(marks)
+    return len(marks), why
 
 
 def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id]) -> bytes:
@@ -93,11 +139,12 @@ def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id]) -> bytes:
 
 
 def main(source: str, target: str, most: str) -> int:
-    """Do so in a process of its own, niced; write the number of marks to standard output."""
+    """Do so in a process of its own, niced; write the number of marks, and why none, to standard output."""
     os.nice(10)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        sys.stdout.write(f"{write_marked(source, target, int(most))}\n")
+        marks, why = write_marked(source, target, int(most))
+        sys.stdout.write(f"{marks} {why}\n")
     except (TpmonError, OSError, MemoryError) as error:
         sys.stdout.write(f"{error or type(error).__name__}\n")
         return 1

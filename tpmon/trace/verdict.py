@@ -12,7 +12,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, sum_known
 from tpmon.model.trace import CauseShare, TraceVerdict
 from tpmon.model.trace_gaps import DeviceGaps, HostTime
 from tpmon.model.verdict import Kind
-from tpmon.trace.breakdown import Activity
+from tpmon.trace.breakdown import Activity, find_loader
 from tpmon.trace.classes import SINGLE_LOADER, flag, is_compiling
 from tpmon.trace.read import Trace
 from tpmon.trace.schema import Category
@@ -73,7 +73,7 @@ def judge_device(
     if not activity.on_host:
         idle = sum(gap.idle for gap in gaps) - sum(waits.values()) - launch
         told = {"sync": sum(waits.values()), "launch": launch} if activity.in_calls else {}
-        return _judge_without_host(trace, {"comms": exposed, **told, "idle": idle}, waits, total)
+        return _judge_without_host(trace, {"comms": exposed, **told, "idle": idle}, waits, window, total)
     shares = {
         "data": sum_known(gap.data for gap in gaps),
         "comms": exposed + sum_known(gap.comms for gap in gaps),
@@ -82,26 +82,28 @@ def judge_device(
         "other": sum_known(gap.other for gap in gaps),
     }
     first = _largest(shares, total)
-    return _write(first, _cause_on_device(trace, first, waits), shares, total)
+    return _write(first, _cause_on_device(trace, first, waits, window), shares, total)
 
 
-def _cause_on_device(trace: Trace, first: str, waits: dict[str, float]) -> Applicable[str]:
+def _cause_on_device(
+    trace: Trace, first: str, waits: dict[str, float], window: tuple[int, int]
+) -> Applicable[str]:
     if first == "sync":
         return max(waits, key=lambda name: waits[name])
     if first == "launch":
         kernels = trace.work.duration[trace.work.category == Category.KERNEL]
         tiny = len(kernels) > 0 and float(np.median(kernels)) < TINY_KERNEL_US * 1000
         return "tiny-kernels" if tiny else "main-thread"
-    return _cause(trace, first, "gpu")
+    return _cause(trace, first, "gpu", window)
 
 
 def _judge_without_host(
-    trace: Trace, shares: dict[str, float], waits: dict[str, float], total: float
+    trace: Trace, shares: dict[str, float], waits: dict[str, float], window: tuple[int, int], total: float
 ) -> TraceVerdict:
     """Judge a trace without operators: what calls do not explain may be the loader, or anything else."""
     first = _largest(shares, total)
     if first != "idle":
-        return _write(first, _cause_on_device(trace, first, waits), shares, total)
+        return _write(first, _cause_on_device(trace, first, waits, window), shares, total)
     lost = f"the device idles {100 * shares['idle'] / total:.0f} % of the window"
     if "sync" in shares:
         why = f"{lost} outside of calls, and operators and loader, which may say why, were not recorded"
@@ -145,14 +147,13 @@ def judge_host(
     if total <= 0:
         return _undecided("the trace holds no time")
     first = _largest(shares, total)
-    cause = "explicit" if first == "sync" else _cause(trace, first, "cpu")
+    cause = "explicit" if first == "sync" else _cause(trace, first, "cpu", window)
     return _write(first, cause, shares, total)
 
 
-def _cause(trace: Trace, first: str, computes_on: str) -> Applicable[str]:
+def _cause(trace: Trace, first: str, computes_on: str, window: tuple[int, int]) -> Applicable[str]:
     if first == "data":
-        single = flag(trace.names, lambda name: SINGLE_LOADER in name)
-        return "no-workers" if bool(single.any()) else NOT_APPLICABLE
+        return "no-workers" if find_loader(trace, window) == SINGLE_LOADER else NOT_APPLICABLE
     causes: dict[str, Applicable[str]] = {
         "comms": "unknown",
         "other": "single-thread",
