@@ -22,6 +22,8 @@ IN_COLLECTIVE = "a collective of backward"
 _PICKLES = frozenset(("_object_to_tensor", "_tensor_to_object"))
 _SWAPS = "deepspeed/runtime/swap_tensor/"
 """Parts of a collective that wait for no other rank: they pack an object, or read a file."""
+_PIN_FILE = "torch/utils/data/_utils/pin_memory.py"
+_QUEUE_FILES = ("/queue.py", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 _DEVICE = re.compile(r"/dev/(?!shm/)")
 
 
@@ -77,6 +79,8 @@ class Scene:
     world_size: Applicable[int]
     not_asked: int = 0
     dead: tuple[tuple[str, DeadChild], ...] = ()
+    pinning: tuple[Seen, ...] = ()
+    """Threads that are at a batch, on its way into pinned memory."""
 
     @property
     def ranks(self) -> tuple[Seen, ...]:
@@ -182,6 +186,16 @@ def _see(
     return Seen(sighting, _weigh_wait(sighting, doing), stack)
 
 
+def is_pinning(seen: Seen) -> bool:
+    """Tell whether a thread puts a batch into pinned memory, and does not wait at one of its queues."""
+    frames = seen.sighting.frames
+    if seen.thread.kind is not ThreadKind.PIN or not is_known(frames):
+        return False
+    steps = [index for index, one in enumerate(frames) if one.file.endswith(_PIN_FILE)]
+    at_queue = any(one.file.endswith(_QUEUE_FILES) for one in frames)
+    return bool(steps) and len(frames) - steps[0] > 2 and not at_queue
+
+
 def _is_main_of(seen: Seen, role: Role) -> bool:
     return seen.thread.role is role and seen.thread.kind is ThreadKind.MAIN
 
@@ -241,4 +255,5 @@ def set_scene(
         world_size=world_size,
         not_asked=not_asked,
         dead=tuple(dead),
+        pinning=tuple(filter(is_pinning, seen)),
     )
