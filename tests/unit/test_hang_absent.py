@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 
 from tests.collectives import reading
-from tests.dumps import ALL_REDUCE, BACKWARD, MAIN, SITE, TRAIN, fold, make_native, make_rank, odd_pid, rounds
+from tests.dumps import (
+    ALL_REDUCE,
+    BACKWARD,
+    DECODE,
+    MAIN,
+    NFS,
+    SITE,
+    TRAIN,
+    fold,
+    make_native,
+    make_rank,
+    odd_pid,
+    rounds,
+)
 from tests.frames import NOW_NS
 from tests.hanging import conclude, stand
 from tests.judging import SECOND
@@ -115,3 +128,16 @@ def test_a_dump_names_no_rank_that_waits_where_others_are_elsewhere():
     )
     assert "8 ranks are elsewhere or have ended: run tpmon dump there" in dump.summary
     assert odd_pid(fold(*pipeline(), world=8)) == 4060
+
+
+def test_a_dump_names_those_that_stand_outside_of_a_collective_though_they_are_the_most():
+    def job():
+        blocked = [make_rank(rank, frames=DECODE, state="D", waits_on=NFS, call="read") for rank in range(5)]
+        return [*blocked, *(make_rank(rank) for rank in (5, 6, 7))]
+
+    dump = rounds(job(), job(), job(), world=8)
+    assert odd_pid(dump) == 4000
+    assert dump.summary.startswith(
+        "3 of 8 ranks wait in all_reduce train.py:40; rank 0 is in decode data.py:88"
+    )
+    assert "ranks 1-4 not there either" in dump.summary

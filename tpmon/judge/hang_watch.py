@@ -238,7 +238,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         summary=blame.text,
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
-        pid=NOT_APPLICABLE if blame.is_of_all else seen.thread.pid,
+        pid=seen.thread.pid,
         rank=NOT_APPLICABLE if blame.is_of_all else process.rank if process is not None else seen.thread.rank,
         held_ns=scene.frame.taken_ns
         - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
