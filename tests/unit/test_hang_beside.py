@@ -21,6 +21,9 @@ from tests.dumps import (
 )
 from tests.frames import make_gpu, make_process
 from tests.hanging import add_run, conclude, sample, stand
+from tpmon.judge.hang_causes import Patience
+from tpmon.judge.hang_memory import Watch
+from tpmon.judge.hang_watch import need_s
 from tpmon.model.dump import ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
@@ -123,11 +126,14 @@ def test_a_thread_that_only_wakes_up_and_sleeps_does_not_work():
     assert said(frames) == (Kind.HUNG, "lock")
 
 
-def test_a_pool_of_c_that_computes_gives_a_wait_five_minutes():
-    rank = make_rank(0, frames=TOKENIZE)
-    for seconds, hung in ((100, False), (310, True)):
-        frames = read(stand(rank, seconds=seconds, log_age_s=400.0), 4000, runnable=16.0, waiting=0.0)
-        assert (said(frames)[0] is Kind.HUNG) is hung
+@pytest.mark.parametrize(
+    ("cpus", "seconds", "hung"),
+    [(1.0, 100, False), (1.0, 310, True), (16.0, 310, False)],
+)
+def test_a_thread_of_c_that_computes_gives_a_wait_five_minutes_and_a_pool_half_an_hour(cpus, seconds, hung):
+    frames = stand(make_rank(0, frames=TOKENIZE), seconds=seconds, log_age_s=400.0)
+    assert (said(read(frames, 4000, runnable=cpus, waiting=0.0))[0] is Kind.HUNG) is hung
+    assert need_s(Watch(), Patience.FLOWS) == 1800.0
 
 
 def test_cpu_that_was_used_while_it_was_looked_at_counts_as_that_of_now():
@@ -284,4 +290,3 @@ def test_ranks_at_a_barrier_may_wait_minutes_for_one_elsewhere():
     ranks = [make_rank(rank, frames=barrier) for rank in (0, 1)]
     assert said(stand(*ranks, world_size=4, seconds=100, log_age_s=None))[0] is not Kind.HUNG
     assert said(stand(*ranks, world_size=4, seconds=310, log_age_s=None)) == (Kind.HUNG, "remote-rank")
-    assert said(stand(make_rank(0), make_rank(1), world_size=4, log_age_s=None)) == (Kind.HUNG, "remote-rank")

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NFS, make_native, make_rank, make_thread
-from tests.frames import make_gpu
+from tests.frames import NOW_NS, make_gpu
 from tests.hanging import conclude, sample, stand
+from tests.judging import SECOND
+from tpmon.judge.hang_memory import RankMemory
 from tpmon.model.dump import DumpRound, ProcessToll
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Missing, is_known
@@ -63,9 +65,19 @@ def test_ranks_that_all_spin_accuse_nobody_here_where_others_run_elsewhere():
     ranks = [spins(0), spins(1)]
     pids = [one.pid for one in ranks]
     gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
-    assert said(sampled(stand(*ranks, world_size=4, gpus=gpus), *pids)) == (Kind.HUNG, "remote-rank")
-    here = said(sampled(stand(*ranks, world_size=2, gpus=gpus), *pids))
-    assert here == (Kind.HUNG, "gpu-wait")
+    apart = stand(*ranks, world_size=4, gpus=gpus, seconds=310, log_age_s=None)
+    assert said(sampled(apart, *pids)) == (Kind.HUNG, "remote-rank")
+
+
+def test_ranks_that_all_spin_wait_in_one_collective_and_none_of_them_is_the_culprit():
+    ranks = [spins(rank) for rank in range(4)]
+    pids = [one.pid for one in ranks]
+    gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
+    finding = conclude(sampled(stand(*ranks, world_size=4, gpus=gpus), *pids))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "gpu-wait")
+    assert finding.summary.startswith("all 4 ranks wait for their cards, none of which does anything")
+    assert not is_known(finding.rank)
+    assert [row.name for row in finding.evidence][:4] == [f"rank {n} ({4000 + 10 * n})" for n in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,9 @@ def test_a_slow_collective_that_moves_bytes_is_no_hang(card, network, hung):
     rank = spins(0)
     gpus = (make_gpu(0, pids=(rank.pid,), **{**SPINS, **card}),)
     frames = stand(rank, world_size=2, gpus=gpus, network=network, seconds=100, log_age_s=100.0)
-    assert (said(sampled(frames, rank.pid))[0] is Kind.HUNG) is hung
+    steps = RankMemory(rank.pid, 100, moved_ns=NOW_NS - 150 * SECOND, begun_ns=NOW_NS - 200 * SECOND)
+    finding = conclude(sampled(frames, rank.pid), ranks=(steps,), begun_ns=NOW_NS - 200 * SECOND)
+    assert (finding.kind is Kind.HUNG) is hung
 
 
 def test_ranks_that_wait_for_gradients_while_their_cards_compute_have_minutes():

@@ -78,7 +78,7 @@ def test_the_rank_that_is_not_in_the_collective_is_named_with_its_line_and_what_
 
 
 def test_no_rank_here_is_accused_where_all_wait_and_others_run_elsewhere():
-    finding = conclude(stand(make_rank(0), make_rank(1), world_size=4))
+    finding = conclude(stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0))
     assert (finding.kind, finding.cause) == hung("remote-rank")
     assert "of ranks 2-3" in finding.summary
     assert "tpmon dump --job --json there" in finding.summary
@@ -127,7 +127,7 @@ def test_a_last_rank_that_ended_well_is_missed_where_the_launcher_says_how_many_
     told, launcher, missing
 ):
     frames = []
-    for frame in stand(make_rank(0), make_rank(1), world_size=4):
+    for frame in stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0):
         ranks = tuple(
             replace(one, environment=(Setting("LOCAL_WORLD_SIZE", told),)) for one in frame.processes
         )
@@ -310,7 +310,8 @@ def test_a_rank_that_waits_for_a_card_at_work_is_not_hung():
 def busy(seconds, log_age_s, frames=LOOP, **fields):
     """Build a rank that runs in one place, and is known to by its stack samples."""
     look = make_rank(0, frames=frames, **{"holds_gil": True, **RUNS, **fields})
-    return sample(stand(look, seconds=seconds, log_age_s=log_age_s), 4000, frames)
+    lines = (frames, (*frames[:-1], replace(frames[-1], line=51))) if frames is LOOP else (frames,)
+    return sample(stand(look, seconds=seconds, log_age_s=log_age_s), 4000, *lines)
 
 
 @pytest.mark.parametrize(("log_age_s", "expected"), [(400.0, True), (60.0, False), (200.0, False)])

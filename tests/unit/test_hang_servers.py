@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import LIB, MAIN, SITE, TRAIN, make_native, make_rank, make_thread
+from tests.dumps import IN_LOCK, LIB, MAIN, SITE, TRAIN, make_native, make_rank, make_thread
 from tests.hanging import conclude, run, sample, stand
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import ThreadKind
@@ -135,3 +135,44 @@ def test_a_training_in_another_thread_or_with_other_ranks_is_no_server():
     assert said(job(UVICORN, stuck, seconds=320)) == (Kind.HUNG, "no-progress")
     assert said(job(UVICORN, make_native(8, "pt_gloo_runloop"), seconds=320)) == (Kind.HUNG, "no-progress")
     assert said(job(UVICORN, world_size=2, seconds=320)) == (Kind.HUNG, "no-progress")
+
+
+RAY = (
+    StackFrame("<module>", f"{SITE}/ray/_private/workers/default_worker.py", 330),
+    StackFrame("Worker.main_loop", f"{SITE}/ray/_private/worker.py", 960),
+)
+
+
+def test_actors_of_ray_without_a_task_wait_for_one_whatever_the_size_of_their_job():
+    actors = [make_rank(rank, make_native(9000 + rank, "pt_nccl_watchdg"), frames=RAY) for rank in (0, 1)]
+    for job, size in ((actors, 2), (actors[:1], 8)):
+        assert conclude(stand(*job, world_size=size, seconds=310, log_age_s=None)).kind is not Kind.HUNG
+
+
+def test_an_actor_whose_thread_is_in_the_program_has_a_task():
+    task = make_thread(7, name="task", kind=ThreadKind.OTHER, frames=IN_LOCK)
+    frames = stand(make_rank(0, task, frames=RAY), world_size=8, seconds=60, log_age_s=None)
+    assert conclude(frames).kind is Kind.HUNG
+
+
+def test_others_that_wait_for_an_actor_without_a_task_hang_after_minutes():
+    job = (make_rank(0, frames=RAY), make_rank(1), make_rank(2))
+    assert conclude(stand(*job, world_size=3, seconds=60, log_age_s=None)).kind is not Kind.HUNG
+    finding = conclude(stand(*job, world_size=3, seconds=310, log_age_s=None))
+    assert finding.kind is Kind.HUNG
+    assert finding.summary.endswith("; rank 0 without a task")
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        StackFrame("finish", f"{SITE}/wandb/sdk/wandb_run.py", 2100),
+        StackFrame("stop", f"{SITE}/neptune/metadata_containers/run.py", 500),
+    ],
+)
+def test_a_run_that_sends_its_last_records_has_minutes(below):
+    waits = (*IN_LOCK[:2], below, StackFrame("wait", f"{LIB}/threading.py", 331))
+    for seen in ("lock with a time-out", "lock or queue (futex)"):
+        job = (make_rank(0, frames=waits, waits_for=seen), make_rank(1))
+        assert conclude(stand(*job, world_size=2, seconds=120, log_age_s=125.0)).kind is not Kind.HUNG
+        assert conclude(stand(*job, world_size=2, seconds=310, log_age_s=None)).kind is Kind.HUNG

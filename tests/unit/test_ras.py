@@ -216,10 +216,11 @@ def test_the_port_is_the_one_that_the_job_was_told():
 
 
 @contextmanager
-def serve(*answers: bytes, close: bool = True) -> Iterator[tuple[int, list[bytes]]]:
+def serve(*answers: bytes, close: bool = True, address: str = LOOPBACK) -> Iterator[tuple[int, list[bytes]]]:
     """Answer one connection: each line that comes gets the next answer."""
     heard: list[bytes] = []
-    with socket.create_server((LOOPBACK, 0)) as listening:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listening:
 
         def run() -> None:
             link, _ = listening.accept()
@@ -244,6 +245,27 @@ def test_nccl_is_asked_as_its_protocol_has_it():
     with serve(b"SERVER PROTOCOL 2\n", b"OK\n", BEHIND.encode()) as (port, heard):
         assert read_ras(port, 20.0).ranks[0].rank == 3
     assert heard == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 2\n", b"VERBOSE STATUS\n"]
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("listens", "told"),
+    [
+        (LOOPBACK, "0.0.0.0"),
+        pytest.param("::1", "::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+        pytest.param("::1", "::", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+    ],
+)
+def test_nccl_is_asked_where_it_listens(listens, told):
+    with serve(b"SERVER PROTOCOL 2\n", b"OK\n", BEHIND.encode(), address=listens) as (port, _):
+        assert read_ras(port, 20.0, told).ranks[0].rank == 3
 
 
 @pytest.mark.parametrize(

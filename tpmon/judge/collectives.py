@@ -8,16 +8,17 @@ and waits nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 
 from tpmon.judge.collectives_match import find_differences
 from tpmon.judge.collectives_stacks import Standing, find_standings, find_waits, say_assumed_abort
-from tpmon.judge.collectives_words import UncountedWait, say_uncounted, sum_up, write_summary
+from tpmon.judge.collectives_words import JUST_NOW_S, UncountedWait, say_uncounted, sum_up, write_summary
 from tpmon.model.collectives import (
     CallDifference,
+    CallState,
     CollectiveCall,
     CollectiveCause,
     CollectiveFinding,
@@ -34,6 +35,8 @@ DEFAULT_TIMEOUTS_S = {"nccl": 600.0, "gloo": 1800.0}
 """How long a backend waits when the job does not say (torch/distributed/constants.py)."""
 MOST_RANKS = 65_536
 """Of a job that says itself how many it has."""
+CLOCKS_S = 60.0
+"""By how much the clocks of two machines may differ."""
 _WORLD = "default_pg"
 _CAUSES = tuple(CollectiveCause)
 
@@ -50,9 +53,10 @@ def judge_collectives(
     a time limit stays that of the record.
     """
     records = pick_records(record for reading in readings for record in reading.records)
-    findings = order_findings(find_open(records, world_size))
+    transfers = find_transfers(records)
+    findings = order_findings(find_open(records, world_size), transfers)
     told = tuple(
-        replace(one, summary=write_summary(one, standings, _find_age(records, one.waiting, now)))
+        replace(one, summary=write_summary(one, standings, _find_age(records, one.waiting, now), transfers))
         for one in findings
     )
     ras = tuple(report for reading in readings for report in reading.ras)
@@ -119,6 +123,7 @@ class _Seat:
     group: GroupRecord
     taken: datetime
     is_whole: bool
+    host: str
 
 
 _GroupKey = tuple[str, str, str, tuple[int, ...]]
@@ -144,7 +149,7 @@ def _seat_ranks(records: Sequence[RankRecord]) -> dict[_GroupKey, dict[int, _Sea
             if is_known(record.rank):
                 key = (group.name, group.description, group.backend, known_or(group.ranks, ()))
                 seats = groups.setdefault(key, {})
-                seats[record.rank] = _Seat(group, record.taken, record.from_start)
+                seats[record.rank] = _Seat(group, record.taken, record.from_start, record.host)
     return groups
 
 
@@ -195,20 +200,26 @@ def _judge_group(
         return None
     number = min(done[rank] for rank in waiting) + 1
     first_there = [rank for rank in waiting if done[rank] < number]
-    missing = sorted(rank for rank in done if called[rank] < number)
-    unread = sorted(members - recorded)
+    calls = [
+        (seats[rank], call)
+        for rank in first_there
+        if (call := _find_call(seats[rank].group, number)) is not None
+    ]
+    behind = {rank for rank in done if called[rank] < number}
+    old = {rank for rank in behind if rank in seats and _is_older(seats[rank], calls)}
+    missing = sorted(behind - old)
+    unread = sorted((members - recorded) | old)
     unfit, differences = _find_mismatch(seats, number)
-    calls = [call for rank in first_there if (call := _find_call(seats[rank].group, number)) is not None]
     first = seats[waiting[0]].group
     taken = max(seats[rank].taken for rank in first_there)
-    waited_s = max(0.0, (taken - max(call.created for call in calls)).total_seconds()) if calls else 0.0
+    waited_s = max(0.0, (taken - max(call.created for _, call in calls)).total_seconds()) if calls else 0.0
     abort_s, assumed = _find_abort(seats, first_there, number)
     return CollectiveFinding(
         group=first.description or first.name,
         backend=first.backend,
         cause=_name_cause(differences, missing, unread),
         sequence=unfit,
-        name=calls[0].name if calls else "",
+        name=calls[0][1].name if calls else "",
         waiting=tuple(waiting),
         missing=tuple(missing),
         unread=tuple(unread),
@@ -218,6 +229,27 @@ def _judge_group(
         abort_assumed=assumed,
         summary="",
     )
+
+
+def _is_older(seat: _Seat, calls: Sequence[tuple[_Seat, CollectiveCall]]) -> bool:
+    """Tell whether a record was written down before the first call that its rank seems to miss."""
+    return bool(calls) and all(
+        (call.created - seat.taken).total_seconds() > (0.0 if seat.host == other.host else CLOCKS_S)
+        for other, call in calls
+    )
+
+
+def find_transfers(records: Sequence[RankRecord]) -> dict[int, str]:
+    """Return of each rank the oldest send or receive that it waits in."""
+    found: dict[int, CollectiveCall] = {}
+    for record in records:
+        for call in (call for group in record.groups for call in group.calls):
+            waits = call.is_transfer and call.state is not CallState.COMPLETED
+            waited_s = (record.taken - call.created).total_seconds()
+            if waits and waited_s >= JUST_NOW_S and is_known(record.rank):
+                first = found.get(record.rank)
+                found[record.rank] = first if first and first.created <= call.created else call
+    return {rank: call.name for rank, call in found.items()}
 
 
 def _name_cause(
@@ -271,8 +303,13 @@ def _find_abort(
     return min(ends) if ends else (NOT_APPLICABLE, False)
 
 
-def order_findings(findings: Sequence[CollectiveFinding]) -> tuple[CollectiveFinding, ...]:
-    """Put the cause first: a mismatch, then what misses a rank that waits nowhere, then the longest wait."""
+def order_findings(
+    findings: Sequence[CollectiveFinding], transfers: Collection[int] = ()
+) -> tuple[CollectiveFinding, ...]:
+    """Put the cause first: a mismatch, then what misses a rank that waits nowhere, then the longest wait.
+
+    ``transfers`` are ranks that wait in a send or a receive.
+    """
     holders: dict[int, set[int]] = {}
     for one in findings:
         for rank in one.waiting:
@@ -284,7 +321,7 @@ def order_findings(findings: Sequence[CollectiveFinding]) -> tuple[CollectiveFin
     def order(one: CollectiveFinding) -> tuple[bool, bool, int, float, str]:
         return (
             one.cause is not CollectiveCause.MISMATCH,
-            all(rank in holders for rank in one.missing),
+            all(rank in holders or rank in transfers for rank in one.missing),
             _CAUSES.index(one.cause),
             -one.waited_s,
             one.group,

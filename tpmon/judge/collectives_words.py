@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tpmon.judge.collectives_match import name_numbers, say_differences
 from tpmon.judge.collectives_stacks import BACKENDS, Standing
@@ -48,8 +49,16 @@ def _say_age(age_s: float) -> str:
     return f"as recorded {format_seconds(age_s)} before: " if age_s >= OLD_S else ""
 
 
-def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing], age_s: float = 0.0) -> str:
-    """Say what one finding means, of records that are ``age_s`` seconds old."""
+def write_summary(
+    one: CollectiveFinding,
+    standings: Mapping[int, Standing],
+    age_s: float = 0.0,
+    transfers: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    """Say what one finding means, of records that are ``age_s`` seconds old.
+
+    ``transfers`` name the send or receive that a rank waits in.
+    """
     total = len(one.waiting) + len(one.missing) + len(one.unread)
     call = name_call(one)
     who = "all" if len(one.waiting) == total else f"{len(one.waiting)} of {total}"
@@ -62,7 +71,7 @@ def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing], age
     if one.cause is CollectiveCause.MISMATCH:
         parts = [f"{call} does not fit: {say_differences(one.differences)}", waits.replace(" in it", "")]
     if one.missing:
-        parts.append(_say_missing(one, standings))
+        parts.append(f"{_say_missing(one, standings)}{_say_transfers(one, transfers)}")
     if one.unread:
         parts.append(_say_unread(one))
     if one.cause is CollectiveCause.TRANSFER:
@@ -81,6 +90,17 @@ def write_summary(one: CollectiveFinding, standings: Mapping[int, Standing], age
 def _say_unread(one: CollectiveFinding) -> str:
     verb = "has" if len(one.unread) == 1 else "have"
     return f"{name_numbers(one.unread)} {verb} no record of it here"
+
+
+def _say_transfers(one: CollectiveFinding, transfers: Mapping[int, str]) -> str:
+    """Say which of the missing ranks wait themselves: " (waits itself in recv 1<-0)"."""
+    waits = {rank: transfers[rank] for rank in one.missing if rank in transfers}
+    if not waits:
+        return ""
+    if len(one.missing) == 1:
+        return f" (waits itself in {waits[one.missing[0]]})"
+    shown = [f"rank {rank} in {name}" for rank, name in list(waits.items())[:_MOST_TRANSFERS]]
+    return f" (of these wait themselves: {', '.join(shown)})"
 
 
 def _say_missing(one: CollectiveFinding, standings: Mapping[int, Standing]) -> str:

@@ -223,7 +223,9 @@ EXPLANATIONS = (
         "remote-rank",
         "All ranks of this machine wait, and the job has ranks on others.",
         "The same looks, every rank here in a collective, and a world size that is larger. No rank of this "
-        "machine is accused. At a barrier, where ranks wait for what one does alone, it takes five minutes.",
+        "machine is accused. At a barrier, a rendezvous or an exchange of objects, where ranks wait for what "
+        "one does alone, it takes five minutes, as does any wait outside of a step of a run that was not "
+        "seen in steps; at once where NCCL says that a process is dead.",
         "a missing rank of this machine.",
     ),
     Explanation(
@@ -233,7 +235,8 @@ EXPLANATIONS = (
         "keeps, or at its end for a thread that does not end.",
         "The same stack in every look and no CPU used; who holds the lock where it can be seen, else which "
         "other thread stands in the program. The holder of the GIL is read with the stacks.",
-        "a wait for what works: a thread that gets on is no hang, a pool that computes has five minutes.",
+        "a wait for what works: a thread that gets on is no hang, one that computes has five minutes, "
+        "a pool of them half an hour.",
     ),
     Explanation(
         Kind.HUNG,
@@ -246,7 +249,7 @@ EXPLANATIONS = (
         Kind.HUNG,
         "lost-batch",
         "Rank and workers wait for each other: a batch or a result was dropped, often for want of /dev/shm.",
-        "Everybody waits at a queue in every look, nothing is in it.",
+        "Everybody waits at a queue in every look, nothing is in it, and no thread that pins memory has it.",
         "a slow store, where a worker waits for a read.",
     ),
     Explanation(
@@ -254,7 +257,7 @@ EXPLANATIONS = (
         "blocked-io",
         "A process waits for a read or write that does not come back.",
         "One call in every look, with its file, mount, pipe or peer, and no CPU used meanwhile. Who asked a "
-        "server through a client for HTTP or ray has five minutes.",
+        "server through a client for HTTP, ray, wandb or the like has five minutes.",
         "slow storage, where reads do come back.",
     ),
     Explanation(
@@ -262,15 +265,17 @@ EXPLANATIONS = (
         "gpu-wait",
         "The main thread waits for the GPU and neither side gets on.",
         "A stack that does not move: in a synchronise while the card is idle, or anywhere while the card is "
-        "busy 100 % with next to no work by SM activity or power, and its links are at rest.",
+        "busy 100 % with next to no work by SM activity or power, and its links are at rest. Where all ranks "
+        "do, no rank is named: it is most likely one collective.",
         "a long kernel, where the card does work; a slow collective, where bytes move.",
     ),
     Explanation(
         Kind.HUNG,
         "spin",
         "A thread computes at 100 % at the same place.",
-        "One function of the program in every look and sample, holding the interpreter's lock, for two "
-        "minutes; without that lock it is a long call of a library, which has five.",
+        "One function of the program in every look and sample, at several lines, holding the interpreter's "
+        "lock, for two minutes; at one line alone, without that lock, or while it makes memory, it is a long "
+        "call, which has five, and while it reads or writes half an hour.",
         "a long computation in one call.",
     ),
     Explanation(

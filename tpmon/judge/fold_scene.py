@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,14 +10,21 @@ from dataclasses import replace
 from tpmon.judge.fold_looks import Sighting
 from tpmon.judge.fold_words import Doing, Wait, describe_stack
 from tpmon.judge.phase_kinds import Phase
-from tpmon.model.dump import DeadChild, DumpThread, Motion
+from tpmon.judge.phase_stack import last_name
+from tpmon.model.dump import DeadChild, DumpThread, Motion, WaitKind
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 
 _LOCK = "lock or queue (futex)"
 IN_COLLECTIVE = "a collective of backward"
+_PICKLES = frozenset(("_object_to_tensor", "_tensor_to_object"))
+_SWAPS = "deepspeed/runtime/swap_tensor/"
+"""Parts of a collective that wait for no other rank: they pack an object, or read a file."""
+_PIN_FILE = "torch/utils/data/_utils/pin_memory.py"
+_QUEUE_FILES = ("/queue.py", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
+_DEVICE = re.compile(r"/dev/(?!shm/)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,8 @@ class Scene:
     world_size: Applicable[int]
     not_asked: int = 0
     dead: tuple[tuple[str, DeadChild], ...] = ()
+    pinning: tuple[Seen, ...] = ()
+    """Threads that are at a batch, on its way into pinned memory."""
 
     @property
     def ranks(self) -> tuple[Seen, ...]:
@@ -117,7 +127,35 @@ def see_threads(sightings: Iterable[Sighting]) -> tuple[Seen, ...]:
     # Hashing a stack is what costs most: once for each thread, and never again.
     numbers: dict[tuple[StackFrame, ...], int] = {}
     told: dict[tuple[int, Role, ThreadKind], Doing] = {}
+    where -= {(one.thread.host, one.thread.pid) for one in those if _works_in_engine(one)}
     return tuple(_see(one, where, numbers, told) for one in those)
+
+
+def _works_in_engine(sighting: Sighting) -> bool:
+    """Tell whether a thread of the engine runs Python for its backward pass, and not a wait for ranks."""
+    frames = sighting.frames
+    if sighting.thread.kind is not ThreadKind.AUTOGRAD or not is_known(frames) or not frames:
+        return False
+    return _weigh_wait(sighting, _describe_engine(frames)).wait is not Wait.RANKS
+
+
+def _describe_engine(frames: tuple[StackFrame, ...]) -> Doing:
+    """Say what a thread of the engine does: what its main thread would do itself without a card."""
+    return describe_stack(Role.RANK, ThreadKind.MAIN, frames)
+
+
+def _weigh_wait(sighting: Sighting, doing: Doing) -> Doing:
+    """Take back that a thread waits for ranks where it reads a file, or packs what it sends, meanwhile."""
+    if doing.wait is not Wait.RANKS:
+        return doing
+    thread, frames = sighting.thread, sighting.frames
+    target = thread.waits_on
+    at_file = is_known(target) and target.kind is WaitKind.FILE
+    if is_known(target) and _DEVICE.match(target.name):
+        return doing  # in a driver: of the card, or of the network
+    inner = frames[-1] if is_known(frames) and frames else None
+    works = inner is not None and (last_name(inner.function) in _PICKLES or _SWAPS in inner.file)
+    return replace(doing, wait=Wait.NOTHING) if thread.state == "D" or at_file or works else doing
 
 
 def _see(
@@ -145,11 +183,41 @@ def _see(
         where = doing.text.removeprefix(Phase.BACKWARD.value).strip()
         text = f"{IN_COLLECTIVE} {where}".strip()
         doing = replace(doing, text=text, wait=Wait.RANKS, place=("collective", *doing.place[1:]))
-    return Seen(sighting, doing, stack)
+    return Seen(sighting, _weigh_wait(sighting, doing), stack)
+
+
+def is_pinning(seen: Seen) -> bool:
+    """Tell whether a thread puts a batch into pinned memory, and does not wait at one of its queues."""
+    frames = seen.sighting.frames
+    if seen.thread.kind is not ThreadKind.PIN or not is_known(frames):
+        return False
+    steps = [index for index, one in enumerate(frames) if one.file.endswith(_PIN_FILE)]
+    at_queue = any(one.file.endswith(_QUEUE_FILES) for one in frames)
+    return bool(steps) and len(frames) - steps[0] > 2 and not at_queue
 
 
 def _is_main_of(seen: Seen, role: Role) -> bool:
     return seen.thread.role is role and seen.thread.kind is ThreadKind.MAIN
+
+
+def _find_engines(seen: Iterable[Seen]) -> dict[tuple[str, int], Seen]:
+    """Return of each process the thread of the engine that works, before others one that moves."""
+    found: dict[tuple[str, int], Seen] = {}
+    for one in seen:
+        key = (one.thread.host, one.thread.pid)
+        if _works_in_engine(one.sighting) and (key not in found or one.motion is Motion.MOVING):
+            found[key] = one
+    return found
+
+
+def _stand_in(main: Seen, engines: dict[tuple[str, int], Seen]) -> Seen:
+    """Return what keeps a rank: while its main thread waits in backward for the engine, that does."""
+    engine = engines.get((main.thread.host, main.thread.pid))
+    frames = engine.sighting.frames if engine is not None else NOT_APPLICABLE
+    waits = main.doing.phase is Phase.BACKWARD and main.thread.waits_for == _LOCK
+    if engine is None or not waits or main.is_stopped or not is_known(frames):
+        return main
+    return replace(engine, doing=_weigh_wait(engine.sighting, _describe_engine(frames)))
 
 
 def _camp_of(seen: Seen) -> tuple[str, str, int]:
@@ -169,7 +237,8 @@ def set_scene(
     dead: Sequence[tuple[str, DeadChild]] = (),
 ) -> Scene:
     """Divide the ranks into camps by the line of the user's code at which they do the same."""
-    ranks = [one for one in seen if _is_main_of(one, Role.RANK)]
+    engines = _find_engines(seen)
+    ranks = [_stand_in(one, engines) for one in seen if _is_main_of(one, Role.RANK)]
     read = [one for one in ranks if is_known(one.sighting.frames)]
     sizes = Counter(map(_camp_of, read))
     by_place: dict[tuple[str, str, int], list[Seen]] = {}
@@ -186,4 +255,5 @@ def set_scene(
         world_size=world_size,
         not_asked=not_asked,
         dead=tuple(dead),
+        pinning=tuple(filter(is_pinning, seen)),
     )

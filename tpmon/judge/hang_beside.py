@@ -30,6 +30,8 @@ BUSY_CARD_PCT = 20.0
 """Utilisation from which a card of the process works: below it may be what another process ticks."""
 WORKS_RATIO = 0.1
 """CPUs from which other threads of a process work: those that only tick use a tenth of it (gloo: 0.02)."""
+POOL_CPUS = 1.5
+"""CPUs from which these are threads of a pool at work: one alone may go round without end."""
 MOVED_BYTES_S = 1e6
 """Bytes a second from which a process, or one that it started, reads or writes what matters."""
 
@@ -42,16 +44,23 @@ _NOT_WORK = (ThreadKind.MAIN, ThreadKind.COMM)
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Say what works. ``goes_on``: it was seen to get on, and does not only compute."""
+    """Say what works. ``goes_on``: it was seen to get on, and does not only compute.
+
+    ``flows``: it works so much that it has longer than one thread that computes.
+    """
 
     text: str
     goes_on: bool
+    flows: bool = False
 
 
 def weigh_beside(
     blame: Blame | str, seen: Seen, stance: Stance, scene: Scene, picture: Picture
 ) -> Blame | str:
     """Give a wait more time, or take the blame back, where something works that may end it."""
+    if isinstance(blame, Blame) and stance is Stance.RUNS and blame.seen is seen:
+        read = next(_find_bytes(seen, scene, picture), None)
+        return _allow(blame, replace(read, flows=True)) if read is not None else blame
     if isinstance(blame, str) or not (stance in _WAITS or (stance is Stance.BATCH and blame.seen is seen)):
         return blame
     beside = find_beside(seen, scene, picture, children=blame.seen is seen)
@@ -59,7 +68,13 @@ def weigh_beside(
         return blame
     if beside.goes_on:
         return f"{name_process(seen.thread)} waits, and {beside.text}"
-    return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {beside.text}")
+    return _allow(blame, beside)
+
+
+def _allow(blame: Blame, beside: Beside) -> Blame:
+    """Give a blame the time of what works beside it, and say so."""
+    patience = Patience.FLOWS if beside.flows else Patience.WORKS
+    return replace(give_patience(blame, patience), text=f"{blame.text}; meanwhile {beside.text}")
 
 
 def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = True) -> Beside | None:
@@ -74,7 +89,7 @@ def find_beside(seen: Seen, scene: Scene, picture: Picture, *, children: bool = 
         *find_cards(seen, scene),
         *_find_bytes(seen, scene, picture),
     ]
-    return min(found, key=lambda one: not one.goes_on, default=None)
+    return min(found, key=lambda one: (not one.goes_on, not one.flows), default=None)
 
 
 def _find_threads(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
@@ -110,7 +125,7 @@ def _find_cpus(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     looked = (toll.cpu_s - own_s) / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
     used = max(now, looked)
     if used >= WORKS_RATIO:
-        yield Beside(f"other threads of it use {used:.1f} CPUs", goes_on=False)
+        yield Beside(f"other threads of it use {used:.1f} CPUs", goes_on=False, flows=used >= POOL_CPUS)
 
 
 def _readings(scene: Scene, pid: int) -> Iterator[ProcessSample]:

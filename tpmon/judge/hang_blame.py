@@ -5,51 +5,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_absent import PATIENT, blame_nobody
 from tpmon.judge.hang_beside import weigh_beside
-from tpmon.judge.hang_cards import blame_card, is_network_busy, may_card_spin, say_card_works
+from tpmon.judge.hang_cards import blame_card, blame_cards, may_card_spin
 from tpmon.judge.hang_causes import (
     Blame,
     Patience,
     blame_exit,
     blame_gil,
     blame_thread,
+    gets_something,
     give_patience,
     pick_blame,
-    say_place,
 )
 from tpmon.judge.hang_loader import blame_children, blame_loader, blame_other_end
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_servers import asks_another
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
-from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene, cards_of
 from tpmon.judge.stillness import IDLE_CARD_PCT
-from tpmon.model.dump_words import list_numbers, name_rank, name_ranks
+from tpmon.model.dump_words import name_rank, name_ranks
 from tpmon.model.known import Missing, is_known
-from tpmon.model.process import ProcessSample, Role
+from tpmon.model.process import Role
 
-_PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+_PATIENT = (*PATIENT, Phase.LOGGING)
+"""Also what sends a run's last records, and ends when they have arrived."""
 _ASKS = (Stance.IO, Stance.TIMED, Stance.LOCK)
 _CHILD_WORDS = ("queue.get", "pool result", "pipe read", "process join", "future.result", "subprocess")
-_BARRIER = "barrier"
 POLLS_RATIO = 0.15
 """Share of its CPU in the kernel from which a thread that gets nothing there asks it again and again."""
+LINE_S = 60.0
+"""How long a thread must be met at one line alone to be in one call: a loop is met at others of it."""
 OTHERS_RATIO = 0.1
 """CPUs that the other threads of its process may use meanwhile: those of a pool wait by yielding."""
-FEW_BYTES_S = 1e6
-"""Bytes a second up to which a process neither reads nor writes what matters."""
-FEW_FAULTS_S = 100.0
-"""Page faults a second up to which the kernel's time is none of making memory."""
 
 
 def find_blame(scene: Scene, picture: Picture) -> Blame | str:
-    """Return who keeps the job from going on, or what shows that nobody does."""
-    mains = picture.scene.ranks
-    stances = [(seen, find_stance(seen, picture)) for seen in mains]
+    """Return who keeps the job from going on, or what shows that nobody does.
+
+    Actors that have no task may be at their turn later, or be what the others wait for.
+    """
+    stances = [(seen, find_stance(seen, picture)) for seen in picture.scene.ranks]
+    free = [seen for seen, stance in stances if stance is Stance.NO_TASK]
+    if free and len(free) == len(stances):
+        return f"{name_ranks(seen.thread for seen in free)}: no task was given"
+    blame = _find_blame([one for one in stances if one[1] is not Stance.NO_TASK], scene, picture)
+    if not free or isinstance(blame, str):
+        return blame
+    text = f"{blame.text}; {name_ranks(seen.thread for seen in free)} without a task"
+    return replace(give_patience(blame, Patience.MEANT), text=text)
+
+
+def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: Picture) -> Blame | str:
     for seen, stance in stances:
         if stance is Stance.MOVES:
             return f"{name_rank(seen.thread)} moves: {seen.doing.text}"
@@ -62,7 +72,7 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     outside = [(seen, stance) for seen, stance in stances if stance is not Stance.RANKS]
     unread = picture.scene.unread
     if not outside and not unread:
-        return _blame_nobody(waiting, scene, picture)
+        return blame_nobody(waiting, scene, picture)
     blames = [(seen, _blame_rank(seen, stance, scene, picture)) for seen, stance in outside]
     untold = next((blame for _, blame in blames if isinstance(blame, str)), None)
     if untold is not None:
@@ -78,7 +88,9 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     if unread:
         return _blame_unread(waiting, scene, picture)
     if not told:
-        return give_patience(_blame_nobody(waiting, scene, picture), _longest(spins))
+        return give_patience(blame_nobody(waiting, scene, picture), _longest(spins))
+    if len(spins) == len(told) > 1 and not waiting:
+        return blame_cards(told)
     # What one of them does on purpose, the others wait for.
     first = give_patience(pick_blame(told), _longest(told))
     return _blame_missing(first, waiting, outside) if waiting else first
@@ -123,119 +135,10 @@ def _blame_missing(blame: Blame, waiting: Sequence[Seen], outside: Sequence[tupl
     return replace(blame, cause=cause, text=f"{head}; {blame.text}{others}")
 
 
-def find_ended(scene: Scene) -> list[int]:
-    """Return the numbers of ranks that ran on this machine and are gone."""
-    living = [one for one in scene.frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
-    here = {one.rank for one in living if is_known(one.rank)}
-    local = [one.local_rank for one in living if is_known(one.local_rank)]
-    size = scene.frame.target.world_size
-    # A job that goes on with fewer ranks does not wait for the numbers beyond.
-    ended = {one for one in scene.watch.numbers - here if not is_known(size) or one < size}
-    if len(local) == len(living) == len(here) and local:
-        # The ranks of one launcher are numbered without a gap, on the machine as in the job.
-        first = min(here) - min(local) if min(here) >= min(local) else 0
-        started = max(*local, _started_here(scene, living, local))
-        ended |= {first + number for number in range(started) if number not in local} - here
-    return sorted(ended)
-
-
-def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
-    """Return how many ranks the one launcher of this machine started as it says, 0 where none says so.
-
-    torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
-    variable alone tells nothing: some set it for ranks that run in other containers.
-    """
-    if len(set(local)) < len(local) or all(one.role is not Role.LAUNCHER for one in scene.frame.processes):
-        return 0
-    told = {
-        one.value
-        for process in living
-        if is_known(process.environment)
-        for one in process.environment
-        if one.name == "LOCAL_WORLD_SIZE"
-    }
-    (value,) = told if len(told) == 1 else ("",)
-    size = int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
-    world = scene.frame.target.world_size
-    return size if is_known(world) and size <= world else 0
-
-
-def _blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
-    """Say who is missing where all ranks that were read wait for others; nobody is while their cards work."""
-    blame = _find_absent(waiting, scene, picture)
-    works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
-    if works:
-        return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {works}")
-    return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
-
-
-def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
-    first = waiting[0]
-    count = len(waiting)
-    places = dict.fromkeys(seen.doing.text for seen in waiting)
-    who = "the rank here waits" if count == 1 else f"all {count} ranks here wait"
-    where = " or ".join(places)
-    ended = find_ended(scene)
-    if ended:
-        names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
-        verb = "have ended" if len(ended) > 1 else "has ended"
-        left = who.replace(" here", f" that {'are' if count > 1 else 'is'} left")
-        text = f"{names} {verb}; {left} in {where}"
-        return Blame("missing-rank", first, text, needs=frozenset((Need.RANK_GONE,)), also=tuple(waiting))
-    remote = picture.scene.remote
-    if remote:
-        numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
-        size = picture.scene.world_size
-        known = is_known(size) and len(numbers) == count
-        names = list_numbers(set(range(size)) - set(numbers)) if known and is_known(size) else ""
-        elsewhere = (
-            f"rank{'s' if remote > 1 else ''} {names}"
-            if names
-            else f"{remote} rank{'s' if remote > 1 else ''}"
-        )
-        at = f"{who}: {_say_camps(waiting)}" if len(places) > 1 else f"{who} in {where}"
-        text = (
-            f"{at}; the one that is missing is elsewhere (or ended), of {elsewhere}: "
-            "run tpmon dump --job --json there, and tpmon fold on the results"
-        )
-        # At a barrier ranks wait for what one does alone, such as a validation or a checkpoint.
-        meant = any(_BARRIER in seen.doing.text for seen in waiting)
-        return Blame(
-            "remote-rank",
-            first,
-            text,
-            Patience.MEANT if meant else Patience.SURE,
-            needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
-            also=tuple(waiting),
-        )
-    if len(places) > 1:
-        text = f"all {count} ranks wait for each other in different collectives: {_say_camps(waiting)}"
-        return Blame("missing-rank", _find_camps(waiting)[-1][0], text, also=tuple(waiting))
-    if count == 1:
-        return Blame(
-            "no-progress", first, f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
-        )
-    text = f"all {count} ranks wait in {where}, none is outside of it: the network, or the backend itself"
-    return Blame("no-progress", first, text, also=tuple(waiting))
-
-
-def _find_camps(waiting: Sequence[Seen]) -> list[list[Seen]]:
-    """Return the ranks that wait by the place where they do, the largest group first."""
-    places = dict.fromkeys(seen.doing.text for seen in waiting)
-    camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
-    return sorted(camps, key=len, reverse=True)
-
-
-def _say_camps(waiting: Sequence[Seen]) -> str:
-    return ", ".join(
-        f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in _find_camps(waiting)
-    )
-
-
 def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
     """Say what keeps one rank that does not wait for other ranks."""
     blame = weigh_beside(_blame_stance(seen, stance, scene, picture), seen, stance, scene, picture)
-    if isinstance(blame, str) or blame.patience is Patience.WORKS:
+    if isinstance(blame, str) or blame.patience in (Patience.WORKS, Patience.FLOWS):
         return blame
     if stance in _ASKS and blame.seen is seen and asks_another(seen):
         return replace(blame, patience=Patience.WORKS)
@@ -266,7 +169,8 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
     cards = cards_of(seen.thread.pid, scene.gpus)
     if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and _may_wait(seen, cards, picture))):
         return blame_card(seen, scene, picture)
-    return blame_thread(seen, stance, name, picture, polls=_polls(seen, picture))
+    polls, circles = _polls(seen, picture), _changes_lines(seen, scene)
+    return blame_thread(seen, stance, name, picture, polls=polls, circles=circles)
 
 
 def _may_wait(seen: Seen, cards: Sequence[CardScene], picture: Picture) -> bool:
@@ -274,6 +178,15 @@ def _may_wait(seen: Seen, cards: Sequence[CardScene], picture: Picture) -> bool:
     if picture.goes_round(seen):
         return False
     return any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
+
+
+def _changes_lines(seen: Seen, scene: Scene) -> bool:
+    """Tell whether samples found a main thread at several lines of the one function that it is in."""
+    one = next((one for one in scene.watch.ranks if one.pid == seen.thread.pid), None)
+    if one is None or not one.corner_ns:
+        return False
+    at_line_s = (scene.frame.taken_ns - one.stack_ns) / 1e9
+    return one.stack is None or (one.stack_ns > one.corner_ns and at_line_s <= LINE_S)
 
 
 def _polls(seen: Seen, picture: Picture) -> bool:
@@ -288,6 +201,5 @@ def _polls(seen: Seen, picture: Picture) -> bool:
     return (
         trait.kernel_ratio >= POLLS_RATIO
         and toll.cpu_s - trait.used_s <= OTHERS_RATIO * picture.seconds
-        and toll.faults <= FEW_FAULTS_S * picture.seconds
-        and toll.moved_bytes <= FEW_BYTES_S * picture.seconds
+        and not gets_something(seen, picture)
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.comms_traffic import nic_bytes_s
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_causes import Blame, Patience
+from tpmon.judge.hang_causes import Blame, Patience, give_patience
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import (
@@ -110,3 +113,16 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         needs=frozenset((Need.GPU_WAIT,)),
         sources=frozenset(("NVML",)),
     )
+
+
+def blame_cards(blames: Sequence[Blame]) -> Blame:
+    """Say the same of all ranks of a job, of which each waits for its own card: none is the culprit."""
+    blame = blames[0]
+    for one in blames[1:]:
+        blame = give_patience(blame, one.patience)
+    none = "is known to do" if blame.patience is Patience.WORKS else "does"
+    text = (
+        f"all {len(blames)} ranks wait for their cards, none of which {none} anything: most likely in one "
+        "collective"
+    )
+    return replace(blame, text=text, also=tuple(one.seen for one in blames[1:]), is_of_all=True)

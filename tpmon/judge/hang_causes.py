@@ -21,6 +21,11 @@ from tpmon.model.process import Role, ThreadKind
 _GET = "queue.get"
 _PROCESS_WORDS = ("subprocess", "process join", "pool result", "pipe read", "pipe write")
 
+FEW_BYTES_S = 1e6
+"""Bytes a second up to which a process neither reads nor writes what matters."""
+FEW_FAULTS_S = 100.0
+"""Page faults a second up to which the kernel's time is none of making memory."""
+
 
 class Patience(Enum):
     """Say how long what keeps a rank must last until it is a hang."""
@@ -30,6 +35,7 @@ class Patience(Enum):
     LOOPS = "it goes round in one place"
     MEANT = "it is meant to take long"
     WORKS = "it computes, or something that it may wait for does"
+    FLOWS = "it reads or writes, or a pool of its threads computes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class Blame:
     also: tuple[Seen, ...] = ()
     sources: frozenset[str] = field(default_factory=frozenset)
     dead: tuple[DeadChild, ...] = ()
+    is_of_all: bool = False
+    """No single rank is to blame: ``seen`` is only the first of them."""
 
 
 def say_place(seen: Seen) -> str:
@@ -82,11 +90,11 @@ def give_patience(blame: Blame, patience: Patience) -> Blame:
 
 
 def blame_thread(
-    seen: Seen, stance: Stance, name: str, picture: Picture, *, polls: bool = False
+    seen: Seen, stance: Stance, name: str, picture: Picture, *, polls: bool = False, circles: bool = False
 ) -> Blame | str:
     """Say what keeps a thread whose own stack tells: a rank's main thread, or a worker's.
 
-    ``polls``: it asks the kernel again and again and gets nothing.
+    ``polls``: it asks the kernel again and again and gets nothing; ``circles``: it was met at several lines.
     """
     text = f"{name} {say_place(seen)}"
     target = seen.thread.waits_on
@@ -106,9 +114,8 @@ def blame_thread(
             "lock", seen, f"{text}{_say_holders(seen, holders)}", needs=_lock_needs(seen), also=holders
         )
     if stance is Stance.RUNS:
-        endless = _is_endless(seen, picture, polls=polls)
-        verb = "runs without end" if endless else "computes"
-        patience = Patience.LOOPS if endless else Patience.WORKS
+        patience = _weigh_run(seen, picture, polls=polls, circles=circles)
+        verb = "computes" if patience is Patience.WORKS else "runs without end"
         text = f"{name} {verb} in {seen.doing.text}"
         return Blame("spin", seen, text, patience, needs=frozenset((Need.SPINNING,)))
     needs = frozenset((Need.PROCESS_WAIT,)) if stance is Stance.CHILD else frozenset[Need]()
@@ -166,18 +173,27 @@ def _queue_needs(seen: Seen) -> frozenset[Need]:
     return frozenset((found,)) if found is not None else frozenset()
 
 
-def _is_endless(seen: Seen, picture: Picture, *, polls: bool) -> bool:
-    """Tell whether a thread that runs is more likely in a loop without end than at work.
+def gets_something(seen: Seen, picture: Picture) -> bool:
+    """Tell whether the process of a thread read, wrote or made memory while it was looked at."""
+    toll = picture.tolls.get(seen.thread.pid)
+    return toll is not None and (
+        toll.faults > FEW_FAULTS_S * picture.seconds or toll.moved_bytes > FEW_BYTES_S * picture.seconds
+    )
 
-    At work are those that load data, in a worker or in the main thread, unless one call keeps the
-    interpreter in every look.
+
+def _weigh_run(seen: Seen, picture: Picture, *, polls: bool, circles: bool) -> Patience:
+    """Say how long a thread that runs may go on: at work longer than in a loop without end.
+
+    At work are those that get something from the kernel, and those that load data, in a worker or in the
+    main thread. One that keeps the interpreter at one line is in one call of C, which may end.
     """
     trait = picture.trait_of(seen)
-    if trait is None or not (polls or picture.goes_round(seen)):
-        return False
+    if trait is None or not (polls or picture.goes_round(seen)) or gets_something(seen, picture):
+        return Patience.WORKS
     if seen.motion is Motion.FROZEN and trait.gil_ratio >= 1.0:
-        return True
-    return seen.thread.role is Role.RANK and seen.doing.phase is not Phase.DATA_WAIT
+        return Patience.LOOPS if polls or circles else Patience.MEANT
+    loads = seen.thread.role is not Role.RANK or seen.doing.phase is Phase.DATA_WAIT
+    return Patience.WORKS if loads else Patience.LOOPS
 
 
 def _lock_needs(seen: Seen) -> frozenset[Need]:
@@ -227,7 +243,8 @@ def blame_gil(seen: Seen, picture: Picture) -> Blame:
         return Blame("lock", seen, f"{name} holds the interpreter's lock (GIL) in {place}", needs=needs)
     if not picture.rests(holder):
         text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} runs in {place}"
-        return Blame("lock", holder, text, Patience.LOOPS, needs=needs, also=(seen,))
+        patience = Patience.WORKS if gets_something(holder, picture) else Patience.MEANT
+        return Blame("lock", holder, text, patience, needs=needs, also=(seen,))
     text = f"{name} waits for the interpreter's lock (GIL): {name_thread(holder)} holds it in {place}"
     return Blame("lock", holder, text, needs=needs, also=(seen,))
 

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_scene import Seen, is_pinning
 from tpmon.judge.hang_beside import find_beside, weigh_beside
-from tpmon.judge.hang_causes import Blame, Patience, blame_gil, blame_thread, pick_blame, say_place
+from tpmon.judge.hang_causes import (
+    Blame,
+    Patience,
+    blame_gil,
+    blame_thread,
+    name_thread,
+    pick_blame,
+    say_place,
+)
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance, is_idle
 from tpmon.judge.phase_stack import read_stack
@@ -126,6 +134,9 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         )
     if blame is not None:
         return blame
+    pin = next(filter(is_pinning, picture.threads_of(pid)), None)
+    if pin is not None:
+        return _blame_pin(seen, pin, picture)
     ready = [one.ready_batches for one in scene.frame.loader if one.pid == pid]
     if any(is_known(one) and one >= 1 for one in ready):
         return f"{name}: a batch is ready in the loader's pipe"
@@ -136,6 +147,18 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     return Blame(
         "lost-batch", seen, text, needs=needs, also=tuple(workers[:4]), sources=frozenset(("pipes",))
     )
+
+
+def _blame_pin(seen: Seen, pin: Seen, picture: Picture) -> Blame | str:
+    """Say what keeps the thread that puts batches into pinned memory, through which all of them go."""
+    stance = find_stance(pin, picture)
+    who = f"{name_rank(seen.thread)} waits for a batch; {name_thread(pin)} of it"
+    if stance in (Stance.MOVES, Stance.UNREAD):
+        return f"{who} {'moves' if stance is Stance.MOVES else 'could not be read'}"
+    if stance is Stance.GIL:
+        return blame_gil(pin, picture)
+    blame = blame_thread(pin, stance, who, picture)
+    return blame if isinstance(blame, str) else replace(blame, also=(seen, *blame.also))
 
 
 def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:

@@ -37,7 +37,8 @@ _QUEUE = ("queue.py", "get")
 _TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
 _RESTS = (Stance.TIMED, Stance.LOCK, Stance.IO)
 _CLIENTS = re.compile(
-    r"/(?:requests|urllib3|httpx|httpcore|aiohttp|botocore|grpc|openai|redis|zmq|fsspec|s3fs|gcsfs)/"
+    r"/(?:requests|urllib3|httpx|httpcore|aiohttp|botocore|grpc|openai|redis|zmq|fsspec|s3fs|gcsfs"
+    r"|wandb|comet_ml|neptune|clearml|mlflow)/"
     r"|/(?:http/client|urllib/request|xmlrpc/client)\.py$"
 )
 _RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))

@@ -8,8 +8,9 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.phase_kinds import Phase
+from tpmon.judge.phase_stack import is_native, is_users, last_name
 from tpmon.model.dump import Motion, WaitKind
-from tpmon.model.known import is_known
+from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
 
 _EXIT = "threads to end"
@@ -20,6 +21,7 @@ _SLEEP = "sleep"
 _IO_KINDS = (WaitKind.FILE, WaitKind.PIPE, WaitKind.SOCKET, WaitKind.UNIX)
 _IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe", "FIFO", "connection")
 _CHILD = "child process"
+_RAY_LOOP = "ray/_private/worker.py"
 
 
 TICKS_RATIO = 0.1
@@ -32,6 +34,7 @@ class Stance(Enum):
     STOPPED = "a signal or a debugger"
     MOVES = "nothing"
     INPUT = "a person"
+    NO_TASK = "a task"
     RANKS = "other ranks"
     GIL = "the interpreter's lock"
     BATCH = "a batch"
@@ -103,6 +106,8 @@ def find_stance(seen: Seen, picture: Picture) -> Stance:
         return Stance.UNREAD
     if picture.rests(seen) and _reads_input(seen):
         return Stance.INPUT
+    if has_no_task(seen, picture):
+        return Stance.NO_TASK
     by_place = {
         Wait.RANKS: Stance.RANKS,
         Wait.BATCH: Stance.BATCH,
@@ -132,6 +137,16 @@ def _find_rest(seen: Seen) -> Stance:
     if seen.thread.state == "D" or _waits(seen, *_IO_WORDS):
         return Stance.IO
     return Stance.LOCK if _waits(seen, _LOCK) else Stance.TIMED
+
+
+def has_no_task(seen: Seen, picture: Picture) -> bool:
+    """Tell whether a process is an actor of ray that nobody has asked for anything: its driver may work."""
+    frames = [one for one in known_or(seen.sighting.frames, ()) if not is_native(one.file)]
+    if not frames or not picture.rests(seen) or last_name(frames[-1].function) != "main_loop":
+        return False
+    others = (one for one in picture.threads_of(seen.thread.pid) if one.thread.tid != seen.thread.tid)
+    busy = any(is_users(frame) for one in others for frame in known_or(one.sighting.frames, ()))
+    return frames[-1].file.endswith(_RAY_LOOP) and not busy
 
 
 def is_idle(seen: Seen, picture: Picture) -> bool:

@@ -7,6 +7,7 @@ itself, or what the log and the job's connections tell of the time before, where
 from __future__ import annotations
 
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_absent import PATIENT
 from tpmon.judge.hang_blame import POLLS_RATIO, find_blame
 from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
@@ -15,7 +16,6 @@ from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
 from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
 from tpmon.judge.phase_stack import is_users, name_line, plain_name
-from tpmon.judge.phases import Phase
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.stillness import fresh_phase, name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
@@ -37,6 +37,8 @@ OUTSIDE_S = 240.0
 """How old the last line of the log and the last data of the job's connections must be to count as signs."""
 PATIENCE_S = 300.0
 """How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
+FLOWS_S = 1800.0
+"""The same where bytes flow or a pool of threads computes: a large file or corpus takes as long."""
 NAPS_FACTOR = 2.5
 """How many times longer a wait with a time-out must last than one that cannot end."""
 LOOPS_FACTOR = 4.0
@@ -61,7 +63,7 @@ LAST_DATA = "last data on its connections"
 LAST_FILE = "last write of an open file"
 _SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK, LAST_DATA: "connections", LAST_FILE: "files"}
 
-_PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+_COMPUTES = (Patience.WORKS, Patience.FLOWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ def need_s(watch: Watch, patience: Patience) -> float:
     factors = {Patience.NAPS: NAPS_FACTOR, Patience.LOOPS: LOOPS_FACTOR}
     if patience in factors:
         return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
+    if patience is Patience.FLOWS:
+        return max(FLOWS_S, least)
     # No time limit of a collective bounds what is meant: a checkpoint, a service that is asked.
     return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
 
@@ -129,7 +133,7 @@ def need_s(watch: Watch, patience: Patience) -> float:
 def find_excuse(rank: RankScene) -> str:
     """Return which slow thing a rank does on purpose, "" for none."""
     newest = fresh_phase(rank.phases) if is_known(rank.phases) else None
-    return f"{name_rank(rank)} is in {newest.value}" if newest in _PATIENT and newest is not None else ""
+    return f"{name_rank(rank)} is in {newest.value}" if newest in PATIENT and newest is not None else ""
 
 
 def plan_look(watch: Watch, scene: Scene) -> Applicable[DumpRequest]:
@@ -180,7 +184,7 @@ def _judge(scene: Scene) -> Answer:
         return Cleared(f"hang ({blame})")
     quiet = see_quiet(watch, scene.frame)
     seconds = quiet.seconds
-    if blame.cause == "spin" or blame.patience is Patience.WORKS:
+    if blame.cause == "spin" or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience)
     need = need_s(watch, blame.patience)
     if seconds < need:
@@ -194,7 +198,7 @@ def _running_s(quiet: Quiet, patience: Patience) -> float:
     A run that writes seldom may be in any of its steps, so older signs count for little here: they must
     be very old, and for a call of a library they are none.
     """
-    if patience is Patience.WORKS:
+    if patience in _COMPUTES:
         return quiet.own_s
     older = quiet.cornered_s >= LOOP_OWN_S and quiet.outside_s >= PATIENCE_S
     return max(quiet.cornered_s, quiet.outside_s if older else 0.0)
@@ -235,7 +239,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
         pid=seen.thread.pid,
-        rank=process.rank if process is not None else seen.thread.rank,
+        rank=NOT_APPLICABLE if blame.is_of_all else process.rank if process is not None else seen.thread.rank,
         held_ns=scene.frame.taken_ns
         - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
     )

@@ -1,8 +1,9 @@
 """Find the rank, or the worker of a rank, that is not where the others are, and say so. Pure.
 
 The largest group is the norm. Ranks in a collective wait for those that are not in it, so where some
-wait like that, they are the norm against as many others. When all wait alike nobody is accused:
-the cause is then on another machine, in the network, or in something that all of them wait for.
+wait like that, they are the norm against as many others, and against any number of them that stand still.
+When all wait alike nobody is accused: the cause is then on another machine, in the network, or in something
+that all of them wait for.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
     if not odd:
         return _answer_alike(scene, unread)
     if norm is None:
-        return Answer(NOT_APPLICABLE, f"{_say_camps(scene)}{unread}")
+        all_wait = all(camp.waits_for_ranks for camp in scene.camps)
+        remote = _say_remote(scene) if all_wait else ""
+        return Answer(NOT_APPLICABLE, f"{_say_camps(scene)}{remote}{unread}")
     if all(seen.motion is Motion.MOVING for seen in norm.ranks):
         return Answer(NOT_APPLICABLE, f"the ranks move: {_say_camps(scene)}{unread}")
     first = odd[0]
@@ -79,8 +82,11 @@ def _divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
     first, second = scene.camps[0], scene.camps[1]
     if waiting:
         outside = tuple(seen for seen in scene.ranks if seen.doing.wait is not Wait.RANKS)
-        if outside and 2 * len(outside) <= total:
+        still = all(seen.motion in (Motion.FROZEN, Motion.SLOW) for seen in outside)
+        if outside and (still or 2 * len(outside) <= total):
             return waiting[0], _worst_first(outside)
+        if not outside and scene.remote:
+            return None, tuple(seen for camp in scene.camps[1:] for seen in camp.ranks)
     if 2 * len(first.ranks) > total and len(first.ranks) > len(second.ranks):
         return first, _worst_first(tuple(seen for camp in scene.camps[1:] for seen in camp.ranks))
     return None, tuple(seen for camp in scene.camps[1:] for seen in camp.ranks)
@@ -197,12 +203,19 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
     if held:
         said += f"; {held}"
     if scene.remote:
-        noun = "rank is elsewhere or has ended" if scene.remote == 1 else "ranks are elsewhere or have ended"
-        said += f"; {scene.remote} {noun}: run tpmon dump there, and tpmon fold on the results"
+        said += _say_remote(scene)
     elif wait is Wait.RANKS and not scene.unread and not scene.not_asked and count > 1:
         said += "; none is outside of it: look at the network, or at ranks that ended"
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
     return Answer(odd, f"{said}{unread}{_say_looks(first)}")
+
+
+def _say_remote(scene: Scene) -> str:
+    """Say that ranks are on other machines, and what tells where those are; "" where none is."""
+    if not scene.remote:
+        return ""
+    noun = "rank is elsewhere or has ended" if scene.remote == 1 else "ranks are elsewhere or have ended"
+    return f"; {scene.remote} {noun}: run tpmon dump there, and tpmon fold on the results"
 
 
 def _say_common(scene: Scene) -> str:
@@ -227,6 +240,10 @@ def _find_worker(rank: Seen, scene: Scene) -> tuple[Seen | None, str]:
     busy = _worst_first(tuple(seen for seen in read if seen.doing.wait is not Wait.WORK))
     if not read:
         return None, "its workers could not be read"
+    key = (rank.thread.host, rank.thread.pid)
+    pin = next((one for one in scene.pinning if (one.thread.host, one.thread.pid) == key), None)
+    if not busy and pin is not None:
+        return None, f"its thread {pin.thread.name} {_say_place(pin)}, and its workers wait for work"
     if not busy:
         alone, several = (" that lives", " that live") if died else ("", "")
         only = f"its worker{alone} waits" if len(read) == 1 else f"all its {len(read)} workers{several} wait"

@@ -203,8 +203,9 @@ def _read_ras(ranks: Sequence[_Rank], listening: Known[tuple[Listener, ...]], pr
         mine = read_listeners(one.member.identity.pid, listening, proc)
         if isinstance(mine, Missing):
             return mine
-        if any(listener.port == port for listener in mine):
-            return read_within(RAS_S + 1.0, partial(read_ras, port))
+        address = next((listener.address for listener in mine if listener.port == port), "")
+        if address:
+            return read_within(RAS_S + 1.0, partial(read_ras, port, address=address))
     return Missing(f"no rank of this job listens on port {port}: another job has it, or NCCL is before 2.24")
 
 

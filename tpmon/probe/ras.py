@@ -1,8 +1,8 @@
 """Ask NCCL's RAS service (since 2.24, on by default) which ranks lag, are silent or are dead.
 
-Every NCCL process tries to listen on one port of the loopback, and one of a host gets it. It is asked
-only where a process of this job has the port. NCCL's own RAS threads gather the answer over their own
-connections; the training is not touched.
+Every NCCL process tries to listen on one port of the loopback, of IPv4 or of IPv6, and one of a host gets
+it. It is asked only where a process of this job has the port. NCCL's own RAS threads gather the answer over
+their own connections; the training is not touched.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ANSWER_S = GATHER_S + 2.0
 MOST_BYTES = 4 << 20
 MOST_RANKS = 1024
 _LINE_BYTES = 4096
+_OF_EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104  # compared, not bound
 _PROTOCOL = 2
 
 _VERSION = re.compile(r"NCCL version (\S+)")
@@ -53,15 +54,16 @@ def find_port(environments: Sequence[Mapping[str, str]]) -> Known[int]:
     return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else PORT
 
 
-def read_ras(port: int, seconds: float = ANSWER_S) -> RasReport:
-    """Ask the service on a port of the loopback, at most for ``seconds``.
+def read_ras(port: int, seconds: float = ANSWER_S, address: str = LOOPBACK) -> RasReport:
+    """Ask the service on a port of this host, at most for ``seconds``; ``address`` is where it listens.
 
     Raises:
         OSError: when nobody answers in time, or not as NCCL does.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
         talk = Talk(link, seconds)
-        talk.connect((LOOPBACK, port))
+        talk.connect((_OF_EVERYWHERE.get(address, address), port))
         talk.send(f"CLIENT PROTOCOL {_PROTOCOL}\n".encode())
         if not talk.read_line(_LINE_BYTES).startswith(b"SERVER PROTOCOL"):
             raise OSError("what listens there is no NCCL")

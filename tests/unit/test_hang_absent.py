@@ -1,0 +1,143 @@
+"""Jobs of which all ranks here wait: for what one does alone elsewhere, for one that is lost, for each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.collectives import reading
+from tests.dumps import (
+    ALL_REDUCE,
+    BACKWARD,
+    DECODE,
+    MAIN,
+    NFS,
+    SITE,
+    TRAIN,
+    fold,
+    make_native,
+    make_rank,
+    odd_pid,
+    rounds,
+)
+from tests.frames import NOW_NS
+from tests.hanging import conclude, stand
+from tests.judging import SECOND
+from tpmon.judge.hang_memory import RankMemory
+from tpmon.model.collectives import RasReport
+from tpmon.model.known import is_known
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Kind
+
+ACCELERATE, TORCH = f"{SITE}/accelerate", f"{SITE}/torch/distributed"
+REMOTE = (Kind.HUNG, "remote-rank")
+FIRST = (
+    MAIN,
+    TRAIN,
+    StackFrame("main_process_first", f"{ACCELERATE}/accelerator.py", 900),
+    StackFrame("_goes_first", f"{ACCELERATE}/state.py", 400),
+    StackFrame("wait_for_everyone", f"{ACCELERATE}/state.py", 380),
+)
+INIT = (
+    MAIN,
+    StackFrame("init_process_group", f"{TORCH}/distributed_c10d.py", 1700),
+    StackFrame("_create_c10d_store", f"{TORCH}/rendezvous.py", 190),
+)
+SAVE = (
+    MAIN,
+    TRAIN,
+    StackFrame("_save_state_dict", f"{TORCH}/checkpoint/state_dict_saver.py", 300),
+    StackFrame("gather_object", f"{TORCH}/distributed_c10d.py", 2900),
+)
+OBJECTS = (MAIN, TRAIN, StackFrame("broadcast_object_list", f"{TORCH}/distributed_c10d.py", 3000))
+RECEIVES = (
+    MAIN,
+    TRAIN,
+    StackFrame("recv_forward", "/w/megatron/core/pipeline_parallel/p2p_communication.py", 400),
+)
+GLOO = make_native(9001, "pt_gloo_runloop")
+STEPS = tuple(RankMemory(pid, 100, moved_ns=NOW_NS - 60 * SECOND) for pid in (4000, 4010))
+DEAD = RasReport("2.27.5", 4, 4, (), (), 1, 0)
+
+
+def waits(frames, **fields: Any):
+    """Build two ranks of four that wait in one place."""
+    ranks = [make_rank(rank, replace(GLOO, tid=9000 + rank), frames=frames) for rank in (0, 1)]
+    return stand(*ranks, world_size=4, **({"seconds": 60, "log_age_s": None} | fields))
+
+
+def said(frames, **watch: Any):
+    finding = conclude(frames, **watch)
+    return finding.kind, finding.cause
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [FIRST, INIT, SAVE, OBJECTS, ALL_REDUCE],
+    ids=["first", "start", "save", "objects", "not in steps"],
+)
+def test_what_one_rank_elsewhere_does_alone_has_five_minutes(frames):
+    assert said(waits(frames))[0] is not Kind.HUNG
+    assert said(waits(frames, seconds=310)) == REMOTE
+    # A log that is as old says the same at once.
+    assert said(waits(frames, seconds=12, log_age_s=400.0)) == REMOTE
+
+
+def test_a_wait_within_a_step_has_the_time_of_a_hang():
+    assert said(waits(BACKWARD)) == REMOTE
+
+
+@pytest.mark.parametrize(
+    ("frames", "begun_s", "expected"), [(ALL_REDUCE, 200, True), (ALL_REDUCE, 70, False), (FIRST, 200, False)]
+)
+def test_ranks_that_were_seen_in_steps_are_judged_by_their_rhythm(frames, begun_s, expected):
+    verdict = said(waits(frames), ranks=STEPS, begun_ns=NOW_NS - begun_s * SECOND)
+    assert (verdict == REMOTE) is expected
+
+
+def test_a_process_that_nccl_calls_dead_needs_no_patience():
+    frames = waits(FIRST)
+    told = [replace(one, collectives=reading(ras=[DEAD])) if is_known(one.rounds) else one for one in frames]
+    assert said(told) == REMOTE
+
+
+def test_all_ranks_in_a_save_of_theirs_have_five_minutes():
+    ranks = [make_rank(rank, frames=SAVE) for rank in (0, 1)]
+    assert said(stand(*ranks, world_size=2, seconds=60, log_age_s=None))[0] is not Kind.HUNG
+    assert said(stand(*ranks, world_size=2, seconds=310, log_age_s=None)) == (Kind.HUNG, "no-progress")
+
+
+def pipeline():
+    return [make_rank(rank, frames=RECEIVES if rank < 6 else ALL_REDUCE) for rank in range(8)]
+
+
+def test_ranks_in_transfers_and_collectives_accuse_none_of_them():
+    finding = conclude(stand(*pipeline(), world_size=8, seconds=45, log_age_s=50.0))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+    assert "ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce" in finding.summary
+    assert not is_known(finding.rank)
+
+
+def test_a_dump_names_no_rank_that_waits_where_others_are_elsewhere():
+    dump = rounds(pipeline(), pipeline(), pipeline(), world=16)
+    assert odd_pid(dump) == 0
+    assert dump.summary.startswith(
+        "ranks 0-5 in recv_forward train.py:40, ranks 6-7 in all_reduce train.py:40"
+    )
+    assert "8 ranks are elsewhere or have ended: run tpmon dump there" in dump.summary
+    assert odd_pid(fold(*pipeline(), world=8)) == 4060
+
+
+def test_a_dump_names_those_that_stand_outside_of_a_collective_though_they_are_the_most():
+    def job():
+        blocked = [make_rank(rank, frames=DECODE, state="D", waits_on=NFS, call="read") for rank in range(5)]
+        return [*blocked, *(make_rank(rank) for rank in (5, 6, 7))]
+
+    dump = rounds(job(), job(), job(), world=8)
+    assert odd_pid(dump) == 4000
+    assert dump.summary.startswith(
+        "3 of 8 ranks wait in all_reduce train.py:40; rank 0 is in decode data.py:88"
+    )
+    assert "ranks 1-4 not there either" in dump.summary

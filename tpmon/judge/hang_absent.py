@@ -1,0 +1,193 @@
+"""Say who is missing where all ranks that could be read wait for others: here, elsewhere, or nobody. Pure.
+
+What one rank does alone on another machine, such as a save, looks like a hang from here. So a wait that
+programs put there on purpose has minutes, as has one of which no step of the run tells how long it may last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.fold_scene import Seen
+from tpmon.judge.hang_cards import is_network_busy, say_card_works
+from tpmon.judge.hang_causes import Blame, Patience, give_patience, say_place
+from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hook_signs import event_age_s
+from tpmon.judge.phase_kinds import TRAINING, Phase
+from tpmon.judge.phase_stack import last_name, mark_frame
+from tpmon.judge.rules_cpu import MOST_DIGITS
+from tpmon.judge.scene import Scene
+from tpmon.model.collectives import CollectiveCause
+from tpmon.model.dump_words import list_numbers, name_rank, name_ranks
+from tpmon.model.known import is_known, known_or
+from tpmon.model.process import ProcessSample, Role
+from tpmon.model.stacks import StackFrame
+
+SEEN_S = 30.0
+"""How long ranks must have been seen to get on until their own rhythm says how long a wait may last."""
+PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
+_BARRIER = "barrier"
+_AWAITS_ONE = re.compile(
+    r"barrier|/rendezvous|init_process_group|wait_for_everyone|main_process_first"
+    r"|/utils/store\.py:|accelerate/state\.py:|_object(?:_list)?$|_object_to_tensor|torch/distributed/checkpoint/"
+)
+"""Calls by which ranks wait for one of them, as "file:function"."""
+_TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")
+
+
+def find_ended(scene: Scene) -> list[int]:
+    """Return the numbers of ranks that ran on this machine and are gone."""
+    living = [one for one in scene.frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
+    here = {one.rank for one in living if is_known(one.rank)}
+    local = [one.local_rank for one in living if is_known(one.local_rank)]
+    size = scene.frame.target.world_size
+    # A job that goes on with fewer ranks does not wait for the numbers beyond.
+    ended = {one for one in scene.watch.numbers - here if not is_known(size) or one < size}
+    if len(local) == len(living) == len(here) and local:
+        # The ranks of one launcher are numbered without a gap, on the machine as in the job.
+        first = min(here) - min(local) if min(here) >= min(local) else 0
+        started = max(*local, _started_here(scene, living, local))
+        ended |= {first + number for number in range(started) if number not in local} - here
+    return sorted(ended)
+
+
+def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
+    """Return how many ranks the one launcher of this machine started as it says, 0 where none says so.
+
+    torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
+    variable alone tells nothing: some set it for ranks that run in other containers.
+    """
+    if len(set(local)) < len(local) or all(one.role is not Role.LAUNCHER for one in scene.frame.processes):
+        return 0
+    told = {
+        one.value
+        for process in living
+        if is_known(process.environment)
+        for one in process.environment
+        if one.name == "LOCAL_WORLD_SIZE"
+    }
+    (value,) = told if len(told) == 1 else ("",)
+    size = int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else 0
+    world = scene.frame.target.world_size
+    return size if is_known(world) and size <= world else 0
+
+
+def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
+    """Say who is missing where all ranks that were read wait for others; nobody is while their cards work."""
+    blame = _find_absent(waiting, scene, picture)
+    works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
+    if works:
+        return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {works}")
+    return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
+
+
+def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
+    first = waiting[0]
+    count = len(waiting)
+    places = dict.fromkeys(seen.doing.text for seen in waiting)
+    who = "the rank here waits" if count == 1 else f"all {count} ranks here wait"
+    where = " or ".join(places)
+    ended = find_ended(scene)
+    if ended:
+        names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
+        verb = "have ended" if len(ended) > 1 else "has ended"
+        left = who.replace(" here", f" that {'are' if count > 1 else 'is'} left")
+        text = f"{names} {verb}; {left} in {where}"
+        return Blame("missing-rank", first, text, needs=frozenset((Need.RANK_GONE,)), also=tuple(waiting))
+    remote = picture.scene.remote
+    if remote:
+        numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
+        size = picture.scene.world_size
+        known = is_known(size) and len(numbers) == count
+        names = list_numbers(set(range(size)) - set(numbers)) if known and is_known(size) else ""
+        elsewhere = (
+            f"rank{'s' if remote > 1 else ''} {names}"
+            if names
+            else f"{remote} rank{'s' if remote > 1 else ''}"
+        )
+        at = f"{who}: {_say_camps(waiting)}" if len(places) > 1 else f"{who} in {where}"
+        text = (
+            f"{at}; the one that is missing is elsewhere (or ended), of {elsewhere}: "
+            "run tpmon dump --job --json there, and tpmon fold on the results"
+        )
+        sure = _is_loss_told(scene) or (
+            not _is_meant(waiting) and (any(map(_is_in_step, waiting)) or _was_in_steps(scene))
+        )
+        return Blame(
+            "remote-rank",
+            first,
+            text,
+            Patience.SURE if sure else Patience.MEANT,
+            needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
+            also=tuple(waiting),
+        )
+    if len(places) > 1 and any(map(_is_transfer, waiting)):
+        text = (
+            f"all {count} ranks wait, in transfers and collectives of which none ends: {_say_camps(waiting)}"
+        )
+        return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
+    if len(places) > 1:
+        text = f"all {count} ranks wait for each other in different collectives: {_say_camps(waiting)}"
+        return Blame("missing-rank", _find_camps(waiting)[-1][0], text, also=tuple(waiting))
+    patience = Patience.MEANT if _is_meant(waiting) else Patience.SURE
+    if count == 1:
+        text = f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
+        return Blame("no-progress", first, text, patience)
+    text = f"all {count} ranks wait in {where}, none is outside of it: the network, or the backend itself"
+    return Blame("no-progress", first, text, patience, also=tuple(waiting))
+
+
+def _is_meant(waiting: Iterable[Seen]) -> bool:
+    """Tell whether some wait for what one rank does alone: a save, an evaluation, a start, an object."""
+    return any(
+        seen.doing.phase in PATIENT
+        or _BARRIER in seen.doing.text
+        or any(_AWAITS_ONE.search(f"{one.file}:{last_name(one.function)}") for one in _frames(seen))
+        for seen in waiting
+    )
+
+
+def _is_in_step(seen: Seen) -> bool:
+    """Tell whether a wait for ranks is a part of a step: no program puts a pause of its own there."""
+    marks = (mark_frame(one.function, one.file) for one in _frames(seen))
+    return any(mark is not None and mark.phase in TRAINING for mark in marks)
+
+
+def _is_transfer(seen: Seen) -> bool:
+    return any(_TRANSFER.search(last_name(one.function)) is not None for one in _frames(seen))
+
+
+def _frames(seen: Seen) -> Sequence[StackFrame]:
+    return known_or(seen.sighting.frames, ())
+
+
+def _was_in_steps(scene: Scene) -> bool:
+    """Tell whether the ranks were seen to get on for so long that their own rhythm says what is long."""
+    watch = scene.watch
+    seen_s = (watch.still_ns - watch.begun_ns) / 1e9
+    return event_age_s(scene.frame) is not None or (watch.moved_ns > 0 and seen_s >= SEEN_S)
+
+
+def _is_loss_told(scene: Scene) -> bool:
+    """Tell whether NCCL knows of a dead process, or records show calls that cannot end."""
+    calls = scene.watch.calls
+    return calls is not None and (
+        any(one.dead > 0 for one in calls.ras)
+        or any(one.cause is CollectiveCause.MISMATCH for one in calls.findings)
+    )
+
+
+def _find_camps(waiting: Sequence[Seen]) -> list[list[Seen]]:
+    """Return the ranks that wait by the place where they do, the largest group first."""
+    places = dict.fromkeys(seen.doing.text for seen in waiting)
+    camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
+    return sorted(camps, key=len, reverse=True)
+
+
+def _say_camps(waiting: Sequence[Seen]) -> str:
+    return ", ".join(
+        f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in _find_camps(waiting)
+    )
