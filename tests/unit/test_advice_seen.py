@@ -59,3 +59,18 @@ def test_settings_that_switch_a_path_of_nccl_off_are_seen_in_any_rank() -> None:
     kept = (RANKS[0], make_process(4212, rank=1, environment=(Setting("NCCL_P2P_DISABLE", "0"),)))
     assert Need.NCCL_PATH_OFF in observe(scene_of(make_frame(processes=taken)), SUSPECT)
     assert Need.NCCL_PATH_OFF not in observe(scene_of(make_frame(processes=kept)), SUSPECT)
+
+
+def test_a_setting_counts_only_where_its_path_would_be_taken() -> None:
+    def is_seen(name: str, ranks: int, world: int) -> bool:
+        processes = tuple(
+            make_process(4211 + rank, rank=rank, environment=(Setting(name, "1"),)) for rank in range(ranks)
+        )
+        frame = make_frame(processes=processes, target=make_target(world_size=world))
+        return Need.NCCL_PATH_OFF in observe(scene_of(frame), SUSPECT)
+
+    assert is_seen("NCCL_IB_DISABLE", 2, 16)
+    assert not is_seen("NCCL_IB_DISABLE", 2, 2)
+    assert is_seen("NCCL_SHM_DISABLE", 2, 2)
+    assert not is_seen("NCCL_SHM_DISABLE", 1, 8)
+    assert is_seen("TORCH_NCCL_BLOCKING_WAIT", 1, 8)

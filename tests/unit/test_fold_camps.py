@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.dumps import ALL_REDUCE, MAIN, ONCE, SITE, TRAIN, fold, make_rank
+from tests.dumps import ALL_REDUCE, DECODE, MAIN, NFS, ONCE, SITE, TRAIN, fold, make_rank, rounds
 from tests.hanging import conclude, stand
 from tpmon.model.known import is_known
 from tpmon.model.stacks import StackFrame
@@ -53,3 +53,13 @@ def test_one_collective_is_one_camp_wherever_in_its_library_the_ranks_are():
     bare = [tuple(frame for frame in frames if frame.file.startswith(SITE)) for frames in stacks]
     dump = fold(*[make_rank(rank, frames=frames) for rank, frames in enumerate(bare)])
     assert dump.summary.startswith("all 4 ranks wait in all_reduce; none is outside of it")
+
+
+def test_who_waits_for_its_card_is_not_the_odd_one_beside_one_that_reads():
+    sync = (MAIN, TRAIN, StackFrame("synchronize", f"{_TORCH}/cuda/__init__.py", 950))
+    reads = make_rank(7, frames=DECODE, state="D", waits_for="NFS", waits_on=NFS)
+    ranks = [make_rank(rank, frames=sync) for rank in range(1, 7)]
+    job = [make_rank(0), *ranks, reads]
+    dump = rounds(job, job, job, world=8)
+    assert is_known(dump.odd_one_out)
+    assert dump.odd_one_out.rank == 7

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NFS, make_native, make_rank, make_thread
+from tests.dumps import BACKWARD, DECODE, LIB, MAIN, NFS, SITE, make_native, make_rank, make_thread
 from tests.frames import NOW_NS, make_gpu
 from tests.hanging import conclude, sample, stand
 from tests.judging import SECOND
@@ -20,6 +20,7 @@ from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
 ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
+SYNCHRONIZE = (*ITEM, StackFrame("synchronize", f"{SITE}/torch/cuda/__init__.py", 950))
 RUNS = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
 READS = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
 QUIET = {"pcie_tx_bytes_s": 1e4, "pcie_rx_bytes_s": 1e4, "nvlink_tx_bytes_s": 0.0, "nvlink_rx_bytes_s": 0.0}
@@ -212,3 +213,13 @@ def take(one: DumpRound, bytes_s: float) -> DumpRound:
     """Let every process of a look have moved so much since the machine was started."""
     toll = ProcessToll(0, 0, round(bytes_s * one.taken_ns / 1e9))
     return replace(one, processes=tuple(replace(process, toll=toll) for process in one.processes))
+
+
+def test_ranks_that_all_wait_for_idle_cards_wait_in_one_collective_too():
+    ranks = [make_rank(rank, frames=SYNCHRONIZE) for rank in range(2)]
+    idle = {**SPINS, "sm_pct": 0.0, "sm_active_pct": 0.0, "power_w": 70.0}
+    gpus = tuple(make_gpu(i, pids=(one.pid,), **idle) for i, one in enumerate(ranks))
+    finding = conclude(stand(*ranks, world_size=2, gpus=gpus, log_age_s=None, seconds=320))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "gpu-wait")
+    assert finding.summary.startswith("all 2 ranks wait for their cards")
+    assert not is_known(finding.rank)

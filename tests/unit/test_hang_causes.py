@@ -430,3 +430,15 @@ def test_before_the_time_is_up_nothing_is_said():
     last = run(stand(make_rank(0), make_rank(1, frames=IN_LOCK), seconds=26, log_age_s=27.0))[-1]
     assert last.frame.verdict.kind is not Kind.HUNG
     assert any("of the 30 s that it takes" in text for text in last.frame.verdict.unknown)
+
+
+def test_an_idle_thread_of_a_logger_beside_a_deadlock_gives_it_no_more_time():
+    site = f"{SITE}/tqdm/_monitor.py"
+    idle = make_thread(
+        4009,
+        name="tqdm_monitor",
+        kind=ThreadKind.OTHER,
+        frames=(StackFrame("run", site, 60), StackFrame("wait", f"{LIB}/threading.py", 655)),
+    )
+    finding = conclude(stand(make_rank(0, idle, frames=IN_LOCK), log_age_s=None, seconds=60))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")

@@ -8,6 +8,9 @@ import pytest
 
 from tests.dumps import ALL_REDUCE, MAIN, RUNNING, StackFrame, make_rank, make_thread
 from tests.hanging import conclude, sample, stand
+from tpmon.judge.hang_causes import Patience
+from tpmon.judge.hang_memory import Watch
+from tpmon.judge.hang_watch import need_s
 from tpmon.model.dump import ProcessToll
 from tpmon.model.process import ThreadKind
 from tpmon.model.verdict import Kind
@@ -72,3 +75,15 @@ def test_a_thread_that_keeps_the_interpreter_in_a_call_may_load_what_all_wait_fo
     rank = make_rank(0, loader, frames=(MAIN,), waits_for="lock with a time-out", holds_gil=False)
     frames = stand(replace(rank, toll=toll), seconds=seconds, log_age_s=log_age_s)
     assert is_hung(frames) is expected
+
+
+@pytest.mark.parametrize("toll", [IDLE, MAKES])
+@pytest.mark.parametrize("others", [(), (make_rank(1, frames=ALL_REDUCE),)])
+def test_a_loop_is_told_whatever_it_gets_and_whoever_waits_for_it(toll, others):
+    assert is_hung(call(toll, CALL, OTHER, seconds=310, others=others))
+
+
+def test_more_patience_is_never_less_time():
+    for watch in (Watch(), Watch(longest_s=1500.0)):
+        needs = [need_s(watch, one) for one in Patience]
+        assert needs == sorted(needs)

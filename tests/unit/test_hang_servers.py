@@ -176,3 +176,12 @@ def test_a_run_that_sends_its_last_records_has_minutes(below):
         job = (make_rank(0, frames=waits, waits_for=seen), make_rank(1))
         assert conclude(stand(*job, world_size=2, seconds=120, log_age_s=125.0)).kind is not Kind.HUNG
         assert conclude(stand(*job, world_size=2, seconds=310, log_age_s=None)).kind is Kind.HUNG
+
+
+def test_the_actor_that_left_is_who_the_others_wait_for():
+    job = (make_rank(0), make_rank(1), make_rank(2), make_rank(3, frames=RAY))
+    frames = stand(*job, world_size=4, seconds=310, log_age_s=None)
+    finding = conclude(frames)
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
+    assert finding.summary.startswith("3 of 4 ranks wait in ")
+    assert "none is outside" not in finding.summary

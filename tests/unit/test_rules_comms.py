@@ -12,6 +12,7 @@ from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_targ
 from tests.judging import hold, make_looks, make_phases, scene_of
 from tests.starving import line_up
 from tpmon.judge import rules_comms
+from tpmon.judge.comms_traffic import is_traffic_read
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_comms import judge_comms_unknown, judge_straggler, judge_transfer
@@ -492,3 +493,11 @@ def test_little_moves_only_where_what_moves_was_read():
     unread = by_stacks(waiting(0.5), waiting(0.5), network=Missing("no sysfs"))
     assert judge_transfer(unread) == Unsure("transfer (how much moves was not read)")
     assert "how much moves was not read" in judge_comms_unknown(unread).summary
+    # Between the cards of one machine nothing goes over an interface.
+    links = ("pcie_tx_bytes_s", "pcie_rx_bytes_s", "nvlink_tx_bytes_s", "nvlink_rx_bytes_s")
+    dark = dict.fromkeys(links, Missing("not supported"))
+    cards = (make_gpu(0, pids=(4211,), **dark), make_gpu(1, pids=(4212,), **dark))
+    for world, little in ((2, False), (16, True)):
+        target = make_target(world_size=world)
+        scene = by_stacks(waiting(0.5), waiting(0.5), network=(nic,), gpus=cards, target=target)
+        assert is_traffic_read(scene) is little

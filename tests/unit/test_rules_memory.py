@@ -83,6 +83,15 @@ def test_workers_that_grow_are_named_and_told_to_bound_their_caches():
     first = choose(one.kind, one.cause, observe(scene, one), Facts())[0]
     assert (first.remedy.id, first.certain) == ("bounded-cache", True)
     assert Need.ANON_GROWS in judge_leak(plain).observed
+    # Workers that map files grow too: where the rank explains what has no file, it is the rank.
+    both = [
+        replace(
+            frame,
+            processes=(replace(RANK, rss_bytes=RANK.rss_bytes + int(i * 12 * MB)), *frame.processes[1:]),
+        )
+        for i, frame in enumerate(frames)
+    ]
+    assert Need.ANON_GROWS in judge_leak(see(both)).observed
 
 
 def test_another_job_of_the_same_control_group_that_leaks_is_no_leak_of_this_one():

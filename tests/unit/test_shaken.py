@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_second
+from tests.starving import COMPUTES, IDLES, SOCKET, line_up, make_looks, make_second
 from tpmon.judge.shaken import is_shaken
 from tpmon.model.known import Missing
 
@@ -59,3 +59,15 @@ def test_with_few_readings_or_none_of_the_looks_nothing_is_told():
     blind = {"main_threads": Missing("not read")}
     frames = line_up([make_second(wait, [], frame=blind) for wait in (0.5,) * 30])
     assert not is_shaken(frames)
+
+
+def test_of_many_ranks_the_few_looks_at_each_are_told_together():
+    """At the pace of a settled verdict eight ranks have ten looks a second between them."""
+
+    def look(waits: int) -> dict[str, object]:
+        looks = tuple(make_looks(4211 + rank, 2, batch_wait=waits) for rank in range(8))
+        return {"main_threads": looks}
+
+    frames = line_up([make_second(0.5, [], frame=look(waits)) for waits in (0,) * 20 + (2,) * 3])
+    assert is_shaken(frames)
+    assert not is_shaken(frames[:-3])

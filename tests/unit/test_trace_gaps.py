@@ -419,3 +419,16 @@ def test_an_absurd_size_of_the_job_names_no_missing_ranks(tmp_path: Path) -> Non
     table = analyze([rank_trace(tmp_path, f"{at}.json", at, 10**12, 400) for at in range(2)]).ranks
     assert table is not NOT_APPLICABLE
     assert table.missing == ()
+
+
+def test_the_profilers_own_wait_for_the_device_holds_nothing(tmp_path: Path) -> None:
+    """One graph a step, launched long before the device comes to it."""
+    trace = TraceBuilder()
+    for number in range(3):
+        at = 300 * number
+        trace.step(number, at, 290).op("aten::add", at + 5, 10)
+        for kernel in range(50):
+            trace.kernel(5000 + 32 * (50 * number + kernel), 20, launch=at + 50 + kernel)
+    trace.call("cudaDeviceSynchronize", 950, 9000)
+    file = analyse(trace, tmp_path)
+    assert (file.verdict.kind, file.gaps[0].sync_explicit) == (Kind.COMPUTE_BOUND, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces import TraceBuilder
+from tests.traces import BASE_US, TraceBuilder
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.trace import RankTable
 from tpmon.trace.analysis import analyze
@@ -142,7 +142,9 @@ def test_names_of_transfers(name: str, transfer: bool) -> None:
         ("t.json", {"Collective name": "send"}, None),
         ("t.json", {"Collective name": "allreduce", "Process Group Name": "3"}, None),
         ("t.json", {}, None),
-        ("worker1.json", {"Collective name": "allreduce"}, 1),
+        ("rank1.json", {"Collective name": "allreduce"}, 1),
+        ("job-worker-1_77.json", {"Collective name": "allreduce"}, 2),
+        ("worker1.json", {"Collective name": "broadcast"}, 1),
     ],
 )
 def test_a_call_tells_the_rank_where_it_names_no_other(
@@ -153,12 +155,20 @@ def test_a_call_tells_the_rank_where_it_names_no_other(
     assert (found.rank if is_known(found.rank) else None) == rank
 
 
-def talk(groups: dict[str, tuple[int, ...]], slow: int, ranks: int, tmp_path: Path) -> list[str]:
+def talk(
+    groups: dict[str, tuple[int, ...]],
+    slow: int,
+    ranks: int,
+    tmp_path: Path,
+    *,
+    skew_us: float = 0,
+    unnamed: dict[str, object] | None = None,
+) -> list[str]:
     """Write ranks of which ``slow`` computes 5 ms longer, then reduce in each of their groups in turn.
 
-    Kernels of a group with an empty name do not tell it.
+    Kernels of a group with an empty name say no more than ``unnamed``; each clock is ``skew_us`` further on.
     """
-    at, traces = 0.0, [TraceBuilder() for _ in range(ranks)]
+    at, traces = 0.0, [TraceBuilder(BASE_US + skew_us * rank) for rank in range(ranks)]
     for number in range(3):
         free = [at + 100 + 5000 * (rank == slow) for rank in range(ranks)]
         for trace in traces:
@@ -166,7 +176,7 @@ def talk(groups: dict[str, tuple[int, ...]], slow: int, ranks: int, tmp_path: Pa
         for name, members in groups.items():
             end = max(free[rank] for rank in members) + 1000
             for rank in members:
-                said: dict[str, object] = {"stream": 20}
+                said: dict[str, object] = {"stream": 20, **(unnamed or {})}
                 if name.strip():
                     said |= {**SAID, "Collective name": "allreduce"}
                     said |= {"Process Group Name": name, "Group size": len(members)}
@@ -213,6 +223,9 @@ def test_a_trace_without_collectives_is_left_out_and_said_to_be(tmp_path: Path) 
 def test_collectives_of_no_named_group_accuse_no_rank_of_another_group(tmp_path: Path) -> None:
     one = compare(talk({"": (0, 1, 2, 3)}, 2, 4, tmp_path))
     assert (one.straggler, one.matched) == (2, 3)
+    told: dict[str, object] = {**SAID, "Collective name": "allreduce", "Group size": 4}
+    sized = compare(talk({"": (0, 1, 2, 3)}, 2, 4, tmp_path, skew_us=1000, unnamed=told))
+    assert (sized.straggler, sized.matched) == (2, 3)
     two = compare(talk({"": (0, 1), " ": (2, 3)}, 1, 4, tmp_path))
     assert (two.straggler, two.matched) == (NOT_APPLICABLE, 0)
     assert "3 left out: nothing tells of which group they are" in two.summary

@@ -32,3 +32,13 @@ def test_work_without_calls_on_a_stream_of_its_own_moves_no_step(tmp_path: Path)
     trace = TraceBuilder().step(0, 0, 300).kernel(10, 280, launch=5).kernel(20, 500, stream=9)
     trace.step(1, 300, 300).kernel(310, 280, launch=305).kernel(560, 20, launch=306, stream=9)
     assert step_lengths(trace, tmp_path) == [300, 300]
+
+
+def test_work_whose_calls_are_lost_all_along_is_of_its_step(tmp_path: Path) -> None:
+    """Kernels of Triton, where the driver's launches are not recorded."""
+    trace = TraceBuilder()
+    for number in range(2):
+        at = 1000 * number
+        trace.step(number, at, 1000).kernel(at + 10, 800)
+        trace.kernel(at + 820, 100, launch=at + 815)
+    assert step_lengths(trace, tmp_path) == [1000, 1000]

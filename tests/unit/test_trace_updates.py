@@ -61,3 +61,14 @@ def test_updates_within_the_backward_pass_are_no_steps(tmp_path: Path) -> None:
         update(trace, "AdamW", at * 100 + 20)
     marks = find(trace, tmp_path)
     assert (marks.steps, "within the backward pass" in marks.why) == ((), True)
+
+
+def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tmp_path: Path) -> None:
+    trace = TraceBuilder(base_us=0).op("aten::mm", 0, 100)
+    update(trace, "AdamW", 150)
+    for number in range(3):
+        trace.op(NODE, number * 1000 + 500, 100)
+        update(trace, "Muon", number * 1000 + 800)
+        update(trace, "AdamW", number * 1000 + 860)
+    steps = find(trace, tmp_path).steps
+    assert [step.start for step in steps] == [200_000, 910_000, 1_910_000]

@@ -174,7 +174,8 @@ REMEDIES = (
         title="start without the settings that switch NCCL's fast paths off",
         applies="The run was started with NCCL_IB_DISABLE, NCCL_P2P_DISABLE or NCCL_SHM_DISABLE: its data go "
         "by TCP or through the host; or with TORCH_NCCL_BLOCKING_WAIT: the host waits in every collective.",
-        not_when="They work around a hang or a fault of driver, switch or container: then mend that first.",
+        not_when="They work around a hang or a fault of driver, switch or container: then mend that first. "
+        "Accelerate sets them itself for some consumer cards.",
         needs=(Need.NCCL_PATH_OFF,),
         paste="unset NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_SHM_DISABLE TORCH_NCCL_BLOCKING_WAIT"
         "  # one by one, if they work around a hang",

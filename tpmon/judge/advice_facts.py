@@ -264,8 +264,9 @@ def _shm_fix(facts: Facts) -> str:
     size = known_or(_shm_size(facts), f"{_LEAST_SHM_BYTES // _GIB}g")
     if is_known(facts.shm_total_bytes) and facts.shm_total_bytes >= _GIB:
         return (
-            "du -ah /dev/shm | sort -rh | head  # what fills it: remove what no process has open; else\n"
-            f"sudo mount -o remount,size={size} /dev/shm  # until the next boot; what lies in it takes memory"
+            "du -ah /dev/shm | sort -rh | head  # where the job runs: remove what no process has open\n"
+            f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm\n"
+            f"# without a container: sudo mount -o remount,size={size} /dev/shm; what lies in it takes memory"
         )
     return f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
 

@@ -144,8 +144,12 @@ def are_links_read(scene: Scene) -> bool:
 
 def is_traffic_read(scene: Scene) -> bool:
     """Tell whether the bytes of any link or interface were read: else nobody knows that little moves."""
-    interfaces = known_or(scene.frame.network, ())
-    return are_links_read(scene) or any(is_known(one.receive_bytes_s) for one in interfaces)
+    if are_links_read(scene):
+        return True
+    world = scene.frame.target.world_size
+    if scene.gpus and is_known(world) and world <= len(scene.ranks):
+        return False  # between the cards of one machine nothing goes over an interface
+    return any(is_known(one.receive_bytes_s) for one in known_or(scene.frame.network, ()))
 
 
 def say_traffic(scene: Scene) -> str:

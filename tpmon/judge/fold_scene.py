@@ -10,7 +10,7 @@ from dataclasses import replace
 from tpmon.judge.fold_looks import Sighting
 from tpmon.judge.fold_words import Doing, Wait, describe_stack
 from tpmon.judge.phase_kinds import Phase
-from tpmon.judge.phase_stack import last_name
+from tpmon.judge.phase_stack import is_native, last_name
 from tpmon.model.dump import DeadChild, DumpThread, Motion, WaitKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
@@ -134,7 +134,9 @@ def see_threads(sightings: Iterable[Sighting]) -> tuple[Seen, ...]:
 def _works_in_engine(sighting: Sighting) -> bool:
     """Tell whether a thread of the engine runs Python for its backward pass, and not a wait for ranks."""
     frames = sighting.frames
-    if sighting.thread.kind is not ThreadKind.AUTOGRAD or not is_known(frames) or not frames:
+    if sighting.thread.kind is not ThreadKind.AUTOGRAD or not is_known(frames):
+        return False
+    if all(is_native(one.file) for one in frames):
         return False
     return _weigh_wait(sighting, _describe_engine(frames)).wait is not Wait.RANKS
 

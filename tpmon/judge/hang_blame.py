@@ -55,8 +55,18 @@ def find_blame(scene: Scene, picture: Picture) -> Blame | str:
     blame = _find_blame([one for one in stances if one[1] is not Stance.NO_TASK], scene, picture)
     if not free or isinstance(blame, str):
         return blame
-    text = f"{blame.text}; {name_ranks(seen.thread for seen in free)} without a task"
-    return replace(give_patience(blame, Patience.MEANT), text=text)
+    blame = give_patience(blame, Patience.MEANT)
+    names = f"{name_ranks(seen.thread for seen in free)} without a task"
+    waiting = [seen for seen, stance in stances if stance is Stance.RANKS]
+    is_theirs = blame.cause in ("no-progress", "missing-rank") and not blame.needs
+    if not is_theirs or len(waiting) + len(free) < len(stances):
+        return replace(blame, text=f"{blame.text}; {names}")
+    places = " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
+    verb = "waits" if len(waiting) == 1 else "wait"
+    text = f"{len(waiting)} of {len(stances)} ranks {verb} in {places}; {names}"
+    return replace(
+        blame, cause="missing-rank", seen=free[0], text=text, also=tuple(waiting), is_of_all=len(free) > 1
+    )
 
 
 def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: Picture) -> Blame | str:
@@ -89,7 +99,7 @@ def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: P
         return _blame_unread(waiting, scene, picture)
     if not told:
         return give_patience(blame_nobody(waiting, scene, picture), _longest(spins))
-    if len(spins) == len(told) > 1 and not waiting:
+    if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
         return blame_cards(told)
     # What one of them does on purpose, the others wait for.
     first = give_patience(pick_blame(told), _longest(told))
@@ -144,7 +154,8 @@ def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> B
         return replace(blame, patience=Patience.WORKS)
     # A writer in a thread, or in a process, may do what a rank waits for.
     own = [one for one in (blame.seen, *blame.also) if one.thread.role is not Role.WORKER]
-    meant = any(one.doing.phase in _PATIENT for one in (seen, *own))
+    # Loggers keep idle threads in most programs: of these only the rank's own stack tells.
+    meant = seen.doing.phase in _PATIENT or any(one.doing.phase in PATIENT for one in own)
     return give_patience(blame, Patience.MEANT) if meant else blame
 
 

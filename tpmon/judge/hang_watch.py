@@ -15,6 +15,7 @@ from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
 from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
+from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.phase_stack import is_users, name_line, plain_name
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.stillness import fresh_phase, name_rank
@@ -25,6 +26,7 @@ from tpmon.model.dump_words import name_process, say_wait
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.process import Role, ThreadKind
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind
 
 OWN_S = 4.0
@@ -125,7 +127,7 @@ def need_s(watch: Watch, patience: Patience) -> float:
     if patience in factors:
         return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
     if patience is Patience.FLOWS:
-        return max(FLOWS_S, least)
+        return max(FLOWS_S, need_s(watch, Patience.WORKS))
     # No time limit of a collective bounds what is meant: a checkpoint, a service that is asked.
     return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
 
@@ -184,22 +186,31 @@ def _judge(scene: Scene) -> Answer:
         return Cleared(f"hang ({blame})")
     quiet = see_quiet(watch, scene.frame)
     seconds = quiet.seconds
-    if blame.cause == "spin" or blame.patience in _COMPUTES:
-        seconds = _running_s(quiet, blame.patience)
+    circles = _is_loop(blame, picture)
+    if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
+        seconds = _running_s(quiet, blame.patience, circles=circles)
     need = need_s(watch, blame.patience)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
     return _suspect(blame, quiet, scene, seconds, need)
 
 
-def _running_s(quiet: Quiet, patience: Patience) -> float:
+def _is_loop(blame: Blame, picture: Picture) -> bool:
+    """Tell whether the main thread of a rank goes round in one place, and loads no data there."""
+    one = blame.seen
+    is_main = one.thread.role is Role.RANK and one.thread.kind is ThreadKind.MAIN
+    return is_main and one.doing.phase is not Phase.DATA_WAIT and picture.goes_round(one)
+
+
+def _running_s(quiet: Quiet, patience: Patience, *, circles: bool) -> float:
     """Return for how long a thread that computes, or that waits for what does, has not got on.
 
-    A run that writes seldom may be in any of its steps, so older signs count for little here: they must
-    be very old, and for a call of a library they are none.
+    A loop is met at other lines all the time, whatever it gets from the kernel meanwhile. A run that writes
+    seldom may be in any of its steps, so older signs count for little here: they must be very old, and for a
+    call of a library they are none.
     """
     if patience in _COMPUTES:
-        return quiet.own_s
+        return quiet.cornered_s if circles else quiet.own_s
     older = quiet.cornered_s >= LOOP_OWN_S and quiet.outside_s >= PATIENCE_S
     return max(quiet.cornered_s, quiet.outside_s if older else 0.0)
 

@@ -35,9 +35,8 @@ ONLY_FORWARD_RATIO = 0.5
 """Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
 SET_THREADS_RATIO = 1.5
 """Busy threads over what the environment or the machine explains from which the program asked for them."""
-_NCCL_PATHS = frozenset(
-    ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "TORCH_NCCL_BLOCKING_WAIT")
-)
+_WAITS_BLOCKED, _FAST_NETWORK = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_IB_DISABLE"
+_WITHIN_MACHINE = frozenset(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
 _THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 
 
@@ -192,7 +191,12 @@ def _observe_taxes(scene: Scene) -> set[Need]:
     """Tell whether a setting slows the job; that no debug setting does takes every rank's environment."""
     environments = [rank.process.environment for rank in scene.ranks]
     known = [one for one in environments if is_known(one)]
-    taken = any(one.name in _NCCL_PATHS and one.value.strip() == "1" for each in known for one in each)
+    paths = {_WAITS_BLOCKED}
+    if _observe_ranks(scene):
+        paths.add(_FAST_NETWORK)
+    if len(scene.ranks) > 1:
+        paths |= _WITHIN_MACHINE
+    taken = any(one.name in paths and one.value.strip() == "1" for each in known for one in each)
     seen = {Need.NCCL_PATH_OFF} if taken else set()
     if any(map(list_taxes, known)):
         seen.add(Need.DEBUG_TAX_SET)

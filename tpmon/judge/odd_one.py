@@ -82,8 +82,12 @@ def _divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
     first, second = scene.camps[0], scene.camps[1]
     if waiting:
         outside = tuple(seen for seen in scene.ranks if seen.doing.wait is not Wait.RANKS)
-        still = all(seen.motion in (Motion.FROZEN, Motion.SLOW) for seen in outside)
-        if outside and (still or 2 * len(outside) <= total):
+        # Who waits for its card may be in the same collective: the host of a card waits for that alone.
+        hosts = tuple(seen for seen in outside if seen.doing.wait is not Wait.DEVICE)
+        still = all(seen.motion in (Motion.FROZEN, Motion.SLOW) for seen in hosts)
+        if hosts and (still or 2 * len(hosts) <= total):
+            return waiting[0], _worst_first(hosts)
+        if outside and 2 * len(outside) <= total:
             return waiting[0], _worst_first(outside)
         if not outside and scene.remote:
             return None, tuple(seen for camp in scene.camps[1:] for seen in camp.ranks)

@@ -183,14 +183,19 @@ def _urgency(eta_s: float) -> float:
     return min(1.0, max(0.2, 1 - eta_s / ETA_S))
 
 
-def _who_grows(scene: Scene) -> Role:
-    """Return whose resident memory grows most, the loader workers' or the ranks', which it is by default."""
+def _who_grows(scene: Scene, anon: Growth) -> Role:
+    """Return whose resident memory grows most, the loader workers' or the ranks', which it is by default.
+
+    Files that workers map are resident too: where the ranks' growth explains ``anon``, it is the ranks'.
+    """
 
     def mean_of(role: Role) -> float:
         growth = _read_growth(scene, lambda frame: _sum_role(frame, role))
         return growth.mean if is_known(growth) and growth.grows else 0.0
 
-    return Role.WORKER if mean_of(Role.WORKER) > mean_of(Role.RANK) else Role.RANK
+    ranks = mean_of(Role.RANK)
+    fed = mean_of(Role.WORKER) > ranks and ranks < OWN_GROWTH * anon.mean
+    return Role.WORKER if fed else Role.RANK
 
 
 def _sum_role(frame: Frame, role: Role) -> float:
@@ -277,7 +282,7 @@ def judge_leak(scene: Scene) -> Answer:
     seen = {scene.frame.memory.anon_source}
     if is_known(rss) and rss.grows and not _is_summed(scene):
         seen.add("RSS")
-    role = _who_grows(scene)
+    role = _who_grows(scene, anon)
     fed = role is Role.WORKER
     words = "memory of the loader workers grows" if fed else "memory grows"
     need = Need.WORKERS_GROW if fed else Need.ANON_GROWS

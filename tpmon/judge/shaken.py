@@ -19,6 +19,8 @@ RECENT = 3
 """Readings that all must differ: one or two are a step of another kind."""
 BEFORE = 10
 """Readings before them that they are compared with."""
+MANY = 3
+"""Ranks from which their looks are also compared together: they share the looks of a second."""
 LEAST_DEMAND = 0.15
 """By how much the demand of all ranks, or of all their workers, must move, in threads."""
 
@@ -47,6 +49,14 @@ def _differ_by_rank(one: Counter[_Look], other: Counter[_Look]) -> bool:
     )
 
 
+def _pool(counts: Counter[_Look]) -> Counter[_Look]:
+    """Add the looks of all ranks: of many each has too few in ``RECENT`` seconds."""
+    pooled: Counter[_Look] = Counter()
+    for (_, name), count in counts.items():
+        pooled[0, name] += count
+    return pooled
+
+
 def _sum_demand(frame: Frame, role: Role) -> float:
     demands = (one.runnable for one in frame.processes if one.role is role)
     return sum(demand for demand in demands if is_known(demand))
@@ -67,6 +77,9 @@ def is_shaken(frames: Sequence[Frame]) -> bool:
     seen = frames[-RECENT - BEFORE :]
     if len(seen) < RECENT + BEFORE:
         return False
-    if _differ_by_rank(_count_looks(seen[-RECENT:]), _count_looks(seen[:-RECENT])):
+    recent, before = _count_looks(seen[-RECENT:]), _count_looks(seen[:-RECENT])
+    if _differ_by_rank(recent, before):
+        return True
+    if len({pid for pid, _ in recent}) >= MANY and _differ_by_rank(_pool(recent), _pool(before)):
         return True
     return any(_has_moved([_sum_demand(frame, role) for frame in seen]) for role in (Role.RANK, Role.WORKER))

@@ -110,7 +110,7 @@ def analyze_trace(
     ops = nest_operators(trace)
     launchers = find_launchers(trace, ops, launched_by)
     activity = find_activity(trace)
-    causes = find_causes(trace, launched_by, activity)
+    causes = find_causes(trace, launched_by, activity, steps.host_window[1])
     figures, limited = figure_launches(trace)
     window = steps.window if len(trace.work.start) else steps.host_window
     gaps: tuple[DeviceGaps, ...] = ()
@@ -119,7 +119,7 @@ def analyze_trace(
     if len(trace.work.start):
         gaps = find_gaps(trace, causes, ops, window, int(steps.host_start[0]))
         judged = tuple(gap for gap in gaps if gap.device not in activity.strays)
-        verdict = judge_device(trace, activity, judged, window)
+        verdict = judge_device(trace, activity, judged, window, steps.host_window[1])
     else:
         host = split_host(trace, activity, causes, window)
         verdict = judge_host(trace, host, window, marked=steps.marked)

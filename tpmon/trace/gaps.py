@@ -56,13 +56,13 @@ def classify_calls(trace: Trace, launched_by: Ints) -> Ints:
     return classes
 
 
-def find_causes(trace: Trace, launched_by: Ints, activity: Activity) -> HostCauses:
-    """Unite the host events of each cause."""
+def find_causes(trace: Trace, launched_by: Ints, activity: Activity, until: int) -> HostCauses:
+    """Unite the host events of each cause; a synchronise from ``until`` on is the profiler's own."""
     calls = trace.calls
     classes = classify_calls(trace, launched_by)
 
     def of(*kinds: CallClass) -> Spans:
-        rows = np.isin(classes, kinds)
+        rows = np.isin(classes, kinds) & ((classes != CallClass.EXPLICIT) | (calls.start < until))
         return unite(calls.start[rows], calls.duration[rows])
 
     return HostCauses(

@@ -78,7 +78,10 @@ def take_parts(
         transfer_ms=_ALONE,
     )
     found, transfers = _collectives(trace, steps, launched_by)
-    sizes = {one.group: one.group_size for one in trace.collectives if one.group_size > 0}
+    sizes: dict[str, int] = {}
+    for told in trace.collectives:
+        if told.group_size > 0:  # groups without a name share one key: the smallest of them counts
+            sizes[told.group] = min(told.group_size, sizes.get(told.group, told.group_size))
     return RankParts(row, file.world_size, found, sizes, transfers, steps.names)
 
 
@@ -206,9 +209,12 @@ def _is_one_group(
 ) -> bool:
     """Tell whether collectives without the name of their group are of one: a job of two ranks has no other.
 
-    Else their ends tell: a collective ends on all its ranks at once, however late each of them began it.
+    Nor has one whose calls are all of as many ranks as there are. Else their ends tell: a collective ends on
+    all its ranks at once, however late each of them began it.
     """
     if len(members) == 2 and world == 2:
+        return True
+    if all(parts[at].group_sizes.get("") == len(members) for at in members):
         return True
     times = np.array([[parts[at].collectives[key] for at in members] for key in keys], dtype=np.int64)
     starts, ends = times[:, :, 0], times.sum(axis=2)

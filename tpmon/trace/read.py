@@ -30,7 +30,8 @@ Progress = Callable[[int, int], None]
 _EVENTS = msgspec.json.Decoder(list[Event])
 _HEADER = msgspec.json.Decoder(Header, strict=False)
 _HEADER_FIELDS = msgspec.structs.fields(Header)
-_RANK = re.compile(r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_WORKER = re.compile(r"worker[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _FAILURES = (msgspec.MsgspecError, RecursionError, ValueError)
 _UNREAD = ("B", "E")
 """Phases of events that begin and end apart, which torch does not write: counted, not paired."""
@@ -222,11 +223,18 @@ def _first_value(text: bytes) -> bytes:
 
 
 def _find_rank(path: str, header: Header, said: int) -> int:
-    """Find the rank: what the trace says, else the name of the file, else its communication calls."""
+    """Find the rank: what the trace says, else the name of the file, else its communication calls.
+
+    A worker in the name comes last: of a pod that is called so all ranks have the same.
+    """
     if header.distributed is not None and header.distributed.rank >= 0:
         return header.distributed.rank
-    found = _RANK.findall(os.path.basename(path))
-    return int(found[-1]) if found else said
+    name = os.path.basename(path)
+    if found := _RANK.findall(name):
+        return int(found[-1])
+    if said >= 0:
+        return said
+    return int(found[-1]) if (found := _WORKER.findall(name)) else -1
 
 
 def find_device(trace: Trace, device: int) -> Device | None:

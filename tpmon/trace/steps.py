@@ -142,7 +142,10 @@ def _find_leftover(trace: Trace, launched_by: Ints, until: int) -> Ints:
     there, at = np.unique(lane[matched], return_index=True)
     first = np.full(len(numbers), NEVER, dtype=np.int64)
     first[there] = work.start[matched[at]]
-    found: Ints = np.flatnonzero((launched_by < 0) & (work.start < first[lane]))
+    untold = launched_by < 0
+    if bool((untold & (first[lane] > NEVER) & (work.start >= first[lane])).any()):
+        return np.zeros(0, dtype=np.int64)  # calls are lost all along: that one is tells nothing
+    found: Ints = np.flatnonzero(untold & (work.start < first[lane]))
     return found
 
 

@@ -70,9 +70,14 @@ def find_updates(trace: Trace, most: int) -> Marks:
     inside = unite(host.start[own], host.duration[own]).within(host.start[rows], host.start[rows] + 1) > 0
     if 2 * int(inside.sum()) > len(rows):
         return Marks(nothing, (), "the optimizer updates within the backward pass, many times in a step")
-    rows = _choose_last(trace, rows, nodes)[:most]
+    rows = _choose_last(trace, rows, nodes)
+    begin = int(host.start[host.track == track].min())
+    first = int(host.start[rows[0]] + host.duration[rows[0]])
+    if len(rows) > 1 and len(nodes) and int(host.start[nodes].min()) >= first:
+        begin, rows = first, rows[1:]  # the recording began between two updates of a step of before
+    rows = rows[:most]
     ends = (host.start[rows] + host.duration[rows]).tolist()
-    starts = [int(host.start[host.track == track].min()), *ends[:-1]]
+    starts = [begin, *ends[:-1]]
     return Marks(trace.tracks[int(track)], tuple(Mark(*pair) for pair in zip(starts, ends, strict=True)))
 
 

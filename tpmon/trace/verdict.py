@@ -56,9 +56,12 @@ _KINDS = {
 
 
 def judge_device(
-    trace: Trace, activity: Activity, gaps: tuple[DeviceGaps, ...], window: tuple[int, int]
+    trace: Trace, activity: Activity, gaps: tuple[DeviceGaps, ...], window: tuple[int, int], until: int
 ) -> TraceVerdict:
-    """Judge a trace with device work: times of its devices add up, and so do their windows."""
+    """Judge a trace with device work: times of its devices add up, and so do their windows.
+
+    At ``until`` the host's last step ends; what a device still does then was launched before.
+    """
     total = sum(gap.window for gap in gaps)
     if total <= 0:
         return _undecided("the window of the steps is empty")
@@ -70,8 +73,9 @@ def judge_device(
     implicit = sum_known(gap.sync_implicit for gap in gaps)
     waits = {"explicit": explicit, "implicit": implicit, "allocator": alloc}
     launch = sum_known(us for gap in gaps for us in (gap.launch, gap.cpu_op))
+    drained = sum(_drain_us(trace, gap.device, until, window) for gap in gaps)
     if not activity.on_host:
-        idle = sum(gap.idle for gap in gaps) - sum(waits.values()) - launch
+        idle = max(0.0, sum(gap.idle for gap in gaps) - drained - sum(waits.values()) - launch)
         told = {"sync": sum(waits.values()), "launch": launch} if activity.in_calls else {}
         return _judge_without_host(trace, {"comms": exposed, **told, "idle": idle}, waits, window, total)
     shares = {
@@ -79,10 +83,18 @@ def judge_device(
         "comms": exposed + sum_known(gap.comms for gap in gaps),
         "sync": sum(waits.values()),
         "launch": launch,
-        "other": sum_known(gap.other for gap in gaps),
+        "other": max(0.0, sum_known(gap.other for gap in gaps) - drained),
     }
     first = _largest(shares, total)
     return _write(first, _cause_on_device(trace, first, waits, window), shares, total)
+
+
+def _drain_us(trace: Trace, device: int, until: int, window: tuple[int, int]) -> float:
+    """Return the idle time of a device behind the host's last step: nothing on the host holds it then."""
+    here = trace.work.device == device
+    begin = min(max(until, window[0]), window[1])
+    busy = unite(trace.work.start[here], trace.work.duration[here]).within_one(begin, window[1])
+    return (window[1] - begin - busy) / 1000
 
 
 def _cause_on_device(
