@@ -63,3 +63,4 @@ def test_who_waits_for_its_card_is_not_the_odd_one_beside_one_that_reads():
     dump = rounds(job, job, job, world=8)
     assert is_known(dump.odd_one_out)
     assert dump.odd_one_out.rank == 7
+    assert "not there either" not in dump.summary

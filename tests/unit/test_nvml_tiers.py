@@ -9,7 +9,9 @@ import pytest
 
 from tests.fake_nvml import FakeCard, FakeNvml, ring
 from tests.nvml_readings import make_reader, read_twice
+from tpmon.judge.rules_link import LINK_LOAD_PCT
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.probe import nvml
 from tpmon.probe.gpu_calls import describe_code
 from tpmon.probe.gpu_wire import Line, decode_line, encode_line
 
@@ -234,3 +236,7 @@ def test_strange_answers_cost_their_field() -> None:
     assert isinstance(line.health.remapped_rows_pending, Missing)
     assert isinstance(line.fast.power_w, Missing)
     assert isinstance(line.slow.mig, Missing)
+
+
+def test_the_link_is_read_at_the_load_from_which_its_rule_judges_it() -> None:
+    assert nvml.LOADED_PCT == LINK_LOAD_PCT

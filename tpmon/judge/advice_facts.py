@@ -262,13 +262,14 @@ def _shm_note(facts: Facts) -> str:
 def _shm_fix(facts: Facts) -> str:
     """Return what to paste against a full /dev/shm: a small default, or a mount that something fills."""
     size = known_or(_shm_size(facts), f"{_LEAST_SHM_BYTES // _GIB}g")
+    start = f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
     if is_known(facts.shm_total_bytes) and facts.shm_total_bytes >= _GIB:
         return (
             "du -ah /dev/shm | sort -rh | head  # where the job runs: remove what no process has open\n"
-            f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm\n"
+            f"{start}\n"
             f"# without a container: sudo mount -o remount,size={size} /dev/shm; what lies in it takes memory"
         )
-    return f"docker run --shm-size={size} ...  # in Kubernetes: emptyDir of medium Memory at /dev/shm"
+    return start
 
 
 def _text(value: Applicable[int]) -> Known[str]:

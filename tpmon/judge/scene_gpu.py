@@ -32,9 +32,10 @@ FULL_SM_PCT = 60.0
 FULL_POWER_RATIO = 0.55
 """P from which a busy card truly computes, where no SM activity is read."""
 SMALL_LIMIT_W = 150.0
-"""Limit up to which a card at full clocks draws a third to half of it for nothing (T4, L4, A2, A10)."""
+"""Limit up to which a card may draw a third to half of it for nothing (T4, L4, A2, A10), by
+what others report of them; none was read by us."""
 FULL_SMALL_RATIO = 0.65
-"""P from which such a card truly computes: a kernel that spins takes up to 0.56 of it."""
+"""P from which such a card truly computes: a guess, above what a kernel that spins may take of it."""
 WORKING_CLOCK_RATIO = 0.8
 """C from which low power is not just a low clock; below it the power is measured by the clock."""
 QUIET_LINK_BYTES_S = 5 * (1 << 20)

@@ -28,7 +28,8 @@ CLOSED_S = 30.0
 """A card that is lost or may not be opened is tried again this often."""
 
 LOADED_PCT = 50.0
-"""SM % from which the PCIe link is read: a card that idles lowers it on purpose, and raises it under load."""
+"""SM % from which the PCIe link is read: a card that idles lowers it on purpose, and raises it under load.
+The rule of the link (``rules_link.LINK_LOAD_PCT``) judges from the same load on."""
 NOT_LOADED = Missing("not read under load yet")
 
 REASON_IDLE = 0x1

@@ -101,9 +101,8 @@ class StackSampler:
             self._no_ranks = not named
             news = self._plan.watch(named)
             more = self._plan.set_pace(pace)
-            is_slice = self._turn is not None and self._turn.kind is Kind.SLICE
-        if more and is_slice:
-            self._child.finish()  # it began before what has changed
+            if more and self._turn is not None and self._turn.kind is Kind.SLICE:
+                self._child.finish()  # it began before what has changed
         if news or more:
             self._wake.set()
 
@@ -194,14 +193,16 @@ class StackSampler:
             else record_arguments(pid, turn.rate_hz, turn.seconds)
         )
         begun_s = time.thread_time()
-        self._turn = turn
+        with self._lock:
+            self._turn = turn
         try:
             outcome = self._child.run((spy, *arguments), turn.seconds + GRACE_S)
         except OSError as error:
             self._refuse(turn, 0.0, f"py-spy cannot be started: {error.strerror or error}", final=True)
             return
         finally:
-            self._turn = None
+            with self._lock:
+                self._turn = None
         if not self._stopped:
             self._settle(turn, outcome, begun_s)
 
