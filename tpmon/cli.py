@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,7 @@ def _diagnose(options: Options, asked: str | None, job_was_asked: bool) -> int:
         last = session.run()
         if last is None:
             raise ValueError("a session ended before its first Frame")
-        with suppress(ReaderGone):  # the exit code is asked for all the same, and the command told
+        with watch.outlast_output():
             if options.json:
                 output.write_json(encode(last.verdict))
             elif options.check:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tpmon.errors import UsageError
 from tpmon.model.codec import encode
@@ -19,7 +19,7 @@ from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Outcome
 from tpmon.model.results import Update
 from tpmon.model.verdict import END_CAUSES, EXIT_CODES, Finding, Kind, pick_code
-from tpmon.report.write import complain
+from tpmon.report.write import ReaderGone, complain
 from tpmon.settings import UNTIL_SETTING, parse_names, split_command
 
 LOOK_S = 15.0
@@ -173,6 +173,19 @@ class Watch:
         if frame.target.state is TargetState.ENDED:
             return True
         return self._limit_s is not None and time.monotonic() - self._begun_s >= self._limit_s
+
+    @contextlib.contextmanager
+    def outlast_output(self) -> Iterator[None]:
+        """Say on standard error that the verdict could not be written, or nothing where nobody reads.
+
+        The exit code is asked for all the same, and the command told.
+        """
+        try:
+            yield
+        except ReaderGone:
+            return
+        except UsageError as error:
+            complain(f"tpmon: {error.what}\nTry: {error.try_this}")
 
     def finish(self) -> None:
         """Let a command of --on-change that still runs come to its end, within its limit."""

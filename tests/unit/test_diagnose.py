@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.frames import make_finding, make_frame, make_target
-from tpmon import diagnose
+from tpmon import cli, diagnose
 from tpmon.diagnose import OnChange, Watch, parse_command, parse_until, pick_exit_code
 from tpmon.errors import UsageError
-from tpmon.model.frame import TargetState
+from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing
 from tpmon.model.process import Outcome
 from tpmon.model.results import Update
 from tpmon.model.verdict import EXIT_CODES, Kind
+from tpmon.report.write import Output
 
 TELL = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
@@ -133,3 +134,41 @@ def test_a_command_that_fails_is_told_on_stderr(capfd) -> None:
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
     on_change.finish()
     assert "status 7" in capfd.readouterr().err
+
+
+class Stopped:
+    """Stand for a session that meets one verdict."""
+
+    def __init__(self, sink: Callable[[Update], None], kind: Kind) -> None:
+        self._sink = sink
+        self._update = update(kind)
+
+    def stop(self) -> None:
+        pass
+
+    def run(self) -> Frame:
+        self._sink(self._update)
+        return self._update.frame
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    with open("/dev/full", "wb", buffering=0) as file:
+        yield file.fileno()
+
+
+@pytest.mark.usefixtures("small_environment")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_full_disk_costs_neither_the_exit_code_nor_the_alert(
+    form: list[str], full: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.1)
+    monkeypatch.setattr(cli, "_find_job", lambda *_: None)
+    monkeypatch.setattr(cli, "_open_session", lambda _job, _options, sink: Stopped(sink, Kind.HUNG))
+    monkeypatch.setattr(cli, "_stdout", lambda ascii_only: Output(full, ascii_only))
+    told = tmp_path / "told"
+    command = f"sh -c 'sleep 1; cat > {told}'"
+    asked = ["diagnose", "1", "--until", "hung", "--on-change", command, *form]
+    assert cli.main(asked) == EXIT_CODES[Kind.HUNG]
+    assert json.loads(told.read_text())["kind"] == "hung"
+    assert "cannot write to standard output: No space left" in capfd.readouterr().err
