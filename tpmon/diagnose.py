@@ -27,6 +27,7 @@ LOOK_S = 15.0
 COMMAND_LIMIT_S = 30.0
 """A command of --on-change that takes longer is ended: the next verdict waits for it."""
 END_WITHIN_S = 2.0
+_STDERR = 2
 
 
 def parse_until(text: str) -> frozenset[str]:
@@ -110,8 +111,11 @@ class OnChange:
         with self._lock:
             if self._closed:
                 return None
-            # In a session of its own it can be ended with all that it started.
-            self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+            # In a session of its own it can be ended with all that it started. Standard output is for the
+            # verdict alone: what the command prints would break the JSON.
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=_STDERR, start_new_session=True
+            )
             return self._child
 
     def _call(self, line: str) -> None:

@@ -136,6 +136,13 @@ def test_a_command_that_fails_is_told_on_stderr(capfd) -> None:
     assert "status 7" in capfd.readouterr().err
 
 
+def test_what_a_command_prints_does_not_get_into_the_verdict(capfd) -> None:
+    on_change = OnChange(("sh", "-c", "cat > /dev/null; echo done"))
+    on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+    on_change.finish()
+    assert capfd.readouterr() == ("", "done\n")
+
+
 class Stopped:
     """Stand for a session that meets one verdict."""
 
