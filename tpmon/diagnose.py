@@ -93,8 +93,8 @@ class OnChange:
         if not self._idle.wait(END_WITHIN_S):
             with self._lock:
                 child = self._child
-            if child is not None:
-                _end(child)
+            if child is not None and (reason := _end(child)):
+                complain(f"tpmon: --on-change: {self._command[0]} still runs and cannot be ended: {reason}")
 
     def _work(self) -> None:
         while True:
@@ -102,10 +102,14 @@ class OnChange:
             with contextlib.suppress(queue.Empty):
                 while True:
                     line = self._waiting.get_nowait()
-            self._call(line)
-            with self._lock:
-                if self._waiting.empty():
-                    self._idle.set()
+            try:
+                self._call(line)
+            except Exception as error:  # noqa: BLE001  # the next verdict is told all the same
+                complain(f"tpmon: --on-change: {self._command[0]}: {type(error).__name__}: {error}")
+            finally:
+                with self._lock:
+                    if self._waiting.empty():
+                        self._idle.set()
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
@@ -130,20 +134,29 @@ class OnChange:
         try:
             child.communicate(f"{line}\n".encode(), COMMAND_LIMIT_S)
         except subprocess.TimeoutExpired:
-            _end(child)
-            complain(f"tpmon: --on-change: {name} took longer than {COMMAND_LIMIT_S:.0f} s and was ended")
+            reason = _end(child)
+            end = f"cannot be ended: {reason}" if reason else "was ended"
+            complain(f"tpmon: --on-change: {name} took longer than {COMMAND_LIMIT_S:.0f} s and {end}")
             return
         if child.returncode and not self._closed:
             complain(f"tpmon: --on-change: {name} ended with status {child.returncode}")
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill a command and what it started; it may have ended in between."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(END_WITHIN_S)
+def _end(child: subprocess.Popen[bytes]) -> str:
+    """Kill a command and what it started, and say why it cannot be ended; it may have ended in between."""
+    if child.poll() is not None:
+        return ""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # its status is there in a moment
+    except OSError as error:  # sudo, doas: it runs as root
+        return error.strerror or str(error)
+    try:
+        child.wait(END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return "it does not go"
+    return ""
 
 
 class Watch:

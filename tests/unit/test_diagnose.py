@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -141,6 +142,46 @@ def test_what_a_command_prints_does_not_get_into_the_verdict(capfd) -> None:
     on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
     on_change.finish()
     assert capfd.readouterr() == ("", "done\n")
+
+
+def test_a_command_that_may_not_be_ended_is_told_and_the_next_verdict_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(diagnose, "COMMAND_LIMIT_S", 0.3)
+    monkeypatch.setattr(diagnose, "END_WITHIN_S", 0.1)
+    monkeypatch.setattr(diagnose.os, "killpg", refuse)
+    told, blocked = tmp_path / "told", tmp_path / "blocked"
+    wait = f"while test -e {blocked}; do sleep 0.05; done"
+    on_change = OnChange(("sh", "-c", f"cat >> {told}; {wait}"))
+    blocked.touch()
+    try:
+        on_change.tell(make_finding(kind=Kind.DATA_BOUND, cause="pin"))
+        wait_until(on_change._idle.is_set)
+        on_change.tell(make_finding(kind=Kind.HUNG, cause="lock"))
+        wait_until(lambda: told.exists() and told.read_text().count("\n") == 2)
+        on_change.close()
+    finally:
+        blocked.unlink()
+    kinds = [json.loads(line)["kind"] for line in told.read_text().splitlines()]
+    assert kinds == ["data-bound", "hung"]
+    assert "cannot be ended: Operation not permitted" in capfd.readouterr().err
+
+
+def test_a_call_that_fails_in_an_odd_way_does_not_end_the_telling(
+    monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    def fail(line: str) -> None:
+        raise ValueError("odd")
+
+    on_change = OnChange(("true",))
+    monkeypatch.setattr(on_change, "_call", fail)
+    for cause in ("lock", "spin"):
+        on_change.tell(make_finding(kind=Kind.HUNG, cause=cause))
+        wait_until(on_change._idle.is_set)
+    assert capfd.readouterr().err.count("ValueError: odd") == 2
 
 
 class Stopped:
