@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.known import NOT_APPLICABLE, Known, is_known
-from tpmon.model.process import Identity, Outcome, ProcessEnd, Role
+from tpmon.model.process import Identity, Outcome, ProcessEnd, ProcessSample, Role
 from tpmon.probe.changes import Changes, Departure, name_member
 from tpmon.probe.ending import UNSEEN, describe_end, name_signal
 from tpmon.probe.job import Member
 
 DYING_NS = 10_000_000_000
 """Freeing hundreds of GB takes the kernel seconds."""
+OUTLIVED_NS = 2_400_000_000_000
+"""A job that goes on for 40 min after a failure does so without it: those that waited for the rank that
+failed have given up, which takes a collective of gloo 30 min and one of NCCL 10."""
 MOST_ENDS = 256
 """A Frame names so many that ended in one second; a job of thousands ends at once."""
 _FATAL = (Role.RANK, Role.WORKER)
@@ -74,23 +77,48 @@ class Ends:
         self._last_how = UNSEEN
         self._first: Member | None = None
         self._first_how = ""
+        self._first_ns = 0
+        self._newest_ticks = 0
+        """When the newest of the ranks that lived at the first failure was started."""
         self._last_outcome = self._root_outcome = Outcome.UNKNOWN
         self._rank_outcomes: set[Outcome] = set()
 
-    def add(self, changes: Changes, *, oom_kills: int = 0) -> tuple[ProcessEnd, ...]:
-        """Note who ended, and return it; ``oom_kills`` as in ``describe_end``."""
+    def add(
+        self,
+        changes: Changes,
+        now_ns: int,
+        *,
+        living: Sequence[ProcessSample] = (),
+        oom_kills: int = 0,
+    ) -> tuple[ProcessEnd, ...]:
+        """Note who ended, and return it; ``oom_kills`` as in ``describe_end``.
+
+        ``now_ns`` is CLOCK_MONOTONIC, ``living`` the processes that are there now.
+        """
         root_lived = not self._root_how
+        if root_lived and self._first is not None and now_ns - self._first_ns > OUTLIVED_NS:
+            self._first = None
         ends = tuple(tell_end(each, oom_kills=oom_kills) for each in changes.gone)
         for each, end in zip(changes.gone, ends, strict=True):
             if each.member.identity == self._root:
                 self._root_how, self._root_outcome = end.how, end.outcome
             elif root_lived and self._first is None and each.failed and end.role in _FATAL:
-                self._first, self._first_how = each.member, end.how
+                self._first, self._first_how, self._first_ns = each.member, end.how, now_ns
+                self._newest_ticks = max(_started(living), default=0)
             self._last_how, self._last_outcome = end.how, end.outcome
         self._note_ranks(ends, changes)
-        if self._first is not None and any(_replaces(one, self._first) for one in changes.born):
-            self._first = None  # the job went on without it
+        if self._first is not None and self._went_on(self._first, changes, living):
+            self._first = None
         return tuple(end for end in ends if end.role is not Role.HELPER)[:MOST_ENDS]
+
+    def _went_on(self, first: Member, changes: Changes, living: Sequence[ProcessSample]) -> bool:
+        """Tell whether the job goes on without ``first``: with another in its place, or all ranks anew.
+
+        After an elastic restart over several hosts the ranks of this one may have other numbers.
+        """
+        if any(_replaces(one, first) for one in changes.born):
+            return True
+        return min(_started(living), default=0) > max(self._newest_ticks, first.identity.start_ticks)
 
     def _note_ranks(self, ends: Sequence[ProcessEnd], changes: Changes) -> None:
         """Note how the ranks ended; a rank that was born since begins anew."""
@@ -119,6 +147,10 @@ class Ends:
         if self._first is None or how in ("exit 0", self._first_how):
             return how
         return f"{how}, after {name_member(self._first)}: {self._first_how}"
+
+
+def _started(living: Sequence[ProcessSample]) -> list[int]:
+    return [one.start_ticks for one in living if one.role is Role.RANK]
 
 
 def _replaces(born: Member, gone: Member) -> bool:

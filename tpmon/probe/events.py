@@ -68,7 +68,7 @@ class EventTeller:
         host_wide = group.memory_source == HOST
         # others' may be among those of the machine
         own_kills = 0 if host_wide else self._oom_kills.count_recent(now_ns)
-        self._last_ends = self._ends.add(changes, oom_kills=own_kills)
+        self._last_ends = self._ends.add(changes, now_ns, living=processes, oom_kills=own_kills)
         told = [*describe_by_role(changes, oom_kills=own_kills), *self._tell_stops(processes)]
         weighed = [(_weigh(role), Event(taken, EventKind.PROCESS, text)) for role, text in told]
         if kills:
