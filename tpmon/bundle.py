@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError, UsageError
@@ -122,7 +123,8 @@ class Bundler:
         frames = self._look.frames()
         if frames:
             last = frames[-1]
-            self._add("frames.jsonl", f"{len(frames)} Frames, one a line", lambda: _encode_frames(frames))
+            what = partial(_describe_frames, len(frames))
+            self._add("frames.jsonl", what, lambda: _encode_frames(frames))
             self._add("verdict.txt", "the verdict, in full", lambda: write_verdict(last), short=True)
             self._add("verdict.json", "the same", lambda: [encode(last.verdict)], short=True)
             self._add("once.txt", "the last Frame in words", lambda: write_once(last), short=True)
@@ -174,13 +176,16 @@ class Bundler:
     def _add(
         self,
         name: str,
-        what: str,
+        what: str | Callable[[Sequence[str]], str],
         write: Callable[[], Sequence[str]],
         limit_s: float = PART_S,
         *,
         short: bool = False,
     ) -> None:
-        """Write one file; one that fails, or takes too long, is named with its reason."""
+        """Write one file; one that fails, or takes too long, is named with its reason.
+
+        ``what`` says what is in it, where that depends on its lines when they are there.
+        """
         if self._hurries() and not short:
             self.contents.failures.append((name, _LEFT))
             return
@@ -195,7 +200,8 @@ class Bundler:
             reason = getattr(error, "strerror", "") or f"{type(error).__name__}: {error}"
             self.contents.failures.append((name, reason))
         else:
-            self.contents.files.append((name, len(data), what))
+            said = what if isinstance(what, str) else what(lines)
+            self.contents.files.append((name, len(data), said))
 
     def _close(self) -> None:
         job = self._job
@@ -228,6 +234,12 @@ def _write_versions(job: Job) -> list[str]:
         f"{name + ':':<20}{f'? {value.reason}' if isinstance(value, Missing) else value}"
         for name, value in list_versions(job)
     ]
+
+
+def _describe_frames(seen: int, lines: Sequence[str]) -> str:
+    """Say how many of the ``seen`` Frames are in the file."""
+    there = f"{seen} Frames" if len(lines) == seen else f"the newest {len(lines)} of {seen} Frames"
+    return f"{there}, one a line"
 
 
 def _encode_frames(frames: Sequence[Frame]) -> list[str]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -26,7 +27,7 @@ from tests.waiting import wait_until
 from tpmon import bundle
 from tpmon.bundle import Bundler, default_name, open_sink, start_bundle
 from tpmon.looking import ROUNDS, RoundKeeper, SharedLook
-from tpmon.model.codec import decode
+from tpmon.model.codec import decode, encode
 from tpmon.model.collectives import CollectivesReading
 from tpmon.model.doctor import Checkup, list_checks
 from tpmon.model.dump import Dump, DumpRequest, DumpRound
@@ -266,6 +267,19 @@ def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job: Job, t
     assert {"versions.txt", "processes.txt", "frames.jsonl", "verdict.txt", "once.txt", README} <= names
     assert "log.txt: ZeroDivisionError: by design" in (folder / README).read_text()
     assert (folder / "frames.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("room", "what"), [(2.5, "2 Frames, one a line"), (1.5, "the newest 1 of 2 Frames, one a line")]
+)
+def test_the_frames_that_are_in_it_are_counted_and_not_those_that_were_seen(tmp_path, monkeypatch, room, what):
+    monkeypatch.setattr(bundle, "MOST_FRAME_BYTES", int(room * len(encode(make_frame()))))
+    folder = tmp_path / "out"
+    nobody = cast("Job", None)  # the looks ask no job
+    bundler = Bundler(nobody, FolderSink(str(folder)), Look(Missing("none")), stacks=False)
+    bundler._write_looks()
+    assert ("frames.jsonl", what) in [(name, said) for name, _, said in bundler.contents.files]
+    assert (folder / "frames.jsonl").read_text().count("\n") == int(room)
 
 
 @pytest.mark.torch
