@@ -9,7 +9,7 @@ import pytest
 from tests.unit.test_gpu_rates import FAST, make_line
 from tpmon.model.gpu import Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.probe.gpu_board import NOT_VISIBLE, Board, GpuReading
+from tpmon.probe.gpu_board import NOT_VISIBLE, PASSING_S, Board, GpuReading
 from tpmon.probe.gpu_wire import (
     CardLine,
     DriverLine,
@@ -43,6 +43,9 @@ class Story:
         given = {"uuid": f"GPU-{index}", "index": index, "identity": replace(IDENTITY, minor=index)}
         line: CardLine = make_line(self.second, **{**given, **changes})
         self.board.on_line(Line(card=line), self._now())
+
+    def note(self, text: str, *, passing: bool) -> None:
+        self.board.on_line(Line(note=NoteLine(text, passing)), self._now())
 
     def lose(self, index: int, **changes: object) -> None:
         self.card(index, fast=blank_fast("GPU is lost"), lost="GPU is lost", next_s=30.0, **changes)
@@ -364,6 +367,25 @@ def test_everything_that_a_child_can_pile_up_is_bounded() -> None:
     assert is_known(reading.gpus)
     assert len(reading.gpus) == 64
     assert (len(reading.notes), len(reading.events)) == (20, 100)
+    assert reading.notes[-1] == "note 199"
+
+
+def test_a_passing_note_goes_when_it_comes_no_more_and_another_stays() -> None:
+    story = Story()
+    story.driver(1)
+    story.note("Xid events are not watched: not supported", passing=False)
+    story.note("reading card 0 failed", passing=True)
+    story.second = 100
+    story.note("reading card 0 failed", passing=True)
+    story.second = 100 + PASSING_S
+    assert len(story.read().notes) == 2
+    story.second += 1
+    assert story.read().notes == ("Xid events are not watched: not supported",)
+    story.end()
+    story.start()
+    assert len(story.read().notes) == 1
+    story.driver(1)
+    assert story.read().notes == (), "the new child says anew what it cannot do"
 
 
 def test_a_child_that_repeats_a_moment_does_not_grow_the_window() -> None:

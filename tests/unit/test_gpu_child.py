@@ -329,6 +329,7 @@ nvml = Broken(cards)
     probe = start_child(body)
     reading = read_until(probe, lambda one: bool(one.notes) and len(states(one)) >= 2)
     assert reading.notes[0].startswith("reading card 1 failed: TypeError")
+    assert list(probe._board._notes.values()) != [None], "a note that passes"
     assert states(reading)[0] is GpuState.OK
     probe.stop()
 

@@ -25,6 +25,8 @@ MAX_LINES = 64
 """Lines kept of one card; 10 s have 10."""
 MAX_EVENTS = 100
 MAX_NOTES = 20
+PASSING_S = 180.0
+"""A passing note is said again after 30 s while it is so."""
 MAX_CARDS = 64
 NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 
@@ -83,7 +85,8 @@ class Board:
         self._driver_ns = now_ns
         self._ended: tuple[str, int] | None = None
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
-        self._notes: dict[str, None] = {}
+        self._notes: dict[str, int | None] = {}
+        """When those that pass came last, None for those that do not; the first to come first."""
 
     def on_start(self, now_ns: int) -> None:
         """Note that a new child was started."""
@@ -103,7 +106,7 @@ class Board:
         elif is_known(line.xid):
             self._on_xid(line.xid.uuid, line.xid.xid)
         elif is_known(line.note):
-            self._add_note(clean_text(line.note.text))
+            self._add_note(clean_text(line.note.text), now_ns if line.note.passing else None)
 
     def on_end(self, how: str, now_ns: int, retry_s: float) -> None:
         """Note how the child ended, and that the next one starts in ``retry_s``."""
@@ -139,6 +142,7 @@ class Board:
         """
         cards = self._cards(now_ns)
         held_by_job = held_minors(job, held)
+        self._drop_old_notes(now_ns)
         notes = tuple(self._notes)
         gpus: Known[tuple[GpuSample, ...]]
         if cards:
@@ -175,6 +179,7 @@ class Board:
         self._ended = None
         self._failure = ""
         self._hidden = False
+        self._notes.clear()  # a new child says anew what it cannot do
         self._expected = max(0, min(line.cards, MAX_CARDS))
         self._driver_ns = now_ns
         self._driver = Driver(
@@ -230,9 +235,19 @@ class Board:
         slot.sample = replace(slot.sample, xids=slot.track.xids)
         self._events.append(f"Xid {xid} on GPU {slot.sample.index} ({slot.sample.name})")
 
-    def _add_note(self, text: str) -> None:
-        if len(self._notes) < MAX_NOTES:
-            self._notes[text] = None
+    def _add_note(self, text: str, passing_ns: int | None) -> None:
+        self._notes[text] = passing_ns  # one that comes again keeps its place: lines must not jump
+        if len(self._notes) > MAX_NOTES:
+            del self._notes[next(iter(self._notes))]
+
+    def _drop_old_notes(self, now_ns: int) -> None:
+        old = [
+            text
+            for text, came_ns in self._notes.items()
+            if came_ns is not None and now_ns - came_ns > PASSING_S * 1e9
+        ]
+        for text in old:
+            del self._notes[text]
 
     def _cards(self, now_ns: int) -> tuple[Card, ...]:
         cards = [self._card(key, slot, now_ns) for key, slot in self._slots.items()]

@@ -136,7 +136,7 @@ def _watch_card(nvml: Any, index: int, pipe: _Pipe, opened: _Opened) -> NoReturn
                 pipe.send(Line(card=line))
         except Exception as error:  # noqa: BLE001  # said to the parent; the other cards go on
             text = f"reading card {index} failed: {type(error).__name__}: {error}"
-            pipe.send(Line(note=NoteLine(text)))
+            pipe.send(Line(note=NoteLine(text, passing=True)))
             time.sleep(CLOSED_S)
             reader = CardReader(nvml, index)
             continue
@@ -165,7 +165,8 @@ def _watch_xids(calls: Calls, pipe: _Pipe, opened: _Opened) -> None:
             if failed is not None:
                 break
         # A card that fell off the bus makes the whole set fail: build it anew without that card.
-        pipe.send(Line(note=NoteLine(f"Xid events were not watched for a while: {failed}")))
+        text = f"Xid events were not watched for a while: {failed}"
+        pipe.send(Line(note=NoteLine(text, passing=True)))
         calls.ask("nvmlEventSetFree", events)
         time.sleep(CLOSED_S)
         calls.start_round(retry_silent=True)

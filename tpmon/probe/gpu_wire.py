@@ -39,9 +39,10 @@ class XidLine:
 
 @dataclass(frozen=True, slots=True)
 class NoteLine:
-    """Report what the child cannot do, in words, once."""
+    """Report what the child cannot do, in words: once, or when ``passing`` again while it is so."""
 
     text: str
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
