@@ -272,7 +272,7 @@ def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job: Job, t
 @pytest.mark.parametrize(
     ("room", "what"), [(2.5, "2 Frames, one a line"), (1.5, "the newest 1 of 2 Frames, one a line")]
 )
-def test_the_frames_that_are_in_it_are_counted_and_not_those_that_were_seen(tmp_path, monkeypatch, room, what):
+def test_the_frames_that_are_in_it_are_counted_and_not_all(tmp_path, monkeypatch, room, what):
     monkeypatch.setattr(bundle, "MOST_FRAME_BYTES", int(room * len(encode(make_frame()))))
     folder = tmp_path / "out"
     nobody = cast("Job", None)  # the looks ask no job
