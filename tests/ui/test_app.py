@@ -25,7 +25,7 @@ from tpmon.model.verdict import Kind
 from tpmon.ui import panes
 from tpmon.ui.canvas import Canvas, ink_styles
 from tpmon.ui.controls import Notice
-from tpmon.ui.inbox import turns_bad
+from tpmon.ui.inbox import is_everyday, turns_bad
 from tpmon.ui.view import Ink, Overlay
 
 
@@ -135,6 +135,22 @@ def test_events_are_bounded():
         many = tuple(make_event(f"event {n}") for n in range(400))
         await s.send(replace(JOB, events=many), replace(JOB, events=many))
         assert len(s.view.events) == 500
+
+    drive(check)
+
+
+def test_the_workers_of_each_epoch_push_out_no_other_event():
+    async def check(s):
+        verdict = make_event("verdict: data-bound (cpu-transform)", kind=EventKind.VERDICT)
+        failed = make_event("rank 0 (4211) gone: SIGKILL")
+        await s.send(replace(JOB, events=(verdict, failed)))
+        for _ in range(3):
+            epoch = tuple(make_event(f"epoch respawn: {n} workers of 8 ranks replaced") for n in range(400))
+            await s.send(replace(JOB, events=epoch))
+        assert len(s.view.events) == 500
+        assert [event for event in s.view.events if not is_everyday(event)][-2:] == [verdict, failed]
+        await s.press("v")
+        assert "verdict: data-bound (cpu-transform)" in s.text
 
     drive(check)
 

@@ -14,6 +14,7 @@ from tpmon.model.known import Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe import members as members_module
 from tpmon.probe.changes import Changes, Departure, describe_changes
+from tpmon.probe.dump import dumpable
 from tpmon.probe.ending import UNSEEN
 from tpmon.probe.job import Member
 from tpmon.probe.members import BIRTHS_PER_REFRESH, Membership
@@ -239,6 +240,22 @@ def test_a_process_that_runs_another_program_is_read_again(watch: Watch) -> None
     changes = watch.refresh()
     assert [(member.identity.pid, member.label) for member in changes.changed] == [(140, "ffmpeg")]
     assert (changes.born, changes.gone) == ((), ())
+
+
+def test_the_stacks_of_a_helper_born_later_are_read_while_it_runs_python(watch: Watch) -> None:
+    def read() -> list[int]:
+        members = dumpable(watch.membership.job)
+        return [member.identity.pid for member in members if member.role is Role.HELPER]
+
+    start = watch.fake.now - 50
+    watch.fake.add(140, 101, TRAIN, name="python", start=start)
+    watch.fake.add(141, 101, ("ffmpeg", "-i", "x"))
+    watch.refresh()
+    assert read() == [140]
+    watch.fake.remove(140)
+    watch.fake.add(140, 101, ("ffmpeg", "-i", "x"), start=start)
+    watch.refresh()
+    assert read() == []
 
 
 def test_a_spawned_worker_is_one_before_it_names_itself(watch: Watch) -> None:

@@ -51,6 +51,14 @@ def format_clock(value: datetime) -> str:
     return value.strftime("%H:%M:%S")
 
 
+def format_moment(when: datetime, now: datetime, *, seconds: bool = True) -> str:
+    """Write a time of day, or where ``now`` is another day the date and the minute: Mar 13 23:55."""
+    local = when.astimezone(now.tzinfo)
+    if local.date() != now.date():
+        return local.strftime("%b %d %H:%M")
+    return format_clock(local) if seconds else local.strftime("%H:%M")
+
+
 def format_pct(value: float) -> str:
     """Write a percentage without decimals from 10 on, with one below: 41, 7.3, 0."""
     if value == 0:

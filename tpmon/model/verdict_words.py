@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from tpmon.model.known import Applicable, Missing, is_known
-from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
+from tpmon.model.units import format_bytes, format_moment, format_pct, format_seconds
 from tpmon.model.verdict import Evidence, Finding, Kind, SinceIs, pick_code
 
 _SIGNS = {10: "!", 11: "?", 12: "!!"}
@@ -55,22 +55,15 @@ def _say_span(seconds: float) -> str:
     return f"{int(seconds // 60)} min" if seconds < 5400 else format_seconds(seconds)
 
 
-def _say_clock(when: datetime, now: datetime) -> str:
-    local = when.astimezone(now.tzinfo)
-    if local.date() != now.date():
-        return local.strftime("%b %d %H:%M")
-    recent = (now - when).total_seconds() < _RECENT_S
-    return format_clock(local) if recent else local.strftime("%H:%M")
-
-
 def say_since(finding: Finding, now: datetime) -> str:
     """Write since when, short: "since 03:02 (5 min)", "at least 26 min"; "" where nothing is claimed."""
     if is_undecided(finding):
         return ""
-    span = _say_span((now - finding.since).total_seconds())
+    seconds = (now - finding.since).total_seconds()
+    span = _say_span(seconds)
     if finding.since_is is SinceIs.LOWER_BOUND:
         return f"at least {span}"
-    clock = _say_clock(finding.since, now)
+    clock = format_moment(finding.since, now, seconds=seconds < _RECENT_S)
     return f"since {clock} ({span})" if finding.since < now else f"since {clock}"
 
 

@@ -94,7 +94,7 @@ class Job:
     python_version: Known[str]
     remark: str
     facts: Mapping[int, Facts] = field(repr=False, compare=False)
-    """What each process said, shells between the members included; ``Membership`` starts from it."""
+    """What each process said, shells between the members included; ``Membership`` keeps it up to date."""
     parts: Mapping[int, Part] = field(repr=False, compare=False)
 
 

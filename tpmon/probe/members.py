@@ -334,7 +334,8 @@ class Membership:
 
     def _tell_job(self, facts: dict[int, Facts], torch: Known[str]) -> None:
         """Bring what is told from the members up to date; what no member tells any more stays."""
-        job = replace(self._job, members=tuple(self._members.values()), torch_version=torch)
+        members = tuple(self._members.values())
+        job = replace(self._job, members=members, torch_version=torch, facts=facts)
         if any(part.role is Role.RANK for part in self._parts.values()):
             job = replace(
                 job,

@@ -34,7 +34,7 @@ from tpmon.ui.ask_dump import forget_price
 from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.first_view import first_view
-from tpmon.ui.inbox import EVENT_LIMIT, Inbox, turns_bad
+from tpmon.ui.inbox import Inbox, keep_newest, turns_bad
 from tpmon.ui.key_row import Ask, ByDigit, OpenRow
 from tpmon.ui.keys import find_key, keys_shown, say_unused
 from tpmon.ui.messages import Captured, Told
@@ -76,7 +76,7 @@ class MonitorApp(Shell):
         self._newest: Update | None = None
         self._dump: DumpUpdate | None = None
         self._sample: SampleUpdate | None = None
-        self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
+        self._events: tuple[Event, ...] = ()
         self._rows: tuple[int, ...] = ()
         self._message_until_ns = 0
         self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)
@@ -121,7 +121,7 @@ class MonitorApp(Shell):
 
     def _take_updates(self) -> None:
         update, events_since = self._inbox.take()
-        self._events.extend(events_since)
+        self._events = keep_newest((*self._events, *events_since))
         if update is not None:
             self._newest = update
             if self._rings and turns_bad(update, events_since):
@@ -139,9 +139,7 @@ class MonitorApp(Shell):
             view = replace(view, message="")
         if self._newest is not None and not is_known(view.paused_ns):
             newest = self._newest
-            view = replace(
-                view, frame=newest.frame, pulses=newest.pulses, events=tuple(self._events), now_ns=now_ns
-            )
+            view = replace(view, frame=newest.frame, pulses=newest.pulses, events=self._events, now_ns=now_ns)
         else:
             view = replace(view, now_ns=now_ns)
         dump = self._dump

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections import deque
 from collections.abc import Sequence
 
 from tpmon.model.frame import Event, EventKind
@@ -13,6 +13,30 @@ from tpmon.model.verdict import pick_code
 from tpmon.ui.controls import Reading
 
 EVENT_LIMIT = 500
+EVERYDAY_KEPT = 100
+"""So many of every day stay at least, where there are as many."""
+_OF_WORKERS = re.compile(r"epoch respawn: |(?:\d+ )?(?:compile )?workers? ")
+_EVERYDAY = (EventKind.PROBE, EventKind.OUTPUT)
+
+
+def is_everyday(event: Event) -> bool:
+    """Tell whether an event may come with each epoch: of a worker, of a log or of tpmon itself."""
+    of_worker = event.kind is EventKind.PROCESS and _OF_WORKERS.match(event.text) is not None
+    return of_worker or event.kind in _EVERYDAY
+
+
+def keep_newest(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Keep 500 events at most, in their order; those of every day make way for the others.
+
+    128 workers that start anew each epoch would else push out the verdicts of the night within hours.
+    """
+    if len(events) <= EVENT_LIMIT:
+        return tuple(events)
+    everyday = [number for number, event in enumerate(events) if is_everyday(event)]
+    others = sorted(set(range(len(events))).difference(everyday))
+    others = others[min(EVERYDAY_KEPT, len(everyday)) - EVENT_LIMIT :]
+    kept = sorted((*others, *everyday[len(others) - EVENT_LIMIT :]))
+    return tuple(events[number] for number in kept)
 
 
 def turns_bad(update: Update, events: Sequence[Event]) -> bool:
@@ -34,22 +58,22 @@ class Inbox:
         self._update: Update | None = None
         self._dump: DumpUpdate | None = None
         self._sample: SampleUpdate | None = None
-        self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
+        self._events: tuple[Event, ...] = ()
 
     def put(self, update: Update) -> bool:
         """Add an Update and tell whether it is the first since ``take``."""
         with self._lock:
             first = self._update is None
             self._update = update
-            self._events.extend(update.frame.events)
+            self._events = keep_newest((*self._events, *update.frame.events))
             return first
 
     def take(self) -> tuple[Update | None, tuple[Event, ...]]:
         """Return the newest Update and all events since the last call."""
         with self._lock:
-            taken = self._update, tuple(self._events)
+            taken = self._update, self._events
             self._update = None
-            self._events.clear()
+            self._events = ()
             return taken
 
     def put_reading(self, result: Reading) -> bool:

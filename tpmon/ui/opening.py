@@ -20,7 +20,7 @@ from tpmon.ui import actions, panes, stack_rows
 from tpmon.ui.cells import fit_line
 from tpmon.ui.controls import Result, ScreenOptions
 from tpmon.ui.first_view import first_view
-from tpmon.ui.inbox import EVENT_LIMIT
+from tpmon.ui.inbox import keep_newest
 from tpmon.ui.ink import encode_line, ink_starts
 from tpmon.ui.keys import keys_shown
 from tpmon.ui.lines import KeyHelp, Line, Size
@@ -59,7 +59,7 @@ class Opening:
         self._lock = threading.RLock()  # a signal handler may interrupt whoever holds it
         self._came = threading.Event()
         self._kept: deque[Update | Result] = deque(maxlen=_MOST_KEPT)
-        self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
+        self._events: tuple[Event, ...] = ()
         self._to: Audience | None = None
         self._ended = False
         self._error: Exception | None = None
@@ -74,7 +74,7 @@ class Opening:
                 self._to.receive(update)
                 return
             self._kept.append(update)
-            self._events.extend(update.frame.events)
+            self._events = keep_newest((*self._events, *update.frame.events))
             try:
                 self._draw(update)
             except Exception as error:  # noqa: BLE001  # raised again where it ends the screen
@@ -135,7 +135,7 @@ class Opening:
             self._view,
             frame=update.frame,
             pulses=update.pulses,
-            events=tuple(self._events),
+            events=self._events,
             now_ns=time.monotonic_ns(),
         )
         view = stack_rows.note_seen(view)

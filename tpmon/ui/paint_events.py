@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tpmon.model.frame import Event, EventKind, Frame
 from tpmon.model.host import OutputSample
 from tpmon.model.known import is_known, known_or
-from tpmon.model.units import format_bytes, format_clock, format_seconds
+from tpmon.model.units import format_bytes, format_seconds
 from tpmon.ui.cells import cut, cut_front, fit_line, pad_line, wrap_words
 from tpmon.ui.marks import age_of
+from tpmon.ui.moments import say_moments
 from tpmon.ui.table import Item, explain, paint_rule
 from tpmon.ui.view import Ink, Line, Pane, Size, ViewState
 
@@ -35,12 +34,18 @@ def _log_title(view: ViewState, log: OutputSample, room: int) -> str:
     return f"{when}  {cut_front(log.path, max(8, room - len(when) - 2))}"
 
 
-def _paint_event(event: Event, width: int) -> Line:
+def _paint_newest(view: ViewState, width: int, most: int) -> list[Line]:
+    """Paint at most so many events, newest first, a line each."""
+    events = view.events[::-1][: max(0, most)]
+    clocks = say_moments(view, (event.time for event in events))
+    return [_paint_event(event, clock, width) for event, clock in zip(events, clocks, strict=True)]
+
+
+def _paint_event(event: Event, clock: str, width: int) -> Line:
     ink = _KIND_INK.get(event.kind, Ink.PLAIN)
     if width < 60:
-        return fit_line(((f" {format_clock(event.time)} ", Ink.DIM), (event.text, ink)), width)
-    head = f" {format_clock(event.time)} {event.kind.value:<8} "
-    return fit_line(((head, Ink.DIM), (_text_of(event), ink)), width)
+        return fit_line(((f" {clock} ", Ink.DIM), (event.text, ink)), width)
+    return fit_line(((f" {clock} {event.kind.value:<8} ", Ink.DIM), (_text_of(event), ink)), width)
 
 
 def _text_of(event: Event) -> str:
@@ -90,14 +95,10 @@ def paint_events(view: ViewState, size: Size, *, focused: bool) -> list[Line]:
         paint_rule(title, _details(view, frame, log, size.width, split=split), size.width, focused=focused)
     ]
     logged = _paint_log(log, size.width, min(len(log.lines), (rows + 1) // 2)) if log is not None else []
-    happened = [_paint_event(event, size.width) for event in _newest(view.events, rows - len(logged))]
+    happened = _paint_newest(view, size.width, rows - len(logged))
     if log is not None and len(happened) + len(logged) < rows:
         logged = _paint_log(log, size.width, rows - len(happened))
     return [*lines, *happened, *logged][: size.height]
-
-
-def _newest(events: Sequence[Event], most: int) -> Sequence[Event]:
-    return list(reversed(events[-most:])) if most > 0 else []
 
 
 def _paint_beside(view: ViewState, log: OutputSample | None, size: Size, *, focused: bool) -> list[Line]:
@@ -111,7 +112,7 @@ def _paint_beside(view: ViewState, log: OutputSample | None, size: Size, *, focu
     else:
         about = f"written {_log_title(view, log, right - 20)}"
         logged = _paint_log(log, right, rows)
-    happened = [_paint_event(event, left) for event in _newest(view.events, rows)]
+    happened = _paint_newest(view, left, rows)
     lines = [
         join_columns(
             paint_rule(title, [], left, focused=focused),
@@ -149,13 +150,15 @@ def paint_events_in_full(view: ViewState, width: int) -> list[Line]:
     if not frame.output:
         lines.append(((cut(" log: the job writes its output to no regular file", width), Ink.DIM),))
     lines.append(((cut(f" {len(view.events)} events, newest first", width), Ink.STRONG),))
-    for event in reversed(view.events):
-        lines += _paint_whole_event(event, width)
+    events = view.events[::-1]
+    clocks = say_moments(view, (event.time for event in events))
+    for event, clock in zip(events, clocks, strict=True):
+        lines += _paint_whole_event(event, clock, width)
     return lines
 
 
-def _paint_whole_event(event: Event, width: int) -> list[Line]:
-    head = f" {format_clock(event.time)} {event.kind.value:<8} "
+def _paint_whole_event(event: Event, clock: str, width: int) -> list[Line]:
+    head = f" {clock} {event.kind.value:<8} "
     texts = wrap_words(_text_of(event), max(8, width - len(head))) or [""]
     ink = _KIND_INK.get(event.kind, Ink.PLAIN)
     heads = [head] + [" " * len(head)] * (len(texts) - 1)

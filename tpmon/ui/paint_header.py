@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.known import Missing, NotApplicable, is_known, map_known
 from tpmon.model.process import RankRow
-from tpmon.model.units import format_bytes, format_clock, format_pct, format_seconds
+from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.cells import cut, fit_line, width_of, wrap, wrap_words
 from tpmon.ui.ink import DOT
 from tpmon.ui.marks import age_of, is_old
+from tpmon.ui.moments import say_moment, say_moment_and_age
 from tpmon.ui.paint_keys import paint_key_line
 from tpmon.ui.table import Item, justify, show
 from tpmon.ui.view import Ink, KeyHelp, Line, Overlay, ViewState
@@ -18,6 +19,8 @@ from tpmon.ui.view import Ink, KeyHelp, Line, Overlay, ViewState
 GROUPS = ("cpu", "threads", "io", "memory", "gpu", "stacks", "hook")
 HOST_GROUPS = GROUPS[:4]
 """Groups that are read in one go and share one age on the first line while they are fresh."""
+AGE_WIDTH = 60
+"""From this width on there is room for how long ago the job ended."""
 
 
 def name_state(view: ViewState) -> Item:
@@ -133,7 +136,7 @@ def paint_header(view: ViewState, width: int) -> Line:
         *_ages(view, frame),
         *_own_cost(frame),
         name_state(view),
-        Item(5, format_clock(frame.taken), Ink.DIM),
+        Item(5, say_moment(view, frame.taken), Ink.DIM),
     ]
     return justify(left, right, width)
 
@@ -146,7 +149,7 @@ def paint_facts(view: ViewState, width: int, most: int) -> list[Line]:
     lines: list[Line] = []
     facts_ink = Ink.STRONG
     if frame.target.state is TargetState.ENDED:
-        how, ink = describe_end(view, frame)
+        how, ink = describe_end(view, frame, with_age=width >= AGE_WIDTH)
         lines += [((f" {text}", ink),) for text in wrap([how], width - 2, " ")]
         facts_ink = Ink.DIM
     facts = [fact.strip() for fact in frame.facts.split(f" {DOT} ") if fact.strip()]
@@ -156,10 +159,10 @@ def paint_facts(view: ViewState, width: int, most: int) -> list[Line]:
     return [fit_line(line, width) for line in lines[:most]]
 
 
-def describe_end(view: ViewState, frame: Frame) -> tuple[str, Ink]:
+def describe_end(view: ViewState, frame: Frame, *, with_age: bool = True) -> tuple[str, Ink]:
     """Say when and how the job ended: "ENDED 03:09:12  exit 137 (SIGKILL; OOM killer)"."""
     ends = [event.time for event in view.events if event.kind is EventKind.ENDED]
-    when = format_clock(ends[-1] if ends else frame.taken)
+    when = (say_moment_and_age if with_age else say_moment)(view, ends[-1] if ends else frame.taken)
     how = frame.target.ended
     if isinstance(how, Missing):
         return f"ENDED {when}  how is not known: {how.reason}", Ink.WARN

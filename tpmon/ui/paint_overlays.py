@@ -11,7 +11,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.hook_words import describe_settings, say_device
 from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, RankRow, ThreadGroup
-from tpmon.model.units import format_bytes, format_clock, format_pct, format_rate, format_seconds
+from tpmon.model.units import format_bytes, format_moment, format_pct, format_rate, format_seconds
 from tpmon.ui.cells import cut, fit_line, pad, pad_line, width_of, wrap_words
 from tpmon.ui.paint_cards import describe_card
 from tpmon.ui.paint_ranks import join_ranks, waiting_pct, write_state
@@ -156,7 +156,7 @@ def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, st
     return [
         ("role", f"{process.role.value}, local rank {explain(process.local_rank, str)}{owner}"),
         ("program", f"{process.name}, parent {process.parent}"),
-        ("started", f"{format_clock(process.started)}, {up} ago"),
+        ("started", f"{format_moment(process.started, frame.taken)}, {up} ago"),
         ("state", write_state(process.state)),
         ("waits for", explain(process.waits_for, str)),
         ("  unchanged for", explain(process.waits_unchanged_s, format_seconds)),

@@ -18,10 +18,11 @@ from tpmon.model.dump_words import (
 )
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate
-from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.model.units import clean_text, format_seconds
 from tpmon.ui.ask_dump import has_ended, list_stoppable, say_price
 from tpmon.ui.cells import cut, fit_line, wrap, wrap_all
 from tpmon.ui.ink import DOT
+from tpmon.ui.moments import say_moment, say_moment_and_age
 from tpmon.ui.paint_dump_errors import paint_errors
 from tpmon.ui.stack_rows import (
     Member,
@@ -41,6 +42,8 @@ _NEVER_ASKED = "no stacks read yet: d reads those of the whole job now; nothing 
 _COMES = "the first stacks come in a second or two; nothing is stopped for them"
 _HEAD_LINES = 2
 _STATE_LINES = 3
+_AGE_WIDTH = 100
+"""From this width on the hint has room for its age beside what the stacks say."""
 _AIRY_HEIGHT = 25
 """From this height on a line is left empty above the groups."""
 
@@ -67,7 +70,8 @@ def paint_hint(view: ViewState, width: int) -> list[Line]:
     """Paint one line that leads to a dump of the hang watch that nobody looked at; none otherwise."""
     if not has_unseen(view) or not is_known(view.dump) or not view.dump.state.rounds:
         return []
-    when = format_clock(view.dump.state.rounds[-1].taken)
+    say = say_moment_and_age if width >= _AGE_WIDTH else say_moment
+    when = say(view, view.dump.state.rounds[-1].taken)
     text = f" d: stacks of {when}, read by the hang watch: {_summary_of(view)}"
     return [((cut(clean_text(text, _TEXT_CHARS), width), Ink.STRONG),)]
 
@@ -105,7 +109,7 @@ def _title_details(view: ViewState) -> list[Item]:
     looks = "1 look" if len(state.rounds) == 1 else f"{len(state.rounds)} looks"
     return [
         Item(0, f"{format_seconds(_age_s(view, state))} ago", Ink.STRONG),
-        Item(1, f"{looks}, {format_clock(state.rounds[-1].taken)}"),
+        Item(1, f"{looks}, {say_moment(view, state.rounds[-1].taken)}"),
     ]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tpmon.model.frame import EventKind, Frame
 from tpmon.model.known import is_known
-from tpmon.model.units import format_clock
 from tpmon.model.verdict import Finding
 from tpmon.model.verdict_words import (
     name_cause,
@@ -19,6 +18,7 @@ from tpmon.model.verdict_words import (
 )
 from tpmon.ui.cells import CUT_MARK, cut, fit_line, width_of, wrap_all
 from tpmon.ui.evidence import fit_widths, say_age, write_reading
+from tpmon.ui.moments import say_moment
 from tpmon.ui.paint_verdict import TRY, flow, kind_ink, paint_try
 from tpmon.ui.view import Ink, Line, Span, ViewState
 
@@ -43,7 +43,7 @@ def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
             lines += _paint_section(heading, texts or ("nothing",), room)
     lines += _paint_section("notes", frame.notes, room)
     lines += _paint_section("facts", (frame.facts,), room)
-    told = [f"{format_clock(e.time)} {e.text}" for e in view.events if e.kind is EventKind.VERDICT]
+    told = [f"{say_moment(view, e.time)} {e.text}" for e in view.events if e.kind is EventKind.VERDICT]
     lines += _paint_section("verdicts so far, newest first", told[::-1], room)
     return [fit_line(line, width) for line in lines]
 

@@ -126,7 +126,7 @@ class ViewState:
     frame: Known[Frame]
     pulses: tuple[Pulse, ...]
     events: tuple[Event, ...]
-    """All events since attaching, oldest first, at most 500."""
+    """The events since attaching, oldest first, at most 500: those of every day make way for the others."""
     now_ns: int
     interval_s: float
     paused_ns: Applicable[int]
