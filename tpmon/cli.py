@@ -339,12 +339,14 @@ def _run(arguments: Sequence[str]) -> int:
         _stdout().write_lines(f"tpmon {__version__}")
         return ExitCode.OK
     from tpmon import config
+    from tpmon.starting import read_tables
 
     path = config.config_path(os.environ)
     bad: list[str] | None = [] if given.get("print_config") else None
-    choices = config.resolve(given, os.environ, path, config.read_file(path), bad)
+    tables, unread = read_tables(path)
+    choices = config.resolve(given, os.environ, path, tables, bad)
     if bad is not None:
-        lines = config.describe_config(choices, os.environ, path, bad)
+        lines = config.describe_config(choices, os.environ, path, bad, unread)
         _stdout(bool(choices["ascii"].value)).write_lines(*lines)
         return ExitCode.USAGE if bad else ExitCode.OK
     options = config.settle(choices)

@@ -1,17 +1,39 @@
-"""The wiring of ``run`` and ``hook``, which parse their own arguments: what follows is a program's."""
+"""What comes before a command: the configuration, and the wiring of ``run`` and ``hook``.
+
+These two parse their own arguments: what follows is a program's.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpmon import config
 from tpmon.config import Options
-from tpmon.report.write import Output
+from tpmon.model.known import Missing
+from tpmon.probe.background import read_within
+from tpmon.report.write import Output, complain
 
 if TYPE_CHECKING:
     from tpmon.probe.job import Job
+
+
+CONFIG_S = 1.0
+"""How long the configuration file is waited for: a home on a dead server would hold every command."""
+
+
+def read_tables(path: str) -> tuple[dict[str, Any], str]:
+    """Read the configuration file in bounded time; where it does not answer, say so and why it is empty.
+
+    Raises:
+        UsageError: for a file that cannot be read or is not TOML.
+    """
+    answer = read_within(CONFIG_S, lambda: config.read_file(path))
+    if not isinstance(answer, Missing):
+        return answer, ""
+    complain(f"tpmon: configuration not read: {path}: {answer.reason}")
+    return {}, answer.reason
 
 
 def start_with_hook(arguments: Sequence[str], watch: Callable[[Job, Options], int]) -> int:
@@ -30,5 +52,5 @@ def start_with_hook(arguments: Sequence[str], watch: Callable[[Job, Options], in
     from tpmon.ui.terminal import require_terminal  # noqa: PLC0415
 
     path = config.config_path(os.environ)
-    options = config.settle(config.resolve({}, os.environ, path, config.read_file(path)))
+    options = config.settle(config.resolve({}, os.environ, path, read_tables(path)[0]))
     return run_program(arguments[1:], output, require_terminal, lambda job: watch(job, options))
