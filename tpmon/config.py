@@ -51,11 +51,13 @@ def config_path(environment: Mapping[str, str]) -> str:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Read the configuration file; one that does not exist is empty.
+    """Read the configuration file; one that does not exist is empty, as is that of a user without a home.
 
     Raises:
         UsageError: for a file that cannot be read or is not TOML.
     """
+    if not os.path.isabs(path):
+        return {}
     try:
         with open(path, "rb") as file:
             content = file.read()
