@@ -339,12 +339,13 @@ def _run(arguments: Sequence[str]) -> int:
         _stdout().write_lines(f"tpmon {__version__}")
         return ExitCode.OK
     from tpmon import config
+    from tpmon.starting import read_tables
 
-    path = config.config_path(os.environ)
     bad: list[str] | None = [] if given.get("print_config") else None
-    choices = config.resolve(given, os.environ, path, config.read_file(path), bad)
+    path, tables, unread = read_tables()
+    choices = config.resolve(given, os.environ, path, tables, bad)
     if bad is not None:
-        lines = config.describe_config(choices, os.environ, path, bad)
+        lines = config.describe_config(choices, os.environ, path, bad, unread)
         _stdout(bool(choices["ascii"].value)).write_lines(*lines)
         return ExitCode.USAGE if bad else ExitCode.OK
     options = config.settle(choices)
@@ -394,7 +395,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(f"tpmon: {error.what}\nTry: {error.try_this}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # a bug: told in a report file, never as a bare traceback
-        from tpmon.ui.terminal import report_crash
+        from tpmon.starting import tell_failure
 
-        complain(report_crash(error))
-        return ExitCode.BUG
+        return tell_failure(error)

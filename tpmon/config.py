@@ -51,11 +51,13 @@ def config_path(environment: Mapping[str, str]) -> str:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Read the configuration file; one that does not exist is empty.
+    """Read the configuration file; one that does not exist is empty, as is that of a user without a home.
 
     Raises:
         UsageError: for a file that cannot be read or is not TOML.
     """
+    if not os.path.isabs(path):
+        return {}
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -287,10 +289,17 @@ def _toml_value(value: Value) -> str:
 
 
 def describe_config(
-    choices: Mapping[str, Choice], environment: Mapping[str, str], path: str, bad: Sequence[str] = ()
+    choices: Mapping[str, Choice],
+    environment: Mapping[str, str],
+    path: str,
+    bad: Sequence[str] = (),
+    unread: str = "",
 ) -> list[str]:
-    """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``."""
-    found = "read" if os.path.exists(path) else "not there"
+    """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``.
+
+    ``unread`` says why the file could not be read, "" where it was or is not there.
+    """
+    found = unread or ("read" if os.path.isabs(path) and os.path.exists(path) else "not there")
     lines = [f"# {path} ({found})"]
     lines += [f"# cannot be used, and left out here: {clean_text(one, 1000)}" for one in bad]
     lines.append("# a flag wins over a TPMON_* variable, that over this file, that over the default")

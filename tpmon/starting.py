@@ -1,17 +1,51 @@
-"""The wiring of ``run`` and ``hook``, which parse their own arguments: what follows is a program's."""
+"""What comes before a command: the configuration, and the wiring of ``run`` and ``hook``.
+
+These two parse their own arguments: what follows is a program's.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpmon import config
 from tpmon.config import Options
-from tpmon.report.write import Output
+from tpmon.errors import ExitCode
+from tpmon.model.known import Missing
+from tpmon.probe.background import read_within
+from tpmon.probe.process_limit import explain_limit
+from tpmon.report.write import Output, complain
 
 if TYPE_CHECKING:
     from tpmon.probe.job import Job
+
+
+CONFIG_S = 1.0
+"""How long the configuration file is waited for: a home on a dead server would hold every command."""
+
+
+def read_tables() -> tuple[str, dict[str, Any], str]:
+    """Return the path of the configuration file, what it holds, and why it did not answer, "" where it did.
+
+    Raises:
+        UsageError: for a file that cannot be read or is not TOML.
+    """
+    path = config.config_path(os.environ)
+    answer = read_within(CONFIG_S, lambda: config.read_file(path))
+    if not isinstance(answer, Missing):
+        return path, answer, ""
+    complain(f"tpmon: configuration not read: {path}: {answer.reason}")
+    return path, {}, answer.reason
+
+
+def tell_failure(error: Exception) -> ExitCode:
+    """Tell what ended a command that nobody foresaw: a bug, or a machine that lets no thread be started."""
+    from tpmon.ui.terminal import report_crash  # noqa: PLC0415
+
+    limit = explain_limit(error)
+    complain(f"tpmon: {limit.what}\nTry: {limit.try_this}" if limit else report_crash(error))
+    return limit.exit_code if limit else ExitCode.BUG
 
 
 def start_with_hook(arguments: Sequence[str], watch: Callable[[Job, Options], int]) -> int:
@@ -29,6 +63,6 @@ def start_with_hook(arguments: Sequence[str], watch: Callable[[Job, Options], in
     from tpmon.run import run_program  # noqa: PLC0415
     from tpmon.ui.terminal import require_terminal  # noqa: PLC0415
 
-    path = config.config_path(os.environ)
-    options = config.settle(config.resolve({}, os.environ, path, config.read_file(path)))
+    path, tables, _ = read_tables()
+    options = config.settle(config.resolve({}, os.environ, path, tables))
     return run_program(arguments[1:], output, require_terminal, lambda job: watch(job, options))

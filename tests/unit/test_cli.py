@@ -178,6 +178,18 @@ def test_a_process_that_is_not_there_is_3():
     assert done.stderr.splitlines()[1].startswith("Try: ")
 
 
+def test_a_file_that_does_not_answer_holds_no_command(tmp_path: Path):
+    file = tmp_path / "config" / "tpmon" / "config.toml"
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)  # nobody ever writes to it: it opens as a file of a dead server does
+    done = call("attach", "--print-config", "--once")
+    assert done.returncode == 0
+    assert done.stderr == f"tpmon: configuration not read: {file}: no answer within 1 s\n"
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"# {file} (no answer within 1 s)"
+    assert f"{'once = true':<24} # --once" in lines
+
+
 def test_the_file_is_read_and_print_config_says_so(tmp_path: Path):
     file = tmp_path / "config" / "tpmon" / "config.toml"
     file.parent.mkdir(parents=True)

@@ -14,7 +14,7 @@ from tests.fake_proc import FakeProc
 from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank
 from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.results import JobState
-from tpmon.probe import facts, job, procread, survey
+from tpmon.probe import facts, left_threads, procread
 from tpmon.probe.jobs import list_jobs
 from tpmon.probe.target import find_only_job
 
@@ -71,8 +71,7 @@ def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the
 
     read_facts = facts.read_facts
     monkeypatch.setattr(facts, "read_facts", read)
-    for module in (job, survey):
-        monkeypatch.setattr(module, "read_all_facts", partial(facts.read_all_facts, each_s=0.2))
+    monkeypatch.setattr(left_threads, "read_all_facts", partial(facts.read_all_facts, each_s=0.2))
     listed = list_jobs(fake.proc)
     assert [one.pid for one in listed.jobs] == [100]
     assert (listed.unread, listed.unanswered) == (0, 2)

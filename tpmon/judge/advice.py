@@ -271,6 +271,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "look-at-other-process",
         "find-other-end",
         "check-mount",
+        "find-stuck-kernel",
         "dump-stacks",
     ),
     (Kind.HUNG, "gpu-wait"): ("dump-stacks", "find-stuck-kernel"),

@@ -257,7 +257,8 @@ EXPLANATIONS = (
         "blocked-io",
         "A process waits for a read or write that does not come back.",
         "One call in every look, with its file, mount, pipe or peer, and no CPU used meanwhile. Who asked a "
-        "server through a client for HTTP, ray, wandb or the like has five minutes.",
+        "server through a client for HTTP, ray, wandb or the like has five minutes. A process that was "
+        "killed and cannot end, because a thread of it is stuck in a driver or a file system, is told so.",
         "slow storage, where reads do come back.",
     ),
     Explanation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import field, replace
 from enum import Enum
@@ -19,6 +20,8 @@ from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadKind
 
 _GET = "queue.get"
+_DRIVER = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
+"""Kernel functions of the drivers of cards (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
 _PROCESS_WORDS = ("subprocess", "process join", "pool result", "pipe read", "pipe write")
 
 FEW_BYTES_S = 1e6
@@ -133,7 +136,7 @@ def needs_of_io(seen: Seen) -> frozenset[Need]:
         return frozenset((Need.NOBODY_AT_PIPE if alone else Need.PROCESS_WAIT,))
     if is_known(words) and words.startswith("FIFO"):
         return frozenset((Need.NOBODY_AT_PIPE,))
-    if not is_known(target) and is_known(words):
+    if is_known(words) and (_DRIVER.search(words) or not is_known(target)):
         return needs_of_words(words)
     return frozenset((Need.BLOCKED_READ,))
 
@@ -144,6 +147,8 @@ def needs_of_words(words: str) -> frozenset[Need]:
         return frozenset((Need.SOCKET_WAIT,))
     if "FIFO" in words:
         return frozenset((Need.NOBODY_AT_PIPE,))
+    if _DRIVER.search(words):
+        return frozenset((Need.GPU_WAIT,))
     return frozenset((Need.PROCESS_WAIT if "pipe" in words else Need.BLOCKED_READ,))
 
 

@@ -23,7 +23,7 @@ from tpmon.judge.stillness import (
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
-from tpmon.model.process import ProcessSample, Role
+from tpmon.model.process import CANNOT_END, ProcessSample, Role
 from tpmon.model.verdict import Evidence, Kind
 
 STOPPED_S = 4.0
@@ -184,10 +184,11 @@ def judge_blocked_io(scene: Scene) -> Answer:
         if not is_known(stuck):
             unread = f"blocked reads ({name}: {stuck.reason})"
             continue
-        least_s = max(still_s_of(scene), PATIENCE_S if deferred is not None else 0.0)
+        killed = CANNOT_END in words  # nothing that it does is meant to take long any more
+        least_s = max(still_s_of(scene), PATIENCE_S if deferred is not None and not killed else 0.0)
         if unchanged < least_s or not stuck:
             continue
-        patience = say_patience(rank) if process.role is Role.RANK else ""
+        patience = say_patience(rank) if process.role is Role.RANK and not killed else ""
         if patience:
             unread = f"blocked reads ({patience})"
             continue

@@ -10,6 +10,8 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 
 ON_A_CPU = "running"
 """What ``ProcessSample.waits_for`` says of a thread that runs, or waits for a CPU alone (state R)."""
+CANNOT_END = ", but thread "
+"""Part of ``ProcessSample.waits_for`` of a process that was killed and is kept by a thread in state D."""
 WORKER_NAME = "pt_data_worker"
 """Name that a loader worker gives itself since torch 2.5 (torch/utils/data/_utils/worker.py)."""
 
@@ -102,7 +104,7 @@ class ProcessSample:
     label: str
     """What a person calls it: the script of a rank, the program of a helper."""
     state: str
-    """Kernel state letter: R S D T t Z I."""
+    """Kernel state letter: R S D T t Z I. Where the first thread alone has ended, of one that lives."""
     cpu_pct: Known[float]
     threads: int
     runnable: Known[float]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from tpmon.model.known import Known, Missing
+from tpmon.probe.process_limit import start_thread
 
 T = TypeVar("T")
 
@@ -20,6 +21,9 @@ def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
     """Run ``read`` in a daemon thread of its own and wait at most ``seconds`` for it.
 
     An OSError of ``read`` becomes Missing; any other exception is raised here.
+
+    Raises:
+        UsageError: where no thread can be started.
     """
     slot: list[T] = []
     failed: list[BaseException] = []
@@ -31,7 +35,7 @@ def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
             failed.append(error)
 
     thread = threading.Thread(target=run, name="tpmon-read", daemon=True)
-    thread.start()
+    start_thread(thread)
     thread.join(seconds)
     if slot:
         return slot[0]
@@ -62,7 +66,7 @@ class Background(Generic[T]):
 
     def start(self) -> None:
         """Start the daemon thread."""
-        threading.Thread(target=self._run, name=f"tpmon-{self._name}", daemon=True).start()
+        start_thread(threading.Thread(target=self._run, name=f"tpmon-{self._name}", daemon=True))
 
     def stop(self) -> None:
         """Ask the thread to end after the read it is in; never waits."""

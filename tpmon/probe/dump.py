@@ -27,9 +27,10 @@ from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.dump_threads import read_threads, read_toll
 from tpmon.probe.ending import describe_end
 from tpmon.probe.job import Job, Member
+from tpmon.probe.left_threads import find_left
 from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.other_spies import Spy, find_spies
-from tpmon.probe.procread import PROC, read_table
+from tpmon.probe.procread import PROC, has_ended, read_table
 from tpmon.probe.spy_failure import (
     SLEEPS_S,
     YIELD_S,
@@ -69,7 +70,7 @@ def find_dead(parents: Container[int], proc: str = PROC) -> tuple[DeadChild, ...
     return tuple(
         DeadChild(stat.pid, stat.parent, stat.name, describe_end(stat.wait_status))
         for stat in read_table(proc).values()
-        if stat.state == "Z" and stat.parent in parents and stat.wait_status
+        if has_ended(stat.state, stat.threads) and stat.parent in parents and stat.wait_status
     )
 
 
@@ -274,7 +275,8 @@ class Dumper:
         return _Answer(look if is_known(look) else None, Failure(ErrorKind.LATE, reason))
 
     def _look(self, member: Member, stacks: Known[Sequence[StackCount]], ends: OtherEnds) -> ProcessLook:
-        loop_tid = member.loop_tid if member.is_loop_told else 0
+        left = find_left(member.identity.pid, member.loop_tid, self._proc)
+        loop_tid = left.tid if left is not None else member.loop_tid if member.is_loop_told else 0
         threads = read_threads(
             member.identity.pid, member.role, stacks, loop_tid=loop_tid, ends=ends, proc=self._proc
         )
@@ -303,8 +305,10 @@ class Dumper:
 
     def _read(self, member: Member, around: _Around) -> _Answer:
         gone = find_gone(member.identity, self._proc)
-        if gone is not None:
+        if gone is not None and gone.kind is ErrorKind.GONE:
             return _Answer(None, gone)
+        if gone is not None:
+            return _Answer(self._look(member, Missing(gone.reason), around.ends), gone)
         found = self._read_stacks(member, around)
         if not isinstance(found, Failure):
             return _Answer(self._look(member, found, around.ends), None)

@@ -16,7 +16,8 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import Identity, LoopThread, Role, Setting
 from tpmon.model.units import clean_text
 from tpmon.probe.background import read_within
-from tpmon.probe.facts import WORKER_UNREAD, Facts, read_all_facts
+from tpmon.probe.facts import WORKER_UNREAD, Facts
+from tpmon.probe.left_threads import read_facts_of
 from tpmon.probe.procread import (
     PROC,
     SECRET_NAME,
@@ -25,6 +26,7 @@ from tpmon.probe.procread import (
     Mapped,
     Stat,
     boot_time_s,
+    has_ended,
     read_file,
     read_status,
     started_at,
@@ -99,10 +101,10 @@ class Job:
 
 
 def find_descendants(root: int, table: Mapping[int, Stat]) -> list[int]:
-    """List ``root`` and all that descends from it, parents first, without zombies."""
+    """List ``root`` and all that descends from it, parents first, without those that have ended."""
     children: dict[int, list[int]] = {}
     for pid, stat in table.items():
-        if stat.state not in "ZX":
+        if not has_ended(stat.state, stat.threads):
             children.setdefault(stat.parent, []).append(pid)
     found = [root] if root in table else []
     for pid in found:
@@ -127,7 +129,7 @@ def assemble_job(
         OSError: when the root is gone.
     """
     pids = [pid for top in (root, *strays) for pid in find_descendants(top, table)]
-    facts = read_all_facts((table[pid] for pid in pids), proc)
+    facts = read_facts_of((table[pid] for pid in pids), proc)
     if root not in facts:
         raise ProcessLookupError(3, "the process ended while it was read")
     torch = read_torch_version(facts.values(), proc)

@@ -11,7 +11,7 @@ from tpmon.model.process import Identity, ThreadKind
 from tpmon.probe.job import Member, now_ticks
 from tpmon.probe.processes import ProcessProbe, ProcessReading
 from tpmon.probe.procfs import KEPT_PROCESSES, NO_DESCRIPTOR, Shares, read_shares
-from tpmon.probe.procread import read_stat
+from tpmon.probe.procread import has_ended, read_stat
 from tpmon.probe.roles import thread_kind
 from tpmon.probe.threads import NAMES_PER_TICK, Allowance
 
@@ -156,7 +156,7 @@ class Population:
             stat = read_stat(identity.pid, self._proc)
         except OSError:
             return False
-        return stat.start_ticks == identity.start_ticks and stat.state not in "ZX"
+        return stat.start_ticks == identity.start_ticks and not has_ended(stat.state, stat.threads)
 
     def _drop(self, identity: Identity) -> None:
         probe = self._probes.pop(identity)

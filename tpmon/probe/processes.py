@@ -14,6 +14,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import clean_text
+from tpmon.probe.left_threads import LeftThread, find_left
 from tpmon.probe.procfs import (
     NO_DESCRIPTOR,
     Io,
@@ -24,6 +25,7 @@ from tpmon.probe.procfs import (
     parse_io,
     parse_stat,
 )
+from tpmon.probe.procread import has_ended
 from tpmon.probe.threads import Allowance, ThreadReading, ThreadSet, leave_unread
 from tpmon.probe.waits import ON_CPU, RUNNING, Syscall, describe_wait, parse_syscall
 
@@ -193,6 +195,12 @@ def _parse_wait(
     return wchan, number, describe_wait(state, wchan, call, role, _MACHINE)
 
 
+def _parse_left(left: LeftThread, role: Role) -> tuple[Known[str], Known[str], Known[str]]:
+    """Return the waits of the thread that keeps a process without its first one, as ``_parse_wait`` does."""
+    wchan, number, words = _parse_wait(left.state, left.wchan, left.call, role)
+    return wchan, number, left.stuck or words
+
+
 def parse_allowed_cpus(raw: bytes) -> str:
     """Return the line Cpus_allowed_list of /proc/PID/status: "0-3,8".
 
@@ -293,7 +301,7 @@ class ProcessProbe:
             old = (unborn, map_known(lambda _: Io(0, 0, 0, 0, 0), io), self._born_after_ns)
         rates = measure_rates(old, self._old)
         moved = old is None or old[0].cpu_s != stat.cpu_s
-        if stat.state in "ZX":
+        if has_ended(stat.state, stat.threads):
             threads = ThreadReading(*(Missing("zombie"),) * 6, (), taken_ns)
         elif threads_later:
             threads = leave_unread(taken_ns)
@@ -305,8 +313,11 @@ class ProcessProbe:
         # now and then all the same, because a lock can change hands without either.
         still = old is not None and old[0] is stat and old[1] is io
         self._looks += 1
-        state = self._read_state(stat)
-        if not still or self._looks % LOOK_AGAIN_TICKS == 0:
+        left = find_left(self.pid, self._loop_tid, self._proc) if stat.state == "Z" else None
+        state = left.state if left is not None else self._read_state(stat)
+        if left is not None:
+            self._waits = _parse_left(left, role)
+        elif not still or self._looks % LOOK_AGAIN_TICKS == 0:
             self._waits = self._read_wait(state, role)
         if self._allowed is None or self._looks % AFFINITY_TICKS == 0:
             self._allowed = self._read_allowed()
@@ -332,7 +343,7 @@ class ProcessProbe:
             ValueError: when the kernel's text does not parse.
         """
         stat = self._stat.read()
-        if stat.state not in "ZX":
+        if not has_ended(stat.state, stat.threads):
             self.threads.read(time.monotonic_ns, stat.threads, moved=True, skip=False, cpu_s=stat.cpu_s)
 
     def _read_allowed(self) -> Known[str]:

@@ -155,6 +155,14 @@ def read_stat(pid: int, proc: str = PROC) -> Stat:
         raise ProcessLookupError(3, "no such process") from error
 
 
+def has_ended(state: str, threads: int) -> bool:
+    """Tell whether a process has ended by its stat line; a zombie whose other threads live has not.
+
+    Its first thread ended alone, or it was killed and another thread is stuck in the kernel.
+    """
+    return state == "X" or (state == "Z" and threads < 2)
+
+
 def list_pids(proc: str = PROC) -> list[int]:
     """List the processes of this machine that this user may see."""
     return [int(name) for name in os.listdir(proc) if name.isdigit()]

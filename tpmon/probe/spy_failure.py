@@ -13,9 +13,10 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
 from tpmon.probe.deleted_python import explain_deleted
 from tpmon.probe.job import Member
+from tpmon.probe.left_threads import find_left
 from tpmon.probe.other_spies import Spy
 from tpmon.probe.procfs import parse_stat
-from tpmon.probe.procread import PROC, read_file, read_stat
+from tpmon.probe.procread import PROC, has_ended, read_file, read_stat
 from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome
 from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
 from tpmon.probe.stack_text import Refusal, parse_complaint
@@ -52,16 +53,20 @@ def report_failure(host: str, member: Member, failure: Failure) -> DumpError:
 
 
 def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
-    """Say that a process ended, None while it lives."""
+    """Say that a process ended, or that it lives without its first thread; None where py-spy may look."""
     try:
         stat = read_stat(identity.pid, proc)
     except OSError:
         return Failure(ErrorKind.GONE, "it ended")
     if stat.start_ticks != identity.start_ticks:
         return Failure(ErrorKind.GONE, "it ended, and another process has its number")
-    if stat.state in "ZX":
+    if has_ended(stat.state, stat.threads):
         return Failure(ErrorKind.GONE, "it ended and was not reaped by its parent")
-    return None
+    left = find_left(identity.pid, proc=proc) if stat.state == "Z" else None
+    if left is None:
+        return None
+    is_there = left.stuck or not left.is_ending
+    return Failure(ErrorKind.FAILED if is_there else ErrorKind.GONE, left.words)
 
 
 def find_obstacle(

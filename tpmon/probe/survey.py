@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing
 from tpmon.model.process import WORKER_NAME
-from tpmon.probe.facts import Facts, read_all_facts
+from tpmon.probe.facts import Facts
 from tpmon.probe.family import Family, starts_ranks
 from tpmon.probe.job import find_descendants
-from tpmon.probe.procread import Stat, is_python_name, read_exe
+from tpmon.probe.left_threads import pick_reader, read_facts_of
+from tpmon.probe.procread import Stat, has_ended, is_python_name, read_exe
 from tpmon.probe.strays import join_strays
 
 
@@ -45,7 +46,7 @@ class Sight:
     def look(self, pids: Iterable[int], *, deep: bool = False) -> None:
         """Read those of ``pids`` that were not read yet."""
         fresh = [pid for pid in pids if pid not in self._facts]
-        read = read_all_facts((self.table[pid] for pid in fresh), self.proc, deep=deep)
+        read = read_facts_of((self.table[pid] for pid in fresh), self.proc, deep=deep)
         self._facts.update((pid, read.get(pid)) for pid in fresh)
 
     def get(self, pid: int) -> Facts | None:
@@ -72,7 +73,11 @@ class Sight:
         return self._wrappers[pid]
 
     def _children_of(self, pid: int) -> list[int]:
-        return [child for child, stat in self.table.items() if stat.parent == pid and stat.state not in "ZX"]
+        return [
+            child
+            for child, stat in self.table.items()
+            if stat.parent == pid and not has_ended(stat.state, stat.threads)
+        ]
 
 
 def survey(sight: Sight) -> Survey:
@@ -102,10 +107,10 @@ def ancestry(pid: int, table: Mapping[int, Stat]) -> Iterator[int]:
 
 def _may_train(stat: Stat, proc: str) -> bool:
     """Tell by what is cheap to read whether a process may be Python with torch of its own."""
-    if stat.kernel or stat.state in "ZX" or stat.name.startswith(WORKER_NAME):
+    if stat.kernel or has_ended(stat.state, stat.threads) or stat.name.startswith(WORKER_NAME):
         return False
     try:
-        exe = read_exe(stat.pid, proc)
+        exe = read_exe(pick_reader(stat, proc), proc)
     except OSError:
         return False  # gone
     return isinstance(exe, Missing) or is_python_name(exe)

@@ -19,10 +19,12 @@ from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.known import Missing, known_or
 from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
+from tpmon.probe.left_threads import find_left
 from tpmon.probe.procfs import require_descriptors
 from tpmon.probe.procread import (
     PROC,
     TICKS_PER_S,
+    has_ended,
     in_first_pid_namespace,
     list_pids,
     read_status,
@@ -129,7 +131,7 @@ def _find_job(pid: int, proc: str, remark: str) -> Job:
     if root is None and fact is not None and (below := _find_only_below(pid, sight)):
         root = below
         remark = remark or f"{pid} ({fact.program.label}) started the job of {root}"
-    if fact is None or stat.kernel or stat.state in "ZX" or root is None:
+    if fact is None or stat.kernel or has_ended(stat.state, stat.threads) or root is None:
         raise _refuse(pid, sight)
     top = sight.get(root)
     for each in (fact, top):
@@ -266,12 +268,14 @@ def _refuse(pid: int, sight: Sight) -> TpmonError:
     stat = sight.table[pid]
     fact = sight.get(pid)
     try_this = _suggest(pid, sight)
-    if stat.state in "ZX":
+    if has_ended(stat.state, stat.threads):
         parent = sight.table.get(stat.parent)
         waits_for = f"{stat.parent} ({parent.name})" if parent else str(stat.parent)
         return NoTargetError(
             f"process {pid} ({stat.name}) has ended; its parent {waits_for} has not noticed", try_this
         )
+    if left := find_left(pid, proc=sight.proc):
+        return NoTargetError(f"process {pid} ({stat.name}): {left.words}", try_this)
     if stat.kernel:
         return NoTargetError(f"process {pid} ({stat.name}) is a kernel thread", try_this)
     if fact is None:

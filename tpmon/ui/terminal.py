@@ -6,6 +6,7 @@ that takes no more bytes, must not keep the process from ending.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -275,9 +276,11 @@ def write_report(error: BaseException) -> str:
     No locals, no environment, nothing of the target: the file may be attached to an issue.
 
     Raises:
-        OSError: when the folder cannot be written.
+        OSError: when the folder cannot be written, or there is no home that it could lie in.
     """
     folder = report_folder()
+    if not os.path.isabs(folder):  # "~" stays as it is for a user without HOME and without an entry in passwd
+        raise OSError(errno.ENOENT, "no home folder is known")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, time.strftime(f"crash-%Y%m%d-%H%M%S-{os.getpid()}.txt"))
     text = f"tpmon {__version__}, Python {sys.version.split()[0]}\n" + "".join(

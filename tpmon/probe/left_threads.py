@@ -1,0 +1,143 @@
+"""Read what is left of a process whose first thread has ended while others of it live.
+
+The kernel shows the state of the first thread as that of the process: "Z". Killed with a thread that is
+stuck in a driver or a file system, a process stays so: it keeps its memory and its cards, and its parent
+cannot reap it. What it says of itself (command line, maps, program file) is told by a thread that lives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.process import CANNOT_END
+from tpmon.model.units import clean_text
+from tpmon.probe.facts import Facts, read_all_facts
+from tpmon.probe.procread import PROC, Stat, has_ended, parse_stat, read_file, read_stat
+
+_MOST_THREADS = 512
+_MOST_FILES = 4096
+_PF_EXITING = 0x4  # include/linux/sched.h
+_CARD = "/dev/nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftThread:
+    """Hold the thread that keeps a process whose first thread has ended: one that is stuck goes first.
+
+    ``stuck`` says in words that the process was to end and this thread cannot; "" where it is not stuck.
+    """
+
+    tid: int
+    state: str
+    wchan: Known[bytes]
+    call: Known[bytes]
+    is_ending: bool
+    stuck: str
+
+    @property
+    def words(self) -> str:
+        """Say why the process lives."""
+        goes_on = "is just ending" if self.is_ending else "goes on"
+        return self.stuck or f"its main thread has ended; thread {self.tid} {goes_on}"
+
+
+def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | None:
+    """Find the thread that keeps a process; None where the first one lives, or none does.
+
+    ``loop_tid`` is preferred among those that are not stuck.
+    """
+    try:
+        stat = read_stat(pid, proc)
+    except OSError:
+        return None
+    if stat.state != "Z" or has_ended(stat.state, stat.threads):
+        return None
+    states = _read_states(pid, proc)
+    if not states:
+        return None
+    tid = min(states, key=lambda one: (states[one] != "D", one != loop_tid, one))
+    folder = f"{proc}/{pid}/task/{tid}"
+    wchan = _read(f"{folder}/wchan")
+    is_ending = _is_ending(folder)
+    stuck = _say_stuck(stat, tid, wchan, folder) if is_ending and states[tid] == "D" else ""
+    return LeftThread(tid, states[tid], wchan, _read(f"{folder}/syscall"), is_ending, stuck)
+
+
+def pick_reader(stat: Stat, proc: str = PROC) -> int:
+    """Return the number under which a process tells of itself: its own, or that of a thread that lives."""
+    left = find_left(stat.pid, proc=proc) if stat.state == "Z" and stat.threads > 1 else None
+    return stat.pid if left is None else left.tid
+
+
+def read_facts_of(stats: Iterable[Stat], proc: str = PROC, *, deep: bool = False) -> dict[int, Facts]:
+    """Read the facts of many processes (``read_all_facts``), also where the first thread has ended."""
+    asked = {pick_reader(stat, proc): stat for stat in stats}
+    read = read_all_facts((replace(stat, pid=tid) for tid, stat in asked.items()), proc, deep=deep)
+    return {asked[tid].pid: replace(fact, stat=asked[tid]) for tid, fact in read.items()}
+
+
+def _read_states(pid: int, proc: str) -> dict[int, str]:
+    """Return the state of each thread that lives."""
+    try:
+        names = os.listdir(f"{proc}/{pid}/task")
+    except OSError:
+        return {}
+    states: dict[int, str] = {}
+    for name in names[:_MOST_THREADS]:
+        try:
+            state = parse_stat(read_file(f"{proc}/{pid}/task/{name}/stat", 4096)).state
+        except (OSError, ValueError):
+            continue  # it ended meanwhile
+        if state not in "ZX":
+            states[int(name)] = state
+    return states
+
+
+def _read(path: str) -> Known[bytes]:
+    try:
+        return read_file(path, 256)
+    except OSError as error:
+        return Missing(error.strerror or str(error))
+
+
+def _is_ending(folder: str) -> bool:
+    """Tell whether a thread was told to end: SIGKILL waits for it, or it is on its way out."""
+    stat, status = _read(f"{folder}/stat"), _read_status(folder)
+    if is_known(stat):
+        fields = stat[stat.rindex(b")") + 2 :].split() if b")" in stat else []
+        if len(fields) > 6 and int(fields[6]) & _PF_EXITING:
+            return True
+    pending = next((line.split()[1] for line in status.splitlines() if line.startswith(b"SigPnd:")), b"0")
+    return bool(int(pending, 16) >> (signal.SIGKILL - 1) & 1)
+
+
+def _read_status(folder: str) -> bytes:
+    try:
+        return read_file(f"{folder}/status", 65536)
+    except OSError:
+        return b""  # it ended meanwhile
+
+
+def _say_stuck(stat: Stat, tid: int, wchan: Known[bytes], folder: str) -> str:
+    """Say which thread keeps a process that was to end: "killed, but thread 7 is stuck in nv_ioctl (D)"."""
+    # 0 is what those read who may not see it, and what a process that ended well leaves.
+    number = stat.wait_status & 0x7F
+    how = "killed" if number else f"exit {stat.wait_status >> 8}" if stat.wait_status else "killed or ended"
+    named = clean_text(wchan.decode("ascii", "replace"), 64) if is_known(wchan) and wchan != b"0" else ""
+    cards = " and holds its cards" if _holds_cards(folder) else ""
+    return f"{how}{CANNOT_END}{tid} is stuck in {named or 'the kernel'} (D){cards}"
+
+
+def _holds_cards(folder: str) -> bool:
+    try:
+        for name in os.listdir(f"{folder}/fd")[:_MOST_FILES]:
+            if os.readlink(f"{folder}/fd/{name}").startswith(_CARD):
+                return True
+    except OSError:
+        return False  # not ours to read, or its files are closed already
+    return False
