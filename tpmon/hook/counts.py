@@ -280,6 +280,7 @@ class Counts:
         self.unused_open = self.evals_open = self.at_once = self.samples_open = 0
         self.last_ns = monotonic_ns()
         if self.mailbox is not None:
+            self.mailbox.opened(self)  # again: a thread that fetches batches may have made the pages
             self.mailbox.look_at_signal()
 
     def settle(self, now: int, may_look: bool) -> None:
