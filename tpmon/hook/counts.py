@@ -144,8 +144,8 @@ class Counts:
         self.mailbox = mailbox
         self.patches = 0
         self.pages: Pages | None = None
-        self.ddp: Any = None
-        self.fsdp: Any = None
+        self.ddp: list[Any] = []
+        self.fsdp: list[Any] = []
         self.forget()
 
     def forget(self) -> None:
@@ -352,21 +352,21 @@ class Counts:
 
     def ddp_made(self, module: object) -> None:
         """Note a DistributedDataParallel, whose settings are read while it lives."""
-        try:
-            from weakref import ref  # noqa: PLC0415
-
-            self.ddp = ref(module)
-        except TypeError:
-            self.ddp = None  # a module of the user's that takes none
+        self.ddp = self._note_wrapper(self.ddp, module)
 
     def fsdp_made(self, module: object) -> None:
-        """Note a FullyShardedDataParallel: the outermost is made last."""
-        try:
-            from weakref import ref  # noqa: PLC0415
+        """Note a FullyShardedDataParallel."""
+        self.fsdp = self._note_wrapper(self.fsdp, module)
 
-            self.fsdp = ref(module)
-        except TypeError:
-            self.fsdp = None
+    def _note_wrapper(self, made: list[Any], module: object) -> list[Any]:
+        try:
+            from tpmon.hook.models import note_wrapper  # noqa: PLC0415 who trains in one process pays nothing
+
+            return note_wrapper(made, module)
+        except Exception as error:
+            if not self.fail(error):
+                raise
+            return made
 
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""
