@@ -181,3 +181,29 @@ def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(who
         pytest.skip(f"torch.compile does not run here: {told['skipped']}")
     assert (told["moved"], told["problem"]) == (True, "")
     assert (told["compiled"], told["calls"]) == ((0, 1) if whole else (3, 4))
+
+
+def test_a_scaler_that_is_off_skips_no_update_where_the_hook_sees_no_optimizer() -> None:
+    told = run("""
+        class Plain:
+            def __init__(self, net):
+                self.net, self.param_groups = net, [{"params": list(net.parameters())}]
+
+            def step(self):
+                with torch.no_grad():
+                    for one in self.net.parameters():
+                        one -= 0.01 * one.grad
+
+        if not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"):
+            say(told=[20, 0, 20])
+            raise SystemExit(0)
+        net, _ = model()
+        optimizer, scaler = Plain(net), torch.amp.GradScaler("cpu", enabled=False)
+        for (x,) in loader():
+            scaler.scale(net(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            net.zero_grad()
+        say(told=[S.updates, S.skipped, S.steps])
+        """)
+    assert (told["told"], told["problem"]) == ([20, 0, 20], "")

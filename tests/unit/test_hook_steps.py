@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -273,6 +274,19 @@ def test_a_skipped_update_of_a_scaler_ends_a_step_and_is_counted(loop: Loop) -> 
         loop.steps.scaler_updated()
     loop.stop()
     assert (loop.steps.steps, loop.steps.skipped, loop.steps.optimizer_calls) == (10, 2, 8)
+
+
+def test_an_update_is_skipped_only_where_optimizers_are_seen_and_the_scaler_is_on(loop: Loop) -> None:
+    for number in range(10):
+        loop.batch()
+        loop.backward()
+        loop.steps.scaler_updated(SimpleNamespace(_enabled=number < 5))
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.updates, loop.steps.optimizer_calls) == (10, 10, 0)
+    assert loop.records()[-1][wire.REC_SKIPPED] == 0
+    loop.train(1)
+    loop.stop()
+    assert loop.records()[-1][wire.REC_SKIPPED] == 5
 
 
 @pytest.mark.parametrize("critics", [1, 5])

@@ -241,7 +241,7 @@ def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., An
     @_like(original)
     def update(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        updated()
+        updated(args[0] if args else None)
         return result
 
     return update

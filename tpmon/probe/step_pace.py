@@ -252,7 +252,12 @@ def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
     2.0 there are none.
     """
     counts = reading.counts
-    if counts.optimizer_calls or counts.backwards < UNSEEN_BACKWARDS or reading.rule is StepRule.CALL:
+    if (
+        counts.optimizer_calls
+        or counts.updates
+        or counts.backwards < UNSEEN_BACKWARDS
+        or reading.rule is StepRule.CALL
+    ):
         return ""
     try:
         version = tuple(int(part) for part in reading.torch_version.split(".")[:2])
