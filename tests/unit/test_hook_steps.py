@@ -374,6 +374,20 @@ def test_an_evaluation_on_a_dataloader_between_updates_without_one(loop: Loop) -
     assert (loop.steps.steps, loop.steps.eval_steps) == (120, 15)
 
 
+def test_a_batch_at_which_an_evaluation_was_broken_off_is_none_of_training(loop: Loop) -> None:
+    for _ in range(3):
+        for _ in range(40):
+            loop.backward()
+            loop.update()
+        for _ in range(5):
+            loop.batch()
+            loop.spend(1)
+    loop.backward()
+    loop.update()
+    assert loop.steps.rule == wire.RULE_UPDATE
+    assert (loop.steps.samples, loop.steps.eval_samples) == (0, 60)
+
+
 def test_a_loop_that_takes_up_a_dataloader_later_is_counted_by_it(loop: Loop) -> None:
     for _ in range(30):
         loop.backward()

@@ -232,6 +232,14 @@ def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_samples_are_not_told_where_no_batch_ends_a_step() -> None:
+    loop, keeper = Loop(batch=1), RankPace()
+    loop.step(100, 20)
+    pace = told(keeper.add(loop.read(rule=StepRule.UPDATE), 0))
+    assert pace.rate_hz == pytest.approx(10)
+    assert pace.samples_hz == Missing("its batch size is not known")
+
+
 @pytest.mark.parametrize(
     ("torch", "calls", "updates", "said"),
     [

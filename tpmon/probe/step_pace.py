@@ -159,7 +159,8 @@ class RankPace:
         span_s = between_s + (age_s if age_s > STALLED_STEPS * mean_s else 0.0)
         phases = [late - early for early, late in zip(first.phases_ns, last.phases_ns, strict=True)]
         shares = _list_shares(phases)
-        samples = last.samples - first.samples
+        # Of a loop whose steps no batch ends, a batch now and then is not what it trains on.
+        samples = last.samples - first.samples if reading.rule is not StepRule.UPDATE else 0
         return StepPace(
             pid=reading.process.pid,
             rank=rank,
