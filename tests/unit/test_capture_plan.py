@@ -325,6 +325,9 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variable
     class Net(Module):
         """The model that is trained."""
 
+    class Wrapper(Module):
+        """What DDP makes of a model."""
+
     class Batch:
         """What a loop replaces with each step."""
 
@@ -341,14 +344,17 @@ def test_looking_for_the_model_keeps_nothing_of_the_loop_and_leaves_its_variable
         before = dict(config)
         gone = weakref.ref(batch)
         watcher = SimpleNamespace(optimizer=weakref.ref(optimizer), inputs=[])
-        steps = SimpleNamespace(
-            rule=0, batch_size=0, watcher=watcher, page=memoryview(b""), ddp=None, fsdp=None
-        )
+        steps = SimpleNamespace(rule=0, batch_size=0, watcher=watcher, page=memoryview(b""), ddp=[], fsdp=[])
         for _ in range(2):
             told = read_conditions(steps)
             assert (told["model"], told["parameters"]) == ("Net", 8)
-        steps.ddp = weakref.ref(other)
-        assert read_conditions(steps)["model"] == "Module"
+        wrapper = Wrapper(net)
+        steps.ddp = [weakref.ref(wrapper)]
+        assert read_conditions(steps)["model"] == "Wrapper"
+        steps.fsdp = [weakref.ref(other)]  # a frozen reference that was wrapped last
+        assert read_conditions(steps)["model"] == "Wrapper"
+        del steps.ddp, wrapper
+        assert read_conditions(steps)["model"] == "Net"
         assert config == before
         del batch
         assert gone() is None

@@ -15,13 +15,16 @@ import pytest
 
 from tests.frames import make_gpu
 from tests.traces import TraceBuilder
+from tpmon.capture.ends import Outcome
 from tpmon.capture.files import Place, look_at_trace, parse_conditions
+from tpmon.capture.ranks import describe_rank
 from tpmon.capture.summary import read_summary
-from tpmon.hook import wire, wire_settings
+from tpmon.hook import wire, wire_capture, wire_settings
 from tpmon.hook.batch import describe_batch
+from tpmon.hook.capture_end import note_rank
 from tpmon.hook.conditions import read_conditions
 from tpmon.model.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.clocks import NO_GPU, ClockWatch
 from tpmon.probe.gpu import GpuReading
 from tpmon.report.capture import write_capture, write_capture_line
@@ -87,6 +90,32 @@ X, Y = Tensor("float32", 8, 512), Tensor("int64", 8)
 )
 def test_a_batch_is_told_by_its_plain_tensors(torch, batch: object, told: list[str]) -> None:
     assert describe_batch(batch) == told
+
+
+@pytest.mark.parametrize(
+    ("told", "at_first", "rank"), [(3, -1, 2), (3, 0, 2), (0, 5, 5), (0, -1, NOT_APPLICABLE)]
+)
+def test_a_file_is_looked_for_by_the_rank_that_names_it(told: int, at_first: int, rank: object) -> None:
+    """The pages may be older than the process group, by which the hook names the file in the end."""
+    words = [0] * wire_capture.CAPTURE_WORDS
+    words[wire_capture.CAP_RANK] = told
+    bus = SimpleNamespace(
+        process=SimpleNamespace(pid=7), header=SimpleNamespace(rank=at_first), read_records=list
+    )
+    outcome = Outcome(CaptureState.VERIFIED, "", tuple(words))
+    assert describe_rank(bus, outcome, Missing("no"), 0.0).rank == rank
+
+
+def test_the_hook_says_which_rank_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [0] * wire_capture.CAPTURE_WORDS
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    assert (note_rank(words), words[wire_capture.CAP_RANK]) == (-1, 0)
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 4
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert (note_rank(words), words[wire_capture.CAP_RANK]) == (2, 3)
 
 
 def settings_page(**words: int) -> memoryview:

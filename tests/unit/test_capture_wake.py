@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.hook_loop import Loop
 from tpmon.capture import bus as capture_bus
 from tpmon.capture.bus import Bus, GoneError
 from tpmon.errors import ExitCode
@@ -146,6 +147,30 @@ def test_the_hook_says_when_the_program_takes_the_signal_and_when_it_gives_it_ba
     finally:
         signal.signal(signal.SIGURG, before)
     assert said == [True, False, True, False, True, False, False]
+
+
+def test_the_signal_is_taken_where_another_thread_fetched_the_first_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prefetcher makes the pages; without the signal a recording has no bound in time or memory."""
+    before = signal.getsignal(signal.SIGURG)
+    mailbox, loop = Mailbox(), Loop(monkeypatch)
+    loop.steps.mailbox = mailbox
+    fetcher = threading.Thread(target=loop.batch)
+    try:
+        fetcher.start()
+        fetcher.join()
+        assert loop.steps.pages is not None
+        assert signal.getsignal(signal.SIGURG) == before
+        loop.backward()
+        assert loop.steps.owner == threading.get_ident()
+        assert signal.getsignal(signal.SIGURG) == mailbox._woken
+        assert wire.parse_signal(loop.steps.page)
+        mailbox.take_back()
+        assert signal.getsignal(signal.SIGURG) == before
+    finally:
+        signal.signal(signal.SIGURG, before)
+        loop.steps.drop_pages()
 
 
 def test_a_handler_of_a_library_is_left_in_place() -> None:

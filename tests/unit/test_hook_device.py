@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -27,7 +28,9 @@ class Card:
         self.capturing = self.broken = False
         self.events: list[Event] = []
         self.recorded = 0
+        self.streams: list[Stream] = []
         self.reserved = [1 << 30, 0]
+        self.stream = Stream("main")
 
     def is_initialized(self) -> bool:
         return True
@@ -37,6 +40,9 @@ class Card:
 
     def memory_stats(self, device: int) -> dict[str, dict[str, dict[str, int]]]:
         return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
+
+    def current_stream(self) -> Stream:
+        return self.stream
 
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
@@ -50,13 +56,20 @@ class Card:
         raise AssertionError(f"torch.cuda.{name} is not to be called")
 
 
+@dataclass(frozen=True)
+class Stream:
+    name: str
+    device: int = 0
+
+
 class Event:
     def __init__(self, card: Card) -> None:
         self.card = card
         self.at: float | None = None
 
-    def record(self) -> None:
+    def record(self, stream: Stream) -> None:
         assert not self.card.capturing
+        self.card.streams.append(stream)
         if self.card.broken:
             raise RuntimeError("CUDA error: unspecified launch failure")
         self.card.recorded += 1
@@ -118,6 +131,34 @@ def test_one_step_in_many_is_measured_with_the_same_events(loop: Loop, card: Car
     assert times.every >= 9
     assert len(card.events) == 64
     assert card.recorded <= 8 * (times.steps + 1)
+
+
+def train_beside(loop: Loop, card: Card, of: Stream, number: int) -> None:
+    """Ask for batches inside a stream of their own, as a pipeline does that copies them ahead."""
+    training = card.stream
+    for _ in range(number):
+        card.stream = of
+        loop.batch()
+        card.stream = training
+        loop.backward()
+        loop.update()
+        loop.spend(1)
+
+
+def test_all_of_a_step_is_measured_on_the_stream_of_its_backward(loop: Loop, card: Card) -> None:
+    train_beside(loop, card, Stream("copies"), 100)
+    times = read(loop)
+    assert times.dropped == 1, "the first, which began on the other stream"
+    assert times.step_ns == times.steps * 12 * MS
+    first = card.streams.index(card.stream)
+    assert set(card.streams[first:]) == {card.stream}
+
+
+def test_a_step_that_goes_on_on_another_device_is_not_measured(loop: Loop, card: Card) -> None:
+    train_beside(loop, card, Stream("copies", device=1), 100)
+    assert parse_device(loop.steps.page, loop.now) == NO_DEVICE
+    assert loop.steps.watcher._timer.words[wire_settings.DEV_DROPPED] > 1
+    assert loop.steps.problem == ""
 
 
 def test_while_a_graph_is_captured_nothing_is_recorded_or_asked(loop: Loop, card: Card) -> None:

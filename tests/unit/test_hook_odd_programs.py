@@ -152,3 +152,58 @@ def test_a_batch_that_is_drawn_in_a_compiled_function_traces_no_hook_and_warns_o
     if "skipped" in told:
         pytest.skip(f"torch.compile does not run here: {told['skipped']}")
     assert (told["calls"], told["batches"], told["problem"]) == (4, 4, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_optimizer_that_is_compiled_as_one_graph_is_not_ended_by_the_hook(whole: bool) -> None:
+    """Muon's step is traced as it is, with torch's loop over the hooks in it."""
+    told = run(f"""
+        if not hasattr(torch.optim, "Muon"):
+            say(skipped="no Muon")
+            raise SystemExit(0)
+        try:
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        except Exception as error:
+            say(skipped=str(error))
+            raise SystemExit(0)
+        weight = torch.nn.Parameter(torch.ones(4, 4))
+        optimizer = torch.optim.Muon([weight], lr=0.01)
+        (weight @ weight).sum().backward()
+        step = torch.compile(optimizer.step, backend="eager", fullgraph={whole})
+        for _ in range(3):
+            step()
+        compiled = S.optimizer_calls
+        optimizer.step()
+        say(moved=bool((weight != 1).any()), compiled=compiled, calls=S.optimizer_calls)
+        """)
+    if "skipped" in told:
+        pytest.skip(f"torch.compile does not run here: {told['skipped']}")
+    assert (told["moved"], told["problem"]) == (True, "")
+    assert (told["compiled"], told["calls"]) == ((0, 1) if whole else (3, 4))
+
+
+def test_a_scaler_that_is_off_skips_no_update_where_the_hook_sees_no_optimizer() -> None:
+    told = run("""
+        class Plain:
+            def __init__(self, net):
+                self.net, self.param_groups = net, [{"params": list(net.parameters())}]
+
+            def step(self):
+                with torch.no_grad():
+                    for one in self.net.parameters():
+                        one -= 0.01 * one.grad
+
+        if not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"):
+            say(told=[20, 0, 20])
+            raise SystemExit(0)
+        net, _ = model()
+        optimizer, scaler = Plain(net), torch.amp.GradScaler("cpu", enabled=False)
+        for (x,) in loader():
+            scaler.scale(net(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            net.zero_grad()
+        say(told=[S.updates, S.skipped, S.steps])
+        """)
+    assert (told["told"], told["problem"]) == ([20, 0, 20], "")

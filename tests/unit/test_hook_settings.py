@@ -9,6 +9,7 @@ from weakref import ref
 import pytest
 
 from tpmon.hook import wire_settings as wire
+from tpmon.hook.models import note_wrapper
 from tpmon.hook.settings import Settings
 from tpmon.model.hook_settings import (
     NO_DEVICE,
@@ -160,6 +161,64 @@ def test_fsdp_is_read_where_it_was_made_and_nowhere_else(monkeypatch: pytest.Mon
     monkeypatch.setitem(
         sys.modules, "torch.distributed._composable_state", SimpleNamespace(_module_state_mapping={})
     )
-    settings = Settings()
+    del wrapper
     settings._read_fsdp()
     assert set(settings.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1]) == {wire.UNKNOWN}
+
+
+class Part:
+    """A module, by what torch's has."""
+
+    def __init__(self, *parts: Part, size: int = 0) -> None:
+        self._modules = {str(at): part for at, part in enumerate(parts)}
+        self._parameters = {"weight": object()}
+        self.find_unused_parameters = False
+        self.size = size
+
+    def _get_ddp_logging_data(self) -> dict[str, object]:
+        return {"bucket_cap_bytes": self.size}
+
+
+class Plain:
+    """An optimizer, by what torch's has."""
+
+    def __init__(self, *models: Part) -> None:
+        self.param_groups = [{"params": [one for model in models for one in model._parameters.values()]}]
+
+
+def test_of_fsdp_the_outermost_of_each_model_is_kept() -> None:
+    inner = [Part(), Part()]
+    first, second = Part(*inner), Part()
+    made: list[object] = []
+    for one in (*inner, first, second):
+        made = note_wrapper(made, one)
+    assert [one() for one in made] == [first, second]
+    del first
+    assert [one() for one in note_wrapper(made, second)] == [second], "and none that is gone"
+
+
+def test_settings_are_those_of_the_model_that_is_trained_and_go_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    actor, reference = Part(size=25), Part(size=99)
+    optimizer, other = Plain(actor), Plain(Part())
+    made = [ref(actor), ref(reference)]
+    settings = Settings()
+
+    def read(optimizer: object) -> int:
+        settings._readings = 0
+        settings.note_wrappers(made, [], ref(optimizer))
+        settings._read_ddp()
+        return settings.words[wire.SET_DDP_BUCKET_CAP]
+
+    assert read(optimizer) == 25
+    assert read(other) == wire.UNKNOWN, "several, and it is not known which"
+    assert read(optimizer) == 25
+    del reference
+    assert read(other) == 25, "the only one that is left"
+    settings._read_ddp()
+    del actor, optimizer
+    settings._read_ddp()
+    told = settings.words[wire.SET_DDP_BUCKET_CAP : wire.SET_DDP_STATIC_GRAPH + 1]
+    assert told == [wire.UNKNOWN] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -275,6 +276,19 @@ def test_a_skipped_update_of_a_scaler_ends_a_step_and_is_counted(loop: Loop) -> 
     assert (loop.steps.steps, loop.steps.skipped, loop.steps.optimizer_calls) == (10, 2, 8)
 
 
+def test_an_update_is_skipped_only_where_optimizers_are_seen_and_the_scaler_is_on(loop: Loop) -> None:
+    for number in range(10):
+        loop.batch()
+        loop.backward()
+        loop.steps.scaler_updated(SimpleNamespace(_enabled=number < 5))
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.updates, loop.steps.optimizer_calls) == (10, 10, 0)
+    assert loop.records()[-1][wire.REC_SKIPPED] == 0
+    loop.train(1)
+    loop.stop()
+    assert loop.records()[-1][wire.REC_SKIPPED] == 5
+
+
 @pytest.mark.parametrize("critics", [1, 5])
 def test_several_optimizers_are_one_step_a_batch(loop: Loop, critics: int) -> None:
     for _ in range(10):
@@ -358,6 +372,20 @@ def test_an_evaluation_on_a_dataloader_between_updates_without_one(loop: Loop) -
             loop.spend(1)
         loop.stop()
     assert (loop.steps.steps, loop.steps.eval_steps) == (120, 15)
+
+
+def test_a_batch_at_which_an_evaluation_was_broken_off_is_none_of_training(loop: Loop) -> None:
+    for _ in range(3):
+        for _ in range(40):
+            loop.backward()
+            loop.update()
+        for _ in range(5):
+            loop.batch()
+            loop.spend(1)
+    loop.backward()
+    loop.update()
+    assert loop.steps.rule == wire.RULE_UPDATE
+    assert (loop.steps.samples, loop.steps.eval_samples) == (0, 60)
 
 
 def test_a_loop_that_takes_up_a_dataloader_later_is_counted_by_it(loop: Loop) -> None:

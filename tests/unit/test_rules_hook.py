@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.frames import make_frame, make_process, make_rank
+from tests.frames import make_frame, make_gpu, make_process, make_rank
 from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.judge.advice_needs import Need
@@ -263,19 +263,19 @@ def test_a_job_without_stacks_is_hung_since_its_last_step() -> None:
 # --- what only the hook sees
 
 
-def ranks_of(*own_ms: float, rate_hz: float = 2.0, **fields: Any) -> Scene:
+def ranks_of(*own_ms: float, rate_hz: float = 2.0, cards: bool = False, **fields: Any) -> Scene:
+    """Return ranks that go in step; what is left of it is their backward unless a field says otherwise."""
     hooks: list[HookSample] = []
     processes, rows = [], []
     for rank, own in enumerate(own_ms):
         pid = 4211 + rank
-        data = 10.0
-        pace = make_pace(
-            pid, rank=rank, own_ms=own, rate_hz=rate_hz, **(split_of(data) | {"p50_ms": 500.0} | fields)
-        )
+        backward = {"p50_ms": 500.0, "backward_pct": 100 - own * rate_hz / 10}
+        pace = make_pace(pid, rank=rank, own_ms=own, rate_hz=rate_hz, **(split_of(10.0) | backward | fields))
         hooks.append(make_hook(pid, rank=rank, pace=pace))
         processes.append(make_process(pid, rank=rank))
         rows.append(make_rank(pid, rank=rank))
-    frame = make_frame(processes=tuple(processes), ranks=tuple(rows), loader=())
+    held = {"gpus": (make_gpu(pids=(4211, 4212)),)} if cards else {}
+    frame = make_frame(processes=tuple(processes), ranks=tuple(rows), loader=(), **held)
     return see(hold(with_hooks(frame, *hooks), 12))
 
 
@@ -288,6 +288,20 @@ def test_the_late_rank_is_the_one_whose_backward_is_short() -> None:
     assert straggler.rank == 1
     assert straggler.sources == {HOOK}
     assert straggler.observed == {Need.RANK_BEHIND}
+
+
+def test_a_rank_is_late_only_where_the_backward_of_the_others_is_longer() -> None:
+    """Rank 0 reads a loss from its card after its step, rank 1 waits in its forward for a full queue."""
+    assert find_late(ranks_of(100.0, 330.0, backward_pct=20.0)) is None
+    assert find_late(ranks_of(100.0, 330.0, backward_pct=Missing("no training step lately"))) is None
+
+
+def test_beside_cards_the_times_of_the_host_accuse_nobody_alone() -> None:
+    scene = ranks_of(100.0, 330.0, cards=True)
+    assert scene.cards
+    assert find_late(scene) is not None
+    found = [one for rule in RULES if isinstance(one := rule(scene), Suspicion)]
+    assert not [one for one in found if one.cause == "straggler" and one.sources == {HOOK}]
 
 
 def test_equal_ranks_have_no_late_one_and_unequal_rates_do_not_wait() -> None:

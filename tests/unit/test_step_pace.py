@@ -232,22 +232,31 @@ def test_a_hook_that_turned_itself_off_is_a_note(monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_samples_are_not_told_where_no_batch_ends_a_step() -> None:
+    loop, keeper = Loop(batch=1), RankPace()
+    loop.step(100, 20)
+    pace = told(keeper.add(loop.read(rule=StepRule.UPDATE), 0))
+    assert pace.rate_hz == pytest.approx(10)
+    assert pace.samples_hz == Missing("its batch size is not known")
+
+
 @pytest.mark.parametrize(
-    ("torch", "calls", "said"),
+    ("torch", "calls", "updates", "said"),
     [
-        ("2.1.2+cu118", 0, True),
-        ("1.13.1", 0, True),
-        ("2.1.2", 9, False),
-        ("2.3.0", 0, False),
-        ("odd", 0, False),
+        ("2.1.2+cu118", 0, 0, True),
+        ("1.13.1", 0, 0, True),
+        ("2.1.2", 9, 0, False),
+        ("2.1.2", 0, 9, False),
+        ("2.3.0", 0, 0, False),
+        ("odd", 0, 0, False),
     ],
 )
 def test_a_torch_that_takes_the_hook_off_its_optimizers_is_a_note(
-    monkeypatch: pytest.MonkeyPatch, torch: str, calls: int, said: bool
+    monkeypatch: pytest.MonkeyPatch, torch: str, calls: int, updates: int, said: bool
 ) -> None:
     probe, loop = StepProbe(), Loop()
     loop.step(100, 20)
-    counts = StepCounts(64, 0, 64, 64, calls, 0, Missing("no"), 0, 0, 0)
+    counts = StepCounts(64, 0, 64, 64, calls, updates, Missing("no"), 0, 0, 0)
     reading = loop.read(counts=counts, torch_version=torch, rule=StepRule.BATCH_AFTER_BACKWARD)
     monkeypatch.setattr(probe._reader, "read_steps", lambda asked: dict.fromkeys(asked, reading))
     notes = probe.read([make_process()]).notes

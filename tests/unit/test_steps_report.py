@@ -95,7 +95,7 @@ def test_a_long_step_is_no_stall_where_steps_are_long() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     assert say_samples(make_pace(samples_hz=Missing("no"))) == ""
-    assert say_samples(make_pace(samples_hz=256.0, ranks=2)) == "256 samples/s in 2 ranks"
+    assert say_samples(make_pace(samples_hz=256.0, ranks=2)) == "256 samples/s, sum of 2 ranks"
     nothing = dict.fromkeys(
         ("data_pct", "forward_pct", "backward_pct", "optimizer_pct", "other_pct"), Missing("none")
     )

@@ -9,7 +9,7 @@ from tpmon.capture.ends import Outcome
 from tpmon.capture.plan import mean_step, mean_step_of
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CaptureState, RankCapture
-from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 
 
 def describe_rank(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: float) -> RankCapture:
@@ -28,7 +28,7 @@ def describe_rank(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: f
     after = words[wire_capture.CAP_CHANGED_NS]
     return RankCapture(
         pid=bus.process.pid,
-        rank=bus.header.rank if bus.header.rank >= 0 else NOT_APPLICABLE,
+        rank=_find_rank(bus.header.rank, words[wire_capture.CAP_RANK]),
         state=outcome.state,
         reason=outcome.reason,
         first_step=words[wire_capture.CAP_FIRST_STEP] if done else nothing,
@@ -38,3 +38,9 @@ def describe_rank(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: f
         step_during_ms=during,
         step_after_ms=mean_step(records, after, time.monotonic_ns()) if done else nothing,
     )
+
+
+def _find_rank(at_first: int, told: int) -> Applicable[int]:
+    """Return the rank that names the file: the pages' is older, and may be from before the process group."""
+    rank = told - 1 if told else at_first
+    return rank if rank >= 0 else NOT_APPLICABLE

@@ -16,12 +16,12 @@ from time import monotonic_ns, sleep
 from tpmon.hook import wire, wire_capture
 from tpmon.hook.capture_begin import begin_words, is_graph_captured, make_recorder, name_obstacle, name_tracer
 from tpmon.hook.capture_bounds import Bounds
-from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording, judge_validation
+from tpmon.hook.capture_end import End, choose_spare_ns, judge_recording, judge_validation, note_rank
 from tpmon.hook.capture_file import CaptureFile, Sizes, describe_window
 from tpmon.hook.capture_request import is_sane, is_timed
 from tpmon.hook.conditions import describe_run
 from tpmon.hook.guard import Guard
-from tpmon.hook.surroundings import describe, is_ours, read_ranks, torch_folder
+from tpmon.hook.surroundings import describe, is_ours, torch_folder
 from tpmon.hook.wire_capture import Request
 
 TYPE_CHECKING = False
@@ -293,6 +293,7 @@ class Capture:
         if get_ident() != self._thread or recorder is None:
             self._drop_out(wire_capture.STATE_FAILED, "the training goes on in another thread")
             return
+        rank = note_rank(words)
         self._set(wire_capture.STATE_WRITING)
         recorder.stop()
         self.guard.ours = None
@@ -300,7 +301,6 @@ class Capture:
         try:
             if recorder.ending and file is not None:
                 first = words[wire_capture.CAP_FIRST_STEP]
-                rank = read_ranks()[0]  # anew: the pages may be older than the process group
                 ended = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
                 cut = first + words[wire_capture.CAP_STEPS_DONE] if end.cut else -1
                 sizes = file.write(recorder, rank, first, ended, cut)

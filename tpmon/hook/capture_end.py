@@ -5,6 +5,7 @@ from __future__ import annotations
 from tpmon.hook import wire, wire_capture
 from tpmon.hook.capture_file import describe_excess
 from tpmon.hook.capture_request import is_timed
+from tpmon.hook.surroundings import read_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ def choose_spare_ns(request: Request, steps: Counts) -> int:
         spent = steps.data_ns + steps.forward_ns + steps.backward_ns + steps.optimizer_ns + steps.other_ns
     known = _SPARE_STEPS * spent // ended if ended else words[wire_capture.ASK_LONGEST_NS]
     return min(known, _LONGEST_SPARE_NS)
+
+
+def note_rank(words: list[int]) -> int:
+    """Read the rank that names the file, and tell it: the process group may be younger than the pages."""
+    rank = read_ranks()[0]
+    words[wire_capture.CAP_RANK] = rank + 1
+    return rank
 
 
 _MOST_EVALS = 16

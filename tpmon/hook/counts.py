@@ -144,8 +144,8 @@ class Counts:
         self.mailbox = mailbox
         self.patches = 0
         self.pages: Pages | None = None
-        self.ddp: Any = None
-        self.fsdp: Any = None
+        self.ddp: list[Any] = []
+        self.fsdp: list[Any] = []
         self.forget()
 
     def forget(self) -> None:
@@ -280,6 +280,7 @@ class Counts:
         self.unused_open = self.evals_open = self.at_once = self.samples_open = 0
         self.last_ns = monotonic_ns()
         if self.mailbox is not None:
+            self.mailbox.opened(self)  # again: a thread that fetches batches may have made the pages
             self.mailbox.look_at_signal()
 
     def settle(self, now: int, may_look: bool) -> None:
@@ -313,7 +314,7 @@ class Counts:
             self.backwards,
             self.optimizer_calls,
             self.updates,
-            self.skipped,
+            self.skipped if self.optimizer_calls else 0,  # where none is seen, a lack of one says nothing
             self.samples,
             self.eval_samples,
             self.data_ns,
@@ -351,21 +352,21 @@ class Counts:
 
     def ddp_made(self, module: object) -> None:
         """Note a DistributedDataParallel, whose settings are read while it lives."""
-        try:
-            from weakref import ref  # noqa: PLC0415
-
-            self.ddp = ref(module)
-        except TypeError:
-            self.ddp = None  # a module of the user's that takes none
+        self.ddp = self._note_wrapper(self.ddp, module)
 
     def fsdp_made(self, module: object) -> None:
-        """Note a FullyShardedDataParallel: the outermost is made last."""
-        try:
-            from weakref import ref  # noqa: PLC0415
+        """Note a FullyShardedDataParallel."""
+        self.fsdp = self._note_wrapper(self.fsdp, module)
 
-            self.fsdp = ref(module)
-        except TypeError:
-            self.fsdp = None
+    def _note_wrapper(self, made: list[Any], module: object) -> list[Any]:
+        try:
+            from tpmon.hook.models import note_wrapper  # noqa: PLC0415 who trains in one process pays nothing
+
+            return note_wrapper(made, module)
+        except Exception as error:
+            if not self.fail(error):
+                raise
+            return made
 
     def answer(self) -> None:
         """Answer the mailbox. Its bytes are anybody's: nothing of it is used but for comparison."""

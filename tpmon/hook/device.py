@@ -1,8 +1,9 @@
 """Time one step on the CUDA device with events that are made beforehand: nothing waits, nothing is moved.
 
-An event is recorded on the training thread's stream at each turn of the step: boundary, batch,
-backward, its end, update. Later boundaries ask the last one whether it is done; only then the times
-between them are read. Nothing is recorded or asked while a CUDA graph is captured. Not tested on a card.
+An event is recorded at each turn of the step: boundary, batch, backward, its end, update; all on the stream
+on which backwards begin, for a batch may be asked for on another one. Later boundaries ask the last event
+whether it is done; only then the times between them are read. Nothing is recorded or asked while a CUDA
+graph is captured. Not tested on a card.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class DeviceTimer:
         "_events",
         "_measuring",
         "_step",
+        "_stream",
         "_turns",
         "pending",
         "words",
@@ -80,6 +82,7 @@ class DeviceTimer:
         """Make the events; ``cuda`` is torch.cuda, initialized."""
         self._cuda = cuda
         self._events = [cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
+        self._stream: Any = None
         self._turns: list[int] = []
         self._measuring = self.pending = False
         self._began_ns = self._ended_ns = self._step = 0
@@ -92,6 +95,8 @@ class DeviceTimer:
         self._turns = []
         self._measuring = True
         self._began_ns = now
+        if self._stream is None:
+            self._stream = self._cuda.current_stream()
         self.note(OTHER)
 
     def note(self, ended: int) -> None:
@@ -101,7 +106,10 @@ class DeviceTimer:
         if len(self._turns) == _EVENTS or self._cuda.is_current_stream_capturing():
             self._drop()
             return
-        self._events[len(self._turns)].record()
+        if ended == FORWARD and self._cuda.current_stream() != self._stream:
+            self._move(self._cuda.current_stream())
+            return
+        self._events[len(self._turns)].record(self._stream)
         self._turns.append(ended)
 
     def leave(self) -> None:
@@ -139,6 +147,12 @@ class DeviceTimer:
         words[wire.DEV_NUMBER] += 1
         words[wire.DEV_NUMBER_AGAIN] = words[wire.DEV_NUMBER]
         return True
+
+    def _move(self, stream: Any) -> None:
+        """Drop the step, and measure the next ones on this stream; the events stay with their device."""
+        if stream.device == self._stream.device:
+            self._stream = stream
+        self._drop()
 
     def _drop(self) -> None:
         self._measuring = self.pending = False

@@ -42,6 +42,9 @@ class Ends(Counts):
         self.updates += 1
         self.backwards_since_update = 0
         if self.rule == wire.RULE_UPDATE:
+            if self.batches_open > self.backwards_open:  # of an evaluation that was broken off
+                self.eval_samples += self.samples_open
+                self.samples_open = 0
             self._close(now, 1)
         elif self.rule != wire.RULE_CALL:
             self.updates_open += 1

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MOST_MODULES = 100_000
+_MOST_WRAPPERS = 1024
+"""Before the outermost of FSDP is made, those of all parts are kept."""
 _MOST_BLOCKS = 2_000_000
 """Of more objects than this none is looked for: it takes half a second, and counts a reference on each."""
 _FOUND: list[Any] = []
@@ -22,20 +24,43 @@ _FOUND: list[Any] = []
 
 
 def find_model(torch: Any, steps: Any) -> Any:
-    """Return the wrapper that DDP or FSDP made, else the largest model that the optimizer works on."""
-    for wrapper in (getattr(steps, "fsdp", None), getattr(steps, "ddp", None)):
-        model = wrapper() if wrapper is not None else None
-        if model is not None:
-            return model
-    wanted = _list_parameters(steps)
+    """Return the largest model that the optimizer works on, by preference as DDP or FSDP wrapped it."""
+    wanted = list_parameters(getattr(getattr(steps, "watcher", None), "optimizer", None))
+    made = [*getattr(steps, "ddp", ()), *getattr(steps, "fsdp", ())]
+    wrapper = choose_wrapper(made, wanted)
+    if wrapper is not None and _holds(wrapper, wanted):
+        return wrapper
     model = _FOUND[0]() if _FOUND else None
     if model is None or not _holds(model, wanted):
         model = _search(torch.nn.Module, wanted)
-        _FOUND[:] = [] if model is None else [_refer(model)]
-    return model
+        _FOUND[:] = [] if model is None else [refer(model)]
+    return model if model is not None else wrapper
 
 
-def _refer(model: object) -> Any:
+def note_wrapper(made: list[Any], wrapper: object) -> list[Any]:
+    """Return weak references to the wrappers that were made, with this one and without those within it.
+
+    Of FSDP, which wraps parts first, that leaves the outermost of each model.
+    """
+    parts = {id(one) for one in _walk(wrapper)}
+    kept = [one for one in made if one() is not None and id(one()) not in parts]
+    return [*kept, refer(wrapper)][-_MOST_WRAPPERS:]
+
+
+def choose_wrapper(made: list[Any], wanted: frozenset[int]) -> Any:
+    """Return the newest wrapper that holds a parameter of the optimizer; the only one whatever it holds.
+
+    An optimizer may have copies of its own; of several wrappers, which a program also makes for what it does
+    not train, none is told then.
+    """
+    alive = [one for one in (reference() for reference in made) if one is not None]
+    if len(alive) == 1:
+        return alive[0]
+    return next((one for one in reversed(alive) if _holds(one, wanted)), None)
+
+
+def refer(model: object) -> Any:
+    """Return a weak reference to a module, or one that is gone where there can be none."""
     from weakref import ref  # noqa: PLC0415
 
     try:
@@ -44,9 +69,8 @@ def _refer(model: object) -> Any:
         return lambda: None  # a module of the program's that takes none
 
 
-def _list_parameters(steps: Any) -> frozenset[int]:
-    """Return which parameters the optimizer has that was seen last; none where none was."""
-    optimizer = getattr(getattr(steps, "watcher", None), "optimizer", None)
+def list_parameters(optimizer: Any) -> frozenset[int]:
+    """Return which parameters an optimizer has, by its weak reference; none where none was seen."""
     groups = _read_dict(optimizer() if optimizer is not None else None).get("param_groups")
     found = (
         one for group in (groups if type(groups) is list else ()) for one in dict.get(group, "params", ())

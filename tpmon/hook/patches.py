@@ -241,7 +241,7 @@ def _wrap_update(original: Callable[..., Any], steps: Steps) -> Callable[..., An
     @_like(original)
     def update(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        updated()
+        updated(args[0] if args else None)
         return result
 
     return update
@@ -256,12 +256,37 @@ def _wrap_init(original: Callable[..., None], made: Callable[[object], None]) ->
     return __init__
 
 
+class _UnlessWhole:
+    """Tell dynamo, which asks in the middle of its tracing, whether a call is one to leave its code for."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        """Return False where the program demands one graph, and would be ended by a call that is left out."""
+        try:
+            tracing: Any = sys.modules["torch._dynamo.symbolic_convert"]
+            now = tracing.InstructionTranslator.current_tx()
+            whole = now.one_graph or now.error_on_graph_break
+        except (KeyError, AttributeError):
+            whole = False  # a torch that has it otherwise
+        return not whole
+
+
+def _do_nothing(*_args: object, **_kwargs: object) -> None:
+    """Stand for a hook where dynamo traces it."""
+
+
+_do_nothing._torchdynamo_disable = _UnlessWhole()  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def _hide_from_dynamo(hook: Any) -> None:
     """Keep torch.compile from tracing a hook and what it calls; importing dynamo for that takes seconds.
 
-    Without the mark dynamo follows a call out of a frame that it compiles, and warns of what it meets there.
+    Without the marks dynamo follows a call out of a frame that it compiles, and warns of what it meets there.
+    With them it leaves the compiled code for the call, and where the program forbids that, calls nothing.
     """
     hook.__func__._torchdynamo_disable = True  # noqa: SLF001
+    hook.__func__._torchdynamo_inline = _do_nothing  # noqa: SLF001
     compiled: Any = getattr(sys.modules["torch"], "_C", None)
     frames: Any = getattr(getattr(compiled, "_dynamo", None), "eval_frame", None)
     try:

@@ -11,6 +11,7 @@ import sys
 
 from tpmon.hook import wire_settings as wire
 from tpmon.hook.device import find_device
+from tpmon.hook.models import choose_wrapper, list_parameters, refer
 from tpmon.hook.surroundings import is_from_handler
 from tpmon.hook.tensors import count_sizes
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SIZES_EVERY = 12
-_DYNAMO_WORDS = wire.SET_DYNAMO_LIMIT_HITS + 1 - wire.SET_DYNAMO_FRAMES
 """Sizes change seldom: they are added up at the second reading and then once a minute."""
+
+_DYNAMO_WORDS = wire.SET_DYNAMO_LIMIT_HITS + 1 - wire.SET_DYNAMO_FRAMES
+_DDP_WORDS = wire.SET_DDP_STATIC_GRAPH + 1 - wire.SET_DDP_BUCKET_CAP
+_FSDP_WORDS = wire.SET_FSDP_LIMIT + 1 - wire.SET_FSDP_VERSION
 
 _MOST_MODULES = 10_000
 _MOST = 1 << 62
@@ -64,12 +68,17 @@ class Settings:
     __slots__ = ("_readings", "ddp", "fsdp", "words")
 
     def __init__(self) -> None:
-        """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to what was made of them last."""
+        """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to those that are trained."""
         self.words = [wire.UNKNOWN] * wire.SETTINGS_WORDS
         self.words[wire.SET_NUMBER] = self.words[wire.SET_NUMBER_AGAIN] = 0
         self.ddp: Any = None
         self.fsdp: Any = None
         self._readings = 0
+
+    def note_wrappers(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
+        """Choose once a minute, of what was made of them, those that this optimizer works on."""
+        if self._readings % _SIZES_EVERY <= 1:
+            self._attempt(lambda: self._choose(ddp, fsdp, optimizer))
 
     def see_loader(self, iterator: object) -> None:
         """Note the arguments of the DataLoader that this iterator is of."""
@@ -106,6 +115,11 @@ class Settings:
         except Exception as error:
             if is_from_handler(error):
                 raise  # a signal handler of the user raised in here; its modules and types may not
+
+    def _choose(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
+        several = len(ddp) > 1 or len(fsdp) > 1
+        wanted: frozenset[int] = list_parameters(optimizer) if several else frozenset()
+        self.ddp, self.fsdp = (refer(choose_wrapper(made, wanted)) for made in (ddp, fsdp))
 
     def _read_loader(self, of: dict[str, Any]) -> None:
         words = self.words
@@ -203,6 +217,7 @@ class Settings:
     def _read_ddp(self) -> None:
         module = self.ddp() if self.ddp is not None else None
         if module is None:
+            self.words[wire.SET_DDP_BUCKET_CAP : wire.SET_DDP_STATIC_GRAPH + 1] = [wire.UNKNOWN] * _DDP_WORDS
             return
         told = module._get_ddp_logging_data()  # noqa: SLF001
         buckets = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
@@ -215,6 +230,7 @@ class Settings:
         if self._readings % _SIZES_EVERY > 1:
             return  # it walks through modules, and changes seldom
         root = self.fsdp() if self.fsdp is not None else None
+        self.words[wire.SET_FSDP_VERSION : wire.SET_FSDP_LIMIT + 1] = [wire.UNKNOWN] * _FSDP_WORDS
         told = _describe_wrapper(root) if root is not None else _describe_sharded()
         for word, value in enumerate(told, wire.SET_FSDP_VERSION):
             self.words[word] = value

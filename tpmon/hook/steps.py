@@ -235,8 +235,11 @@ class Steps(Ends):
             if not self.fail(error):
                 raise
 
-    def scaler_updated(self) -> None:
-        """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped."""
+    def scaler_updated(self, scaler: object = None) -> None:
+        """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped.
+
+        A scaler that is not enabled skips none: then the hook does not see the optimizer.
+        """
         try:
             if (get_ident() != self.owner and not self.admit(CALL)) or not self.backwards_since_update:
                 return
@@ -245,7 +248,8 @@ class Steps(Ends):
             self.last_ns = now
             self.live[_OPTIMIZER] = now
             self.kind = UPDATE
-            self.skipped += 1
+            if getattr(scaler, "__dict__", {}).get("_enabled", True):
+                self.skipped += 1
             self._update(now)
         except Exception as error:
             if not self.fail(error):

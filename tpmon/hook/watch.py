@@ -67,7 +67,7 @@ class Watcher:
             return self._begin(now)
         steps.watch = None
         self._end_device(now)
-        self._settings.ddp, self._settings.fsdp = steps.ddp, steps.fsdp
+        self._settings.note_wrappers(steps.ddp, steps.fsdp, self.optimizer)
         wire_settings.write_settings(steps.page, self._settings.read(now))
         if self._timer is None:
             return self._began_ns + _EVERY_NS

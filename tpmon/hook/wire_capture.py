@@ -113,6 +113,8 @@ CAP_ENDED_NS = 10
 CAP_PAUSED_NS = 11
 CAP_STEP_NOW = 12
 CAP_RSS_BYTES = 13
+CAP_RANK = 14
+"""One more than the rank that names the file; 0 before that, where it is unknown, and of an older hook."""
 
 # States, in the order they are passed through.
 STATE_NONE = 0

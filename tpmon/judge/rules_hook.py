@@ -34,7 +34,7 @@ UNCOUNTED_TURNS = 30
 SAME_RATE = 0.2
 """Difference of the step rates up to which ranks go in step."""
 WAITS_FOR_IT = 0.5
-"""Part of a late rank's extra time that the others must spend after their forward to wait for it."""
+"""Part of a late rank's extra time by which the backward of the others must be longer than its own."""
 AGREES_HALF = 0.5
 """The hook agrees with a wait of which it measured half."""
 SAID = "the hook, "
@@ -202,7 +202,7 @@ def find_late(scene: Scene) -> LateRank | None:
     """Return the rank that the others wait for in each step, None where there is none or it is not known.
 
     Ranks that exchange gradients go in step; one that comes late to its backward has a short one, and the
-    others wait for it in theirs.
+    others wait for it in theirs. What follows the backward tells nothing: it fills up the step on any rank.
     """
     found = [
         (rank, pace, pace.own_ms)
@@ -218,15 +218,21 @@ def find_late(scene: Scene) -> LateRank | None:
     others = [one for one in found if one[0] is not late]
     others_ms = statistics.median(own_ms for _, _, own_ms in others)
     step_ms = 1000 / late_pace.rate_hz
-    rest_ms = statistics.median(1000 / pace.rate_hz - own_ms for _, pace, own_ms in others)
+    backwards_ms = [
+        10 * pace.backward_pct / pace.rate_hz for _, pace, _ in others if is_known(pace.backward_pct)
+    ]
+    if not is_known(late_pace.backward_pct) or len(backwards_ms) < len(others):
+        return None
     gap_ms = late_ms - others_ms
-    waited_ms = rest_ms - (step_ms - late_ms)
+    waited_ms = statistics.median(backwards_ms) - 10 * late_pace.backward_pct / late_pace.rate_hz
     if gap_ms < BEHIND_RATIO * step_ms or waited_ms < WAITS_FOR_IT * gap_ms:
         return None
     return LateRank(late, late_ms, others_ms, gap_ms / step_ms)
 
 
 def _suspect_straggler(scene: Scene) -> Suspicion | None:
+    if scene.cards:
+        return None  # the host's time may be a wait for the rank's own card: no more than a second word
     late = find_late(scene)
     if late is None:
         return None

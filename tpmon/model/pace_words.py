@@ -57,10 +57,13 @@ def say_rate(pace: StepPace) -> str:
 
 
 def say_samples(pace: StepPace) -> str:
-    """Say how many samples a second, of how many ranks; "" where the hook does not know."""
+    """Say how many samples a second, summed over how many ranks; "" where the hook does not know.
+
+    Whether ranks share a batch (tensor and pipeline parallelism) is not known: so it is told as a sum.
+    """
     if not is_known(pace.samples_hz) or pace.samples_hz <= 0:
         return ""
-    ranks = f" in {pace.ranks} ranks" if pace.ranks > 1 else ""
+    ranks = f", sum of {pace.ranks} ranks" if pace.ranks > 1 else ""
     digits = 1 if pace.samples_hz < 10 else 0
     return f"{pace.samples_hz:,.{digits}f} samples/s{ranks}"
 

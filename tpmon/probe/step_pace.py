@@ -159,7 +159,8 @@ class RankPace:
         span_s = between_s + (age_s if age_s > STALLED_STEPS * mean_s else 0.0)
         phases = [late - early for early, late in zip(first.phases_ns, last.phases_ns, strict=True)]
         shares = _list_shares(phases)
-        samples = last.samples - first.samples
+        # Of a loop whose steps no batch ends, a batch now and then is not what it trains on.
+        samples = last.samples - first.samples if reading.rule is not StepRule.UPDATE else 0
         return StepPace(
             pid=reading.process.pid,
             rank=rank,
@@ -252,7 +253,12 @@ def _say_blind(reading: StepReading, rank: Applicable[int]) -> str:
     2.0 there are none.
     """
     counts = reading.counts
-    if counts.optimizer_calls or counts.backwards < UNSEEN_BACKWARDS or reading.rule is StepRule.CALL:
+    if (
+        counts.optimizer_calls
+        or counts.updates
+        or counts.backwards < UNSEEN_BACKWARDS
+        or reading.rule is StepRule.CALL
+    ):
         return ""
     try:
         version = tuple(int(part) for part in reading.torch_version.split(".")[:2])

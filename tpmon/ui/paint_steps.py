@@ -130,7 +130,7 @@ def _rates(view: ViewState, pace: StepPace, width: int) -> list[Span]:
     stalled = is_stalled(pace)
     rate = f"! {say_rate(pace)}" if stalled else say_rate(pace)
     stall = _say_stall(view, pace)
-    samples = say_samples(pace) if width >= WIDE_WIDTH else say_samples(pace).partition(" in ")[0]
+    samples = say_samples(pace) if width >= WIDE_WIDTH else say_samples(pace).partition(" of ")[0]
     spans: list[Span] = [
         (rate, Ink.WARN if stalled else Ink.STRONG),
         ("" if stalled else samples, Ink.PLAIN),
