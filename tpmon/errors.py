@@ -43,7 +43,19 @@ class NoTargetError(TpmonError):
     exit_code = ExitCode.NO_TARGET
 
 
-class StartingError(NoTargetError):
+class LateStartError(NoTargetError):
+    """Refuse a process that is no training job, and too old for one whose imports are not done.
+
+    ``process`` is its PID and its start in clock ticks: whoever waited for it already may go on.
+    """
+
+    def __init__(self, what: str, try_this: str, process: tuple[int, int]) -> None:
+        """Keep both lines and the process."""
+        super().__init__(what, try_this)
+        self.process = process
+
+
+class StartingError(LateStartError):
     """Refuse a process that is no training job yet, and may become one: its imports are not done."""
 
 

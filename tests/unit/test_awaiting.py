@@ -9,8 +9,10 @@ import pytest
 
 from tests.fake_proc import FakeProc
 from tpmon.errors import ExitCode, NoTargetError, StartingError
+from tpmon.probe import target
 from tpmon.probe.awaiting import await_job
 from tpmon.probe.job import Job
+from tpmon.probe.procread import TICKS_PER_S
 from tpmon.probe.target import find_job
 
 
@@ -59,3 +61,39 @@ def test_what_will_be_no_training_job_is_not_waited_for(fake: FakeProc) -> None:
             find_job(pid, fake.proc)
         kinds[pid] = isinstance(caught.value, StartingError)
     assert kinds == {60: False, 61: False, 62: True, 63: True, 64: False}
+
+
+@pytest.mark.parametrize(("argv", "age_s"), [(("python", "train.py"), 700), (("sh", "start.sh"), 60)])
+def test_who_is_waited_for_may_grow_old(fake: FakeProc, argv: tuple[str, ...], age_s: int) -> None:
+    looks: list[int] = []
+    said: list[str] = []
+    fake.add(60, 1, argv, start=fake.now)
+
+    def find() -> Job:
+        looks.append(len(looks))
+        if len(looks) == 4:
+            fake.remove(60)
+            fake.add(60, 1, ("python", "train.py"), start=fake.now, torch=True)
+        return find_job(60, fake.proc)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "now_ticks", lambda: fake.now + (age_s * TICKS_PER_S if looks[1:] else 0))
+        assert await_job(find, said.append, 60.0, every_s=0.0).root.pid == 60
+    assert (len(looks), len(said)) == (4, 1)
+
+
+def test_another_process_under_the_number_is_not_waited_for(fake: FakeProc) -> None:
+    looks: list[int] = []
+    fake.add(60, 1, ("python", "train.py"), start=fake.now)
+
+    def find() -> Job:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            fake.remove(60)
+            fake.add(60, 1, ("python", "server.py"))  # it has run for hours
+        return find_job(60, fake.proc)
+
+    with pytest.raises(NoTargetError, match=r"server\.py") as caught:
+        await_job(find, lambda _: None, 60.0, every_s=0.0)
+    assert not isinstance(caught.value, StartingError)
+    assert len(looks) == 2

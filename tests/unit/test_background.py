@@ -34,6 +34,14 @@ def test_a_refusal_is_missing_and_a_bug_is_raised_here():
         read_within(5, bug)
 
 
+def test_a_thread_that_the_system_refuses_is_a_missing_value(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert read_within(5, lambda: 42) == Missing("not read: can't start new thread")
+
+
 def test_a_read_that_hangs_is_left_behind(tmp_path):
     """Opening a FIFO without a writer blocks like a file on a dead mount."""
     fifo = tmp_path / "fifo"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +15,14 @@ from tests.fake_proc import BASH, FakeProc
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity, Role
 from tpmon.probe import members as members_module
+from tpmon.probe import procread
 from tpmon.probe.changes import Changes, Departure, describe_changes
 from tpmon.probe.dump import dumpable
 from tpmon.probe.ending import UNSEEN
 from tpmon.probe.job import Member
 from tpmon.probe.members import BIRTHS_PER_REFRESH, Membership
 from tpmon.probe.procfs import Shares
+from tpmon.probe.procread import boot_time_s
 from tpmon.probe.target import find_job
 
 SECOND = 1_000_000_000
@@ -274,6 +278,10 @@ def test_a_burst_of_births_is_met_in_portions(watch: Watch) -> None:
     assert [len(watch.refresh().born) for _ in range(3)] == [BIRTHS_PER_REFRESH, 10, 0]
 
 
+def threads_that_read() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == "tpmon-read"}
+
+
 def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(tmp_path: Path) -> None:
     fake = FakeProc(tmp_path / "proc")
     fake.add_torchrun(100, workers=0)
@@ -281,17 +289,46 @@ def test_a_member_that_did_not_answer_is_asked_again_after_a_minute(tmp_path: Pa
     said = path.read_bytes()
     path.unlink()
     os.mkfifo(path)
+    others = threads_that_read()
     membership = Membership(find_job(100, fake.proc), fake.proc)
     membership.refresh(SECOND)
     assert [type(member.environment) for member in membership.members] == [tuple, tuple, Missing]
+    left_behind = threads_that_read() - others
+    assert len(left_behind) == 1
+    for minute in range(1, 4):
+        membership.refresh((2 + 60 * minute) * SECOND)
+    assert threads_that_read() - others == left_behind
+    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # whoever was left behind goes on
     path.unlink()
     path.write_bytes(said)
-    membership.refresh(7 * SECOND)
+    while threads_that_read() & left_behind:
+        time.sleep(0.01)
+    membership.refresh(190 * SECOND)
     assert isinstance(membership.members[2].environment, Missing)
-    membership.refresh(62 * SECOND)
+    membership.refresh(250 * SECOND)
     assert membership.members[2].rank == 1
     assert not isinstance(membership.members[2].environment, Missing)
     membership.close()
+
+
+@pytest.mark.parametrize("step_s", [-1800.0, 7200.0])
+def test_a_clock_that_somebody_sets_makes_nobody_older_or_younger(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    before = watch.membership.job
+    monkeypatch.setattr(procread, "boot_time_s", lambda: boot_time_s() + step_s)
+    assert watch.refresh() == Changes()
+    watch.fake.add(130, 101, TRAIN, name="pt_data_worker", environ=PLACE, start=watch.fake.now)
+    (born,) = watch.refresh().born
+    after = watch.membership.job
+    started = zip(before.members, after.members, strict=False)
+    for old, new in ((before.start, after.start), *((old.started, new.started) for old, new in started)):
+        assert (new - old).total_seconds() == pytest.approx(step_s, abs=0.5)
+    now_s = time.time() + step_s
+    assert now_s - born.started.timestamp() < 60
+    monkeypatch.setattr(procread, "boot_time_s", lambda: boot_time_s() + step_s + 0.3)
+    assert watch.refresh() == Changes()
+    assert watch.membership.members is after.members, "a clock that is only adjusted is none that was set"
 
 
 def test_an_interactive_shell_and_what_is_below_it_never_join(watch: Watch) -> None:

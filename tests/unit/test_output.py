@@ -291,10 +291,12 @@ def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(tmp_path: Pat
     with log.open("wb") as file:
         process = writer(file, subprocess.PIPE)
     reader, ahead_s = OutputReader(), int(time.time()) + 600
+    say(process, "step 1")
     os.utime(log, (0, ahead_s))
     for _ in range(2):
         (sample,) = reader.read([process.pid])
         assert "s ahead of ours" in sample.last_write_age_s.reason
+    say(process, "step 2")
     os.utime(log, (0, ahead_s + 1))
     (sample,) = reader.read([process.pid])
     assert sample.last_write_age_s == 0.0
@@ -305,16 +307,50 @@ def test_writes_on_a_server_whose_clock_is_ahead_are_dated_by_ours(tmp_path: Pat
 
 
 def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up() -> None:
-    first = _stamp(1600.0, None, 1000.0)
+    first = _stamp(1600.0, 10, None, 1000.0)
     assert (first.ahead_s, first.written_s) == (600.0, None)
-    later = _stamp(1600.0, first, 2200.0)
+    later = _stamp(1600.0, 10, first, 2200.0)
     assert (later.ahead_s, later.written_s) == (600.0, None), "600 s ago by the server, 1,200 by us"
-    wrote = _stamp(2900.0, later, 2300.0)
-    assert _stamp(2900.0, wrote, 3000.0).written_s == 2300.0
-    quiet = _stamp(900.0, None, 1000.0)
+    wrote = _stamp(2900.0, 20, later, 2300.0)
+    assert _stamp(2900.0, 20, wrote, 3000.0).written_s == 2300.0
+    quiet = _stamp(900.0, 10, None, 1000.0)
     assert quiet.written_s == 900.0
-    assert _stamp(1610.0, quiet, 1010.0).written_s == 1010.0
-    assert _stamp(1003.0, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
+    assert _stamp(1610.0, 20, quiet, 1010.0).written_s == 1010.0
+    assert _stamp(1003.0, 10, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
+
+
+def test_only_a_log_that_grew_was_written() -> None:
+    """Whoever rotates logs cuts them where they are, or touches them: no sign of life of the job."""
+    first = _stamp(1000.0, 500, None, 5000.0)
+    cut = _stamp(4990.0, 0, first, 5001.0)
+    touched = _stamp(5010.0, 0, _stamp(4990.0, 0, cut, 5002.0), 5011.0)
+    assert [one.written_s for one in (first, cut, touched)] == [1000.0] * 3
+    grown = _stamp(5020.0, 30, touched, 5021.0)
+    assert grown.written_s == 5020.0
+    assert _stamp(5020.0, 30, grown, 5030.0).written_s == 5020.0
+    assert _stamp(3000.0, 30, grown, 5031.0).written_s == 3000.0, "somebody said that it is older"
+    ahead = _stamp(9000.0, 30, _stamp(8000.0, 20, _stamp(7000.0, 10, None, 5000.0), 5010.0), 5020.0)
+    assert _stamp(9500.0, 0, ahead, 5100.0).written_s == ahead.written_s == 5020.0
+
+
+def test_a_log_that_is_cut_under_its_writer_keeps_the_age_of_its_last_line(tmp_path: Path, writer) -> None:
+    log = tmp_path / "train.log"
+    with log.open("ab") as file:
+        process = writer(file, subprocess.PIPE)
+    say(process, "step 1")
+    os.utime(log, (0, 1_700_000_000))
+    reader = OutputReader()
+    reader.read([process.pid])
+    os.truncate(log, 0)
+    for _ in range(2):
+        (sample,) = reader.read([process.pid])
+        assert (sample.size_bytes, sample.lines) == (0, ())
+        assert sample.last_write.timestamp() == 1_700_000_000
+        assert sample.last_write_age_s > 1e6
+    say(process, "step 2")
+    (sample,) = reader.read([process.pid])
+    assert sample.lines == ("step 2",)
+    assert sample.last_write_age_s < 60
 
 
 def test_process_that_ended_has_no_output() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.children import child
 from tests.fake_proc import FakeProc
 from tpmon.model.known import Missing
-from tpmon.probe.facts import read_all_facts, read_each
+from tpmon.probe.facts import STILL_BLOCKED, read_all_facts, read_each
 from tpmon.probe.procread import (
     Mapped,
     boot_time_s,
@@ -129,6 +130,43 @@ def test_reads_that_all_block_end_with_the_whole_deadline() -> None:
     assert len(answers) == 20
     assert all(isinstance(answer, Missing) for answer in answers.values())
     assert time.monotonic() - started < 10
+
+
+def test_no_second_thread_waits_for_a_pid_that_blocks() -> None:
+    stuck, blocked, asked = os.pipe(), {}, []
+
+    def read(pid: int) -> int:
+        asked.append(pid)
+        if pid == 7 and asked.count(7) == 1:
+            os.read(stuck[0], 1)
+        return pid
+
+    try:
+        first = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
+        again = read_each((6, 7, 8), read, each_s=0.1, blocked=blocked)
+    finally:
+        os.write(stuck[1], b".")
+    assert first[7] == Missing("no answer within 0.1 s")
+    assert again == {6: 6, 7: STILL_BLOCKED, 8: 8}
+    assert asked.count(7) == 1
+    while blocked[7].running:
+        time.sleep(0.01)
+    assert read_each((7,), read, blocked=blocked) == {7: 7}
+    assert blocked == {}
+
+
+def test_where_no_thread_may_be_started_nothing_is_read_and_nothing_stays_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    blocked = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        answers = read_each((6, 7), lambda pid: pid, blocked=blocked)
+    assert set(answers.values()) == {Missing("not read: can't start new thread")}
+    assert read_each((6, 7), lambda pid: pid, blocked=blocked) == {6: 6, 7: 7}
 
 
 def test_a_process_whose_memory_does_not_answer_keeps_its_name_and_threads(tmp_path: Path) -> None:

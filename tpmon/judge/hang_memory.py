@@ -15,6 +15,7 @@ from tpmon.judge.hang_servers import TRAINING, find_server
 from tpmon.judge.hook_signs import event_age_s, last_event_ns, longest_step_s
 from tpmon.judge.phase_stack import read_stack
 from tpmon.judge.phases import main_stacks
+from tpmon.judge.watched_time import find_gap_ns, is_stopped
 from tpmon.model.collectives import Collectives
 from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
@@ -78,6 +79,9 @@ class RankMemory:
     """Whether a stack of it was in a part of a step that a server has not."""
     trained_in_thread: bool = False
     """In a thread that still runs the loop: a page with a button is a server again when that has ended."""
+    left_ns: int = 0
+    back_ns: int = 0
+    """When tpmon itself last paused, and when it read the rank again: what changed did so between the two."""
 
     def still_ns(self, now_ns: int) -> int:
         """Return since when it stands still; now, when it moves."""
@@ -126,6 +130,19 @@ class Watch:
     """When it asked for looks last."""
     first_errors: tuple[tuple[str, int], ...] = ()
     """The least count of uncorrected memory errors that each card showed since attaching, by UUID."""
+    taken_ns: int = 0
+    """When the last Frame was taken."""
+    left_ns: int = 0
+    back_ns: int = 0
+    """The last Frame before tpmon itself last paused (suspend, a pager), and the first after it; 0: never."""
+    least_still_ns: int = 0
+    least_cornered_ns: int = 0
+    """What ``still_ns`` and ``cornered_ns`` are at least: no pause of tpmon counts as one of the run."""
+    stopped_since_ns: int = 0
+    stopped_ns: int = 0
+    """Since when a rank is stopped or frozen, 0 for none; and when one was last seen so."""
+    lost_s: float = 0.0
+    """The longest that a rank was stopped, or that tpmon paused."""
 
     @property
     def trained(self) -> bool:
@@ -161,6 +178,7 @@ def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended
     corner_ns = one.corner_ns if corner is not None and corner == one.corner else begun_ns
     # What rests is judged by its waits: there the library that waits looks around now and then.
     moved = one.ticks and _differs(only, one.stack) and _differs(corner, one.corner)
+    seen_ns = ended_ns if one.seen_ns >= one.back_ns else one.left_ns
     return replace(
         one,
         stack=only,
@@ -168,7 +186,7 @@ def _note_stacks(one: RankMemory, stacks: Sequence[Corner], begun_ns: int, ended
         corner=corner,
         corner_ns=corner_ns if corner is not None else 0,
         seen_ns=max(one.seen_ns, ended_ns),
-        moved_ns=max(one.moved_ns, ended_ns) if moved else one.moved_ns,
+        moved_ns=max(one.moved_ns, seen_ns) if moved else one.moved_ns,
     )
 
 
@@ -225,14 +243,15 @@ def _note_rank(
     ticks = not rests or (is_known(words) and words.startswith(_TICKING))
     wait_ns, moved_ns = 0, before.moved_ns
     # The first readings have no rates: a wait that is as old as they are was not seen to begin.
-    first_ns = before.begun_ns + round(MOVED_SINCE_S * 1e9)
+    first_ns = max(before.begun_ns, before.back_ns) + round(MOVED_SINCE_S * 1e9)
     if rests:
         wait_ns = frame.taken_ns - age_ns(known_or(unchanged, 0.0))
         # Who worked and waits for the same again has got on, however few its switches are.
         if not ticks and _ran_main(process) >= MOVED_DEMAND:
             wait_ns = frame.taken_ns
-        if not ticks and 0 < before.wait_ns < wait_ns and wait_ns > first_ns:
-            moved_ns = max(moved_ns, wait_ns)
+        if not ticks and 0 < before.wait_ns < wait_ns and wait_ns >= before.back_ns:
+            # What changed while tpmon paused may have done so at once.
+            moved_ns = max(moved_ns, wait_ns if wait_ns > first_ns else before.left_ns)
         wait_ns = max(wait_ns, moved_ns)
     one = replace(before, wait_ns=wait_ns, ticks=ticks, moved_ns=moved_ns)
     one = _note_slices(one, slices)
@@ -254,9 +273,46 @@ def file_age_s(frame: Frame) -> float | None:
     return max(0.0, (frame.taken - written.last_write).total_seconds()) if is_known(written) else None
 
 
+def _leave_out_gap(watch: Watch, frame: Frame) -> Watch:
+    """Leave out the time in which tpmon itself paused: it tells neither that the job stood nor moved."""
+    gap_ns = find_gap_ns(watch.taken_ns, frame)
+    if not gap_ns:
+        return watch
+    left_ns, back_ns = watch.taken_ns, frame.taken_ns
+    still_ns, cornered_ns = watch.still_ns + gap_ns, watch.cornered_ns + gap_ns
+    return replace(
+        watch,
+        begun_ns=watch.begun_ns + gap_ns,
+        ranks=tuple(replace(one, left_ns=left_ns, back_ns=back_ns) for one in watch.ranks),
+        still_ns=still_ns,
+        cornered_ns=cornered_ns,
+        least_still_ns=still_ns,
+        least_cornered_ns=cornered_ns,
+        left_ns=left_ns,
+        back_ns=back_ns,
+        lost_s=max(watch.lost_s, gap_ns / 1e9),
+    )
+
+
+def _note_stop(watch: Watch, living: Iterable[ProcessSample], now_ns: int) -> Watch:
+    """Note that a rank is stopped: the run does not pause by itself then."""
+    if not any(map(is_stopped, living)):
+        return replace(watch, stopped_since_ns=0) if watch.stopped_since_ns else watch
+    since_ns = watch.stopped_since_ns or watch.taken_ns or now_ns
+    lost_s = max(watch.lost_s, (now_ns - since_ns) / 1e9)
+    return replace(watch, stopped_since_ns=since_ns, stopped_ns=now_ns, lost_s=lost_s)
+
+
+def _longest_step_s(watch: Watch, frame: Frame) -> float:
+    """Return the longest step by the hooks, less the time that was lost where it may lie within the step."""
+    step_s = longest_step_s(frame)
+    return step_s - watch.lost_s if step_s >= watch.lost_s else step_s
+
+
 def observe(watch: Watch, frame: Frame) -> Watch:
     """Take one Frame into the memory."""
     now_ns = frame.taken_ns
+    watch = _leave_out_gap(watch, frame)
     slices = known_or(frame.stacks, ())
     old = {one.pid: one for one in watch.ranks}
     living = [one for one in frame.processes if one.role is Role.RANK and one.state not in ("Z", "X")]
@@ -270,17 +326,22 @@ def observe(watch: Watch, frame: Frame) -> Watch:
     # Whatever stacks and waits look like: a loop that got on by its own word did not stand still then.
     event_ns = last_event_ns(frame)
     still_ns, cornered_ns = max(still_ns, event_ns), max(cornered_ns, event_ns)
+    # A picture stays true while tpmon pauses, as far as the waits tell that nothing has moved.
+    true_ns = cornered_ns
+    still_ns, cornered_ns = max(still_ns, watch.least_still_ns), max(cornered_ns, watch.least_cornered_ns)
     numbers = frozenset(one.rank for one in living if is_known(one.rank))
     born = {(one.pid, one.start_ticks) for one in watch.ranks}
     if not living or any((one.pid, one.start_ticks) in born for one in living):
         # Where none of them was there before, the job has started anew, perhaps with fewer.
         numbers |= watch.numbers
     same = watch.still_ns and old.keys() == {one.pid for one in ranks}
-    paused_s = (still_ns - watch.still_ns) / 1e9 if same else 0.0
+    # Whoever was stopped did not pause by itself.
+    paused_s = (still_ns - max(watch.still_ns, watch.stopped_ns)) / 1e9 if same else 0.0
     movers = [one for one in ranks if one.still_ns(now_ns) > watch.still_ns]
     circles = bool(same) and cornered_ns <= watch.cornered_ns and all(one.ticks for one in movers)
     longest_s = max(watch.circled_s, paused_s)
     ended_s = 0.0 if circles or longest_s < LEAST_PAUSE_S else longest_s
+    watch = _note_stop(watch, living, now_ns)
     watch = replace(
         watch,
         begun_ns=watch.begun_ns or now_ns,
@@ -288,11 +349,12 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         numbers=numbers,
         still_ns=still_ns,
         cornered_ns=cornered_ns,
-        longest_s=max(watch.longest_s, ended_s, longest_step_s(frame)),
+        longest_s=max(watch.longest_s, ended_s, _longest_step_s(watch, frame)),
         circled_s=longest_s if circles else 0.0,
         first_errors=_note_errors(watch.first_errors, frame),
+        taken_ns=now_ns,
     )
-    return _take_records(_take_rounds(watch, frame), frame)
+    return _take_records(_take_rounds(watch, frame, true_ns), frame)
 
 
 def _note_errors(first: tuple[tuple[str, int], ...], frame: Frame) -> tuple[tuple[str, int], ...]:
@@ -304,8 +366,8 @@ def _note_errors(first: tuple[tuple[str, int], ...], frame: Frame) -> tuple[tupl
     return tuple(counts.items())
 
 
-def _take_rounds(watch: Watch, frame: Frame) -> Watch:
-    """Take the looks of a Frame, draw a picture of the newest, and drop one that is not true any more."""
+def _take_rounds(watch: Watch, frame: Frame, moved_ns: int) -> Watch:
+    """Take the looks of a Frame, draw a picture of the newest, and drop one from before ``moved_ns``."""
     if frame.rounds is not NOT_APPLICABLE and is_known(frame.rounds):
         kept = [
             one for one in (*watch.rounds, *frame.rounds) if frame.taken_ns - one.taken_ns <= KEPT_S * 1e9
@@ -319,7 +381,7 @@ def _take_rounds(watch: Watch, frame: Frame) -> Watch:
             server = find_server(frame, picture, trained=trained)
             watch = replace(watch, served=server.thread.pid if server is not None else 0)
     picture = watch.picture
-    if picture is not None and watch.cornered_ns > picture.first_ns + MOVED_SINCE_S * 1e9:
+    if picture is not None and moved_ns > picture.first_ns + MOVED_SINCE_S * 1e9:
         return replace(watch, picture=None)
     return watch
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from tpmon.judge.hang_memory import NO_WATCH, Watch
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion
+from tpmon.judge.watched_time import longest_reading_s
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, is_known
 from tpmon.model.verdict import Finding, Kind
@@ -31,9 +32,6 @@ INCUMBENT = 1.25
 """The stated cause weighs this much more, so that two equal ones do not take turns."""
 SETTLED_S = 60.0
 """A verdict that has stood for so long, and that nothing begins to contradict, needs fewer looks."""
-LONGEST_STEP_S = 3.0
-LONGEST_STEP_INTERVALS = 1.5
-"""A pause of tpmon itself (suspend) is not evidence that something went on; the asked interval is none."""
 
 URGENT = frozenset((Kind.STARTING, Kind.PAUSED, Kind.IDLE, Kind.HUNG))
 
@@ -163,7 +161,7 @@ def follow(
     ``cleared_ns`` says of a cause when its rule first said that it is not there.
     """
     begun_ns = standing.begun_ns or now_ns
-    longest_s = max(LONGEST_STEP_S, LONGEST_STEP_INTERVALS * interval_s)
+    longest_s = longest_reading_s(interval_s)
     dt_s = min((now_ns - standing.judged_ns) / 1e9, longest_s) if standing.judged_ns else 0.0
     found = {key_of(one): one for one in suspicions}
     old = {key_of(one.suspicion) for one in standing.tracks}

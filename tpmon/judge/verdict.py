@@ -98,10 +98,14 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     if is_known(held):
         first_ns, seen_to_begin = held, held >= begun_ns + FIRST_READINGS_S * 1e9
     first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - first_ns) / 1e9))
-    if seen_to_begin:
+    # Whatever was first seen after a pause of tpmon may have begun within it.
+    watch = scene.watch
+    missed = watch.back_ns > 0 and watch.left_ns < first_ns < watch.back_ns + FIRST_READINGS_S * 1e9
+    if seen_to_begin and not missed:
         return first, SinceIs.ONSET, "history"
     sign = _last_sign(scene) if suspicion.kind is Kind.HUNG else None
-    if sign is not None and sign[0] < first:
+    moved = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - watch.moved_ns) / 1e9))
+    if sign is not None and sign[0] < first and not (missed and sign[0] < moved):
         return sign[0], SinceIs.LOWER_BOUND, sign[1]
     return first, SinceIs.LOWER_BOUND, "first reading"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tpmon.errors import StartingError
+from tpmon.errors import LateStartError, StartingError
 from tpmon.model.units import format_seconds
 from tpmon.probe.job import Job
 
@@ -22,18 +22,21 @@ def await_job(
 ) -> Job:
     """Call ``find`` again while it meets a program that is just starting, at most ``limit_s``; say so once.
 
+    How old the program is counts at the first look alone: the same one is waited for to the end.
+
     Raises:
         TpmonError: as ``find`` does, also when the program ended or took longer.
     """
     end_s = time.monotonic() + limit_s
-    said = False
+    awaited: tuple[int, int] | None = None
     while True:
         try:
             return find()
-        except StartingError as error:
-            if time.monotonic() >= end_s:
+        except LateStartError as error:
+            is_awaited = isinstance(error, StartingError) or error.process == awaited
+            if not is_awaited or time.monotonic() >= end_s:
                 raise
-            if not said:
+            if awaited is None:
                 say(f"{error.what}; waiting for it, at most {format_seconds(limit_s)}")
-                said = True
+            awaited = error.process
         time.sleep(every_s)

@@ -20,10 +20,8 @@ T = TypeVar("T")
 def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
     """Run ``read`` in a daemon thread of its own and wait at most ``seconds`` for it.
 
-    An OSError of ``read`` becomes Missing; any other exception is raised here.
-
-    Raises:
-        UsageError: where no thread can be started.
+    An OSError of ``read`` becomes Missing, and so does a thread that the system refuses; any other
+    exception of it is raised here.
     """
     slot: list[T] = []
     failed: list[BaseException] = []
@@ -35,7 +33,10 @@ def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
             failed.append(error)
 
     thread = threading.Thread(target=run, name="tpmon-read", daemon=True)
-    start_thread(thread)
+    try:
+        thread.start()
+    except RuntimeError as error:  # a limit on processes or memory
+        return Missing(f"not read: {error}")
     thread.join(seconds)
     if slot:
         return slot[0]

@@ -27,6 +27,11 @@ _NOUNS = {
 }
 
 
+def standing_of(member: Member) -> tuple[object, ...]:
+    """Return what makes a member another one to a reader."""
+    return (member.role, member.rank, member.worker, member.name, member.label)
+
+
 @dataclass(frozen=True, slots=True)
 class Departure:
     """Hold a member that ended, with its wait status where the kernel told it."""

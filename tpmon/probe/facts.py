@@ -34,6 +34,7 @@ from tpmon.probe.programs import Program, identify
 T = TypeVar("T")
 
 WORKER_UNREAD = Missing("not read of a loader worker")
+STILL_BLOCKED = Missing("an earlier reading of it has not ended")
 _DENIED = frozenset((os.strerror(errno.EACCES), os.strerror(errno.EPERM)))
 IMPORT_S = 600.0
 _CHUNK = 32
@@ -148,7 +149,13 @@ def read_all_facts(
     """
     by_pid = {stat.pid: stat for stat in stats}
     all_s = all_s or min(_MOST_S, _ALL_S + _MORE_S * len(by_pid))
-    read = read_each(by_pid, lambda pid: read_facts(by_pid[pid], proc, deep=deep), each_s=each_s, all_s=all_s)
+    read = read_each(
+        by_pid,
+        lambda pid: read_facts(by_pid[pid], proc, deep=deep),
+        each_s=each_s,
+        all_s=all_s,
+        blocked=_blocked.setdefault(proc, {}),
+    )
     facts: dict[int, Facts] = {}
     for pid, answer in read.items():
         if isinstance(answer, Facts):
@@ -162,16 +169,30 @@ def read_all_facts(
     return facts
 
 
+_blocked: dict[str, dict[int, _Course[Facts]]] = {}
+"""By the folder of /proc, the readings that were left behind: each holds a thread and a descriptor."""
+
+
 def read_each(
-    pids: Iterable[int], read: Callable[[int], T], *, each_s: float = _CHUNK_S, all_s: float = _ALL_S
+    pids: Iterable[int],
+    read: Callable[[int], T],
+    *,
+    each_s: float = _CHUNK_S,
+    all_s: float = _ALL_S,
+    blocked: dict[int, _Course[T]] | None = None,
 ) -> dict[int, Known[T]]:
     """Call ``read`` for each PID in a daemon thread and go on without those that block.
 
     A PID for which ``read`` raised OSError is left out: it is gone. One that kept 32 reads from
-    ending within ``each_s`` is Missing, and so is what is left when ``all_s`` are over.
+    ending within ``each_s`` is Missing, and so is what is left when ``all_s`` are over. ``blocked``
+    remembers the threads that were left behind: no other one is started for their PIDs while they live.
     """
-    waiting = deque(pids)
-    answers: dict[int, Known[T]] = {}
+    blocked = {} if blocked is None else blocked
+    for pid in [pid for pid, course in tuple(blocked.items()) if not course.running]:
+        blocked.pop(pid, None)
+    asked = tuple(pids)
+    answers: dict[int, Known[T]] = {pid: STILL_BLOCKED for pid in asked if pid in blocked}
+    waiting = deque(pid for pid in asked if pid not in answers)
     end = time.monotonic() + all_s
     while waiting:
         left_s = end - time.monotonic()
@@ -190,6 +211,8 @@ def read_each(
         )
         if isinstance(done, Missing) and len(outcomes) < len(chunk):
             answers[chunk[len(outcomes)]] = done
+            if course.running:
+                blocked[chunk[len(outcomes)]] = course
             waiting.extendleft(reversed(chunk[len(outcomes) + 1 :]))
     return answers
 
@@ -202,9 +225,17 @@ class _Course(Generic[T]):
         self._read = read
         self.outcomes: list[T | OSError] = []
         self.abandoned = False
+        self.running = False
 
     def run(self) -> bool:
         """Read until the end or until nobody waits any more; True at the end."""
+        self.running = True
+        try:
+            return self._walk()
+        finally:
+            self.running = False
+
+    def _walk(self) -> bool:
         for pid in self._pids:
             if self.abandoned:
                 return False

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from tpmon.model.known import Known, is_known
 from tpmon.model.process import WORKER_NAME, Identity, Role
-from tpmon.probe.changes import Changes, Departure
+from tpmon.probe.changes import Changes, Departure, standing_of
 from tpmon.probe.ending import open_pidfd, read_oom_victims, read_wait_status
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.job import (
@@ -38,9 +38,11 @@ from tpmon.probe.procread import (
     TICKS_PER_S,
     Stat,
     boot_time_s,
+    follow_boot_time_s,
     list_pids,
     read_file,
     read_stat,
+    started_at,
 )
 from tpmon.probe.roles import STARTING, YOUNG_S, Departed, Part, assign_parts
 
@@ -60,7 +62,7 @@ class _Watched:
         self.facts = facts
         self.identity = Identity(facts.stat.pid, facts.stat.start_ticks)
         self.parent = facts.stat.parent
-        self.told: tuple[Facts, Part, int] | None = None
+        self.told: tuple[Facts, Part, int, float] | None = None
         """What the member was made from."""
         self.children: bytes | None = None
         self.children_fd = -1
@@ -123,6 +125,10 @@ class Membership:
         self._slow_ns = now_ns if slow else self._slow_ns
         ended = self._find_ended()
         moved = self._settle(ended, slow=slow, retry=self._is_full_scan_due(now_ns))
+        before_s, self._boot_s = self._boot_s, follow_boot_time_s(self._boot_s)
+        if before_s != self._boot_s:
+            moved = True  # somebody set the wall clock, which tells when each of them started
+            self._job = replace(self._job, start=started_at(self._job.root.start_ticks, self._boot_s))
         gone = [self._bury(watched) for watched in ended]
         born = self._find_born(now_ns, loops, slow=slow)
         if not (gone or born or moved or (slow and self._undecided)):
@@ -320,13 +326,13 @@ class Membership:
             changed=tuple(
                 member
                 for pid, member in self._members.items()
-                if pid in before and _standing(member) != _standing(before[pid])
+                if pid in before and standing_of(member) != standing_of(before[pid])
             ),
         )
 
     def _make_member(self, watched: _Watched, before: Member | None) -> Member:
         """Make the member of a process, or return the one from before when nothing differs."""
-        told = (watched.facts, self._parts[watched.identity.pid], watched.parent)
+        told = (watched.facts, self._parts[watched.identity.pid], watched.parent, self._boot_s)
         if before is not None and watched.told == told:
             return before
         watched.told = told
@@ -387,11 +393,6 @@ def _find_oom_victims(gone: list[Departure]) -> list[Departure]:
         return gone
     victims = read_oom_victims()
     return [replace(each, oom_victim=each.member.identity.pid in victims) for each in gone]
-
-
-def _standing(member: Member) -> tuple[object, ...]:
-    """Return what makes a member another one to a reader."""
-    return (member.role, member.rank, member.worker, member.name, member.label)
 
 
 def _birth(stat: Stat) -> tuple[int, int]:

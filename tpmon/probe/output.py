@@ -12,6 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from tpmon.model.doctor import NOT_THIS_USER
@@ -69,27 +70,32 @@ def parse_tail(raw: bytes, cut: bool, most: int = LINES, length: int = LINE_LENG
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """Hold the times of a file as the last look found them, in seconds since the epoch.
+    """Hold the times of a file as the last look found them, in seconds since the epoch, and its size.
 
-    ``ahead_s`` is how far its server's clock was ever seen ahead of ours, 0: never. If it was, ``written_s``
-    is when a look found the write, by our clock; None: no look has found one yet.
+    ``modified_s`` is of the last look that found a write. ``ahead_s`` is how far its server's clock was
+    ever seen ahead of ours, 0: never. If it was, ``written_s`` is when a look found the write, by our clock;
+    None: no look has found one yet.
     """
 
     modified_s: float
     ahead_s: float
     written_s: float | None
+    size: int
 
 
-def _stamp(modified_s: float, before: _Stamp | None, now_s: float) -> _Stamp:
+def _stamp(modified_s: float, size: int, before: _Stamp | None, now_s: float) -> _Stamp:
     """Date the last write of a file; ``before`` is what the look before this one found."""
+    if before is not None and modified_s > before.modified_s and size <= before.size:
+        # Whoever rotates logs cut it, or somebody touched it: the job did not write.
+        return replace(before, size=size)
     ahead_s = max(modified_s - now_s, before.ahead_s if before is not None else 0.0)
     if ahead_s <= CLOCK_SKEW_S:
-        return _Stamp(modified_s, 0.0, modified_s)
+        return _Stamp(modified_s, 0.0, modified_s, size)
     if before is None:
-        return _Stamp(modified_s, ahead_s, None)
+        return _Stamp(modified_s, ahead_s, None, size)
     if before.modified_s != modified_s:
-        return _Stamp(modified_s, ahead_s, now_s)
-    return _Stamp(modified_s, ahead_s, before.written_s if before.ahead_s else None)
+        return _Stamp(modified_s, ahead_s, now_s, size)
+    return _Stamp(modified_s, ahead_s, before.written_s if before.ahead_s else None, size)
 
 
 def _age_s(stamp: _Stamp, now_s: float) -> Known[float]:
@@ -153,7 +159,7 @@ def _read_output(
     except OSError as error:
         size = Missing(f"not readable: {error.strerror or error}")
     identity, now_s = (found.st_dev, found.st_ino), time.time()
-    stamp = _stamp(found.st_mtime, stamps.get(identity), now_s)
+    stamp = _stamp(found.st_mtime, found.st_size, stamps.get(identity), now_s)
     dated_s = found.st_mtime if stamp.written_s is None else stamp.written_s
     sample = OutputSample(
         pid=pid,

@@ -23,6 +23,8 @@ _READ_LIMIT = 1 << 20
 _MAPS_LIMIT = 8 << 20
 _THREADS_LIMIT = 1024
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+CLOCK_STEP_S = 1.0
+"""How far the wall clock must move against the time since boot to have been set, and not just adjusted."""
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 _SHOWN = (
@@ -262,6 +264,12 @@ def boot_time_s() -> float:
     From the clocks and not from btime of /proc/stat, which lxcfs replaces in containers.
     """
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def follow_boot_time_s(before_s: float) -> float:
+    """Return ``before_s``, or the wall-clock time of boot where somebody has set the clock since."""
+    now_s = boot_time_s()
+    return now_s if abs(now_s - before_s) > CLOCK_STEP_S else before_s
 
 
 def started_at(start_ticks: int, boot_s: float) -> datetime:

@@ -14,7 +14,14 @@ import os
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from tpmon.errors import NoTargetError, NotPermittedError, StartingError, TpmonError, UsageError
+from tpmon.errors import (
+    LateStartError,
+    NoTargetError,
+    NotPermittedError,
+    StartingError,
+    TpmonError,
+    UsageError,
+)
 from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.known import Missing, known_or
 from tpmon.probe.facts import IMPORT_S, Facts
@@ -283,8 +290,8 @@ def _refuse(pid: int, sight: Sight) -> TpmonError:
     label = fact.program.label
     age_s = (now_ticks() - stat.start_ticks) / TICKS_PER_S
     if not fact.python:
-        young = StartingError if age_s < YOUNG_S else NoTargetError  # a shell before it becomes Python
-        return young(f"process {pid} ({label}) is not Python", try_this)
+        young = StartingError if age_s < YOUNG_S else LateStartError  # a shell before it becomes Python
+        return young(f"process {pid} ({label}) is not Python", try_this, (pid, stat.start_ticks))
     if fact.denied:
         return _deny(fact, sight.proc)
     if isinstance(fact.mapped, Missing):
@@ -297,8 +304,10 @@ def _refuse(pid: int, sight: Sight) -> TpmonError:
         )
     if try_this == _LIST_JOBS:
         try_this = f"when its import is done, tpmon attach {pid} again; {_LIST_JOBS}"
-    young = StartingError if age_s < IMPORT_S else NoTargetError
-    return young(f"process {pid} ({label}) is Python without torch (yet)", try_this)
+    young = StartingError if age_s < IMPORT_S else LateStartError
+    return young(
+        f"process {pid} ({label}) is Python without torch (yet)", try_this, (pid, stat.start_ticks)
+    )
 
 
 def _refuse_untrained(job: Job) -> NoTargetError:
@@ -312,6 +321,7 @@ def _refuse_untrained(job: Job) -> NoTargetError:
     return StartingError(
         f"process {root} ({name}) is a launcher, but nothing below it is Python with torch (yet)",
         f"when its import is done, tpmon attach {root} again; {_LIST_JOBS}",
+        (root, job.root.start_ticks),
     )
 
 
