@@ -189,7 +189,7 @@ def check_counters(own: Own, privileged: bool, proc: str = PROC) -> Check:
         said = parse_admin_only(read_file(f"{proc}/{_PARAMETERS}", 65536).decode("utf-8", "replace"))
     except OSError:
         said = Missing("no NVIDIA driver shows its settings here")
-    return judge_counters(said, privileged or own.uid == 0)
+    return judge_counters(said, privileged or own.caller.uid == 0)
 
 
 def check_nvml(answer: NvmlAnswer, proc: str = PROC) -> Check:
