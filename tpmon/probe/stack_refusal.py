@@ -25,6 +25,7 @@ from tpmon.probe.remedies import (
     pass_yama,
     start_with,
 )
+from tpmon.probe.unreadable_python import find_unreadable
 
 CAP_SYS_PTRACE = 19  # linux/capability.h
 OUTSIDE_USERS = "it is outside of tpmon's user namespace: run tpmon outside of it"
@@ -263,4 +264,17 @@ def explain_refusal(refused: Refused) -> str:
 
 def read_refusal(pid: int, proc: str = "/proc") -> Refused:
     """Find out why a process may not be looked into, and the one command that would permit it."""
-    return judge_refusal(read_standing(pid, proc), pid)
+    standing = read_standing(pid, proc)
+    if is_known(try_memory(pid)) and (path := find_unreadable(pid, proc)):
+        return judge_file(standing, path, pid)
+    return judge_refusal(standing, pid)
+
+
+def judge_file(standing: Standing, path: str, pid: int) -> Refused:
+    """Say that not the process is closed to py-spy but a file of its Python, open to the job's user. Pure."""
+    uid = known_or(standing.uid, standing.own_uid)
+    who = "root" if standing.own_uid == 0 else f"uid {standing.own_uid}"
+    why = f"py-spy may not read {path} as {who}"
+    if uid == standing.own_uid:
+        return Refused(why, "")
+    return Refused(why, call_as_user(standing.caller, uid, standing.gid, f"attach {pid}"))
