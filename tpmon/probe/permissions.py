@@ -139,7 +139,7 @@ def plan_machine(
         Plan("lsm", partial(check_profile, proc)),
         Plan("perf", partial(check_perf, proc)),
         Plan("kernel-log", partial(check_log, whom)),
-        Plan("nvml", lambda: check_nvml(nvml.get(), proc), NVML_S),
+        Plan("nvml", lambda: check_nvml(nvml.get(), proc, whom), NVML_S),
         Plan("counters", counters),
         Plan("clipboard", partial(check_clipboard, dict(os.environ))),
     )
