@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from tpmon.model.doctor import Access, Check
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.own_command import call_as_root
-from tpmon.probe.cgroup_tree import NOT_USED, Group, JobGroups
+from tpmon.probe.cgroup_tree import NOT_MOUNTED, OUTSIDE_VIEW, Group, JobGroups
 from tpmon.probe.flight_recorder_files import read_environment
 from tpmon.probe.gpu_mapping import open_device_indices
 from tpmon.probe.permissions_nvml import NvmlAnswer, find_cards, list_minors
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_status
 from tpmon.probe.ras import PORT, find_port
-from tpmon.probe.remedies import Caller
+from tpmon.probe.remedies import USUAL, Caller
 from tpmon.probe.stack_refusal import read_caller
 
 SHOW_GROUPS = "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro"
@@ -33,7 +33,7 @@ def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
     if not found:
         reason = memory.reason if isinstance(memory, Missing) else "not found"
         why = f"limits, throttling and memory of the job's control group: {reason}"
-        if memory == NOT_USED:
+        if memory not in (OUTSIDE_VIEW, NOT_MOUNTED):
             return make_check("cgroup", Access.ABSENT, why)
         return make_check("cgroup", Access.ABSENT, f"{why}; seen from the job's own container", SHOW_GROUPS)
     refused = [reason for group in found if (reason := _try_group(group))]
@@ -73,7 +73,7 @@ def judge_ras(
     same_network: Known[bool],
     pid: int,
     port: Known[int] = PORT,
-    caller: Caller = Caller(),
+    caller: Caller = USUAL,
 ) -> Check:
     """Say whether NCCL's status port of a job can be asked; ``port`` is what the job was told to use."""
     if isinstance(port, Missing):

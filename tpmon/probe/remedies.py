@@ -30,6 +30,10 @@ class Caller:
     root_may: bool = True
 
 
+USUAL = Caller()
+"""A user at the host itself."""
+
+
 def administer(caller: Caller, command: str) -> str:
     """Return a command that changes the kernel of the machine, which no container may."""
     if caller.around in _CONTAINED:

@@ -18,6 +18,7 @@ from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.procread import read_file, read_status
 from tpmon.probe.remedies import (
     ADD_CAPABILITY,
+    USUAL,
     Caller,
     administer,
     call_as_user,
@@ -60,7 +61,7 @@ class Standing:
     """tpmon is in no user namespace of its own, where its capabilities would end."""
     gid: int = 0
     """The group of the process, which whoever becomes its user takes on as well."""
-    caller: Caller = Caller()
+    caller: Caller = USUAL
     deny_ptrace: bool = False
     """SELinux forbids all looking into processes."""
 
