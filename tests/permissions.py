@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tpmon.model.doctor import Access, Check
 from tpmon.model.known import is_known
+from tpmon.probe.around import Around
 from tpmon.probe.permissions_rules import Own
+from tpmon.probe.remedies import Caller
 
 ALLOWED, DENIED, ABSENT, UNKNOWN = Access.ALLOWED, Access.DENIED, Access.ABSENT, Access.UNKNOWN
 STATUS = (
@@ -13,10 +15,16 @@ STATUS = (
 
 
 def own(
-    uid: int = 1000, *capabilities: int, contained: bool = False, all_users: bool = True, filtered: int = 0
+    uid: int = 1000,
+    *capabilities: int,
+    around: Around = Around.HOST,
+    own_pids: bool = False,
+    all_users: bool = True,
+    filtered: int = 0,
 ):
     mask = sum(1 << number for number in capabilities)
-    return Own(uid, 19 in capabilities, contained, all_users, STATUS % (mask, filtered))
+    caller = Caller(uid, around, root_may=around is not Around.ENGINE)
+    return Own(caller, 19 in capabilities, own_pids, all_users, STATUS % (mask, filtered))
 
 
 def fix_of(check: Check) -> str:

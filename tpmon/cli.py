@@ -72,6 +72,7 @@ def _signals_end() -> Iterator[None]:
 
 def _list_jobs(options: Options) -> int:
     from tpmon.model.codec import encode
+    from tpmon.own_command import call_as_root
     from tpmon.probe.jobs import list_jobs
     from tpmon.report.jobs import write_jobs
 
@@ -79,7 +80,7 @@ def _list_jobs(options: Options) -> int:
     if options.json:
         output.write_json(encode(jobs))
     else:
-        output.write_lines(*write_jobs(jobs, output.width))
+        output.write_lines(*write_jobs(jobs, output.width, call_as_root("ps")))
     return ExitCode.OK
 
 
@@ -174,9 +175,8 @@ def _doctor(options: Options, asked: str | None) -> int:
     from tpmon.doctor import run_doctor
     from tpmon.probe.scheduling import step_aside
 
-    pid = parse_pid(asked) if asked is not None else None
     step_aside()
-    return run_doctor(pid, options, _stdout(options.ascii_only))
+    return run_doctor(parse_pid(asked) if asked is not None else None, options, _stdout(options.ascii_only))
 
 
 def _sample(options: Options, given: Mapping[str, Any]) -> int:

@@ -34,7 +34,7 @@ from tpmon.probe.job import Job, Member
 from tpmon.probe.members import Membership
 from tpmon.probe.sample import choose_members, fix_request
 from tpmon.probe.sample_service import SampleService
-from tpmon.probe.spy_failure import NEWER_SPY
+from tpmon.probe.stack_child import install_spy
 from tpmon.report.sample import write_sample
 from tpmon.report.sample_formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.sample_live import Live
@@ -285,9 +285,9 @@ def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
         reason, _, fix = first.reason.partition("; ")
         return NotPermittedError(f"pid {first.pid} cannot be sampled: {reason}", fix or _PERMISSIONS)
     if kind is ErrorKind.NO_SPY:
-        return UsageError(first.reason, "pip install py-spy")
-    if kind is ErrorKind.UNKNOWN_PYTHON and what.endswith(f"; {NEWER_SPY}"):
-        return UsageError(what.removesuffix(f"; {NEWER_SPY}"), NEWER_SPY)
+        return UsageError(first.reason, install_spy())
+    if kind is ErrorKind.UNKNOWN_PYTHON and what.endswith(f"; {(newer := install_spy())}"):
+        return UsageError(what.removesuffix(f"; {newer}"), newer)
     if set(kinds) == {ErrorKind.GONE}:
         return NoTargetError(what, "tpmon ps lists the training jobs")
     return UsageError(what, "tpmon dump PID says more of each process")

@@ -127,7 +127,7 @@ def test_another_user_is_refused_with_what_to_do(small_job: int):
     done = call_behind(AS_NOBODY, "dump", str(small_job))
     assert done.returncode == 4
     assert "may not read it" in done.stderr
-    assert "Try: sudo tpmon" in done.stderr
+    assert f"tpmon attach {small_job}" in done.stderr
 
 
 def has_ended(pid: int) -> bool:

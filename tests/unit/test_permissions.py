@@ -10,6 +10,7 @@ import pytest
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.known import Missing
 from tpmon.probe import permissions_rules
+from tpmon.probe.around import Around, Place, parse_place
 from tpmon.probe.permissions_rules import (
     check_yama,
     judge_capability,
@@ -21,7 +22,14 @@ from tpmon.probe.permissions_rules import (
     judge_yama,
     parse_hidepid,
 )
-from tpmon.probe.stack_refusal import parse_capabilities, parse_field, parse_profile
+from tpmon.probe.remedies import LIFT_YAMA, Caller
+from tpmon.probe.stack_refusal import (
+    may_root_trace,
+    parse_capabilities,
+    parse_field,
+    parse_profile,
+    read_deny_ptrace,
+)
 
 NO_YAMA = Missing("this kernel has no Yama")
 
@@ -35,18 +43,30 @@ NO_YAMA = Missing("this kernel has no Yama")
         (1, own(1000, 19), ALLOWED, "and tpmon has CAP_SYS_PTRACE", ""),
         (
             1,
-            own(0, contained=True),
+            own(0, around=Around.ENGINE),
             DENIED,
-            "only a process's own ancestors",
-            "docker run --cap-add SYS_PTRACE",
+            "or there: docker exec --privileged -u 0 CONTAINER tpmon attach 7; "
+            "at the next start of the container, as root in it: docker run --cap-add SYS_PTRACE",
+            "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
         ),
-        (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach PID"),
+        (1, own(0), DENIED, "only a process's own ancestors", ""),
+        (1, own(0, around=Around.UNKNOWN), DENIED, "may look", f"{LIFT_YAMA}  # on the host, as root"),
+        (1, own(around=Around.LXC), DENIED, "may look", "sudo tpmon attach 7"),
+        (1, own(around=Around.WSL), DENIED, "may look", f"sudo {LIFT_YAMA}"),
+        (2, own(), DENIED, "only who has CAP_SYS_PTRACE", "sudo tpmon attach 7"),
+        (
+            2,
+            own(around=Around.ENGINE),
+            DENIED,
+            "only who has CAP_SYS_PTRACE",
+            "docker exec --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
+        ),
         (2, own(0, 19), ALLOWED, "and tpmon has", ""),
         (3, own(0, 19), DENIED, "until the machine starts anew", ""),
     ],
 )
 def test_what_yama_allows(scope, who, access, why, fix):
-    check = judge_yama(scope, who, Missing("not installed"))
+    check = judge_yama(scope, who, Missing("not installed"), "7")
     assert (check.name, check.access, fix_of(check)) == ("yama", access, fix)
     assert why in check.why
 
@@ -55,9 +75,9 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
     """pipx puts none on PATH: ``command -v`` finds nothing, or the py-spy of another Python."""
     give = "for py-spy alone: sudo setcap cap_sys_ptrace+ep '/opt/my venv/bin/py-spy'"
     for scope in (1, 2):
-        assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy").why.endswith(give)
-    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, contained=True))):
-        assert "setcap" not in judge_yama(scope, who, "/bin/py-spy").why
+        assert judge_yama(scope, own(), "/opt/my venv/bin/py-spy", "7").why.endswith(give)
+    for scope, who in ((0, own()), (3, own()), (1, own(0, 19)), (1, own(0, around=Around.ENGINE))):
+        assert "setcap" not in judge_yama(scope, who, "/bin/py-spy", "7").why
     program = tmp_path / "real"
     program.touch(mode=0o755)
     (tmp_path / "py-spy").symlink_to(program)
@@ -76,11 +96,17 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
         (own(), ALLOWED, "your own jobs do not need it", ""),
         (own(0, 19), ALLOWED, "tpmon has CAP_SYS_PTRACE", ""),
         (own(0, 19, all_users=False), ALLOWED, "inside its own user namespace", ""),
-        (own(0, 21), DENIED, "root, but without", "docker run --cap-add SYS_PTRACE"),
+        (own(0, 21), DENIED, "root, but without CAP_SYS_PTRACE (a container's default)", ""),
+        (
+            own(0, 21, around=Around.ENGINE),
+            DENIED,
+            "at its next start: docker run --cap-add SYS_PTRACE",
+            "docker exec --privileged -u 0 CONTAINER tpmon attach --job  # on the host",
+        ),
     ],
 )
 def test_what_the_capability_allows(who, access, why, fix):
-    check = judge_capability(who)
+    check = judge_capability(who, "--job")
     assert (check.access, fix_of(check)) == (access, fix)
     assert why in check.why
 
@@ -89,9 +115,19 @@ def test_what_the_capability_allows(who, access, why, fix):
     ("who", "access", "why", "fix"),
     [
         (own(), ALLOWED, "outside of containers", ""),
-        (own(0, contained=True), UNKNOWN, "the processes of this container alone", "docker run --pid=host"),
+        (
+            own(0, around=Around.ENGINE, own_pids=True),
+            UNKNOWN,
+            "in a container: it sees the processes in there alone",
+            "docker run --pid=host",
+        ),
+        (own(0, around=Around.ENGINE), ALLOWED, "in a container with the host's PIDs", ""),
+        (own(around=Around.WSL, own_pids=True), UNKNOWN, "in a distribution of WSL", ""),
+        (own(around=Around.LXC, own_pids=True), UNKNOWN, "in a container of LXC", ""),
+        (own(around=Around.UNKNOWN, own_pids=True), UNKNOWN, "in a container", ""),
+        (own(around=Around.TOOLBOX, all_users=False), UNKNOWN, "in a user namespace", ""),
         (own(0, 19, all_users=False), UNKNOWN, "in a user namespace", ""),
-        (own(0, 19, contained=True, all_users=False), UNKNOWN, "in a user namespace", ""),
+        (own(0, 19, around=Around.ENGINE, all_users=False), UNKNOWN, "in a user namespace", ""),
     ],
 )
 def test_what_a_container_takes_away(who, access, why, fix):
@@ -136,51 +172,99 @@ def test_hidepid_is_found_in_the_mounts(text, expected):
 def test_whom_hidepid_binds(hidden, group, who, access):
     check = judge_hidepid(hidden, group, who, frozenset((27, 1000)))
     assert check.access is access
-    assert fix_of(check) == ("sudo mount -o remount,hidepid=0 /proc" if access is DENIED else "")
+    remount = "mount -o remount,hidepid=0 /proc"
+    fix = f"sudo {remount}" if who.caller.uid else remount
+    assert fix_of(check) == (fix if access is DENIED else "")
 
 
 def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     refused = Missing("Operation not permitted")
-    assert judge_seccomp(own().status, 1).access is ALLOWED
-    passed = judge_seccomp(own(filtered=2).status, 1)
+    assert judge_seccomp(own(), 1).access is ALLOWED
+    passed = judge_seccomp(own(filtered=2), 1)
     assert (passed.access, passed.why) == (
         ALLOWED,
         "a seccomp filter binds tpmon, but lets process_vm_readv pass",
     )
-    held = judge_seccomp(own(filtered=2).status, refused)
-    assert (held.access, fix_of(held)) == (DENIED, "docker run --cap-add SYS_PTRACE")
+    held = judge_seccomp(own(filtered=2), refused)
+    assert (held.access, fix_of(held)) == (DENIED, "")
+    inside = judge_seccomp(own(filtered=2, around=Around.ENGINE), refused)
+    assert fix_of(inside) == "docker run --cap-add SYS_PTRACE  # at its next start"
     assert "a seccomp filter forbids it" in held.why
     assert (
-        "a sandbox does not have it" in judge_seccomp(own().status, Missing("Function not implemented")).why
+        "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
     )
 
 
 @pytest.mark.parametrize(
     ("modules", "attribute", "deny", "access", "fix"),
     [
-        ("capability,yama,apparmor\n", b"unconfined\n", "", ALLOWED, ""),
-        ("", b"", "", ALLOWED, ""),
+        ("capability,yama,apparmor\n", b"unconfined\n", False, ALLOWED, ""),
+        ("", b"", False, ALLOWED, ""),
+        ("apparmor", b"vscode (unconfined)\n", False, ALLOWED, ""),
+        ("apparmor", b"/usr/bin/python3 (complain)\n", False, ALLOWED, ""),
         (
             "apparmor",
             b"docker-default (enforce)\n",
-            "",
+            False,
             UNKNOWN,
-            "docker run --security-opt apparmor=unconfined",
+            "docker run --security-opt apparmor=unconfined  # at its next start",
         ),
-        ("selinux", b"unconfined_u:unconfined_r:unconfined_t:s0-s0:c0.c1023\0", "0 0", ALLOWED, ""),
-        ("selinux", b"system_u:system_r:container_t:s0:c1,c2\0", "0 0", UNKNOWN, ""),
+        ("selinux", b"unconfined_u:unconfined_r:unconfined_t:s0-s0:c0.c1023\0", False, ALLOWED, ""),
+        (
+            "selinux",
+            b"system_u:system_r:container_t:s0:c1,c2\0",
+            False,
+            UNKNOWN,
+            "docker run --security-opt label=disable  # at its next start",
+        ),
         (
             "selinux",
             b"unconfined_u:unconfined_r:unconfined_t:s0\0",
-            "1 1",
+            True,
             DENIED,
-            "sudo setsebool deny_ptrace off",
+            "sudo setsebool deny_ptrace off  # on the host",
         ),
     ],
 )
 def test_what_a_security_profile_says(modules, attribute, deny, access, fix):
-    check = judge_profile(modules, parse_profile(attribute), deny)
+    inside = Caller(1000, Around.ENGINE, root_may=False)
+    check = judge_profile(modules, parse_profile(attribute), inside, deny_ptrace=deny)
     assert (check.access, fix_of(check)) == (access, fix)
+    outside = judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
+    assert (outside.access, fix_of(outside)) == (access, "sudo setsebool deny_ptrace off" if deny else "")
+
+
+def test_what_selinux_forbids_is_read_from_its_present_value(tmp_path):
+    file = tmp_path / "deny_ptrace"
+    assert read_deny_ptrace(str(file)) is False
+    for text, denied in (("0 1", False), ("1 0", True), ("1 1", True)):
+        file.write_text(text)
+        assert read_deny_ptrace(str(file)) is denied
+
+
+def test_where_tpmon_runs_is_told_from_marks_and_not_from_its_pids():
+    def place(*marks: str, manager: str = "", release: str = "6.8.0-45-generic", **more: bool) -> Place:
+        given = {"pods": False, "own_pids": True, **more}
+        return parse_place(frozenset(marks), manager, release, **given)
+
+    docker, podman, toolbox = "/.dockerenv", "/run/.containerenv", "/run/.toolboxenv"
+    wsl = "5.15.167.4-microsoft-standard-WSL2"
+    assert place(own_pids=False) == Place(Around.HOST, False)
+    assert place(docker) == Place(Around.ENGINE, True)
+    assert place(docker, own_pids=False) == Place(Around.ENGINE, False)
+    assert place(podman, manager="podman", release=wsl) == Place(Around.ENGINE, True)
+    assert place(podman, toolbox, own_pids=False) == Place(Around.TOOLBOX, False)
+    assert place(release=wsl) == Place(Around.WSL, True)
+    assert place(manager="lxc") == Place(Around.LXC, True)
+    assert place() == Place(Around.UNKNOWN, True)
+    assert place(podman, pods=True) == Place(Around.UNKNOWN, True)
+
+
+def test_the_bounds_of_this_process_say_whether_sudo_can_help():
+    full, none = b"CapBnd:\t000001ffffffffff\n", b"CapBnd:\t00000000a80425fb\n"
+    assert may_root_trace(full + b"NoNewPrivs:\t0\n")
+    assert not may_root_trace(full + b"NoNewPrivs:\t1\n")
+    assert not may_root_trace(none)
 
 
 @pytest.mark.parametrize(

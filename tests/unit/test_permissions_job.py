@@ -9,8 +9,11 @@ import pytest
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Identity
+from tpmon.own_command import install_command
+from tpmon.probe.around import Around
 from tpmon.probe.nvml import blank_fast
 from tpmon.probe.permissions_job import (
+    check_groups,
     check_ras,
     judge_cards,
     judge_inside,
@@ -21,11 +24,13 @@ from tpmon.probe.permissions_job import (
 from tpmon.probe.permissions_nvml import (
     NvmlAnswer,
     ask_nvml,
+    find_cards,
     judge_counters,
     judge_nvml,
     list_minors,
     parse_admin_only,
 )
+from tpmon.probe.remedies import Caller
 
 # the job
 
@@ -68,17 +73,14 @@ def test_a_kernel_without_ipv6_has_one_table_of_listeners(tmp_path):
 
 def test_cards_that_the_job_holds_and_nvml_does_not_show():
     both = frozenset((0, 3))
-    assert judge_cards(frozenset(), both, "", 7).access is ABSENT
-    assert judge_cards(frozenset((3,)), both, "", 7).access is ALLOWED
-    hidden = judge_cards(frozenset((3, 4)), both, "", 7)
+    assert judge_cards(frozenset(), both, "").access is ABSENT
+    assert judge_cards(frozenset((3,)), both, "").access is ALLOWED
+    hidden = judge_cards(frozenset((3, 4)), both, "docker run --gpus all")
     assert hidden.access is DENIED
     assert hidden.why.endswith("but NVML does not show /dev/nvidia4 to this shell")
     assert hidden.fix == "docker run --gpus all"
-    assert (
-        judge_cards(frozenset((4,)), both, "991", 7).fix == "srun --overlap --pty --jobid=991 tpmon attach 7"
-    )
-    assert judge_cards(Missing("permission denied"), both, "", 7).access is UNKNOWN
-    assert judge_cards(both, Missing("NVML does not answer"), "", 7).access is UNKNOWN
+    assert judge_cards(Missing("permission denied"), both, "").access is UNKNOWN
+    assert judge_cards(both, Missing("NVML does not answer"), "").access is UNKNOWN
     assert parse_step(b"A=1\0SLURM_JOB_ID=991\0B=2\0") == "991"
     assert parse_step(b"MY_SLURM_JOB_ID=991\0") == ""
 
@@ -117,7 +119,7 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
     [
         (make_answer(1, make_card()), True, ALLOWED, "driver 570.1: 1 card answers", ""),
         (make_answer(2, make_card(), make_card(1)), True, ALLOWED, "2 cards answer", ""),
-        (make_answer(0), True, DENIED, "shows no card to this shell", "docker run --gpus all"),
+        (make_answer(0), True, DENIED, "shows no card to this shell", "srun --overlap"),
         (
             make_answer(2, make_card()),
             True,
@@ -157,8 +159,8 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             make_answer(0, failure=FailureLine(12, "x")),
             True,
             DENIED,
-            "(a container without GPUs?)",
-            "docker run --gpus",
+            "the driver's library package is missing",
+            "ldconfig -p | grep libnvidia-ml",
         ),
         (make_answer(0, failure=FailureLine(9, "not loaded")), False, ABSENT, "no NVIDIA driver", ""),
         (
@@ -180,7 +182,7 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             True,
             DENIED,
             "package",
-            "pip install",
+            install_command("nvidia-ml-py"),
         ),
         (
             NvmlAnswer(Missing("no answer"), Missing("none"), ()),
@@ -192,11 +194,43 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
     ],
 )
 def test_what_nvml_says(answer, loaded, access, why, fix):
-    check = judge_nvml(answer, loaded)
+    check = judge_nvml(answer, loaded, Caller(), "srun --overlap")
     assert check.access is access
     assert why in check.why
     assert fix_of(check).startswith(fix)
     assert bool(fix_of(check)) == bool(fix)
+
+
+def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
+    inside = Caller(0, Around.ENGINE, root_may=False)
+    step = "srun --overlap --pty --jobid=991 tpmon attach 7"
+    assert find_cards(Caller(), "991", "7") == find_cards(inside, "991", "7") == step
+    assert find_cards(inside, "", "7") == "docker run --gpus all"
+    assert find_cards(Caller(), "", "7") == "lspci | grep -i nvidia; sudo dmesg | grep -i nvrm"
+    missing = judge_nvml(make_answer(0, failure=FailureLine(12, "x")), True, inside, "")
+    assert (missing.fix, "(a container without GPUs?)" in missing.why) == ("docker run --gpus all", True)
+    for card in (make_card(reason="no permission"), make_card(lost="GPU is lost")):
+        assert "sudo" not in fix_of(judge_nvml(make_answer(1, card), True, Caller(0), ""))
+
+
+def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_hosts_namespace(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (python) S 1\n")
+    (tmp_path / "7" / "cgroup").write_text("0::/\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text("")
+    idle = check_groups((7,), str(tmp_path))
+    assert (idle.access, fix_of(idle)) == (ABSENT, "")
+    (tmp_path / "self" / "mountinfo").write_text(
+        "30 22 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw,nsdelegate\n"
+    )
+    (tmp_path / "7" / "cgroup").write_text("0::/../other\n")
+    beside = check_groups((7,), str(tmp_path))
+    assert (beside.access, fix_of(beside)) == (
+        ABSENT,
+        "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro",
+    )
+    assert "outside this container's view; seen from the job's own container" in beside.why
 
 
 def test_minors_are_those_of_the_cards_that_said_one():

@@ -12,6 +12,7 @@ from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of, own
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
+from tpmon.probe.around import Around
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.permissions_process import (
     SOURCES,
@@ -21,6 +22,7 @@ from tpmon.probe.permissions_process import (
     judge_stacks,
     try_source,
 )
+from tpmon.probe.remedies import Caller
 from tpmon.probe.stack_refusal import Standing, read_dumpable, read_standing
 
 
@@ -53,6 +55,8 @@ def test_it_is_said_of_which_processes_a_file_may_not_be_read():
 
 
 STANDING = Standing(0, 1000, 1000, may_ptrace=False, dumpable=True)
+ROOT = replace(STANDING, own_uid=0, uid=0, gid=100, caller=Caller(0, root_may=False))
+INSIDE = Caller(1000, Around.ENGINE, root_may=False)
 
 
 @pytest.mark.parametrize(
@@ -61,15 +65,31 @@ STANDING = Standing(0, 1000, 1000, may_ptrace=False, dumpable=True)
         (replace(STANDING, uid=1001), "belongs to uid 1001, tpmon runs as 1000", "sudo tpmon attach 7"),
         (replace(STANDING, dumpable=False), "not dumpable", "sudo tpmon attach 7"),
         (STANDING, "more capabilities than tpmon", "sudo tpmon attach 7"),
-        (replace(STANDING, own_uid=0), "root without CAP_SYS_PTRACE", "docker run --cap-add SYS_PTRACE"),
-        (replace(STANDING, own_uid=0, may_ptrace=True), "a sandbox forbids it", ""),
-        (replace(STANDING, own_uid=0, may_ptrace=True, all_users=False), "run tpmon outside of it", ""),
+        (
+            replace(ROOT, uid=1000),
+            "belongs to uid 1000, tpmon runs as 0",
+            "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7",
+        ),
+        (
+            replace(STANDING, uid=1001, caller=INSIDE),
+            "belongs to uid 1001",
+            "docker exec -u 1001 CONTAINER tpmon attach 7  # on the host",
+        ),
+        (ROOT, "root without CAP_SYS_PTRACE, and the process has more capabilities", ""),
+        (
+            replace(ROOT, caller=replace(INSIDE, uid=0)),
+            "root without CAP_SYS_PTRACE",
+            "docker exec --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
+        ),
+        (replace(ROOT, may_ptrace=True), "a sandbox forbids it", ""),
+        (replace(ROOT, may_ptrace=True, all_users=False), "run tpmon outside of it", ""),
     ],
 )
 def test_why_a_file_may_not_be_read(standing, why, fix):
-    said = explain_read(standing, "7")
+    said = explain_read(standing, 7)
     assert why in said[0]
     assert said[1] == fix
+    assert standing.own_uid or "sudo" not in said[1]
 
 
 def test_a_fake_process_tells_what_decides(tmp_path):
@@ -94,8 +114,8 @@ LOOK = DumpRound(HOST, None, 0, (), (), 0.0, 14.0)  # type: ignore[arg-type]
     ("kind", "access", "fix"),
     [
         (ErrorKind.DENIED, DENIED, "the fix"),
-        (ErrorKind.NO_SPY, ABSENT, "pip install --upgrade py-spy"),
-        (ErrorKind.UNKNOWN_PYTHON, DENIED, "pip install --upgrade py-spy"),
+        (ErrorKind.NO_SPY, ABSENT, "pipx runpip tpmon install -U py-spy"),
+        (ErrorKind.UNKNOWN_PYTHON, DENIED, "pipx runpip tpmon install -U py-spy"),
         (ErrorKind.FAILED, DENIED, "tpmon dump 70"),
         (ErrorKind.LATE, UNKNOWN, "tpmon dump 70"),
         (ErrorKind.BUSY, UNKNOWN, "tpmon dump 70"),
@@ -105,6 +125,6 @@ LOOK = DumpRound(HOST, None, 0, (), (), 0.0, 14.0)  # type: ignore[arg-type]
 )
 def test_what_a_dump_of_one_process_says(kind, access, fix):
     error = DumpError(HOST, 70, Role.RANK, 0, NOT_APPLICABLE, kind, "the reason")
-    check = judge_stacks(replace(LOOK, errors=(error,)), "the fix")
+    check = judge_stacks(replace(LOOK, errors=(error,)), "the fix", "pipx runpip tpmon install -U py-spy")
     assert (check.access, check.why, fix_of(check), check.needed) == (access, "the reason", fix, True)
-    assert judge_stacks(LOOK, "").access is ALLOWED
+    assert judge_stacks(LOOK, "", "").access is ALLOWED

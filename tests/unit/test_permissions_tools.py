@@ -33,24 +33,24 @@ def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: 
             outcome(b"py-spy 0.3.14\n"),
             ALLOWED,
             "ask for 0.4 or newer",
-            "pip install py-spy --upgrade",
+            "pip install -U py-spy",
         ),
-        (Missing("py-spy is not installed"), outcome(), ABSENT, "not installed", "pip install py-spy"),
+        (Missing("py-spy is not installed"), outcome(), ABSENT, "not installed", "pip install -U py-spy"),
         (
             "/bin/py-spy",
             Missing("Exec format error"),
             DENIED,
             "cannot be started: Exec format",
-            "pip install py-spy",
+            "pip install -U py-spy",
         ),
         (
             "/bin/py-spy",
             outcome(b"\x1b[31mgarbage"),
             DENIED,
             "does not work: ?[31mgarbage",
-            "pip install py-spy",
+            "pip install -U py-spy",
         ),
-        ("/bin/py-spy", outcome(status=3), DENIED, "does not work: status 3", "pip install py-spy"),
+        ("/bin/py-spy", outcome(status=3), DENIED, "does not work: status 3", "pip install -U py-spy"),
         (
             "/bin/py-spy",
             outcome(errors=b"no libc\nx", status=1),
@@ -62,7 +62,7 @@ def outcome(output: bytes = b"", errors: bytes = b"", status: int = 0, *, late: 
     ],
 )
 def test_whether_py_spy_works(path, said, access, why, fix):
-    check = judge_spy(path, said, "")
+    check = judge_spy(path, said, "", "pip install -U py-spy")
     assert (check.access, check.needed) == (access, True)
     assert why in check.why
     assert fix_of(check).startswith(fix)
@@ -102,9 +102,9 @@ def test_whether_a_copy_reaches_the_clipboard(environment, tmux, access, fix):
 
 
 def test_the_kernels_log_may_be_closed():
-    assert judge_log(131072).access is ALLOWED
-    closed = judge_log(Missing("Operation not permitted"))
-    assert (closed.access, fix_of(closed)) == (DENIED, "sudo tpmon bundle PID")
+    assert judge_log(131072, "sudo tpmon bundle 7").access is ALLOWED
+    closed = judge_log(Missing("Operation not permitted"), "sudo tpmon bundle 7")
+    assert (closed.access, fix_of(closed)) == (DENIED, "sudo tpmon bundle 7")
 
 
 def test_of_the_kernels_log_what_concerns_a_training_is_kept():

@@ -32,7 +32,7 @@ def test_what_of_other_users_could_not_be_read_is_said():
     hidden = Missing("this user may not read a process of the job")
     cards = Missing("Permission denied")
     jobs = (JobSummary(48213, "grace", hidden, "pretrain.py", "--big", hidden, hidden, cards, 11_520.0),)
-    assert write_jobs(JobList("", jobs, 3)) == [
+    assert write_jobs(JobList("", jobs, 3), as_root="sudo tpmon ps") == [
         "  PID  USER   STATE  RANKS  WORKERS  GPUS  UPTIME  SCRIPT",
         "48213  grace  ?          ?        ?     ?   3h12m  pretrain.py --big",
         "not read state, ranks, workers (this user may not read a process of the job); GPUs (Permission",
@@ -41,7 +41,7 @@ def test_what_of_other_users_could_not_be_read_is_said():
     ]
     assert write_jobs(JobList("", (), 1)) == [
         "no training job on this machine that this user may read",
-        "1 Python process of other users could not be read (sudo tpmon ps shows them)",
+        "1 Python process of other users could not be read",
     ]
 
 

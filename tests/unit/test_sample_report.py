@@ -32,6 +32,7 @@ from tpmon.model.sample_words import say_group
 from tpmon.model.stacks import StackFrame
 from tpmon.report import sample_live
 from tpmon.report.sample import write_progress, write_sample
+from tpmon.probe.stack_child import install_spy
 from tpmon.report.sample_formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.sample_live import Live
 from tpmon.report.table import WIDTH
@@ -290,19 +291,19 @@ def test_what_cannot_be_is_refused_before_anything_is_looked_at(fields, asked, w
     [
         ([error(ErrorKind.GONE), error()], NotPermittedError, ExitCode.NOT_PERMITTED, "sudo"),
         ([error(reason="not permitted: x")], NotPermittedError, ExitCode.NOT_PERMITTED, "docs/guide.md"),
-        ([error(ErrorKind.NO_SPY)], UsageError, ExitCode.USAGE, "pip install py-spy"),
+        ([error(ErrorKind.NO_SPY)], UsageError, ExitCode.USAGE, install_spy()),
         ([error(ErrorKind.GONE)], NoTargetError, ExitCode.NO_TARGET, "tpmon ps"),
         ([error(ErrorKind.LATE), error(ErrorKind.GONE)], UsageError, ExitCode.USAGE, "tpmon dump PID"),
         (
             [
                 error(
                     ErrorKind.UNKNOWN_PYTHON,
-                    reason="py-spy does not know its Python: x; pip install -U py-spy",
+                    reason=f"py-spy does not know its Python: x; {install_spy()}",
                 )
             ],
             UsageError,
             ExitCode.USAGE,
-            "pip install -U py-spy",
+            install_spy(),
         ),
         ([error(ErrorKind.UNKNOWN_PYTHON, reason="deleted")], UsageError, ExitCode.USAGE, "tpmon dump PID"),
         ([error(ErrorKind.TRACED, reason="pid 7 traces it")], UsageError, ExitCode.USAGE, "tpmon dump PID"),

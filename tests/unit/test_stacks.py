@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -21,21 +22,25 @@ from tests.waiting import wait_until
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.stacks import StackSlice
-from tpmon.probe import stack_child, stack_plan, stacks
+from tpmon.probe import stack_child, stack_plan, stack_refusal, stacks
+from tpmon.probe.around import Around
 from tpmon.probe.pace import Pace
 from tpmon.probe.procread import read_stat
+from tpmon.probe.remedies import Caller
 from tpmon.probe.stack_child import SpyChild, dump_arguments, find_spy, record_arguments
 from tpmon.probe.stack_plan import Subject
 from tpmon.probe.stack_refusal import (
     CAP_SYS_PTRACE,
     Standing,
     explain_refusal,
+    judge_refusal,
     parse_capability,
     parse_tracer,
     read_standing,
 )
 from tpmon.probe.stacks import OFF, StackSampler
 
+INSIDE = Caller(1000, Around.ENGINE, root_may=False)
 NAP = """
 def nap():
     time.sleep(60)
@@ -216,41 +221,70 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
     fake = tmp_path / "py-spy"
     monkeypatch.setattr(stacks, "find_spy", lambda: str(fake))
     monkeypatch.setattr(
-        stacks, "read_standing", lambda _pid, _proc: Standing(Missing("no Yama"), NOBODY, 0, False)
+        stack_refusal, "read_standing", lambda _pid, _proc: Standing(Missing("no Yama"), NOBODY, 0, False)
     )
     with run_as_nobody(spy) as command, child(NAP) as one:
         fake.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         fake.chmod(0o755)
         with sampling(subject(one.pid)) as sampler:
-            reason = "stacks: not permitted: it is a process of uid 0; sudo tpmon attach PID; tpmon doctor says more"
+            why = f"it is a process of uid 0; sudo tpmon attach {one.pid}"
+            reason = f"stacks: not permitted: {why}; tpmon doctor says more"
             assert wait_until(lambda: sampler.take() == Missing(reason))
 
 
 @pytest.mark.parametrize(
     ("standing", "said"),
     [
-        (Standing(1, 1000, 1000, False), ": ptrace_scope 1; sudo sysctl kernel.yama.ptrace_scope=0;"),
+        (Standing(1, 1000, 1000, False), ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0;"),
         (
-            Standing(1, 1000, 1000, False, in_container=True),
-            ": ptrace_scope 1; docker run --cap-add SYS_PTRACE;",
+            Standing(1, 1000, 1000, False, caller=INSIDE),
+            ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0  # on the host;",
         ),
-        (Standing(2, 1000, 1000, False), ": ptrace_scope 2; sudo tpmon attach PID;"),
+        (
+            Standing(1, 0, 0, False, caller=replace(INSIDE, uid=0)),
+            ": root without CAP_SYS_PTRACE, and ptrace_scope 1 (Yama); "
+            "sysctl kernel.yama.ptrace_scope=0  # on the host, as root;",
+        ),
+        (Standing(1, 0, 0, False, caller=Caller(0)), "and ptrace_scope 1 (Yama); tpmon doctor"),
+        (Standing(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7;"),
+        (
+            Standing(2, 1000, 1000, False, caller=INSIDE),
+            "(Yama); docker exec --privileged -u 0 CONTAINER tpmon attach 7  # on the host;",
+        ),
         (Standing(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew;"),
-        (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach PID;"),
-        (Standing(Missing("no Yama"), 0, 0, False), ": root without CAP_SYS_PTRACE; docker run --cap-add"),
+        (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7;"),
+        (
+            Standing(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),
+            ": root without CAP_SYS_PTRACE, and it is a process of uid 1000; "
+            "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7;",
+        ),
+        (
+            Standing(1, 0, 1000, False, caller=replace(INSIDE, uid=0)),
+            "it is a process of uid 1000; docker exec --privileged -u 0 CONTAINER tpmon attach 7",
+        ),
+        (Standing(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable); tpmon doctor"),
         (Standing(0, 1000, 1000, False, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
         (
             Standing(0, 1000, 1000, False, dumpable=True, more_capabilities=True),
             "capabilities that tpmon has not",
         ),
         (
-            Standing(0, 1000, 1000, False, call_works=False),
-            "(seccomp) or a sandbox forbids it; docker run --cap-add",
+            Standing(0, 1000, 1000, False, call_works=False, caller=INSIDE),
+            "(seccomp) or a sandbox forbids it; docker run --cap-add SYS_PTRACE  # at its next start;",
         ),
-        (Standing(0, 1000, 1000, False, confined="docker-default (enforce)"), "apparmor=unconfined"),
+        (Standing(0, 1000, 1000, False, call_works=False), "a sandbox forbids it; tpmon doctor"),
         (
-            Standing(0, 0, 0, True, confined="system_u:system_r:container_t:s0"),
-            "sudo setsebool deny_ptrace off",
+            Standing(0, 1000, 1000, False, confined="docker-default (enforce)", caller=INSIDE),
+            "apparmor=unconfined  # at its next start;",
+        ),
+        (Standing(0, 1000, 1000, False, confined="x (enforce)"), "x (enforce) may forbid it; tpmon doctor"),
+        (
+            Standing(0, 0, 0, True, confined="system_u:system_r:container_t:s0", caller=INSIDE),
+            "may forbid it (system_u:system_r:container_t:s0); docker run --security-opt label=disable",
+        ),
+        (
+            Standing(0, 1000, 1000, False, deny_ptrace=True),
+            "(deny_ptrace is on); sudo setsebool deny_ptrace off;",
         ),
         (Standing(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE; tpmon doctor"),
         (
@@ -261,9 +295,11 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
     ],
 )
 def test_the_reason_of_a_refusal_is_found_out(standing, said):
-    assert said in explain_refusal(standing)
-    assert explain_refusal(standing).startswith("not permitted: ")
-    assert explain_refusal(standing).endswith("; tpmon doctor says more")
+    text = explain_refusal(judge_refusal(standing, 7))
+    assert said in text
+    assert text.startswith("not permitted: ")
+    assert text.endswith("; tpmon doctor says more")
+    assert standing.caller.uid or "sudo" not in text
 
 
 def test_what_decides_is_read_from_the_kernel():
@@ -282,7 +318,8 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(stack_child.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with sampling(subject(os.getpid())) as sampler:
-        missing = Missing("stacks: py-spy is not installed beside tpmon or on PATH: pip install py-spy")
+        install = stack_child.install_spy()
+        missing = Missing(f"stacks: py-spy is not installed beside tpmon or on PATH: {install}")
         assert wait_until(lambda: sampler.take() == missing)
         assert sampler.age_s(0) == missing
         assert sampler.source() == missing.reason

@@ -17,6 +17,7 @@ from tpmon.model.capture import CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
 from tpmon.model.units import clean_text
+from tpmon.own_command import call_as_root
 
 _SEALS = 1034
 _SEAL_SHRINK = 0x2
@@ -161,8 +162,10 @@ def open_bus(process: Identity) -> Bus:
         links = _list_links(pid)
         inner = int(_read_status(pid).get("NSpid", str(pid)).split()[-1])
     except PermissionError as error:
+        as_root = call_as_root(f"capture {pid}")
         raise NotPermittedError(
-            f"process {pid} belongs to somebody else", f"run tpmon as its user, or sudo tpmon capture {pid}"
+            f"process {pid} belongs to somebody else",
+            f"run tpmon as its user{f', or {as_root}' if as_root else ''}",
         ) from error
     except OSError as error:
         raise _gone(pid) from error

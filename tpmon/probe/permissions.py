@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -27,6 +28,7 @@ from tpmon.probe.permissions_process import (
     check_stacks,
 )
 from tpmon.probe.permissions_rules import (
+    ANY_JOB,
     CAP_SYS_ADMIN,
     check_capability,
     check_container,
@@ -118,8 +120,10 @@ class NvmlOnce:
             return self._answer
 
 
-def plan_machine(nvml: NvmlOnce, spy: Callable[[], Known[str]], proc: str = PROC) -> tuple[Plan, ...]:
-    """List the checks of this machine and of tpmon itself."""
+def plan_machine(
+    nvml: NvmlOnce, spy: Callable[[], Known[str]], proc: str = PROC, whom: str = ANY_JOB
+) -> tuple[Plan, ...]:
+    """List the checks of this machine and of tpmon itself; ``whom`` is the PID that its commands name."""
 
     def counters() -> Check:
         own = read_own(proc)
@@ -127,15 +131,15 @@ def plan_machine(nvml: NvmlOnce, spy: Callable[[], Known[str]], proc: str = PROC
 
     return (
         Plan("py-spy", partial(check_spy, spy), SPY_S, needed=True),
-        Plan("yama", partial(check_yama, proc)),
-        Plan("capability", partial(check_capability, proc)),
+        Plan("yama", partial(check_yama, proc, whom)),
+        Plan("capability", partial(check_capability, proc, whom)),
         Plan("container", partial(check_container, proc)),
         Plan("hidepid", partial(check_hidepid, proc)),
         Plan("seccomp", partial(check_seccomp, proc)),
         Plan("lsm", partial(check_profile, proc)),
         Plan("perf", partial(check_perf, proc)),
-        Plan("kernel-log", check_log),
-        Plan("nvml", lambda: check_nvml(nvml.get(), proc), NVML_S),
+        Plan("kernel-log", partial(check_log, whom)),
+        Plan("nvml", lambda: check_nvml(nvml.get(), proc, whom), NVML_S),
         Plan("counters", counters),
         Plan("clipboard", partial(check_clipboard, dict(os.environ))),
     )
@@ -187,7 +191,7 @@ def read_checkup(
 ) -> Checkup:
     """Try every source of this machine and of each job, all at once; 8 s at most."""
     nvml = NvmlOnce(ask)
-    machine = plan_machine(nvml, spy, proc)
+    machine = plan_machine(nvml, spy, proc, str(patients[0].pid) if patients else ANY_JOB)
     jobs = [plan_job(patient, nvml, spy, proc, stacks=stacks) for patient in patients]
     answers = run_plans([*machine, *(plan for job in jobs for plan in job)])
     at = len(machine)
@@ -203,9 +207,29 @@ def read_checkup(
         taken=datetime.now().astimezone(),
         host=os.uname().nodename,
         user=user_name(os.geteuid()),
-        machine=answers[: len(machine)],
+        machine=settle_machine(answers[: len(machine)], checked),
         jobs=tuple(checked),
     )
+
+
+_ABOUT_LOOKING = ("yama", "capability", "container", "seccomp", "lsm")
+"""The checks of the machine that only matter for looking into processes."""
+
+
+def settle_machine(machine: Sequence[Check], jobs: Sequence[JobCheckup]) -> tuple[Check, ...]:
+    """Take the remedies off rules that stood in nobody's way: every job could be looked into."""
+    if not jobs or not all(map(_could_look, jobs)):
+        return tuple(machine)
+    return tuple(
+        replace(check, fix=NOT_APPLICABLE) if check.name in _ABOUT_LOOKING else check for check in machine
+    )
+
+
+def _could_look(job: JobCheckup) -> bool:
+    found = {check.name: check.access for check in job.checks}
+    if found.get("stacks") in (Access.ALLOWED, Access.DENIED):
+        return found["stacks"] is Access.ALLOWED
+    return found.get("memory") is Access.ALLOWED
 
 
 def make_patient(job: Job) -> Patient:

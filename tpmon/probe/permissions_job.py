@@ -9,13 +9,19 @@ from collections.abc import Iterable, Sequence
 
 from tpmon.model.doctor import Access, Check
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.probe.cgroup_tree import Group, JobGroups
+from tpmon.own_command import call_as_root
+from tpmon.probe.cgroup_tree import NOT_MOUNTED, OUTSIDE_VIEW, Group, JobGroups
 from tpmon.probe.flight_recorder_files import read_environment
 from tpmon.probe.gpu_mapping import open_device_indices
-from tpmon.probe.permissions_nvml import EXPOSE_CARDS, NvmlAnswer, list_minors
+from tpmon.probe.permissions_nvml import NvmlAnswer, find_cards, list_minors
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_status
 from tpmon.probe.ras import PORT, find_port
+from tpmon.probe.remedies import USUAL, Caller
+from tpmon.probe.stack_refusal import read_caller
+
+SHOW_GROUPS = "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro"
+"""With a control group namespace of its own, groups beside it are outside of its view, mounted or not."""
 
 
 def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
@@ -27,12 +33,13 @@ def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
     if not found:
         reason = memory.reason if isinstance(memory, Missing) else "not found"
         why = f"limits, throttling and memory of the job's control group: {reason}"
-        return make_check("cgroup", Access.ABSENT, why, "docker run -v /sys/fs/cgroup:/sys/fs/cgroup:ro")
+        if memory not in (OUTSIDE_VIEW, NOT_MOUNTED):
+            return make_check("cgroup", Access.ABSENT, why)
+        return make_check("cgroup", Access.ABSENT, f"{why}; seen from the job's own container", SHOW_GROUPS)
     refused = [reason for group in found if (reason := _try_group(group))]
     if refused:
-        return make_check(
-            "cgroup", Access.DENIED, f"limits and throttling of the job: {refused[0]}", "sudo tpmon"
-        )
+        why = f"limits and throttling of the job: {refused[0]}"
+        return make_check("cgroup", Access.DENIED, why, call_as_root(f"attach {pids[0]}"))
     return make_check("cgroup", Access.ALLOWED, f"limits, throttling and memory of {found[0].label()}")
 
 
@@ -62,7 +69,11 @@ def parse_listeners(table: str) -> frozenset[int]:
 
 
 def judge_ras(
-    ports: Known[frozenset[int]], same_network: Known[bool], pid: int, port: Known[int] = PORT
+    ports: Known[frozenset[int]],
+    same_network: Known[bool],
+    pid: int,
+    port: Known[int] = PORT,
+    caller: Caller = USUAL,
 ) -> Check:
     """Say whether NCCL's status port of a job can be asked; ``port`` is what the job was told to use."""
     if isinstance(port, Missing):
@@ -74,7 +85,8 @@ def judge_ras(
         return make_check("ras", Access.ABSENT, why)
     if is_known(same_network) and not same_network:
         why = f"NCCL's status port {port} is open in a network namespace of the job's own"
-        return make_check("ras", Access.DENIED, why, f"sudo nsenter --net --target {pid} tpmon attach {pid}")
+        enter = f"nsenter --net --target {pid} {caller.program} attach {pid}"
+        return make_check("ras", Access.DENIED, why, f"sudo {enter}" if caller.uid else enter)
     return make_check("ras", Access.ALLOWED, f"NCCL's status port {port} is open")
 
 
@@ -91,7 +103,7 @@ def check_ras(pid: int, proc: str = PROC) -> Check:
         told = read_environment(pid, proc)
     except OSError:
         told = {}  # said by the check of environ; then NCCL's own port is looked for
-    return judge_ras(ports, is_same_network(pid, proc), pid, find_port([told]))
+    return judge_ras(ports, is_same_network(pid, proc), pid, find_port([told]), read_caller(proc))
 
 
 def _read_table(pid: int, name: str, proc: str) -> str:
@@ -128,8 +140,11 @@ def parse_step(environ: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def judge_cards(held: Known[frozenset[int]], shown: Known[frozenset[int]], step: str, pid: int) -> Check:
-    """Say whether the cards that a job holds open are among those that NVML shows to this shell."""
+def judge_cards(held: Known[frozenset[int]], shown: Known[frozenset[int]], expose: str) -> Check:
+    """Say whether the cards that a job holds open are among those that NVML shows to this shell.
+
+    ``expose`` is what shows the others.
+    """
     if isinstance(held, Missing):
         return make_check("cards", Access.UNKNOWN, f"which cards the job holds: {held.reason}")
     if not held:
@@ -142,8 +157,7 @@ def judge_cards(held: Known[frozenset[int]], shown: Known[frozenset[int]], step:
             "cards", Access.ALLOWED, f"the job holds {_name_cards(held)}, and NVML shows it all"
         )
     why = f"the job holds {_name_cards(held)}, but NVML does not show {_name_cards(hidden)} to this shell"
-    fix = f"srun --overlap --pty --jobid={step} tpmon attach {pid}" if step else EXPOSE_CARDS
-    return make_check("cards", Access.DENIED, why, fix)
+    return make_check("cards", Access.DENIED, why, expose)
 
 
 def _name_cards(minors: Iterable[int]) -> str:
@@ -165,4 +179,4 @@ def check_cards(pids: Sequence[int], answer: NvmlAnswer, proc: str = PROC) -> Ch
         step = parse_step(read_file(f"{proc}/{pids[0]}/environ"))
     except OSError:
         step = ""  # said by the check of environ
-    return judge_cards(known, list_minors(answer), step, pids[0])
+    return judge_cards(known, list_minors(answer), find_cards(read_caller(proc), step, str(pids[0])))

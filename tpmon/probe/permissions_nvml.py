@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Sequence
@@ -11,12 +12,16 @@ from tpmon.model.codec import CodecError
 from tpmon.model.doctor import Access, Check
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, NotApplicable, is_known
+from tpmon.own_command import install_command
+from tpmon.probe.around import Around
 from tpmon.probe.gpu_calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu_link import ChildLink, Listener, child_command
 from tpmon.probe.gpu_mapping import kernel_has_driver
 from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Line, decode_line
-from tpmon.probe.permissions_rules import Own, make_check
+from tpmon.probe.permissions_rules import ANY_JOB, Own, make_check
 from tpmon.probe.procread import PROC, read_file
+from tpmon.probe.remedies import Caller, administer
+from tpmon.probe.stack_refusal import read_caller
 
 T = TypeVar("T")
 
@@ -25,7 +30,6 @@ DEADLINE_S = 6.0
 _NEVER_S = 3600.0
 EXPOSE_CARDS = "docker run --gpus all"
 _NO_LIBRARY, _NOT_LOADED, _MISMATCH = 12, 9, 18
-_KEEP_OPEN = "sudo nvidia-smi -pm 1  # if it is on: sudo dmesg | grep -i xid"
 _PARAMETERS = "driver/nvidia/params"
 _OPEN_COUNTERS = (
     "echo options nvidia NVreg_RestrictProfilingToAdminUsers=0"
@@ -92,50 +96,73 @@ def _take(said: Applicable[T], before: Known[T]) -> Known[T]:
     return before if isinstance(said, (Missing, NotApplicable)) else said
 
 
-def judge_nvml(answer: NvmlAnswer, kernel_driver: bool) -> Check:
-    """Say whether the cards of this machine may be read; ``kernel_driver``: the kernel has loaded it."""
+def find_cards(caller: Caller, step: str, whom: str) -> str:
+    """Return what shows cards that are there but not to this shell, or where to look for lost ones.
+
+    ``step`` is the number of the Slurm job whose cards they are, "" outside of Slurm.
+    """
+    if step:
+        return f"srun --overlap --pty --jobid={step} {caller.program} attach {whom}"
+    if caller.around is Around.ENGINE:
+        return EXPOSE_CARDS
+    return f"lspci | grep -i nvidia; {administer(caller, 'dmesg | grep -i nvrm')}"
+
+
+def judge_nvml(answer: NvmlAnswer, kernel_driver: bool, caller: Caller, expose: str) -> Check:
+    """Say whether the cards of this machine may be read.
+
+    ``kernel_driver``: the kernel has loaded it. ``expose``: what shows cards that this shell does not see.
+    """
+    xids = administer(caller, "dmesg | grep -i xid")
     if is_known(answer.failure):
-        return _judge_failure(answer.failure, kernel_driver)
+        return _judge_failure(answer.failure, kernel_driver, caller)
     if isinstance(answer.driver, Missing):
         why = f"NVML: {answer.driver.reason}"
-        return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
+        return make_check("nvml", Access.UNKNOWN, why, xids)
     version = answer.driver.driver_version
     words = f"driver {version}" if is_known(version) else "NVML answers"
     if not answer.driver.cards:
-        return make_check("nvml", Access.DENIED, f"{words}, but it shows no card to this shell", EXPOSE_CARDS)
+        return make_check("nvml", Access.DENIED, f"{words}, but it shows no card to this shell", expose)
     silent = answer.driver.cards - len(answer.cards)
     lost = [card for card in answer.cards if is_known(card.lost)]
     if silent:
         why = f"{words}: {silent} of {answer.driver.cards} cards gave no answer in time"
         if lost:
-            return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
+            return make_check("nvml", Access.UNKNOWN, why, xids)
         # Each opening sets an unused card up anew, which takes seconds, unless somebody keeps it open.
-        why += ": persistence mode may be off, and opening a card takes seconds then"
-        return make_check("nvml", Access.UNKNOWN, why, _KEEP_OPEN)
+        why += f": persistence mode may be off, and opening a card takes seconds then; if it is on: {xids}"
+        return make_check("nvml", Access.UNKNOWN, why, administer(caller, "nvidia-smi -pm 1"))
     if lost:
         which = f"card {lost[0].index}: {lost[0].lost}"
         why = f"{words}: {len(lost)} of {answer.driver.cards} cards are lost ({which})"
-        return make_check("nvml", Access.UNKNOWN, why, "sudo dmesg | grep -i xid")
+        return make_check("nvml", Access.UNKNOWN, why, xids)
     refused = _name_refused(answer.cards)
     if refused:
-        return make_check("nvml", Access.DENIED, f"{words}: no permission for {refused}", "sudo tpmon")
+        return make_check("nvml", Access.DENIED, f"{words}: no permission for {refused}", _as_root(caller))
     cards = "1 card answers" if answer.driver.cards == 1 else f"{answer.driver.cards} cards answer"
     return make_check("nvml", Access.ALLOWED, f"{words}: {cards}")
 
 
-def _judge_failure(failure: FailureLine, kernel_driver: bool) -> Check:
+def _judge_failure(failure: FailureLine, kernel_driver: bool, caller: Caller) -> Check:
     if failure.code == _NO_LIBRARY and kernel_driver:
-        why = "the kernel has an NVIDIA driver, but libnvidia-ml.so.1 is not here (a container without GPUs?)"
-        return make_check("nvml", Access.DENIED, why, EXPOSE_CARDS)
+        why = "the kernel has an NVIDIA driver, but libnvidia-ml.so.1 is not here"
+        if caller.around is Around.ENGINE:
+            return make_check("nvml", Access.DENIED, f"{why} (a container without GPUs?)", EXPOSE_CARDS)
+        why += ": the driver's library package is missing (such as libnvidia-compute, nvidia-driver-libs)"
+        return make_check("nvml", Access.DENIED, why, "ldconfig -p | grep libnvidia-ml")
     if failure.code in (_NO_LIBRARY, _NOT_LOADED) and not kernel_driver:
         return make_check("nvml", Access.ABSENT, "no NVIDIA driver on this machine")
     if failure.code == _MISMATCH:
         why = f"NVML: {failure.reason}: the driver was updated under the running kernel module"
-        return make_check("nvml", Access.DENIED, why, "sudo reboot")
+        return make_check("nvml", Access.DENIED, why, administer(caller, "reboot"))
     if failure.code == NO_PERMISSION:
-        return make_check("nvml", Access.DENIED, "NVML: no permission for /dev/nvidiactl", "sudo tpmon")
-    fix = "" if failure.code else "pip install nvidia-ml-py"
+        return make_check("nvml", Access.DENIED, "NVML: no permission for /dev/nvidiactl", _as_root(caller))
+    fix = "" if failure.code else install_command("nvidia-ml-py")
     return make_check("nvml", Access.DENIED, f"NVML: {failure.reason}", fix)
+
+
+def _as_root(caller: Caller) -> str:
+    return f"sudo {caller.program} attach {ANY_JOB}" if caller.uid else ""
 
 
 def _name_refused(cards: Sequence[CardLine]) -> str:
@@ -189,9 +216,11 @@ def check_counters(own: Own, privileged: bool, proc: str = PROC) -> Check:
         said = parse_admin_only(read_file(f"{proc}/{_PARAMETERS}", 65536).decode("utf-8", "replace"))
     except OSError:
         said = Missing("no NVIDIA driver shows its settings here")
-    return judge_counters(said, privileged or own.uid == 0)
+    return judge_counters(said, privileged or own.caller.uid == 0)
 
 
-def check_nvml(answer: NvmlAnswer, proc: str = PROC) -> Check:
+def check_nvml(answer: NvmlAnswer, proc: str = PROC, whom: str = ANY_JOB) -> Check:
     """Judge what NVML said beside what the kernel has loaded."""
-    return judge_nvml(answer, kernel_has_driver(proc))
+    caller = read_caller(proc)
+    expose = find_cards(caller, os.environ.get("SLURM_JOB_ID", ""), whom)
+    return judge_nvml(answer, kernel_has_driver(proc), caller, expose)

@@ -19,13 +19,9 @@ from tpmon.probe.job import Member
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_stat
-from tpmon.probe.stack_refusal import (
-    ADD_CAPABILITY,
-    OUTSIDE_USERS,
-    Standing,
-    judge_refusal,
-    read_standing,
-)
+from tpmon.probe.stack_child import install_spy
+from tpmon.probe.remedies import call_as_user, call_with_capability
+from tpmon.probe.stack_refusal import OUTSIDE_USERS, Standing, read_refusal, read_standing
 
 MOST_PROCESSES = 16
 _SHOWN = 3
@@ -134,29 +130,30 @@ def _name_refused(refused: Sequence[Trial], tried: int) -> str:
     return f" of {len(refused)} of {tried} processes ({names}{more})"
 
 
-def explain_read(standing: Standing, pid: str) -> tuple[str, str]:
+def explain_read(standing: Standing, pid: int) -> tuple[str, str]:
     """Say why a file that asks for the same user is refused, and what would change it; pure."""
-    as_root = f"sudo tpmon attach {pid}"
+    attach = f"attach {pid}"
+    capable = call_with_capability(standing.caller, attach)
     if standing.may_ptrace:
         return ("a sandbox forbids it" if standing.all_users else OUTSIDE_USERS), ""
-    if standing.own_uid == 0:
-        return "root without CAP_SYS_PTRACE, and the process has more capabilities", ADD_CAPABILITY
     if is_known(standing.uid) and standing.uid != standing.own_uid:
-        return f"the process belongs to uid {standing.uid}, tpmon runs as {standing.own_uid}", as_root
+        as_user = call_as_user(standing.caller, standing.uid, standing.gid, attach)
+        return f"the process belongs to uid {standing.uid}, tpmon runs as {standing.own_uid}", as_user
     if is_known(standing.dumpable) and not standing.dumpable:
-        return "the process protects itself (not dumpable)", as_root
-    return "the process has more capabilities than tpmon, or a sandbox forbids it", as_root
+        return "the process protects itself (not dumpable)", capable
+    if standing.own_uid == 0:
+        return "root without CAP_SYS_PTRACE, and the process has more capabilities", capable
+    return "the process has more capabilities than tpmon, or a sandbox forbids it", capable
 
 
 def check_source(source: Source, pids: Sequence[int], proc: str = PROC) -> Check:
     """Try one file of every process."""
 
     def why_not(pid: int) -> tuple[str, str]:
-        standing = read_standing(pid, proc)
         if source.attach:
-            refused = judge_refusal(standing, str(pid))
+            refused = read_refusal(pid, proc)
             return refused.why, refused.fix
-        return explain_read(standing, str(pid))
+        return explain_read(read_standing(pid, proc), pid)
 
     return judge_source(source, [try_source(source, pid, proc) for pid in pids], why_not)
 
@@ -175,7 +172,7 @@ def check_memory(pids: Sequence[int], proc: str = PROC) -> Check:
         trials.append(Trial(pid, reason, gone))
 
     def why_not(pid: int) -> tuple[str, str]:
-        refused = judge_refusal(read_standing(pid, proc), str(pid))
+        refused = read_refusal(pid, proc)
         return refused.why, refused.fix
 
     return judge_source(source, trials, why_not)
@@ -187,24 +184,26 @@ _KINDS = {
     ErrorKind.UNKNOWN_PYTHON: Access.DENIED,
     ErrorKind.FAILED: Access.DENIED,
 }
-INSTALL_SPY = "pip install --upgrade py-spy"
 
 
-def judge_stacks(look: DumpRound, fix: str) -> Check:
-    """Say from one dump of one process whether its stacks can be read; ``fix`` helps a denied one."""
+def judge_stacks(look: DumpRound, fix: str, install: str) -> Check:
+    """Say from one dump of one process whether its stacks can be read.
+
+    ``fix`` helps a denied one, ``install`` one whose py-spy is missing or too old.
+    """
     if not look.errors:
         why = f"py-spy read them without a stop, with {look.spy_cpu_ms:.0f} ms of CPU"
         return make_check("stacks", Access.ALLOWED, why, needed=True)
     error = look.errors[0]
     access = _KINDS.get(error.kind, Access.UNKNOWN)
-    return make_check("stacks", access, error.reason, _fix_stacks(error, fix), needed=True)
+    return make_check("stacks", access, error.reason, _fix_stacks(error, fix, install), needed=True)
 
 
-def _fix_stacks(error: DumpError, fix: str) -> str:
+def _fix_stacks(error: DumpError, fix: str, install: str) -> str:
     if error.kind is ErrorKind.DENIED:
         return fix
     if error.kind in (ErrorKind.NO_SPY, ErrorKind.UNKNOWN_PYTHON):
-        return INSTALL_SPY
+        return install
     if error.kind in (ErrorKind.LATE, ErrorKind.BUSY, ErrorKind.FAILED):
         return f"tpmon dump {error.pid}"
     return ""
@@ -215,6 +214,5 @@ def check_stacks(member: Member, spy: Callable[[], Known[str]], limit_s: float, 
     look = Dumper((member,), proc=proc, spy=spy).read_round(limit_s)
     fix = ""
     if look.errors and look.errors[0].kind is ErrorKind.DENIED:
-        pid = member.identity.pid
-        fix = judge_refusal(read_standing(pid, proc), str(pid)).fix
-    return judge_stacks(look, fix)
+        fix = read_refusal(member.identity.pid, proc).fix
+    return judge_stacks(look, fix, install_spy())

@@ -12,24 +12,37 @@ import shlex
 from tpmon.model.doctor import Access, Check
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
+from tpmon.own_command import own_program
+from tpmon.probe.around import Around, read_place
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.procread import PROC, read_file
+from tpmon.probe.remedies import (
+    ADD_CAPABILITY,
+    Caller,
+    administer,
+    call_with_capability,
+    pass_yama,
+    start_with,
+)
 from tpmon.probe.stack_child import find_spy
 from tpmon.probe.stack_refusal import (
-    ADD_CAPABILITY,
     CAP_SYS_PTRACE,
-    LIFT_YAMA,
-    UNCONFINED,
-    in_container,
+    LET_PTRACE,
+    free_profile,
+    may_root_trace,
     parse_capability,
     parse_field,
     read_all_users,
+    read_caller,
+    read_deny_ptrace,
     read_profile,
     read_ptrace_scope,
 )
 
 CAP_SYS_ADMIN, CAP_SYSLOG, CAP_PERFMON = 21, 34, 38  # linux/capability.h
 HOST_PIDS = "docker run --pid=host"
+ANY_JOB = "--job"
+"""What a command names where there is no PID to name: the only job of the user."""
 _HIDING = {"1": 1, "noaccess": 1, "2": 2, "invisible": 2, "4": 4, "ptraceable": 4}
 
 
@@ -48,12 +61,13 @@ def make_check(
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Hold what decides on tpmon's side: its user, capabilities, container and user namespace."""
+    """Hold what decides on tpmon's side: its user, capabilities, container and namespaces."""
 
-    uid: int
+    caller: Caller
     capable: bool
     """CAP_SYS_PTRACE is effective."""
-    contained: bool
+    own_pids: bool
+    """Its PIDs are not the machine's, which a container may have and need not (``--pid=host``)."""
     all_users: bool
     """tpmon is in no user namespace of its own."""
     status: bytes
@@ -66,19 +80,21 @@ def read_own(proc: str = PROC) -> Own:
         OSError: when /proc cannot be read.
     """
     status = read_file(f"{proc}/self/status", 65536)
+    place = read_place(proc)
     return Own(
-        uid=os.geteuid(),
+        caller=Caller(os.geteuid(), place.around, own_program(), may_root_trace(status)),
         capable=parse_capability(status, CAP_SYS_PTRACE),
-        contained=in_container(proc),
+        own_pids=place.own_pids,
         all_users=read_all_users(proc),
         status=status,
     )
 
 
-def judge_yama(scope: Known[int], own: Own, spy: Known[str]) -> Check:
+def judge_yama(scope: Known[int], own: Own, spy: Known[str], whom: str) -> Check:
     """Say what kernel.yama.ptrace_scope allows (Documentation/admin-guide/LSM/Yama.rst).
 
-    ``spy`` is the file of the py-spy that tpmon starts: it can be given the right alone.
+    ``spy`` is the file of the py-spy that tpmon starts: it can be given the right alone. ``whom`` is the
+    PID to attach to, or the option in its place.
     """
     if isinstance(scope, Missing):
         return make_check(
@@ -95,36 +111,48 @@ def judge_yama(scope: Known[int], own: Own, spy: Known[str]) -> Check:
     # A run may open itself: scope 1 asks for it (tpmon.hook.ptracer), the stricter ones do not.
     ancestors = "only a process's own ancestors, or all where tpmon run --allow-stacks started it,"
     who = ancestors if scope == 1 else "only who has CAP_SYS_PTRACE"
-    if own.contained:
-        return make_check("yama", Access.DENIED, f"{words}: {who} may look", ADD_CAPABILITY)
-    fix = LIFT_YAMA if scope == 1 else "sudo tpmon attach PID"
-    give = f"; for py-spy alone: sudo setcap cap_sys_ptrace+ep {shlex.quote(spy)}" if is_known(spy) else ""
-    return make_check("yama", Access.DENIED, f"{words}: {who} may look{give}", fix)
+    ways = pass_yama(own.caller, scope, f"attach {whom}")
+    fix = ways[0] if ways else ""
+    more = ""
+    if own.caller.around is Around.ENGINE:
+        others = "; or ".join(way.partition("  # ")[0] for way in ways[1:])
+        more = f"; or there: {others}; at the next start of the container, as root in it: {ADD_CAPABILITY}"
+    elif own.caller.root_may and own.caller.uid and is_known(spy):
+        more = f"; for py-spy alone: sudo setcap cap_sys_ptrace+ep {shlex.quote(spy)}"
+    return make_check("yama", Access.DENIED, f"{words}: {who} may look{more}", fix)
 
 
-def judge_capability(own: Own) -> Check:
+def judge_capability(own: Own, whom: str) -> Check:
     """Say whether tpmon has CAP_SYS_PTRACE, which only other users' jobs and strict machines ask for."""
     if own.capable:
         where = "" if own.all_users else ", inside its own user namespace"
         return make_check("capability", Access.ALLOWED, f"tpmon has CAP_SYS_PTRACE{where}")
-    if own.uid == 0:
+    if own.caller.uid == 0:
         why = "root, but without CAP_SYS_PTRACE (a container's default)"
-        return make_check("capability", Access.DENIED, why, ADD_CAPABILITY)
+        if own.caller.around is Around.ENGINE:
+            why += f"; at its next start: {ADD_CAPABILITY}"
+        fix = call_with_capability(own.caller, f"attach {whom}")
+        return make_check("capability", Access.DENIED, why, fix)
     why = "tpmon has no CAP_SYS_PTRACE; your own jobs do not need it"
     return make_check("capability", Access.ALLOWED, why)
 
 
 def judge_container(own: Own) -> Check:
     """Say what a container or a user namespace around tpmon takes away."""
-    if not own.contained and own.all_users:
-        return make_check(
-            "container", Access.ALLOWED, "tpmon runs outside of containers, with the host's users"
-        )
+    around = own.caller.around
     if not own.all_users:
         why = "tpmon is in a user namespace: root and capabilities reach no process outside of it"
         return make_check("container", Access.UNKNOWN, why)
-    why = "tpmon is in a container: it sees the processes of this container alone, by their numbers in it"
-    return make_check("container", Access.UNKNOWN, why, HOST_PIDS)
+    if around is Around.HOST:
+        return make_check(
+            "container", Access.ALLOWED, "tpmon runs outside of containers, with the host's users"
+        )
+    if not own.own_pids:
+        why = "tpmon is in a container with the host's PIDs and users"
+        return make_check("container", Access.ALLOWED, why)
+    where = {Around.WSL: "a distribution of WSL", Around.LXC: "a container of LXC"}.get(around, "a container")
+    why = f"tpmon is in {where}: it sees the processes in there alone, by their numbers in it"
+    return make_check("container", Access.UNKNOWN, why, HOST_PIDS if around is Around.ENGINE else "")
 
 
 def parse_hidepid(mountinfo: str) -> tuple[int, int | None]:
@@ -149,18 +177,19 @@ def judge_hidepid(hidden: int, group: int | None, own: Own, groups: frozenset[in
     if own.capable or (group is not None and group in groups and hidden != 4):
         return make_check("hidepid", Access.ALLOWED, f"/proc has hidepid={hidden}, which does not bind tpmon")
     why = f"/proc has hidepid={hidden}: other users' processes are hidden; your own are not"
-    return make_check("hidepid", Access.DENIED, why, "sudo mount -o remount,hidepid=0 /proc")
+    remount = "mount -o remount,hidepid=0 /proc"
+    return make_check("hidepid", Access.DENIED, why, f"sudo {remount}" if own.caller.uid else remount)
 
 
-def judge_seccomp(status: bytes, trial: Known[int]) -> Check:
+def judge_seccomp(own: Own, trial: Known[int]) -> Check:
     """Say whether a filter forbids process_vm_readv; ``trial`` is what the call said of tpmon itself."""
-    mode = parse_field(status, b"Seccomp") or b"0"
+    mode = parse_field(own.status, b"Seccomp") or b"0"
     filtered = mode == b"2"
     if isinstance(trial, Missing):
         why = f"process_vm_readv fails even on tpmon itself ({trial.reason}): " + (
             "a seccomp filter forbids it" if filtered else "a sandbox does not have it"
         )
-        return make_check("seccomp", Access.DENIED, why, ADD_CAPABILITY)
+        return make_check("seccomp", Access.DENIED, why, start_with(own.caller, ADD_CAPABILITY))
     words = (
         "a seccomp filter binds tpmon, but lets process_vm_readv pass"
         if filtered
@@ -169,15 +198,14 @@ def judge_seccomp(status: bytes, trial: Known[int]) -> Check:
     return make_check("seccomp", Access.ALLOWED, words)
 
 
-def judge_profile(modules: str, profile: str, deny_ptrace: str) -> Check:
+def judge_profile(modules: str, profile: str, caller: Caller, *, deny_ptrace: bool) -> Check:
     """Say whether AppArmor or SELinux binds tpmon; what they forbid is only seen when it is tried."""
-    if deny_ptrace.strip()[:1] == "1":
+    if deny_ptrace:
         why = "SELinux forbids all looking into processes (deny_ptrace is on)"
-        return make_check("lsm", Access.DENIED, why, "sudo setsebool deny_ptrace off")
+        return make_check("lsm", Access.DENIED, why, administer(caller, LET_PTRACE))
     if profile:
         why = f"the security profile {profile} binds tpmon; what it forbids shows when it is tried"
-        fix = "" if ":" in profile else UNCONFINED
-        return make_check("lsm", Access.UNKNOWN, why, fix)
+        return make_check("lsm", Access.UNKNOWN, why, free_profile(profile, caller))
     names = modules.strip() or "none listed"
     return make_check("lsm", Access.ALLOWED, f"no security profile binds tpmon (modules: {names})")
 
@@ -191,7 +219,8 @@ def judge_perf(paranoid: Known[int], own: Own) -> Check:
     if paranoid <= 2 or privileged:
         return make_check("perf", Access.ALLOWED, f"{words}: own processes may be counted")
     why = f"{words}: only CAP_PERFMON may count; tpmon does without"
-    return make_check("perf", Access.DENIED, why, "sudo sysctl kernel.perf_event_paranoid=2")
+    fix = administer(own.caller, "sysctl kernel.perf_event_paranoid=2")
+    return make_check("perf", Access.DENIED, why, fix)
 
 
 def _read_text(path: str) -> str:
@@ -209,15 +238,16 @@ def read_number(path: str, otherwise: str) -> Known[int]:
         return Missing(otherwise)
 
 
-def check_yama(proc: str = PROC) -> Check:
+def check_yama(proc: str = PROC, whom: str = ANY_JOB) -> Check:
     """Read and judge kernel.yama.ptrace_scope."""
     # setcap takes no link, and an installer may have put one on PATH.
-    return judge_yama(read_ptrace_scope(proc), read_own(proc), map_known(os.path.realpath, find_spy()))
+    spy = map_known(os.path.realpath, find_spy())
+    return judge_yama(read_ptrace_scope(proc), read_own(proc), spy, whom)
 
 
-def check_capability(proc: str = PROC) -> Check:
+def check_capability(proc: str = PROC, whom: str = ANY_JOB) -> Check:
     """Read and judge tpmon's own capabilities."""
-    return judge_capability(read_own(proc))
+    return judge_capability(read_own(proc), whom)
 
 
 def check_container(proc: str = PROC) -> Check:
@@ -233,13 +263,13 @@ def check_hidepid(proc: str = PROC) -> Check:
 
 def check_seccomp(proc: str = PROC) -> Check:
     """Try process_vm_readv on tpmon itself, which no rule but a filter forbids."""
-    return judge_seccomp(read_own(proc).status, try_memory(os.getpid()))
+    return judge_seccomp(read_own(proc), try_memory(os.getpid()))
 
 
 def check_profile(proc: str = PROC) -> Check:
     """Read and judge the security profile of tpmon."""
-    deny = _read_text("/sys/fs/selinux/booleans/deny_ptrace")
-    return judge_profile(_read_text("/sys/kernel/security/lsm"), read_profile(proc), deny)
+    modules = _read_text("/sys/kernel/security/lsm")
+    return judge_profile(modules, read_profile(proc), read_caller(proc), deny_ptrace=read_deny_ptrace())
 
 
 def check_perf(proc: str = PROC) -> Check:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from tpmon.model.doctor import Access, Check
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
+from tpmon.own_command import call_as_root
 from tpmon.probe.kernel_log import try_log
 from tpmon.probe.permissions_rules import make_check
-from tpmon.probe.stack_child import Outcome, SpyChild, find_spy
+from tpmon.probe.stack_child import Outcome, SpyChild, find_spy, install_spy
 
 SPY_S = 5.0
-INSTALL_SPY = "pip install py-spy"
 _OLDEST_SPY = (0, 4)
 """Python 3.13 is known from here on; tpmon's own package asks for it."""
 _VERSION = re.compile(r"py-spy (\d+)\.(\d+)[\w.]*")
@@ -24,11 +24,14 @@ _TMUX_S = 2.0
 ALLOW_CLIPBOARD = "tmux set-option -s set-clipboard on"
 
 
-def judge_spy(path: Known[str], outcome: Known[Outcome], privileges: str) -> Check:
-    """Say whether py-spy is there, starts, and is new enough; ``privileges`` are its file's own, or ""."""
+def judge_spy(path: Known[str], outcome: Known[Outcome], privileges: str, install: str) -> Check:
+    """Say whether py-spy is there, starts, and is new enough.
+
+    ``privileges`` are its file's own, or ""; ``install`` is the command that puts a new one there.
+    """
     if isinstance(path, Missing):
-        return make_check("py-spy", Access.ABSENT, path.reason, INSTALL_SPY, needed=True)
-    reinstall = f"{INSTALL_SPY} --force-reinstall"
+        return make_check("py-spy", Access.ABSENT, path.reason, install, needed=True)
+    reinstall = f"{install} --force-reinstall" if " install " in install else install
     if isinstance(outcome, Missing):
         why = f"{path} cannot be started: {outcome.reason}"
         return make_check("py-spy", Access.DENIED, why, reinstall, needed=True)
@@ -44,7 +47,7 @@ def judge_spy(path: Known[str], outcome: Known[Outcome], privileges: str) -> Che
     words = f"{found.group()} at {path}{f' ({privileges})' if privileges else ''}"
     if (int(found[1]), int(found[2])) < _OLDEST_SPY:
         why = f"{words}; newer Pythons ask for {'.'.join(map(str, _OLDEST_SPY))} or newer"
-        return make_check("py-spy", Access.ALLOWED, why, f"{INSTALL_SPY} --upgrade", needed=True)
+        return make_check("py-spy", Access.ALLOWED, why, install, needed=True)
     return make_check("py-spy", Access.ALLOWED, words, needed=True)
 
 
@@ -65,27 +68,30 @@ def check_spy(find: Callable[[], Known[str]] = find_spy) -> Check:
     path = find()
     outcome: Known[Outcome] = Missing("not started")
     if isinstance(path, Missing):
-        return judge_spy(path, outcome, "")
+        return judge_spy(path, outcome, "", install_spy())
     try:
         outcome = SpyChild().run((path, "--version"), SPY_S)
     except OSError as error:
         outcome = Missing(error.strerror or str(error))
-    return judge_spy(path, outcome, read_privileges(path))
+    return judge_spy(path, outcome, read_privileges(path), install_spy())
 
 
-def judge_log(trial: Known[int], pid: str = "PID") -> Check:
-    """Say whether the kernel's log, with its words on GPUs and killed processes, may be read."""
+def judge_log(trial: Known[int], fix: str) -> Check:
+    """Say whether the kernel's log may be read, with its words on GPUs and killed processes.
+
+    ``fix`` is what reads it, "" for nothing.
+    """
     if isinstance(trial, Missing):
         why = f"GPU faults (Xid) and killed processes in the kernel's log: {trial.reason.lower()}"
-        return make_check("kernel-log", Access.DENIED, why, f"sudo tpmon bundle {pid}")
+        return make_check("kernel-log", Access.DENIED, why, fix)
     return make_check(
         "kernel-log", Access.ALLOWED, "GPU faults (Xid) and killed processes in the kernel's log"
     )
 
 
-def check_log() -> Check:
+def check_log(whom: str) -> Check:
     """Ask the kernel for the size of its log."""
-    return judge_log(try_log())
+    return judge_log(try_log(), call_as_root(f"bundle {whom}"))
 
 
 def judge_clipboard(environment: Mapping[str, str], tmux: Known[str]) -> Check:

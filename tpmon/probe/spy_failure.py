@@ -17,13 +17,12 @@ from tpmon.probe.left_threads import find_left
 from tpmon.probe.other_spies import Spy
 from tpmon.probe.procfs import parse_stat
 from tpmon.probe.procread import PROC, has_ended, read_file, read_stat
-from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome
-from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
+from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome, install_spy
+from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_refusal
 from tpmon.probe.stack_text import Refusal, parse_complaint
 
 YIELD_S = 2.0
 """How long a py-spy of somebody else that may stop the process is waited for."""
-NEWER_SPY = "pip install -U py-spy"
 _LOOK_AGAIN_S = 0.1
 SLEEPS_S = 1.0
 """A thread that sleeps uninterruptibly for so long may do so for ever; a disk answers in milliseconds."""
@@ -134,9 +133,9 @@ def explain_outcome(
         return None
     refusal, text = parse_complaint(outcome.errors)
     if refusal is Refusal.PERMISSION:
-        return Failure(ErrorKind.DENIED, explain_refusal(read_standing(pid, proc)))
+        return Failure(ErrorKind.DENIED, explain_refusal(read_refusal(pid, proc)))
     if refusal is Refusal.UNKNOWN_PYTHON:
-        return Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}; {NEWER_SPY}")
+        return Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}; {install_spy()}")
     if refusal is Refusal.GONE:
         return Failure(ErrorKind.GONE, "it ended")
     if _NO_FILE in text and (deleted := explain_deleted(pid, proc)):

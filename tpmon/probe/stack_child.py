@@ -21,6 +21,7 @@ import time
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
+from tpmon.own_command import install_command
 from tpmon.probe.procfs import parse_stat
 
 MAX_OUTPUT_BYTES = 4 << 20
@@ -29,7 +30,6 @@ NICENESS = 5
 CPU_LIMIT_S = 2
 """The kernel ends a py-spy that used so much; a slice of 10 s uses some 0.08 s."""
 _READ_BYTES = 65536
-_INSTALL = "py-spy is not installed beside tpmon or on PATH: pip install py-spy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,12 @@ def find_spy() -> Known[str]:
     """Find the py-spy program: beside the Python that runs tpmon, else on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    return found or Missing(_INSTALL)
+    return found or Missing(f"py-spy is not installed beside tpmon or on PATH: {install_spy()}")
+
+
+def install_spy() -> str:
+    """Return the command that installs or updates the py-spy that tpmon starts."""
+    return install_command("py-spy")
 
 
 def dump_arguments(

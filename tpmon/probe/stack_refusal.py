@@ -12,18 +12,31 @@ from tpmon.model.doctor import SAYS_MORE
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import clean_text
+from tpmon.own_command import own_program
+from tpmon.probe.around import read_place
 from tpmon.probe.memory_trial import try_memory
-from tpmon.probe.procread import in_first_pid_namespace, read_file, read_status
+from tpmon.probe.procread import read_file, read_status
+from tpmon.probe.remedies import (
+    ADD_CAPABILITY,
+    USUAL,
+    Caller,
+    administer,
+    call_as_user,
+    call_with_capability,
+    pass_yama,
+    start_with,
+)
+from tpmon.probe.unreadable_python import find_unreadable
 
 CAP_SYS_PTRACE = 19  # linux/capability.h
-ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"
-"""Its seccomp profile then lets process_vm_readv and ptrace pass, too."""
 OUTSIDE_USERS = "it is outside of tpmon's user namespace: run tpmon outside of it"
-LIFT_YAMA = "sudo sysctl kernel.yama.ptrace_scope=0"
 UNCONFINED = "docker run --security-opt apparmor=unconfined"
+UNLABELLED = "docker run --security-opt label=disable"
+LET_PTRACE = "setsebool deny_ptrace off"
+_FORBIDS_NOTHING = (" (unconfined)", " (complain)")
+"""Modes of an AppArmor profile (apparmor(7)); complain only writes down what it would forbid."""
+_DENY_PTRACE = "/sys/fs/selinux/booleans/deny_ptrace"
 _ALL_USERS = "0 0 4294967295"
-_MARKS = ("/.dockerenv", "/run/.containerenv")
-"""Files that Docker and Podman lay into their containers."""
 _NOT_READ = Missing("not read")
 
 
@@ -41,12 +54,16 @@ class Standing:
     may_ptrace: bool
     call_works: bool = True
     dumpable: Known[bool] = _NOT_READ
-    in_container: bool = False
     confined: str = ""
     more_capabilities: bool = False
     """The process has capabilities that tpmon has not."""
     all_users: bool = True
     """tpmon is in no user namespace of its own, where its capabilities would end."""
+    gid: int = 0
+    """The group of the process, which whoever becomes its user takes on as well."""
+    caller: Caller = USUAL
+    deny_ptrace: bool = False
+    """SELinux forbids all looking into processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +101,8 @@ def parse_tracer(status: bytes) -> int:
 def parse_profile(attribute: bytes) -> str:
     """Return the AppArmor or SELinux name of /proc/PID/attr/current; "" for one that forbids nothing."""
     text = clean_text(attribute.rstrip(b"\0\n ").decode("utf-8", "replace"), 100)
-    return "" if text == "unconfined" or "unconfined_t" in text or text == "kernel" else text
+    harmless = text in ("unconfined", "kernel") or "unconfined_t" in text or text.endswith(_FORBIDS_NOTHING)
+    return "" if harmless else text
 
 
 def read_profile(proc: str = "/proc") -> str:
@@ -93,6 +111,14 @@ def read_profile(proc: str = "/proc") -> str:
         return parse_profile(read_file(f"{proc}/self/attr/current", 4096))
     except OSError:
         return ""  # a kernel without such a module
+
+
+def read_deny_ptrace(path: str = _DENY_PTRACE) -> bool:
+    """Tell whether SELinux forbids all looking; its file holds the present value and the pending one."""
+    try:
+        return read_file(path, 64).strip()[:1] == b"1"
+    except OSError:
+        return False  # no SELinux
 
 
 def read_ptrace_scope(proc: str = "/proc") -> Known[int]:
@@ -116,11 +142,27 @@ def read_dumpable(pid: int, proc: str = "/proc") -> Known[bool]:
     return owner == uid if uid else Missing("of a process of root it cannot be told")
 
 
-def in_container(proc: str = "/proc") -> bool:
-    """Tell whether tpmon runs in a container: PIDs of its own, or a mark that the engine left."""
-    if proc == "/proc" and not in_first_pid_namespace():
-        return True
-    return any(map(os.path.exists, _MARKS))
+def may_root_trace(status: bytes) -> bool:
+    """Tell from tpmon's own /proc/PID/status whether sudo can still give it CAP_SYS_PTRACE."""
+    bounds = parse_capabilities(status, b"CapBnd")
+    return bool(bounds >> CAP_SYS_PTRACE & 1) and parse_field(status, b"NoNewPrivs") != b"1"
+
+
+def read_caller(proc: str = "/proc") -> Caller:
+    """Read who calls tpmon, from where, and what root may do there."""
+    try:
+        root_may = may_root_trace(read_file(f"{proc}/self/status", 65536))
+    except OSError:
+        root_may = True  # not known: what is usual
+    return Caller(os.geteuid(), read_place(proc).around, own_program(), root_may)
+
+
+def read_group(pid: int, proc: str = "/proc") -> int:
+    """Return the effective group of a process; 0 where it is gone."""
+    try:
+        return int(parse_field(read_file(f"{proc}/{pid}/status", 65536), b"Gid").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def read_all_users(proc: str = "/proc") -> bool:
@@ -151,55 +193,89 @@ def read_standing(pid: int, proc: str = "/proc") -> Standing:
         may_ptrace=may,
         call_works=not isinstance(try_memory(os.getpid()), Missing),
         dumpable=read_dumpable(pid, proc),
-        in_container=in_container(proc),
         confined=read_profile(proc),
         more_capabilities=bool(wanted & ~held),
         all_users=read_all_users(proc),
+        gid=read_group(pid, proc),
+        caller=read_caller(proc),
+        deny_ptrace=read_deny_ptrace(),
     )
 
 
-def judge_refusal(standing: Standing, pid: str = "PID") -> Refused:
+def judge_refusal(standing: Standing, pid: int) -> Refused:
     """Say why a process may not be looked into and the one command that would permit it. Pure."""
     scope = known_or(standing.ptrace_scope, 0)
     uid = known_or(standing.uid, standing.own_uid)
-    as_root = f"sudo tpmon attach {pid}"
+    caller = standing.caller
+    attach = f"attach {pid}"
+    capable = call_with_capability(caller, attach)
+    root = "root without CAP_SYS_PTRACE, and " if standing.own_uid == 0 else ""
     if scope >= 3:
         return Refused("ptrace_scope 3: nobody may look until the machine starts anew", "")
     if not standing.call_works:
-        return Refused("a filter of system calls (seccomp) or a sandbox forbids it", ADD_CAPABILITY)
+        why = "a filter of system calls (seccomp) or a sandbox forbids it"
+        return Refused(why, start_with(caller, ADD_CAPABILITY))
+    if standing.deny_ptrace:
+        why = "SELinux forbids all looking into processes (deny_ptrace is on)"
+        return Refused(why, administer(caller, LET_PTRACE))
     if standing.may_ptrace:
         if not standing.all_users:
             return Refused(OUTSIDE_USERS, "")
         if standing.confined:
-            return _blame_profile(standing.confined)
+            return _blame_profile(standing.confined, caller)
         why = "a sandbox forbids it although tpmon has CAP_SYS_PTRACE"
-        return Refused(why, as_root if standing.own_uid else "")
-    if standing.own_uid == 0:
-        return Refused("root without CAP_SYS_PTRACE", ADD_CAPABILITY)
+        return Refused(why, capable if standing.own_uid else "")
     if uid != standing.own_uid:
-        return Refused(f"it is a process of uid {uid}", as_root)
+        # Where Yama is strict, the user of the job may not look either.
+        fix = capable if scope else call_as_user(caller, uid, standing.gid, attach)
+        return Refused(f"{root}it is a process of uid {uid}", fix)
     if is_known(standing.dumpable) and not standing.dumpable:
-        return Refused("the process protects itself (not dumpable)", as_root)
+        return Refused(f"{root}the process protects itself (not dumpable)", capable)
     if standing.more_capabilities:
-        return Refused("the process has capabilities that tpmon has not", as_root)
-    if scope == 2:
-        return Refused("ptrace_scope 2", ADD_CAPABILITY if standing.in_container else as_root)
-    if scope == 1:
-        return Refused("ptrace_scope 1", ADD_CAPABILITY if standing.in_container else LIFT_YAMA)
+        return Refused(f"{root}the process has capabilities that tpmon has not", capable)
+    if scope:
+        return Refused(f"{root}ptrace_scope {scope} (Yama)", next(iter(pass_yama(caller, scope, attach)), ""))
     if standing.confined:
-        return _blame_profile(standing.confined)
-    return Refused("a sandbox forbids it, or the process protects itself (not dumpable)", as_root)
+        return _blame_profile(standing.confined, caller)
+    return Refused(f"{root}a sandbox forbids it, or the process protects itself (not dumpable)", capable)
 
 
-def _blame_profile(profile: str) -> Refused:
-    # SELinux names have colons: user:role:type:level.
-    if ":" in profile:
-        return Refused(f"SELinux may forbid it ({profile})", "sudo setsebool deny_ptrace off")
-    return Refused(f"the security profile {profile} may forbid it", UNCONFINED)
+def _blame_profile(profile: str, caller: Caller) -> Refused:
+    fix = free_profile(profile, caller)
+    if _is_selinux(profile):
+        return Refused(f"SELinux may forbid it ({profile})", fix)
+    return Refused(f"the security profile {profile} may forbid it", fix)
 
 
-def explain_refusal(standing: Standing) -> str:
+def free_profile(profile: str, caller: Caller) -> str:
+    """Return what starts a container without its security profile; elsewhere the profile is the machine's."""
+    return start_with(caller, UNLABELLED if _is_selinux(profile) else UNCONFINED)
+
+
+def _is_selinux(profile: str) -> bool:
+    """Tell SELinux's names from AppArmor's: user:role:type:level."""
+    return profile.count(":") >= 2 and " " not in profile
+
+
+def explain_refusal(refused: Refused) -> str:
     """Say in one line why it is not permitted, what would permit it, and who knows more. Pure."""
-    refused = judge_refusal(standing)
     fix = f"; {refused.fix}" if refused.fix else ""
     return f"not permitted: {refused.why}{fix}; {SAYS_MORE}"
+
+
+def read_refusal(pid: int, proc: str = "/proc") -> Refused:
+    """Find out why a process may not be looked into, and the one command that would permit it."""
+    standing = read_standing(pid, proc)
+    if is_known(try_memory(pid)) and (path := find_unreadable(pid, proc)):
+        return judge_file(standing, path, pid)
+    return judge_refusal(standing, pid)
+
+
+def judge_file(standing: Standing, path: str, pid: int) -> Refused:
+    """Say that not the process is closed to py-spy but a file of its Python, open to the job's user. Pure."""
+    uid = known_or(standing.uid, standing.own_uid)
+    who = "root" if standing.own_uid == 0 else f"uid {standing.own_uid}"
+    why = f"py-spy may not read {path} as {who}"
+    if uid == standing.own_uid:
+        return Refused(why, "")
+    return Refused(why, call_as_user(standing.caller, uid, standing.gid, f"attach {pid}"))

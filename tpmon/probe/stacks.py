@@ -29,7 +29,7 @@ from tpmon.probe.stack_child import (
     record_arguments,
 )
 from tpmon.probe.stack_plan import RETRY_S, Kind, StackPlan, Subject, Turn
-from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_standing
+from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_refusal
 from tpmon.probe.stack_text import Refusal, parse_complaint, parse_raw
 
 OFF = Missing("stacks are off (--no-stacks)")
@@ -278,7 +278,7 @@ class StackSampler:
         if refusal is Refusal.GONE or not is_known(self._read_tracer(turn.subject)):
             self._forget(turn, cpu_ms)
         elif refusal is Refusal.PERMISSION:
-            reason = explain_refusal(read_standing(pid, self._proc))
+            reason = explain_refusal(read_refusal(pid, self._proc))
             self._refuse(turn, cpu_ms, reason, final=True)
         elif refusal is Refusal.UNKNOWN_PYTHON:
             self._refuse(turn, cpu_ms, f"py-spy does not know its Python: {text}", final=False)

@@ -37,7 +37,9 @@ from tpmon.probe.procread import (
     read_status,
     read_table,
 )
+from tpmon.probe.remedies import call_as_user, call_with_capability
 from tpmon.probe.roles import YOUNG_S
+from tpmon.probe.stack_refusal import read_caller, read_group
 from tpmon.probe.strays import LAUNCHER_GONE, read_meeting
 from tpmon.probe.survey import Sight, ancestry, choose_root, survey
 
@@ -206,7 +208,7 @@ def _resolve(pid: int, proc: str) -> tuple[int, str]:
     if proc == PROC and _is_hidden(pid):
         raise NotPermittedError(
             f"process {pid} is hidden from this user (hidepid)",
-            f"sudo tpmon attach {pid}, or run as its user; {SAYS_MORE}",
+            f"{_offer(call_with_capability(read_caller(proc), f'attach {pid}'))}run as its user; {SAYS_MORE}",
         )
     if proc == PROC and not in_first_pid_namespace():
         raise NoTargetError(
@@ -258,16 +260,27 @@ def _deny(fact: Facts, proc: str, readable: int = 0) -> NotPermittedError:
             f"process {pid} may not be read by this user, but {readable} of the same job may",
             f"tpmon attach {readable}",
         )
-    if uid != os.geteuid():
+    caller = read_caller(proc)
+    if uid != caller.uid:
         user = user_name(uid)
+        command = call_as_user(caller, uid, read_group(pid, proc), f"attach {pid}")
         return NotPermittedError(
             f"process {pid} belongs to user {user}; this user may not read it",
-            f"sudo tpmon attach {pid}, or run tpmon as {user}; tpmon doctor {pid} says more",
+            f"{_offer(command)}run tpmon as {user}; tpmon doctor {pid} says more",
         )
+    command = call_with_capability(caller, f"attach {pid}")
+    mostly = f"; mostly {command}" if command else ""
     return NotPermittedError(
         f"process {pid} runs as this user but may not be read: it is not dumpable, or has more capabilities",
-        f"tpmon doctor {pid} says what would permit it; mostly sudo tpmon attach {pid}",
+        f"tpmon doctor {pid} says what would permit it{mostly}",
     )
+
+
+def _offer(command: str) -> str:
+    """Return a command before another way; nothing where there is none."""
+    place, comment, where = command.partition("  # ")
+    said = f"{place} ({where})" if comment else place
+    return f"{said}, or " if said else ""
 
 
 def _refuse(pid: int, sight: Sight) -> TpmonError:

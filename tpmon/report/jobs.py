@@ -21,12 +21,14 @@ _DROPPED = ("WORKERS", "GPUS", "STATE", "USER", "RANKS")
 """In which order columns make room for the script in a narrow terminal."""
 
 
-def write_jobs(jobs: JobList, width: int = WIDTH) -> list[str]:
+def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str]:
     """Write a row for each job, longest running first, and what could not be read; words for no job.
 
-    Where ``width`` leaves the script too little room, the columns that are needed least go.
+    Where ``width`` leaves the script too little room, the columns that are needed least go. ``as_root`` is
+    the command that shows other users' jobs, "" where none does.
     """
-    hidden = [line for said in _say_unread(jobs.unread, jobs.unanswered) for line in wrap_cells(said, width)]
+    missed = _say_unread(jobs.unread, jobs.unanswered, as_root)
+    hidden = [line for said in missed for line in wrap_cells(said, width)]
     if not jobs.jobs:
         said = [NO_OWN_JOBS] if hidden else NO_JOBS
         return [*(line for text in said for line in wrap_cells(text, width)), *hidden]
@@ -61,10 +63,11 @@ def _lay_jobs(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     return lay_columns(shown, table, ("USER", "STATE", "SCRIPT"), width=width)
 
 
-def _say_unread(unread: int, unanswered: int) -> list[str]:
+def _say_unread(unread: int, unanswered: int, as_root: str) -> list[str]:
     said = []
     if unread:
-        said.append(f"{_count(unread)} of other users could not be read (sudo tpmon ps shows them)")
+        shows = f" ({as_root} shows them)" if as_root else ""
+        said.append(f"{_count(unread)} of other users could not be read{shows}")
     if unanswered:
         said.append(f"{_count(unanswered)} did not answer in time and may be jobs too (tpmon ps looks again)")
     return said

@@ -1,0 +1,71 @@
+"""The commands that tpmon proposes name a tpmon that sudo finds, and an installer that is there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpmon import own_command
+from tpmon.own_command import choose_install, find_program, install_command
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a folder of programs that sudo does not look into, with a tpmon in it."""
+    folder = tmp_path / "my venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "tpmon").touch(mode=0o755)
+    return folder
+
+
+def test_where_sudo_does_not_look_the_whole_path_is_said(place: Path):
+    nowhere = str(place.parent)
+    quoted = f"'{place}/tpmon'"
+    assert find_program(str(place / "tpmon"), "/usr/bin/python3", secure=nowhere) == quoted
+    assert find_program("/checkout/tpmon/__main__.py", str(place / "python"), secure=nowhere) == quoted
+    assert find_program("pytest", "/usr/bin/python3", secure=nowhere) == "/usr/bin/python3 -m tpmon"
+
+
+def test_where_sudo_finds_it_the_name_is_enough(place: Path):
+    assert find_program("/elsewhere/tpmon", "/usr/bin/python3", secure=f"/sbin:{place}") == "tpmon"
+
+
+def test_a_relative_call_is_said_whole(place: Path, monkeypatch):
+    monkeypatch.chdir(place)
+    assert find_program("./tpmon", "/usr/bin/python3", secure="/") == f"'{place}/tpmon'"
+
+
+def test_root_is_not_sent_to_sudo(monkeypatch):
+    monkeypatch.setattr(own_command, "own_program", lambda: "tpmon")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert own_command.call_as_root("ps") == "sudo tpmon ps"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert own_command.call_as_root("ps") == ""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "has_pip", "made_by_uv", "command"),
+    [
+        ("/opt/venv", True, False, "/opt/venv/bin/python -m pip install -U py-spy"),
+        ("/home/u/.local/share/pipx/venvs/tpmon", False, False, "pipx runpip tpmon install -U py-spy"),
+        ("/home/u/.cache/uv/archive-v0/x", False, True, "uvx --refresh --with py-spy tpmon"),
+        ("/home/u/p/.venv", False, True, "uv pip install --python /home/u/p/.venv/bin/python -U py-spy"),
+        ("/usr", False, False, "/usr/bin/python -m ensurepip && /usr/bin/python -m pip install -U py-spy"),
+    ],
+)
+def test_the_installer_is_one_that_is_there(prefix, has_pip, made_by_uv, command):
+    said = choose_install("py-spy", f"{prefix}/bin/python", prefix, has_pip=has_pip, made_by_uv=made_by_uv)
+    assert said.partition("  # ")[0] == command
+
+
+def test_an_environment_that_uv_made_is_known_by_its_file(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(own_command, "find_spec", lambda _name: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/bin/python")
+    (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\nuv = 0.5.4\n")
+    assert install_command("py-spy") == f"uv pip install --python {tmp_path}/bin/python -U py-spy"
+    (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    assert "-m ensurepip && " in install_command("py-spy")
