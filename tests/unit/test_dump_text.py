@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dumps import RUNNING, make_rank, rounds
-from tpmon.judge.phase_stack import is_library
+from tpmon.judge.frames import is_library
 from tpmon.model.dump import Local, Motion
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.probe.dump_text import (

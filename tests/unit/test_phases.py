@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from tests.phase_stacks import FRAMES, SITE, stack
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.frames import is_library
 from tpmon.judge.phase_frames import PYTHON, TORCH
 from tpmon.judge.phase_frameworks import FRAMEWORKS
 from tpmon.judge.phase_kinds import GIVES_WAY
-from tpmon.judge.phase_stack import is_library, mark_frame, read_stack
+from tpmon.judge.phase_stack import mark_frame, read_stack
 from tpmon.judge.phases import DataPart, Phase, classify
 from tpmon.model.stacks import StackFrame
 

@@ -132,6 +132,8 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "fewer-workers",
     ),
     (Kind.DATA_BOUND, "too-few-workers"): (
+        "look-at-sleepers",
+        "more-sleepers",
         "more-workers",
         "more-readers",
         "cap-worker-threads",
@@ -147,6 +149,8 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "in-order-off",
     ),
     (Kind.DATA_BOUND, "uneven-workers"): ("more-shards",),
+    (Kind.DATA_BOUND, "worker-lock"): ("free-the-lock",),
+    (Kind.DATA_BOUND, "own-loader"): ("feed-own-queue",),
     (Kind.DATA_BOUND, "respawn"): ("persistent-workers", "one-loader"),
     (Kind.DATA_BOUND, "killed-workers"): ("find-dead-worker", "bigger-shm"),
     (Kind.DATA_BOUND, "worker-affinity"): ("unbind-workers",),
@@ -155,6 +159,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.DATA_BOUND, "pin"): ("fewer-bytes-to-pin", "pin-off"),
     (Kind.DATA_BOUND, "drain"): ("fewer-tensors", "non-blocking-copy", "pin-memory"),
     (Kind.PYTHON_BOUND, "gil"): ("processes-not-threads", "profile-python", "log-rarely"),
+    (Kind.PYTHON_BOUND, "blocking-call"): ("log-rarely", "call-aside"),
     (Kind.PYTHON_BOUND, "single-thread"): ("log-rarely", "profile-python", "start-workers", "use-all-cores"),
     (Kind.LAUNCH_BOUND, "tiny-kernels"): (
         "debug-taxes-off",

@@ -155,6 +155,18 @@ REMEDIES = (
         proof="The main thread is rarely found in logging; steps/s rise.",
     ),
     Remedy(
+        id="call-aside",
+        title="make the call that waits every N steps only, or in a thread beside the loop",
+        applies="The loop sleeps in a call of its own in each step: a synced write, a request, a program.",
+        not_when="The next step needs what the call returns: then ask for it a step ahead.",
+        needs=(Need.BLOCKING_CALL,),
+        paste="aside = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # before the loop\n"
+        "aside.submit(log, step, loss.item())  # in the place of log(step, loss.item())",
+        ceiling="{gain}: what the loop sleeps goes away",
+        risk=Risk.NONE,
+        proof="The main thread is rarely found in the call; steps/s rise.",
+    ),
+    Remedy(
         id="profile-python",
         title="find the hot Python lines, then replace loops by tensor operations",
         applies="One thread of the rank runs Python all the time and no pool, loader or GPU is busy.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpmon.judge.advice_entry import Remedy, Risk
+from tpmon.judge.advice_entry import Language, Remedy, Risk
 from tpmon.judge.advice_needs import Need
 
 REMEDIES = (
@@ -34,7 +34,13 @@ REMEDIES = (
         ceiling="{gain}, or the free cores / the cores of one worker, whichever is less",
         risk=Risk.NONE,
         proof="The queue fills and samples/s rise in proportion to the workers.",
-        never_with=(Need.CORES_FULL, Need.POOL_IN_WORKERS, Need.SHM_TIGHT, Need.SWAP_USED),
+        never_with=(
+            Need.CORES_FULL,
+            Need.POOL_IN_WORKERS,
+            Need.SHM_TIGHT,
+            Need.SWAP_USED,
+            Need.WORKERS_ASLEEP,
+        ),
         adds_workers=True,
     ),
     Remedy(
@@ -51,6 +57,58 @@ REMEDIES = (
         proof="Bytes read per second rise with the workers, and so do samples/s.",
         never_with=(Need.WORKERS_CPU_BOUND, Need.SHM_TIGHT, Need.SWAP_USED),
         adds_workers=True,
+    ),
+    Remedy(
+        id="look-at-sleepers",
+        title="look at what the workers wait for",
+        applies="The workers have work and neither compute nor read: they sleep, or wait for a server or a "
+        "child.",
+        not_when="Their stacks are known already.",
+        needs=(Need.WORKERS_ASLEEP,),
+        paste="tpmon dump {pid}  # the stacks of all workers, folded",
+        language=Language.SHELL,
+        ceiling="{gain} when they no longer wait",
+        risk=Risk.NONE,
+        proof="The workers compute or read, or the queue fills.",
+    ),
+    Remedy(
+        id="more-sleepers",
+        title="sleep in parallel: num_workers={workers} instead of {workers_now}",
+        applies="The workers sleep most of the time, in no read and no lock; sleeping costs no core.",
+        not_when="What they wait for serves one at a time: then more of them only wait longer.",
+        needs=(Need.WORKERS_ASLEEP, Need.MEMORY_FREE),
+        paste="num_workers={workers},  # argument of DataLoader, for each rank; then measure again",
+        ceiling="{gain}, or as many times as there are workers more",
+        risk=Risk.NONE,
+        proof="The queue fills and samples/s rise in proportion to the workers.",
+        never_with=(Need.WORKERS_CPU_BOUND, Need.WORKERS_IN_LOCK, Need.SHM_TIGHT, Need.SWAP_USED),
+        adds_workers=True,
+    ),
+    Remedy(
+        id="free-the-lock",
+        title="find the lock that the workers wait for, and hold it shorter or not at all",
+        applies="Most workers wait for a lock while one works: together they are as fast as one.",
+        not_when="The lock is that of a pool of threads within each worker: then look at these threads.",
+        needs=(Need.WORKERS_IN_LOCK,),
+        paste="tpmon dump {pid}  # who holds it, and where\n"
+        "# then: a file handle, connection or map of its own for each worker, opened in the worker",
+        language=Language.SHELL,
+        ceiling="{gain}, at most as many times as there are workers",
+        risk=Risk.NONE,
+        proof="Workers are no longer found in the lock; samples/s rise with their number.",
+    ),
+    Remedy(
+        id="feed-own-queue",
+        title="make what the loop waits for in parallel: more threads or processes, or a DataLoader",
+        applies="The loop waits at a queue, a pipe, a pool or a future that the program itself fills.",
+        not_when="What fills it shares Python's lock with the loop and computes: then use processes.",
+        needs=(Need.OWN_QUEUE_WAIT,),
+        paste="tpmon dump {pid}  # what the threads and processes that fill it do\n"
+        "# then: DataLoader(dataset, batch_size=..., num_workers=...), or more of those that fill it",
+        language=Language.SHELL,
+        ceiling="{gain}",
+        risk=Risk.NONE,
+        proof="The main thread is rarely found at the queue; steps/s rise.",
     ),
     Remedy(
         id="persistent-workers",

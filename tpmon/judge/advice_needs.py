@@ -29,6 +29,9 @@ class Need(str, Enum):
     ONE_WORKER_SLOW = "one worker is slower than the others"
     FEW_WORKERS_FED = "only some of the workers have data"
     RESPAWN_SEEN = "workers are started anew during the run"
+    WORKERS_ASLEEP = "the workers have work and sleep, in no read"
+    WORKERS_IN_LOCK = "the workers wait for a lock, or for threads of their own"
+    OWN_QUEUE_WAIT = "the loop waits for what threads or processes of its own hand over"
     PERIODIC_SEEN = "the wait comes back every few steps"
     PIN_THREAD = "a pin-memory thread runs"
     PIN_THREAD_BUSY = "the pin-memory thread computes all the time"
@@ -54,6 +57,7 @@ class Need(str, Enum):
     THREADS_IN_SCRIPT = "the program sets its number of threads itself"
     ONE_THREAD_BUSY = "one thread of the rank is busy all the time"
     GIL_WAIT = "threads of the rank wait for Python's interpreter lock"
+    BLOCKING_CALL = "the loop sleeps in calls of its own"
     LOGGING_IN_STACK = "the main thread is often in logging, metrics or a progress bar"
     # GPUs
     GPU_PRESENT = "the job computes on a GPU"

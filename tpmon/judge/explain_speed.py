@@ -87,6 +87,14 @@ EXPLANATIONS = (
     ),
     Explanation(
         Kind.DATA_BOUND,
+        "worker-lock",
+        "The workers wait for each other at a lock (of a file, a database, a library, or their own), or each "
+        "for threads that it started itself: more workers would wait there too.",
+        "Workers that have work, use hardly any CPU, and are found in a lock most of the time.",
+        "too few workers that sleep; a hang, where no batch comes at all.",
+    ),
+    Explanation(
+        Kind.DATA_BOUND,
         "respawn",
         "Workers are started anew for each epoch, and each epoch is short.",
         "New worker PIDs all the time; the rank is found in starting or joining processes.",
@@ -137,6 +145,14 @@ EXPLANATIONS = (
         "the forward pass, when the copy is the first line of it.",
     ),
     Explanation(
+        Kind.DATA_BOUND,
+        "own-loader",
+        "The loop takes what it works on from threads or processes of its own: a prefetch thread, a pool, "
+        "environments behind pipes. They are slower than the loop.",
+        "The main thread is found at the taking end of a queue, a pipe, a pool or a future, beside steps.",
+        "a DataLoader, whose workers tpmon knows; a thread that fights for Python's lock (gil).",
+    ),
+    Explanation(
         Kind.PYTHON_BOUND,
         "gil",
         "Several Python threads of one process share one interpreter lock and wait for each other.",
@@ -149,6 +165,14 @@ EXPLANATIONS = (
         "Python code between the tensor operations sets the pace on one core.",
         "One thread at 100 %, other cores free, stacks outside of forward, backward and optimizer.",
         "compute on one thread (OMP_NUM_THREADS=1): there the stacks are in the model.",
+    ),
+    Explanation(
+        Kind.PYTHON_BOUND,
+        "blocking-call",
+        "The loop itself waits in a call beside the step: a write that is synced, a request to a server, "
+        "another program, a sleep.",
+        "Stacks outside of forward, backward and optimizer, and a main thread that is asleep meanwhile.",
+        "single-thread, where the thread computes; a checkpoint (paused) that is known by its frames.",
     ),
     Explanation(
         Kind.OVERSUBSCRIBED,

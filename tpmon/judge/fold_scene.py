@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from tpmon.judge.fold_looks import Sighting
 from tpmon.judge.fold_words import Doing, Wait, describe_stack
+from tpmon.judge.frames import is_native, last_name
 from tpmon.judge.phase_kinds import Phase
-from tpmon.judge.phase_stack import is_native, last_name
 from tpmon.model.dump import DeadChild, DumpThread, Motion, WaitKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known

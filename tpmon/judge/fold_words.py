@@ -13,18 +13,9 @@ from enum import Enum
 from functools import lru_cache
 
 from tpmon.judge.fold_inside import read_inside
+from tpmon.judge.frames import is_library, is_native, last_name
 from tpmon.judge.phase_kinds import DataPart, Phase
-from tpmon.judge.phase_stack import (
-    Reading,
-    is_library,
-    is_native,
-    is_users,
-    last_name,
-    name_line,
-    package_of,
-    plain_name,
-    read_stack,
-)
+from tpmon.judge.phase_stack import Reading, is_users, name_line, package_of, plain_name, read_stack
 from tpmon.model.dump import ShownFrame
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Role, ThreadKind

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.frames import last_name
 from tpmon.judge.hang_cards import is_network_busy, say_card_works
 from tpmon.judge.hang_causes import Blame, Patience, give_patience, say_place
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hook_signs import event_age_s
 from tpmon.judge.phase_kinds import TRAINING, Phase
-from tpmon.judge.phase_stack import last_name, mark_frame
+from tpmon.judge.phase_stack import mark_frame
 from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.model.collectives import CollectiveCause

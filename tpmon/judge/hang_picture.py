@@ -7,7 +7,8 @@ from dataclasses import field, replace
 
 from tpmon.judge.fold_looks import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.fold_scene import Scene, Seen, see_threads, set_scene
-from tpmon.judge.phase_stack import is_library, is_users
+from tpmon.judge.frames import is_library
+from tpmon.judge.phase_stack import is_users
 from tpmon.model.dump import DeadChild, DumpError, DumpRound, ThreadLook
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known

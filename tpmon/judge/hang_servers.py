@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import own_frames
+from tpmon.judge.frames import is_native, last_name
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
-from tpmon.judge.phase_stack import is_native, is_users, last_name, read_stack
+from tpmon.judge.phase_stack import is_users, read_stack
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind

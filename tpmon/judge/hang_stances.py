@@ -6,9 +6,10 @@ from enum import Enum
 
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import Wait
+from tpmon.judge.frames import is_native, last_name
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.phase_kinds import Phase
-from tpmon.judge.phase_stack import is_native, is_users, last_name
+from tpmon.judge.phase_stack import is_users
 from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role

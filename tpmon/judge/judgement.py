@@ -19,6 +19,7 @@ from tpmon.judge import (
     rules_progress,
     rules_python,
     rules_storage,
+    rules_waits,
 )
 from tpmon.judge.damping import damp
 from tpmon.judge.hang_memory import observe
@@ -69,6 +70,7 @@ RULES: tuple[Rule, ...] = with_hooks(
         *rules_gpu.RULES,
         *rules_comms.RULES,
         *rules_python.RULES,
+        *rules_waits.RULES,
         *rules_memory.RULES,
         *rules_healthy.RULES,
         *rules_progress.RULES,

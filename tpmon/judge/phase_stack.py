@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import chain
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.frames import is_library, is_native, last_name, waits_for_others
 from tpmon.judge.phase_frames import COLLATE, FETCH, PYTHON, TORCH, Rule
 from tpmon.judge.phase_frameworks import FRAMEWORKS, SYNC_LEAVES, USER_NAMES
 from tpmon.judge.phase_kinds import GIVES_WAY, DataPart, Mark, Phase
@@ -21,10 +22,6 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import clean_text
 
-_LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/tpmon/hook/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
-)
-_NATIVE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|rs|S)$|^\[|/python[\d.]*$")
 _INSTALLED = re.compile(
     r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python\d[\d.]*t?|python3\d*\.zip)/(?:[^/]+\.egg/)?"
 )
@@ -73,15 +70,6 @@ _ALIASES = {
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
-_WAIT_FILES = (
-    "/threading.py",
-    "/queue.py",
-    "/selectors.py",
-    "/concurrent/futures/_base.py",
-    "/multiprocessing/connection.py",
-    "/multiprocessing/queues.py",
-)
-"""Files of the standard library whose innermost frame waits for other threads or processes."""
 _NAME_CHARS = 40
 
 
@@ -94,18 +82,6 @@ class Reading:
     where: str
     place: tuple[str, str, int]
     needs: frozenset[Need]
-
-
-@lru_cache(maxsize=4096)
-def is_library(file: str) -> bool:
-    """Say whether a file belongs to Python, to an installed package, to generated code or to C."""
-    return _LIBRARY.search(file) is not None or is_native(file)
-
-
-@lru_cache(maxsize=4096)
-def is_native(file: str) -> bool:
-    """Say whether a file is a library or a source file of C, as a stack with native frames has them."""
-    return _NATIVE.search(file) is not None
 
 
 def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
@@ -137,11 +113,6 @@ def _fits(rule: Rule, name: str, file: str) -> bool:
     return found and (not rule.installed or is_library(file))
 
 
-def last_name(function: str) -> str:
-    """Return the last part of a qualified name; Python 3.10 and older have no other."""
-    return function.rpartition(".")[2]
-
-
 @lru_cache(maxsize=8192)
 def mark_frame(function: str, file: str) -> Mark | None:
     """Say what a frame of ``function`` in ``file`` tells; None when it tells nothing."""
@@ -155,12 +126,6 @@ def mark_frame(function: str, file: str) -> Mark | None:
     if is_library(file):
         return None
     return next((mark for mark, pattern in USER_NAMES if pattern.fullmatch(name)), None)
-
-
-def waits_for_others(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost Python frame waits at a queue, a lock or a future of the standard library."""
-    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
-    return last.endswith(_WAIT_FILES) and is_library(last)
 
 
 @lru_cache(maxsize=8192)

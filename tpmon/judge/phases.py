@@ -12,15 +12,16 @@ from dataclasses import field
 from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.frames import receives, waits_for_others
 from tpmon.judge.phase_kinds import TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
-from tpmon.judge.phase_stack import classify, read_stack, waits_for_others
+from tpmon.judge.phase_stack import classify, read_stack
 from tpmon.judge.sights import find_sights
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
-__all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"]
+__all__ = ["DataPart", "Phase", "RankPhases", "Share", "Spot", "classify", "find_spot", "read_phases"]
 
 SPAN_S = 60.0
 """Older slices tell about a run as it was."""
@@ -29,6 +30,16 @@ MIN_REREADS = 3
 trainings takes part in two."""
 MIN_CHANGE_S = 12.0
 """A behaviour that came back sooner was an outlier (a checkpoint, a stall), not a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Name the function of the program that took most samples of something, by its busiest line."""
+
+    where: str
+    """As in ``RankPhases.where``."""
+    ratio: float
+    """Share of all samples, 0-1, that were in this function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,12 @@ class RankPhases:
     library."""
     plain_waits_ratio: float = 0.0
     """The same of those that are in no phase: nothing else says what is waited for."""
+    handed_ratio: float = 0.0
+    """Those of them at the taking end of a queue, a pipe, a pool or a future."""
+    handed: Applicable[Spot] = NOT_APPLICABLE
+    """Where most of these are."""
+    spots: Mapping[Phase, Spot] = field(default_factory=dict)
+    """Where most of each phase is, the waits of ``handed`` left out."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
@@ -90,6 +107,10 @@ class _Look:
     """Samples at a queue, a lock or a future."""
     plain_waits: int
     """Those of them in no phase."""
+    handed: Mapping[str, int]
+    """Those of these that take what others hand over, by their place in words."""
+    spots: Mapping[tuple[Phase, str], int]
+    """All other samples by phase and place."""
     distinct: int
     only: tuple[StackFrame, ...] | None
     """The one stack of the main thread, when it is one."""
@@ -120,6 +141,8 @@ def _look(taken: StackSlice) -> _Look:
     places: Counter[tuple[str, str, int]] = Counter()
     wheres: Counter[str] = Counter()
     proofs: Counter[Need] = Counter()
+    handed: Counter[str] = Counter()
+    spots: Counter[tuple[Phase, str]] = Counter()
     waits = plain_waits = 0
     stacks = main_stacks(taken)
     for stack in stacks:
@@ -130,6 +153,10 @@ def _look(taken: StackSlice) -> _Look:
         if waits_for_others(stack.frames):
             waits += stack.samples
             plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
+        if reading.phase is Phase.OTHER and receives(stack.frames):
+            handed[reading.where] += stack.samples
+        else:
+            spots[reading.phase, reading.where] += stack.samples
         for need in reading.needs:
             proofs[need] += stack.samples
     mine = {id(stack) for stack in stacks}
@@ -147,6 +174,8 @@ def _look(taken: StackSlice) -> _Look:
         where,
         waits,
         plain_waits,
+        dict(handed),
+        dict(spots),
         len(distinct),
         stacks[0].frames if len(distinct) == 1 else None,
         next(iter(places)) if len(places) == 1 else None,
@@ -226,6 +255,34 @@ def _name_place(look: _Look, *, loads_itself: bool) -> str:
     return look.where
 
 
+def _function_of(where: str) -> str:
+    """Return a place without its line: the lines of one function are added up."""
+    before, _, line = where.rpartition(":")
+    return before if line.isdigit() else where
+
+
+def find_spot(places: Mapping[str, int], samples: int) -> Applicable[Spot]:
+    """Return the function that most of these samples were in."""
+    functions: Counter[str] = Counter()
+    for where, count in places.items():
+        functions[_function_of(where)] += count
+    if not functions:
+        return NOT_APPLICABLE
+    busiest = max(functions, key=lambda name: (functions[name], name))
+    lines = {where: count for where, count in places.items() if _function_of(where) == busiest}
+    return Spot(max(lines, key=lambda where: (lines[where], where)), functions[busiest] / samples)
+
+
+def _find_spots(looks: Iterable[_Look], samples: int) -> Mapping[Phase, Spot]:
+    """Return the busiest function of each phase."""
+    places: dict[Phase, Counter[str]] = {}
+    for look in looks:
+        for (phase, where), count in look.spots.items():
+            places.setdefault(phase, Counter())[where] += count
+    found = {phase: find_spot(counts, samples) for phase, counts in places.items()}
+    return {phase: spot for phase, spot in found.items() if is_known(spot)}
+
+
 def _lasted_s(looks: Iterable[_Look], newest: _Look) -> float:
     """Return how long a row of looks lasted, newest first."""
     begins = [_begin_ns(look.taken) for look in looks]
@@ -250,6 +307,9 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
             phases[phase] += count
             if part is not None:
                 parts[part] += count
+    handed: Counter[str] = Counter()
+    for look in kept:
+        handed.update(look.handed)
     design = measure_design([look.kinds for look in kept])
     return RankPhases(
         pid=newest.taken.pid,
@@ -270,6 +330,9 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
         ),
         waits_ratio=sum(look.waits for look in kept) / samples,
         plain_waits_ratio=sum(look.plain_waits for look in kept) / samples,
+        handed_ratio=handed.total() / samples,
+        handed=find_spot(handed, samples),
+        spots=_find_spots(kept, samples),
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},
     )

@@ -52,6 +52,7 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         (Kind.DATA_BOUND, "worker-affinity"): (*_LOADING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "one-slow-worker"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         # Workers without data are no sign that more of them would help.
+        (Kind.DATA_BOUND, "worker-lock"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         (Kind.DATA_BOUND, "uneven-workers"): (*_LOADING, *_READING, (Kind.DATA_BOUND, "periodic")),
         # A batch is handed over by a thread of the worker, which waits there for the interpreter's lock.
         (Kind.DATA_BOUND, "collate"): ((Kind.DATA_BOUND, "drain"),),
@@ -65,7 +66,11 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_ONE,
         (Kind.GPU_THROTTLED, "pcie"): _WAITING_FOR_A_RANK,
         (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
-        (Kind.PYTHON_BOUND, "gil"): ((Kind.PYTHON_BOUND, "single-thread"),),
+        (Kind.PYTHON_BOUND, "gil"): (
+            (Kind.PYTHON_BOUND, "single-thread"),
+            (Kind.PYTHON_BOUND, "blocking-call"),
+            (Kind.DATA_BOUND, "own-loader"),
+        ),
     }
 )
 """Which causes are only the shadow of another one."""

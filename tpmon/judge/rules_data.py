@@ -8,8 +8,9 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.batch_waits import see_all_waits, see_waits
 from tpmon.judge.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
 from tpmon.judge.periods import CORRELATION, find_period
-from tpmon.judge.phases import DataPart
+from tpmon.judge.phases import DataPart, Phase
 from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.spots import name_hot
 from tpmon.judge.starvation import (
     BUSY_PIN,
     IDLE_WORKERS,
@@ -31,6 +32,7 @@ from tpmon.judge.worker_load import (
     Load,
     find_collate_share,
     look_at_workers,
+    name_hot_work,
     name_load,
     never_idle,
 )
@@ -103,7 +105,10 @@ def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
         "no-workers",
         why,
         sources=frozenset(("processes",)),
-        evidence=(reading("loader workers", 0.0, "", "processes", scene.frame.ages_s.cpu),),
+        evidence=(
+            reading("loader workers", 0.0, "", "processes", scene.frame.ages_s.cpu),
+            *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
+        ),
         observed=frozenset((Need.NO_WORKERS,)),
     )
 
@@ -127,7 +132,10 @@ def judge_collate(scene: Scene) -> Answer:
             "it puts its batches together itself",
             part=part,
             margin=part.ratio / (COLLATE_SHARE * found.wait.share.ratio),
-            evidence=(reading("in collate", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),),
+            evidence=(
+                reading("in collate", 100 * part.ratio, "%", scene.frame.sources.stacks, ages.stacks),
+                *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
+            ),
             observed=frozenset((Need.COLLATE_IN_STACK,)),
         )
     if name_load(found) is Load.IDLE:
@@ -144,7 +152,10 @@ def judge_collate(scene: Scene) -> Answer:
         f"its workers spend {100 * share:.0f} % of their work on putting batches together",
         margin=share / COLLATE_SHARE,
         sources=frozenset(("stacks of the workers",)),
-        evidence=(reading("workers in collate", 100 * share, "%", scene.frame.sources.stacks, ages.stacks),),
+        evidence=(
+            reading("workers in collate", 100 * share, "%", scene.frame.sources.stacks, ages.stacks),
+            *name_hot_work(found, scene),
+        ),
         observed=frozenset((Need.COLLATE_IN_STACK,)),
     )
 

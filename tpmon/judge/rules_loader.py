@@ -24,11 +24,15 @@ from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
 from tpmon.judge.taken_cpus import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.worker_load import (
     BUSY_WORKER,
+    WORKER_LOCK,
     Load,
     WorkerLooks,
     is_collating,
+    lock_ratio,
     look_at_workers,
+    name_hot_work,
     name_load,
+    wait_for_lock,
     wait_in_vain,
 )
 from tpmon.model.known import is_known, known_or
@@ -97,7 +101,10 @@ def judge_cpu_transform(scene: Scene) -> Answer:
         + (" and the CPUs are used up" if is_known(found.cores_free) else ""),
         margin=known_or(found.demand, 0.0) / BUSY_WORKER,
         sources=frozenset((WORKERS,)),
-        evidence=(reading("CPUs free", found.cores_free, "CPUs", "schedstat", scene.frame.ages_s.threads),),
+        evidence=(
+            reading("CPUs free", found.cores_free, "CPUs", "schedstat", scene.frame.ages_s.threads),
+            *name_hot_work(found, scene),
+        ),
         observed=frozenset((Need.WORKERS_CPU_BOUND,)),
     )
 
@@ -118,6 +125,8 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Cleared(f"too few workers ({found.cores_free:.1f} CPUs are free)")
     if wait_in_vain(found, scene):
         return Unsure("too few workers (they wait for CPUs that nobody uses: are they bound to a few?)")
+    if wait_for_lock(found):
+        return Cleared("too few workers (they wait for a lock)")
     if is_collating(found, scene):
         return Cleared("too few workers (most of their time goes into collate)")
     if _pools_fight(found, scene):
@@ -126,18 +135,60 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     by_demand = known_or(find_cores_free(scene), 0.0) >= FREE_CORES
     is_plain = by_demand and not are_taken(found.cores_free, found.cores_had)
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
+    if load is Load.OTHER_WAIT:
+        words += " and sleep, in no read,"
     if count < len(found.rank.workers):
         words = f"of the loader in use, {words}"
     return suspect_loader(
         found,
         scene,
         "too-few-workers",
-        f"{words}, {say_free(found.cores_free, found.cores_had)}",
+        f"{words.removesuffix(',')}, {say_free(found.cores_free, found.cores_had)}",
         margin=min(found.cores_free / FREE_CORES, math.inf if is_plain else CROWDED_MARGIN),
         sources=frozenset((WORKERS,)),
-        evidence=(reading("CPUs free", found.cores_had, "CPUs", "schedstat", scene.frame.ages_s.threads),),
-        observed=frozenset((Need.WORKERS_CPU_BOUND,)) if load is Load.COMPUTE else frozenset(),
+        evidence=(
+            reading("CPUs free", found.cores_had, "CPUs", "schedstat", scene.frame.ages_s.threads),
+            *name_hot_work(found, scene),
+        ),
+        observed=frozenset((Need.WORKERS_CPU_BOUND if load is Load.COMPUTE else Need.WORKERS_ASLEEP,)),
     )
+
+
+def judge_worker_lock(scene: Scene) -> Answer:
+    """Suspect a lock when the workers have work, hardly compute, and most of them wait for one."""
+    found = find_starved(scene)
+    if not isinstance(found, Starved):
+        return found
+    if len(found.workers) < 2:
+        return Cleared("a lock that the workers share (there are not two of them)")
+    if not wait_for_lock(found):
+        load = name_load(found)
+        if load is Load.UNREAD:
+            return Unsure("a lock that the workers share (what they wait for was not read)")
+        return Cleared(f"a lock that the workers share (they {_LOAD_WORDS[load]})")
+    locked = lock_ratio(found)
+    return suspect_loader(
+        found,
+        scene,
+        "worker-lock",
+        f"its {len(found.workers)} workers wait {100 * locked:.0f} % of their time for a lock, or for "
+        "threads of their own",
+        margin=locked / WORKER_LOCK,
+        sources=frozenset((WORKERS,)),
+        evidence=(
+            reading("workers in a lock", 100 * locked, "%", "wchan", scene.frame.ages_s.threads),
+            *name_hot_work(found, scene),
+        ),
+        observed=frozenset((Need.WORKERS_IN_LOCK,)),
+    )
+
+
+_LOAD_WORDS = {
+    Load.COMPUTE: "compute",
+    Load.READ: "read",
+    Load.OTHER_WAIT: "sleep, in no lock",
+    Load.IDLE: "wait for work",
+}
 
 
 def _is_never_idle(looks: WorkerLooks) -> bool:
@@ -292,6 +343,7 @@ def judge_respawn(scene: Scene) -> Answer:
 RULES: tuple[Rule, ...] = (
     judge_cpu_transform,
     judge_too_few_workers,
+    judge_worker_lock,
     judge_one_slow_worker,
     judge_uneven_workers,
     judge_respawn,

@@ -162,12 +162,17 @@ def find_past_starts(scene: Scene) -> frozenset[Key]:
     """Return the starts and pauses that are over by the newest stacks of every rank: their steps go on.
 
     Both say what a rank does right now, so that they may not be said beside a row that shows a step.
+    First steps are told by age, and by that no longer where stacks tell.
     """
+    told = all(is_known(rank.phases) for rank in scene.ranks) and bool(scene.ranks)
+    by_age: frozenset[Key] = frozenset(((Kind.STARTING, "first-steps"),)) if told else frozenset()
     phases = [fresh_phase(rank.phases) if is_known(rank.phases) else None for rank in scene.ranks]
     if not phases or any(phase not in _STEP for phase in phases):
-        return frozenset()
+        return by_age
     starts, pauses = ("import", "load"), ("checkpoint", "validation")
-    return frozenset((*((Kind.STARTING, cause) for cause in starts), *((Kind.PAUSED, one) for one in pauses)))
+    return by_age | frozenset(
+        (*((Kind.STARTING, cause) for cause in starts), *((Kind.PAUSED, one) for one in pauses))
+    )
 
 
 def find_pause(rank: RankScene) -> Phase | None:

@@ -11,8 +11,9 @@ from tpmon.judge.phase_kinds import OUTSIDE
 from tpmon.judge.phases import Phase, Share
 from tpmon.judge.rules_cpu import CROWDED_MARGIN, read_waiting, say_got
 from tpmon.judge.scene import RankScene, Scene, demand_of
+from tpmon.judge.spots import name_hot
 from tpmon.judge.stillness import LEAST_STACK_SPAN_S
-from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading, take_heaviest
 from tpmon.judge.taken_cpus import (
     FREE_CORES,
     are_taken,
@@ -54,7 +55,7 @@ PYTHON_PART = 0.3
 parts run a pool: the demand is a mean over both."""
 
 
-def _others_demand(rank: RankScene, scene: Scene) -> Known[float]:
+def others_demand(rank: RankScene, scene: Scene) -> Known[float]:
     """Return the demand of the rank's threads that can be Python's, the main one left out."""
     return median_known(
         demand_of(process, (ThreadKind.OTHER,))
@@ -101,7 +102,7 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
     share = measure_share(rank.main.timed_lock, rank.main.looks)
     if not shares_core or share.ratio < LOCK_WAIT:
         return Cleared(f"Python's interpreter lock (main thread in a lock {format_pct(100 * share.ratio)} %)")
-    others = _others_demand(rank, scene)
+    others = others_demand(rank, scene)
     if not is_known(others):
         return Unsure(f"Python's interpreter lock ({others.reason})")
     if others < OTHERS_RUN:
@@ -140,20 +141,9 @@ def _judge_gil_of(rank: RankScene, scene: Scene) -> Answer:
     )
 
 
-def _worst(answers: list[Answer], what: str) -> Answer:
-    """Return the heaviest suspicion, else what is unsure, else what was cleared."""
-    found = [one for one in answers if isinstance(one, Suspicion)]
-    if found:
-        return max(found, key=lambda one: one.weight)
-    unsure = next((one for one in answers if isinstance(one, Unsure)), None)
-    if unsure is not None:
-        return unsure
-    return answers[0] if answers else Unsure(f"{what} (no rank was read)")
-
-
 def judge_gil(scene: Scene) -> Answer:
     """Suspect Python's interpreter lock when a rank's threads share one core and its main thread waits."""
-    return _worst([_judge_gil_of(rank, scene) for rank in scene.ranks], "Python's interpreter lock")
+    return take_heaviest([_judge_gil_of(rank, scene) for rank in scene.ranks], "Python's interpreter lock")
 
 
 def _python_share(rank: RankScene) -> Known[Share]:
@@ -249,6 +239,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
             ),
             reading("threads runnable", rank.demand, "threads", "schedstat", ages.threads),
             reading("CPUs free", had, "CPUs", "schedstat", ages.threads),
+            *name_hot(rank.phases, Phase.LOGGING if logging else Phase.OTHER, scene),
         ),
         share=gain,
         share_low=min(share.low, gain),
@@ -262,7 +253,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
 
 def judge_single_thread(scene: Scene) -> Answer:
     """Suspect one thread that runs Python outside of the step all the time while cores, or the GPU, idle."""
-    return _worst([_judge_single_of(rank, scene) for rank in scene.ranks], "a single Python thread")
+    return take_heaviest([_judge_single_of(rank, scene) for rank in scene.ranks], "a single Python thread")
 
 
 RULES: tuple[Rule, ...] = (judge_gil, judge_single_thread)

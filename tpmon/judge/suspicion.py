@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Union
 
 from tpmon.judge.advice_needs import Need
@@ -72,3 +72,14 @@ Rule = Callable[[Scene], Answer]
 def reading(name: str, value: Known[float], unit: str, source: str, age_s: Known[float]) -> Evidence:
     """Return one number as evidence."""
     return Evidence(name=name, value=value, unit=unit, text="", source=source, age_s=age_s)
+
+
+def take_heaviest(answers: Sequence[Answer], what: str) -> Answer:
+    """Return the heaviest suspicion, else what is unsure, else what was cleared."""
+    found = [one for one in answers if isinstance(one, Suspicion)]
+    if found:
+        return max(found, key=lambda one: one.weight)
+    unsure = next((one for one in answers if isinstance(one, Unsure)), None)
+    if unsure is not None:
+        return unsure
+    return answers[0] if answers else Unsure(f"{what} (no rank was read)")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from tpmon.judge.once import Once
-from tpmon.judge.phase_kinds import DataPart
-from tpmon.judge.phase_stack import classify
-from tpmon.judge.phases import main_stacks
+from tpmon.judge.phase_kinds import DataPart, Phase
+from tpmon.judge.phase_stack import classify, read_stack
+from tpmon.judge.phases import find_spot, main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved, find_onset
 from tpmon.judge.taken_cpus import are_others_waited_for
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
+from tpmon.model.stacks import StackCount
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence
 
 BUSY_WORKER = 0.5
 """Threads of demand from which a worker computes all the time: 0.99-1.1 against 0.00-0.31 for one
@@ -83,21 +87,56 @@ LEAST_STACKS = 10
 """One slice of a worker on a crowded machine: 3 s at 5 Hz."""
 
 
-def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
-    """Return the share of the workers' working time in collate, 0-1, where their stacks were sampled."""
+def _working_stacks(found: Starved, scene: Scene) -> Iterator[StackCount]:
+    """Return the stacks of the workers' main threads that do not wait for work."""
     pids = {worker.pid for worker in found.workers}
-    working = collating = 0
     for frame in scene.history:
         for one in known_or(frame.stacks, ()):
             for stack in main_stacks(one) if one.pid in pids else ():
-                if any(at.function == "get" and at.file.endswith("queues.py") for at in stack.frames):
-                    continue
-                working += stack.samples
-                if classify(stack.frames)[1] is DataPart.COLLATE:
-                    collating += stack.samples
+                if not any(at.function == "get" and at.file.endswith("queues.py") for at in stack.frames):
+                    yield stack
+
+
+def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
+    """Return the share of the workers' working time in collate, 0-1, where their stacks were sampled."""
+    working = collating = 0
+    for stack in _working_stacks(found, scene):
+        working += stack.samples
+        if classify(stack.frames)[1] is DataPart.COLLATE:
+            collating += stack.samples
     if working < LEAST_STACKS:
         return Missing("the workers' stacks were not sampled")
     return collating / working
+
+
+def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
+    """Name the function of the program that takes most of the workers' working time, where it was seen."""
+    places: Counter[str] = Counter()
+    for stack in _working_stacks(found, scene):
+        places[read_stack(stack.frames).where] += stack.samples
+    spot = find_spot(places, places.total())
+    if not is_known(spot) or places.total() < LEAST_STACKS:
+        return ()
+    where = spot.where.removeprefix(f"{Phase.DATA_WAIT.value}: ")
+    text = f"{where}, {format_pct(100 * spot.ratio)} % of their work"
+    sources = scene.frame.sources
+    return (Evidence("most of it", 100 * spot.ratio, "%", text, sources.stacks, scene.frame.ages_s.stacks),)
+
+
+_LOCKS = ("futex",)
+WORKER_LOCK = 0.5
+"""Mean share of the workers' readings in a lock from which the lock is what they wait for; the one that
+holds it does not wait."""
+
+
+def lock_ratio(found: Starved) -> float:
+    """Return the mean share of the workers' readings in a lock of threads or processes, 0-1."""
+    return mean_wait(found.workers, _LOCKS)
+
+
+def wait_for_lock(found: Starved) -> bool:
+    """Tell whether the workers hardly compute and mostly wait for a lock, or for threads of their own."""
+    return name_load(found) is Load.OTHER_WAIT and lock_ratio(found) >= WORKER_LOCK
 
 
 def is_collating(found: Starved, scene: Scene) -> bool:

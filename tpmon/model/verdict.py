@@ -78,6 +78,7 @@ TABLE = (
             "too-few-workers",
             "one-slow-worker",
             "uneven-workers",
+            "worker-lock",
             "respawn",
             "killed-workers",
             "worker-affinity",
@@ -85,10 +86,13 @@ TABLE = (
             "collate",
             "pin",
             "drain",
+            "own-loader",
         ),
         "the accelerator, or on CPU the compute, idles while the loop waits for a batch",
     ),
-    KindRow(Kind.PYTHON_BOUND, 10, ("gil", "single-thread"), "one Python thread sets the pace"),
+    KindRow(
+        Kind.PYTHON_BOUND, 10, ("gil", "single-thread", "blocking-call"), "one Python thread sets the pace"
+    ),
     KindRow(Kind.LAUNCH_BOUND, 10, ("tiny-kernels", "main-thread"), "launches do not keep the GPU busy"),
     KindRow(
         Kind.SYNC_BOUND, 10, ("explicit", "implicit", "allocator"), "the host waits for the GPU step by step"

@@ -42,5 +42,5 @@ with tempfile.NamedTemporaryFile(prefix="tpmon-cause-") as table:
         table.write(os.urandom(MB))
     table.flush()
     os.fsync(table.fileno())
-    data = Mapped(table.name, program.draw.choice((4, 8)) * MB)
+    data = Mapped(table.name, program.draw.choice((8, 16)) * MB)
     program.train(make_loader(data, batch, 2), Network(program.draw.uniform(20, 40), batch))

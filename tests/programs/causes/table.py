@@ -75,6 +75,8 @@ ROWS = (
     Row("page_cache_thrash", Label(Kind.DATA_BOUND, "page-cache-thrash"), remedy="a higher memory limit"),
     Row("one_slow_worker", Label(Kind.DATA_BOUND, "one-slow-worker"), remedy="equal work"),
     Row("uneven_workers", Label(Kind.DATA_BOUND, "uneven-workers"), remedy="as many shards as workers"),
+    Row("worker_lock", Label(Kind.DATA_BOUND, "worker-lock"), remedy="no lock"),
+    Row("own_loader", Label(Kind.DATA_BOUND, "own-loader"), remedy="four that fill the queue"),
     Row("worker_affinity", Label(Kind.DATA_BOUND, "worker-affinity"), remedy="all CPUs"),
     Row(
         "respawn",
@@ -93,6 +95,7 @@ ROWS = (
     Row("drain", Label(Kind.DATA_BOUND, "drain"), remedy="one tensor a batch"),
     Row("gil", Label(Kind.PYTHON_BOUND, "gil"), remedy="processes instead of threads"),
     Row("single_thread", Label(Kind.PYTHON_BOUND, "single-thread"), remedy="a tensor operation"),
+    Row("blocking_call", Label(Kind.PYTHON_BOUND, "blocking-call"), remedy="in each fiftieth step"),
     Row("straggler", Label(Kind.COMMS_BOUND, "straggler"), ranks=2, remedy="equal work"),
     Row("transfer", Label(Kind.COMMS_BOUND, "transfer"), ranks=2, remedy="an exchange every eighth step"),
     Row("rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads"),

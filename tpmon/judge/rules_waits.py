@@ -1,0 +1,201 @@
+"""Causes that only a loop's own code knows: a loader that is no DataLoader, a call that blocks. Pure.
+
+Both need a step beside the wait: what waits without one starts, is paused or hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tpmon.judge.advice_needs import Need
+from tpmon.judge.card_idle import find_gpu_idle
+from tpmon.judge.data_wait import LEAST_SAMPLES
+from tpmon.judge.feeding import is_behind
+from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, Phase
+from tpmon.judge.phase_shares import Share, share_of
+from tpmon.judge.phases import RankPhases, Spot
+from tpmon.judge.rules_python import others_demand
+from tpmon.judge.scene import RankScene, Scene
+from tpmon.judge.spots import name_hot
+from tpmon.judge.starvation import HIDDEN_IDLE, LEAST_WAIT
+from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading, take_heaviest
+from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence, Kind
+
+LEAST_BLOCKED = 0.2
+"""Lower end of the share of time asleep in calls of the program's own from which they hold the run: what
+a balanced run may spend in any single wait."""
+_MAY_SLEEP = (
+    Phase.DATA_WAIT,
+    Phase.BACKWARD,
+    Phase.SYNC,
+    Phase.COMMS,
+    Phase.CHECKPOINT,
+    Phase.VALIDATION,
+    Phase.IMPORT,
+    Phase.LOAD,
+    Phase.COMPILE,
+    Phase.INPUT,
+)
+"""Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
+_OWN = "a loader of the program's own"
+_CALL = "calls that block"
+
+
+def _sleeping(rank: RankScene) -> Known[float]:
+    """Return the share of looks that found the main thread asleep, and not for the interpreter's lock."""
+    main = rank.main
+    if not is_known(main):
+        return main
+    if main.looks < LEAST_SAMPLES:
+        return Missing("too few looks at the main thread")
+    return max(0.0, 1 - main.running - main.timed_lock)
+
+
+def _idle_cost(rank: RankScene, scene: Scene, what: str) -> Answer | Applicable[float]:
+    """Return how much of the time the rank's card idles; or that a wait costs nothing, or is not known to."""
+    idle = find_gpu_idle(rank, scene)
+    if isinstance(idle, Missing):
+        return Unsure(f"{what} (GPU: {idle.reason})")
+    if is_known(idle) and idle < HIDDEN_IDLE:
+        return Cleared(f"{what} (hidden: the GPU is {100 * (1 - idle):.0f} % busy)")
+    return idle
+
+
+def _cap(share: Share, most: float) -> Share:
+    return Share(min(share.ratio, most), min(share.low, most), min(share.high, most), share.samples)
+
+
+def _stacks_of(rank: RankScene, what: str) -> Answer | RankPhases:
+    """Return the stacks of a rank that takes steps."""
+    phases = rank.phases
+    if not is_known(phases):
+        return Unsure(f"{what} ({phases.reason})")
+    if phases.samples < LEAST_SAMPLES:
+        return Unsure(f"{what} (too few stack samples yet)")
+    if phases.ratio(*TRAINING) <= 0:
+        return Unsure(f"{what} (no part of a step in the stacks)")
+    return phases
+
+
+def _name_spot(spot: Applicable[Spot]) -> str:
+    return f": {spot.where}" if is_known(spot) else ""
+
+
+def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
+    phases = _stacks_of(rank, _OWN)
+    if not isinstance(phases, RankPhases):
+        return phases
+    if is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders]):
+        return Cleared(f"{_OWN} (a DataLoader stands behind the queue)")
+    sleeping, handed = _sleeping(rank), phases.handed_ratio
+    if is_known(sleeping) and is_known(rank.main):
+        handed = min(handed, sleeping + rank.main.timed_lock)  # to take from a queue may have a time-out
+    share = share_of(handed * phases.samples, phases.samples, phases.design)
+    if share.ratio < LEAST_WAIT:
+        return Cleared(f"{_OWN} (at a queue {format_pct(100 * share.ratio)} %)")
+    if share.low < LEAST_WAIT:
+        return Unsure(f"{_OWN} (at a queue {format_pct(100 * share.ratio)} %: too close to call)")
+    idle = _idle_cost(rank, scene, _OWN)
+    if isinstance(idle, (Cleared, Unsure, Suspicion)):
+        return idle
+    if is_known(idle):
+        share = _cap(share, idle)
+    ages = scene.frame.ages_s
+    others = others_demand(rank, scene)
+    return Suspicion(
+        kind=Kind.DATA_BOUND,
+        cause="own-loader",
+        weight=share.ratio,
+        margin=share.low / LEAST_WAIT,
+        sources=frozenset(("stacks", "main thread") if is_known(sleeping) else ("stacks",)),
+        summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what threads or processes of its "
+        f"own hand over{_name_spot(phases.handed)}",
+        evidence=(
+            Evidence(
+                "at a queue, a pipe or a future",
+                100 * share.ratio,
+                "%",
+                f"{100 * share.ratio:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})",
+                scene.frame.sources.stacks,
+                ages.stacks,
+            ),
+            reading("other threads of the rank want", others, "CPUs", "schedstat", ages.threads),
+        ),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=frozenset((Need.OWN_QUEUE_WAIT,)),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
+    phases = _stacks_of(rank, _CALL)
+    if not isinstance(phases, RankPhases):
+        return phases
+    sleeping = _sleeping(rank)
+    if not is_known(sleeping):
+        return Unsure(f"{_CALL} ({sleeping.reason})")
+    outside = max(0.0, phases.ratio(*OUTSIDE) - phases.handed_ratio)
+    asleep = max(0.0, sleeping - phases.ratio(*_MAY_SLEEP) - phases.handed_ratio)
+    share = share_of(min(outside, asleep) * phases.samples, phases.samples, phases.design)
+    if share.ratio < LEAST_BLOCKED:
+        return Cleared(f"{_CALL} ({format_pct(100 * share.ratio)} %)")
+    if share.low < LEAST_BLOCKED:
+        return Unsure(f"{_CALL} ({format_pct(100 * share.ratio)} %: too close to call)")
+    idle = _idle_cost(rank, scene, _CALL)
+    if isinstance(idle, (Cleared, Unsure, Suspicion)):
+        return idle
+    if is_known(idle):
+        share = _cap(share, idle)
+    phase = max(OUTSIDE, key=phases.ratio)
+    spot = phases.spots.get(phase)
+    where = f": {spot.where}" if spot is not None else ""
+    io = rank.main.io if is_known(rank.main) else 0.0
+    verb = "waits for a disk or a socket" if io >= share.ratio / 2 else "sleeps"
+    ages = scene.frame.ages_s
+    needs = {Need.BLOCKING_CALL}
+    if phase is Phase.LOGGING:
+        needs.add(Need.LOGGING_IN_STACK)
+    return Suspicion(
+        kind=Kind.PYTHON_BOUND,
+        cause="blocking-call",
+        weight=share.ratio,
+        margin=share.low / LEAST_BLOCKED,
+        sources=frozenset(("stacks", "main thread")),
+        summary=f"the loop {verb} {100 * share.ratio:.0f} % of its time in a call of its own{where}",
+        evidence=(
+            reading(
+                "Python outside of the step", 100 * outside, "%", scene.frame.sources.stacks, ages.stacks
+            ),
+            reading("main thread asleep", 100 * sleeping, "%", "kernel looks", ages.threads),
+            reading("of it for a disk or a socket", 100 * io, "%", "kernel looks", ages.threads),
+            *name_hot(phases, phase, scene),
+        ),
+        share=share.ratio,
+        share_low=share.low,
+        share_high=share.high,
+        observed=frozenset(needs),
+        pid=rank.process.pid,
+        rank=rank.process.rank,
+    )
+
+
+def _judge_ranks(judge: Callable[[RankScene, Scene], Answer], what: str, scene: Scene) -> Answer:
+    return take_heaviest([judge(rank, scene) for rank in scene.ranks], what)
+
+
+def judge_own_loader(scene: Scene) -> Answer:
+    """Suspect what fills a queue, a pipe or a pool of the program's own while the loop waits at its end."""
+    return _judge_ranks(_judge_own_of, _OWN, scene)
+
+
+def judge_blocking_call(scene: Scene) -> Answer:
+    """Suspect calls of the program itself in which the loop sleeps: a disk, a server, a child, a pause."""
+    return _judge_ranks(_judge_call_of, _CALL, scene)
+
+
+RULES: tuple[Rule, ...] = (judge_own_loader, judge_blocking_call)

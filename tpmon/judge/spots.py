@@ -1,0 +1,21 @@
+"""Name the function of the program in which most of a phase goes by. Pure."""
+
+from __future__ import annotations
+
+from tpmon.judge.phase_kinds import Phase
+from tpmon.judge.phases import RankPhases
+from tpmon.judge.scene import Scene
+from tpmon.model.known import Known, is_known
+from tpmon.model.units import format_pct
+from tpmon.model.verdict import Evidence
+
+
+def name_hot(phases: Known[RankPhases], phase: Phase, scene: Scene) -> tuple[Evidence, ...]:
+    """Name the function of the program that takes most of ``phase``, as a row of evidence."""
+    spot = phases.spots.get(phase) if is_known(phases) else None
+    if spot is None:
+        return ()
+    where = spot.where.removeprefix(f"{phase.value}: ").removeprefix(f"{phase.value} ")
+    text = f"{where}, {format_pct(100 * spot.ratio)} % of the time"
+    sources = scene.frame.sources
+    return (Evidence("most of it", 100 * spot.ratio, "%", text, sources.stacks, scene.frame.ages_s.stacks),)
