@@ -126,9 +126,7 @@ class Case:
 
 CASES = {
     "refused": Case(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, ErrorKind.DENIED),
-    "missing": Case(
-        None, "py-spy is not installed beside tpmon or on PATH: ", ErrorKind.NO_SPY
-    ),
+    "missing": Case(None, "py-spy is not installed beside tpmon or on PATH: ", ErrorKind.NO_SPY),
     "failing": Case("echo 'Error: Failed to merge' >&2; exit 1", "py-spy: Failed to merge", ErrorKind.FAILED),
     "raving": Case(
         "echo garbage; head -c 3000 /dev/urandom", "py-spy saw no Python thread", ErrorKind.FAILED

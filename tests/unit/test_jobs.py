@@ -79,6 +79,7 @@ def test_processes_that_do_not_answer_in_time_are_counted_and_none_is_called_the
         find_only_job(fake.proc)
     late.remove(300)
     late.add(102)
+    time.sleep(0.6)  # no second thread asks while the first one waits
     assert [one.pid for one in list_jobs(fake.proc).jobs] == [100, 300]
     fake.remove(300)
     assert find_only_job(fake.proc).root.pid == 100, "what is in the job is no other one"

@@ -45,8 +45,10 @@ NO_YAMA = Missing("this kernel has no Yama")
             1,
             own(0, around=Around.ENGINE),
             DENIED,
-            "or there: docker exec --privileged -u 0 CONTAINER tpmon attach 7; "
-            "at the next start of the container, as root in it: docker run --cap-add SYS_PTRACE",
+            (
+                "or there: docker exec --privileged -u 0 CONTAINER tpmon attach 7; "
+                "at the next start of the container, as root in it: docker run --cap-add SYS_PTRACE"
+            ),
             "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
         ),
         (1, own(0), DENIED, "only a process's own ancestors", ""),
@@ -190,9 +192,7 @@ def test_a_filter_is_found_by_what_it_does_to_tpmon_itself():
     inside = judge_seccomp(own(filtered=2, around=Around.ENGINE), refused)
     assert fix_of(inside) == "docker run --cap-add SYS_PTRACE  # at its next start"
     assert "a seccomp filter forbids it" in held.why
-    assert (
-        "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
-    )
+    assert "a sandbox does not have it" in judge_seccomp(own(), Missing("Function not implemented")).why
 
 
 @pytest.mark.parametrize(

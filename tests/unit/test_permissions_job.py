@@ -8,9 +8,9 @@ import pytest
 
 from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
-from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Identity
 from tpmon.own_command import install_command
 from tpmon.probe.around import Around
+from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Identity
 from tpmon.probe.nvml import blank_fast
 from tpmon.probe.permissions_job import (
     check_groups,

@@ -12,8 +12,10 @@ import pytest
 from tests.cgroups import Tree
 from tpmon.cli import main
 from tpmon.errors import ExitCode, UsageError
+from tpmon.model.known import Missing
 from tpmon.probe.background import Background, read_within
 from tpmon.probe.process_limit import explain_limit
+from tpmon.starting import tell_failure
 
 FULL = RuntimeError("can't start new thread")
 
@@ -70,8 +72,13 @@ def test_a_source_that_needs_a_thread_says_why_there_is_none() -> None:
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_command_is_refused_and_no_bug_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["ps"]) == ExitCode.USAGE
+def test_a_command_does_without_the_threads_that_only_guard_a_read(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps"]) == ExitCode.OK
+    assert "configuration not read" in capfd.readouterr().err
+
+
+def test_what_needs_a_thread_is_refused_and_no_bug_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    assert tell_failure(FULL) is ExitCode.USAGE
     said = capfd.readouterr().err
     assert said.startswith("tpmon: no thread can be started: ")
     assert "bug" not in said

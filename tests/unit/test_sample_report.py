@@ -30,9 +30,9 @@ from tpmon.model.sample import (
 )
 from tpmon.model.sample_words import say_group
 from tpmon.model.stacks import StackFrame
+from tpmon.probe.stack_child import install_spy
 from tpmon.report import sample_live
 from tpmon.report.sample import write_progress, write_sample
-from tpmon.probe.stack_child import install_spy
 from tpmon.report.sample_formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.sample_live import Live
 from tpmon.report.table import WIDTH

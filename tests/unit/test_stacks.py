@@ -242,8 +242,10 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
         ),
         (
             Standing(1, 0, 0, False, caller=replace(INSIDE, uid=0)),
-            ": root without CAP_SYS_PTRACE, and ptrace_scope 1 (Yama); "
-            "sysctl kernel.yama.ptrace_scope=0  # on the host, as root;",
+            (
+                ": root without CAP_SYS_PTRACE, and ptrace_scope 1 (Yama); "
+                "sysctl kernel.yama.ptrace_scope=0  # on the host, as root;"
+            ),
         ),
         (Standing(1, 0, 0, False, caller=Caller(0)), "and ptrace_scope 1 (Yama); tpmon doctor"),
         (Standing(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7;"),
@@ -255,8 +257,10 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
         (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7;"),
         (
             Standing(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),
-            ": root without CAP_SYS_PTRACE, and it is a process of uid 1000; "
-            "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7;",
+            (
+                ": root without CAP_SYS_PTRACE, and it is a process of uid 1000; "
+                "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7;"
+            ),
         ),
         (
             Standing(1, 0, 1000, False, caller=replace(INSIDE, uid=0)),

@@ -90,7 +90,12 @@ class Facts:
         return isinstance(self.environ, Missing) and not self.denied
 
     def is_stale(self, now: Stat, age_s: float, *, retry: bool = False) -> bool:
-        """Tell whether a process may have run another program or loaded torch since it was read."""
+        """Tell whether a process may have run another program or loaded torch since it was read.
+
+        One that was killed and is held by a thread shows an empty address space: what was read of it stands.
+        """
+        if now.state in "ZX":
+            return False
         if now.name != self.stat.name or self.is_replaced(now):
             return True
         if isinstance(self.environ, Missing):

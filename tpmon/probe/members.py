@@ -39,6 +39,7 @@ from tpmon.probe.procread import (
     Stat,
     boot_time_s,
     follow_boot_time_s,
+    has_ended,
     list_pids,
     read_file,
     read_stat,
@@ -172,7 +173,7 @@ class Membership:
             stat = read_stat(pid, self._proc)
         except OSError as error:
             return error.errno not in NO_DESCRIPTOR
-        return stat.state in "ZX" or stat.start_ticks != identity.start_ticks
+        return has_ended(stat.state, stat.threads) or stat.start_ticks != identity.start_ticks
 
     def _settle(self, ended: list[_Watched], *, slow: bool, retry: bool) -> bool:
         """Look again at members that may have become something else; True when one has.
@@ -250,8 +251,8 @@ class Membership:
                 pid for pid, stat in stats.items() if stat.parent in self._watched
             } - self._watched.keys()
             met = [stat for pid in sorted(born) if (stat := stats.pop(pid, None) or self._read_stat(pid))]
-            self._ignored.update(stat.pid for stat in met if stat.state in "ZX")
-            met = [stat for stat in met if stat.state not in "ZX"]
+            self._ignored.update(stat.pid for stat in met if has_ended(stat.state, stat.threads))
+            met = [stat for stat in met if stat.pid not in self._ignored]
             for stat in met[room:]:
                 self._postpone(stat)
             if not met:

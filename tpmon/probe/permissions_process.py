@@ -19,8 +19,8 @@ from tpmon.probe.job import Member
 from tpmon.probe.memory_trial import try_memory
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_stat
-from tpmon.probe.stack_child import install_spy
 from tpmon.probe.remedies import call_as_user, call_with_capability
+from tpmon.probe.stack_child import install_spy
 from tpmon.probe.stack_refusal import OUTSIDE_USERS, Standing, read_refusal, read_standing
 
 MOST_PROCESSES = 16

@@ -318,9 +318,7 @@ def _refuse(pid: int, sight: Sight) -> TpmonError:
     if try_this == _LIST_JOBS:
         try_this = f"when its import is done, tpmon attach {pid} again; {_LIST_JOBS}"
     young = StartingError if age_s < IMPORT_S else LateStartError
-    return young(
-        f"process {pid} ({label}) is Python without torch (yet)", try_this, (pid, stat.start_ticks)
-    )
+    return young(f"process {pid} ({label}) is Python without torch (yet)", try_this, (pid, stat.start_ticks))
 
 
 def _refuse_untrained(job: Job) -> NoTargetError:

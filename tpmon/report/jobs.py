@@ -27,8 +27,8 @@ def write_jobs(jobs: JobList, width: int = WIDTH, as_root: str = "") -> list[str
     Where ``width`` leaves the script too little room, the columns that are needed least go. ``as_root`` is
     the command that shows other users' jobs, "" where none does.
     """
-    missed = _say_unread(jobs.unread, jobs.unanswered, as_root)
-    hidden = [line for said in missed for line in wrap_cells(said, width)]
+    unread = _say_unread(jobs.unread, jobs.unanswered, as_root)
+    hidden = [line for said in unread for line in wrap_cells(said, width)]
     if not jobs.jobs:
         said = [NO_OWN_JOBS] if hidden else NO_JOBS
         return [*(line for text in said for line in wrap_cells(text, width)), *hidden]
