@@ -88,7 +88,7 @@ def conclude(
 @pytest.mark.parametrize("wait", [DALI, FFCV, RAY, NODES])
 def test_a_loader_with_threads_of_its_own_is_no_lack_of_workers(wait: Stack) -> None:
     found = conclude({wait: 20, **STEP})
-    assert found.kind is Kind.NOT_ENOUGH_EVIDENCE
+    assert (found.kind, found.cause) == (Kind.DATA_BOUND, "own-loader")
     assert "what fills the queue that the main thread waits at (no loader worker does)" in found.unknown
     assert "num_workers" not in str(found.try_)
 

@@ -51,6 +51,9 @@ def suspects(scene):
     return {one.cause: one for one in found if key_of(one) not in explained}
 
 
+LOCKED = {**SLEEPS, "waits_for": "lock or queue (futex)"}
+
+
 def slow_one(kind):
     return starve(0.7, [IDLES, kind, IDLES])
 
@@ -67,6 +70,15 @@ CASES = {
     "one computes, a core is free": (starve(0.66, [COMPUTES], cpu=FULL), "too-few-workers"),
     "four compute on eight cores": (starve(0.5, [COMPUTES] * 4), "too-few-workers"),
     "workers sleep": (starve(0.8, [SLEEPS] * 2), "too-few-workers"),
+    "workers wait for one lock": (starve(0.8, [LOCKED] * 3 + [SLEEPS]), "worker-lock"),
+    "they ask for it with a time-out": (
+        starve(0.8, [{**LOCKED, "waits_for": "lock with a time-out (futex)"}] * 4),
+        "worker-lock",
+    ),
+    "threads of theirs compute meanwhile": (
+        starve(0.6, [{**LOCKED, "runnable": 0.9}] * 2),
+        "too-few-workers",
+    ),
     "large reads past the cache": (starve(0.8, [DISK] * 2), "storage-bandwidth"),
     "large reads over a narrow line": (starve(0.8, [LINE] * 2), "storage-bandwidth"),
     "small files": (starve(0.8, [SMALL_FILES] * 2), "storage-latency"),

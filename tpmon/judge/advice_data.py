@@ -99,12 +99,12 @@ REMEDIES = (
     ),
     Remedy(
         id="feed-own-queue",
-        title="make what the loop waits for in parallel: more threads or processes, or a DataLoader",
-        applies="The loop waits at a queue, a pipe, a pool or a future that the program itself fills.",
+        title="make what the loop waits for in parallel: more threads or processes that fill its queue",
+        applies="The loop waits at a queue, a pipe, a pool or a future that is no DataLoader's.",
         not_when="What fills it shares Python's lock with the loop and computes: then use processes.",
         needs=(Need.OWN_QUEUE_WAIT,),
         paste="tpmon dump {pid}  # what the threads and processes that fill it do\n"
-        "# then: DataLoader(dataset, batch_size=..., num_workers=...), or more of those that fill it",
+        "# then: several of them (threads of DALI, CPUs of Ray Data, processes of a pool)",
         language=Language.SHELL,
         ceiling="{gain}",
         risk=Risk.NONE,
@@ -116,7 +116,8 @@ REMEDIES = (
         applies="The workers end with each epoch and are started anew, each with its imports and its copy "
         "of the data set.",
         not_when="Something relies on a fresh worker per epoch, such as a data set that the rank changes "
-        "between epochs: the workers keep the copy that they started with.",
+        "between epochs: the workers keep the copy that they started with. What an epoch begins anew for the "
+        "data itself (a shuffle buffer, an index) kept workers begin anew too: make that smaller.",
         needs=(Need.RESPAWN_SEEN,),
         paste="persistent_workers=True,  # argument of DataLoader; needs num_workers > 0",
         ceiling="{gain}; the first batches of an epoch come as fast as the others",

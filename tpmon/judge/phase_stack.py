@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.frames import is_library, is_native, last_name, waits_for_others
+from tpmon.judge.frames import is_library, is_native, last_name, receives, waits_for_others
 from tpmon.judge.phase_frames import COLLATE, FETCH, PYTHON, TORCH, Rule
 from tpmon.judge.phase_frameworks import FRAMEWORKS, SYNC_LEAVES, USER_NAMES
 from tpmon.judge.phase_kinds import GIVES_WAY, DataPart, Mark, Phase
@@ -205,8 +205,11 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         outer, phase, part, begin = phase, Phase.SYNC, None, _last_python(frames)
         marks[begin] = leaf
         needs.add(leaf.need)
-    if phase is Phase.DATA_WAIT and part is None and waits_for_others(frames):
-        part = DataPart.QUEUE
+    if phase is Phase.DATA_WAIT:
+        begun = marks[begin]
+        by_name = begun is not None and begun.weak  # of the program's function: it may only take the batch
+        if (part is None and waits_for_others(frames)) or (by_name and receives(frames)):
+            part = DataPart.QUEUE
     return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs))
 
 

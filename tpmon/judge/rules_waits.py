@@ -11,15 +11,15 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.card_idle import find_gpu_idle
 from tpmon.judge.data_wait import LEAST_SAMPLES
 from tpmon.judge.feeding import is_behind
-from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, Phase
+from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import Share, share_of
-from tpmon.judge.phases import RankPhases, Spot
+from tpmon.judge.phases import RankPhases
 from tpmon.judge.rules_python import others_demand
 from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.spots import name_hot
 from tpmon.judge.starvation import HIDDEN_IDLE, LEAST_WAIT
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading, take_heaviest
-from tpmon.model.known import Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
@@ -28,7 +28,6 @@ LEAST_BLOCKED = 0.2
 a balanced run may spend in any single wait."""
 _MAY_SLEEP = (
     Phase.DATA_WAIT,
-    Phase.BACKWARD,
     Phase.SYNC,
     Phase.COMMS,
     Phase.CHECKPOINT,
@@ -79,8 +78,18 @@ def _stacks_of(rank: RankScene, what: str) -> Answer | RankPhases:
     return phases
 
 
-def _name_spot(spot: Applicable[Spot]) -> str:
-    return f": {spot.where}" if is_known(spot) else ""
+def _name_spot(phases: RankPhases) -> str:
+    spot = phases.handed if is_known(phases.handed) else phases.spots.get(Phase.DATA_WAIT)
+    return f": {spot.where.removeprefix(f'{Phase.DATA_WAIT.value}: ')}" if spot is not None else ""
+
+
+def _queued(rank: RankScene, phases: RankPhases) -> float:
+    """Return the share of samples at a queue of data that no DataLoader of torch fills, 0-1.
+
+    Other loaders (DALI, FFCV, Ray Data, nodes of torchdata) and functions with the name of one have it.
+    """
+    queue = phases.parts.get(DataPart.QUEUE)
+    return 0.0 if rank.has_workers or rank.loader is not None or queue is None else queue.ratio
 
 
 def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
@@ -89,7 +98,7 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
         return phases
     if is_behind(rank.loader, [worker.idle_ratio for worker in rank.feeders]):
         return Cleared(f"{_OWN} (a DataLoader stands behind the queue)")
-    sleeping, handed = _sleeping(rank), phases.handed_ratio
+    sleeping, handed = _sleeping(rank), phases.handed_ratio + _queued(rank, phases)
     if is_known(sleeping) and is_known(rank.main):
         handed = min(handed, sleeping + rank.main.timed_lock)  # to take from a queue may have a time-out
     share = share_of(handed * phases.samples, phases.samples, phases.design)
@@ -110,8 +119,8 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
         weight=share.ratio,
         margin=share.low / LEAST_WAIT,
         sources=frozenset(("stacks", "main thread") if is_known(sleeping) else ("stacks",)),
-        summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what threads or processes of its "
-        f"own hand over{_name_spot(phases.handed)}",
+        summary=f"the loop waits {100 * share.ratio:.0f} % of its time for what other threads or processes "
+        f"hand over{_name_spot(phases)}",
         evidence=(
             Evidence(
                 "at a queue, a pipe or a future",
@@ -132,6 +141,12 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
     )
 
 
+def _may_sleep_in_backward(rank: RankScene, scene: Scene) -> bool:
+    """Tell whether a backward pass may be a wait: for autograd's own thread, or for other ranks."""
+    alone = len(scene.ranks) == 1 and known_or(scene.frame.target.world_size, 1) == 1
+    return bool(scene.cards) or not alone or find_gpu_idle(rank, scene) is not NOT_APPLICABLE
+
+
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     phases = _stacks_of(rank, _CALL)
     if not isinstance(phases, RankPhases):
@@ -140,7 +155,8 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     if not is_known(sleeping):
         return Unsure(f"{_CALL} ({sleeping.reason})")
     outside = max(0.0, phases.ratio(*OUTSIDE) - phases.handed_ratio)
-    asleep = max(0.0, sleeping - phases.ratio(*_MAY_SLEEP) - phases.handed_ratio)
+    others = (*_MAY_SLEEP, Phase.BACKWARD) if _may_sleep_in_backward(rank, scene) else _MAY_SLEEP
+    asleep = max(0.0, sleeping - phases.ratio(*others) - phases.handed_ratio)
     share = share_of(min(outside, asleep) * phases.samples, phases.samples, phases.design)
     if share.ratio < LEAST_BLOCKED:
         return Cleared(f"{_CALL} ({format_pct(100 * share.ratio)} %)")
