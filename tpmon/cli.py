@@ -342,10 +342,10 @@ def _run(arguments: Sequence[str]) -> int:
     from tpmon.starting import read_tables
 
     bad: list[str] | None = [] if given.get("print_config") else None
-    path, tables, unread = read_tables()
+    path, tables = read_tables()
     choices = config.resolve(given, os.environ, path, tables, bad)
     if bad is not None:
-        lines = config.describe_config(choices, os.environ, path, bad, unread)
+        lines = config.describe_config(choices, os.environ, path, bad)
         _stdout(bool(choices["ascii"].value)).write_lines(*lines)
         return ExitCode.USAGE if bad else ExitCode.OK
     options = config.settle(choices)

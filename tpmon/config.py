@@ -293,13 +293,9 @@ def describe_config(
     environment: Mapping[str, str],
     path: str,
     bad: Sequence[str] = (),
-    unread: str = "",
 ) -> list[str]:
-    """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``.
-
-    ``unread`` says why the file could not be read, "" where it was or is not there.
-    """
-    found = unread or ("read" if os.path.isabs(path) and os.path.exists(path) else "not there")
+    """Write every setting as a line of TOML with a comment that says which source won, or is ``bad``."""
+    found = "read" if os.path.isabs(path) and os.path.exists(path) else "not there"
     lines = [f"# {path} ({found})"]
     lines += [f"# cannot be used, and left out here: {clean_text(one, 1000)}" for one in bad]
     lines.append("# a flag wins over a TPMON_* variable, that over this file, that over the default")

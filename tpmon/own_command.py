@@ -9,8 +9,8 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 
-SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where sudo looks for a program (secure_path of sudoers(5)), and a container's shell by default."""
+SECURE_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where every sudo looks for a program (secure_path of sudoers(5)); Red Hat leaves /usr/local out."""
 _NAME = "tpmon"
 
 

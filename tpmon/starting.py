@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpmon import config
 from tpmon.config import Options
-from tpmon.errors import ExitCode
+from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
 from tpmon.probe.background import read_within
 from tpmon.probe.process_limit import explain_limit
@@ -22,21 +22,29 @@ if TYPE_CHECKING:
 
 
 CONFIG_S = 1.0
-"""How long the configuration file is waited for: a home on a dead server would hold every command."""
+"""How long the configuration file is waited for without a word."""
+MOST_CONFIG_S = 10.0
+"""How long it is waited for at all: a home on a dead server would hold every command."""
 
 
-def read_tables() -> tuple[str, dict[str, Any], str]:
-    """Return the path of the configuration file, what it holds, and why it did not answer, "" where it did.
+def read_tables() -> tuple[str, dict[str, Any]]:
+    """Return the path of the configuration file and what it holds.
 
     Raises:
-        UsageError: for a file that cannot be read or is not TOML.
+        UsageError: for a file that cannot be read or is not TOML, and for one that does not answer: it may
+            forbid what tpmon does without it.
     """
     path = config.config_path(os.environ)
     answer = read_within(CONFIG_S, lambda: config.read_file(path))
-    if not isinstance(answer, Missing):
-        return path, answer, ""
-    complain(f"tpmon: configuration not read: {path}: {answer.reason}")
-    return path, {}, answer.reason
+    if isinstance(answer, Missing):
+        complain(f"tpmon: configuration not read yet: {path}: {answer.reason}")
+        answer = read_within(MOST_CONFIG_S - CONFIG_S, lambda: config.read_file(path))
+    if isinstance(answer, Missing):
+        raise UsageError(
+            f"the configuration {path} was not read: {answer.reason}",
+            "XDG_CONFIG_HOME=/run tpmon ...  # leaves it out, with what it forbids",
+        )
+    return path, answer
 
 
 def tell_failure(error: Exception) -> ExitCode:
@@ -63,6 +71,6 @@ def start_with_hook(arguments: Sequence[str], watch: Callable[[Job, Options], in
     from tpmon.run import run_program  # noqa: PLC0415
     from tpmon.ui.terminal import require_terminal  # noqa: PLC0415
 
-    path, tables, _ = read_tables()
+    path, tables = read_tables()
     options = config.settle(config.resolve({}, os.environ, path, tables))
     return run_program(arguments[1:], output, require_terminal, lambda job: watch(job, options))

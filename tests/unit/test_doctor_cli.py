@@ -35,7 +35,7 @@ from tpmon.report.doctor import ALL_WELL, write_checkup
 pytestmark = pytest.mark.usefixtures("small_environment")
 
 NAP = "say('up')\ntime.sleep(50)\n"
-ON_THE_HOST = r"(docker exec --privileged -u 0 CONTAINER .*tpmon attach {}  # on the host)?"
+ON_THE_HOST = r"(docker exec -it --privileged -u 0 CONTAINER .*tpmon attach {}  # on the host)?"
 """Where no engine is around, nothing that could be printed would give root the capability."""
 LIFT = "sudo sysctl kernel.yama.ptrace_scope=0"
 

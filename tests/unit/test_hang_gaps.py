@@ -143,11 +143,24 @@ def test_time_in_which_the_job_was_stopped_is_no_pause_that_it_came_back_from(he
     frames += [read_at(620 + second, float(second % 4)) for second in range(20)]
     watch = remember(frames)
     assert watch.longest_s < 10
-    assert watch.lost_s == pytest.approx(600, abs=2)
+    assert watch.lost_s == (pytest.approx(600, abs=2),)
+
+
+def test_a_look_of_a_debugger_cuts_no_pause_short():
+    frames = [read_at(second, float(second % 4)) for second in range(20)]
+    frames += [read_at(20 + second, float(second)) for second in range(100)]
+    frames += [read_at(120 + second, 100.0 + second, state="t", waits_for="stopped") for second in range(2)]
+    frames += [read_at(122 + second, 102.0 + second) for second in range(50)]
+    frames += [read_at(172 + second, float(second % 4)) for second in range(20)]
+    assert remember(frames).longest_s > 140
 
 
 def test_a_step_in_which_the_job_was_stopped_counts_without_that_time():
     hook = make_hook(4000, phase_s=1.0, pace=make_pace(4000, longest_ms=660_000.0))
     frame = with_hooks(read_at(0.0, 0.0), hook)
-    assert observe(Watch(lost_s=600.0), frame).longest_s == pytest.approx(60)
-    assert observe(Watch(lost_s=700.0), frame).longest_s == pytest.approx(660)
+    assert observe(Watch(lost_s=(600.0,)), frame).longest_s == pytest.approx(60)
+    assert observe(Watch(lost_s=(600.0, 30.0)), frame).longest_s == pytest.approx(60)
+    assert observe(Watch(lost_s=(700.0,)), frame).longest_s == pytest.approx(660)
+    assert observe(Watch(lost_s=(700.0, 60.0)), frame).longest_s == pytest.approx(600)
+    # The readings around a stop blur how long it was.
+    assert observe(Watch(lost_s=(661.0,)), frame).longest_s == 0

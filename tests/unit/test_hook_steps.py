@@ -276,16 +276,14 @@ def test_a_skipped_update_of_a_scaler_ends_a_step_and_is_counted(loop: Loop) -> 
     assert (loop.steps.steps, loop.steps.skipped, loop.steps.optimizer_calls) == (10, 2, 8)
 
 
-def test_an_update_is_skipped_only_where_optimizers_are_seen_and_the_scaler_is_on(loop: Loop) -> None:
+def test_an_update_is_skipped_only_where_the_scaler_is_on(loop: Loop) -> None:
     for number in range(10):
         loop.batch()
         loop.backward()
         loop.steps.scaler_updated(SimpleNamespace(_enabled=number < 5))
     loop.stop()
     assert (loop.steps.steps, loop.steps.updates, loop.steps.optimizer_calls) == (10, 10, 0)
-    assert loop.records()[-1][wire.REC_SKIPPED] == 0
-    loop.train(1)
-    loop.stop()
+    # Whether these were skipped, or made by an optimizer that the hook does not see, the reader says.
     assert loop.records()[-1][wire.REC_SKIPPED] == 5
 
 

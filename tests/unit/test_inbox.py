@@ -25,17 +25,26 @@ def _gone(*statuses: int) -> tuple[Departure, ...]:
     [
         Changes(born=WORKERS, gone=_gone(*[0] * 8)),
         Changes(gone=_gone(*[0] * 8)),
-        Changes(gone=_gone(*[9] * 8)),
-        Changes(gone=_gone(9)),
         Changes(born=WORKERS[:1]),
         Changes(born=tuple(replace(one, role=Role.COMPILE) for one in WORKERS)),
-        Changes(gone=(Departure(replace(WORKERS[0], role=Role.COMPILE), 9),)),
     ],
 )
 def test_what_happens_to_workers_is_of_every_day(changes: Changes) -> None:
     lines = describe_changes(changes)
     assert lines
     assert all(is_everyday(make_event(line)) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        Changes(gone=_gone(*[9] * 8)),
+        Changes(gone=_gone(9)),
+        Changes(gone=(Departure(replace(WORKERS[0], role=Role.COMPILE), 9),)),
+    ],
+)
+def test_a_worker_that_was_killed_is_not(changes: Changes) -> None:
+    assert not any(is_everyday(make_event(line)) for line in describe_changes(changes))
 
 
 @pytest.mark.parametrize("role", [Role.RANK, Role.LAUNCHER])

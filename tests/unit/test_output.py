@@ -319,14 +319,19 @@ def test_a_clock_that_was_seen_ahead_is_not_believed_when_ours_has_caught_up() -
     assert _stamp(1003.0, 10, None, 1000.0).written_s == 1003.0, "a little ahead is no other clock"
 
 
-def test_only_a_log_that_grew_was_written() -> None:
-    """Whoever rotates logs cuts them where they are, or touches them: no sign of life of the job."""
+def test_a_log_that_was_cut_was_not_written() -> None:
+    """Whoever rotates logs cuts them where they are: no sign of life of the job."""
     first = _stamp(1000.0, 500, None, 5000.0)
     cut = _stamp(4990.0, 0, first, 5001.0)
-    touched = _stamp(5010.0, 0, _stamp(4990.0, 0, cut, 5002.0), 5011.0)
-    assert [one.written_s for one in (first, cut, touched)] == [1000.0] * 3
-    grown = _stamp(5020.0, 30, touched, 5021.0)
+    still = _stamp(4990.0, 0, cut, 5002.0)
+    assert [one.written_s for one in (first, cut, still)] == [1000.0] * 3
+    grown = _stamp(5020.0, 30, still, 5021.0)
     assert grown.written_s == 5020.0
+    # Two that write without O_APPEND write over each other, and the file does not grow.
+    assert _stamp(5025.0, 30, grown, 5026.0).written_s == 5025.0
+    # A file system whose time comes after its size.
+    early = _stamp(5020.0, 40, grown, 5027.0)
+    assert _stamp(5028.0, 40, early, 5029.0).written_s == 5028.0
     assert _stamp(5020.0, 30, grown, 5030.0).written_s == 5020.0
     assert _stamp(3000.0, 30, grown, 5031.0).written_s == 3000.0, "somebody said that it is older"
     ahead = _stamp(9000.0, 30, _stamp(8000.0, 20, _stamp(7000.0, 10, None, 5000.0), 5010.0), 5020.0)

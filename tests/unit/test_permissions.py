@@ -46,7 +46,7 @@ NO_YAMA = Missing("this kernel has no Yama")
             own(0, around=Around.ENGINE),
             DENIED,
             (
-                "or there: docker exec --privileged -u 0 CONTAINER tpmon attach 7; "
+                "or there: docker exec -it --privileged -u 0 CONTAINER tpmon attach 7; "
                 "at the next start of the container, as root in it: docker run --cap-add SYS_PTRACE"
             ),
             "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
@@ -61,7 +61,7 @@ NO_YAMA = Missing("this kernel has no Yama")
             own(around=Around.ENGINE),
             DENIED,
             "only who has CAP_SYS_PTRACE",
-            "docker exec --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
+            "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
         ),
         (2, own(0, 19), ALLOWED, "and tpmon has", ""),
         (3, own(0, 19), DENIED, "until the machine starts anew", ""),
@@ -103,7 +103,7 @@ def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path,
             own(0, 21, around=Around.ENGINE),
             DENIED,
             "at its next start: docker run --cap-add SYS_PTRACE",
-            "docker exec --privileged -u 0 CONTAINER tpmon attach --job  # on the host",
+            "docker exec -it --privileged -u 0 CONTAINER tpmon attach --job  # on the host",
         ),
     ],
 )

@@ -226,9 +226,10 @@ def test_a_job_in_no_control_group_misses_nothing_and_one_out_of_view_needs_the_
     )
     (tmp_path / "7" / "cgroup").write_text("0::/../other\n")
     beside = check_groups((7,), str(tmp_path))
-    assert (beside.access, fix_of(beside)) == (
-        ABSENT,
-        "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro",
+    assert beside.access is ABSENT
+    assert fix_of(beside) in (
+        "",  # no engine is around this machine
+        "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro  # at its next start",
     )
     assert "outside this container's view; seen from the job's own container" in beside.why
 

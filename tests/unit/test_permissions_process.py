@@ -73,13 +73,13 @@ INSIDE = Caller(1000, Around.ENGINE, root_may=False)
         (
             replace(STANDING, uid=1001, caller=INSIDE),
             "belongs to uid 1001",
-            "docker exec -u 1001 CONTAINER tpmon attach 7  # on the host",
+            "docker exec -it -u 1001 CONTAINER tpmon attach 7  # on the host",
         ),
         (ROOT, "root without CAP_SYS_PTRACE, and the process has more capabilities", ""),
         (
             replace(ROOT, caller=replace(INSIDE, uid=0)),
             "root without CAP_SYS_PTRACE",
-            "docker exec --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
+            "docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
         ),
         (replace(ROOT, may_ptrace=True), "a sandbox forbids it", ""),
         (replace(ROOT, may_ptrace=True, all_users=False), "run tpmon outside of it", ""),

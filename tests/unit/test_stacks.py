@@ -251,7 +251,7 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
         (Standing(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7;"),
         (
             Standing(2, 1000, 1000, False, caller=INSIDE),
-            "(Yama); docker exec --privileged -u 0 CONTAINER tpmon attach 7  # on the host;",
+            "(Yama); docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host;",
         ),
         (Standing(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew;"),
         (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7;"),
@@ -264,7 +264,7 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
         ),
         (
             Standing(1, 0, 1000, False, caller=replace(INSIDE, uid=0)),
-            "it is a process of uid 1000; docker exec --privileged -u 0 CONTAINER tpmon attach 7",
+            "it is a process of uid 1000; docker exec -it --privileged -u 0 CONTAINER tpmon attach 7",
         ),
         (Standing(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable); tpmon doctor"),
         (Standing(0, 1000, 1000, False, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),

@@ -314,7 +314,7 @@ class Counts:
             self.backwards,
             self.optimizer_calls,
             self.updates,
-            self.skipped if self.optimizer_calls else 0,  # where none is seen, a lack of one says nothing
+            self.skipped,
             self.samples,
             self.eval_samples,
             self.data_ns,

@@ -15,7 +15,7 @@ from tpmon.judge.hang_servers import TRAINING, find_server
 from tpmon.judge.hook_signs import event_age_s, last_event_ns, longest_step_s
 from tpmon.judge.phase_stack import read_stack
 from tpmon.judge.phases import main_stacks
-from tpmon.judge.watched_time import find_gap_ns, is_stopped
+from tpmon.judge.watched_time import MOST_LOST, STOPPED_S, find_gap_ns, is_stopped, leave_out_lost
 from tpmon.model.collectives import Collectives
 from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
@@ -141,8 +141,10 @@ class Watch:
     stopped_since_ns: int = 0
     stopped_ns: int = 0
     """Since when a rank is stopped or frozen, 0 for none; and when one was last seen so."""
-    lost_s: float = 0.0
-    """The longest that a rank was stopped, or that tpmon paused."""
+    lost_s: tuple[float, ...] = ()
+    """For how long each time a rank was stopped, or tpmon paused, the newest ``MOST_LOST`` last."""
+    interval_s: float = 0.0
+    """What the last Frame was asked to come after."""
 
     @property
     def trained(self) -> bool:
@@ -275,7 +277,7 @@ def file_age_s(frame: Frame) -> float | None:
 
 def _leave_out_gap(watch: Watch, frame: Frame) -> Watch:
     """Leave out the time in which tpmon itself paused: it tells neither that the job stood nor moved."""
-    gap_ns = find_gap_ns(watch.taken_ns, frame)
+    gap_ns = find_gap_ns(watch.taken_ns, frame, watch.interval_s)
     if not gap_ns:
         return watch
     left_ns, back_ns = watch.taken_ns, frame.taken_ns
@@ -290,23 +292,23 @@ def _leave_out_gap(watch: Watch, frame: Frame) -> Watch:
         least_cornered_ns=cornered_ns,
         left_ns=left_ns,
         back_ns=back_ns,
-        lost_s=max(watch.lost_s, gap_ns / 1e9),
+        lost_s=(*watch.lost_s, gap_ns / 1e9)[-MOST_LOST:],
     )
 
 
 def _note_stop(watch: Watch, living: Iterable[ProcessSample], now_ns: int) -> Watch:
-    """Note that a rank is stopped: the run does not pause by itself then."""
+    """Note that a rank is stopped: the run does not pause by itself then; a debugger's look ends no pause."""
     if not any(map(is_stopped, living)):
         return replace(watch, stopped_since_ns=0) if watch.stopped_since_ns else watch
     since_ns = watch.stopped_since_ns or watch.taken_ns or now_ns
-    lost_s = max(watch.lost_s, (now_ns - since_ns) / 1e9)
-    return replace(watch, stopped_since_ns=since_ns, stopped_ns=now_ns, lost_s=lost_s)
-
-
-def _longest_step_s(watch: Watch, frame: Frame) -> float:
-    """Return the longest step by the hooks, less the time that was lost where it may lie within the step."""
-    step_s = longest_step_s(frame)
-    return step_s - watch.lost_s if step_s >= watch.lost_s else step_s
+    before = watch.lost_s[:-1] if watch.stopped_since_ns else watch.lost_s
+    stopped_s = (now_ns - since_ns) / 1e9
+    return replace(
+        watch,
+        stopped_since_ns=since_ns,
+        stopped_ns=now_ns if stopped_s >= STOPPED_S else watch.stopped_ns,
+        lost_s=(*before, stopped_s)[-MOST_LOST:],
+    )
 
 
 def observe(watch: Watch, frame: Frame) -> Watch:
@@ -341,6 +343,7 @@ def observe(watch: Watch, frame: Frame) -> Watch:
     circles = bool(same) and cornered_ns <= watch.cornered_ns and all(one.ticks for one in movers)
     longest_s = max(watch.circled_s, paused_s)
     ended_s = 0.0 if circles or longest_s < LEAST_PAUSE_S else longest_s
+    step_s = leave_out_lost(longest_step_s(frame), watch.lost_s, max(frame.interval_s, watch.interval_s))
     watch = _note_stop(watch, living, now_ns)
     watch = replace(
         watch,
@@ -349,10 +352,11 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         numbers=numbers,
         still_ns=still_ns,
         cornered_ns=cornered_ns,
-        longest_s=max(watch.longest_s, ended_s, _longest_step_s(watch, frame)),
+        longest_s=max(watch.longest_s, ended_s, step_s),
         circled_s=longest_s if circles else 0.0,
         first_errors=_note_errors(watch.first_errors, frame),
         taken_ns=now_ns,
+        interval_s=frame.interval_s,
     )
     return _take_records(_take_rounds(watch, frame, true_ns), frame)
 

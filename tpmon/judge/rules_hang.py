@@ -22,11 +22,11 @@ from tpmon.judge.stillness import (
     waits_for_workers,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.judge.watched_time import STOPPED_S
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
 from tpmon.model.process import CANNOT_END, ProcessSample, Role
 from tpmon.model.verdict import Evidence, Kind
 
-STOPPED_S = 4.0
 """How long a process must be stopped: a debugger that only looks is gone sooner."""
 SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""

@@ -100,7 +100,10 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     first = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - first_ns) / 1e9))
     # Whatever was first seen after a pause of tpmon may have begun within it.
     watch = scene.watch
-    missed = watch.back_ns > 0 and watch.left_ns < first_ns < watch.back_ns + FIRST_READINGS_S * 1e9
+    missed = (
+        watch.back_ns - watch.left_ns > 2 * FIRST_READINGS_S * 1e9  # a shorter one blurs no onset
+        and watch.left_ns < first_ns < watch.back_ns + FIRST_READINGS_S * 1e9
+    )
     if seen_to_begin and not missed:
         return first, SinceIs.ONSET, "history"
     sign = _last_sign(scene) if suspicion.kind is Kind.HUNG else None

@@ -33,6 +33,7 @@ from tpmon.probe.hook_settings import parse_device, parse_settings
 from tpmon.probe.procread import PROC, read_stat, read_status
 
 NO_HOOK = "no hook in this process"
+NO_OPTIMIZER = Missing("no optimizer's step was seen: all were skipped, or the hook does not see them")
 NO_SCALER = Missing("the hook watches no GradScaler in this torch")
 NO_PAGE_NOW = "the hook's page is gone"
 
@@ -328,7 +329,11 @@ def _parse_rank(number: int) -> Applicable[int]:
 
 
 def _parse_counts(record: Sequence[int], patches: int) -> StepCounts:
-    skipped = record[wire.REC_SKIPPED]
+    skipped: Known[int] = record[wire.REC_SKIPPED]
+    if not skipped and not patches & wire.PATCH_SCALER:
+        skipped = NO_SCALER
+    elif skipped and not record[wire.REC_OPTIMIZER_CALLS]:
+        skipped = NO_OPTIMIZER
     return StepCounts(
         steps=record[wire.REC_STEPS],
         eval_steps=record[wire.REC_EVAL_STEPS],
@@ -336,7 +341,7 @@ def _parse_counts(record: Sequence[int], patches: int) -> StepCounts:
         backwards=record[wire.REC_BACKWARDS],
         optimizer_calls=record[wire.REC_OPTIMIZER_CALLS],
         updates=record[wire.REC_UPDATES],
-        skipped_updates=skipped if skipped or patches & wire.PATCH_SCALER else NO_SCALER,
+        skipped_updates=skipped,
         samples=record[wire.REC_SAMPLES],
         eval_samples=record[wire.REC_EVAL_SAMPLES],
         elsewhere=record[wire.REC_ELSEWHERE],

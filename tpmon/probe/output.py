@@ -81,13 +81,18 @@ class _Stamp:
     ahead_s: float
     written_s: float | None
     size: int
+    cut_s: float = 0.0
+    """When it was last cut, by its own time; 0: never."""
 
 
 def _stamp(modified_s: float, size: int, before: _Stamp | None, now_s: float) -> _Stamp:
     """Date the last write of a file; ``before`` is what the look before this one found."""
-    if before is not None and modified_s > before.modified_s and size <= before.size:
-        # Whoever rotates logs cut it, or somebody touched it: the job did not write.
-        return replace(before, size=size)
+    if before is not None and modified_s > before.modified_s:
+        # Whoever rotates logs cut it: the job did not write. One that writes at several places need not grow.
+        if size < before.size or modified_s == before.cut_s:
+            return replace(before, size=size, cut_s=modified_s)
+    elif before is not None:
+        size = min(size, before.size)  # the time of what has grown is yet to come
     ahead_s = max(modified_s - now_s, before.ahead_s if before is not None else 0.0)
     if ahead_s <= CLOCK_SKEW_S:
         return _Stamp(modified_s, 0.0, modified_s, size)

@@ -17,7 +17,7 @@ from tpmon.probe.permissions_nvml import NvmlAnswer, find_cards, list_minors
 from tpmon.probe.permissions_rules import make_check
 from tpmon.probe.procread import PROC, read_file, read_status
 from tpmon.probe.ras import PORT, find_port
-from tpmon.probe.remedies import USUAL, Caller
+from tpmon.probe.remedies import USUAL, Caller, start_with
 from tpmon.probe.stack_refusal import read_caller
 
 SHOW_GROUPS = "docker run --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:ro"
@@ -35,7 +35,8 @@ def check_groups(pids: Sequence[int], proc: str = PROC) -> Check:
         why = f"limits, throttling and memory of the job's control group: {reason}"
         if memory not in (OUTSIDE_VIEW, NOT_MOUNTED):
             return make_check("cgroup", Access.ABSENT, why)
-        return make_check("cgroup", Access.ABSENT, f"{why}; seen from the job's own container", SHOW_GROUPS)
+        fix = start_with(read_caller(proc), SHOW_GROUPS)
+        return make_check("cgroup", Access.ABSENT, f"{why}; seen from the job's own container", fix)
     refused = [reason for group in found if (reason := _try_group(group))]
     if refused:
         why = f"limits and throttling of the job: {refused[0]}"

@@ -146,8 +146,9 @@ def judge_nvml(answer: NvmlAnswer, kernel_driver: bool, caller: Caller, expose: 
 def _judge_failure(failure: FailureLine, kernel_driver: bool, caller: Caller) -> Check:
     if failure.code == _NO_LIBRARY and kernel_driver:
         why = "the kernel has an NVIDIA driver, but libnvidia-ml.so.1 is not here"
-        if caller.around is Around.ENGINE:
-            return make_check("nvml", Access.DENIED, f"{why} (a container without GPUs?)", EXPOSE_CARDS)
+        if caller.around not in (Around.HOST, Around.WSL):
+            fix = EXPOSE_CARDS if caller.around is Around.ENGINE else ""
+            return make_check("nvml", Access.DENIED, f"{why} (a container without GPUs?)", fix)
         why += ": the driver's library package is missing (such as libnvidia-compute, nvidia-driver-libs)"
         return make_check("nvml", Access.DENIED, why, "ldconfig -p | grep libnvidia-ml")
     if failure.code in (_NO_LIBRARY, _NOT_LOADED) and not kernel_driver:

@@ -55,7 +55,7 @@ def call_with_capability(caller: Caller, arguments: str) -> str:
     """Return the call of tpmon that has CAP_SYS_PTRACE, which leaves the run and the machine alone."""
     if caller.around is Around.ENGINE:
         privileged = "" if caller.root_may else " --privileged"
-        return f"docker exec{privileged} -u 0 CONTAINER {caller.program} {arguments}{ON_HOST}"
+        return f"docker exec -it{privileged} -u 0 CONTAINER {caller.program} {arguments}{ON_HOST}"
     if caller.uid == 0 or not caller.root_may or caller.around is Around.TOOLBOX:
         return ""
     return f"sudo {caller.program} {arguments}"
@@ -79,5 +79,5 @@ def call_as_user(caller: Caller, uid: int, gid: int, arguments: str) -> str:
     if caller.uid == 0:
         return f"setpriv --reuid={uid} --regid={gid} --clear-groups {caller.program} {arguments}"
     if caller.around is Around.ENGINE:
-        return f"docker exec -u {uid} CONTAINER {caller.program} {arguments}{ON_HOST}"
+        return f"docker exec -it -u {uid} CONTAINER {caller.program} {arguments}{ON_HOST}"
     return call_with_capability(caller, arguments)
