@@ -13,7 +13,7 @@ from tpmon import config
 from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.model.known import Missing
-from tpmon.probe.background import read_within
+from tpmon.probe.background import UNGUARDED, read_within
 from tpmon.probe.process_limit import explain_limit
 from tpmon.report.write import Output, complain
 
@@ -36,7 +36,10 @@ def read_tables() -> tuple[str, dict[str, Any]]:
     """
     path = config.config_path(os.environ)
     answer = read_within(CONFIG_S, lambda: config.read_file(path))
-    if isinstance(answer, Missing):
+    if isinstance(answer, Missing) and answer.reason.startswith(UNGUARDED):
+        complain(f"tpmon: configuration read without a deadline: {answer.reason}")
+        answer = config.read_file(path)
+    elif isinstance(answer, Missing):
         complain(f"tpmon: configuration not read yet: {path}: {answer.reason}")
         answer = read_within(MOST_CONFIG_S - CONFIG_S, lambda: config.read_file(path))
     if isinstance(answer, Missing):

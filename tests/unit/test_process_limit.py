@@ -74,7 +74,7 @@ def test_a_source_that_needs_a_thread_says_why_there_is_none() -> None:
 @pytest.mark.usefixtures("no_thread")
 def test_a_command_does_without_the_threads_that_only_guard_a_read(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["ps"]) == ExitCode.OK
-    assert "configuration not read" in capfd.readouterr().err
+    assert "configuration read without a deadline" in capfd.readouterr().err
 
 
 def test_what_needs_a_thread_is_refused_and_no_bug_is_reported(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import select
 from dataclasses import replace
 
 import pytest
@@ -214,12 +215,12 @@ def test_the_price_grows_with_processes_up_to_four_and_with_the_rate():
 # live
 
 
-def read_all(descriptor: int) -> str:
-    os.set_blocking(descriptor, False)
-    try:
-        return os.read(descriptor, 65536).decode()
-    except BlockingIOError:
-        return ""
+def read_all(descriptor: int, quiet_s: float = 0.3) -> str:
+    """Read until nothing came for ``quiet_s``: a pty hands over what was written in pieces, and late."""
+    said = b""
+    while select.select([descriptor], [], [], quiet_s)[0]:
+        said += os.read(descriptor, 65536)
+    return said.decode()
 
 
 def test_on_a_terminal_the_table_is_drawn_over_and_taken_away(monkeypatch):

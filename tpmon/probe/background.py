@@ -16,6 +16,9 @@ from tpmon.probe.process_limit import start_thread
 
 T = TypeVar("T")
 
+UNGUARDED = "not read: "
+"""Begins the reason of a read that was not begun: the system let no thread be started for it."""
+
 
 def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
     """Run ``read`` in a daemon thread of its own and wait at most ``seconds`` for it.
@@ -36,7 +39,7 @@ def read_within(seconds: float, read: Callable[[], T]) -> Known[T]:
     try:
         thread.start()
     except RuntimeError as error:  # a limit on processes or memory
-        return Missing(f"not read: {error}")
+        return Missing(f"{UNGUARDED}{error}")
     thread.join(seconds)
     if slot:
         return slot[0]
