@@ -31,7 +31,7 @@ from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.process import CANNOT_END, MAY_END, ThreadGroup, ThreadKind
 from tpmon.model.verdict import Confidence, Kind, SinceIs
 
 BUSY_ELSEWHERE = make_gpu(pids=(9999,), sm_pct=99.0)
@@ -152,12 +152,15 @@ def test_behind_a_pin_thread_a_rank_waits_for_a_blocked_worker_too():
 def test_a_checkpoint_that_goes_out_in_one_long_call_is_no_hang_until_it_takes_five_minutes():
     saving = make_phases({Phase.CHECKPOINT: 1.0})
 
-    def blocked_for(seconds):
-        rank = make_process(state="D", waits_for="FUSE file system", waits_unchanged_s=seconds)
+    def blocked_for(seconds, words="FUSE file system"):
+        rank = make_process(state="D", waits_for=words, waits_unchanged_s=seconds)
         return judge_blocked_io(scene_of(make_frame(processes=(rank,)), [saving], 40))
 
     assert isinstance(blocked_for(60.0), Unsure)
     assert isinstance(blocked_for(400.0), Suspicion)
+    # To give back cards and memory takes a process that ended its time; one that was killed has none.
+    assert isinstance(blocked_for(60.0, f"{MAY_END}{CANNOT_END}4290 is still in nvidia_close (D)"), Unsure)
+    assert isinstance(blocked_for(60.0, f"killed{CANNOT_END}4290 is stuck in nvidia_close (D)"), Suspicion)
 
 
 def test_workers_that_went_with_a_validation_are_not_dead_ones():

@@ -16,7 +16,7 @@ from tests.targets import refusal
 from tests.waiting import wait_until
 from tpmon.errors import NoTargetError
 from tpmon.model.dump import ErrorKind
-from tpmon.model.process import CANNOT_END, Identity, Role, ThreadKind
+from tpmon.model.process import CANNOT_END, MAY_END, Identity, Role, ThreadKind
 from tpmon.probe.dump import Dumper, find_dead
 from tpmon.probe.job import find_descendants
 from tpmon.probe.left_threads import find_left
@@ -39,7 +39,7 @@ ctypes.CDLL(None).syscall({NUMBER}, 0)
 """
 STUCK = 701
 TID = STUCK * 100
-STUCK_IN = f"killed or ended{CANNOT_END}{TID} is stuck in"
+STUCK_IN = f"{MAY_END}{CANNOT_END}{TID} is still in"
 HEADLESS = f"its main thread has ended; thread {TID}"
 
 
@@ -81,7 +81,7 @@ def test_a_zombie_whose_threads_live_has_not_ended(state: str, threads: int, end
 
 
 def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -> None:
-    words = f"{STUCK_IN} nvidia_ioctl (D)"
+    words = f"killed{CANNOT_END}{TID} is stuck in nvidia_ioctl (D)"
     error = refusal(STUCK, fake.proc)
     assert isinstance(error, NoTargetError)
     assert error.what == f"process {STUCK} (pt_main_thread): {words}"
@@ -101,7 +101,7 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -
     ("thread", "words"),
     [
         ({"state": "D", "wchan": "rpc_wait", "flags": 0x4}, f"{STUCK_IN} rpc_wait (D)"),
-        ({"state": "D", "wchan": "0", "pending": 0x100}, f"{STUCK_IN} the kernel (D)"),
+        ({"state": "D", "wchan": "0", "pending": 0x100}, f"killed{CANNOT_END}{TID} is stuck in the kernel (D)"),
         ({"state": "D", "wchan": "folio_wait"}, f"{HEADLESS} goes on"),
         ({"state": "S", "wchan": "futex_do_wait"}, f"{HEADLESS} goes on"),
         ({"state": "R", "wchan": "0", "flags": 0x4}, f"{HEADLESS} is just ending"),

@@ -232,6 +232,9 @@ def test_what_a_security_profile_says(modules, attribute, deny, access, fix):
     assert (check.access, fix_of(check)) == (access, fix)
     outside = judge_profile(modules, parse_profile(attribute), Caller(), deny_ptrace=deny)
     assert (outside.access, fix_of(outside)) == (access, "sudo setsebool deny_ptrace off" if deny else "")
+    bound = judge_profile(modules, parse_profile(attribute), Caller(root_may=False), deny_ptrace=deny)
+    there = "sudo setsebool deny_ptrace off  # in a shell that may become root: this one may not"
+    assert fix_of(bound) == (there if deny else "")
 
 
 def test_what_selinux_forbids_is_read_from_its_present_value(tmp_path):

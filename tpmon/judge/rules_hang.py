@@ -24,7 +24,7 @@ from tpmon.judge.stillness import (
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.judge.watched_time import STOPPED_S
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
-from tpmon.model.process import CANNOT_END, ProcessSample, Role
+from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
 from tpmon.model.verdict import Evidence, Kind
 
 """How long a process must be stopped: a debugger that only looks is gone sooner."""
@@ -184,7 +184,8 @@ def judge_blocked_io(scene: Scene) -> Answer:
         if not is_known(stuck):
             unread = f"blocked reads ({name}: {stuck.reason})"
             continue
-        killed = CANNOT_END in words  # nothing that it does is meant to take long any more
+        # Nothing that a killed process does is meant to take long.
+        killed = CANNOT_END in words and not words.startswith(MAY_END)
         least_s = max(still_s_of(scene), PATIENCE_S if deferred is not None and not killed else 0.0)
         if unchanged < least_s or not stuck:
             continue

@@ -12,6 +12,9 @@ ON_A_CPU = "running"
 """What ``ProcessSample.waits_for`` says of a thread that runs, or waits for a CPU alone (state R)."""
 CANNOT_END = ", but thread "
 """Part of ``ProcessSample.waits_for`` of a process that was killed and is kept by a thread in state D."""
+MAY_END = "killed or ended"
+"""Begins such words where nothing says how it ended: the kernel gives back the memory of a large process, and
+a driver its cards, in state D and for seconds."""
 WORKER_NAME = "pt_data_worker"
 """Name that a loader worker gives itself since torch 2.5 (torch/utils/data/_utils/worker.py)."""
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.process import CANNOT_END
+from tpmon.model.process import CANNOT_END, MAY_END
 from tpmon.model.units import clean_text
 from tpmon.probe.facts import Facts, read_all_facts
 from tpmon.probe.procread import PROC, Stat, has_ended, parse_stat, read_file, read_stat
@@ -29,7 +29,7 @@ _CARD = "/dev/nvidia"
 class LeftThread:
     """Hold the thread that keeps a process whose first thread has ended: one that is stuck goes first.
 
-    ``stuck`` says in words that the process was to end and this thread cannot; "" where it is not stuck.
+    ``stuck`` says in words that the process was to end and this thread has not; "" where it does not sleep.
     """
 
     tid: int
@@ -63,9 +63,9 @@ def find_left(pid: int, loop_tid: int = 0, proc: str = PROC) -> LeftThread | Non
     tid = min(states, key=lambda one: (states[one] != "D", one != loop_tid, one))
     folder = f"{proc}/{pid}/task/{tid}"
     wchan = _read(f"{folder}/wchan")
-    is_ending = _is_ending(folder)
-    stuck = _say_stuck(stat, tid, wchan, folder) if is_ending and states[tid] == "D" else ""
-    return LeftThread(tid, states[tid], wchan, _read(f"{folder}/syscall"), is_ending, stuck)
+    how = _why_ending(stat, folder)
+    stuck = _say_stuck(how, tid, wchan, folder) if how and states[tid] == "D" else ""
+    return LeftThread(tid, states[tid], wchan, _read(f"{folder}/syscall"), bool(how), stuck)
 
 
 def pick_reader(stat: Stat, proc: str = PROC) -> int:
@@ -105,15 +105,21 @@ def _read(path: str) -> Known[bytes]:
         return Missing(error.strerror or str(error))
 
 
-def _is_ending(folder: str) -> bool:
-    """Tell whether a thread was told to end: SIGKILL waits for it, or it is on its way out."""
-    stat, status = _read(f"{folder}/stat"), _read_status(folder)
-    if is_known(stat):
-        fields = stat[stat.rindex(b")") + 2 :].split() if b")" in stat else []
-        if len(fields) > 6 and int(fields[6]) & _PF_EXITING:
-            return True
-    pending = next((line.split()[1] for line in status.splitlines() if line.startswith(b"SigPnd:")), b"0")
-    return bool(int(pending, 16) >> (signal.SIGKILL - 1) & 1)
+def _why_ending(stat: Stat, folder: str) -> str:
+    """Say how a process with a thread that was told to end came to it: "killed", "exit 1"; "" for none."""
+    pending = next(
+        (line.split()[1] for line in _read_status(folder).splitlines() if line.startswith(b"SigPnd:")), b"0"
+    )
+    if int(pending, 16) >> (signal.SIGKILL - 1) & 1:
+        return "killed"
+    thread = _read(f"{folder}/stat")
+    fields = thread[thread.rindex(b")") + 2 :].split() if is_known(thread) and b")" in thread else []
+    if len(fields) <= 6 or not int(fields[6]) & _PF_EXITING:
+        return ""
+    # 0 is what those read who may not see it, and what a process that ended well leaves.
+    if stat.wait_status & 0x7F:
+        return "killed"
+    return f"exit {stat.wait_status >> 8}" if stat.wait_status else MAY_END
 
 
 def _read_status(folder: str) -> bytes:
@@ -123,14 +129,12 @@ def _read_status(folder: str) -> bytes:
         return b""  # it ended meanwhile
 
 
-def _say_stuck(stat: Stat, tid: int, wchan: Known[bytes], folder: str) -> str:
+def _say_stuck(how: str, tid: int, wchan: Known[bytes], folder: str) -> str:
     """Say which thread keeps a process that was to end: "killed, but thread 7 is stuck in nv_ioctl (D)"."""
-    # 0 is what those read who may not see it, and what a process that ended well leaves.
-    number = stat.wait_status & 0x7F
-    how = "killed" if number else f"exit {stat.wait_status >> 8}" if stat.wait_status else "killed or ended"
     named = clean_text(wchan.decode("ascii", "replace"), 64) if is_known(wchan) and wchan != b"0" else ""
+    verb = "still" if how == MAY_END else "stuck"
     cards = " and holds its cards" if _holds_cards(folder) else ""
-    return f"{how}{CANNOT_END}{tid} is stuck in {named or 'the kernel'} (D){cards}"
+    return f"{how}{CANNOT_END}{tid} is {verb} in {named or 'the kernel'} (D){cards}"
 
 
 def _holds_cards(folder: str) -> bool:

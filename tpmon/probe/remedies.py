@@ -9,6 +9,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.probe.around import Around
 
 ON_HOST = "  # on the host"
+ELSEWHERE = "  # in a shell that may become root: this one may not"
 NEXT_TIME = "  # at its next start"
 LIFT_YAMA = "sysctl kernel.yama.ptrace_scope=0"
 ADD_CAPABILITY = "docker run --cap-add SYS_PTRACE"
@@ -38,7 +39,10 @@ def administer(caller: Caller, command: str) -> str:
     """Return a command that changes the kernel of the machine, which no container may."""
     if caller.around in _CONTAINED:
         return f"sudo {command}{ON_HOST}" if caller.uid else f"{command}{ON_HOST}, as root"
-    return command if caller.uid == 0 else f"sudo {command}"
+    if caller.uid == 0:
+        return command
+    # Under no_new_privs (Apptainer, a hardened service) sudo refuses, whoever may call it elsewhere.
+    return f"sudo {command}" if caller.root_may else f"sudo {command}{ELSEWHERE}"
 
 
 def lift_yama(caller: Caller) -> str:
