@@ -101,7 +101,10 @@ def test_a_killed_rank_that_cannot_die_is_told_with_its_thread(fake: FakeProc) -
     ("thread", "words"),
     [
         ({"state": "D", "wchan": "rpc_wait", "flags": 0x4}, f"{STUCK_IN} rpc_wait (D)"),
-        ({"state": "D", "wchan": "0", "pending": 0x100}, f"killed{CANNOT_END}{TID} is stuck in the kernel (D)"),
+        (
+            {"state": "D", "wchan": "0", "pending": 0x100},
+            f"killed{CANNOT_END}{TID} is stuck in the kernel (D)",
+        ),
         ({"state": "D", "wchan": "folio_wait"}, f"{HEADLESS} goes on"),
         ({"state": "S", "wchan": "futex_do_wait"}, f"{HEADLESS} goes on"),
         ({"state": "R", "wchan": "0", "flags": 0x4}, f"{HEADLESS} is just ending"),

@@ -6,36 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.frames import NOW, make_cpu, make_frame, make_gpu, make_loader, make_process, make_worker
-from tests.judging import make_looks, make_phases
-from tests.starving import line_up
+from tests.frames import make_cpu, make_gpu, make_loader, make_process, make_worker
+from tests.judging import make_phases
+from tests.loop_stacks import LIB, RANK, WAIT, see_waiting, slice_of, stack
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.busiest import Spot
 from tpmon.judge.frames import receives
-from tpmon.judge.phases import Phase, Spot, read_phases
+from tpmon.judge.phases import Phase, read_phases
 from tpmon.judge.rules_python import judge_single_thread
 from tpmon.judge.rules_waits import judge_blocking_call, judge_own_loader
-from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.judge.verdict import rate_confidence
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 from tpmon.model.verdict import Confidence, Kind
 
-RANK = 4211
-LIB = "/usr/lib/python3.11"
 GONE = Missing("permission denied")
-
-
-def frame_of(function, file, line=7):
-    return StackFrame(function, file, line)
-
-
-def stack(*calls):
-    """Build frames, outermost first, below the loop of a program."""
-    return (frame_of("<module>", "/home/u/train.py", 90), *(frame_of(*call) for call in calls))
-
-
-WAIT = ("wait", f"{LIB}/threading.py")
 MINE = ("hand_on", "/home/u/feed.py", 53)
 QUEUE = stack(MINE, ("get", f"{LIB}/queue.py"), WAIT)
 RECEIVING = {
@@ -53,11 +38,30 @@ RECEIVING = {
         ("_recv", f"{LIB}/multiprocessing/connection.py"),
     ),
     "future": stack(MINE, ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT),
+    "whichever future is first": stack(MINE, ("as_completed", f"{LIB}/concurrent/futures/_base.py"), WAIT),
+    "all futures": stack(MINE, ("wait", f"{LIB}/concurrent/futures/_base.py"), WAIT),
+    "whichever pipe is ready": stack(
+        MINE, ("wait", f"{LIB}/multiprocessing/connection.py"), ("select", f"{LIB}/selectors.py")
+    ),
+    "joblib": stack(MINE, ("_retrieve", f"{LIB}/site-packages/joblib/parallel.py")),
+    "ray": stack(
+        MINE,
+        ("wrapper", f"{LIB}/site-packages/ray/_private/client_mode_hook.py"),
+        ("get_objects", f"{LIB}/site-packages/ray/_private/worker.py"),
+    ),
+    "zmq": stack(MINE, ("recv_pyobj", f"{LIB}/site-packages/zmq/sugar/socket.py")),
 }
 NOT_RECEIVING = {
     "a full queue": stack(MINE, ("put", f"{LIB}/queue.py"), WAIT),
     "the end of a queue": stack(MINE, ("join", f"{LIB}/queue.py"), WAIT),
     "the end of a thread": stack(MINE, ("join", f"{LIB}/threading.py")),
+    "the end of a process": stack(
+        MINE,
+        ("join", f"{LIB}/multiprocessing/process.py"),
+        ("wait", f"{LIB}/multiprocessing/popen_fork.py"),
+        ("wait", f"{LIB}/multiprocessing/connection.py"),
+        ("select", f"{LIB}/selectors.py"),
+    ),
     "an event": stack(MINE, WAIT),
     "an object elsewhere": stack(
         MINE,
@@ -77,20 +81,6 @@ def test_the_taking_end_is_known(frames):
 @pytest.mark.parametrize("frames", NOT_RECEIVING.values(), ids=NOT_RECEIVING)
 def test_other_waits_take_nothing(frames):
     assert not receives(frames)
-
-
-def slice_of(*counted):
-    stacks = tuple(StackCount(RANK, "MainThread", frames, count) for frames, count in counted)
-    return StackSlice(
-        pid=RANK,
-        rank=0,
-        ended=NOW,
-        ended_ns=10_000_000_000,
-        seconds=4.0,
-        rate_hz=10.0,
-        samples=sum(count for _, count in counted),
-        stacks=stacks,
-    )
 
 
 def test_where_most_of_it_is_is_told_by_function_and_its_busiest_line():
@@ -128,20 +118,6 @@ def test_a_queue_behind_a_name_that_tells_of_data_is_the_programs_own_where_no_l
         "processes": (make_process(RANK), make_worker(5000, 0, RANK)),
     }
     assert isinstance(judge_own_loader(see_waiting(phases, frame=loader)), Cleared)
-
-
-def see_waiting(phases, *, asleep=8, frame=None, **looks):
-    """See a rank whose main thread is asleep in ``asleep`` of ten looks."""
-    kinds = looks or {"lock": asleep}
-    fields = {
-        "processes": (make_process(RANK, runnable=0.3, waiting=0.0),),
-        "loader": (),
-        "main_threads": (make_looks(RANK, 10, **kinds),),
-        "cpu": make_cpu(),
-        **(frame or {}),
-    }
-    taken = {RANK: phases} if phases is not None else {}
-    return see(line_up([make_frame(**fields)] * 12), taken)
 
 
 HANDED = make_phases(

@@ -150,7 +150,8 @@ EXPLANATIONS = (
         "The loop takes what it works on from threads or processes of its own: a prefetch thread, a pool, "
         "environments behind pipes. They are slower than the loop.",
         "The main thread is found at the taking end of a queue, a pipe, a pool or a future, beside steps.",
-        "a DataLoader, whose workers tpmon knows; a thread that fights for Python's lock (gil).",
+        "a DataLoader, whose workers tpmon knows; a thread that fights for Python's lock (gil); a future of "
+        "an asynchronous checkpoint, which is told by the name of the function that waits.",
     ),
     Explanation(
         Kind.PYTHON_BOUND,
@@ -172,7 +173,8 @@ EXPLANATIONS = (
         "The loop itself waits in a call beside the step: a write that is synced, a request to a server, "
         "another program, a sleep.",
         "Stacks outside of forward, backward and optimizer, and a main thread that is asleep meanwhile.",
-        "single-thread, where the thread computes; a checkpoint (paused) that is known by its frames.",
+        "single-thread, where the thread computes; a checkpoint (paused) that is known by its frames; a wait "
+        "for the GPU or for other ranks, which leaves no frame: there only disks, sockets and children count.",
     ),
     Explanation(
         Kind.OVERSUBSCRIBED,

@@ -19,10 +19,39 @@ _WAIT_FILES = (
     "/concurrent/futures/_base.py",
     "/multiprocessing/connection.py",
     "/multiprocessing/queues.py",
+    "/joblib/parallel.py",
+    "/zmq/sugar/socket.py",
+    "/ray/_private/worker.py",
 )
-"""Files of the standard library whose innermost frame waits for other threads or processes."""
-_RECEIVES = frozenset(("get", "next", "__next__", "result", "recv", "recv_bytes"))
+"""Files of libraries whose innermost frame waits for other threads or processes."""
+_RECEIVES = frozenset(
+    (
+        *(
+            "get",
+            "next",
+            "__next__",
+            "result",
+            "as_completed",
+            "poll",
+            "_retrieve",
+            "retrieve",
+            "get_objects",
+        ),
+        *("recv", "recv_bytes", "recv_multipart", "recv_pyobj", "recv_json", "recv_string"),
+    )
+)
 _RECEIVE_FILES = (*_WAIT_FILES, "/multiprocessing/pool.py")
+_RECEIVES_BY_WAIT = (
+    "/concurrent/futures/_base.py",
+    "/multiprocessing/connection.py",
+    "/ray/_private/worker.py",
+)
+"""Files whose function ``wait`` returns what is ready; elsewhere it is a lock or an event."""
+_ENDS_OF_PROCESSES = ("/multiprocessing/popen_fork.py", "/multiprocessing/process.py")
+"""Who waits for the end of a process asks a pipe, and takes nothing."""
+_CALL_FILES = ("/socket.py", "/ssl.py", "/subprocess.py")
+"""Files of the standard library whose innermost frame waits for a server or a child."""
+_EVENT_LOOP = ("_run_once", "/asyncio/base_events.py")
 _REMOTE_CALLS = "/multiprocessing/managers.py"
 """A call of an object that lives in another process waits for its answer, not for what that makes."""
 
@@ -62,8 +91,27 @@ def receives(frames: Sequence[StackFrame]) -> bool:
         if not is_library(frame.file):
             break
         inner.append(frame)
-    if any(frame.file.endswith(_REMOTE_CALLS) for frame in inner):
+    if any(frame.file.endswith((_REMOTE_CALLS, *_ENDS_OF_PROCESSES)) for frame in inner):
         return False
-    return any(
-        last_name(frame.function) in _RECEIVES and frame.file.endswith(_RECEIVE_FILES) for frame in inner
-    )
+    return any(_takes(frame) for frame in inner)
+
+
+def _takes(frame: StackFrame) -> bool:
+    name = last_name(frame.function)
+    if name == "wait":
+        return frame.file.endswith(_RECEIVES_BY_WAIT)
+    return name in _RECEIVES and frame.file.endswith(_RECEIVE_FILES)
+
+
+def calls_out(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost Python frame waits for a server or for a child process."""
+    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
+    return last.endswith(_CALL_FILES) and is_library(last)
+
+
+def is_event_loop(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the event loop of asyncio has nothing to run: no task is in the stack."""
+    if len(frames) < 2 or not frames[-1].file.endswith("/selectors.py"):
+        return False
+    name, file = _EVENT_LOOP
+    return last_name(frames[-2].function) == name and frames[-2].file.endswith(file)

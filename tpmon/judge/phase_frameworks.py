@@ -312,7 +312,13 @@ _HINTS = (
             r"|(batch|data)_(generator|iterator|iter)|\w*distributed_data_(generator|loader)\w*"
         ),
     ),
-    (SAVE, r"_?save_(checkpoint|ckpt|model|state|weights|snapshot)"),
+    (
+        SAVE,
+        (
+            r"_?save_(checkpoint|ckpt|model|state|weights|snapshot)"
+            r"|(\w+_)?(wait|join|finish|flush|drain)_(\w+_)?(checkpoint|ckpt|save|snapshot|upload)s?"
+        ),
+    ),
     (LOAD, r"_?load_(checkpoint|ckpt|model|state|weights|snapshot)"),
     (READ_SET, r"_?load_(data|dataset|datasets)|prepare_data"),
 )

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.frames import is_library, is_native, last_name, receives, waits_for_others
+from tpmon.judge.frames import is_event_loop, is_library, is_native, last_name, receives, waits_for_others
 from tpmon.judge.phase_frames import COLLATE, FETCH, PYTHON, TORCH, Rule
 from tpmon.judge.phase_frameworks import FRAMEWORKS, SYNC_LEAVES, USER_NAMES
 from tpmon.judge.phase_kinds import GIVES_WAY, DataPart, Mark, Phase
@@ -82,6 +82,8 @@ class Reading:
     where: str
     place: tuple[str, str, int]
     needs: frozenset[Need]
+    by_name: bool = False
+    """It counts as loading by the name of the program's own function alone."""
 
 
 def _by_file(rules: Iterable[Rule]) -> dict[str, tuple[Rule, ...]]:
@@ -166,6 +168,7 @@ class _Region:
     outer: Phase
     marks: tuple[Mark | None, ...]
     needs: frozenset[Need]
+    by_name: bool
 
 
 def _walk(frames: Sequence[StackFrame]) -> _Region:
@@ -205,12 +208,16 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         outer, phase, part, begin = phase, Phase.SYNC, None, _last_python(frames)
         marks[begin] = leaf
         needs.add(leaf.need)
+    by_name = False
+    if phase is Phase.OTHER and is_event_loop(frames) and any("/ipykernel/" in one.file for one in frames):
+        phase = Phase.INPUT  # of a notebook: it has no cell to run
     if phase is Phase.DATA_WAIT:
         begun = marks[begin]
         by_name = begun is not None and begun.weak  # of the program's function: it may only take the batch
         if (part is None and waits_for_others(frames)) or (by_name and receives(frames)):
             part = DataPart.QUEUE
-    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs))
+    by_name = by_name and part is DataPart.FETCH
+    return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name)
 
 
 def classify(frames: Sequence[StackFrame]) -> tuple[Phase, DataPart | None]:
@@ -355,10 +362,10 @@ def read_stack(frames: Sequence[StackFrame]) -> Reading:
         where = inside if region.phase is Phase.OTHER else word
     elif region.phase is Phase.OTHER:
         where = f"{plain_name(frame.function)} {name_line(frame)}"
+        where = f"event loop of {where}" if is_event_loop(frames) else where
     elif region.phase is Phase.DATA_WAIT and index > region.begin:
         where = f"{region.phase.value}: {plain_name(frame.function)} in {name_line(frame)}"
     else:
         where = f"{word} {name_line(frame)}"
-    return Reading(
-        region.phase, region.part, where, (region.phase.value, frame.file, frame.line), _needs_of(region)
-    )
+    place = (region.phase.value, frame.file, frame.line)
+    return Reading(region.phase, region.part, where, place, _needs_of(region), region.by_name)

@@ -12,8 +12,9 @@ from dataclasses import field
 from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.frames import receives, waits_for_others
-from tpmon.judge.phase_kinds import TRAINING, DataPart, Phase
+from tpmon.judge.busiest import Spot, find_spot
+from tpmon.judge.frames import calls_out, receives, waits_for_others
+from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
 from tpmon.judge.phase_stack import classify, read_stack
 from tpmon.judge.sights import find_sights
@@ -21,7 +22,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.stacks import StackCount, StackFrame, StackSlice
 
-__all__ = ["DataPart", "Phase", "RankPhases", "Share", "Spot", "classify", "find_spot", "read_phases"]
+__all__ = ["DataPart", "Phase", "RankPhases", "Share", "classify", "read_phases"]
 
 SPAN_S = 60.0
 """Older slices tell about a run as it was."""
@@ -30,16 +31,6 @@ MIN_REREADS = 3
 trainings takes part in two."""
 MIN_CHANGE_S = 12.0
 """A behaviour that came back sooner was an outlier (a checkpoint, a stall), not a change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """Name the function of the program that took most samples of something, by its busiest line."""
-
-    where: str
-    """As in ``RankPhases.where``."""
-    ratio: float
-    """Share of all samples, 0-1, that were in this function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +71,15 @@ class RankPhases:
     """Where most of these are."""
     spots: Mapping[Phase, Spot] = field(default_factory=dict)
     """Where most of each phase is, the waits of ``handed`` left out."""
+    calls_ratio: float = 0.0
+    """Share of samples, 0-1, within a step or outside of its parts, whose innermost frame waits for a server
+    or a child; outside of the parts of a step also for a thread or an event."""
+    calls_in_step_ratio: float = 0.0
+    """Those of them within the parts of a step."""
+    calls: Applicable[Spot] = NOT_APPLICABLE
+    """Where most of these are."""
+    hinted_ratio: float = 0.0
+    """Share of samples, 0-1, that count as loading by the name of the program's own function alone."""
     design: float = DESIGN
     """How many samples count as one independent sample."""
     proven: Mapping[Need, float] = field(default_factory=dict)
@@ -111,6 +111,9 @@ class _Look:
     """Those of these that take what others hand over, by their place in words."""
     spots: Mapping[tuple[Phase, str], int]
     """All other samples by phase and place."""
+    calls: Mapping[tuple[Phase, str], int]
+    """As ``RankPhases.calls_ratio``, by phase and place in words."""
+    hinted: int
     distinct: int
     only: tuple[StackFrame, ...] | None
     """The one stack of the main thread, when it is one."""
@@ -136,6 +139,13 @@ def main_stacks(taken: StackSlice) -> tuple[StackCount, ...]:
     return tuple(stack for stack in stacks if stack.tid == tid and stack.frames and stack.samples > 0)
 
 
+def _is_call(phase: Phase, frames: Sequence[StackFrame]) -> bool:
+    """Tell whether a stack that takes nothing shows a wait, which is then for no card and no other rank."""
+    if phase in OUTSIDE and waits_for_others(frames):
+        return True
+    return (phase in OUTSIDE or phase in TRAINING) and calls_out(frames)
+
+
 def _look(taken: StackSlice) -> _Look:
     kinds: Counter[tuple[Phase, DataPart | None]] = Counter()
     places: Counter[tuple[str, str, int]] = Counter()
@@ -143,7 +153,8 @@ def _look(taken: StackSlice) -> _Look:
     proofs: Counter[Need] = Counter()
     handed: Counter[str] = Counter()
     spots: Counter[tuple[Phase, str]] = Counter()
-    waits = plain_waits = 0
+    calls: Counter[tuple[Phase, str]] = Counter()
+    waits = plain_waits = hinted = 0
     stacks = main_stacks(taken)
     for stack in stacks:
         reading = read_stack(stack.frames)
@@ -157,6 +168,9 @@ def _look(taken: StackSlice) -> _Look:
             handed[reading.where] += stack.samples
         else:
             spots[reading.phase, reading.where] += stack.samples
+            if _is_call(reading.phase, stack.frames):
+                calls[reading.phase, reading.where] += stack.samples
+        hinted += stack.samples if reading.by_name else 0
         for need in reading.needs:
             proofs[need] += stack.samples
     mine = {id(stack) for stack in stacks}
@@ -176,6 +190,8 @@ def _look(taken: StackSlice) -> _Look:
         plain_waits,
         dict(handed),
         dict(spots),
+        dict(calls),
+        hinted,
         len(distinct),
         stacks[0].frames if len(distinct) == 1 else None,
         next(iter(places)) if len(places) == 1 else None,
@@ -255,24 +271,6 @@ def _name_place(look: _Look, *, loads_itself: bool) -> str:
     return look.where
 
 
-def _function_of(where: str) -> str:
-    """Return a place without its line: the lines of one function are added up."""
-    before, _, line = where.rpartition(":")
-    return before if line.isdigit() else where
-
-
-def find_spot(places: Mapping[str, int], samples: int) -> Applicable[Spot]:
-    """Return the function that most of these samples were in."""
-    functions: Counter[str] = Counter()
-    for where, count in places.items():
-        functions[_function_of(where)] += count
-    if not functions:
-        return NOT_APPLICABLE
-    busiest = max(functions, key=lambda name: (functions[name], name))
-    lines = {where: count for where, count in places.items() if _function_of(where) == busiest}
-    return Spot(max(lines, key=lambda where: (lines[where], where)), functions[busiest] / samples)
-
-
 def _find_spots(looks: Iterable[_Look], samples: int) -> Mapping[Phase, Spot]:
     """Return the busiest function of each phase."""
     places: dict[Phase, Counter[str]] = {}
@@ -308,8 +306,13 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
             if part is not None:
                 parts[part] += count
     handed: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    in_step = 0
     for look in kept:
         handed.update(look.handed)
+        for (phase, where), count in look.calls.items():
+            calls[where] += count
+            in_step += count if phase in TRAINING else 0
     design = measure_design([look.kinds for look in kept])
     return RankPhases(
         pid=newest.taken.pid,
@@ -333,6 +336,10 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
         handed_ratio=handed.total() / samples,
         handed=find_spot(handed, samples),
         spots=_find_spots(kept, samples),
+        calls_ratio=calls.total() / samples,
+        calls_in_step_ratio=in_step / samples,
+        calls=find_spot(calls, samples),
+        hinted_ratio=sum(look.hinted for look in kept) / samples,
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},
     )

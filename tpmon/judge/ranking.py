@@ -66,6 +66,7 @@ EXPLAINS: Mapping[Key, tuple[Key, ...]] = MappingProxyType(
         (Kind.GPU_THROTTLED, _ANY): _WAITING_FOR_ONE,
         (Kind.GPU_THROTTLED, "pcie"): _WAITING_FOR_A_RANK,
         (Kind.GPU_UNHEALTHY, _ANY): _WAITING_FOR_ONE,
+        (Kind.PYTHON_BOUND, "blocking-call"): _WAITING_FOR_ONE,
         (Kind.PYTHON_BOUND, "gil"): (
             (Kind.PYTHON_BOUND, "single-thread"),
             (Kind.PYTHON_BOUND, "blocking-call"),

@@ -7,6 +7,7 @@ import math
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.batch_waits import see_all_waits, see_waits
 from tpmon.judge.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
+from tpmon.judge.named_waits import find_named_wait
 from tpmon.judge.periods import CORRELATION, find_period
 from tpmon.judge.phases import DataPart, Phase
 from tpmon.judge.scene import RankScene, Scene
@@ -95,6 +96,8 @@ def judge_no_workers(scene: Scene) -> Answer:
     queue = part_of(found, DataPart.QUEUE)
     if queue is not None and queue.ratio >= COLLATE_SHARE * found.wait.share.ratio:
         return Unsure("what fills the queue that the main thread waits at (no loader worker does)")
+    if find_named_wait(found.rank) >= COLLATE_SHARE * found.wait.share.ratio:
+        return Cleared("loading in the main thread (it only waits for what others hand over)")
     return _suspect_no_workers(found, scene, "it loads its batches itself, there are no workers")
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.busiest import Spot
 from tpmon.judge.card_idle import find_gpu_idle
 from tpmon.judge.data_wait import LEAST_SAMPLES
 from tpmon.judge.feeding import is_behind
+from tpmon.judge.named_waits import find_named_wait
 from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import Share, share_of
 from tpmon.judge.phases import RankPhases
 from tpmon.judge.rules_python import others_demand
-from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.spots import name_hot
+from tpmon.judge.scene import MainThreadScene, RankScene, Scene
+from tpmon.judge.spots import name_spot
 from tpmon.judge.starvation import HIDDEN_IDLE, LEAST_WAIT
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading, take_heaviest
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
@@ -26,6 +28,9 @@ from tpmon.model.verdict import Evidence, Kind
 LEAST_BLOCKED = 0.2
 """Lower end of the share of time asleep in calls of the program's own from which they hold the run: what
 a balanced run may spend in any single wait."""
+SURE_SPOT = 0.05
+"""Share by which a function must take more than what may all be computing, so that it is named as what
+sleeps: half of the interval of 100 samples."""
 _MAY_SLEEP = (
     Phase.DATA_WAIT,
     Phase.SYNC,
@@ -88,8 +93,10 @@ def _queued(rank: RankScene, phases: RankPhases) -> float:
 
     Other loaders (DALI, FFCV, Ray Data, nodes of torchdata) and functions with the name of one have it.
     """
+    if rank.has_workers or rank.loader is not None:
+        return 0.0
     queue = phases.parts.get(DataPart.QUEUE)
-    return 0.0 if rank.has_workers or rank.loader is not None or queue is None else queue.ratio
+    return (queue.ratio if queue is not None else 0.0) + find_named_wait(rank)
 
 
 def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
@@ -141,23 +148,62 @@ def _judge_own_of(rank: RankScene, scene: Scene) -> Answer:
     )
 
 
-def _may_sleep_in_backward(rank: RankScene, scene: Scene) -> bool:
-    """Tell whether a backward pass may be a wait: for autograd's own thread, or for other ranks."""
-    alone = len(scene.ranks) == 1 and known_or(scene.frame.target.world_size, 1) == 1
-    return bool(scene.cards) or not alone or find_gpu_idle(rank, scene) is not NOT_APPLICABLE
+def _is_alone(scene: Scene) -> bool:
+    return len(scene.ranks) == 1 and known_or(scene.frame.target.world_size, 1) == 1
+
+
+def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene: Scene) -> float:
+    """Return the share of its time (0-1) that the main thread surely sleeps in calls of its own.
+
+    On cards and beside ranks the backward pass may be a wait for autograd's own thread: a futex, as no sleep
+    for a disk, a socket or a child is.
+    """
+    # A wait with a time-out in a frame that is known to wait is none for the interpreter.
+    asleep = max(0.0, 1 - main.running - main.timed_lock) + min(main.timed_lock, phases.calls_ratio)
+    own = max(0.0, asleep - phases.ratio(*_MAY_SLEEP) - phases.handed_ratio)
+    alone = _is_alone(scene) and not scene.cards and find_gpu_idle(rank, scene) is NOT_APPLICABLE
+    return own if alone else max(0.0, own - min(phases.ratio(Phase.BACKWARD), main.lock))
+
+
+def _confuse(share: Share, rank: RankScene, idle: Applicable[float], scene: Scene) -> str:
+    """Say what such a sleep is confused with; "" where the kernel or the stacks tell that it is a call.
+
+    A wait for a card or for other ranks (``.item()``, ``Work.wait()``, ``store.get()``) has no frame of its
+    own, and no disk or socket that the kernel shows.
+    """
+    io = rank.main.io if is_known(rank.main) else 0.0
+    calls = rank.phases.calls_ratio if is_known(rank.phases) else 0.0
+    if max(io, calls) >= share.ratio / 2:
+        return ""
+    if not _is_alone(scene):
+        return "a wait for other ranks leaves no frame either"
+    # What it sleeps beyond the card's busy time is surely no wait for the card.
+    if is_known(idle) and share.ratio + idle - 1 < LEAST_BLOCKED:
+        return "or it waits for the GPU, which leaves no frame either"
+    return ""
+
+
+def _spot_of_call(phases: RankPhases, share: Share) -> tuple[Phase, Applicable[Spot]]:
+    """Return the function that surely sleeps: one that waits by its frames, or too large to only compute."""
+    phase = max(OUTSIDE, key=phases.ratio)
+    if is_known(phases.calls) and phases.calls_ratio >= share.ratio / 2:
+        return phase, phases.calls
+    spot = phases.spots.get(phase)
+    computing = phases.ratio(*OUTSIDE) - phases.handed_ratio - share.ratio
+    return phase, spot if spot is not None and spot.ratio > computing + SURE_SPOT else NOT_APPLICABLE
 
 
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     phases = _stacks_of(rank, _CALL)
     if not isinstance(phases, RankPhases):
         return phases
-    sleeping = _sleeping(rank)
-    if not is_known(sleeping):
-        return Unsure(f"{_CALL} ({sleeping.reason})")
-    outside = max(0.0, phases.ratio(*OUTSIDE) - phases.handed_ratio)
-    others = (*_MAY_SLEEP, Phase.BACKWARD) if _may_sleep_in_backward(rank, scene) else _MAY_SLEEP
-    asleep = max(0.0, sleeping - phases.ratio(*others) - phases.handed_ratio)
-    share = share_of(min(outside, asleep) * phases.samples, phases.samples, phases.design)
+    sleeping, main = _sleeping(rank), rank.main
+    if not is_known(sleeping) or not is_known(main):
+        return Unsure(f"{_CALL} ({main.reason if isinstance(main, Missing) else 'too few looks'})")
+    outside = max(0.0, phases.ratio(*OUTSIDE) - phases.handed_ratio) + phases.calls_in_step_ratio
+    share = share_of(
+        min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design
+    )
     if share.ratio < LEAST_BLOCKED:
         return Cleared(f"{_CALL} ({format_pct(100 * share.ratio)} %)")
     if share.low < LEAST_BLOCKED:
@@ -165,16 +211,18 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     idle = _idle_cost(rank, scene, _CALL)
     if isinstance(idle, (Cleared, Unsure, Suspicion)):
         return idle
+    confused = _confuse(share, rank, idle, scene)
+    if confused:
+        return Unsure(f"{_CALL} ({confused})")
+    phase, spot = _spot_of_call(phases, share)
     if is_known(idle):
         share = _cap(share, idle)
-    phase = max(OUTSIDE, key=phases.ratio)
-    spot = phases.spots.get(phase)
-    where = f": {spot.where}" if spot is not None else ""
-    io = rank.main.io if is_known(rank.main) else 0.0
+    where = f": {spot.where}" if is_known(spot) else ""
+    io = main.io
     verb = "waits for a disk or a socket" if io >= share.ratio / 2 else "sleeps"
-    ages = scene.frame.ages_s
+    ages, stacks = scene.frame.ages_s, scene.frame.sources.stacks
     needs = {Need.BLOCKING_CALL}
-    if phase is Phase.LOGGING:
+    if phase is Phase.LOGGING and is_known(spot):
         needs.add(Need.LOGGING_IN_STACK)
     return Suspicion(
         kind=Kind.PYTHON_BOUND,
@@ -184,12 +232,10 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
         sources=frozenset(("stacks", "main thread")),
         summary=f"the loop {verb} {100 * share.ratio:.0f} % of its time in a call of its own{where}",
         evidence=(
-            reading(
-                "Python outside of the step", 100 * outside, "%", scene.frame.sources.stacks, ages.stacks
-            ),
+            reading("Python outside of the step", 100 * outside, "%", stacks, ages.stacks),
             reading("main thread asleep", 100 * sleeping, "%", "kernel looks", ages.threads),
             reading("of it for a disk or a socket", 100 * io, "%", "kernel looks", ages.threads),
-            *name_hot(phases, phase, scene),
+            *(name_spot(spot, scene) if is_known(spot) else ()),
         ),
         share=share.ratio,
         share_low=share.low,

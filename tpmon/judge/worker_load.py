@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
+from tpmon.judge.busiest import find_spot
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_stack import classify, read_stack
-from tpmon.judge.phases import find_spot, main_stacks
+from tpmon.judge.phases import main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved, find_onset
 from tpmon.judge.taken_cpus import are_others_waited_for
