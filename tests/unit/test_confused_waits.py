@@ -138,12 +138,15 @@ def test_an_event_loop_without_a_task_to_run_is_named_as_one():
     assert phases.calls == Spot("event loop of <module> grpo.py:200", 0.6)
 
 
-def test_a_notebook_without_a_cell_to_run_waits_for_its_user():
+def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
     kernel = frame_of("start", f"{LIB}/site-packages/ipykernel/kernelapp.py", 742)
     rests = (kernel, *(frame_of(*one) for one in (RUN, TURN, SELECT)))
-    assert classify(rests) == (Phase.INPUT, None)
-    asks = (kernel, frame_of("train_epoch", "/tmp/ipykernel_7/1.py"), frame_of(*SELECT))
-    assert classify(asks) == (Phase.OTHER, None)
+    step = stack(
+        ("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py")
+    )
+    phases = read_phases([slice_of((rests, 60), (step, 40))], 10_500_000_000)[RANK]
+    assert (phases.resting_ratio, phases.calls_ratio) == (0.6, 0.0)
+    assert isinstance(judge_blocking_call(see_waiting(phases, other=6)), Cleared)
 
 
 def see_named(lock, other):

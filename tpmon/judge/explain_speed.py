@@ -174,7 +174,7 @@ EXPLANATIONS = (
         "another program, a sleep.",
         "Stacks outside of forward, backward and optimizer, and a main thread that is asleep meanwhile.",
         "single-thread, where the thread computes; a checkpoint (paused) that is known by its frames; a wait "
-        "for the GPU or for other ranks, which leaves no frame: there only disks, sockets and children count.",
+        "for the GPU or for other ranks, which leaves no frame: only disks, sockets and children count.",
     ),
     Explanation(
         Kind.OVERSUBSCRIBED,

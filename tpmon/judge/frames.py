@@ -51,7 +51,8 @@ _ENDS_OF_PROCESSES = ("/multiprocessing/popen_fork.py", "/multiprocessing/proces
 """Who waits for the end of a process asks a pipe, and takes nothing."""
 _CALL_FILES = ("/socket.py", "/ssl.py", "/subprocess.py")
 """Files of the standard library whose innermost frame waits for a server or a child."""
-_EVENT_LOOP = ("_run_once", "/asyncio/base_events.py")
+_EVENT_LOOP = (("_run_once", "asyncio/base_events.py"), ("select", "selectors.py"))
+_NOTEBOOK = re.compile(r"/(?:ipykernel|jupyter_client|nbclient)/|/ipykernel_launcher\.py$")
 _REMOTE_CALLS = "/multiprocessing/managers.py"
 """A call of an object that lives in another process waits for its answer, not for what that makes."""
 
@@ -110,8 +111,13 @@ def calls_out(frames: Sequence[StackFrame]) -> bool:
 
 
 def is_event_loop(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the event loop of asyncio has nothing to run: no task is in the stack."""
-    if len(frames) < 2 or not frames[-1].file.endswith("/selectors.py"):
-        return False
-    name, file = _EVENT_LOOP
-    return last_name(frames[-2].function) == name and frames[-2].file.endswith(file)
+    """Say whether the event loop of asyncio itself waits, and no callback of it."""
+    return len(frames) > 1 and all(
+        last_name(frame.function) == name and frame.file.endswith(file)
+        for frame, (name, file) in zip(frames[-2:], _EVENT_LOOP, strict=True)
+    )
+
+
+def rests_in_notebook(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the kernel of a notebook has no cell to run."""
+    return is_event_loop(frames) and any(_NOTEBOOK.search(frame.file) for frame in frames)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import own_frames
-from tpmon.judge.frames import is_native, last_name
+from tpmon.judge.frames import is_event_loop, is_native, last_name, rests_in_notebook
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
@@ -32,8 +32,6 @@ _LOOPS = (
     ("uvloop/__init__.py", "run"),
 )
 """Calls that do not return as long as a server lives, by file and function."""
-_EVENT_LOOP = ("asyncio/base_events.py", "_run_once")
-_NOTEBOOK = re.compile(r"/(?:ipykernel|jupyter_client|nbclient)/|/ipykernel_launcher\.py$")
 _QUEUE = ("queue.py", "get")
 _TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
 _RESTS = (Stance.TIMED, Stance.LOCK, Stance.IO)
@@ -62,7 +60,7 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None
         # Processes of one server: each of them waits in its loop.
         return None if trained or not all(_is_in_loop(_frames(one)) for one in mains) else seen
     frames = _frames(seen)
-    if any(_NOTEBOOK.search(one.file) for one in frames) and _is_event_loop(frames):
+    if rests_in_notebook(frames):
         return seen
     if trained or _trains(frames, files=False):
         return None
@@ -85,9 +83,7 @@ def _may_serve(seen: Seen, picture: Picture) -> bool:
 
 
 def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
-    return _is_event_loop(frames) or any(
-        _is_at(one, *place) for one in _last_call(frames) for place in _LOOPS
-    )
+    return is_event_loop(frames) or any(_is_at(one, *place) for one in _last_call(frames) for place in _LOOPS)
 
 
 def asks_another(seen: Seen) -> bool:
@@ -96,7 +92,7 @@ def asks_another(seen: Seen) -> bool:
     What waits in an event loop may have asked: the stack of a coroutine that waits is not there to see.
     """
     path, calls = _RAY_CALLS
-    return _is_event_loop(_frames(seen)) or any(
+    return is_event_loop(_frames(seen)) or any(
         _CLIENTS.search(one.file) is not None
         or (one.file.endswith(f"/{path}") and last_name(one.function) in calls)
         for one in _frames(seen)
@@ -112,13 +108,6 @@ def _frames(seen: Seen) -> Sequence[StackFrame]:
 
 def _is_at(frame: StackFrame, path: str, function: str) -> bool:
     return (frame.file == path or frame.file.endswith(f"/{path}")) and last_name(frame.function) == function
-
-
-def _is_event_loop(frames: Sequence[StackFrame]) -> bool:
-    """Tell whether the loop itself waits, and no callback of it."""
-    return (
-        len(frames) > 1 and _is_at(frames[-1], "selectors.py", "select") and _is_at(frames[-2], *_EVENT_LOOP)
-    )
 
 
 def _last_call(frames: Sequence[StackFrame]) -> Iterator[StackFrame]:

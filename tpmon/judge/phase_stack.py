@@ -209,8 +209,6 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         marks[begin] = leaf
         needs.add(leaf.need)
     by_name = False
-    if phase is Phase.OTHER and is_event_loop(frames) and any("/ipykernel/" in one.file for one in frames):
-        phase = Phase.INPUT  # of a notebook: it has no cell to run
     if phase is Phase.DATA_WAIT:
         begun = marks[begin]
         by_name = begun is not None and begun.weak  # of the program's function: it may only take the batch

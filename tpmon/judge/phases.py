@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.busiest import Spot, find_spot
-from tpmon.judge.frames import calls_out, receives, waits_for_others
+from tpmon.judge.frames import calls_out, receives, rests_in_notebook, waits_for_others
 from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
 from tpmon.judge.phase_stack import classify, read_stack
@@ -78,6 +78,8 @@ class RankPhases:
     """Those of them within the parts of a step."""
     calls: Applicable[Spot] = NOT_APPLICABLE
     """Where most of these are."""
+    resting_ratio: float = 0.0
+    """Share of samples, 0-1, in which a notebook has no cell to run."""
     hinted_ratio: float = 0.0
     """Share of samples, 0-1, that count as loading by the name of the program's own function alone."""
     design: float = DESIGN
@@ -114,6 +116,8 @@ class _Look:
     calls: Mapping[tuple[Phase, str], int]
     """As ``RankPhases.calls_ratio``, by phase and place in words."""
     hinted: int
+    resting: int
+    """Samples of a notebook without a cell to run."""
     distinct: int
     only: tuple[StackFrame, ...] | None
     """The one stack of the main thread, when it is one."""
@@ -154,7 +158,7 @@ def _look(taken: StackSlice) -> _Look:
     handed: Counter[str] = Counter()
     spots: Counter[tuple[Phase, str]] = Counter()
     calls: Counter[tuple[Phase, str]] = Counter()
-    waits = plain_waits = hinted = 0
+    waits = plain_waits = hinted = resting = 0
     stacks = main_stacks(taken)
     for stack in stacks:
         reading = read_stack(stack.frames)
@@ -164,7 +168,9 @@ def _look(taken: StackSlice) -> _Look:
         if waits_for_others(stack.frames):
             waits += stack.samples
             plain_waits += stack.samples if reading.phase is Phase.OTHER else 0
-        if reading.phase is Phase.OTHER and receives(stack.frames):
+        if rests_in_notebook(stack.frames):
+            resting += stack.samples
+        elif reading.phase is Phase.OTHER and receives(stack.frames):
             handed[reading.where] += stack.samples
         else:
             spots[reading.phase, reading.where] += stack.samples
@@ -192,6 +198,7 @@ def _look(taken: StackSlice) -> _Look:
         dict(spots),
         dict(calls),
         hinted,
+        resting,
         len(distinct),
         stacks[0].frames if len(distinct) == 1 else None,
         next(iter(places)) if len(places) == 1 else None,
@@ -339,6 +346,7 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
         calls_ratio=calls.total() / samples,
         calls_in_step_ratio=in_step / samples,
         calls=find_spot(calls, samples),
+        resting_ratio=sum(look.resting for look in kept) / samples,
         hinted_ratio=sum(look.hinted for look in kept) / samples,
         design=design,
         proven={need: min(1.0, count / samples) for need, count in proofs.items()},

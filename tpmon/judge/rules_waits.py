@@ -152,6 +152,11 @@ def _is_alone(scene: Scene) -> bool:
     return len(scene.ranks) == 1 and known_or(scene.frame.target.world_size, 1) == 1
 
 
+def _no_call(phases: RankPhases) -> float:
+    """Return the share of samples (0-1) outside of the parts of a step that are known to be no call."""
+    return phases.handed_ratio + phases.resting_ratio
+
+
 def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene: Scene) -> float:
     """Return the share of its time (0-1) that the main thread surely sleeps in calls of its own.
 
@@ -160,7 +165,7 @@ def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene
     """
     # A wait with a time-out in a frame that is known to wait is none for the interpreter.
     asleep = max(0.0, 1 - main.running - main.timed_lock) + min(main.timed_lock, phases.calls_ratio)
-    own = max(0.0, asleep - phases.ratio(*_MAY_SLEEP) - phases.handed_ratio)
+    own = max(0.0, asleep - phases.ratio(*_MAY_SLEEP) - _no_call(phases))
     alone = _is_alone(scene) and not scene.cards and find_gpu_idle(rank, scene) is NOT_APPLICABLE
     return own if alone else max(0.0, own - min(phases.ratio(Phase.BACKWARD), main.lock))
 
@@ -189,7 +194,7 @@ def _spot_of_call(phases: RankPhases, share: Share) -> tuple[Phase, Applicable[S
     if is_known(phases.calls) and phases.calls_ratio >= share.ratio / 2:
         return phase, phases.calls
     spot = phases.spots.get(phase)
-    computing = phases.ratio(*OUTSIDE) - phases.handed_ratio - share.ratio
+    computing = phases.ratio(*OUTSIDE) - _no_call(phases) - share.ratio
     return phase, spot if spot is not None and spot.ratio > computing + SURE_SPOT else NOT_APPLICABLE
 
 
@@ -200,7 +205,7 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     sleeping, main = _sleeping(rank), rank.main
     if not is_known(sleeping) or not is_known(main):
         return Unsure(f"{_CALL} ({main.reason if isinstance(main, Missing) else 'too few looks'})")
-    outside = max(0.0, phases.ratio(*OUTSIDE) - phases.handed_ratio) + phases.calls_in_step_ratio
+    outside = max(0.0, phases.ratio(*OUTSIDE) - _no_call(phases)) + phases.calls_in_step_ratio
     share = share_of(
         min(outside, _own_sleep(rank, main, phases, scene)) * phases.samples, phases.samples, phases.design
     )
