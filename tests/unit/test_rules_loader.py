@@ -70,11 +70,6 @@ CASES = {
     "one computes, a core is free": (starve(0.66, [COMPUTES], cpu=FULL), "too-few-workers"),
     "four compute on eight cores": (starve(0.5, [COMPUTES] * 4), "too-few-workers"),
     "workers sleep": (starve(0.8, [SLEEPS] * 2), "too-few-workers"),
-    "workers wait for one lock": (starve(0.8, [LOCKED] * 3 + [SLEEPS]), "worker-lock"),
-    "they ask for it with a time-out": (
-        starve(0.8, [{**LOCKED, "waits_for": "lock with a time-out (futex)"}] * 4),
-        "worker-lock",
-    ),
     "threads of theirs compute meanwhile": (
         starve(0.6, [{**LOCKED, "runnable": 0.9}] * 2),
         "too-few-workers",

@@ -341,3 +341,14 @@ def test_the_worker_that_computes_most_is_worth_a_look() -> None:
     ]
     # Beside a neighbour the one that wants a CPU most may get less of it.
     assert [one.identity.pid for one in find_working_worker([make_process(10), lazy, *busy])] == [13]
+
+
+def test_a_worker_that_sleeps_is_looked_at_where_none_computes() -> None:
+    idle = make_worker(11, 0, runnable=0.02)
+    hidden = make_worker(12, 1, runnable=0.02, waits_for=Missing("no"))
+    reads = make_worker(13, 2, runnable=0.02, waits_for="disk")
+    asleep = make_worker(14, 3, runnable=0.02, waits_for="lock or queue (futex)")
+    computes = make_worker(15, 4, runnable=0.8, waits_for="running")
+    assert find_working_worker([idle, hidden, reads]) == []
+    assert [one.identity.pid for one in find_working_worker([idle, hidden, reads, asleep])] == [14]
+    assert [one.identity.pid for one in find_working_worker([asleep, computes])] == [15]

@@ -149,7 +149,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "in-order-off",
     ),
     (Kind.DATA_BOUND, "uneven-workers"): ("more-shards",),
-    (Kind.DATA_BOUND, "worker-lock"): ("free-the-lock",),
+    (Kind.DATA_BOUND, "worker-lock"): ("free-the-lock", "lock-or-threads"),
     (Kind.DATA_BOUND, "own-loader"): ("feed-own-queue",),
     (Kind.DATA_BOUND, "respawn"): ("persistent-workers", "one-loader"),
     (Kind.DATA_BOUND, "killed-workers"): ("find-dead-worker", "bigger-shm"),

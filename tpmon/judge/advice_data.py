@@ -81,14 +81,20 @@ REMEDIES = (
         ceiling="{gain}, or as many times as there are workers more",
         risk=Risk.NONE,
         proof="The queue fills and samples/s rise in proportion to the workers.",
-        never_with=(Need.WORKERS_CPU_BOUND, Need.WORKERS_IN_LOCK, Need.SHM_TIGHT, Need.SWAP_USED),
+        never_with=(
+            Need.WORKERS_CPU_BOUND,
+            Need.WORKERS_IN_LOCK,
+            Need.WORKERS_IN_FUTEX,
+            Need.SHM_TIGHT,
+            Need.SWAP_USED,
+        ),
         adds_workers=True,
     ),
     Remedy(
         id="free-the-lock",
         title="find the lock that the workers wait for, and hold it shorter or not at all",
         applies="Most workers wait for a lock while one works: together they are as fast as one.",
-        not_when="The lock is that of a pool of threads within each worker: then look at these threads.",
+        not_when="Each worker waits for threads that it started itself: then look at these threads.",
         needs=(Need.WORKERS_IN_LOCK,),
         paste="tpmon dump {pid}  # who holds it, and where\n"
         "# then: a file handle, connection or map of its own for each worker, opened in the worker",
@@ -96,6 +102,20 @@ REMEDIES = (
         ceiling="{gain}, at most as many times as there are workers",
         risk=Risk.NONE,
         proof="Workers are no longer found in the lock; samples/s rise with their number.",
+    ),
+    Remedy(
+        id="lock-or-threads",
+        title="see whether the workers wait for one lock or each for threads of its own",
+        applies="The workers sleep in a futex, and their stacks do not tell what for.",
+        not_when="Their stacks show an acquire, or the end of a pool or a future: then it is known.",
+        needs=(Need.WORKERS_IN_FUTEX,),
+        paste="tpmon dump {pid}  # the stacks of all workers, folded\n"
+        "# all at one line, in acquire or __enter__: a lock; hold it shorter, or a handle for each worker\n"
+        "# in result, as_completed, get or wait: threads of their own; more of these, or of the workers",
+        language=Language.SHELL,
+        ceiling="{gain} when they no longer wait",
+        risk=Risk.NONE,
+        proof="Workers are no longer found in a futex; samples/s rise with their number.",
     ),
     Remedy(
         id="feed-own-queue",

@@ -88,10 +88,14 @@ EXPLANATIONS = (
     Explanation(
         Kind.DATA_BOUND,
         "worker-lock",
-        "The workers wait for each other at a lock (of a file, a database, a library, or their own), or each "
-        "for threads that it started itself: more workers would wait there too.",
-        "Workers that have work, use hardly any CPU, and are found in a lock most of the time.",
-        "too few workers that sleep; a hang, where no batch comes at all.",
+        "The workers wait for each other at a lock (of a file, a database, a library, or their own): more "
+        "workers would wait there too.",
+        "Workers that have work, and an acquire in their stacks or a lock on a file as what they wait for; "
+        "or three and more that sleep in a futex in lines of the program while one of them works and no "
+        "other thread of theirs computes or reads. A futex alone is told with low confidence: it may be "
+        "threads of their own.",
+        "workers that wait for a pool of threads, a future or a queue of their own (too few workers); "
+        "workers that sleep; a hang, where no batch comes at all.",
     ),
     Explanation(
         Kind.DATA_BOUND,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.batch_waits import see_waits
@@ -24,17 +25,15 @@ from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
 from tpmon.judge.taken_cpus import FREE_CORES, are_taken, find_cores_free, say_free
 from tpmon.judge.worker_load import (
     BUSY_WORKER,
-    WORKER_LOCK,
     Load,
     WorkerLooks,
     is_collating,
-    lock_ratio,
     look_at_workers,
     name_hot_work,
     name_load,
-    wait_for_lock,
     wait_in_vain,
 )
+from tpmon.judge.worker_locks import LockWait, Sign, find_lock
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import Role
 from tpmon.model.units import format_pct
@@ -125,8 +124,11 @@ def judge_too_few_workers(scene: Scene) -> Answer:
         return Cleared(f"too few workers ({found.cores_free:.1f} CPUs are free)")
     if wait_in_vain(found, scene):
         return Unsure("too few workers (they wait for CPUs that nobody uses: are they bound to a few?)")
-    if wait_for_lock(found):
+    lock = find_lock(found, scene)
+    if lock.is_lock:
         return Cleared("too few workers (they wait for a lock)")
+    if lock.sign in (Sign.OPEN, Sign.HANDS):
+        return Unsure(f"too few workers (they wait {lock.sign.value})")
     if is_collating(found, scene):
         return Cleared("too few workers (most of their time goes into collate)")
     if _pools_fight(found, scene):
@@ -134,9 +136,12 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     count = len(found.workers)
     by_demand = known_or(find_cores_free(scene), 0.0) >= FREE_CORES
     is_plain = by_demand and not are_taken(found.cores_free, found.cores_had)
+    is_plain = is_plain and not (count == 1 and lock.looks_so)  # another rank's worker may have the lock
     words = f"its {count} workers always have work" if count > 1 else "its one worker always has work"
-    if load is Load.OTHER_WAIT:
-        words += " and sleep, in no read,"
+    if lock.sign is Sign.OWN:
+        words += " and wait for threads of their own," if count > 1 else " and waits for threads of its own,"
+    elif load is Load.OTHER_WAIT:
+        words += " and sleep, in no read," if count > 1 else " and sleeps, in no read,"
     if count < len(found.rank.workers):
         words = f"of the loader in use, {words}"
     return suspect_loader(
@@ -154,33 +159,50 @@ def judge_too_few_workers(scene: Scene) -> Answer:
     )
 
 
+def _tell_lock(found: Starved, lock: LockWait) -> str:
+    """Say how long the workers wait for a lock, and for whose threads it may be as well."""
+    count = len(found.workers)
+    if count == 1:
+        return f"its one worker waits {100 * lock.ratio:.0f} % of its time for a lock of another process"
+    what = f"wait {100 * lock.ratio:.0f} % of their time for a lock"
+    return f"its {count} workers {what}{', or for threads of their own' if lock.sign is Sign.OPEN else ''}"
+
+
 def judge_worker_lock(scene: Scene) -> Answer:
     """Suspect a lock when the workers have work, hardly compute, and most of them wait for one."""
     found = find_starved(scene)
     if not isinstance(found, Starved):
         return found
-    if len(found.workers) < 2:
-        return Cleared("a lock that the workers share (there are not two of them)")
-    if not wait_for_lock(found):
+    lock = find_lock(found, scene)
+    if not lock.is_lock and lock.sign is not Sign.OPEN:
         load = name_load(found)
-        if load is Load.UNREAD:
+        if load is Load.UNREAD and len(found.workers) > 1:
             return Unsure("a lock that the workers share (what they wait for was not read)")
+        if lock.sign in (Sign.OWN, Sign.HANDS):
+            return Cleared(f"a lock that the workers share (they wait {lock.sign.value})")
+        if len(found.workers) < 2:
+            return Cleared("a lock that the workers share (there are not two of them)")
         return Cleared(f"a lock that the workers share (they {_LOAD_WORDS[load]})")
-    locked = lock_ratio(found)
-    return suspect_loader(
+    ages, by = scene.frame.ages_s, scene.frame.sources.stacks
+    stacks = (reading("their stacks at a lock", 100 * lock.in_stacks, "%", by, ages.stacks),)
+    told = suspect_loader(
         found,
         scene,
         "worker-lock",
-        f"its {len(found.workers)} workers wait {100 * locked:.0f} % of their time for a lock, or for "
-        "threads of their own",
-        margin=locked / WORKER_LOCK,
+        _tell_lock(found, lock),
+        margin=lock.ratio / lock.least,
         sources=frozenset((WORKERS,)),
         evidence=(
-            reading("workers in a lock", 100 * locked, "%", "wchan", scene.frame.ages_s.threads),
+            reading("workers in a lock", 100 * lock.ratio, "%", "wchan", ages.threads),
+            *(stacks if lock.in_stacks else ()),
             *name_hot_work(found, scene),
         ),
-        observed=frozenset((Need.WORKERS_IN_LOCK,)),
+        observed=frozenset((Need.WORKERS_IN_LOCK if lock.is_lock else Need.WORKERS_IN_FUTEX,)),
     )
+    if lock.is_lock:
+        return told
+    # However many agree that they are waited for, one word of the kernel tells what they wait for.
+    return replace(told, sources=frozenset(("wchan",)), margin=min(told.margin, 1.0))
 
 
 _LOAD_WORDS = {

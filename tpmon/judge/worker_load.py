@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from tpmon.judge.busiest import find_spot
+from tpmon.judge.frames import last_name
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.phase_stack import classify, read_stack
@@ -84,24 +85,33 @@ def wait_in_vain(found: Starved, scene: Scene) -> bool:
 
 
 COLLATE_SHARE = 0.5
+_FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 LEAST_STACKS = 10
 """One slice of a worker on a crowded machine: 3 s at 5 Hz."""
 
 
-def _working_stacks(found: Starved, scene: Scene) -> Iterator[StackCount]:
+def _waits_for_work(stack: StackCount) -> bool:
+    """Tell whether a worker is at the queue of its requests; its data set may have a queue of its own."""
+    fetches = any(at.file.endswith(_FETCH_FILE) for at in stack.frames)
+    return not fetches and any(
+        last_name(at.function) == "get" and at.file.endswith("queues.py") for at in stack.frames
+    )
+
+
+def working_stacks(found: Starved, scene: Scene) -> Iterator[StackCount]:
     """Return the stacks of the workers' main threads that do not wait for work."""
     pids = {worker.pid for worker in found.workers}
     for frame in scene.history:
         for one in known_or(frame.stacks, ()):
             for stack in main_stacks(one) if one.pid in pids else ():
-                if not any(at.function == "get" and at.file.endswith("queues.py") for at in stack.frames):
+                if not _waits_for_work(stack):
                     yield stack
 
 
 def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
     """Return the share of the workers' working time in collate, 0-1, where their stacks were sampled."""
     working = collating = 0
-    for stack in _working_stacks(found, scene):
+    for stack in working_stacks(found, scene):
         working += stack.samples
         if classify(stack.frames)[1] is DataPart.COLLATE:
             collating += stack.samples
@@ -113,7 +123,7 @@ def find_collate_share(found: Starved, scene: Scene) -> Known[float]:
 def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     """Name the function of the program that takes most of the workers' working time, where it was seen."""
     places: Counter[str] = Counter()
-    for stack in _working_stacks(found, scene):
+    for stack in working_stacks(found, scene):
         places[read_stack(stack.frames).where] += stack.samples
     spot = find_spot(places, places.total())
     if not is_known(spot) or places.total() < LEAST_STACKS:
@@ -122,22 +132,6 @@ def name_hot_work(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     text = f"{where}, {format_pct(100 * spot.ratio)} % of their work"
     sources = scene.frame.sources
     return (Evidence("most of it", 100 * spot.ratio, "%", text, sources.stacks, scene.frame.ages_s.stacks),)
-
-
-_LOCKS = ("futex",)
-WORKER_LOCK = 0.5
-"""Mean share of the workers' readings in a lock from which the lock is what they wait for; the one that
-holds it does not wait."""
-
-
-def lock_ratio(found: Starved) -> float:
-    """Return the mean share of the workers' readings in a lock of threads or processes, 0-1."""
-    return mean_wait(found.workers, _LOCKS)
-
-
-def wait_for_lock(found: Starved) -> bool:
-    """Tell whether the workers hardly compute and mostly wait for a lock, or for threads of their own."""
-    return name_load(found) is Load.OTHER_WAIT and lock_ratio(found) >= WORKER_LOCK
 
 
 def is_collating(found: Starved, scene: Scene) -> bool:

@@ -1,13 +1,14 @@
 """Decide whose stacks are sampled next, how fast and for how long, within a budget of CPU time. Pure.
 
 One py-spy at a time. Each rank is dumped once when it is met; then slices of the ranks in turn,
-short ones when there are many, and now and then one of a loader worker that computes. What each run
+short ones when there are many, and now and then one of a loader worker that computes or sleeps. What each run
 really cost is charged, and where the credit is used up the plan waits, so that a target that is
 dear to look at (thousands of mappings) is looked at less.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import field
 from enum import Enum
@@ -62,6 +63,8 @@ RETRIES_S = (1.0, 3.0, 10.0)
 HELD_S = 5.0
 """Whether another tracer is gone is asked again so soon; asking costs nothing."""
 _LONGEST_WAIT_S = 60.0
+_SLEEPS = re.compile(r"futex|^sleep$")
+"""Waits of a worker, in words, of which its stacks tell the reason."""
 
 
 class Kind(Enum):
@@ -81,11 +84,14 @@ class Subject:
 
 
 def find_working_worker(processes: Iterable[ProcessSample]) -> list[Subject]:
-    """Return the loader worker that wants a CPU most, none where none wants one half of the time."""
-    best, most = None, WORKING_DEMAND
-    for one in processes:
-        if one.role is Role.WORKER and is_known(one.runnable) and one.runnable >= most:
-            best, most = one, one.runnable
+    """Return the loader worker that wants a CPU most; where none wants one half of the time, one asleep.
+
+    Its stacks alone tell whether that is at a lock or for threads of its own; a wait for work is neither.
+    """
+    workers = [one for one in processes if one.role is Role.WORKER and is_known(one.runnable)]
+    best = max(workers, key=lambda one: known_or(one.runnable, 0.0), default=None)
+    if best is None or known_or(best.runnable, 0.0) < WORKING_DEMAND:
+        best = next((one for one in workers if _SLEEPS.search(known_or(one.waits_for, ""))), None)
     return [] if best is None else [Subject(Identity(best.pid, best.start_ticks), best.rank, is_worker=True)]
 
 
