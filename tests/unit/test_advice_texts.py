@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tpmon.judge import advice_facts
 from tpmon.judge.advice import CATALOGUE, choose, fill_remedy
 from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import Facts
@@ -186,3 +187,23 @@ def test_a_host_that_grows_beside_a_gpu_keeps_no_graphs() -> None:
     row = (Kind.MEMORY_PRESSURE, "leak")
     assert list_ids(*row, Need.ANON_GROWS)[0] == "detach-history"
     assert list_ids(*row, Need.ANON_GROWS, Need.GPU_PRESENT)[0] == "find-leak"
+
+
+def test_one_worker_takes_its_time_for_each_batch():
+    """A share w in loading: n workers leave the longer of w / n and 1 - w."""
+    facts = Facts(
+        ranks=1,
+        workers_per_rank=0,
+        needed_ratio=14.0,
+        cores_free=1.0,
+        memory_free_bytes=1 << 34,
+        worker_rss_bytes=1 << 28,
+        worker_busy_ratio=1.0,
+        budget_cores=2.0,
+        waiting_ratio=0.9,
+    )
+    assert advice_facts.fill("{workers}: {workers_gain} of {gain}", facts) == "2: 2.2x of 10.0x"
+    assert (
+        advice_facts.fill("{workers_gain}", replace(facts, cores_free=9.0, worker_busy_ratio=0.1)) == "10.0x"
+    )
+    assert advice_facts.fill("{workers_gain}", Facts()) == "less"

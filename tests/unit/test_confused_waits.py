@@ -10,6 +10,9 @@ from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_targ
 from tests.judging import make_looks, make_phases
 from tests.loop_stacks import LIB, RANK, WAIT, frame_of, see_waiting, slice_of, stack
 from tests.starving import line_up
+from tpmon.judge.advice import choose
+from tpmon.judge.advice_facts import Facts
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.busiest import Spot
 from tpmon.judge.named_waits import find_named_wait
 from tpmon.judge.phases import DataPart, Phase, classify, read_phases
@@ -18,6 +21,7 @@ from tpmon.judge.rules_data import judge_no_workers
 from tpmon.judge.rules_waits import judge_blocking_call, judge_own_loader
 from tpmon.judge.scene import see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
+from tpmon.model.stacks import StackCount
 from tpmon.model.verdict import Kind
 
 TORCH = f"{LIB}/site-packages/torch"
@@ -147,6 +151,72 @@ def test_a_notebook_without_a_cell_to_run_is_in_no_call_of_its_own():
     phases = read_phases([slice_of((rests, 60), (step, 40))], 10_500_000_000)[RANK]
     assert (phases.resting_ratio, phases.calls_ratio) == (0.6, 0.0)
     assert isinstance(judge_blocking_call(see_waiting(phases, other=6)), Cleared)
+
+
+def test_an_event_loop_is_no_call_and_has_an_advice_of_its_own():
+    rests = (frame_of("<module>", "/home/u/grpo.py", 200), *(frame_of(*one) for one in (RUN, TURN, SELECT)))
+    step = stack(
+        ("_call_impl", f"{TORCH}/nn/modules/module.py"), ("forward", f"{TORCH}/nn/modules/linear.py")
+    )
+    phases = read_phases([slice_of((rests, 60), (step, 40))], 10_500_000_000)[RANK]
+    one = judge_blocking_call(see_waiting(phases, other=6))
+    assert (
+        one.summary == "the event loop has nothing to run 60 % of the time: all of its tasks await something"
+    )
+    assert one.observed == {Need.EVENT_LOOP_WAIT}
+    chosen = choose(one.kind, one.cause, one.observed, Facts())
+    assert [each.remedy.id for each in chosen if each.certain] == ["feed-event-loop"]
+    assert "call-aside" not in [each.remedy.id for each in chosen if each.certain]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("child process", "waits for a child process"),
+        ("sleep", "pauses (time.sleep or alike)"),
+        ("epoll", "sleeps"),
+    ],
+)
+def test_what_the_kernel_says_of_the_sleep_is_said(words, said):
+    rank = make_process(RANK, runnable=0.3, waiting=0.0, waits_for=words)
+    one = judge_blocking_call(see_waiting(SLEEPS, other=5, frame={"processes": (rank,)}))
+    assert one.summary.startswith(f"the loop {said} 50 % of its time in a call of its own")
+
+
+FUTURE = stack(("wait", "/home/u/save.py"), ("result", f"{LIB}/concurrent/futures/_base.py"), WAIT)
+QUEUE_WAIT = stack(("wait", "/home/u/save.py"), ("get", f"{LIB}/queue.py"), WAIT)
+WRITES = {
+    "torch.save": ("worker", stack(("_write", "/home/u/save.py"), ("save", f"{TORCH}/serialization.py"))),
+    "the name of its thread": ("ckpt_0", stack(("_write", "/home/u/save.py"))),
+    "the name of its function": ("worker", stack(("write_checkpoint", "/home/u/save.py"))),
+}
+NO_WRITES = {
+    "it rests": (
+        "ckpt_0",
+        stack(("_worker", f"{LIB}/concurrent/futures/thread.py"), ("get", f"{LIB}/queue.py")),
+    ),
+    "it loads": ("loader_0", stack(("fetch_next", "/home/u/ckpt.py"))),
+}
+
+
+def see_beside(main, thread, frames):
+    taken = slice_of((main, 60), (stack(("_call_impl", f"{TORCH}/nn/modules/module.py")), 40))
+    beside = StackCount(RANK + 1, thread, frames, 100)
+    return read_phases([replace(taken, stacks=(*taken.stacks, beside))], 10_500_000_000)[RANK]
+
+
+@pytest.mark.parametrize(("thread", "frames"), WRITES.values(), ids=WRITES)
+def test_a_future_beside_a_thread_that_saves_is_a_wait_for_the_checkpoint(thread, frames):
+    phases = see_beside(FUTURE, thread, frames)
+    assert (phases.ratio(Phase.CHECKPOINT), phases.handed_ratio) == (0.6, 0.0)
+    assert phases.where == "checkpoint: wait save.py:7"
+    assert see_beside(QUEUE_WAIT, thread, frames).handed_ratio == 0.6
+
+
+@pytest.mark.parametrize(("thread", "frames"), NO_WRITES.values(), ids=NO_WRITES)
+def test_a_future_beside_other_threads_is_what_they_hand_over(thread, frames):
+    phases = see_beside(FUTURE, thread, frames)
+    assert (phases.ratio(Phase.CHECKPOINT), phases.handed_ratio) == (0.0, 0.6)
 
 
 def see_named(lock, other):

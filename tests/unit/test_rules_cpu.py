@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.frames import make_cpu, make_frame, make_gpu, make_process, make_rank, make_worker
+from tpmon.judge.advice_facts import fill
+from tpmon.judge.observe import gather_facts
 from tpmon.judge.rules_cpu import (
     judge_oversubscription,
     judge_quota,
@@ -19,7 +21,7 @@ from tpmon.judge.scene import median_known, see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.judge.taken_cpus import Taker, find_taker
 from tpmon.model.known import Missing, is_known
-from tpmon.model.process import Setting
+from tpmon.model.process import Role, Setting
 from tpmon.model.verdict import Kind
 
 SECOND = 1_000_000_000
@@ -63,6 +65,20 @@ def test_ranks_that_would_fit_alone_are_too_many():
     ranks = [make_process(pid, busy_threads=2, runnable=2.0) for pid in (11, 12, 13)]
     scene = see(window(ranks, budget_cores=2.0, oversubscription=3.0, run_delay_ratio=0.6))
     assert judge_oversubscription(scene).cause == "too-many-ranks"
+
+
+def test_trainings_that_a_program_started_share_the_cpus_with_each_other():
+    """Hogwild: without a process group they are helpers of the one rank, which waits for them."""
+    rank = make_process(busy_threads=0, runnable=0.0)
+    pools = [make_process(pid, role=Role.HELPER, busy_threads=2, runnable=2.0) for pid in (11, 12, 13)]
+    frames = window([rank, *pools], budget_cores=2.0, oversubscription=3.0, run_delay_ratio=0.6)
+    answer = judge_oversubscription(see(frames))
+    assert answer.cause == "rank-pool"
+    assert answer.summary == "thread pools of 3 processes that it started want 3.0 times the CPUs there are"
+    facts = gather_facts(see(frames), answer)
+    assert (facts.ranks, facts.pools) == (1, 3)
+    assert "OMP_NUM_THREADS=1" in fill("{pool_exports}", facts)
+    assert "OMP_NUM_THREADS=2" in fill("{pool_exports}", replace(facts, pools=1))
 
 
 def test_a_quota_is_the_cause_from_a_quarter_of_its_periods():

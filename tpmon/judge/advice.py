@@ -159,7 +159,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.DATA_BOUND, "pin"): ("fewer-bytes-to-pin", "pin-off"),
     (Kind.DATA_BOUND, "drain"): ("fewer-tensors", "non-blocking-copy", "pin-memory"),
     (Kind.PYTHON_BOUND, "gil"): ("processes-not-threads", "profile-python", "log-rarely"),
-    (Kind.PYTHON_BOUND, "blocking-call"): ("log-rarely", "call-aside"),
+    (Kind.PYTHON_BOUND, "blocking-call"): ("log-rarely", "feed-event-loop", "call-aside"),
     (Kind.PYTHON_BOUND, "single-thread"): ("log-rarely", "profile-python", "start-workers", "use-all-cores"),
     (Kind.LAUNCH_BOUND, "tiny-kernels"): (
         "debug-taxes-off",

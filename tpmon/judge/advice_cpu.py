@@ -158,13 +158,27 @@ REMEDIES = (
         id="call-aside",
         title="make the call that waits every N steps only, or in a thread beside the loop",
         applies="The loop sleeps in a call of its own in each step: a synced write, a request, a program.",
-        not_when="The next step needs what the call returns: then ask for it a step ahead.",
+        not_when="The next step needs what the call returns: then ask for it a step ahead, or for several at "
+        "a time. A pause that is meant is none of this.",
         needs=(Need.BLOCKING_CALL,),
         paste="aside = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # before the loop\n"
-        "aside.submit(log, step, loss.item())  # in the place of log(step, loss.item())",
+        "aside.submit(send, loss.item())  # in the place of send(loss.item()), the call that waits",
         ceiling="{gain}: what the loop sleeps goes away",
         risk=Risk.NONE,
         proof="The main thread is rarely found in the call; steps/s rise.",
+    ),
+    Remedy(
+        id="feed-event-loop",
+        title="let several tasks make what the training awaits, side by side and ahead of it",
+        applies="The training is a task of asyncio, and for most of the time no task can go on: all of them "
+        "await a server, a timer or each other.",
+        not_when="One of the tasks computes or blocks: then the loop is not found waiting.",
+        needs=(Need.EVENT_LOOP_WAIT,),
+        paste="batches = asyncio.Queue(maxsize=8)  # each of four tasks has a request of its own open\n"
+        "await asyncio.gather(*(produce(batches) for _ in range(4)), train(batches))",
+        ceiling="{gain}: what the loop waits goes away",
+        risk=Risk.NONE,
+        proof="The event loop is rarely found in its selector; steps/s rise.",
     ),
     Remedy(
         id="profile-python",

@@ -17,7 +17,7 @@ REMEDIES = (
         needs=(Need.TORCH_LOADER, Need.NO_WORKERS, Need.CORES_FREE, Need.MEMORY_FREE),
         paste="num_workers={workers}, persistent_workers=True,  "
         "# of DataLoader; an IterableDataset must split itself{shm_note}",
-        ceiling="{gain}: all of the loading is hidden behind the compute",
+        ceiling="{workers_gain} with num_workers={workers}",
         risk=Risk.NONE,
         proof="The share of data wait falls and samples/s rise; batches lie ready in the queue.",
         never_with=(Need.CORES_FULL, Need.SHM_TIGHT, Need.SWAP_USED),

@@ -75,6 +75,8 @@ class Facts:
     peer: Applicable[str] = _UNREAD
     """What its socket is connected to."""
     script: Known[str] = _UNREAD
+    pools: Known[int] = _UNREAD
+    """Processes with a thread pool at work, loader workers left out."""
     log_path: Known[str] = _UNREAD
     """The file that the job wrote to last."""
 
@@ -166,7 +168,7 @@ def _threads_per_rank(facts: Facts) -> Known[int]:
     cores = _whole_cores(facts.budget_cores)
     if not is_known(cores) or not is_known(facts.ranks):
         return _UNREAD
-    return max(1, cores // max(facts.ranks, 1))
+    return max(1, cores // max(facts.ranks, known_or(facts.pools, 1), 1))
 
 
 def count_threads_in_free(facts: Facts) -> Known[int]:
@@ -206,6 +208,17 @@ def _gain(facts: Facts) -> Known[str]:
     if not is_known(waiting) or not 0 <= waiting <= 1:
         return _UNREAD
     return write_gain(waiting)
+
+
+def _workers_gain(facts: Facts) -> Known[str]:
+    """Return what so many workers gain a loop that loads by itself: they take turns with it no more.
+
+    Of a share w of the time in loading, n workers leave the longer of w / n and 1 - w.
+    """
+    waiting, count = facts.waiting_ratio, size_loader(facts)
+    if not is_known(waiting) or not 0 <= waiting <= 1 or not is_known(count) or count < 1:
+        return _UNREAD
+    return write_gain(1 - max(waiting / count, 1 - waiting))
 
 
 _POOL_VARIABLES = (
@@ -296,12 +309,15 @@ FIELDS = {
     "workers_now": Field(lambda facts: _text(facts.workers_per_rank), "NOW", "the workers that there are"),
     "fewer_workers": Field(lambda facts: _text(_fewer_workers(facts)), "N", "half of the workers"),
     "workers_in_quota": Field(lambda facts: _text(_workers_in_quota(facts)), "N", "quota / ranks - 1"),
-    "threads_per_rank": Field(lambda facts: _text(_threads_per_rank(facts)), "N", "CPU budget / ranks"),
+    "threads_per_rank": Field(
+        lambda facts: _text(_threads_per_rank(facts)), "N", "CPU budget / ranks (or processes with a pool)"
+    ),
     "threads_in_free": Field(
         lambda facts: _text(count_threads_in_free(facts)), "N", "1 + free cores / ranks"
     ),
     "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
     "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
+    "workers_gain": Field(_workers_gain, "less", "what so many workers gain at best"),
     "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks"),
     "worker_cap": Field(_worker_cap, "    ...", "lines that leave a library one thread"),
     "memory_free": Field(

@@ -59,6 +59,7 @@ class Need(str, Enum):
     ONE_THREAD_BUSY = "one thread of the rank is busy all the time"
     GIL_WAIT = "threads of the rank wait for Python's interpreter lock"
     BLOCKING_CALL = "the loop sleeps in calls of its own"
+    EVENT_LOOP_WAIT = "the event loop of asyncio has nothing to run"
     LOGGING_IN_STACK = "the main thread is often in logging, metrics or a progress bar"
     # GPUs
     GPU_PRESENT = "the job computes on a GPU"

@@ -41,6 +41,7 @@ _RECEIVES = frozenset(
     )
 )
 _RECEIVE_FILES = (*_WAIT_FILES, "/multiprocessing/pool.py")
+_FUTURES = "/concurrent/futures/_base.py"
 _RECEIVES_BY_WAIT = (
     "/concurrent/futures/_base.py",
     "/multiprocessing/connection.py",
@@ -95,6 +96,11 @@ def receives(frames: Sequence[StackFrame]) -> bool:
     if any(frame.file.endswith((_REMOTE_CALLS, *_ENDS_OF_PROCESSES)) for frame in inner):
         return False
     return any(_takes(frame) for frame in inner)
+
+
+def waits_for_future(frames: Sequence[StackFrame]) -> bool:
+    """Say whether the innermost frames wait for a future of the standard library, of whatever it is."""
+    return receives(frames) and any(frame.file.endswith(_FUTURES) for frame in frames[-4:])
 
 
 def _takes(frame: StackFrame) -> bool:

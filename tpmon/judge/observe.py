@@ -10,7 +10,7 @@ from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.phases import Phase
-from tpmon.judge.rules_cpu import MOST_DIGITS, note_neighbours
+from tpmon.judge.rules_cpu import MOST_DIGITS, find_pools, note_neighbours
 from tpmon.judge.rules_shm import find_largest_step
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
 from tpmon.judge.suspicion import Suspicion
@@ -337,4 +337,5 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         peer=_peer(awaited),
         script=frame.target.script or Missing("its command line was not read"),
         log_path=_last_log(frame),
+        pools=len(find_pools(scene)),
     )

@@ -71,6 +71,8 @@ _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
 _NAME_CHARS = 40
+EVENT_LOOP = "event loop"
+"""Begins the place of a stack in which no task of asyncio can go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +362,7 @@ def read_stack(frames: Sequence[StackFrame]) -> Reading:
         where = inside if region.phase is Phase.OTHER else word
     elif region.phase is Phase.OTHER:
         where = f"{plain_name(frame.function)} {name_line(frame)}"
-        where = f"event loop of {where}" if is_event_loop(frames) else where
+        where = f"{EVENT_LOOP} of {where}" if is_event_loop(frames) else where
     elif region.phase is Phase.DATA_WAIT and index > region.begin:
         where = f"{region.phase.value}: {plain_name(frame.function)} in {name_line(frame)}"
     else:

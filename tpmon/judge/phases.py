@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.busiest import Spot, find_spot
-from tpmon.judge.frames import calls_out, receives, rests_in_notebook, waits_for_others
+from tpmon.judge.frames import calls_out, receives, rests_in_notebook, waits_for_future, waits_for_others
 from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
 from tpmon.judge.phase_stack import classify, read_stack
+from tpmon.judge.saves_aside import saves_aside
 from tpmon.judge.sights import find_sights
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
@@ -160,8 +161,16 @@ def _look(taken: StackSlice) -> _Look:
     calls: Counter[tuple[Phase, str]] = Counter()
     waits = plain_waits = hinted = resting = 0
     stacks = main_stacks(taken)
+    mine = {id(stack) for stack in stacks}
+    saves = saves_aside([stack for stack in taken.stacks if id(stack) not in mine])
     for stack in stacks:
         reading = read_stack(stack.frames)
+        if saves and reading.phase is Phase.OTHER and waits_for_future(stack.frames):
+            saving = Phase.CHECKPOINT.value
+            place = (saving, *reading.place[1:])
+            reading = replace(
+                reading, phase=Phase.CHECKPOINT, where=f"{saving}: {reading.where}", place=place
+            )
         kinds[reading.phase, reading.part] += stack.samples
         places[reading.place] += stack.samples
         wheres[reading.where] += stack.samples
@@ -179,7 +188,6 @@ def _look(taken: StackSlice) -> _Look:
         hinted += stack.samples if reading.by_name else 0
         for need in reading.needs:
             proofs[need] += stack.samples
-    mine = {id(stack) for stack in stacks}
     for stack in taken.stacks:
         # On a GPU the backward pass runs on autograd's own thread: recomputing shows there.
         if id(stack) not in mine and Need.RECOMPUTE_IN_STACK in read_stack(stack.frames).needs:

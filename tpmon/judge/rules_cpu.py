@@ -6,6 +6,8 @@ waiting for a CPU includes throttled time (measured).
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.scene import RankScene, Scene
@@ -18,6 +20,7 @@ from tpmon.judge.taken_cpus import (
     find_used_by_others,
 )
 from tpmon.model.known import is_known, map_known
+from tpmon.model.process import Role
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
 
@@ -115,6 +118,20 @@ def _pool_ranks(scene: Scene) -> list[RankScene]:
     return [rank for rank in scene.ranks if is_known(rank.busy_threads) and rank.busy_threads >= 2]
 
 
+def find_pools(scene: Scene) -> frozenset[int]:
+    """Return the PIDs of the processes in which a thread pool is at work, loader workers left out.
+
+    Trainings that a program starts without a process group (Hogwild, a sweep) are helpers of its one rank.
+    """
+    busy = Counter(
+        one.pid
+        for frame in scene.frames
+        for one in frame.processes
+        if one.role is not Role.WORKER and is_known(one.busy_threads) and one.busy_threads >= 2
+    )
+    return frozenset(pid for pid, count in busy.items() if 2 * count >= len(scene.frames))
+
+
 def judge_oversubscription(scene: Scene) -> Answer:
     """Suspect thread pools when they demand 1.5 times the budget and wait for a third of that time.
 
@@ -148,6 +165,9 @@ def judge_oversubscription(scene: Scene) -> Answer:
         cause, whose = "too-many-ranks", f"{len(ranks)} ranks"
     else:
         cause, whose = "rank-pool", f"{len(ranks)} ranks" if len(ranks) > 1 else "the rank"
+        helpers = len(find_pools(scene)) if not ranks else 0
+        if helpers:
+            whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
     frame = scene.frame
     return Suspicion(
         kind=Kind.OVERSUBSCRIBED,

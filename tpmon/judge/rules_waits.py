@@ -15,6 +15,7 @@ from tpmon.judge.feeding import is_behind
 from tpmon.judge.named_waits import find_named_wait
 from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import Share, share_of
+from tpmon.judge.phase_stack import EVENT_LOOP
 from tpmon.judge.phases import RankPhases
 from tpmon.judge.rules_python import others_demand
 from tpmon.judge.scene import MainThreadScene, RankScene, Scene
@@ -43,6 +44,8 @@ _MAY_SLEEP = (
     Phase.INPUT,
 )
 """Phases in which a main thread may sleep: no sleep of theirs is one of the program's own calls."""
+_SLEEPS = {"child process": "waits for a child process", "sleep": "pauses (time.sleep or alike)"}
+"""What the kernel says of a sleeping thread (``ProcessSample.waits_for``), as a verb."""
 _OWN = "a loader of the program's own"
 _CALL = "calls that block"
 
@@ -198,6 +201,17 @@ def _spot_of_call(phases: RankPhases, share: Share) -> tuple[Phase, Applicable[S
     return phase, spot if spot is not None and spot.ratio > computing + SURE_SPOT else NOT_APPLICABLE
 
 
+def _say_sleep(rank: RankScene, main: MainThreadScene, share: Share, scene: Scene) -> str:
+    """Say what the main thread does while it sleeps, as far as the kernel tells."""
+    if main.io >= share.ratio / 2:
+        return "waits for a disk or a socket"
+    samples = [one for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid]
+    for words, verb in _SLEEPS.items():
+        if sum(one.waits_for == words for one in samples) >= len(samples) * share.ratio / 2:
+            return verb
+    return "sleeps"
+
+
 def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     phases = _stacks_of(rank, _CALL)
     if not isinstance(phases, RankPhases):
@@ -223,23 +237,26 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     if is_known(idle):
         share = _cap(share, idle)
     where = f": {spot.where}" if is_known(spot) else ""
-    io = main.io
-    verb = "waits for a disk or a socket" if io >= share.ratio / 2 else "sleeps"
     ages, stacks = scene.frame.ages_s, scene.frame.sources.stacks
-    needs = {Need.BLOCKING_CALL}
+    is_loop = is_known(spot) and spot.where.startswith(EVENT_LOOP)
+    needs = {Need.EVENT_LOOP_WAIT if is_loop else Need.BLOCKING_CALL}
     if phase is Phase.LOGGING and is_known(spot):
         needs.add(Need.LOGGING_IN_STACK)
+    time = f"{100 * share.ratio:.0f} % of"
+    summary = f"the loop {_say_sleep(rank, main, share, scene)} {time} its time in a call of its own{where}"
+    if is_loop:
+        summary = f"the event loop has nothing to run {time} the time: all of its tasks await something"
     return Suspicion(
         kind=Kind.PYTHON_BOUND,
         cause="blocking-call",
         weight=share.ratio,
         margin=share.low / LEAST_BLOCKED,
         sources=frozenset(("stacks", "main thread")),
-        summary=f"the loop {verb} {100 * share.ratio:.0f} % of its time in a call of its own{where}",
+        summary=summary,
         evidence=(
             reading("Python outside of the step", 100 * outside, "%", stacks, ages.stacks),
             reading("main thread asleep", 100 * sleeping, "%", "kernel looks", ages.threads),
-            reading("of it for a disk or a socket", 100 * io, "%", "kernel looks", ages.threads),
+            reading("of it for a disk or a socket", 100 * main.io, "%", "kernel looks", ages.threads),
             *(name_spot(spot, scene) if is_known(spot) else ()),
         ),
         share=share.ratio,

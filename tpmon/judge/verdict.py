@@ -145,7 +145,12 @@ def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str
         return NOT_APPLICABLE
     share = suspicion.share
     if is_known(share) and 0 < share <= 1:
-        return f"{write_gain(share)} if all of it goes away"
+        gain = write_gain(share)
+        whole = f"{gain} if all of it goes away"
+        # What the remedy itself can do may be less: one worker still takes its time for each batch.
+        if chosen is not None and "{workers_gain}" in chosen.remedy.ceiling:
+            return whole if chosen.ceiling.startswith(f"{gain} ") else f"{whole}, {chosen.ceiling}"
+        return whole
     if chosen is None or "{gain}" in chosen.remedy.ceiling:
         return Missing("the share of time that it costs is not known")
     return chosen.ceiling
