@@ -206,4 +206,6 @@ def test_one_worker_takes_its_time_for_each_batch():
     assert (
         advice_facts.fill("{workers_gain}", replace(facts, cores_free=9.0, worker_busy_ratio=0.1)) == "10.0x"
     )
-    assert advice_facts.fill("{workers_gain}", Facts()) == "less"
+    on_card = replace(facts, cores_free=0.0, loading_ratio=0.8, waiting_ratio=0.5)
+    assert advice_facts.fill("{workers}: {workers_gain}", on_card) == "1: 1.2x"
+    assert advice_facts.fill("{workers_gain}", Facts()) == "1 / (share of the wait / N)"

@@ -14,6 +14,7 @@ from tpmon.judge.advice import choose
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.busiest import Spot
+from tpmon.judge.frames import receives
 from tpmon.judge.named_waits import find_named_wait
 from tpmon.judge.phases import DataPart, Phase, classify, read_phases
 from tpmon.judge.ranking import find_explained
@@ -191,17 +192,15 @@ WRITES = {
     "the name of its function": ("worker", stack(("write_checkpoint", "/home/u/save.py"))),
 }
 NO_WRITES = {
-    "it rests": (
-        "ckpt_0",
-        stack(("_worker", f"{LIB}/concurrent/futures/thread.py"), ("get", f"{LIB}/queue.py")),
-    ),
+    # The queue of an executor is made of C.
+    "it rests": ("ckpt_0", stack(("_worker", f"{LIB}/concurrent/futures/thread.py"))),
     "it loads": ("loader_0", stack(("fetch_next", "/home/u/ckpt.py"))),
 }
 
 
-def see_beside(main, thread, frames):
+def see_beside(main, thread, frames, written=100):
     taken = slice_of((main, 60), (stack(("_call_impl", f"{TORCH}/nn/modules/module.py")), 40))
-    beside = StackCount(RANK + 1, thread, frames, 100)
+    beside = StackCount(RANK + 1, thread, frames, written)
     return read_phases([replace(taken, stacks=(*taken.stacks, beside))], 10_500_000_000)[RANK]
 
 
@@ -211,6 +210,12 @@ def test_a_future_beside_a_thread_that_saves_is_a_wait_for_the_checkpoint(thread
     assert (phases.ratio(Phase.CHECKPOINT), phases.handed_ratio) == (0.6, 0.0)
     assert phases.where == "checkpoint: wait save.py:7"
     assert see_beside(QUEUE_WAIT, thread, frames).handed_ratio == 0.6
+
+
+def test_a_checkpoint_that_is_written_for_a_moment_is_not_what_the_futures_of_a_slice_are_for():
+    thread, frames = WRITES["torch.save"]
+    phases = see_beside(FUTURE, thread, frames, written=20)
+    assert (phases.ratio(Phase.CHECKPOINT), phases.handed_ratio) == (0.0, 0.6)
 
 
 @pytest.mark.parametrize(("thread", "frames"), NO_WRITES.values(), ids=NO_WRITES)
@@ -237,6 +242,60 @@ def test_a_loading_function_that_sleeps_in_a_lock_only_takes_what_others_load():
     assert isinstance(judge_no_workers(taking), Cleared)
     assert isinstance(judge_own_loader(loading), Cleared)
     assert judge_no_workers(loading).cause == "no-workers"
+
+
+def test_a_lock_of_the_backward_pass_is_none_of_the_function_that_loads():
+    named = stack(("get_batch", "/home/u/feed.py", 53))
+    back = stack(("backward", f"{TORCH}/_tensor.py"), ("_engine_run_backward", f"{TORCH}/autograd/graph.py"))
+    phases = read_phases([slice_of((named, 50), (back, 50))], 10_500_000_000)[RANK]
+    assert find_named_wait(see_waiting(phases, lock=5).ranks[0]) == 0.0
+
+
+def test_a_name_above_the_frames_of_a_loader_is_more_than_a_name():
+    fetch = ("fetch", f"{TORCH}/utils/data/_utils/fetch.py")
+    loaded = stack(("get_batch", "/home/u/feed.py"), ("__next__", f"{TORCH}/utils/data/dataloader.py"), fetch)
+    assert read_phases([slice_of((loaded, 50))], 10_500_000_000)[RANK].hinted_ratio == 0.0
+
+
+def test_a_program_that_is_installed_takes_from_its_queue_in_a_process_that_was_started():
+    spawned = (
+        frame_of("_bootstrap", f"{LIB}/multiprocessing/process.py"),
+        frame_of("_launch", f"{LIB}/multiprocessing/popen_fork.py"),
+        frame_of("train", f"{LIB}/site-packages/axolotl/train.py"),
+        frame_of("get", f"{LIB}/queue.py"),
+        frame_of(*WAIT),
+    )
+    assert receives(spawned)
+
+
+def test_a_disk_of_the_data_wait_does_not_prove_a_call_beside_other_ranks():
+    phases = make_phases({Phase.OTHER: 0.4, Phase.DATA_WAIT: 0.4, Phase.FORWARD: 0.2})
+    assert isinstance(judge_blocking_call(see_waiting(phases, io=4, other=4, frame=BESIDE)), Unsure)
+
+
+def test_a_fight_for_the_interpreter_is_no_part_of_a_request():
+    phases = make_phases(
+        {Phase.OTHER: 0.6, Phase.FORWARD: 0.4}, calls_ratio=0.2, calls=Spot("send log.py:7", 0.2)
+    )
+    assert not isinstance(judge_blocking_call(see_waiting(phases, io=2, timed_lock=4)), Suspicion)
+
+
+def test_what_may_be_a_wait_for_the_card_is_taken_off():
+    one = judge_blocking_call(
+        see_waiting(replace(SLEEPS, shares=SLEEPS.shares), other=5, frame=on_card(20.0))
+    )
+    assert one.share == pytest.approx(0.3)
+
+
+def test_a_request_below_a_lot_of_logging_is_no_logging():
+    phases = make_phases(
+        {Phase.LOGGING: 0.4, Phase.OTHER: 0.35, Phase.FORWARD: 0.25},
+        calls_ratio=0.35,
+        calls=Spot("send log.py:7", 0.35),
+    )
+    assert judge_blocking_call(see_waiting(phases, io=4)).observed == {Need.BLOCKING_CALL}
+    to_wandb = replace(phases, calls=Spot("logging: wandb train.py:7", 0.35))
+    assert Need.LOGGING_IN_STACK in judge_blocking_call(see_waiting(to_wandb, io=4)).observed
 
 
 def test_a_rank_in_a_call_of_its_own_is_the_one_that_the_others_wait_for():

@@ -352,3 +352,21 @@ def test_a_worker_that_sleeps_is_looked_at_where_none_computes() -> None:
     assert find_working_worker([idle, hidden, reads]) == []
     assert [one.identity.pid for one in find_working_worker([idle, hidden, reads, asleep])] == [14]
     assert [one.identity.pid for one in find_working_worker([asleep, computes])] == [15]
+
+
+def test_a_worker_that_could_not_be_sampled_is_left_alone_also_when_another_was_named_meanwhile():
+    plan = StackPlan(0)
+    asleep = Subject(Identity(901, 5), 0, is_worker=True)
+    plan.watch([asleep])
+    turn = Turn(asleep, Kind.SLICE, 3, 3)
+    plan.refuse(turn, 1.0, "permission denied", plan.now_ns, final=True)
+    plan.watch([])
+    plan.watch([asleep])
+    waits_s = plan.next(plan.now_ns + SECOND)
+    assert not isinstance(waits_s, Turn)
+    assert waits_s > 50
+    plan.watch([])
+    plan.next(plan.now_ns + 70 * SECOND)
+    plan.watch([])
+    plan.watch([asleep])
+    assert isinstance(plan.next(plan.now_ns + SECOND), Turn)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.frames import make_gpu
-from tests.starving import COMPUTES, DISK, SLEEPS, line_up, make_second
+from tests.starving import COMPUTES, DISK, IDLES, SLEEPS, line_up, make_second
 from tpmon.judge import rules_data, rules_loader, rules_storage
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_needs import Need
@@ -142,6 +142,11 @@ CASES = {
     "two in lines of C": (see_workers([FUTEX, SLEEPS], (LINE, 20)), (LOCK, LOW)),
     "one worker": (see_workers([FUTEX]), (FEW, MEDIUM)),
     "one worker at the lock of another rank's": (see_workers([FUTEX], (ACQUIRE, 20)), (LOCK, HIGH)),
+    "half of eight out of it at once": (see_workers([FUTEX] * 4 + [SLEEPS] * 4, (LINE, 20)), (LOCK, LOW)),
+    "three samples of ten of two that compute": (
+        see_workers([COMPUTES, COMPUTES], (ACQUIRE, 3), (LINE, 7)),
+        (FEW, HIGH),
+    ),
     # D: a lock
     "a lock of four": (see_workers([FUTEX] * 3 + [SLEEPS], *HELD), (LOCK, HIGH)),
     "a lock of four in C": (see_workers([FUTEX] * 3 + [SLEEPS], (LINE, 20)), (LOCK, HIGH)),
@@ -184,6 +189,11 @@ def test_a_worker_that_has_no_work_is_at_no_lock():
     assert isinstance(judge_worker_lock(see_workers([DISK] * 4, (idle, 20))), Cleared)
     # Stacks of a worker without work say nothing of what it does when it has some.
     assert stated(see_workers([FUTEX] * 3 + [SLEEPS], (idle, 60), *HELD)) == (LOCK, HIGH)
+
+
+def test_a_worker_without_work_is_not_the_one_that_has_the_lock():
+    one = judge_worker_lock(see_workers([FUTEX] * 3 + [IDLES], (LINE, 20)))
+    assert rate_confidence(one, 60.0) is LOW
 
 
 def advise(scene):

@@ -63,6 +63,8 @@ class Facts:
     worker_busy_ratio: Known[float] = _UNREAD
     needed_ratio: Known[float] = _UNREAD
     waiting_ratio: Known[float] = _UNREAD
+    loading_ratio: Known[float] = _UNREAD
+    """Share of its time (0-1) that the rank waits for or works on batches, whatever its card does."""
     pool_library: Applicable[str] = _UNREAD
     shm_total_bytes: Known[int] = _UNREAD
     shm_room: Known[float] = _UNREAD
@@ -213,12 +215,13 @@ def _gain(facts: Facts) -> Known[str]:
 def _workers_gain(facts: Facts) -> Known[str]:
     """Return what so many workers gain a loop that loads by itself: they take turns with it no more.
 
-    Of a share w of the time in loading, n workers leave the longer of w / n and 1 - w.
+    Of a share w of the time in loading, n workers leave w / n, or all else if that is longer.
     """
-    waiting, count = facts.waiting_ratio, size_loader(facts)
+    waiting, loading, count = facts.waiting_ratio, facts.loading_ratio, size_loader(facts)
     if not is_known(waiting) or not 0 <= waiting <= 1 or not is_known(count) or count < 1:
         return _UNREAD
-    return write_gain(1 - max(waiting / count, 1 - waiting))
+    loading = max(known_or(loading, waiting), waiting)
+    return write_gain(1 - min(1.0, max(loading / count, 1 - waiting)))
 
 
 _POOL_VARIABLES = (
@@ -317,7 +320,7 @@ FIELDS = {
     ),
     "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
     "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
-    "workers_gain": Field(_workers_gain, "less", "what so many workers gain at best"),
+    "workers_gain": Field(_workers_gain, "1 / (share of the wait / N)", "what so many workers gain at best"),
     "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks"),
     "worker_cap": Field(_worker_cap, "    ...", "lines that leave a library one thread"),
     "memory_free": Field(

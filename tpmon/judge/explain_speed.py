@@ -155,7 +155,7 @@ EXPLANATIONS = (
         "environments behind pipes. They are slower than the loop.",
         "The main thread is found at the taking end of a queue, a pipe, a pool or a future, beside steps.",
         "a DataLoader, whose workers tpmon knows; a thread that fights for Python's lock (gil); a future of "
-        "an asynchronous checkpoint, which is told by the name of the function that waits.",
+        "an asynchronous checkpoint, told by the names of who waits and by the thread that writes.",
     ),
     Explanation(
         Kind.PYTHON_BOUND,
@@ -178,7 +178,7 @@ EXPLANATIONS = (
         "another program, a sleep.",
         "Stacks outside of forward, backward and optimizer, and a main thread that is asleep meanwhile.",
         "single-thread, where the thread computes; a checkpoint (paused) that is known by its frames; a wait "
-        "for the GPU or for other ranks, which leaves no frame: only disks, sockets and children count.",
+        "for the GPU or for other ranks, which leaves no frame: no such sleep counts by itself.",
     ),
     Explanation(
         Kind.OVERSUBSCRIBED,

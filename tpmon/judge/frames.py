@@ -76,7 +76,7 @@ def last_name(function: str) -> str:
 
 
 def waits_for_others(frames: Sequence[StackFrame]) -> bool:
-    """Say whether the innermost Python frame waits at a queue, a lock or a future of the standard library."""
+    """Say whether the innermost Python frame waits at a queue, a lock or a future, by the file it is in."""
     last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
     return last.endswith(_WAIT_FILES) and is_library(last)
 
@@ -93,9 +93,14 @@ def receives(frames: Sequence[StackFrame]) -> bool:
         if not is_library(frame.file):
             break
         inner.append(frame)
-    if any(frame.file.endswith((_REMOTE_CALLS, *_ENDS_OF_PROCESSES)) for frame in inner):
+    if any(frame.file.endswith(_REMOTE_CALLS) or _is_end_of_process(frame) for frame in inner):
         return False
     return any(_takes(frame) for frame in inner)
+
+
+def _is_end_of_process(frame: StackFrame) -> bool:
+    # Every frame of a process that multiprocessing started is below one of these files.
+    return frame.file.endswith(_ENDS_OF_PROCESSES) and last_name(frame.function) in ("wait", "join", "poll")
 
 
 def waits_for_future(frames: Sequence[StackFrame]) -> bool:

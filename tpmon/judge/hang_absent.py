@@ -111,8 +111,8 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
         )
         at = f"{who}: {_say_camps(waiting)}" if len(places) > 1 else f"{who} in {where}"
         text = (
-            f"{at}; the one that is missing is elsewhere, of {elsewhere}: it hangs, has ended, or does something "
-            "alone, such as a save; run tpmon dump --job --json there, and tpmon fold on the results"
+            f"{at}; the one that is missing is elsewhere, of {elsewhere}: it hangs, has ended, or does "
+            "something alone, as a save; run tpmon dump --job --json there, and tpmon fold on the results"
         )
         sure = _is_loss_told(scene) or (
             not _is_meant(waiting) and (any(map(_is_in_step, waiting)) or _was_in_steps(scene))

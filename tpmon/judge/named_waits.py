@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from tpmon.judge.phase_kinds import DataPart, Phase
 from tpmon.judge.scene import RankScene
 from tpmon.model.known import is_known
 
 MOST_LOADING = 0.5
 """Share of the samples below such a name that the main thread must spend in a lock for them to be a wait."""
+_IN_LOCKS = (Phase.BACKWARD, Phase.SYNC, Phase.COMMS, Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE)
+"""Phases that may wait in a lock: for autograd's thread, a card, other ranks, a thread that writes."""
 
 
 def find_named_wait(rank: RankScene) -> float:
@@ -15,7 +18,10 @@ def find_named_wait(rank: RankScene) -> float:
     A queue made of C leaves no frame of its own. Without a lock the function may well load: it reads a disk,
     or it pauses.
     """
-    if not is_known(rank.phases) or not is_known(rank.main):
+    phases, main = rank.phases, rank.main
+    if not is_known(phases) or not is_known(main) or not phases.hinted_ratio:
         return 0.0
-    hinted = rank.phases.hinted_ratio
-    return hinted if hinted and rank.main.lock >= MOST_LOADING * hinted else 0.0
+    queue = phases.parts.get(DataPart.QUEUE)
+    others = phases.ratio(*_IN_LOCKS) + phases.handed_ratio + phases.call_waits_ratio
+    spare = main.lock - others - (queue.ratio if queue is not None else 0.0)
+    return min(phases.hinted_ratio, spare) if spare >= MOST_LOADING * phases.hinted_ratio else 0.0

@@ -268,6 +268,12 @@ def _needed(workers: Known[int], suspicion: Suspicion) -> Known[float]:
     return share / (1 - share) if workers == 0 else 1 / (1 - share)
 
 
+def _loading(scene: Scene, suspicion: Suspicion) -> Known[float]:
+    """Return the share of the data wait of the rank that is named, 0-1."""
+    waits = [rank.data_wait for rank in scene.ranks if rank.process.pid == suspicion.pid]
+    return map_known(lambda wait: wait.share.ratio, waits[0]) if waits else Missing("no rank is named")
+
+
 def _last_log(frame: Frame) -> Known[str]:
     dated = [(log.last_write, log.path) for log in frame.output if is_known(log.last_write)]
     return max(dated)[1] if dated else Missing("no log of the job is a file")
@@ -327,6 +333,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         worker_busy_ratio=_worker_load(scene, suspicion.share),
         needed_ratio=_needed(workers, suspicion) if loads else Missing("not a question of loading"),
         waiting_ratio=suspicion.share if is_known(suspicion.share) else Missing("its share is not known"),
+        loading_ratio=_loading(scene, suspicion),
         pool_library=pool.library if is_known(pool) else NOT_APPLICABLE,
         shm_total_bytes=map_known(lambda shm: shm.total_bytes, frame.memory.shm),
         shm_room=_shm_room(scene),

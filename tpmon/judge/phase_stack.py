@@ -67,7 +67,7 @@ _ALIASES = {
     "__reduce_and_partition_ipg_grads": "reduce_scatter of gradients",
 }
 """What functions do that nobody calls by hand, in the words of a person."""
-_FETCH_FILE = "torch/utils/data/_utils/fetch.py"
+FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _ITEMS = frozenset(("<listcomp>", "__getitem__", "__getitems__", "__next__", "__iter__", "<genexpr>"))
 _MODULE = "<module>"
 _NAME_CHARS = 40
@@ -185,7 +185,7 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
             below = last_name(frames[index + 1].function) if index + 1 < len(frames) else ""
             if _is_collate(frames[index - 1].function, last_name(frame.function), below):
                 mark = _COLLATES
-        fetching = mark is FETCH and last_name(frame.function) == "fetch" and frame.file.endswith(_FETCH_FILE)
+        fetching = mark is FETCH and last_name(frame.function) == "fetch" and frame.file.endswith(FETCH_FILE)
         if importing and not is_library(frame.file):
             importing = False
         if mark is not None and mark.phase is Phase.IMPORT:
@@ -216,7 +216,9 @@ def _walk(frames: Sequence[StackFrame]) -> _Region:
         by_name = begun is not None and begun.weak  # of the program's function: it may only take the batch
         if (part is None and waits_for_others(frames)) or (by_name and receives(frames)):
             part = DataPart.QUEUE
-    by_name = by_name and part is DataPart.FETCH
+    # A frame of a library within that loads makes it more than a name.
+    told = any(mark is not None and mark.phase is phase and not mark.weak for mark in marks[begin + 1 :])
+    by_name = by_name and part is DataPart.FETCH and not told
     return _Region(phase, part, begin, outer, tuple(marks), frozenset(needs), by_name)
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from itertools import takewhile
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.busiest import Spot, find_spot
-from tpmon.judge.frames import calls_out, receives, rests_in_notebook, waits_for_future, waits_for_others
+from tpmon.judge.frames import calls_out, receives, rests_in_notebook, waits_for_others
 from tpmon.judge.phase_kinds import OUTSIDE, TRAINING, DataPart, Phase
 from tpmon.judge.phase_shares import DESIGN, Share, differs, measure_design, share_of
 from tpmon.judge.phase_stack import classify, read_stack
-from tpmon.judge.saves_aside import saves_aside
+from tpmon.judge.saves_aside import read_beside
 from tpmon.judge.sights import find_sights
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
@@ -63,11 +63,11 @@ class RankPhases:
     and wait again."""
     waits_ratio: float = 0.0
     """Share of samples, 0-1, whose innermost frame waits at a queue, a lock or a future of the standard
-    library."""
+    library, or in a library that hands over results."""
     plain_waits_ratio: float = 0.0
     """The same of those that are in no phase: nothing else says what is waited for."""
     handed_ratio: float = 0.0
-    """Those of them at the taking end of a queue, a pipe, a pool or a future."""
+    """Those of the plain waits at the taking end of a queue, a pipe, a pool or a future."""
     handed: Applicable[Spot] = NOT_APPLICABLE
     """Where most of these are."""
     spots: Mapping[Phase, Spot] = field(default_factory=dict)
@@ -75,6 +75,8 @@ class RankPhases:
     calls_ratio: float = 0.0
     """Share of samples, 0-1, within a step or outside of its parts, whose innermost frame waits for a server
     or a child; outside of the parts of a step also for a thread or an event."""
+    call_waits_ratio: float = 0.0
+    """Those of them that wait for a thread or an event, which may have a time-out."""
     calls_in_step_ratio: float = 0.0
     """Those of them within the parts of a step."""
     calls: Applicable[Spot] = NOT_APPLICABLE
@@ -113,9 +115,11 @@ class _Look:
     handed: Mapping[str, int]
     """Those of these that take what others hand over, by their place in words."""
     spots: Mapping[tuple[Phase, str], int]
-    """All other samples by phase and place."""
+    """All other samples by phase and place; a notebook at rest is in none."""
     calls: Mapping[tuple[Phase, str], int]
     """As ``RankPhases.calls_ratio``, by phase and place in words."""
+    call_waits: int
+    """Those of them that wait for a thread or an event."""
     hinted: int
     resting: int
     """Samples of a notebook without a cell to run."""
@@ -159,18 +163,11 @@ def _look(taken: StackSlice) -> _Look:
     handed: Counter[str] = Counter()
     spots: Counter[tuple[Phase, str]] = Counter()
     calls: Counter[tuple[Phase, str]] = Counter()
-    waits = plain_waits = hinted = resting = 0
+    waits = plain_waits = hinted = resting = call_waits = 0
     stacks = main_stacks(taken)
     mine = {id(stack) for stack in stacks}
-    saves = saves_aside([stack for stack in taken.stacks if id(stack) not in mine])
-    for stack in stacks:
-        reading = read_stack(stack.frames)
-        if saves and reading.phase is Phase.OTHER and waits_for_future(stack.frames):
-            saving = Phase.CHECKPOINT.value
-            place = (saving, *reading.place[1:])
-            reading = replace(
-                reading, phase=Phase.CHECKPOINT, where=f"{saving}: {reading.where}", place=place
-            )
+    beside = [stack for stack in taken.stacks if id(stack) not in mine]
+    for stack, reading in zip(stacks, read_beside(stacks, beside), strict=True):
         kinds[reading.phase, reading.part] += stack.samples
         places[reading.place] += stack.samples
         wheres[reading.where] += stack.samples
@@ -185,12 +182,13 @@ def _look(taken: StackSlice) -> _Look:
             spots[reading.phase, reading.where] += stack.samples
             if _is_call(reading.phase, stack.frames):
                 calls[reading.phase, reading.where] += stack.samples
+                call_waits += stack.samples if waits_for_others(stack.frames) else 0
         hinted += stack.samples if reading.by_name else 0
         for need in reading.needs:
             proofs[need] += stack.samples
-    for stack in taken.stacks:
+    for stack in beside:
         # On a GPU the backward pass runs on autograd's own thread: recomputing shows there.
-        if id(stack) not in mine and Need.RECOMPUTE_IN_STACK in read_stack(stack.frames).needs:
+        if Need.RECOMPUTE_IN_STACK in read_stack(stack.frames).needs:
             proofs[Need.RECOMPUTE_IN_STACK] += stack.samples
     where = max(wheres.items(), key=lambda item: (item[1], item[0]))[0] if wheres else ""
     distinct = {stack.frames for stack in stacks} if len(stacks) > 1 else stacks
@@ -205,6 +203,7 @@ def _look(taken: StackSlice) -> _Look:
         dict(handed),
         dict(spots),
         dict(calls),
+        call_waits,
         hinted,
         resting,
         len(distinct),
@@ -352,6 +351,7 @@ def _read_rank(looks: Sequence[_Look], now_ns: int) -> RankPhases:
         handed=find_spot(handed, samples),
         spots=_find_spots(kept, samples),
         calls_ratio=calls.total() / samples,
+        call_waits_ratio=sum(look.call_waits for look in kept) / samples,
         calls_in_step_ratio=in_step / samples,
         calls=find_spot(calls, samples),
         resting_ratio=sum(look.resting for look in kept) / samples,

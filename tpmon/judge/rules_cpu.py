@@ -127,9 +127,9 @@ def find_pools(scene: Scene) -> frozenset[int]:
         one.pid
         for frame in scene.frames
         for one in frame.processes
-        if one.role is not Role.WORKER and is_known(one.busy_threads) and one.busy_threads >= 2
+        if one.role in (Role.RANK, Role.HELPER) and is_known(one.busy_threads) and one.busy_threads >= 2
     )
-    return frozenset(pid for pid, count in busy.items() if 2 * count >= len(scene.frames))
+    return frozenset(pid for pid, count in busy.items() if 2 * count > len(scene.frames))
 
 
 def judge_oversubscription(scene: Scene) -> Answer:
@@ -165,7 +165,8 @@ def judge_oversubscription(scene: Scene) -> Answer:
         cause, whose = "too-many-ranks", f"{len(ranks)} ranks"
     else:
         cause, whose = "rank-pool", f"{len(ranks)} ranks" if len(ranks) > 1 else "the rank"
-        helpers = len(find_pools(scene)) if not ranks else 0
+        started = find_pools(scene) - {rank.process.pid for rank in scene.ranks}
+        helpers = len(started) if not ranks else 0
         if helpers:
             whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
     frame = scene.frame

@@ -193,7 +193,13 @@ def judge_worker_lock(scene: Scene) -> Answer:
         margin=lock.ratio / lock.least,
         sources=frozenset((WORKERS,)),
         evidence=(
-            reading("workers in a lock", 100 * lock.ratio, "%", "wchan", ages.threads),
+            reading(
+                "workers in a lock",
+                100 * lock.ratio,
+                "%",
+                by if lock.ratio == lock.in_stacks else "wchan",
+                ages.threads,
+            ),
             *(stacks if lock.in_stacks else ()),
             *name_hot_work(found, scene),
         ),

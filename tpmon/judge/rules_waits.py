@@ -32,6 +32,9 @@ a balanced run may spend in any single wait."""
 SURE_SPOT = 0.05
 """Share by which a function must take more than what may all be computing, so that it is named as what
 sleeps: half of the interval of 100 samples."""
+LEAST_SAID = 3
+"""Readings of a wait that say what the sleep is for."""
+_LOGGING = Phase.LOGGING.value
 _MAY_SLEEP = (
     Phase.DATA_WAIT,
     Phase.SYNC,
@@ -167,47 +170,54 @@ def _own_sleep(rank: RankScene, main: MainThreadScene, phases: RankPhases, scene
     for a disk, a socket or a child is.
     """
     # A wait with a time-out in a frame that is known to wait is none for the interpreter.
-    asleep = max(0.0, 1 - main.running - main.timed_lock) + min(main.timed_lock, phases.calls_ratio)
+    asleep = max(0.0, 1 - main.running - main.timed_lock) + min(main.timed_lock, phases.call_waits_ratio)
     own = max(0.0, asleep - phases.ratio(*_MAY_SLEEP) - _no_call(phases))
     alone = _is_alone(scene) and not scene.cards and find_gpu_idle(rank, scene) is NOT_APPLICABLE
     return own if alone else max(0.0, own - min(phases.ratio(Phase.BACKWARD), main.lock))
 
 
-def _confuse(share: Share, rank: RankScene, idle: Applicable[float], scene: Scene) -> str:
-    """Say what such a sleep is confused with; "" where the kernel or the stacks tell that it is a call.
+def _own_io(main: MainThreadScene, phases: RankPhases) -> float:
+    """Return the share of its time (0-1) that it surely waits for a disk or a socket in calls of its own."""
+    return max(0.0, main.io - phases.ratio(*_MAY_SLEEP))
 
-    A wait for a card or for other ranks (``.item()``, ``Work.wait()``, ``store.get()``) has no frame of its
-    own, and no disk or socket that the kernel shows.
+
+def _find_certain(
+    share: Share, main: MainThreadScene, phases: RankPhases, idle: Applicable[float], scene: Scene
+) -> Known[float]:
+    """Return how much of such a sleep is surely a call: all, where the kernel or the stacks tell.
+
+    A wait for a card or for other ranks (``.item()``, ``Work.wait()``) has no frame of its own, and no disk
+    or socket that the kernel shows.
     """
-    io = rank.main.io if is_known(rank.main) else 0.0
-    calls = rank.phases.calls_ratio if is_known(rank.phases) else 0.0
-    if max(io, calls) >= share.ratio / 2:
-        return ""
+    if max(_own_io(main, phases), phases.calls_ratio) >= share.ratio / 2:
+        return share.ratio
     if not _is_alone(scene):
-        return "a wait for other ranks leaves no frame either"
-    # What it sleeps beyond the card's busy time is surely no wait for the card.
-    if is_known(idle) and share.ratio + idle - 1 < LEAST_BLOCKED:
-        return "or it waits for the GPU, which leaves no frame either"
-    return ""
+        return Missing("a wait for other ranks leaves no frame either")
+    # What it sleeps beyond the card's busy time is no wait for the card.
+    certain = share.ratio + idle - 1 if is_known(idle) else share.ratio
+    return certain if certain >= LEAST_BLOCKED else Missing("or it waits for the GPU, without a frame either")
 
 
-def _spot_of_call(phases: RankPhases, share: Share) -> tuple[Phase, Applicable[Spot]]:
+def _spot_of_call(phases: RankPhases, share: Share) -> Applicable[Spot]:
     """Return the function that surely sleeps: one that waits by its frames, or too large to only compute."""
-    phase = max(OUTSIDE, key=phases.ratio)
     if is_known(phases.calls) and phases.calls_ratio >= share.ratio / 2:
-        return phase, phases.calls
-    spot = phases.spots.get(phase)
+        return phases.calls
+    spot = phases.spots.get(max(OUTSIDE, key=phases.ratio))
     computing = phases.ratio(*OUTSIDE) - _no_call(phases) - share.ratio
-    return phase, spot if spot is not None and spot.ratio > computing + SURE_SPOT else NOT_APPLICABLE
+    return spot if spot is not None and spot.ratio > computing + SURE_SPOT else NOT_APPLICABLE
 
 
-def _say_sleep(rank: RankScene, main: MainThreadScene, share: Share, scene: Scene) -> str:
-    """Say what the main thread does while it sleeps, as far as the kernel tells."""
-    if main.io >= share.ratio / 2:
+def _is_logging(spot: Applicable[Spot]) -> bool:
+    return is_known(spot) and spot.where.startswith((f"{_LOGGING}: ", f"{_LOGGING} "))
+
+
+def _say_sleep(rank: RankScene, share: Share, io: float, scene: Scene) -> str:
+    """Say what the main thread does while it sleeps, as far as the kernel tells; ``io`` as in ``_own_io``."""
+    if io >= share.ratio / 2:
         return "waits for a disk or a socket"
     samples = [one for frame in scene.frames for one in frame.processes if one.pid == rank.process.pid]
     for words, verb in _SLEEPS.items():
-        if sum(one.waits_for == words for one in samples) >= len(samples) * share.ratio / 2:
+        if sum(one.waits_for == words for one in samples) >= max(LEAST_SAID, len(samples) * share.ratio / 2):
             return verb
     return "sleeps"
 
@@ -230,20 +240,20 @@ def _judge_call_of(rank: RankScene, scene: Scene) -> Answer:
     idle = _idle_cost(rank, scene, _CALL)
     if isinstance(idle, (Cleared, Unsure, Suspicion)):
         return idle
-    confused = _confuse(share, rank, idle, scene)
-    if confused:
-        return Unsure(f"{_CALL} ({confused})")
-    phase, spot = _spot_of_call(phases, share)
-    if is_known(idle):
-        share = _cap(share, idle)
+    certain = _find_certain(share, main, phases, idle, scene)
+    if not is_known(certain):
+        return Unsure(f"{_CALL} ({certain.reason})")
+    spot = _spot_of_call(phases, share)
+    share = _cap(share, min(certain, idle) if is_known(idle) else certain)
     where = f": {spot.where}" if is_known(spot) else ""
     ages, stacks = scene.frame.ages_s, scene.frame.sources.stacks
     is_loop = is_known(spot) and spot.where.startswith(EVENT_LOOP)
     needs = {Need.EVENT_LOOP_WAIT if is_loop else Need.BLOCKING_CALL}
-    if phase is Phase.LOGGING and is_known(spot):
+    if _is_logging(spot):
         needs.add(Need.LOGGING_IN_STACK)
     time = f"{100 * share.ratio:.0f} % of"
-    summary = f"the loop {_say_sleep(rank, main, share, scene)} {time} its time in a call of its own{where}"
+    does = _say_sleep(rank, share, _own_io(main, phases), scene)
+    summary = f"the loop {does} {time} its time in a call of its own{where}"
     if is_loop:
         summary = f"the event loop has nothing to run {time} the time: all of its tasks await something"
     return Suspicion(

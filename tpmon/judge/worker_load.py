@@ -10,7 +10,7 @@ from tpmon.judge.busiest import find_spot
 from tpmon.judge.frames import last_name
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import DataPart, Phase
-from tpmon.judge.phase_stack import classify, read_stack
+from tpmon.judge.phase_stack import FETCH_FILE, classify, read_stack
 from tpmon.judge.phases import main_stacks
 from tpmon.judge.scene import WORK_WAIT, Scene, WorkerScene
 from tpmon.judge.starvation import IDLE_WORKERS, Starved, find_onset
@@ -85,14 +85,13 @@ def wait_in_vain(found: Starved, scene: Scene) -> bool:
 
 
 COLLATE_SHARE = 0.5
-_FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 LEAST_STACKS = 10
 """One slice of a worker on a crowded machine: 3 s at 5 Hz."""
 
 
 def _waits_for_work(stack: StackCount) -> bool:
     """Tell whether a worker is at the queue of its requests; its data set may have a queue of its own."""
-    fetches = any(at.file.endswith(_FETCH_FILE) for at in stack.frames)
+    fetches = any(at.file.endswith(FETCH_FILE) for at in stack.frames)
     return not fetches and any(
         last_name(at.function) == "get" and at.file.endswith("queues.py") for at in stack.frames
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from tpmon.judge.frames import is_library, is_native, last_name, waits_for_others
+from tpmon.judge.phase_shares import Share, share_of
 from tpmon.judge.scene import Scene, WorkerScene
 from tpmon.judge.starvation import Starved
 from tpmon.judge.taken_cpus import FREE_CORES
@@ -34,8 +35,8 @@ MOSTLY = 0.5
 """Share of the workers' stacks in lines of the program, where a lock of C shows, for it to be one."""
 HOLDER = 0.5
 """Workers out of the lock on average, below which none of them has it."""
-ALONE = 1.2
-"""Workers out of the lock on average up to which they may take turns, where they compute meanwhile."""
+ALONE = 1.5
+"""Workers at work out of the lock on average up to which they may take turns."""
 OTHERS_CPU = 0.2
 """Mean demand of the workers' other threads from which these are what is waited for."""
 OTHERS_READ_BYTES_S = 20e6
@@ -128,13 +129,13 @@ def name_place(frames: Sequence[StackFrame]) -> At:
     return At.LIBRARY
 
 
-def _share_places(found: Starved, scene: Scene) -> dict[At, float]:
+def _share_places(found: Starved, scene: Scene) -> dict[At, Share]:
     """Return the shares of the workers' working stacks by what they are at; none where too few were seen."""
     counts: Counter[At] = Counter()
     for stack in working_stacks(found, scene):
         counts[name_place(stack.frames)] += stack.samples
     total = counts.total()
-    return {place: count / total for place, count in counts.items()} if total >= LEAST_STACKS else {}
+    return {place: share_of(count, total) for place, count in counts.items()} if total >= LEAST_STACKS else {}
 
 
 def _cpu_of_others(worker: WorkerScene) -> float:
@@ -161,11 +162,15 @@ def _has_card(found: Starved, scene: Scene) -> bool:
     return any(worker.pid in held for worker in found.workers)
 
 
+def _count_out(found: Starved, ratio: float) -> float:
+    """Return how many workers are at work out of the lock, on average; one without work is in neither."""
+    return len(found.workers) * max(0.0, 1.0 - ratio - known_or(found.idle, 0.0))
+
+
 def _may_be_lock(found: Starved, ratio: float, load: Load) -> bool:
     """Tell whether their looks leave a lock open, where no stack decides."""
     if load is Load.COMPUTE:
-        free = known_or(found.cores_free, 0.0) >= FREE_CORES
-        return free and len(found.workers) * (1.0 - ratio) <= ALONE
+        return known_or(found.cores_free, 0.0) >= FREE_CORES and _count_out(found, ratio) <= ALONE
     return load is Load.OTHER_WAIT and mean_wait(found.workers, _ANSWERS) < BLOCKED_WORKER
 
 
@@ -179,10 +184,13 @@ def find_lock(found: Starved, scene: Scene) -> LockWait:
     on_files = mean_wait(found.workers, _FILE_LOCKS)
     asleep = on_files + mean_wait(found.workers, _FUTEX)
     places = _share_places(found, scene)
-    at_lock, at_own, hands = (places.get(place, 0.0) for place in (At.LOCK, At.OWN, At.HANDS))
-    ratio = max(asleep, at_lock)
-    if at_lock >= least and at_lock > max(at_own, hands):
-        return LockWait(Sign.SHOWN, ratio, least, at_lock)
+    # Only working stacks are counted: of all their time it is as much less as they have no work.
+    working = 1.0 - known_or(found.idle, 0.0)
+    nothing = share_of(0, LEAST_STACKS)
+    lock, own, full, line = (places.get(place, nothing) for place in (At.LOCK, At.OWN, At.HANDS, At.LINE))
+    at_lock, at_own, hands = (working * one.ratio for one in (lock, own, full))
+    if working * lock.low >= least and at_lock > max(at_own, hands):
+        return LockWait(Sign.SHOWN, max(asleep, at_lock), least, at_lock)
     if on_files >= least:
         return LockWait(Sign.SHOWN, on_files, least, at_lock)
     if asleep < least:
@@ -196,8 +204,8 @@ def find_lock(found: Starved, scene: Scene) -> LockWait:
     certain = (
         count >= CERTAIN_FROM
         and load is Load.OTHER_WAIT
-        and places.get(At.LINE, 0.0) >= MOSTLY
-        and count * (1.0 - asleep) >= HOLDER
+        and line.ratio >= MOSTLY
+        and HOLDER <= _count_out(found, asleep) <= ALONE
         and not _has_card(found, scene)
         and all(is_known(one.asked_read_bytes_s) for one in found.workers)
     )

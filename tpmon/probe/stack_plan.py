@@ -136,6 +136,8 @@ class StackPlan:
     _settled_ns: int = 0
     """Since when the pace is ``SETTLED``."""
     _standings: dict[Identity, _Standing] = field(default_factory=dict)
+    _refused: dict[Identity, _Standing] = field(default_factory=dict)
+    """Workers that are not named at present and could not be sampled a moment ago."""
     _credit_ms: float = CREDIT_MS
     _met: int = 0
     _slices: int = 0
@@ -175,8 +177,16 @@ class StackPlan:
         """Name the ranks there are, and workers worth a look; tells whether one of the ranks is new."""
         before = self._standings
         ordered = sorted(subjects, key=_order)
+        known = {**self._refused, **before}
         self._standings = {
-            one.identity: before.get(one.identity) or _Standing(one, dumped=one.is_worker) for one in ordered
+            one.identity: known.get(one.identity) or _Standing(one, dumped=one.is_worker) for one in ordered
+        }
+        self._refused = {
+            identity: one
+            for identity, one in known.items()
+            if identity not in self._standings
+            and one.subject.is_worker
+            and one.refused_until_ns > self.now_ns
         }
         born = [one.identity for one in ordered if one.identity not in before and not one.is_worker]
         paid = min(len(born), MOST_MET - self._met)
