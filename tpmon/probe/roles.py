@@ -22,7 +22,7 @@ BY_PARENTAGE = "parentage and threads"
 SINGLE = "single process"
 
 WORKER_LABEL = "loader worker"
-STARTING = "starting"
+STARTING = "starting child"
 
 YOUNG_S = 30.0
 """A spawned worker needs 1.5-2 s of CPU before it names itself; on a busy machine many times that."""
