@@ -281,9 +281,7 @@ def test_a_fight_for_the_interpreter_is_no_part_of_a_request():
 
 
 def test_what_may_be_a_wait_for_the_card_is_taken_off():
-    one = judge_blocking_call(
-        see_waiting(replace(SLEEPS, shares=SLEEPS.shares), other=5, frame=on_card(20.0))
-    )
+    one = judge_blocking_call(see_waiting(SLEEPS, other=5, frame=on_card(20.0)))
     assert one.share == pytest.approx(0.3)
 
 

@@ -321,7 +321,9 @@ FIELDS = {
     "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
     "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
     "workers_gain": Field(_workers_gain, "1 / (share of the wait / N)", "what so many workers gain at best"),
-    "pool_exports": Field(_pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks"),
+    "pool_exports": Field(
+        _pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks (or processes with a pool)"
+    ),
     "worker_cap": Field(_worker_cap, "    ...", "lines that leave a library one thread"),
     "memory_free": Field(
         lambda facts: map_known(format_bytes, facts.memory_free_bytes), "FREE", "the free memory"

@@ -12,41 +12,43 @@ _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/tpmon/hook/|/lib(64)?/python\d|/python3\d*\.zip/|^<(?!stdin|ipython-input|command-)|torchinductor_|/bin/[^/.]+$"
 )
 _NATIVE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|rs|S)$|^\[|/python[\d.]*$")
+_FUTURES = "/concurrent/futures/_base.py"
+_PIPES = "/multiprocessing/connection.py"
+_RAY = "/ray/_private/worker.py"
 _WAIT_FILES = (
     "/threading.py",
     "/queue.py",
     "/selectors.py",
-    "/concurrent/futures/_base.py",
-    "/multiprocessing/connection.py",
+    _FUTURES,
+    _PIPES,
     "/multiprocessing/queues.py",
     "/joblib/parallel.py",
     "/zmq/sugar/socket.py",
-    "/ray/_private/worker.py",
+    _RAY,
 )
 """Files of libraries whose innermost frame waits for other threads or processes."""
 _RECEIVES = frozenset(
-    (
-        *(
-            "get",
-            "next",
-            "__next__",
-            "result",
-            "as_completed",
-            "poll",
-            "_retrieve",
-            "retrieve",
-            "get_objects",
-        ),
-        *("recv", "recv_bytes", "recv_multipart", "recv_pyobj", "recv_json", "recv_string"),
-    )
+    [
+        "get",
+        "next",
+        "__next__",
+        "result",
+        "as_completed",
+        "poll",
+        "_retrieve",
+        "retrieve",
+        "get_objects",
+        "recv",
+        "recv_bytes",
+        "recv_multipart",
+        "recv_pyobj",
+        "recv_json",
+        "recv_string",
+    ]
 )
+"""Functions of these files that take what others hand over."""
 _RECEIVE_FILES = (*_WAIT_FILES, "/multiprocessing/pool.py")
-_FUTURES = "/concurrent/futures/_base.py"
-_RECEIVES_BY_WAIT = (
-    "/concurrent/futures/_base.py",
-    "/multiprocessing/connection.py",
-    "/ray/_private/worker.py",
-)
+_RECEIVES_BY_WAIT = (_FUTURES, _PIPES, _RAY)
 """Files whose function ``wait`` returns what is ready; elsewhere it is a lock or an event."""
 _ENDS_OF_PROCESSES = ("/multiprocessing/popen_fork.py", "/multiprocessing/process.py")
 """Who waits for the end of a process asks a pipe, and takes nothing."""
@@ -75,10 +77,15 @@ def last_name(function: str) -> str:
     return function.rpartition(".")[2]
 
 
+def _ends_in(frames: Sequence[StackFrame], files: tuple[str, ...]) -> bool:
+    """Say whether the innermost Python frame is in one of these files, as Python or a package has them."""
+    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
+    return last.endswith(files) and is_library(last)
+
+
 def waits_for_others(frames: Sequence[StackFrame]) -> bool:
     """Say whether the innermost Python frame waits at a queue, a lock or a future, by the file it is in."""
-    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
-    return last.endswith(_WAIT_FILES) and is_library(last)
+    return _ends_in(frames, _WAIT_FILES)
 
 
 def receives(frames: Sequence[StackFrame]) -> bool:
@@ -117,8 +124,7 @@ def _takes(frame: StackFrame) -> bool:
 
 def calls_out(frames: Sequence[StackFrame]) -> bool:
     """Say whether the innermost Python frame waits for a server or for a child process."""
-    last = next((frame.file for frame in reversed(frames) if not is_native(frame.file)), "")
-    return last.endswith(_CALL_FILES) and is_library(last)
+    return _ends_in(frames, _CALL_FILES)
 
 
 def is_event_loop(frames: Sequence[StackFrame]) -> bool:

@@ -185,6 +185,7 @@ def judge_worker_lock(scene: Scene) -> Answer:
         return Cleared(f"a lock that the workers share (they {_LOAD_WORDS[load]})")
     ages, by = scene.frame.ages_s, scene.frame.sources.stacks
     stacks = (reading("their stacks at a lock", 100 * lock.in_stacks, "%", by, ages.stacks),)
+    looks = (reading("workers in a lock", 100 * lock.ratio, "%", "wchan", ages.threads),)
     told = suspect_loader(
         found,
         scene,
@@ -193,13 +194,7 @@ def judge_worker_lock(scene: Scene) -> Answer:
         margin=lock.ratio / lock.least,
         sources=frozenset((WORKERS,)),
         evidence=(
-            reading(
-                "workers in a lock",
-                100 * lock.ratio,
-                "%",
-                by if lock.ratio == lock.in_stacks else "wchan",
-                ages.threads,
-            ),
+            *(looks if lock.ratio > lock.in_stacks else ()),  # else the stacks alone tell
             *(stacks if lock.in_stacks else ()),
             *name_hot_work(found, scene),
         ),
