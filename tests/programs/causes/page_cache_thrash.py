@@ -43,4 +43,4 @@ with tempfile.NamedTemporaryFile(prefix="tpmon-cause-") as table:
     table.flush()
     os.fsync(table.fileno())
     data = Mapped(table.name, program.draw.choice((8, 16)) * MB)
-    program.train(make_loader(data, batch, 2), Network(program.draw.uniform(20, 40), batch))
+    program.train(make_loader(data, batch, 2), Network(program.draw.uniform(8, 16), batch))
