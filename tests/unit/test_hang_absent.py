@@ -22,12 +22,11 @@ from tests.dumps import (
     odd_pid,
     rounds,
 )
-from tests.frames import NOW_NS
 from tests.hanging import conclude, stand
-from tests.judging import SECOND
-from tpmon.judge.hang_memory import RankMemory
 from tpmon.model.collectives import RasReport
+from tpmon.model.host import SocketSample
 from tpmon.model.known import is_known
+from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
@@ -58,7 +57,6 @@ RECEIVES = (
     StackFrame("recv_forward", "/w/megatron/core/pipeline_parallel/p2p_communication.py", 400),
 )
 GLOO = make_native(9001, "pt_gloo_runloop")
-STEPS = tuple(RankMemory(pid, 100, moved_ns=NOW_NS - 60 * SECOND) for pid in (4000, 4010))
 DEAD = RasReport("2.27.5", 4, 4, (), (), 1, 0)
 
 
@@ -75,26 +73,43 @@ def said(frames, **watch: Any):
 
 @pytest.mark.parametrize(
     "frames",
-    [FIRST, INIT, SAVE, OBJECTS, ALL_REDUCE],
-    ids=["first", "start", "save", "objects", "not in steps"],
+    [FIRST, INIT, SAVE, OBJECTS, ALL_REDUCE, BACKWARD],
+    ids=["first", "start", "save", "objects", "not in a step", "the next step"],
 )
 def test_what_one_rank_elsewhere_does_alone_has_five_minutes(frames):
     assert said(waits(frames))[0] is not Kind.HUNG
     assert said(waits(frames, seconds=310)) == REMOTE
-    # A log that is as old says the same at once.
-    assert said(waits(frames, seconds=12, log_age_s=400.0)) == REMOTE
+    assert said(waits(frames, seconds=310), longest_s=200.0)[0] is not Kind.HUNG, "twice its longest pause"
 
 
-def test_a_wait_within_a_step_has_the_time_of_a_hang():
-    assert said(waits(BACKWARD)) == REMOTE
+@pytest.mark.parametrize("frames", [SAVE, BACKWARD], ids=["save", "the next step"])
+def test_of_what_one_does_alone_an_old_log_tells_less_than_silent_connections(frames):
+    old = {"seconds": 12, "log_age_s": 400.0}
+    assert said(waits(frames, **old))[0] is not Kind.HUNG
+    spoke = SocketSample(6, 20.0, 30.0, 0, 0)
+    assert said(waits(frames, **old, sockets=spoke))[0] is not Kind.HUNG
+    silent = SocketSample(6, 380.0, 390.0, 0, 0)
+    assert said(waits(frames, **old, sockets=silent)) == REMOTE
+    assert said(waits(frames, seconds=12, log_age_s=None, sockets=silent)) == REMOTE
+    assert said(waits(frames, seconds=12, log_age_s=1900.0)) == REMOTE
 
 
-@pytest.mark.parametrize(
-    ("frames", "begun_s", "expected"), [(ALL_REDUCE, 200, True), (ALL_REDUCE, 70, False), (FIRST, 200, False)]
-)
-def test_ranks_that_were_seen_in_steps_are_judged_by_their_rhythm(frames, begun_s, expected):
-    verdict = said(waits(frames), ranks=STEPS, begun_ns=NOW_NS - begun_s * SECOND)
-    assert (verdict == REMOTE) is expected
+def test_who_knows_the_longest_pause_of_a_job_may_say_so():
+    assert said(waits(BACKWARD), asked_s=30.0) == REMOTE
+    assert said(waits(SAVE), asked_s=30.0)[0] is not Kind.HUNG
+
+
+def test_a_large_tensor_over_gloo_has_the_time_of_what_is_meant():
+    def job(demand):
+        ranks = [make_rank(rank, replace(GLOO, tid=9000 + rank), frames=ALL_REDUCE) for rank in (0, 1)]
+        comm = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, demand))
+        return [
+            replace(one, processes=tuple(replace(p, thread_groups=comm) for p in one.processes))
+            for one in stand(*ranks, world_size=2, seconds=60, log_age_s=None)
+        ]
+
+    assert said(job(0.02)) == (Kind.HUNG, "no-progress")
+    assert said(job(0.6))[0] is not Kind.HUNG
 
 
 def test_a_process_that_nccl_calls_dead_needs_no_patience():

@@ -24,7 +24,7 @@ from tests.hanging import add_run, conclude, sample, stand
 from tpmon.judge.hang_causes import Patience
 from tpmon.judge.hang_memory import Watch
 from tpmon.judge.hang_watch import need_s
-from tpmon.model.dump import ProcessLook, ProcessToll, WaitKind, WaitTarget
+from tpmon.model.dump import OtherEnd, ProcessLook, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
@@ -134,6 +134,54 @@ def test_a_thread_of_c_that_computes_gives_a_wait_five_minutes_and_a_pool_half_a
     frames = stand(make_rank(0, frames=TOKENIZE), seconds=seconds, log_age_s=400.0)
     assert (said(read(frames, 4000, runnable=cpus, waiting=0.0))[0] is Kind.HUNG) is hung
     assert need_s(Watch(), Patience.FLOWS) == 1800.0
+
+
+def test_one_call_with_a_pool_of_threads_has_half_an_hour():
+    rank = make_rank(0, frames=TOKENIZE, holds_gil=False, **RUNS)
+    frames = sample(stand(rank, seconds=400, log_age_s=None), 4000, TOKENIZE)
+    main = (ThreadGroup(ThreadKind.MAIN, 1, 1.0),)
+    assert said(read(frames, 4000, runnable=1.0, thread_groups=main)) == (Kind.HUNG, "spin")
+    assert said(read(frames, 4000, runnable=9.0, thread_groups=main))[0] is not Kind.HUNG
+
+
+IDLE_CHILD = {"runnable": 0.0, "asked_read_bytes_s": 0.0, "asked_write_bytes_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "hung"),
+    [({"runnable": 0.5}, True), ({"runnable": 4.0}, False), ({"asked_write_bytes_s": 5e7}, False)],
+    ids=["little", "compilers", "an upload"],
+)
+def test_a_child_that_works_much_gives_half_an_hour(fields, hung):
+    child = make_process(4500, role=Role.HELPER, rank_pid=4000, parent=4000, **(IDLE_CHILD | fields))
+    frames = [
+        replace(one, processes=(*one.processes, child))
+        for one in stand(make_rank(0, frames=IN_LOCK), seconds=400, log_age_s=None)
+    ]
+    assert (said(frames)[0] is Kind.HUNG) is hung
+
+
+def test_a_store_that_stalls_in_the_middle_of_a_large_file_has_half_an_hour():
+    saves = make_rank(0, frames=IN_LOCK)
+    frames = stand(saves, seconds=400, log_age_s=None)
+    before = read(frames[:-15], 4000, asked_write_bytes_s=2e8)
+    assert said([*before, *frames[-15:]])[0] is not Kind.HUNG
+    assert said(frames)[0] is Kind.HUNG
+
+
+def test_a_worker_that_tries_again_and_again_is_named_after_half_an_hour():
+    waits = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
+    one, two = (
+        make_worker(0, 0, frames=(*WORKER_READS[:4], StackFrame("fetch", "/run/data.py", line)), **RUNS)
+        for line in (60, 90)
+    )
+    for seconds, hung in ((400, False), (1830, True)):
+        tries = looks(
+            stand(waits, one, seconds=seconds, log_age_s=None), *((waits, x) for x in (one, two, one))
+        )
+        finding = conclude(tries)
+        assert (finding.kind is Kind.HUNG) is hung
+    assert "waits for a batch; worker 0 of rank 0 (4001) moves: fetch data.py:" in finding.summary
 
 
 def test_cpu_that_was_used_while_it_was_looked_at_counts_as_that_of_now():
@@ -273,7 +321,6 @@ ASKED = WaitTarget("recvfrom", 7, WaitKind.SOCKET, "tcp", NOT_APPLICABLE, NOT_AP
     [
         StackFrame("send", f"{SITE}/requests/adapters.py", 667),
         StackFrame("getresponse", f"{LIB}/http/client.py", 1411),
-        StackFrame("get", f"{SITE}/ray/_private/worker.py", 2600),
     ],
 )
 def test_who_asked_a_server_waits_for_minutes_for_its_answer(below):
@@ -283,6 +330,32 @@ def test_who_asked_a_server_waits_for_minutes_for_its_answer(below):
     assert said(stand(rank, seconds=310, log_age_s=None)) == (Kind.HUNG, "blocked-io")
     bare = make_rank(0, **(asks | {"frames": IN_LOCK}))
     assert said(stand(bare, seconds=40, log_age_s=None)) == (Kind.HUNG, "blocked-io")
+    worker = make_worker(0, 0, **asks)
+    waits = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
+    assert said(stand(waits, worker, seconds=120, log_age_s=None))[0] is not Kind.HUNG
+    assert said(stand(waits, worker, seconds=310, log_age_s=None)) == (Kind.HUNG, "blocked-io")
+
+
+@pytest.mark.parametrize(
+    ("below", "target"),
+    [
+        (StackFrame("get", f"{SITE}/ray/_private/worker.py", 2600), ASKED),
+        (
+            StackFrame("send", f"{SITE}/requests/adapters.py", 667),
+            replace(ASKED, others=(OtherEnd(7777, NOT_APPLICABLE, "vllm"),)),
+        ),
+    ],
+    ids=["actors", "a model on this machine"],
+)
+def test_rollouts_have_half_an_hour(below, target):
+    asks = {
+        "frames": (*IN_LOCK, below),
+        "waits_for": "socket receive",
+        "waits_on": target,
+        "call": "recvfrom",
+    }
+    assert said(stand(make_rank(0, **asks), seconds=400, log_age_s=None))[0] is not Kind.HUNG
+    assert said(stand(make_rank(0, **asks), seconds=1810, log_age_s=None)) == (Kind.HUNG, "blocked-io")
 
 
 def test_ranks_at_a_barrier_may_wait_minutes_for_one_elsewhere():

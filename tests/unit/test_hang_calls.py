@@ -99,7 +99,7 @@ def test_without_a_record_the_stacks_and_a_default_tell_the_end(native, words):
 def test_a_rank_elsewhere_is_not_accused_by_the_records_either():
     frames = stand(WAITS, make_rank(1, NCCL), world_size=4, log_age_s=400.0)
     records = [make_record(rank, make_group(3, 4)) for rank in (0, 1)]
-    finding = conclude(with_records(frames, *records))
+    finding = conclude(with_records(frames, *records), asked_s=30.0)
     assert (finding.kind, finding.cause) == (Kind.HUNG, "remote-rank")
     assert rows(finding)[NAME] == "ranks 2-3 have no record of it here"
 

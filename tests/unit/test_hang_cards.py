@@ -39,7 +39,12 @@ def spins(rank: int) -> Any:
 
 def sampled(frames: Any, *pids: int) -> Any:
     """Put slices of all of these processes into the same Frames."""
-    each = [sample(frames, pid, ITEM) for pid in pids]
+    return sampled_at(frames, dict.fromkeys(pids, ITEM))
+
+
+def sampled_at(frames: Any, stacks: dict[int, tuple[StackFrame, ...]]) -> Any:
+    """Do the same with a stack for each."""
+    each = [sample(frames, pid, stack) for pid, stack in stacks.items()]
     return [
         replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks))
         for row in zip(*each, strict=True)
@@ -60,6 +65,30 @@ def test_ranks_that_spin_in_a_collective_wait_for_the_one_that_is_not_in_it():
     assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
     assert finding.summary.startswith("3 of 4 ranks wait in ")
     assert "rank 3 is in decode data.py:88" in finding.summary
+
+
+def test_ranks_that_spin_at_different_places_are_in_different_collectives():
+    ranks = [spins(0), spins(1), make_rank(2, frames=SYNCHRONIZE, holds_gil=False, **RUNS)]
+    pids = [one.pid for one in ranks]
+    gpus = tuple(make_gpu(i, pids=(pid,), **SPINS) for i, pid in enumerate(pids))
+    frames = stand(*ranks, world_size=3, gpus=gpus, seconds=60, log_age_s=None)
+    finding = conclude(sampled_at(frames, dict(zip(pids, (ITEM, ITEM, SYNCHRONIZE), strict=True))))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "missing-rank")
+    assert "different collectives: ranks 0-1 in train train.py:77, rank 2 in" in finding.summary
+    assert not is_known(finding.rank)
+
+
+def test_of_ranks_that_wait_for_cards_of_which_one_works_that_one_is_named_after_half_an_hour():
+    ranks = [spins(0), spins(1)]
+    pids = [one.pid for one in ranks]
+    gpus = (make_gpu(0, pids=pids[:1], **SPINS), make_gpu(1, pids=pids[1:], sm_pct=100.0))
+    for seconds, hung in ((400, False), (1830, True)):
+        finding = conclude(
+            sampled(stand(*ranks, world_size=2, gpus=gpus, seconds=seconds, log_age_s=None), *pids)
+        )
+        assert (finding.kind is Kind.HUNG) is hung
+    assert "all 2 ranks wait for their cards; rank 1 waits for its card" in finding.summary
+    assert "card 1 works" in finding.summary
 
 
 def test_ranks_that_all_spin_accuse_nobody_here_where_others_run_elsewhere():
@@ -96,7 +125,8 @@ def test_a_slow_collective_that_moves_bytes_is_no_hang(card, network, hung):
     gpus = (make_gpu(0, pids=(rank.pid,), **{**SPINS, **card}),)
     frames = stand(rank, world_size=2, gpus=gpus, network=network, seconds=100, log_age_s=100.0)
     steps = RankMemory(rank.pid, 100, moved_ns=NOW_NS - 150 * SECOND, begun_ns=NOW_NS - 200 * SECOND)
-    finding = conclude(sampled(frames, rank.pid), ranks=(steps,), begun_ns=NOW_NS - 200 * SECOND)
+    watch = {"ranks": (steps,), "begun_ns": NOW_NS - 200 * SECOND, "asked_s": 30.0}
+    finding = conclude(sampled(frames, rank.pid), **watch)
     assert (finding.kind is Kind.HUNG) is hung
 
 

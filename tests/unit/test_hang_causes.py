@@ -25,7 +25,7 @@ from tests.dumps import (
 )
 from tests.frames import make_gpu, make_loader, make_process
 from tests.hanging import conclude, run, sample, stand
-from tpmon.judge.hang_memory import Watch, observe
+from tpmon.judge.hang_memory import RankMemory, Watch, observe
 from tpmon.model.dump import DeadChild, OtherEnd, ProcessToll, WaitKind, WaitTarget
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, Setting, ThreadKind
@@ -78,7 +78,7 @@ def test_the_rank_that_is_not_in_the_collective_is_named_with_its_line_and_what_
 
 
 def test_no_rank_here_is_accused_where_all_wait_and_others_run_elsewhere():
-    finding = conclude(stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0))
+    finding = conclude(stand(make_rank(0), make_rank(1), world_size=4, log_age_s=400.0), asked_s=30.0)
     assert (finding.kind, finding.cause) == hung("remote-rank")
     assert "of ranks 2-3" in finding.summary
     assert "tpmon dump --job --json there" in finding.summary
@@ -133,7 +133,7 @@ def test_a_last_rank_that_ended_well_is_missed_where_the_launcher_says_how_many_
         )
         above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
         frames.append(replace(frame, processes=(above, *ranks) if launcher else ranks))
-    finding = conclude(frames)
+    finding = conclude(frames, asked_s=30.0)
     assert (finding.kind, finding.cause) == hung("missing-rank" if missing else "remote-rank")
     assert missing in finding.summary
 
@@ -153,7 +153,7 @@ def test_all_ranks_in_one_collective_with_none_outside_is_no_progress():
 def test_a_wait_for_gradients_in_c_is_a_wait_for_ranks():
     gloo = make_native(9001, "pt_gloo_runloop")
     ranks = [make_rank(rank, replace(gloo, tid=9000 + rank), frames=BACKWARD) for rank in (0, 1)]
-    assert said(stand(*ranks, world_size=4)) == hung("remote-rank")
+    assert said(stand(*ranks, world_size=4, seconds=310, log_age_s=None)) == hung("remote-rank")
 
 
 def test_the_holder_of_a_lock_is_named_where_it_is_known():
@@ -295,7 +295,8 @@ def card(busy_pct, **fields):
 def test_a_card_that_is_busy_and_does_nothing_is_no_excuse_for_a_wait():
     waits = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
     hollow = card(100.0, sm_active_pct=1.0, power_w=90.0)
-    finding = conclude(sample(stand(waits, **hollow), 4000, ITEM))
+    assert said(sample(stand(waits, seconds=120, log_age_s=None, **hollow), 4000, ITEM))[0] is not Kind.HUNG
+    finding = conclude(sample(stand(waits, seconds=310, log_age_s=None, **hollow), 4000, ITEM))
     assert (finding.kind, finding.cause) == hung("gpu-wait")
     assert "card 0 is busy and does next to nothing" in finding.summary
     assert said(sample(stand(waits, seconds=310, log_age_s=None, **card(0.0)), 4000, ITEM)) == hung("spin")
@@ -305,6 +306,14 @@ def test_a_rank_that_waits_for_a_card_at_work_is_not_hung():
     waits = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
     frames = sample(stand(waits, seconds=400, log_age_s=4000.0, **card(99.0)), 4000, ITEM)
     assert said(frames)[0] is not Kind.HUNG
+
+
+def test_a_kernel_that_does_not_end_is_told_after_half_an_hour():
+    waits = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
+    finding = conclude(sample(stand(waits, seconds=1830, log_age_s=None, **card(99.0)), 4000, ITEM))
+    assert (finding.kind, finding.cause) == hung("gpu-wait")
+    assert "rank 0 waits for its card" in finding.summary
+    assert "card 0 works" in finding.summary
 
 
 def busy(seconds, log_age_s, frames=LOOP, **fields):
@@ -321,13 +330,16 @@ def test_a_loop_without_end_is_a_hang_after_minutes(log_age_s, expected):
 
 
 def test_a_loop_without_end_that_tpmon_saw_itself():
-    assert said(busy(130, None)) == hung("spin")
-    assert said(busy(100, None))[0] is not Kind.HUNG
+    assert said(busy(310, None)) == hung("spin")
+    assert said(busy(130, None))[0] is not Kind.HUNG
+    trained = RankMemory(4000, 100, trained=True)
+    assert conclude(busy(130, None), ranks=(trained,)).cause == "spin"
+    assert conclude(busy(100, None), ranks=(trained,)).kind is not Kind.HUNG
 
 
 def test_a_loop_without_end_that_gets_no_cpu_does_not_rest():
     starved = []
-    for frame in busy(130, None):
+    for frame in busy(310, None):
         rounds = frame.rounds
         if is_known(rounds):
             looks = [
@@ -395,14 +407,19 @@ def test_a_checkpoint_may_stand_for_five_minutes(log_age_s):
     saves = make_rank(0, frames=SAVE, waits_for="pipe write (full)")
     assert said(stand(saves, log_age_s=log_age_s))[0] is not Kind.HUNG
     assert said(stand(make_rank(1), saves, log_age_s=log_age_s))[0] is not Kind.HUNG
-    assert said(stand(make_rank(1), saves, log_age_s=400.0))[0] is Kind.HUNG
+    # Who looks because a run pauses finds its log old.
+    assert said(stand(make_rank(1), saves, log_age_s=400.0))[0] is not Kind.HUNG
+    assert said(stand(make_rank(1), saves, log_age_s=1900.0))[0] is Kind.HUNG
+    assert said(stand(make_rank(1), saves, seconds=310, log_age_s=400.0))[0] is Kind.HUNG
 
 
 def test_a_nap_of_a_minute_is_no_hang_but_one_that_does_not_end_is():
     naps = make_rank(0, frames=NAP, waits_for="sleep")
     assert said(stand(naps, seconds=60, log_age_s=65.0))[0] is not Kind.HUNG
     assert said(stand(make_rank(1), naps, seconds=60, log_age_s=65.0))[0] is not Kind.HUNG
-    assert said(stand(naps, seconds=80, log_age_s=85.0)) == hung("no-progress")
+    assert said(stand(naps, seconds=80, log_age_s=85.0))[0] is not Kind.HUNG
+    assert said(stand(make_rank(1), naps, seconds=80, log_age_s=85.0)) == hung("missing-rank")
+    assert said(stand(naps, seconds=310, log_age_s=None)) == hung("no-progress")
 
 
 def test_who_waits_for_a_person_is_idle():
@@ -417,7 +434,8 @@ def test_a_stop_says_more_than_the_stacks():
 
 def test_stacks_that_cannot_be_read_leave_the_word_to_the_readings():
     denied = Missing("permission denied")
-    assert said(stand(make_rank(0, frames=denied))) == hung("no-progress")
+    assert said(stand(make_rank(0, frames=denied)))[0] is not Kind.HUNG
+    assert said(stand(make_rank(0, frames=denied), seconds=90, log_age_s=None)) == hung("no-progress")
 
 
 def test_a_look_at_a_worker_that_failed_accuses_nobody_by_stacks():

@@ -53,9 +53,10 @@ def test_a_call_that_reads_now_has_longer_than_one_that_computes():
         ((CALL,), 125, None, False),
         ((CALL,), 310, None, True),
         ((CALL,), 20, 400.0, True),
-        ((CALL, OTHER), 125, None, True),
+        ((CALL, OTHER), 125, None, False),
+        ((CALL, OTHER), 310, None, True),
     ],
-    ids=["one line", "one line for minutes", "one line with an old log", "several lines"],
+    ids=["one line", "one line for minutes", "one line with an old log", "several lines", "for minutes"],
 )
 def test_what_keeps_the_interpreter_at_one_line_may_be_a_call_that_ends(stacks, seconds, log_age_s, expected):
     finding = conclude(call(IDLE, *stacks, seconds=seconds, log_age_s=log_age_s))
@@ -65,7 +66,7 @@ def test_what_keeps_the_interpreter_at_one_line_may_be_a_call_that_ends(stacks, 
 
 @pytest.mark.parametrize(
     ("toll", "seconds", "log_age_s", "expected"),
-    [(LOADS, 20, 400.0, False), (IDLE, 20, 400.0, True), (IDLE, 125, None, False)],
+    [(LOADS, 20, 400.0, False), (IDLE, 20, 1900.0, True), (IDLE, 310, None, True), (IDLE, 125, None, False)],
 )
 def test_a_thread_that_keeps_the_interpreter_in_a_call_may_load_what_all_wait_for(
     toll, seconds, log_age_s, expected

@@ -82,7 +82,7 @@ def test_of_a_server_that_answered_meanwhile_the_readings_do_not_say_that_it_han
 def test_where_no_stack_may_be_read_an_event_loop_is_not_called_hung():
     blind = [replace(one, rounds=NOT_APPLICABLE) for one in job(UVICORN)]
     assert run(blind, may_ask=False)[-1].frame.verdict.kind is not Kind.HUNG
-    several = [replace(one, rounds=NOT_APPLICABLE) for one in job(UVICORN, world_size=2)]
+    several = [replace(one, rounds=NOT_APPLICABLE) for one in job(UVICORN, world_size=2, seconds=310)]
     assert run(several, may_ask=False)[-1].frame.verdict.kind is Kind.HUNG
 
 

@@ -227,7 +227,7 @@ def test_a_hang_has_no_ceiling_and_one_rank_elsewhere_is_one():
         runnable=0.0,
         waiting=0.0,
         waits_for="lock or queue (futex)",
-        waits_unchanged_s=90.0,
+        waits_unchanged_s=320.0,
         thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
     )
     frame = make_frame(processes=(quiet,), loader=(), output=(), target=make_target(world_size=2))

@@ -186,7 +186,36 @@ def test_nothing_that_moves_for_half_a_minute_is_a_hang():
     assert said(answer) == (Kind.HUNG, "no-progress")
     assert answer.sources == {"schedstat", "wait", "log"}
     assert LOCK in answer.summary
-    assert answer.held_ns == NOW_NS - 45 * SECOND
+    assert answer.held_ns == NOW_NS - 90 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("fields", "world", "least_s"),
+    [
+        ({}, 1, 75),
+        ({"waits_for": "epoll"}, 1, 300),
+        ({"waits_for": "socket receive"}, 1, 300),
+        ({"waits_for": "sleep"}, 1, 300),
+        ({}, 8, 300),
+    ],
+    ids=["a lock", "an event", "an answer", "a sleep", "ranks elsewhere"],
+)
+def test_a_rest_of_which_no_stack_tells_may_end_by_itself(fields, world, least_s):
+    def judge_after(seconds):
+        rank = quiet_rank(waits_unchanged_s=seconds, **fields)
+        target = make_target(world_size=world, local_ranks=1)
+        return judge_no_progress(scene_of(quiet_frame(rank, target=target), seconds=40))
+
+    early = judge_after(least_s - 5.0)
+    assert type(early) is Unsure
+    assert f"of the {least_s} s that it takes" in early.text
+    assert said(judge_after(least_s + 5.0)) == (Kind.HUNG, "no-progress")
+
+
+def test_where_stacks_tell_half_a_minute_is_enough():
+    stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
+    frame = quiet_frame(quiet_rank(waits_unchanged_s=40.0), target=make_target(world_size=1))
+    assert said(judge_no_progress(scene_of(frame, [stuck], seconds=40))) == (Kind.HUNG, "no-progress")
 
 
 def test_before_half_a_minute_it_is_not_said():
@@ -196,9 +225,9 @@ def test_before_half_a_minute_it_is_not_said():
 
 
 def test_a_standstill_that_was_seen_to_begin_has_its_onset():
-    frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=36.0)), 50)
+    frames = hold(quiet_frame(quiet_rank(waits_unchanged_s=86.0)), 100)
     frames[:12] = [replace(frame, processes=(make_process(),)) for frame in frames[:12]]
-    assert judge_no_progress(see(frames)).held_ns == frames[-1].taken_ns - 36 * SECOND
+    assert judge_no_progress(see(frames)).held_ns == frames[-1].taken_ns - 86 * SECOND
 
 
 def conclude(frames):
@@ -223,16 +252,16 @@ def growing(seconds, unchanged_at_end_s, log_age_s):
 
 
 def test_a_hang_is_as_old_as_its_wait_and_older_where_the_log_says_so():
-    seen = conclude(growing(80, 40.0, 100.0))
-    assert (seen.since, seen.since_is) == (NOW - timedelta(seconds=40), SinceIs.ONSET)
-    found = conclude(growing(40, 40.0, 1560.0))
+    seen = conclude(growing(140, 90.0, 120.0))
+    assert (seen.since, seen.since_is) == (NOW - timedelta(seconds=90), SinceIs.ONSET)
+    found = conclude(growing(90, 90.0, 1560.0))
     assert (found.since, found.since_is) == (NOW - timedelta(seconds=1560), SinceIs.LOWER_BOUND)
     assert found.since_source.startswith("last log write")
-    unlogged = conclude([replace(frame, output=()) for frame in growing(40, 40.0, 0.0)])
-    assert (unlogged.since, unlogged.since_is) == (NOW - timedelta(seconds=40), SinceIs.LOWER_BOUND)
+    unlogged = conclude([replace(frame, output=()) for frame in growing(90, 90.0, 0.0)])
+    assert (unlogged.since, unlogged.since_is) == (NOW - timedelta(seconds=90), SinceIs.LOWER_BOUND)
     # By the clock of its server the log is written in ten minutes.
     ahead = replace(old_log(0.0), last_write=NOW + timedelta(seconds=600), last_write_age_s=Missing("ahead"))
-    undated = conclude([replace(frame, output=(ahead,)) for frame in growing(40, 40.0, 0.0)])
+    undated = conclude([replace(frame, output=(ahead,)) for frame in growing(90, 90.0, 0.0)])
     assert (undated.since, undated.since_is) == (unlogged.since, unlogged.since_is)
 
 
@@ -244,7 +273,7 @@ def test_stacks_that_stay_in_one_place_are_a_further_source():
 
 
 def test_ranks_elsewhere_are_named_and_nobody_here_is_accused():
-    frame = quiet_frame(target=make_target(world_size=8))
+    frame = quiet_frame(quiet_rank(waits_unchanged_s=320.0), target=make_target(world_size=8))
     assert "7 ranks of this job run elsewhere" in judge_no_progress(scene_of(frame, seconds=40)).summary
 
 

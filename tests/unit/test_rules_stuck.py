@@ -23,7 +23,7 @@ def test_a_killed_rank_that_cannot_die_is_blocked_and_not_the_end_of_the_job():
     answer = judge_blocked_io(scene)
     assert said(answer) == (Kind.HUNG, "blocked-io")
     assert isinstance(answer, Suspicion)
-    assert answer.summary == f"rank 0 has been blocked for 45 s: {KILLED}"
+    assert answer.summary == f"rank 0 has been blocked for 90 s: {KILLED}"
     assert type(judge_finished(scene)) is Cleared
     assert find_ended(scene) == []
 

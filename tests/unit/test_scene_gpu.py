@@ -14,6 +14,7 @@ from tests.gpu_scenes import IN_MODEL, NO_GPM, UNREAD, held, on, said
 from tests.judging import SECOND, hold, make_phases, scene_of
 from tpmon.judge import rules_gpu
 from tpmon.judge.card_idle import find_gpu_idle
+from tpmon.judge.hollow import judge_hollow
 from tpmon.judge.medians import NO_FRAMES, mean_known
 from tpmon.judge.notes_cards import note_shared
 from tpmon.judge.phases import Phase
@@ -22,7 +23,6 @@ from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.rules_healthy import judge_balanced
 from tpmon.judge.rules_launch import judge_launch_bound
 from tpmon.judge.scene import see
-from tpmon.judge.scene_gpu import judge_hollow
 from tpmon.judge.starvation import Starved, find_starved, suspect_loader
 from tpmon.judge.stillness import gpus_move
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
@@ -293,6 +293,33 @@ def test_sm_activity_tells_hollow_at_any_clock():
     assert judge_hollow(on(make_gpu(sm_active_pct=8.0, **low)).gpus[0]) is True
     assert not is_known(judge_hollow(on(make_gpu(sm_active_pct=8.0, **{**low, "power_w": 250.0})).gpus[0]))
     assert judge_hollow(on(make_gpu(sm_active_pct=70.0, **low)).gpus[0]) is False
+
+
+NOTHING = {"sm_pct": 100.0, "sm_active_pct": 45.0, "tensor_pct": 0.0, "dram_pct": 0.2}
+NO_TRAFFIC = {
+    "pcie_tx_bytes_s": 1e4,
+    "pcie_rx_bytes_s": 1e4,
+    "nvlink_tx_bytes_s": 0.0,
+    "nvlink_rx_bytes_s": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "hollow"),
+    [
+        ({}, True),
+        ({"dram_pct": 5.0}, False),
+        ({"tensor_pct": 4.0}, False),
+        ({"pcie_rx_bytes_s": 60e6}, False),
+        ({"power_w": 400.0}, False),
+        ({"sm_active_pct": 80.0}, False),
+        ({"dram_pct": UNREAD}, False),
+    ],
+    ids=["nothing moves", "memory", "tensor cores", "links", "power", "most of the SMs", "not read"],
+)
+def test_two_collectives_that_do_not_end_hold_half_of_the_card_and_do_nothing(more, hollow):
+    card = make_gpu(**{**NOTHING, **NO_TRAFFIC, "power_w": 130.0, "power_limit_w": 700.0, **more})
+    assert judge_hollow(on(card).gpus[0]) is hollow
 
 
 def slices(active_pct, **fields):

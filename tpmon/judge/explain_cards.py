@@ -223,9 +223,9 @@ EXPLANATIONS = (
         "remote-rank",
         "All ranks of this machine wait, and the job has ranks on others.",
         "The same looks, every rank here in a collective, and a world size that is larger. No rank of this "
-        "machine is accused. At a barrier, a rendezvous or an exchange of objects, where ranks wait for what "
-        "one does alone, it takes five minutes, as does any wait outside of a step of a run that was not "
-        "seen in steps; at once where NCCL says that a process is dead.",
+        "machine is accused. It takes five minutes, because one rank may save or prepare something alone "
+        "while the others wait in the next collective, or as long as --hang-after says; half a minute where "
+        "NCCL says that a process is dead, or records show calls that do not fit.",
         "a missing rank of this machine.",
     ),
     Explanation(
@@ -257,8 +257,9 @@ EXPLANATIONS = (
         "blocked-io",
         "A process waits for a read or write that does not come back.",
         "One call in every look, with its file, mount, pipe or peer, and no CPU used meanwhile. Who asked a "
-        "server through a client for HTTP, ray, wandb or the like has five minutes. A process that was "
-        "killed and cannot end, because a thread of it is stuck in a driver or a file system, is told so.",
+        "server through a client for HTTP, of a store, wandb or the like has five minutes, who asked actors "
+        "of ray or a model on the same machine half an hour. A process that was killed and cannot end, "
+        "because a thread of it is stuck in a driver or a file system, is told so.",
         "slow storage, where reads do come back.",
     ),
     Explanation(
@@ -266,8 +267,9 @@ EXPLANATIONS = (
         "gpu-wait",
         "The main thread waits for the GPU and neither side gets on.",
         "A stack that does not move: in a synchronise while the card is idle, or anywhere while the card is "
-        "busy 100 % with next to no work by SM activity or power, and its links are at rest. Where all ranks "
-        "do, no rank is named: it is most likely one collective.",
+        "busy 100 % with next to no work by SM activity or power, and its links are at rest. Where all "
+        "ranks do, no rank is named: it is most likely one collective. A process alone has five minutes on "
+        "a card that does little, as a slow kernel does, and half an hour on one that works.",
         "a long kernel, where the card does work; a slow collective, where bytes move.",
     ),
     Explanation(
@@ -275,8 +277,9 @@ EXPLANATIONS = (
         "spin",
         "A thread computes at 100 % at the same place.",
         "One function of the program in every look and sample, at several lines, holding the interpreter's "
-        "lock, for two minutes; at one line alone, without that lock, or while it makes memory, it is a long "
-        "call, which has five, and while it reads or writes half an hour.",
+        "lock, for two minutes in a run that was seen in steps; before them, at one line alone, without that "
+        "lock, or while it makes memory, it may be work, which has five, and half an hour while it reads or "
+        "writes, or with a pool of threads.",
         "a long computation in one call.",
     ),
     Explanation(
@@ -298,7 +301,8 @@ EXPLANATIONS = (
         "no-progress",
         "Nothing of the job moves: no CPU, no switch of threads, no line, no batch.",
         "Main threads at rest for half a minute, quiet workers, an old log, where no stacks may be read or "
-        "they show no cause.",
+        "they show no cause. Where no stack tells at all what a rank is in, it takes 75 s, and five minutes "
+        "with ranks elsewhere, in a sleep, or at a socket.",
         "a long wait on purpose, such as a barrier with a late machine.",
     ),
 )

@@ -1,7 +1,7 @@
 """Say who is missing where all ranks that could be read wait for others: here, elsewhere, or nobody. Pure.
 
-What one rank does alone on another machine, such as a save, looks like a hang from here. So a wait that
-programs put there on purpose has minutes, as has one of which no step of the run tells how long it may last.
+What one rank does alone on another machine, such as a save, looks like a hang from here, wherever the others
+wait for it. So these waits have minutes, unless NCCL or the records of the job tell that they cannot end.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from dataclasses import replace
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.frames import last_name
+from tpmon.judge.hang_beside import find_exchange
 from tpmon.judge.hang_cards import is_network_busy, say_card_works
-from tpmon.judge.hang_causes import Blame, Patience, give_patience, say_place
+from tpmon.judge.hang_causes import Blame, Patience, find_camps, give_patience, say_camps, say_place
 from tpmon.judge.hang_picture import Picture
-from tpmon.judge.hook_signs import event_age_s
-from tpmon.judge.phase_kinds import TRAINING, Phase
-from tpmon.judge.phase_stack import mark_frame
+from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.model.collectives import CollectiveCause
-from tpmon.model.dump_words import list_numbers, name_rank, name_ranks
+from tpmon.model.dump_words import list_numbers, name_rank
 from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.stacks import StackFrame
 
-SEEN_S = 30.0
-"""How long ranks must have been seen to get on until their own rhythm says how long a wait may last."""
 PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
 _BARRIER = "barrier"
 _AWAITS_ONE = re.compile(
@@ -82,6 +79,9 @@ def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
     works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
     if works:
         return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {works}")
+    exchange = find_exchange(waiting, scene)
+    if exchange:
+        return replace(give_patience(blame, Patience.MEANT), text=f"{blame.text}; meanwhile {exchange}")
     return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
 
 
@@ -109,30 +109,27 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
             if names
             else f"{remote} rank{'s' if remote > 1 else ''}"
         )
-        at = f"{who}: {_say_camps(waiting)}" if len(places) > 1 else f"{who} in {where}"
+        at = f"{who}: {say_camps(waiting)}" if len(places) > 1 else f"{who} in {where}"
         text = (
             f"{at}; the one that is missing is elsewhere, of {elsewhere}: it hangs, has ended, or does "
             "something alone, as a save; run tpmon dump --job --json there, and tpmon fold on the results"
-        )
-        sure = _is_loss_told(scene) or (
-            not _is_meant(waiting) and (any(map(_is_in_step, waiting)) or _was_in_steps(scene))
         )
         return Blame(
             "remote-rank",
             first,
             text,
-            Patience.SURE if sure else Patience.MEANT,
+            _weigh_remote(waiting, scene),
             needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
             also=tuple(waiting),
         )
     if len(places) > 1 and any(map(_is_transfer, waiting)):
         text = (
-            f"all {count} ranks wait, in transfers and collectives of which none ends: {_say_camps(waiting)}"
+            f"all {count} ranks wait, in transfers and collectives of which none ends: {say_camps(waiting)}"
         )
         return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
     if len(places) > 1:
-        text = f"all {count} ranks wait for each other in different collectives: {_say_camps(waiting)}"
-        return Blame("missing-rank", _find_camps(waiting)[-1][0], text, also=tuple(waiting))
+        text = f"all {count} ranks wait for each other in different collectives: {say_camps(waiting)}"
+        return Blame("missing-rank", find_camps(waiting)[-1][0], text, also=tuple(waiting))
     patience = Patience.MEANT if _is_meant(waiting) else Patience.SURE
     if count == 1:
         text = f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
@@ -151,10 +148,14 @@ def _is_meant(waiting: Iterable[Seen]) -> bool:
     )
 
 
-def _is_in_step(seen: Seen) -> bool:
-    """Tell whether a wait for ranks is a part of a step: no program puts a pause of its own there."""
-    marks = (mark_frame(one.function, one.file) for one in _frames(seen))
-    return any(mark is not None and mark.phase in TRAINING for mark in marks)
+def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:
+    """Say how long ranks may wait for one that cannot be seen.
+
+    While rank 0 saves alone the others wait in the next step's collective, which looks like any other.
+    """
+    if _is_loss_told(scene):
+        return Patience.SURE
+    return Patience.MEANT if _is_meant(waiting) else Patience.ALONE
 
 
 def _is_transfer(seen: Seen) -> bool:
@@ -165,30 +166,10 @@ def _frames(seen: Seen) -> Sequence[StackFrame]:
     return known_or(seen.sighting.frames, ())
 
 
-def _was_in_steps(scene: Scene) -> bool:
-    """Tell whether the ranks were seen to get on for so long that their own rhythm says what is long."""
-    watch = scene.watch
-    seen_s = (watch.still_ns - watch.begun_ns) / 1e9
-    return event_age_s(scene.frame) is not None or (watch.moved_ns > 0 and seen_s >= SEEN_S)
-
-
 def _is_loss_told(scene: Scene) -> bool:
     """Tell whether NCCL knows of a dead process, or records show calls that cannot end."""
     calls = scene.watch.calls
     return calls is not None and (
         any(one.dead > 0 for one in calls.ras)
         or any(one.cause is CollectiveCause.MISMATCH for one in calls.findings)
-    )
-
-
-def _find_camps(waiting: Sequence[Seen]) -> list[list[Seen]]:
-    """Return the ranks that wait by the place where they do, the largest group first."""
-    places = dict.fromkeys(seen.doing.text for seen in waiting)
-    camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
-    return sorted(camps, key=len, reverse=True)
-
-
-def _say_camps(waiting: Sequence[Seen]) -> str:
-    return ", ".join(
-        f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in _find_camps(waiting)
     )

@@ -7,7 +7,7 @@ started. While they work it is no hang, or has the time of what computes.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tpmon.judge.fold_scene import Seen
@@ -15,9 +15,10 @@ from tpmon.judge.fold_words import Wait
 from tpmon.judge.hang_causes import Blame, Patience, give_patience, name_thread
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
+from tpmon.judge.hollow import MEDIUM_POWER, judge_hollow
 from tpmon.judge.phase_stack import is_users
 from tpmon.judge.scene import SPAN_S, Scene
-from tpmon.judge.scene_gpu import MEDIUM_POWER, cards_of, judge_hollow
+from tpmon.judge.scene_gpu import cards_of
 from tpmon.judge.stillness import QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
 from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.dump_words import name_process
@@ -34,6 +35,9 @@ POOL_CPUS = 1.5
 """CPUs from which these are threads of a pool at work: one alone may go round without end."""
 MOVED_BYTES_S = 1e6
 """Bytes a second from which a process, or one that it started, reads or writes what matters."""
+
+LATELY_S = 60.0
+"""How long ago bytes may have flowed: what the Window holds."""
 
 _WAITS = frozenset((Stance.LOCK, Stance.TIMED, Stance.EXIT, Stance.CHILD, Stance.IO))
 """Waits that another thread of the process, or a child, may end; a wait for a batch is one too."""
@@ -59,8 +63,9 @@ def weigh_beside(
 ) -> Blame | str:
     """Give a wait more time, or take the blame back, where something works that may end it."""
     if isinstance(blame, Blame) and stance is Stance.RUNS and blame.seen is seen:
-        read = next(_find_bytes(seen, scene, picture), None)
-        return _allow(blame, replace(read, flows=True)) if read is not None else blame
+        found = [*_find_bytes(seen, scene, picture), *_find_cpus(seen, scene, picture)]
+        flow = next((one for one in found if one.flows), None)
+        return _allow(blame, flow) if flow is not None else blame
     if isinstance(blame, str) or not (stance in _WAITS or (stance is Stance.BATCH and blame.seen is seen)):
         return blame
     beside = find_beside(seen, scene, picture, children=blame.seen is seen)
@@ -128,9 +133,9 @@ def _find_cpus(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
         yield Beside(f"other threads of it use {used:.1f} CPUs", goes_on=False, flows=used >= POOL_CPUS)
 
 
-def _readings(scene: Scene, pid: int) -> Iterator[ProcessSample]:
+def _readings(scene: Scene, pid: int, span_s: float = SPAN_S) -> Iterator[ProcessSample]:
     """Yield the readings of one process of the last seconds."""
-    least_ns = scene.frame.taken_ns - SPAN_S * 1e9
+    least_ns = scene.frame.taken_ns - span_s * 1e9
     for frame in reversed(scene.history):
         if frame.taken_ns < least_ns:
             return
@@ -167,7 +172,9 @@ def _find_children(seen: Seen, scene: Scene) -> Iterator[Beside]:
         if awaited and (demand >= QUIET_WORKER_DEMAND or young or moves >= MOVED_BYTES_S):
             yield Beside(f"the process {process.label} ({process.pid}) that it started works", goes_on=True)
         elif demand >= QUIET_HELPER_DEMAND or moves >= MOVED_BYTES_S:
-            yield Beside(f"the process {process.label} ({process.pid}) that it started works", goes_on=False)
+            flows = demand >= POOL_CPUS or moves >= MOVED_BYTES_S
+            text = f"the process {process.label} ({process.pid}) that it started works"
+            yield Beside(text, goes_on=False, flows=flows)
 
 
 def _waits_for_child(seen: Seen) -> bool:
@@ -192,15 +199,34 @@ def _find_bytes(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     While they flow it goes on; those that flowed while it was looked at only give it more time.
     """
     toll = picture.tolls.get(seen.thread.pid)
+    now, lately = (_moved_bytes_s(scene, seen.thread.pid, span_s) for span_s in (SPAN_S, LATELY_S))
+    looked = toll.moved_bytes / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
+    most = max(now, lately, looked)
+    if most >= MOVED_BYTES_S:
+        text = f"it reads and writes {format_bytes(round(most))}/s"
+        # A store may answer nothing for some seconds in the middle of a large file.
+        yield Beside(text, goes_on=now >= MOVED_BYTES_S, flows=max(now, lately) >= MOVED_BYTES_S)
+
+
+def _moved_bytes_s(scene: Scene, pid: int, span_s: float) -> float:
     rates = [
         known_or(one.asked_read_bytes_s, 0.0) + known_or(one.asked_write_bytes_s, 0.0)
-        for one in _readings(scene, seen.thread.pid)
+        for one in _readings(scene, pid, span_s)
     ]
-    now = statistics.fmean(rates) if rates else 0.0
-    looked = toll.moved_bytes / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
-    if max(now, looked) >= MOVED_BYTES_S:
-        rate = format_bytes(round(max(now, looked)))
-        yield Beside(f"it reads and writes {rate}/s", goes_on=now >= MOVED_BYTES_S)
+    return statistics.fmean(rates) if rates else 0.0
+
+
+def find_exchange(waiting: Sequence[Seen], scene: Scene) -> str:
+    """Say that threads which talk to other ranks work, as on a large tensor over gloo; "" for none."""
+    for seen in waiting:
+        spans = [
+            sum(known_or(one.runnable, 0.0) for one in process.thread_groups if one.kind is ThreadKind.COMM)
+            for process in _readings(scene, seen.thread.pid)
+        ]
+        used = statistics.fmean(spans) if spans else 0.0
+        if used >= WORKS_RATIO:
+            return f"threads of {name_process(seen.thread)} that talk to other ranks use {used:.1f} CPUs"
+    return ""
 
 
 def find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:

@@ -21,8 +21,8 @@ from tpmon.judge.hang_causes import (
 )
 from tpmon.judge.hang_loader import blame_children, blame_loader, blame_other_end
 from tpmon.judge.hang_picture import Picture
-from tpmon.judge.hang_servers import asks_another
-from tpmon.judge.hang_stances import Stance, find_stance
+from tpmon.judge.hang_servers import ASKS, asks_actor, asks_another, asks_here
+from tpmon.judge.hang_stances import Stance, find_stance, sleeps
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene, cards_of
@@ -33,7 +33,6 @@ from tpmon.model.process import Role
 
 _PATIENT = (*PATIENT, Phase.LOGGING)
 """Also what sends a run's last records, and ends when they have arrived."""
-_ASKS = (Stance.IO, Stance.TIMED, Stance.LOCK)
 _CHILD_WORDS = ("queue.get", "pool result", "pipe read", "process join", "future.result", "subprocess")
 POLLS_RATIO = 0.15
 """Share of its CPU in the kernel from which a thread that gets nothing there asks it again and again."""
@@ -103,7 +102,11 @@ def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: P
         return blame_cards(told)
     # What one of them does on purpose, the others wait for.
     first = give_patience(pick_blame(told), _longest(told))
-    return _blame_missing(first, waiting, outside) if waiting else first
+    if waiting:
+        return _blame_missing(first, waiting, outside)
+    # A sleep ends by itself: a program alone may poll for a file, or keep away from a limit.
+    alone = any(seen is first.seen and stance is Stance.TIMED and sleeps(seen) for seen, stance in outside)
+    return give_patience(first, Patience.MEANT) if alone else first
 
 
 def _longest(blames: Sequence[Blame]) -> Patience:
@@ -150,8 +153,10 @@ def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> B
     blame = weigh_beside(_blame_stance(seen, stance, scene, picture), seen, stance, scene, picture)
     if isinstance(blame, str) or blame.patience in (Patience.WORKS, Patience.FLOWS):
         return blame
-    if stance in _ASKS and blame.seen is seen and asks_another(seen):
-        return replace(blame, patience=Patience.WORKS)
+    if stance in ASKS and blame.seen is seen and asks_another(seen):
+        # A batch of rollouts takes as long as its longest answer.
+        long = asks_actor(seen) or asks_here(seen)
+        return replace(blame, patience=Patience.FLOWS if long else Patience.WORKS)
     # A writer in a thread, or in a process, may do what a rank waits for.
     own = [one for one in (blame.seen, *blame.also) if one.thread.role is not Role.WORKER]
     # Loggers keep idle threads in most programs: of these only the rank's own stack tells.

@@ -9,18 +9,11 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.comms_traffic import nic_bytes_s
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_causes import Blame, Patience, give_patience
+from tpmon.judge.hang_causes import Blame, Patience, find_camps, say_camps
 from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hollow import MEDIUM_POWER, full_power_ratio, judge_hollow
 from tpmon.judge.scene import Scene
-from tpmon.judge.scene_gpu import (
-    BUSY_PCT,
-    MEDIUM_POWER,
-    QUIET_LINK_BYTES_S,
-    CardScene,
-    cards_of,
-    full_power_ratio,
-    judge_hollow,
-)
+from tpmon.judge.scene_gpu import BUSY_PCT, QUIET_LINK_BYTES_S, CardScene, cards_of
 from tpmon.judge.stillness import IDLE_CARD_PCT, IDLE_SLICE_PCT
 from tpmon.model.dump_words import name_rank
 from tpmon.model.known import Known, Missing, is_known, map_known
@@ -84,7 +77,7 @@ def _may_exchange(card: CardScene, scene: Scene, picture: Picture) -> bool:
 
 
 def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
-    """Say that a rank waits for its card, where that one is known not to work.
+    """Say that a rank waits for its card. Where that works it may be in a kernel that does not end.
 
     A collective over a slow network is as hollow as a kernel that does not end; the bytes tell them apart.
     """
@@ -92,23 +85,26 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     cards = cards_of(seen.thread.pid, scene.gpus)
     states = [(card, _say_state(card)) for card in cards]
     for card, state in states:
-        if state == _WORKS:
-            return f"{name} waits for card {card.index}, which works"
         if state == _HOLLOW and _is_exchange_seen(card, picture):
             return f"{name} waits for card {card.index}, whose links move data"
     text = f"{name} waits for its card in {seen.doing.text}; card"
     untold = [
         f"{card.index} may work ({state.reason})" for card, state in states if isinstance(state, Missing)
     ]
+    working = [f"{card.index} works" for card, state in states if state == _WORKS]
     patience = Patience.SURE
-    if untold:
+    if working:
+        patience = Patience.FLOWS
+    elif untold or (_is_alone(picture) and any(state == _HOLLOW for _, state in states)):
+        # One process alone has no collective to spin in: a slow kernel is all that it may be.
         patience = Patience.WORKS
     elif any(_may_exchange(one, scene, picture) for one in cards):
         patience = Patience.MEANT
+    said = (*working, *untold, f"{cards[0].index} {states[0][1]}")[0]
     return Blame(
         "gpu-wait",
         seen,
-        f"{text} {untold[0] if untold else f'{cards[0].index} {states[0][1]}'}",
+        f"{text} {said}",
         patience,
         needs=frozenset((Need.GPU_WAIT,)),
         sources=frozenset(("NVML",)),
@@ -117,12 +113,16 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
 
 def blame_cards(blames: Sequence[Blame]) -> Blame:
     """Say the same of all ranks of a job, of which each waits for its own card: none is the culprit."""
-    blame = blames[0]
-    for one in blames[1:]:
-        blame = give_patience(blame, one.patience)
+    blame = max(blames, key=lambda one: list(Patience).index(one.patience))
+    ranks = [one.seen for one in blames]
+    also = tuple(one for one in ranks if one is not blame.seen)
+    head = f"all {len(blames)} ranks wait for their cards"
+    if blame.patience is Patience.FLOWS:
+        return replace(blame, text=f"{head}; {blame.text}", also=also)
     none = "is known to do" if blame.patience is Patience.WORKS else "does"
-    text = (
-        f"all {len(blames)} ranks wait for their cards, none of which {none} anything: most likely in one "
-        "collective"
-    )
-    return replace(blame, text=text, also=tuple(one.seen for one in blames[1:]), is_of_all=True)
+    text, camps = f"{head}, none of which {none} anything: most likely in", find_camps(ranks)
+    if len(camps) > 1:
+        text = f"{text} different collectives: {say_camps(ranks)}"
+        also = tuple(one for one in ranks if one is not camps[-1][0])
+        return replace(blame, cause="missing-rank", seen=camps[-1][0], text=text, also=also, is_of_all=True)
+    return replace(blame, text=f"{text} one collective", also=also, is_of_all=True)

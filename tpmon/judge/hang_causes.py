@@ -14,7 +14,7 @@ from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_gil_holder, find_stance
 from tpmon.judge.phase_kinds import Phase
 from tpmon.model.dump import DeadChild, Motion, WaitKind
-from tpmon.model.dump_words import LOCK_CALLS, name_process, name_rank, say_wait
+from tpmon.model.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -36,6 +36,7 @@ class Patience(Enum):
     SURE = "it does not end by itself"
     NAPS = "it may end by itself"
     LOOPS = "it goes round in one place"
+    ALONE = "a rank elsewhere may do something alone"
     MEANT = "it is meant to take long"
     WORKS = "it computes, or something that it may wait for does"
     FLOWS = "it reads or writes, or a pool of its threads computes"
@@ -90,6 +91,20 @@ def pick_blame(blames: Sequence[Blame]) -> Blame:
 def give_patience(blame: Blame, patience: Patience) -> Blame:
     """Give a blame at least so much time."""
     return replace(blame, patience=max(blame.patience, patience, key=list(Patience).index))
+
+
+def find_camps(waiting: Sequence[Seen]) -> list[list[Seen]]:
+    """Return the ranks that wait by the place where they do, the largest group first."""
+    places = dict.fromkeys(seen.doing.text for seen in waiting)
+    camps = [[seen for seen in waiting if seen.doing.text == place] for place in places]
+    return sorted(camps, key=len, reverse=True)
+
+
+def say_camps(waiting: Sequence[Seen]) -> str:
+    """Say which ranks wait at which place."""
+    return ", ".join(
+        f"{name_ranks(seen.thread for seen in camp)} in {camp[0].doing.text}" for camp in find_camps(waiting)
+    )
 
 
 def blame_thread(

@@ -13,11 +13,13 @@ from tpmon.judge.hang_causes import (
     Patience,
     blame_gil,
     blame_thread,
+    give_patience,
     name_thread,
     pick_blame,
     say_place,
 )
 from tpmon.judge.hang_picture import Picture
+from tpmon.judge.hang_servers import ASKS, asks_another
 from tpmon.judge.hang_stances import Stance, find_stance, is_idle
 from tpmon.judge.phase_stack import read_stack
 from tpmon.judge.scene import Scene
@@ -73,19 +75,30 @@ def _blame_workers(
         stance = find_stance(worker, picture)
         if stance is Stance.UNREAD:
             return f"{name_process(worker.thread)} could not be read"
-        if stance in (Stance.MOVES, Stance.STOPPED):
-            return f"{name_process(worker.thread)} {'moves' if stance is Stance.MOVES else 'is stopped'}"
-        who = f"{name_process(worker.thread)} ({worker.thread.pid})"
-        blame = (
-            blame_gil(worker, picture) if stance is Stance.GIL else blame_thread(worker, stance, who, picture)
-        )
-        blame = weigh_beside(blame, worker, stance, scene, picture)
+        if stance is Stance.STOPPED:
+            return f"{name_process(worker.thread)} is stopped"
+        blame = _blame_worker(worker, stance, scene, picture)
         if isinstance(blame, str):
             return blame
         told.append(replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen)))
     if not told:
         return None
     return pick_blame(told)
+
+
+def _blame_worker(worker: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
+    """Say what keeps one process that is not idle. One that moves may try the same again without end."""
+    who = f"{name_process(worker.thread)} ({worker.thread.pid})"
+    if stance is Stance.MOVES:
+        return Blame("no-progress", worker, f"{who} moves: {worker.doing.text}", Patience.FLOWS)
+    if stance is Stance.GIL:
+        blame: Blame | str = blame_gil(worker, picture)
+    else:
+        blame = blame_thread(worker, stance, who, picture)
+    blame = weigh_beside(blame, worker, stance, scene, picture)
+    # Clients of stores wait for an answer with limits and attempts of their own.
+    asks = isinstance(blame, Blame) and blame.seen is worker and stance in ASKS and asks_another(worker)
+    return give_patience(blame, Patience.WORKS) if isinstance(blame, Blame) and asks else blame
 
 
 def _is_torch_loader(seen: Seen) -> bool:

@@ -86,7 +86,9 @@ class RankMemory:
     def still_ns(self, now_ns: int) -> int:
         """Return since when it stands still; now, when it moves."""
         fresh = self.stack is not None and self._is_told_by_stacks(now_ns)
-        since = [one for one in (self.wait_ns, self.stack_ns if fresh else 0) if one]
+        # A loop over results looks the same each time, and each result ends a wait.
+        stack_ns = self.stack_ns if self.ticks or not self.stack_ns else max(self.stack_ns, self.moved_ns)
+        since = [one for one in (self.wait_ns, stack_ns if fresh else 0) if one]
         return min(since, default=now_ns)
 
     def _is_told_by_stacks(self, now_ns: int) -> bool:
@@ -262,8 +264,7 @@ def _note_rank(
 
 def log_age_s(frame: Frame) -> float | None:
     """Return how long ago the job last wrote into its log, None where no log is a file."""
-    ages = [one.last_write_age_s for one in frame.output if is_known(one.last_write_age_s)]
-    return min(ages) if ages else None
+    return min((one.last_write_age_s for one in frame.output if is_known(one.last_write_age_s)), default=None)
 
 
 def file_age_s(frame: Frame) -> float | None:
@@ -375,15 +376,14 @@ def _take_rounds(watch: Watch, frame: Frame, moved_ns: int) -> Watch:
     if frame.rounds is not NOT_APPLICABLE and is_known(frame.rounds):
         kept = [
             one for one in (*watch.rounds, *frame.rounds) if frame.taken_ns - one.taken_ns <= KEPT_S * 1e9
-        ]
-        kept = kept[-KEPT_ROUNDS:]
+        ][-KEPT_ROUNDS:]
         chosen = choose_rounds(kept)
         picture = draw_picture(chosen, frame.target.world_size) if chosen else watch.picture
         watch = replace(watch, rounds=tuple(kept), picture=picture)
         if picture is not None:
             trained = watch.trained or event_age_s(frame) is not None
-            server = find_server(frame, picture, trained=trained)
-            watch = replace(watch, served=server.thread.pid if server is not None else 0)
+            served = find_server(frame, picture, trained=trained)
+            watch = replace(watch, served=served.thread.pid if served is not None else 0)
     picture = watch.picture
     if picture is not None and moved_ns > picture.first_ns + MOVED_SINCE_S * 1e9:
         return replace(watch, picture=None)

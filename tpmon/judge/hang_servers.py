@@ -16,6 +16,7 @@ from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_stance
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.phase_stack import is_users, read_stack
+from tpmon.model.dump import WaitKind
 from tpmon.model.frame import Frame
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
@@ -34,7 +35,8 @@ _LOOPS = (
 """Calls that do not return as long as a server lives, by file and function."""
 _QUEUE = ("queue.py", "get")
 _TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
-_RESTS = (Stance.TIMED, Stance.LOCK, Stance.IO)
+ASKS = (Stance.TIMED, Stance.LOCK, Stance.IO)
+"""Stances of who has asked another for something, or waits to be asked."""
 _CLIENTS = re.compile(
     r"/(?:requests|urllib3|httpx|httpcore|aiohttp|botocore|grpc|openai|redis|zmq|fsspec|s3fs|gcsfs"
     r"|wandb|comet_ml|neptune|clearml|mlflow)/"
@@ -74,7 +76,7 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None
 
 def _may_serve(seen: Seen, picture: Picture) -> bool:
     """Tell whether a main thread rests, and nothing else in its process talks to ranks or trains."""
-    if find_stance(seen, picture) not in _RESTS or not picture.rests(seen):
+    if find_stance(seen, picture) not in ASKS or not picture.rests(seen):
         return False
     threads = picture.threads_of(seen.thread.pid)
     if any(one.thread.kind is ThreadKind.COMM for one in threads):
@@ -91,12 +93,23 @@ def asks_another(seen: Seen) -> bool:
 
     What waits in an event loop may have asked: the stack of a coroutine that waits is not there to see.
     """
+    frames = _frames(seen)
+    return is_event_loop(frames) or asks_actor(seen) or any(_CLIENTS.search(one.file) for one in frames)
+
+
+def asks_actor(seen: Seen) -> bool:
+    """Tell whether a thread waits for actors of ray: rollouts, or a whole training, which take any time."""
     path, calls = _RAY_CALLS
-    return is_event_loop(_frames(seen)) or any(
-        _CLIENTS.search(one.file) is not None
-        or (one.file.endswith(f"/{path}") and last_name(one.function) in calls)
-        for one in _frames(seen)
-    )
+    return any(one.file.endswith(f"/{path}") and last_name(one.function) in calls for one in _frames(seen))
+
+
+def asks_here(seen: Seen) -> bool:
+    """Tell whether a thread waits for an answer of another process of this machine, as of a model."""
+    target = seen.thread.waits_on
+    if not is_known(target) or target.kind not in (WaitKind.SOCKET, WaitKind.UNIX):
+        return False
+    others = target.others
+    return is_known(others) and any(end.pid != seen.thread.pid for end in others)
 
 
 def _frames(seen: Seen) -> Sequence[StackFrame]:

@@ -87,6 +87,11 @@ def _waits(seen: Seen, *words: str) -> bool:
     return is_known(waits) and any(word in waits for word in words)
 
 
+def sleeps(seen: Seen) -> bool:
+    """Tell whether a thread sleeps for a time that it chose itself."""
+    return _waits(seen, _SLEEP)
+
+
 def _reads_input(seen: Seen) -> bool:
     target = seen.thread.waits_on
     fd = is_known(target) and target.fd == 0
@@ -127,7 +132,7 @@ def _find_rest(seen: Seen) -> Stance:
     target = seen.thread.waits_on
     if _EXIT in seen.doing.text:
         return Stance.EXIT
-    if _waits(seen, _SLEEP):
+    if sleeps(seen):
         return Stance.TIMED
     if is_known(target) and target.kind in (WaitKind.LOCK, WaitKind.THREAD):
         return Stance.LOCK

@@ -45,6 +45,8 @@ NAPS_FACTOR = 2.5
 """How many times longer a wait with a time-out must last than one that cannot end."""
 LOOPS_FACTOR = 4.0
 """The same for a loop that goes round in one place."""
+OLD_S = 1800.0
+"""Age from which an older sign alone tells that what may last minutes has lasted too long."""
 LEAD_S = 10.0
 """How long before the time is up the looks begin."""
 ROUNDS = 3
@@ -66,21 +68,37 @@ LAST_FILE = "last write of an open file"
 _SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK, LAST_DATA: "connections", LAST_FILE: "files"}
 
 _COMPUTES = (Patience.WORKS, Patience.FLOWS)
+_MEANT = (Patience.ALONE, Patience.MEANT)
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Hold for how long nothing moved: as tpmon saw it, and as older signs tell (0: none tells)."""
+    """Hold for how long nothing moved: as tpmon saw it, and as older signs tell (0: none tells).
+
+    ``idle_s`` is what the connections of the job tell of it, 0 where there are none.
+    """
 
     own_s: float
     cornered_s: float
     outside_s: float
     sign: str
+    idle_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Return the longest time that is known."""
         return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
+
+    @property
+    def meant_s(self) -> float:
+        """Return for how long at least what may last minutes has lasted.
+
+        Its log is old in any run that writes seldom, and one that pauses is looked at because of that. Its
+        connections and its hook tell of every step.
+        """
+        exact = self.sign in (LAST_STEP, LAST_DATA) or self.outside_s >= OLD_S
+        outside_s = self.outside_s if exact else min(self.outside_s, self.idle_s)
+        return max(self.own_s, outside_s if self.own_s >= OWN_S else 0.0)
 
 
 def connections_age_s(frame: Frame) -> float | None:
@@ -115,7 +133,7 @@ def see_quiet(watch: Watch, frame: Frame) -> Quiet:
     # the time before tpmon came.
     if watch.moved_ns and watch.moved_ns > frame.taken_ns - age_ns(outside_s):
         outside_s, sign = 0.0, ""
-    return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign)
+    return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign, talked or 0.0)
 
 
 def need_s(watch: Watch, patience: Patience) -> float:
@@ -124,6 +142,11 @@ def need_s(watch: Watch, patience: Patience) -> float:
     if patience is Patience.SURE:
         return least
     factors = {Patience.NAPS: NAPS_FACTOR, Patience.LOOPS: LOOPS_FACTOR}
+    if patience is Patience.ALONE and watch.asked_s is not None:
+        return least
+    if patience is Patience.LOOPS and watch.asked_s is None and not watch.trained:
+        # Before the first step programs build their tables in a loop of Python.
+        return max(PATIENCE_S, watch.rhythm_s)
     if patience in factors:
         return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
     if patience is Patience.FLOWS:
@@ -185,7 +208,7 @@ def _judge(scene: Scene) -> Answer:
     if isinstance(blame, str):
         return Cleared(f"hang ({blame})")
     quiet = see_quiet(watch, scene.frame)
-    seconds = quiet.seconds
+    seconds = quiet.meant_s if blame.patience in _MEANT else quiet.seconds
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.judge.card_users import UNLISTED
+from tpmon.judge.hollow import judge_hollow
 from tpmon.judge.rules_cards import (
     BRAKE,
     CAP_PCT,
@@ -18,7 +19,7 @@ from tpmon.judge.rules_cards import (
 )
 from tpmon.judge.rules_memory import CARD_FULL
 from tpmon.judge.scene import Scene
-from tpmon.judge.scene_gpu import BUSY_PCT, held_pct, judge_hollow
+from tpmon.judge.scene_gpu import BUSY_PCT, held_pct
 from tpmon.model.gpu import RESTART_XIDS
 from tpmon.model.known import is_known
 from tpmon.model.units import format_pct

@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tpmon.judge.hollow import HOLLOW_POWER_RATIO, judge_hollow
 from tpmon.judge.phase_shares import share_of
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.scene_gpu import (
-    HOLLOW_POWER_RATIO,
-    QUIET_LINK_BYTES_S,
-    CardScene,
-    cards_of,
-    judge_hollow,
-)
+from tpmon.judge.scene_gpu import QUIET_LINK_BYTES_S, CardScene, cards_of
 from tpmon.judge.slack import SLACK_RATIO, rank_slack
 from tpmon.judge.stillness import fresh_phase, name_rank
 from tpmon.model.frozen import dataclass

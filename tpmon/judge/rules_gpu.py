@@ -9,19 +9,11 @@ from __future__ import annotations
 from tpmon.judge import rules_card_errors, rules_cards, rules_launch, rules_link
 from tpmon.judge.card_slices import is_sliced
 from tpmon.judge.comms_traffic import find_exchange
+from tpmon.judge.hollow import FULL_SM_PCT, HOLLOW_SM_PCT, full_power_ratio, judge_hollow
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cards import answer_without_cards, is_braked, is_hot
 from tpmon.judge.scene import Scene
-from tpmon.judge.scene_gpu import (
-    BUSY_PCT,
-    FULL_SM_PCT,
-    HOLLOW_SM_PCT,
-    STARVED_PCT,
-    CardScene,
-    full_power_ratio,
-    judge_hollow,
-    mean_busy_pct,
-)
+from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, CardScene, mean_busy_pct
 from tpmon.judge.slack import gpu_figures, median_over, works_all_the_time
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known

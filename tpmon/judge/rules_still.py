@@ -27,12 +27,14 @@ from tpmon.judge.stillness import (
     fresh_phase,
     name_rank,
     say_elsewhere,
+    waits_for_batch,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.model.known import is_known
 from tpmon.model.verdict import Evidence, Kind
 
 _EVENTS = "epoll"
+_SLEEP = "sleep"
 ODD_RATIO = 0.5
 """How much less than every other rank one must wait in collectives to be the one that is named."""
 
@@ -55,10 +57,10 @@ def _excuse(scene: Scene) -> str:
         if _serves(rank, scene):
             return f"{name_rank(rank)} waits for requests"
         waited = rank.process.waits_unchanged_s
-        if rank.process.waits_for == "sleep" and is_known(waited):
-            need = need_s(scene.watch, Patience.NAPS)
-            if waited < need:
-                return f"{name_rank(rank)} sleeps, for {waited:.0f} s of the {need:.0f} s that it takes"
+        need = need_s(scene.watch, _patience_of(rank, scene))
+        if is_known(waited) and waited < need:
+            verb = "sleeps" if rank.process.waits_for == _SLEEP else "waits, for what is not known"
+            return f"{name_rank(rank)} {verb}, for {waited:.0f} s of the {need:.0f} s that it takes"
         if not is_known(rank.phases):
             continue
         if fresh_phase(rank.phases) is Phase.INPUT:
@@ -67,6 +69,24 @@ def _excuse(scene: Scene) -> str:
         if patience:
             return patience
     return ""
+
+
+def _patience_of(rank: RankScene, scene: Scene) -> Patience:
+    """Say how long a rank may rest by the kernel's word alone, where no stack tells what it does.
+
+    It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
+    """
+    words = rank.process.waits_for
+    if words == _SLEEP:
+        return Patience.MEANT
+    world = scene.frame.target.world_size
+    if is_known(world) and world > len(scene.ranks):
+        return Patience.ALONE
+    waits = waits_for_batch(rank)
+    if is_known(rank.phases) or (is_known(waits) and waits):
+        return Patience.SURE
+    asks = is_known(words) and (_EVENTS in words or "socket" in words)
+    return Patience.MEANT if asks else Patience.NAPS
 
 
 def _explain(scene: Scene) -> str:

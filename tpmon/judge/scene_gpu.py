@@ -23,19 +23,6 @@ BUSY_PCT = 90.0
 """U from which a card counts as busy; never tried on a card (docs/thresholds.md)."""
 STARVED_PCT = 70.0
 """U below which a card waits for its host."""
-HOLLOW_SM_PCT = 25.0
-"""SM activity below which 100 % busy is a lie; a healthy H100 job reads 91-93."""
-HOLLOW_POWER_RATIO = 0.35
-"""P below which 100 % busy is a lie: a quarter of the usable span above idle power (5-15 %)."""
-FULL_SM_PCT = 60.0
-"""SM activity from which a busy card truly computes."""
-FULL_POWER_RATIO = 0.55
-"""P from which a busy card truly computes, where no SM activity is read."""
-SMALL_LIMIT_W = 150.0
-"""Limit up to which a card may draw a third to half of it for nothing (T4, L4, A2, A10), by
-what others report of them; none was read by us."""
-FULL_SMALL_RATIO = 0.65
-"""P from which such a card truly computes: a guess, above what a kernel that spins may take of it."""
 WORKING_CLOCK_RATIO = 0.8
 """C from which low power is not just a low clock; below it the power is measured by the clock."""
 QUIET_LINK_BYTES_S = 5 * (1 << 20)
@@ -47,8 +34,6 @@ STEPS_SPAN_S = 30.0
 """Span for a card that works and rests in turn: ten seconds hold one or two of such steps, or a part."""
 LEAST_TURNS = 4
 """Turns of work and rest in that span that make them steps; with fewer the card has changed once."""
-
-MEDIUM_POWER = Missing("its power is between that of a card that spins and of one that computes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,39 +332,6 @@ def _is_unused(card: CardScene) -> bool:
 def held_pct(card: CardScene, reason: str) -> float:
     """Return for which share of the last window, percent, a reason held the card's clocks; 0: none seen."""
     return max((one.pct for one in card.last.throttle_shares if one.reason == reason), default=0.0)
-
-
-def full_power_ratio(card: CardScene) -> float:
-    """Return P from which a busy card truly computes, where no SM activity is read."""
-    limit = card.last.power_limit_w
-    return FULL_SMALL_RATIO if is_known(limit) and limit <= SMALL_LIMIT_W else FULL_POWER_RATIO
-
-
-def judge_hollow(card: CardScene) -> Known[bool]:
-    """Tell whether a card is busy by its driver and does next to nothing by its SMs or its power.
-
-    SM activity decides where the card has it, unless the power contradicts it; else the power, measured by
-    what a card draws at its clock. At a low clock both must agree. Missing where the readings do not decide.
-    """
-    if not is_known(card.busy_pct):
-        return card.busy_pct
-    if card.busy_pct < BUSY_PCT:
-        return False
-    if not is_known(card.clock_ratio):
-        return card.clock_ratio
-    if is_known(card.sm_active_pct):
-        powerful = is_known(card.power_ratio) and card.power_ratio >= full_power_ratio(card)
-        if powerful or card.sm_active_pct >= HOLLOW_SM_PCT:
-            return False
-        work = card.work_ratio
-        if card.clock_ratio < WORKING_CLOCK_RATIO and is_known(work) and work >= HOLLOW_POWER_RATIO:
-            return Missing("SM activity is low, and the power is not for so low a clock")
-        return True
-    work = card.work_ratio
-    small = full_power_ratio(card) == FULL_SMALL_RATIO
-    if small and is_known(work) and HOLLOW_POWER_RATIO <= work < FULL_SMALL_RATIO:
-        return MEDIUM_POWER
-    return map_known(lambda ratio: ratio < HOLLOW_POWER_RATIO, work)
 
 
 def mean_busy_pct(cards: Sequence[CardScene]) -> Known[float]:

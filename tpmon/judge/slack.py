@@ -5,16 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from tpmon.judge.hollow import HOLLOW_POWER_RATIO, HOLLOW_SM_PCT, full_power_ratio, judge_hollow
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.scene_gpu import (
-    BUSY_PCT,
-    HOLLOW_POWER_RATIO,
-    HOLLOW_SM_PCT,
-    CardScene,
-    cards_of,
-    full_power_ratio,
-    judge_hollow,
-)
+from tpmon.judge.scene_gpu import BUSY_PCT, CardScene, cards_of
 from tpmon.judge.suspicion import reading
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known

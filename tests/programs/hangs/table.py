@@ -12,11 +12,11 @@ from tpmon.model.verdict import Kind
 FRESH_S = 45.0
 """How long after its hang, which tpmon sees begin, a program must be called hung."""
 POLL_S = 160.0
-"""The same of a loop that sleeps, which may end: four times as long as what cannot end."""
-SPIN_S = 190.0
-"""The same of a loop that spins: that it stays in one place takes some slices of stacks more."""
+"""The same of a rank that sleeps while others wait for it: that may end."""
 CALL_S = 330.0
-"""The same of a call that computes: five minutes, as for a checkpoint."""
+"""The same of a call that computes, and of ranks elsewhere: five minutes, as for a checkpoint."""
+SPIN_S = 370.0
+"""The same of a loop that spins: that it stays in one place takes some slices of stacks more."""
 
 
 class Must(Enum):
@@ -70,7 +70,7 @@ ROWS = (
     Row("missing_rank", _hung("missing-rank"), ranks=SOME_RANKS),
     Row("missing_rank_ddp", _hung("missing-rank"), ranks=SOME_RANKS),
     Row("polling_rank", _hung("missing-rank"), ranks=SOME_RANKS, fresh_s=POLL_S),
-    Row("remote_rank", _hung("remote-rank"), must=(), ranks=(2, 2), trees=2),
+    Row("remote_rank", _hung("remote-rank"), must=(), ranks=(2, 2), trees=2, fresh_s=CALL_S),
     Row("dead_worker", _hung("dead-worker"), must=ONLY_PROCESS),
     Row("dead_pool_worker", _hung("dead-worker"), also=(_hung("lost-batch"),), must=ONLY_WAITER),
     Row("blocked_fifo", _hung("blocked-io")),
