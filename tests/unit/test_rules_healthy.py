@@ -22,10 +22,11 @@ UNREAD = Missing("not permitted")
 TRAINS = {Phase.FORWARD: 0.4, Phase.BACKWARD: 0.4, Phase.OPTIMIZER: 0.1, Phase.DATA_WAIT: 0.1}
 
 
-def cpu_job(demand, budget=2.0, pool=1.0, phases=TRAINS, **frame):
+def cpu_job(demand, budget=2.0, pool=1.0, phases=TRAINS, where=None, **frame):
     rank = make_process(runnable=demand, busy_threads=2)
     plain = {"processes": (rank,), "loader": (), "cpu": make_cpu(budget_cores=budget, oversubscription=pool)}
-    return scene_of(make_frame(**{**plain, **frame}), [make_phases(phases)] if phases else [])
+    place = {"where": where} if where else {}
+    return scene_of(make_frame(**{**plain, **frame}), [make_phases(phases, **place)] if phases else [])
 
 
 def said(answer):
@@ -222,6 +223,23 @@ def test_balanced_is_not_sure_where_half_of_the_time_is_the_programs_own_code():
     assert pool.against == (), "two threads that want 4 CPUs compute all the time"
     plain = judge_balanced(cpu_job(1.0, **looks))
     assert (plain.against, rate_confidence(plain, 60.0)) == ((), Confidence.HIGH)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"), [(Phase.CHECKPOINT, "in checkpoints"), (Phase.VALIDATION, "in validations")]
+)
+def test_pauses_between_steps_are_told_when_the_steps_go_on(phase, words):
+    mixed = {phase: 0.27, Phase.FORWARD: 0.3, Phase.BACKWARD: 0.43}
+    looks = {"main_threads": (make_looks(io=3),)}
+    between = cpu_job(1.0, phases=mixed, where="backward train.py:95", **looks)
+    one = judge_balanced(between)
+    assert one.summary == f"steps go on, and 27 % of the time is spent {words}"
+    assert [row.name for row in one.against] == [words]
+    assert rate_confidence(one, 60.0) is Confidence.LOW
+    now = judge_balanced(cpu_job(1.0, phases=mixed, where=f"{phase.value} train.py:99", **looks))
+    assert "27 %" in now.text, "what it is in right now is a verdict of its own"
+    rare = judge_balanced(cpu_job(1.0, phases={phase: 0.1, Phase.FORWARD: 0.9}, main_threads=(make_looks(),)))
+    assert rare.against == ()
 
 
 def test_balanced_is_as_sure_as_the_weaker_of_its_figures():

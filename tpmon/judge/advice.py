@@ -56,7 +56,12 @@ _AWAITED = (
 _PROGRAM = ("checkpointing-off", "debug-taxes-off", "pin-the-batch")
 
 REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
-    (Kind.BALANCED, NOT_APPLICABLE): ("debug-taxes-off", "pin-the-batch"),
+    (Kind.BALANCED, NOT_APPLICABLE): (
+        "async-checkpoint",
+        "cheaper-validation",
+        "debug-taxes-off",
+        "pin-the-batch",
+    ),
     (Kind.COMPUTE_BOUND, "gpu-compute"): (
         *_NUMERICS,
         "torch-compile",
@@ -308,7 +313,9 @@ _ALWAYS_SEEN = frozenset(
     )
 )
 """What the process list and the driver always tell: not observed means that it is not so."""
-_SEEN_IN_STACKS = frozenset((Need.ONLY_FORWARD, Need.LOGGING_IN_STACK))
+_SEEN_IN_STACKS = frozenset(
+    (Need.ONLY_FORWARD, Need.LOGGING_IN_STACK, Need.SAVE_IN_STACK, Need.VALIDATION_IN_STACK)
+)
 """The same of what stacks show. A synchronise and a copy are not among them: ``.item()`` and ``.to()`` run in
 C and leave no frame."""
 

@@ -11,7 +11,9 @@ EXPLANATIONS = (
         Kind.BALANCED,
         NOT_APPLICABLE,
         "Steps go on and no single cause takes a share of them that would be worth a change.",
-        "No rule is past its threshold, and the stacks move through all parts of a step.",
+        "No rule is past its threshold, and the stacks move through all parts of a step. Where a fifth of "
+        "the samples or more is in checkpoints or validations between them, that is said, with low "
+        "confidence.",
         "a run whose costs are spread: five causes of 5 % each do not make a verdict.",
     ),
     Explanation(

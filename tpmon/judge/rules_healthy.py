@@ -5,15 +5,17 @@ Both need to see work, not only the absence of trouble: what was not read is no 
 
 from __future__ import annotations
 
+from tpmon.judge.hollow import judge_hollow
 from tpmon.judge.phase_kinds import ELSEWHERE, OUTSIDE, TRAINING
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_cards import answer_without_cards
 from tpmon.judge.rules_comms import ALL_WAIT_RATIO
 from tpmon.judge.rules_cpu import CROWDED_MARGIN, POOL_RATIO, read_waiting, say_got
+from tpmon.judge.rules_progress import find_pause
 from tpmon.judge.rules_python import may_be_one
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, judge_hollow
+from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT
 from tpmon.judge.stillness import name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
 from tpmon.judge.taken_cpus import find_taker
@@ -38,6 +40,8 @@ LEAST_SAMPLES = 10
 """Stack samples of a rank below which nothing is said of its shares."""
 
 _HOLDING = (*ELSEWHERE, Phase.SYNC)
+_PAUSES = {Phase.CHECKPOINT: "checkpoints", Phase.VALIDATION: "validations"}
+"""Pauses in words, as many of them are said."""
 
 
 def _rank_demand(scene: Scene) -> Known[float]:
@@ -116,6 +120,11 @@ def _most_held(rank: RankScene) -> tuple[Phase, float]:
     return max(((phase, phases.ratio(phase)) for phase in _HOLDING), key=lambda one: one[1])
 
 
+def _was_paused(rank: RankScene, phase: Phase) -> bool:
+    """Tell whether a phase is a pause of a run that goes on: no other rule has a word for it then."""
+    return phase in _PAUSES and find_pause(rank) is None
+
+
 def _check_stacks(scene: Scene) -> Answer | float:
     """Return the share of samples in the model, or what holds a rank."""
     computing = _computing(scene)
@@ -123,7 +132,7 @@ def _check_stacks(scene: Scene) -> Answer | float:
         return Unsure(f"balanced ({computing.reason})")
     for rank in scene.ranks:
         phase, ratio = _most_held(rank)
-        if ratio >= HELD_RATIO:
+        if ratio >= HELD_RATIO and not _was_paused(rank, phase):
             return Cleared(f"balanced ({name_rank(rank)}: {phase.value} {format_pct(100 * ratio)} %)")
     if computing < LIVELY_RATIO:
         return Cleared(f"balanced (in the model only {format_pct(100 * computing)} % of the time)")
@@ -136,7 +145,9 @@ def _check_looks(scene: Scene) -> Answer | float:
     for rank in scene.ranks:
         if not is_known(rank.main):
             return Unsure(f"balanced ({rank.main.reason})")
-        for words, ratio in (("a batch", rank.main.batch_wait), ("reads", rank.main.io)):
+        phase, held = _most_held(rank)
+        paused = held >= HELD_RATIO and _was_paused(rank, phase)
+        for words, ratio in (("a batch", rank.main.batch_wait), ("reads", 0.0 if paused else rank.main.io)):
             if ratio >= WAITING_RATIO:
                 return Cleared(f"balanced ({name_rank(rank)} waits for {words} {format_pct(100 * ratio)} %)")
         running.append(rank.main.running)
@@ -160,6 +171,15 @@ def _find_outside(scene: Scene) -> Evidence | None:
     if not worst:
         return None
     return reading("outside of the step", 100 * worst, "%", "stack samples", scene.frame.ages_s.stacks)
+
+
+def _find_pauses(scene: Scene) -> Evidence | None:
+    """Return how much of a rank's time goes into checkpoints or validations between its steps."""
+    worst = max(map(_most_held, scene.ranks), key=lambda one: one[1], default=(Phase.OTHER, 0.0))
+    if worst[0] not in _PAUSES or worst[1] < HELD_RATIO:
+        return None
+    name = f"in {_PAUSES[worst[0]]}"
+    return reading(name, 100 * worst[1], "%", "stack samples", scene.frame.ages_s.stacks)
 
 
 def _check_cards(scene: Scene) -> Answer | None:
@@ -205,10 +225,14 @@ def judge_balanced(scene: Scene) -> Answer:
         sources.add("NVML utilisation")
     if not sources:
         return by_stacks if isinstance(by_stacks, Unsure) else Unsure("balanced (too little was read)")
-    outside = _find_outside(scene)
+    outside, pauses = _find_outside(scene), _find_pauses(scene)
+    against = tuple(one for one in (pauses, outside) if one is not None)
     summary = "steps go on and no single wait takes a fifth of the time"
     if got:
         summary = f"steps go on, but {got}: {find_taker(scene).value}"
+    elif pauses is not None:
+        percent = format_pct(known_or(pauses.value, 0.0))
+        summary = f"steps go on, and {percent} % of the time is spent {pauses.name}"
     elif outside is not None:
         percent = format_pct(known_or(outside.value, 0.0))
         summary = f"steps go on, and {percent} % of the time goes into code outside of the model"
@@ -216,11 +240,11 @@ def judge_balanced(scene: Scene) -> Answer:
         kind=Kind.BALANCED,
         cause=NOT_APPLICABLE,
         weight=0.0,
-        margin=min((*margins, CROWDED_MARGIN)) if got or outside is not None else min(margins),
+        margin=min((*margins, CROWDED_MARGIN)) if got or against else min(margins),
         sources=frozenset(sources),
         summary=summary,
         evidence=evidence,
-        against=((read_waiting(scene),) if got else ()) + ((outside,) if outside is not None else ()),
+        against=((read_waiting(scene),) if got else ()) + against,
     )
 
 
