@@ -60,6 +60,10 @@ def _say_state(card: CardScene) -> Known[str]:
     return map_known(lambda empty: _HOLLOW if empty else _WORKS, hollow)
 
 
+def _is_hollow_by_power(card: CardScene) -> bool:
+    return _say_state(card) == _HOLLOW and not is_known(card.sm_active_pct)
+
+
 def _is_alone(picture: Picture) -> bool:
     return len(picture.scene.ranks) + picture.scene.remote < 2
 
@@ -95,9 +99,11 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
     patience = Patience.SURE
     if working:
         patience = Patience.FLOWS
-    elif untold or (_is_alone(picture) and any(state == _HOLLOW for _, state in states)):
-        # One process alone has no collective to spin in: a slow kernel is all that it may be.
+    elif untold:
         patience = Patience.WORKS
+    elif _is_alone(picture) and any(map(_is_hollow_by_power, cards)):
+        # A slow kernel of few blocks draws as little as one that does not end.
+        patience = Patience.NAPS
     elif any(_may_exchange(one, scene, picture) for one in cards):
         patience = Patience.MEANT
     said = (*working, *untold, f"{cards[0].index} {states[0][1]}")[0]
