@@ -268,8 +268,8 @@ EXPLANATIONS = (
         "The main thread waits for the GPU and neither side gets on.",
         "A stack that does not move: in a synchronise while the card is idle, or anywhere while the card is "
         "busy 100 % with next to no work by SM activity or power, and its links are at rest. Where all "
-        "ranks do, no rank is named: it is most likely one collective. A process alone whose card is "
-        "told by its power only has 75 s, as a slow kernel draws as little; one whose card works half an hour.",
+        "ranks do, no rank is named: it is most likely one collective. A process alone whose card is told "
+        "by its power only has 75 s, as a slow kernel draws as little; one whose card works half an hour.",
         "a long kernel, where the card does work; a slow collective, where bytes move.",
     ),
     Explanation(
