@@ -70,6 +70,16 @@ def test_a_stopped_rank_is_hung_within_seconds(fields, words):
     assert (answer.pid, answer.sources) == (4211, {"state", "schedstat"})
 
 
+def test_a_job_that_is_suspended_as_a_whole_accuses_no_rank():
+    stopped = {"state": "T", "waits_for": "stopped by a signal"}
+    ranks = [quiet_rank(pid=4211 + number, rank=number, **stopped) for number in range(4)]
+    answer = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
+    assert (answer.summary, answer.rank) == ("all 4 ranks are stopped by a signal", NOT_APPLICABLE)
+    ranks[2] = quiet_rank(pid=4213, rank=2)
+    one_less = judge_stopped(scene_of(make_frame(processes=tuple(ranks)), seconds=6))
+    assert one_less.rank == 0, "somebody goes on: each stopped rank may be the cause"
+
+
 def test_a_debugger_that_only_looks_is_not_a_hang():
     frames = hold(make_frame())
     frames[-1] = replace(frames[-1], processes=(quiet_rank(state="t"),))

@@ -84,6 +84,11 @@ def _stop_sources(process: ProcessSample) -> frozenset[str]:
     return frozenset(("state", "schedstat") if quiet else ("state",))
 
 
+def _are_all_stopped(scene: Scene) -> bool:
+    """Tell whether a scheduler, or somebody, has suspended the job as a whole."""
+    return len(scene.ranks) > 1 and all(_stop_of(rank.process) for rank in scene.ranks)
+
+
 def judge_stopped(scene: Scene) -> Answer:
     """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
     unread, passed = "", "stopped processes (none)"
@@ -102,13 +107,15 @@ def judge_stopped(scene: Scene) -> Answer:
         if process.role is Role.WORKER and not waits:
             passed = f"stopped processes ({name} is; its rank goes on)"
             continue
+        together = _are_all_stopped(scene)
+        who = f"all {len(scene.ranks)} ranks are {how}" if together else f"{name} is {how}"
         return Suspicion(
             kind=Kind.HUNG,
             cause="stopped",
             weight=1.0,
             margin=1 + seconds / STOPPED_S,
             sources=_stop_sources(process),
-            summary=f"{name} is {how}",
+            summary=who,
             evidence=(
                 Evidence(
                     name=name,
@@ -121,7 +128,7 @@ def judge_stopped(scene: Scene) -> Answer:
             ),
             observed=frozenset((Need.STOPPED,)),
             pid=process.pid,
-            rank=rank.process.rank,
+            rank=NOT_APPLICABLE if together else rank.process.rank,
             held_ns=held_ns_of(scene, seconds),
         )
     return Unsure(unread) if unread else Cleared(passed)
