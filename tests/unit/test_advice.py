@@ -183,7 +183,7 @@ def test_a_rank_is_given_no_threads_on_the_cores_of_its_workers() -> None:
     needs = {Need.ONE_THREAD_SET, Need.CORES_FREE, Need.ONE_THREAD_BUSY}
     row = (Kind.PYTHON_BOUND, "single-thread")
     some = Facts(ranks=1, budget_cores=8.0, cores_free=2.9)
-    assert "let the rank use its cores: 4 threads" in _texts(*row, needs, some)
+    assert "let the rank use its cores: OMP_NUM_THREADS=4" in _texts(*row, needs, some)
     full = replace(some, cores_free=0.6)
     assert not any("threads" in text for text in _texts(*row, needs, full))
     assert not any("threads" in text for text in _texts(*row, needs | {Need.GPU_PRESENT}, some))

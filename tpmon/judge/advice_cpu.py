@@ -8,7 +8,7 @@ from tpmon.judge.advice_needs import Need
 REMEDIES = (
     Remedy(
         id="cap-rank-threads",
-        title="start each rank with {threads_per_rank} threads",
+        title="cap the thread pools of each rank: {threads_per_rank} per rank",
         applies="Each rank made a pool for all CPUs of the machine and shares them with others, or with "
         "less quota than CPUs: torch sees affinity, never the quota.",
         not_when="The pool is as large as its share already, or the rank waits for data. Never set it "
@@ -23,7 +23,7 @@ REMEDIES = (
     ),
     Remedy(
         id="cap-threads-in-script",
-        title="let the program ask for {threads_per_rank} threads",
+        title="change the thread number in the program to {threads_per_rank}",
         applies="More threads compute than there are CPUs, and no variable of the environment asked for "
         "them: the program calls torch.set_num_threads, or makes pools of its own.",
         not_when="The threads are those of the loader's workers.",
@@ -116,7 +116,7 @@ REMEDIES = (
     ),
     Remedy(
         id="use-all-cores",
-        title="let the rank use its cores: {threads_in_free} threads",
+        title="let the rank use its cores: OMP_NUM_THREADS={threads_in_free}",
         applies="torchrun sets OMP_NUM_THREADS=1 when it starts several ranks; each then computes on one "
         "core while others are free.",
         not_when="The model computes on a GPU and the rank's CPU work is Python: threads do not help it.",

@@ -198,7 +198,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
             return Unsure(
                 f"whether one thread runs the {percent} % outside of the step, or a pool of threads"
             )
-        return Cleared(f"a single Python thread ({demand:.1f} threads runnable, {threads:.0f} of them busy)")
+        return Cleared(f"a single Python thread (runnable: {demand:.1f} threads, busy: {threads:.0f})")
     busy = _is_gpu_busy(rank, scene)
     if not is_known(busy):
         return Unsure(f"a single Python thread (GPU: {busy.reason})")
