@@ -22,6 +22,7 @@ from tests.dumps import (
     odd_pid,
     rounds,
 )
+from tests.frames import make_gpu
 from tests.hanging import conclude, stand
 from tpmon.model.collectives import RasReport
 from tpmon.model.host import SocketSample
@@ -61,9 +62,15 @@ DEAD = RasReport("2.27.5", 4, 4, (), (), 1, 0)
 
 
 def waits(frames, **fields: Any):
-    """Build two ranks of four that wait in one place."""
-    ranks = [make_rank(rank, replace(GLOO, tid=9000 + rank), frames=frames) for rank in (0, 1)]
-    return stand(*ranks, world_size=4, **({"seconds": 60, "log_age_s": None} | fields))
+    """Build two ranks of four, from number ``first`` on, that wait in one place."""
+    first = fields.pop("first", 0)
+    ranks = [make_rank(first + rank, replace(GLOO, tid=9000 + rank), frames=frames) for rank in (0, 1)]
+    frames = stand(*ranks, world_size=4, **({"seconds": 60, "log_age_s": None} | fields))
+    numbered = {one.pid: number for number, one in enumerate(ranks)}
+    return [
+        replace(one, processes=tuple(replace(p, local_rank=numbered[p.pid]) for p in one.processes))
+        for one in frames
+    ]
 
 
 def said(frames, **watch: Any):
@@ -80,6 +87,8 @@ def test_what_one_rank_elsewhere_does_alone_has_five_minutes(frames):
     assert said(waits(frames))[0] is not Kind.HUNG
     assert said(waits(frames, seconds=310)) == REMOTE
     assert said(waits(frames, seconds=310), longest_s=200.0)[0] is not Kind.HUNG, "twice its longest pause"
+    finding = conclude(waits(frames, seconds=310))
+    assert not is_known(finding.rank), "no rank of this machine is accused"
 
 
 @pytest.mark.parametrize("frames", [SAVE, BACKWARD], ids=["save", "the next step"])
@@ -94,22 +103,74 @@ def test_of_what_one_does_alone_an_old_log_tells_less_than_silent_connections(fr
     assert said(waits(frames, seconds=12, log_age_s=1900.0)) == REMOTE
 
 
+def test_the_log_of_rank_0_counts_where_that_waits_with_the_others():
+    assert said(waits(BACKWARD, seconds=40, log_age_s=400.0)) == REMOTE
+    assert said(waits(SAVE, seconds=40, log_age_s=400.0))[0] is not Kind.HUNG, "it saves, and is slow"
+
+
+@pytest.mark.parametrize("frames", [SAVE, BACKWARD], ids=["save", "the next step"])
+def test_machines_without_rank_0_write_no_log_in_a_healthy_run_either(frames):
+    for seconds in (12, 40, 200):
+        assert said(waits(frames, first=2, seconds=seconds, log_age_s=7200.0))[0] is not Kind.HUNG
+    assert said(waits(frames, first=2, seconds=310, log_age_s=7200.0)) == REMOTE
+
+
+def test_a_wait_for_ranks_elsewhere_has_ten_minutes_at_most():
+    assert said(waits(BACKWARD, seconds=610), longest_s=1200.0) == REMOTE
+
+
 def test_who_knows_the_longest_pause_of_a_job_may_say_so():
     assert said(waits(BACKWARD), asked_s=30.0) == REMOTE
     assert said(waits(SAVE), asked_s=30.0)[0] is not Kind.HUNG
 
 
 def test_a_large_tensor_over_gloo_has_the_time_of_what_is_meant():
-    def job(demand):
+    def job(demand, threads=3, waiting=0.0):
         ranks = [make_rank(rank, replace(GLOO, tid=9000 + rank), frames=ALL_REDUCE) for rank in (0, 1)]
-        comm = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 3, demand))
+        comm = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, threads, demand))
         return [
-            replace(one, processes=tuple(replace(p, thread_groups=comm) for p in one.processes))
+            replace(
+                one,
+                processes=tuple(
+                    replace(p, thread_groups=comm, runnable=demand + waiting, waiting=waiting)
+                    for p in one.processes
+                ),
+            )
             for one in stand(*ranks, world_size=2, seconds=60, log_age_s=None)
         ]
 
     assert said(job(0.02)) == (Kind.HUNG, "no-progress")
     assert said(job(0.6))[0] is not Kind.HUNG
+    assert said(job(0.12, threads=15))[0] is Kind.HUNG, "the ticks of five groups"
+
+
+def turns(frames, demand=1.0):
+    """Let a thread that talks to other ranks take a CPU in each process."""
+    comm = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, demand))
+    return [
+        replace(one, processes=tuple(replace(p, thread_groups=comm, runnable=demand) for p in one.processes))
+        for one in frames
+    ]
+
+
+def test_threads_of_nccl_turn_in_a_collective_that_hangs_too():
+    ranks = [make_rank(rank, frames=ALL_REDUCE) for rank in (0, 1)]
+    fields: Any = {"world_size": 2, "seconds": 60, "log_age_s": None}
+    assert said(turns(stand(*ranks, **fields)))[0] is not Kind.HUNG, "gloo's move a tensor"
+    cards = tuple(make_gpu(i, pids=(one.pid,), sm_pct=0.0) for i, one in enumerate(ranks))
+    assert said(turns(stand(*ranks, gpus=cards, **fields))) == (Kind.HUNG, "no-progress")
+
+
+def test_of_ranks_that_have_ended_and_of_dead_processes_no_thread_that_turns_makes_a_wait():
+    assert said(turns(waits(FIRST)))[0] is not Kind.HUNG
+    told = [
+        replace(one, collectives=reading(ras=[DEAD])) if is_known(one.rounds) else one for one in waits(FIRST)
+    ]
+    assert said(turns(told)) == REMOTE
+
+
+def test_the_time_that_the_user_gave_holds_while_threads_talk_to_other_ranks():
+    assert said(turns(waits(BACKWARD, seconds=60)), asked_s=30.0) == REMOTE
 
 
 def test_a_process_that_nccl_calls_dead_needs_no_patience():

@@ -224,8 +224,9 @@ EXPLANATIONS = (
         "All ranks of this machine wait, and the job has ranks on others.",
         "The same looks, every rank here in a collective, and a world size that is larger. No rank of this "
         "machine is accused. It takes five minutes, because one rank may save or prepare something alone "
-        "while the others wait in the next collective, or as long as --hang-after says; half a minute where "
-        "NCCL says that a process is dead, or records show calls that do not fit.",
+        "while the others wait in the next collective, or as long as --hang-after says, but at a barrier; "
+        "half a minute where NCCL says that a process is dead, records show calls that do not fit, or rank 0 "
+        "waits here and its log is five minutes old.",
         "a missing rank of this machine.",
     ),
     Explanation(
@@ -268,8 +269,9 @@ EXPLANATIONS = (
         "The main thread waits for the GPU and neither side gets on.",
         "A stack that does not move: in a synchronise while the card is idle, or anywhere while the card is "
         "busy 100 % with next to no work by SM activity or power, and its links are at rest. Where all "
-        "ranks do, no rank is named: it is most likely one collective. A process alone whose card is told "
-        "by its power only has 75 s, as a slow kernel draws as little; one whose card works half an hour.",
+        "ranks do, no rank is named: it is most likely one collective, although their hosts may wait at "
+        "different lines after it. A process alone whose card is told by its power only has 75 s, as a slow "
+        "kernel draws as little; one whose card works half an hour.",
         "a long kernel, where the card does work; a slow collective, where bytes move.",
     ),
     Explanation(

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_words import Wait
 from tpmon.judge.frames import last_name
 from tpmon.judge.hang_beside import find_exchange
 from tpmon.judge.hang_cards import is_network_busy, say_card_works
@@ -79,9 +80,11 @@ def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
     works = next((said for seen in waiting if (said := say_card_works(seen, scene))), "")
     if works:
         return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {works}")
+    if Need.RANK_GONE in blame.needs or _is_loss_told(scene):
+        return blame
     exchange = find_exchange(waiting, scene)
     if exchange:
-        return replace(give_patience(blame, Patience.MEANT), text=f"{blame.text}; meanwhile {exchange}")
+        return replace(give_patience(blame, Patience.AWAY), text=f"{blame.text}; meanwhile {exchange}")
     return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
 
 
@@ -120,12 +123,17 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
             text,
             _weigh_remote(waiting, scene),
             needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
-            also=tuple(waiting),
+            also=tuple(waiting[1:]),
+            is_of_all=True,
         )
     if len(places) > 1 and any(map(_is_transfer, waiting)):
         text = (
             f"all {count} ranks wait, in transfers and collectives of which none ends: {say_camps(waiting)}"
         )
+        return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
+    if len(places) > 1 and not all(seen.doing.wait is Wait.RANKS for seen in waiting):
+        # The line at which a host waits for its card may be any after the collective.
+        text = f"all {count} ranks wait for each other, in one collective or in several: {say_camps(waiting)}"
         return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
     if len(places) > 1:
         text = f"all {count} ranks wait for each other in different collectives: {say_camps(waiting)}"
@@ -155,7 +163,7 @@ def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:
     """
     if _is_loss_told(scene):
         return Patience.SURE
-    return Patience.MEANT if _is_meant(waiting) else Patience.ALONE
+    return Patience.MEANT if _is_meant(waiting) else Patience.AWAY
 
 
 def _is_transfer(seen: Seen) -> bool:

@@ -31,13 +31,15 @@ BUSY_CARD_PCT = 20.0
 """Utilisation from which a card of the process works: below it may be what another process ticks."""
 WORKS_RATIO = 0.1
 """CPUs from which other threads of a process work: those that only tick use a tenth of it (gloo: 0.02)."""
+TICKS_RATIO = 0.01
+"""CPUs that each thread of gloo uses at rest."""
 POOL_CPUS = 1.5
 """CPUs from which these are threads of a pool at work: one alone may go round without end."""
 MOVED_BYTES_S = 1e6
 """Bytes a second from which a process, or one that it started, reads or writes what matters."""
 
 LATELY_S = 60.0
-"""How long ago bytes may have flowed: what the Window holds."""
+"""How long ago bytes may have flowed, since nothing moves: what the Window holds."""
 
 _WAITS = frozenset((Stance.LOCK, Stance.TIMED, Stance.EXIT, Stance.CHILD, Stance.IO))
 """Waits that another thread of the process, or a child, may end; a wait for a batch is one too."""
@@ -196,10 +198,13 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 def _find_bytes(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     """Find bytes that its threads read or write, however little CPU that takes: a download, an upload.
 
-    While they flow it goes on; those that flowed while it was looked at only give it more time.
+    While they flow it goes on; those that flowed since nothing moves, or while it was looked at, only give
+    it more time. What came before belongs to the steps.
     """
     toll = picture.tolls.get(seen.thread.pid)
-    now, lately = (_moved_bytes_s(scene, seen.thread.pid, span_s) for span_s in (SPAN_S, LATELY_S))
+    still_s = (scene.frame.taken_ns - scene.watch.still_ns) / 1e9 - scene.frame.interval_s
+    spans_s = (SPAN_S, min(LATELY_S, max(still_s, SPAN_S)))
+    now, lately = (_moved_bytes_s(scene, seen.thread.pid, span_s) for span_s in spans_s)
     looked = toll.moved_bytes / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
     most = max(now, lately, looked)
     if most >= MOVED_BYTES_S:
@@ -217,16 +222,25 @@ def _moved_bytes_s(scene: Scene, pid: int, span_s: float) -> float:
 
 
 def find_exchange(waiting: Sequence[Seen], scene: Scene) -> str:
-    """Say that threads which talk to other ranks work, as on a large tensor over gloo; "" for none."""
+    """Say that threads which talk to other ranks work, as on a large tensor over gloo; "" for none.
+
+    Beside a card they are NCCL's, which turn in a collective that hangs too.
+    """
     for seen in waiting:
-        spans = [
-            sum(known_or(one.runnable, 0.0) for one in process.thread_groups if one.kind is ThreadKind.COMM)
-            for process in _readings(scene, seen.thread.pid)
-        ]
+        if any(cards_of(seen.thread.pid, scene.gpus)):
+            continue
+        spans = [_ran_for_ranks(process) for process in _readings(scene, seen.thread.pid)]
         used = statistics.fmean(spans) if spans else 0.0
         if used >= WORKS_RATIO:
             return f"threads of {name_process(seen.thread)} that talk to other ranks use {used:.1f} CPUs"
     return ""
+
+
+def _ran_for_ranks(process: ProcessSample) -> float:
+    """Return the CPUs that threads which talk to other ranks used, beyond what they tick at rest."""
+    groups = [one for one in process.thread_groups if one.kind is ThreadKind.COMM]
+    wanted = sum(known_or(one.runnable, 0.0) - TICKS_RATIO * one.count for one in groups)
+    return min(wanted, _ran(process))
 
 
 def find_cards(seen: Seen, scene: Scene) -> Iterator[Beside]:

@@ -94,6 +94,8 @@ def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: P
         spinning = [one.seen for one in spins]
         outside = [(seen, stance) for seen, stance in outside if seen not in spinning]
         waiting = [*waiting, *spinning]
+    # A card that works may do what the others wait for.
+    least = Patience.FLOWS if any(one.patience is Patience.FLOWS for one in spins) else Patience.SURE
     if unread:
         return _blame_unread(waiting, scene, picture)
     if not told:
@@ -101,12 +103,12 @@ def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: P
     if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
         return blame_cards(told)
     # What one of them does on purpose, the others wait for.
-    first = give_patience(pick_blame(told), _longest(told))
+    first = give_patience(give_patience(pick_blame(told), _longest(told)), least)
     if waiting:
         return _blame_missing(first, waiting, outside)
     # A sleep ends by itself: a program alone may poll for a file, or keep away from a limit.
     alone = any(seen is first.seen and stance is Stance.TIMED and sleeps(seen) for seen, stance in outside)
-    return give_patience(first, Patience.MEANT) if alone else first
+    return give_patience(first, Patience.AWAY) if alone else first
 
 
 def _longest(blames: Sequence[Blame]) -> Patience:
@@ -151,12 +153,15 @@ def _blame_missing(blame: Blame, waiting: Sequence[Seen], outside: Sequence[tupl
 def _blame_rank(seen: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
     """Say what keeps one rank that does not wait for other ranks."""
     blame = weigh_beside(_blame_stance(seen, stance, scene, picture), seen, stance, scene, picture)
-    if isinstance(blame, str) or blame.patience in (Patience.WORKS, Patience.FLOWS):
+    if isinstance(blame, str):
         return blame
-    if stance in ASKS and blame.seen is seen and asks_another(seen):
-        # A batch of rollouts takes as long as its longest answer.
+    if stance in ASKS and asks_another(seen) and (blame.seen is seen or blame.cause == "no-progress"):
+        # A batch of rollouts takes as long as its longest answer. The server may rest in its loop meanwhile.
         long = asks_actor(seen) or asks_here(seen)
-        return replace(blame, patience=Patience.FLOWS if long else Patience.WORKS)
+        if long or blame.seen is seen:
+            return give_patience(blame, Patience.FLOWS if long else Patience.WORKS)
+    if blame.patience in (Patience.WORKS, Patience.FLOWS):
+        return blame
     # A writer in a thread, or in a process, may do what a rank waits for.
     own = [one for one in (blame.seen, *blame.also) if one.thread.role is not Role.WORKER]
     # Loggers keep idle threads in most programs: of these only the rank's own stack tells.

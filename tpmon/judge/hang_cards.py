@@ -124,11 +124,11 @@ def blame_cards(blames: Sequence[Blame]) -> Blame:
     also = tuple(one for one in ranks if one is not blame.seen)
     head = f"all {len(blames)} ranks wait for their cards"
     if blame.patience is Patience.FLOWS:
-        return replace(blame, text=f"{head}; {blame.text}", also=also)
+        several = sum(one.patience is Patience.FLOWS for one in blames) > 1
+        return replace(blame, text=f"{head}; {blame.text}", also=also, is_of_all=several)
     none = "is known to do" if blame.patience is Patience.WORKS else "does"
-    text, camps = f"{head}, none of which {none} anything: most likely in", find_camps(ranks)
-    if len(camps) > 1:
-        text = f"{text} different collectives: {say_camps(ranks)}"
-        also = tuple(one for one in ranks if one is not camps[-1][0])
-        return replace(blame, cause="missing-rank", seen=camps[-1][0], text=text, also=also, is_of_all=True)
-    return replace(blame, text=f"{text} one collective", also=also, is_of_all=True)
+    text = f"{head}, none of which {none} anything: most likely in one collective"
+    if len(find_camps(ranks)) > 1:
+        # Where a host waits for its card is the line after the collective, of each rank another perhaps.
+        text = f"{text}, or in different ones: {say_camps(ranks)}"
+    return replace(blame, text=text, also=also, is_of_all=True)

@@ -36,7 +36,7 @@ class Patience(Enum):
     SURE = "it does not end by itself"
     NAPS = "it may end by itself"
     LOOPS = "it goes round in one place"
-    ALONE = "a rank elsewhere may do something alone"
+    AWAY = "what it waits for cannot be seen, and may take minutes: a rank elsewhere, what a sleep is for"
     MEANT = "it is meant to take long"
     WORKS = "it computes, or something that it may wait for does"
     FLOWS = "it reads or writes, or a pool of its threads computes"

@@ -29,6 +29,7 @@ from tpmon.model.known import is_known
 from tpmon.model.process import WORKER_NAME, Role, ThreadKind
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_BATCH = "a batch"
 
 
 def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str) -> Blame:
@@ -61,11 +62,12 @@ def _find_awaited(seen: Seen) -> set[int]:
 
 
 def _blame_workers(
-    seen: Seen, workers: Sequence[Seen], scene: Scene, picture: Picture, what: str = "a batch"
+    seen: Seen, workers: Sequence[Seen], scene: Scene, picture: Picture, what: str = _BATCH
 ) -> Blame | str | None:
     """Say which of the processes that a rank waits for keeps it; None where all of them are idle."""
     name = name_rank(seen.thread)
     told: list[Blame] = []
+    moving: Blame | None = None
     for worker in workers:
         if is_idle(worker, picture):
             beside = find_beside(worker, scene, picture)
@@ -77,13 +79,17 @@ def _blame_workers(
             return f"{name_process(worker.thread)} could not be read"
         if stance is Stance.STOPPED:
             return f"{name_process(worker.thread)} is stopped"
+        if stance is Stance.MOVES and what != _BATCH:
+            return f"{name_process(worker.thread)} moves: {worker.doing.text}"
         blame = _blame_worker(worker, stance, scene, picture)
         if isinstance(blame, str):
             return blame
-        told.append(replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen)))
-    if not told:
-        return None
-    return pick_blame(told)
+        blame = replace(blame, text=f"{name} waits for {what}; {blame.text}", also=(*blame.also, seen))
+        if stance is Stance.MOVES:
+            moving = moving or blame
+        told.append(blame)
+    # While one of them gets on, the others may wait for it, or be slow.
+    return moving or (pick_blame(told) if told else None)
 
 
 def _blame_worker(worker: Seen, stance: Stance, scene: Scene, picture: Picture) -> Blame | str:
@@ -137,7 +143,7 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         return blame
     dead = [one for one in picture.dead if one.parent == pid and _was_worker(one, seen, scene)]
     if dead:
-        return _blame_dead(seen, dead, "a batch")
+        return _blame_dead(seen, dead, _BATCH)
     if not workers and not _is_torch_loader(seen):
         text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
         return Blame("no-progress", seen, text, Patience.NAPS)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tpmon.judge.collectives import judge_collectives
 from tpmon.judge.hang_picture import Corner, Picture, choose_rounds, draw_picture, find_corner
 from tpmon.judge.hang_servers import TRAINING, find_server
-from tpmon.judge.hook_signs import event_age_s, last_event_ns, longest_step_s
+from tpmon.judge.hook_signs import last_event_ns, longest_step_s
 from tpmon.judge.phase_stack import read_stack
 from tpmon.judge.phases import main_stacks
 from tpmon.judge.watched_time import MOST_LOST, STOPPED_S, find_gap_ns, is_stopped, leave_out_lost
@@ -133,7 +133,8 @@ class Watch:
     first_errors: tuple[tuple[str, int], ...] = ()
     """The least count of uncorrected memory errors that each card showed since attaching, by UUID."""
     taken_ns: int = 0
-    """When the last Frame was taken."""
+    interval_s: float = 0.0
+    """When the last Frame was taken, and what it was asked to come after."""
     left_ns: int = 0
     back_ns: int = 0
     """The last Frame before tpmon itself last paused (suspend, a pager), and the first after it; 0: never."""
@@ -145,13 +146,12 @@ class Watch:
     """Since when a rank is stopped or frozen, 0 for none; and when one was last seen so."""
     lost_s: tuple[float, ...] = ()
     """For how long each time a rank was stopped, or tpmon paused, the newest ``MOST_LOST`` last."""
-    interval_s: float = 0.0
-    """What the last Frame was asked to come after."""
+    stepped: bool = False
 
     @property
     def trained(self) -> bool:
-        """Tell whether any of the ranks was seen in a step."""
-        return any(one.trained or one.trained_in_thread for one in self.ranks)
+        """Tell whether any of the ranks was seen in a step, or a hook told of one."""
+        return self.stepped or any(one.trained or one.trained_in_thread for one in self.ranks)
 
     @property
     def moved_ns(self) -> int:
@@ -358,6 +358,7 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         first_errors=_note_errors(watch.first_errors, frame),
         taken_ns=now_ns,
         interval_s=frame.interval_s,
+        stepped=watch.stepped or event_ns > 0,
     )
     return _take_records(_take_rounds(watch, frame, true_ns), frame)
 
@@ -381,8 +382,7 @@ def _take_rounds(watch: Watch, frame: Frame, moved_ns: int) -> Watch:
         picture = draw_picture(chosen, frame.target.world_size) if chosen else watch.picture
         watch = replace(watch, rounds=tuple(kept), picture=picture)
         if picture is not None:
-            trained = watch.trained or event_age_s(frame) is not None
-            served = find_server(frame, picture, trained=trained)
+            served = find_server(frame, picture, trained=watch.trained)
             watch = replace(watch, served=served.thread.pid if served is not None else 0)
     picture = watch.picture
     if picture is not None and moved_ns > picture.first_ns + MOVED_SINCE_S * 1e9:

@@ -38,10 +38,13 @@ _TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)",
 ASKS = (Stance.TIMED, Stance.LOCK, Stance.IO)
 """Stances of who has asked another for something, or waits to be asked."""
 _CLIENTS = re.compile(
-    r"/(?:requests|urllib3|httpx|httpcore|aiohttp|botocore|grpc|openai|redis|zmq|fsspec|s3fs|gcsfs"
-    r"|wandb|comet_ml|neptune|clearml|mlflow)/"
+    r"/(?:requests|urllib3|httpx|httpcore|aiohttp|grpc|openai|zmq)/"
     r"|/(?:http/client|urllib/request|xmlrpc/client)\.py$"
 )
+_STORES = re.compile(
+    r"/(?:botocore|redis|fsspec|s3fs|gcsfs|smart_open|wandb|comet_ml|neptune|clearml|mlflow|huggingface_hub)/"
+)
+"""Clients of what keeps files or records: it answers soon or never, also from this machine."""
 _RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))
 
 
@@ -94,7 +97,8 @@ def asks_another(seen: Seen) -> bool:
     What waits in an event loop may have asked: the stack of a coroutine that waits is not there to see.
     """
     frames = _frames(seen)
-    return is_event_loop(frames) or asks_actor(seen) or any(_CLIENTS.search(one.file) for one in frames)
+    clients = any(_CLIENTS.search(one.file) or _STORES.search(one.file) for one in frames)
+    return is_event_loop(frames) or asks_actor(seen) or clients
 
 
 def asks_actor(seen: Seen) -> bool:
@@ -106,7 +110,9 @@ def asks_actor(seen: Seen) -> bool:
 def asks_here(seen: Seen) -> bool:
     """Tell whether a thread waits for an answer of another process of this machine, as of a model."""
     target = seen.thread.waits_on
-    if not is_known(target) or target.kind not in (WaitKind.SOCKET, WaitKind.UNIX):
+    if any(_STORES.search(one.file) for one in _frames(seen)) or not is_known(target):
+        return False
+    if target.kind not in (WaitKind.SOCKET, WaitKind.UNIX):
         return False
     others = target.others
     return is_known(others) and any(end.pid != seen.thread.pid for end in others)

@@ -11,7 +11,7 @@ from tpmon.judge.hang_absent import PATIENT
 from tpmon.judge.hang_blame import POLLS_RATIO, find_blame
 from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
-from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
+from tpmon.judge.hang_memory import HANG_AFTER_S, Watch, age_ns, file_age_s, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
 from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
@@ -67,8 +67,11 @@ LAST_DATA = "last data on its connections"
 LAST_FILE = "last write of an open file"
 _SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK, LAST_DATA: "connections", LAST_FILE: "files"}
 
+SLEEP = "sleep"
+"""The kernel's word for a sleep."""
+
 _COMPUTES = (Patience.WORKS, Patience.FLOWS)
-_MEANT = (Patience.ALONE, Patience.MEANT)
+_MEANT = (Patience.AWAY, Patience.MEANT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,18 @@ class Quiet:
         """Return the longest time that is known."""
         return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
 
-    @property
-    def meant_s(self) -> float:
+    def meant_s(self, patience: Patience, *, logs: bool) -> float:
         """Return for how long at least what may last minutes has lasted.
 
         Its log is old in any run that writes seldom, and one that pauses is looked at because of that. Its
         connections and its hook tell of every step.
+
+        Args:
+            patience: for a rank elsewhere the log of rank 0 counts: who waits with it saves nothing alone.
+            logs: whether rank 0 runs here; the others' logs are old in every run.
         """
-        exact = self.sign in (LAST_STEP, LAST_DATA) or self.outside_s >= OLD_S
+        awaited = logs and patience is Patience.AWAY and self.own_s >= HANG_AFTER_S
+        exact = self.sign in (LAST_STEP, LAST_DATA) or awaited or (logs and self.outside_s >= OLD_S)
         outside_s = self.outside_s if exact else min(self.outside_s, self.idle_s)
         return max(self.own_s, outside_s if self.own_s >= OWN_S else 0.0)
 
@@ -142,8 +149,9 @@ def need_s(watch: Watch, patience: Patience) -> float:
     if patience is Patience.SURE:
         return least
     factors = {Patience.NAPS: NAPS_FACTOR, Patience.LOOPS: LOOPS_FACTOR}
-    if patience is Patience.ALONE and watch.asked_s is not None:
-        return least
+    if patience is Patience.AWAY:
+        # It may be a collective: that has a time-out of its own.
+        return least if watch.asked_s is not None else max(PATIENCE_S, least)
     if patience is Patience.LOOPS and watch.asked_s is None and not watch.trained:
         # Before the first step programs build their tables in a loop of Python.
         return max(PATIENCE_S, watch.rhythm_s)
@@ -151,7 +159,7 @@ def need_s(watch: Watch, patience: Patience) -> float:
         return least if watch.asked_s is not None else max(least, min(factors[patience] * least, PATIENCE_S))
     if patience is Patience.FLOWS:
         return max(FLOWS_S, need_s(watch, Patience.WORKS))
-    # No time limit of a collective bounds what is meant: a checkpoint, a service that is asked.
+    # No time-out of a collective bounds what is meant: a checkpoint, a service that is asked.
     return max(PATIENCE_S, least if watch.asked_s is not None else watch.rhythm_s)
 
 
@@ -208,7 +216,9 @@ def _judge(scene: Scene) -> Answer:
     if isinstance(blame, str):
         return Cleared(f"hang ({blame})")
     quiet = see_quiet(watch, scene.frame)
-    seconds = quiet.meant_s if blame.patience in _MEANT else quiet.seconds
+    seconds = quiet.seconds
+    if blame.patience in _MEANT:
+        seconds = quiet.meant_s(blame.patience, logs=_logs_here(scene, picture))
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)
@@ -216,6 +226,23 @@ def _judge(scene: Scene) -> Answer:
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
     return _suspect(blame, quiet, scene, seconds, need)
+
+
+def _logs_here(scene: Scene, picture: Picture) -> bool:
+    """Tell whether the rank that writes the log of the job, by custom rank 0, runs on this machine."""
+    return not picture.scene.remote or any(rank.process.rank == 0 for rank in scene.ranks)
+
+
+def find_need_s(scene: Scene) -> float:
+    """Return how long what was found, or what may be found, must last until it is a hang."""
+    watch, picture = scene.watch, scene.watch.picture
+    blame = find_blame(scene, picture) if picture is not None else ""
+    if isinstance(blame, Blame):
+        return need_s(watch, blame.patience)
+    world = scene.frame.target.world_size
+    away = is_known(world) and world > len(scene.ranks)
+    away = away or any(rank.process.waits_for == SLEEP for rank in scene.ranks)
+    return need_s(watch, Patience.AWAY if away else Patience.SURE)
 
 
 def _is_loop(blame: Blame, picture: Picture) -> bool:
@@ -246,7 +273,7 @@ def _say_no_picture(scene: Scene) -> Answer:
         if watched_s(scene.watch, scene.frame) < OWN_S:
             return Unsure("hang (tpmon has just attached)")
         if is_unmoved(scene):
-            return Unsure(f"hang ({say_unmoved(scene)})")
+            return Unsure(f"hang ({say_unmoved(scene, find_need_s(scene))})")
         return Unsure(f"hang (no rank has moved for {own_s:.0f} s)")
     if own_s < OWN_S:
         return Cleared("hang (the ranks move)")

@@ -6,7 +6,7 @@ Not before 25 s in which no main thread ran, no worker worked, and no line was w
 from __future__ import annotations
 
 from tpmon.judge.hang_causes import Patience
-from tpmon.judge.hang_watch import need_s
+from tpmon.judge.hang_watch import SLEEP, need_s
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_hang import (
@@ -34,7 +34,6 @@ from tpmon.model.known import is_known
 from tpmon.model.verdict import Evidence, Kind
 
 _EVENTS = "epoll"
-_SLEEP = "sleep"
 ODD_RATIO = 0.5
 """How much less than every other rank one must wait in collectives to be the one that is named."""
 
@@ -59,7 +58,7 @@ def _excuse(scene: Scene) -> str:
         waited = rank.process.waits_unchanged_s
         need = need_s(scene.watch, _patience_of(rank, scene))
         if is_known(waited) and waited < need:
-            verb = "sleeps" if rank.process.waits_for == _SLEEP else "waits, for what is not known"
+            verb = "sleeps" if rank.process.waits_for == SLEEP else "waits, for what is not known"
             return f"{name_rank(rank)} {verb}, for {waited:.0f} s of the {need:.0f} s that it takes"
         if not is_known(rank.phases):
             continue
@@ -77,11 +76,11 @@ def _patience_of(rank: RankScene, scene: Scene) -> Patience:
     It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
     """
     words = rank.process.waits_for
-    if words == _SLEEP:
+    if words == SLEEP:
         return Patience.MEANT
     world = scene.frame.target.world_size
     if is_known(world) and world > len(scene.ranks):
-        return Patience.ALONE
+        return Patience.AWAY
     waits = waits_for_batch(rank)
     if is_known(rank.phases) or (is_known(waits) and waits):
         return Patience.SURE

@@ -71,9 +71,11 @@ def is_unmoved(scene: Scene) -> bool:
     return not started and mover == "" and cards == ""
 
 
-def say_unmoved(scene: Scene) -> str:
-    """Say it with what decides: "nothing has moved for the 15 s watched; 30 s are needed: --for 40s"."""
-    need = scene.watch.hang_after_s
+def say_unmoved(scene: Scene, need: float) -> str:
+    """Say it with what decides: "nothing has moved for the 15 s watched; 30 s are needed: --for 40s".
+
+    ``need`` is for how many seconds what may be found must last.
+    """
     seconds = watched_s(scene.watch, scene.frame)
     words = f"nothing has moved for the {format_seconds(seconds)} watched"
     if seconds >= need:
@@ -97,9 +99,9 @@ def say_still(scene: Scene) -> str:
     return f"nothing has moved for {words}, too short to call it hung"
 
 
-def say_longer(scene: Scene) -> str:
-    """Say which command decides: a wait that may end by itself takes longer than others."""
-    pid, need = scene.frame.target.pid, scene.watch.hang_after_s
+def say_longer(scene: Scene, need: float) -> str:
+    """Say which command decides: a wait that may end by itself takes longer than the ``need`` s of others."""
+    pid = scene.frame.target.pid
     longer_s = (need if still_s(scene) < need else SLOW_FACTOR * need) + MORE_S
     return f"look longer, and where it stands: tpmon diagnose {pid} --for {longer_s:.0f}s; tpmon dump {pid}"
 

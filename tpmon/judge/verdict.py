@@ -9,7 +9,7 @@ from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import write_gain
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.hang_watch import connections_age_s
+from tpmon.judge.hang_watch import connections_age_s, find_need_s
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
@@ -254,7 +254,7 @@ def _say_next(scene: Scene) -> str:
     """Say what tells more where no rule fits."""
     pid = scene.frame.target.pid
     if still_s(scene) >= STILL_S:
-        return say_longer(scene)
+        return say_longer(scene, find_need_s(scene))
     stacks = scene.frame.stacks
     if isinstance(stacks, Missing):
         return f"let tpmon see stacks ({stacks.reason})"

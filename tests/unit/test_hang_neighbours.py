@@ -1,0 +1,188 @@
+"""Who is blamed, and how long it takes, where others of the job move, work or serve beside who stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.dumps import (
+    IN_LOCK,
+    LIB,
+    MAIN,
+    NEXT_BATCH,
+    NFS,
+    SITE,
+    WORKER_READS,
+    make_rank,
+    make_thread,
+    make_worker,
+)
+from tests.frames import make_gpu
+from tests.hanging import add_run, conclude, sample, stand
+from tests.unit.test_hang_beside import ASKED, looks, read
+from tests.unit.test_hang_cards import SPINS
+from tpmon.model.dump import OtherEnd, ProcessLook
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE
+from tpmon.model.process import Role
+from tpmon.model.stacks import StackFrame
+from tpmon.model.verdict import Finding, Kind
+
+RUNS = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
+ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
+NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
+WAITS = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
+ACQUIRES = (*WORKER_READS[:4], StackFrame("__enter__", f"{LIB}/multiprocessing/synchronize.py", 95))
+
+
+def said(frames: list[Frame], **watch: Any) -> tuple[Kind, Any]:
+    finding = conclude(frames, **watch)
+    return finding.kind, finding.cause
+
+
+def beside_a_worker_that_moves(*others: ProcessLook, seconds: int = 40) -> Finding:
+    one, two = (
+        make_worker(0, 0, frames=(*WORKER_READS[:4], StackFrame("decode", "/run/data.py", line)), **RUNS)
+        for line in (60, 90)
+    )
+    base = stand(WAITS, one, *others, seconds=seconds, log_age_s=None)
+    moves = [(WAITS, add_run(worker, 3.0 * at), *others) for at, worker in enumerate((one, two, one))]
+    return conclude(looks(base, *moves))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make_worker(0, 1, frames=ACQUIRES),
+        make_worker(0, 1, frames=WORKER_READS, state="D", waits_for="NFS", waits_on=NFS, call="read"),
+    ],
+    ids=["a lock", "a slow file"],
+)
+def test_while_one_worker_gets_on_no_other_hangs_its_rank(other):
+    assert beside_a_worker_that_moves(other).kind is not Kind.HUNG
+    alone = stand(WAITS, other, seconds=40, log_age_s=None)
+    assert said(alone)[0] is Kind.HUNG
+    late = beside_a_worker_that_moves(other, seconds=1830)
+    assert (late.kind, late.cause) == (Kind.HUNG, "no-progress")
+    assert "worker 0 of rank 0 (4001) moves" in late.summary
+
+
+def test_a_pool_that_works_for_an_hour_is_no_hang():
+    pool = (
+        MAIN,
+        StackFrame("prepare", "/run/train.py", 30),
+        StackFrame("map", f"{LIB}/multiprocessing/pool.py", 367),
+        StackFrame("wait", f"{LIB}/multiprocessing/pool.py", 765),
+    )
+    main = make_rank(0, frames=pool, waits_for="lock or queue (futex)")
+    one, two = (_child(4500, "train.py", StackFrame("tokenize", "/run/data.py", line)) for line in (10, 20))
+    frames = stand(main, one, seconds=3600, log_age_s=None)
+    moves = [(main, add_run(child, 3.0 * at)) for at, child in enumerate((one, two, one))]
+    assert said(looks(frames, *moves))[0] is not Kind.HUNG
+
+
+def _child(pid: int, label: str, *frames: StackFrame, **fields: Any) -> ProcessLook:
+    """Make a process that the rank started."""
+    return ProcessLook(
+        pid=pid,
+        start_ticks=100,
+        role=Role.HELPER,
+        rank=NOT_APPLICABLE,
+        worker=NOT_APPLICABLE,
+        rank_pid=4000,
+        label=label,
+        idle=0,
+        threads=(make_thread(pid, **({"frames": frames, **RUNS} | fields)),),
+    )
+
+
+def test_what_a_run_read_and_wrote_before_it_stood_gives_a_hang_no_time():
+    lock = make_rank(0, frames=IN_LOCK)
+    trained = replace(lock, threads=(make_thread(4000, frames=ITEM, **RUNS),))
+    before = read(stand(trained, seconds=59, log_age_s=None), 4000, asked_read_bytes_s=5e7)
+    after = stand(lock, seconds=40, log_age_s=None)
+    first_ns, last_ns = after[0].taken_ns, before[-1].taken_ns
+    earlier = [
+        replace(one, taken_ns=one.taken_ns + first_ns - last_ns - 10**9, rounds=NOT_APPLICABLE)
+        for one in before
+    ]
+    assert said([*earlier, *after]) == (Kind.HUNG, "lock")
+
+
+def test_a_card_that_works_may_do_what_the_others_wait_for():
+    computes = make_rank(0, frames=ITEM, holds_gil=False, **RUNS)
+    for other, seconds in (
+        (make_rank(1, frames=IN_LOCK), 40),
+        (make_rank(1, frames=NAP, waits_for="sleep"), 90),
+    ):
+        for spins, hung in (({}, False), (SPINS, True)):
+            cards = (
+                make_gpu(0, pids=(computes.pid,), **({"sm_pct": 100.0} | spins)),
+                make_gpu(1, pids=(other.pid,), sm_pct=0.0),
+            )
+            frames = stand(computes, other, world_size=2, gpus=cards, seconds=seconds, log_age_s=None)
+            assert (said(sample(frames, computes.pid, ITEM))[0] is Kind.HUNG) is hung
+
+
+def test_the_time_that_the_user_gave_holds_for_the_sleep_of_a_program_alone():
+    sleeps = make_rank(0, frames=NAP, waits_for="sleep")
+    frames = stand(sleeps, seconds=200, log_age_s=None)
+    assert said(frames)[0] is not Kind.HUNG
+    assert said(frames, asked_s=60.0) == (Kind.HUNG, "no-progress")
+
+
+def test_the_command_that_is_advised_looks_as_long_as_it_takes():
+    for seconds in (15, 40, 90):
+        finding = conclude(stand(make_rank(0), world_size=2, seconds=seconds, log_age_s=None))
+        assert finding.kind is not Kind.HUNG
+        assert "--for 310s" in finding.try_
+    asked = conclude(stand(make_rank(0), world_size=2, seconds=15, log_age_s=None), asked_s=60.0)
+    assert "--for 70s" in asked.try_
+
+
+LOOP = (
+    StackFrame("run", f"{LIB}/asyncio/runners.py", 190),
+    StackFrame("run_forever", f"{LIB}/asyncio/base_events.py", 608),
+    StackFrame("_run_once", f"{LIB}/asyncio/base_events.py", 1898),
+    StackFrame("select", f"{LIB}/selectors.py", 468),
+)
+
+
+def test_a_model_server_that_the_trainer_started_has_half_an_hour():
+    asks = make_rank(
+        0,
+        frames=(*IN_LOCK, StackFrame("send", f"{SITE}/requests/adapters.py", 667)),
+        waits_for="socket receive",
+        waits_on=replace(ASKED, others=(OtherEnd(4500, NOT_APPLICABLE, "vllm"),)),
+        call="recvfrom",
+    )
+    rests = {"state": "S", "waits_for": "epoll", "wchan": "ep_poll", "call": "epoll_wait"}
+    server = _child(4500, "vllm", *LOOP, **rests)
+    assert said(stand(asks, server, seconds=400, log_age_s=None))[0] is not Kind.HUNG
+    assert said(stand(asks, server, seconds=1810, log_age_s=None))[0] is Kind.HUNG
+
+
+@pytest.mark.parametrize("client", ["redis/connection.py", "wandb/sdk/lib/sock_client.py"])
+def test_a_store_on_this_machine_has_five_minutes_as_any(client):
+    target = replace(ASKED, others=(OtherEnd(7777, NOT_APPLICABLE, "server"),))
+    asks = make_rank(
+        0,
+        frames=(*IN_LOCK, StackFrame("read", f"{SITE}/{client}", 500)),
+        waits_for="socket receive",
+        waits_on=target,
+        call="recvfrom",
+    )
+    assert said(stand(asks, seconds=280, log_age_s=None))[0] is not Kind.HUNG
+    assert said(stand(asks, seconds=320, log_age_s=None)) == (Kind.HUNG, "blocked-io")
+
+
+def test_where_the_cards_of_all_ranks_work_none_is_named():
+    ranks = [make_rank(rank, frames=ITEM, holds_gil=False, **RUNS) for rank in (0, 1)]
+    cards = tuple(make_gpu(i, pids=(one.pid,), sm_pct=100.0) for i, one in enumerate(ranks))
+    frames = stand(*ranks, world_size=2, gpus=cards, seconds=1830, log_age_s=None)
+    each = [sample(frames, one.pid, ITEM) for one in ranks]
+    both = [replace(a, stacks=(*a.stacks, *b.stacks)) for a, b in zip(*each, strict=True)]
+    finding = conclude(both)
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "gpu-wait", NOT_APPLICABLE)
