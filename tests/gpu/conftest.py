@@ -1,0 +1,28 @@
+"""Skip what needs torch on a CUDA device, or nsys, where there is none."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+"""Asked in another process: pytest with torch in it would be the job around every program it starts."""
+
+
+@pytest.fixture(scope="session")
+def card() -> None:
+    """Skip where torch has no card."""
+    if subprocess.run([sys.executable, "-c", HAS_CUDA], capture_output=True, check=False).returncode:
+        pytest.skip("torch finds no CUDA device, or is not installed")
+
+
+@pytest.fixture(scope="session")
+def nsys() -> str:
+    """Return where Nsight Systems is; skip without it."""
+    path = shutil.which("nsys")
+    if path is None:
+        pytest.skip("nsys is not in PATH: Nsight Systems is not installed")
+    return path
