@@ -1,6 +1,7 @@
-"""Train on a GPU in one of three ways that readings are easily misread: see ``WAYS``.
+"""Train on a GPU in one of the ways that readings are easily misread: see ``WAYS``.
 
-Prints "ready" when the steps are steady. Run: python tests/gpu/gpu_train.py WAY [--device cpu]
+Prints "ready" when the steps are steady. "hang-in-kernel" prints "hangs" and CLOCK_MONOTONIC in
+seconds when it does. Run: python tests/gpu/gpu_train.py WAY [--device cpu]
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -21,7 +23,14 @@ LOADER_S = 0.012
 """What one batch takes the loader; less than the GPU, so it costs nothing."""
 RESERVED_RATIO = 0.97
 LAYERS = 100
-MOST_SECONDS = 180
+TRAIN_S = 15.0
+"""How long it is seen to train before it hangs."""
+KERNEL_S = 120.0
+"""Longer than the 75 s after which a card that is told by its power alone hangs."""
+ROUND_S = 2.0
+"""GPU work between two waits of a host that does nothing but wait."""
+SLEEP_CYCLES = 100_000_000
+MOST_SECONDS = 240
 
 
 class Slow(Dataset):
@@ -87,7 +96,9 @@ def fill_memory(device: torch.device) -> None:
         step += 1
         if step == 20:
             retries = torch.cuda.memory_stats()["num_alloc_retries"] if device.type == "cuda" else 0
-            print("ready" if retries == 0 else f"{retries} retries", flush=True)
+            if retries:
+                sys.exit(f"the allocator had {retries} retries")
+            print("ready", flush=True)
 
 
 def launch_tiny_kernels(device: torch.device) -> None:
@@ -104,15 +115,72 @@ def launch_tiny_kernels(device: torch.device) -> None:
                 print("ready", flush=True)
 
 
+def make_sleep(device: torch.device) -> Callable[[float], None]:
+    """Return what keeps one thread of the device busy for so many seconds; a CPU sleeps.
+
+    One kernel a second, one right behind the other: a driver can end a process between two of them.
+    """
+    if device.type != "cuda":
+        return time.sleep
+    second = SLEEP_CYCLES / measure_s(lambda: torch.cuda._sleep(SLEEP_CYCLES), device)
+
+    def sleep(seconds: float) -> None:
+        for _ in range(round(seconds)):
+            torch.cuda._sleep(round(second))
+
+    return sleep
+
+
+def hang_in_kernel(device: torch.device) -> None:
+    """Train for some seconds, then wait in ``.item()`` for two minutes of kernels that do nothing."""
+    sleep = make_sleep(device)
+    model = nn.Linear(512, 512).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(64, 512, device=device)
+    step, ready_s = 0, 0.0
+    while not ready_s or time.monotonic() < ready_s + TRAIN_S:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+        step += 1
+        if step == 20:
+            ready_s = time.monotonic()
+            print("ready", flush=True)
+    print("hangs", time.monotonic(), flush=True)
+    sleep(KERNEL_S)
+    loss.add_(1).item()
+
+
+def peg_host(device: torch.device) -> None:
+    """Queue two seconds of matrix products and wait for them in ``synchronize()``, again and again."""
+    size = 16384 if device.type == "cuda" else 256
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    product = torch.empty_like(left)
+    count = max(1, round(ROUND_S / measure_s(lambda: torch.mm(left, right, out=product), device)))
+    step = 0
+    while True:
+        for _ in range(count):
+            torch.mm(left, right, out=product)
+        wait_for(device)
+        step += 1
+        if step == 2:
+            print("ready", flush=True)
+
+
 WAYS: dict[str, Callable[[torch.device], None]] = {
     "queue-work": queue_work,
     "fill-memory": fill_memory,
     "tiny-kernels": launch_tiny_kernels,
+    "hang-in-kernel": hang_in_kernel,
+    "peg-host": peg_host,
 }
 
 
 def main() -> None:
-    """Run one way until killed, at most three minutes."""
+    """Run one way until killed, at most four minutes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("way", choices=sorted(WAYS))
     parser.add_argument("--device", default="cuda")
