@@ -1,0 +1,101 @@
+"""On a machine with an NVIDIA GPU: what a capture holds of the card, and what it leaves of the run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.captures import read_told
+from tests.gpu.running import Stepping, run_tpmon, step
+from tests.programs.capturing import capture
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("card")
+
+STEPS = 4
+COMPARED = 300
+"""Steps before the window and after it whose medians are compared."""
+LEFT_OUT = 50
+"""Steps between the end of the window and those that are compared."""
+SAME = 0.10
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepping]:
+    """Train with many small kernels a step."""
+    with step("layers", tmp_path_factory.mktemp("run")) as one:
+        yield one
+
+
+def wait_for_steps(run: Stepping, count: int) -> None:
+    assert wait_until(lambda: len(run.read()) >= count, 120, 0.5), "the loop does not get on"
+
+
+def median_ms(run: Stepping, first: int) -> float:
+    return median(one.host_ms for one in run.read()[first : first + COMPARED])
+
+
+def test_a_capture_holds_the_kernels_of_the_steps_and_how_busy_they_kept_the_card(
+    run: Stepping, tmp_path: Path
+) -> None:
+    code, told, said = capture(run.pid, "--steps", str(STEPS), "--out", str(tmp_path / "out"))
+    assert (code, told.get("state")) == (0, "done"), said
+    (file,) = told["files"]
+    assert file["steps"] == STEPS
+    marks = read_told(file["path"]).marks
+    assert marks == tuple(range(file["first_step"], file["first_step"] + STEPS))
+    kernels = count_kernels(file["path"])
+    # Each of the 60 layers multiplies forward, and for its weight backward.
+    assert kernels >= STEPS * 2 * 60
+    assert file["kernels"] == kernels
+    overview = run_tpmon("trace", file["path"], "--json")["files"][0]["overview"]
+    assert overview["steps"] == STEPS
+    (card,) = overview["gpus"]
+    assert 0 < card["kernel_busy_us"] <= card["busy_us"] <= overview["window_us"]
+    assert 0 < card["busy_pct"] <= 100
+    assert overview["breakdown_us"]["kernel"] > 0
+
+
+def test_a_snapshot_of_the_allocator_is_a_pickle_with_segments(run: Stepping, tmp_path: Path) -> None:
+    code, told, said = capture(run.pid, "--snapshot", "--steps", str(STEPS), "--out", str(tmp_path / "out"))
+    assert (code, told.get("state")) == (0, "done"), said
+    (file,) = told["files"]
+    assert (file["kind"], Path(file["path"]).suffix) == ("allocator snapshot", ".pickle")
+    with open(file["path"], "rb") as stream:
+        held: dict[str, Any] = pickle.load(stream)
+    assert sum(one["allocated_size"] for one in held["segments"]) > 0
+    assert all(one["blocks"] for one in held["segments"])
+    assert any(event["action"] == "alloc" for device in held["device_traces"] for event in device)
+    devices = run_tpmon("trace", file["path"], "--json")["files"][0]["devices"]
+    device = next(one for one in devices if one["device"] == 0)
+    assert device["events"] > 0
+    assert device["live"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--snapshot",)], ids=["trace", "snapshot"])
+def test_steps_after_the_first_window_take_what_they_took_before_it(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with step("layers", tmp_path) as fresh:
+        wait_for_steps(fresh, COMPARED + LEFT_OUT)
+        before = median_ms(fresh, len(fresh.read()) - COMPARED)
+        code, told, said = capture(fresh.pid, *flags, "--steps", str(STEPS), "--out", str(tmp_path / "out"))
+        assert (code, told.get("state")) == (0, "done"), said
+        first = len(fresh.read()) + LEFT_OUT
+        wait_for_steps(fresh, first + COMPARED)
+        after = median_ms(fresh, first)
+    assert after == pytest.approx(before, rel=SAME), told["ranks"]
+
+
+def count_kernels(path: str) -> int:
+    """Count the kernels of a trace without tpmon's own parser."""
+    with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+        events = json.load(file)["traceEvents"]
+    return sum(one.get("ph") == "X" and one.get("cat") == "kernel" for one in events)
