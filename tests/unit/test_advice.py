@@ -14,7 +14,7 @@ from tests.frames import make_cpu, make_frame, make_memory, make_process
 from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, choose
-from tpmon.judge.advice_facts import Facts, propose_workers
+from tpmon.judge.advice_facts import Facts, fill_paste, propose_workers
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.rules_cpu import judge_quota
@@ -99,13 +99,26 @@ def test_a_remedy_says_all_that_it_must(remedy):
 
 
 def test_the_dumps_of_several_hosts_come_in_files_for_srun_mixes_what_its_tasks_print():
-    lines = [line for remedy in CATALOGUE.values() for line in remedy.paste.splitlines()]
+    pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, Facts(slurm_job="4711"))
+    lines = pasted.splitlines()
     lines += (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8").splitlines()
     dumps = [line for line in lines if "srun" in line and "tpmon dump" in line]
     assert len(dumps) == 2
     for line in dumps:
         assert " --output=dump-%N-%t.json " in line
         assert "|" not in line
+    assert "srun --jobid=4711 " in pasted
+
+
+@pytest.mark.parametrize("job", [NOT_APPLICABLE, Missing("no environment was read")])
+def test_outside_of_slurm_no_command_of_it_is_advised(job):
+    facts = Facts(slurm_job=job)
+    for name in ("look-on-other-hosts", "restart-from-checkpoint", "find-killer"):
+        pasted = fill_paste(CATALOGUE[name].paste, facts)
+        assert not any(word in pasted for word in ("srun", "sacct", "JOBID", "{"))
+    assert "> dump-$(hostname).json" in fill_paste(CATALOGUE["look-on-other-hosts"].paste, facts)
+    ended = fill_paste(CATALOGUE["find-killer"].paste, Facts(slurm_job="4711"))
+    assert ended.endswith("; sacct -j 4711")
 
 
 @given(
@@ -247,3 +260,20 @@ def test_debug_settings_that_were_looked_for_and_not_found_are_not_advised_again
     assert "debug-taxes-off" not in advised(clean, clean)
     assert advised(clean, taxed)["debug-taxes-off"] is True
     assert advised(clean, Missing("belongs to another user"))["debug-taxes-off"] is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        ((Setting("RANK", "0"), Setting("SLURM_JOB_ID", "4711")), "4711"),
+        ((Setting("SLURM_JOB_ID", "$(reboot)"),), NOT_APPLICABLE),
+        ((), NOT_APPLICABLE),
+        (Missing("permission denied"), Missing("no environment was read")),
+    ],
+)
+def test_the_job_of_slurm_is_that_of_the_environment_of_a_rank(environment, job):
+    scene = scene_of(make_frame(processes=(make_process(environment=environment),)))
+    assert (
+        gather_facts(scene, Suspicion(Kind.HUNG, "remote-rank", 1.0, 2.0, frozenset(), "", ())).slurm_job
+        == job
+    )

@@ -81,6 +81,8 @@ class Facts:
     """Processes with a thread pool at work, loader workers left out."""
     log_path: Known[str] = _UNREAD
     """The file that the job wrote to last."""
+    slurm_job: Applicable[str] = _UNREAD
+    """The number of its job in Slurm, as its environment says."""
 
 
 def propose_workers(
@@ -288,6 +290,23 @@ def _shm_fix(facts: Facts) -> str:
     return start
 
 
+def _dump_all_hosts(facts: Facts) -> str:
+    """Return how the stacks of all hosts of a job come into one folder, by Slurm or by hand."""
+    if not is_known(facts.slurm_job):
+        return "tpmon dump --job --json > dump-$(hostname).json  # on each host, into a folder that all share"
+    # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them.
+    return (
+        "# in a folder that all hosts share and that holds no older dump\n"
+        f"srun --jobid={facts.slurm_job} --overlap --ntasks-per-node=1 --output=dump-%N-%t.json "
+        "tpmon dump --job --json"
+    )
+
+
+def _ask_slurm(facts: Facts) -> str:
+    """Return what Slurm says of how the job ended, "" for one outside of it."""
+    return f"; sacct -j {facts.slurm_job}" if is_known(facts.slurm_job) else ""
+
+
 def _text(value: Applicable[int]) -> Known[str]:
     return str(value) if is_known(value) else _UNREAD
 
@@ -338,6 +357,8 @@ FIELDS = {
     "rank": Field(lambda facts: _text(facts.rank), "R", "the rank that the verdict names"),
     "script": Field(lambda facts: map_known(shlex.quote, facts.script), "train.py", "the training script"),
     "log": Field(lambda facts: map_known(shlex.quote, facts.log_path), "LOGFILE", "what the job wrote"),
+    "dump_all_hosts": Field(_dump_all_hosts, "", "how the stacks of all hosts come into one folder"),
+    "ask_slurm": Field(_ask_slurm, "", "what Slurm says of the job"),
     "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),
 }
 """The fields of the templates by name."""

@@ -76,7 +76,7 @@ REMEDIES = (
         "scheduler, somebody's kill.",
         not_when="Somebody ended it on purpose.",
         needs=(Need.KILLED,),
-        paste="sudo dmesg -T | grep -iE 'killed process|out of memory|segfault|xid' | tail; sacct -j JOBID",
+        paste="sudo dmesg -T | grep -iE 'killed process|out of memory|segfault|xid' | tail{ask_slurm}",
         language=Language.SHELL,
         ceiling="none; it says what to repair",
         risk=Risk.NONE,
@@ -124,7 +124,7 @@ REMEDIES = (
         applies="A rank is gone and the others wait for it until the process group's time limit.",
         not_when="The launcher restarts it by itself (torchrun --max-restarts).",
         needs=(Need.RANK_GONE,),
-        paste="sudo dmesg -T | grep -iE 'killed process|out of memory|segfault|xid' | tail; sacct -j JOBID",
+        paste="sudo dmesg -T | grep -iE 'killed process|out of memory|segfault|xid' | tail{ask_slurm}",
         language=Language.SHELL,
         ceiling="the run goes on",
         risk=Risk.NONE,
@@ -133,13 +133,11 @@ REMEDIES = (
     Remedy(
         id="look-on-other-hosts",
         title="dump the stacks of all hosts and fold them: every rank here waits",
-        applies="The rank that is late or gone runs on another machine.",
+        applies="The rank that is late or gone runs on another machine. In a job of Slurm one srun, with its "
+        "number, stands here instead.",
         not_when="A rank of this machine is not in the collective.",
         needs=(Need.LOCAL_RANKS_WAIT,),
-        # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them.
-        paste="# in a folder that all hosts share and that holds no older dump\n"
-        "srun --jobid=JOBID --overlap --ntasks-per-node=1 --output=dump-%N-%t.json tpmon dump --job --json\n"
-        "tpmon fold dump-*.json",
+        paste="{dump_all_hosts}\ntpmon fold dump-*.json",
         language=Language.SHELL,
         ceiling="none; it says where to look",
         risk=Risk.NONE,

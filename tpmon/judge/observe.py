@@ -307,6 +307,15 @@ def _peer(target: Applicable[WaitTarget]) -> Applicable[str]:
     return f"{target.peer} ({', '.join(names)})" if names else target.peer
 
 
+def _slurm_job(scene: Scene) -> Applicable[str]:
+    """Return the job of Slurm that the ranks are of, by what they were started with."""
+    read = [rank.process.environment for rank in scene.ranks if is_known(rank.process.environment)]
+    if not read:
+        return Missing("no environment was read")
+    jobs = [one.value for settings in read for one in settings if one.name == "SLURM_JOB_ID"]
+    return jobs[0] if jobs and jobs[0].isdecimal() else NOT_APPLICABLE
+
+
 def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     """Return the numbers of the run that the remedies of ``suspicion`` name."""
     frame = scene.frame
@@ -344,5 +353,6 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         peer=_peer(awaited),
         script=frame.target.script or Missing("its command line was not read"),
         log_path=_last_log(frame),
+        slurm_job=_slurm_job(scene),
         pools=len(find_pools(scene)),
     )
