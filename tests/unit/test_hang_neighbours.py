@@ -23,7 +23,7 @@ from tests.frames import make_gpu
 from tests.hanging import add_run, conclude, sample, stand
 from tests.unit.test_hang_beside import ASKED, looks, read
 from tests.unit.test_hang_cards import SPINS
-from tpmon.model.dump import OtherEnd, ProcessLook
+from tpmon.model.dump import DeadChild, OtherEnd, ProcessLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import Role
@@ -186,3 +186,17 @@ def test_where_the_cards_of_all_ranks_work_none_is_named():
     both = [replace(a, stacks=(*a.stacks, *b.stacks)) for a, b in zip(*each, strict=True)]
     finding = conclude(both)
     assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "gpu-wait", NOT_APPLICABLE)
+
+
+@pytest.mark.parametrize(("name", "dies"), [("git", False), ("python3.11", True), ("train.py", True)])
+def test_of_a_queue_only_what_python_started_may_have_died(name, dies):
+    get = StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103)
+    waits = make_rank(0, frames=(*ITEM, get), waits_for="pipe read")
+    dead = (DeadChild(4444, 4000, name, "exit 0"),)
+    frames = [
+        replace(one, processes=tuple(replace(p, name="train.py") for p in one.processes))
+        for one in stand(waits, seconds=100, log_age_s=None, dead=dead)
+    ]
+    kind, cause = said(frames)
+    assert kind is Kind.HUNG
+    assert (cause == "dead-worker") is dies

@@ -30,6 +30,8 @@ from tpmon.model.process import WORKER_NAME, Role, ThreadKind
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _BATCH = "a batch"
+_RESULTS = ("queue.get", "pool result", "future.result")
+"""Waits for what another process of Python hands over."""
 
 
 def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str) -> Blame:
@@ -128,6 +130,14 @@ def _was_worker(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
     return rank is not None and dead.name == rank.name
 
 
+def _may_answer(dead: DeadChild, seen: Seen, scene: Scene) -> bool:
+    """Tell whether a dead child may be what a rank waits for: into a queue or a pool only Python puts."""
+    if all(word not in seen.doing.text for word in _RESULTS):
+        return True
+    rank = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
+    return dead.name.startswith(("python", WORKER_NAME)) or (rank is not None and dead.name == rank.name)
+
+
 def _is_loaders(seen: Seen) -> bool:
     """Tell whether a process is a worker of torch's DataLoader by its stack."""
     frames = seen.sighting.frames
@@ -183,7 +193,7 @@ def _blame_pin(seen: Seen, pin: Seen, picture: Picture) -> Blame | str:
 def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | None:
     """Say the same of processes that the program started itself; None where it started none."""
     pid, name = seen.thread.pid, name_rank(seen.thread)
-    dead = [one for one in picture.dead if one.parent == pid]
+    dead = [one for one in picture.dead if one.parent == pid and _may_answer(one, seen, scene)]
     if dead:
         return _blame_dead(seen, dead, "a result")
     started = [one for one in scene.frame.processes if one.parent == pid]
