@@ -23,7 +23,8 @@ from tests.dumps import (
     rounds,
 )
 from tests.frames import make_gpu
-from tests.hanging import conclude, stand
+from tests.hanging import conclude, sample, stand
+from tests.unit.test_hang_cards import SPINS
 from tpmon.model.collectives import RasReport
 from tpmon.model.host import SocketSample
 from tpmon.model.known import is_known
@@ -58,7 +59,19 @@ RECEIVES = (
     StackFrame("recv_forward", "/w/megatron/core/pipeline_parallel/p2p_communication.py", 400),
 )
 GLOO = make_native(9001, "pt_gloo_runloop")
+OLD_LOG = {"seconds": 45, "log_age_s": 420.0}
+GLOO_RANKS = tuple(make_rank(rank, replace(GLOO, tid=9000 + rank), frames=ALL_REDUCE) for rank in (0, 1))
+ASLEEP = make_rank(0, frames=(MAIN, StackFrame("poll", "/run/train.py", 78)), waits_for="sleep")
 DEAD = RasReport("2.27.5", 4, 4, (), (), 1, 0)
+
+
+def turns(frames, demand=1.0):
+    """Let a thread that talks to other ranks take a CPU in each process."""
+    comm = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, demand))
+    return [
+        replace(one, processes=tuple(replace(p, thread_groups=comm, runnable=demand) for p in one.processes))
+        for one in frames
+    ]
 
 
 def waits(frames, **fields: Any):
@@ -144,21 +157,13 @@ def test_a_large_tensor_over_gloo_has_the_time_of_what_is_meant():
     assert said(job(0.12, threads=15))[0] is Kind.HUNG, "the ticks of five groups"
 
 
-def turns(frames, demand=1.0):
-    """Let a thread that talks to other ranks take a CPU in each process."""
-    comm = (ThreadGroup(ThreadKind.MAIN, 1, 0.0), ThreadGroup(ThreadKind.COMM, 1, demand))
-    return [
-        replace(one, processes=tuple(replace(p, thread_groups=comm, runnable=demand) for p in one.processes))
-        for one in frames
-    ]
-
-
 def test_threads_of_nccl_turn_in_a_collective_that_hangs_too():
     ranks = [make_rank(rank, frames=ALL_REDUCE) for rank in (0, 1)]
     fields: Any = {"world_size": 2, "seconds": 60, "log_age_s": None}
     assert said(turns(stand(*ranks, **fields)))[0] is not Kind.HUNG, "gloo's move a tensor"
-    cards = tuple(make_gpu(i, pids=(one.pid,), sm_pct=0.0) for i, one in enumerate(ranks))
-    assert said(turns(stand(*ranks, gpus=cards, **fields))) == (Kind.HUNG, "no-progress")
+    for card, hung in ((SPINS, True), ({"sm_pct": 0.0}, False)):
+        cards = tuple(make_gpu(i, pids=(one.pid,), **card) for i, one in enumerate(ranks))
+        assert (said(turns(stand(*ranks, gpus=cards, **fields)))[0] is Kind.HUNG) is hung
 
 
 def test_of_ranks_that_have_ended_and_of_dead_processes_no_thread_that_turns_makes_a_wait():
@@ -169,8 +174,39 @@ def test_of_ranks_that_have_ended_and_of_dead_processes_no_thread_that_turns_mak
     assert said(turns(told)) == REMOTE
 
 
-def test_the_time_that_the_user_gave_holds_while_threads_talk_to_other_ranks():
-    assert said(turns(waits(BACKWARD, seconds=60)), asked_s=30.0) == REMOTE
+@pytest.mark.parametrize(
+    ("frames", "asleep"), [(turns(stand(*GLOO_RANKS, **OLD_LOG)), False), (stand(ASLEEP, **OLD_LOG), True)]
+)
+def test_only_of_a_wait_for_a_rank_elsewhere_the_log_of_rank_0_tells(frames, asleep):
+    assert said(frames)[0] is not Kind.HUNG
+    assert (said(frames, asked_s=35.0)[0] is Kind.HUNG) is asleep
+
+
+def test_the_log_of_rank_0_tells_after_as_long_as_the_run_has_paused_before():
+    assert said(waits(BACKWARD, seconds=40, log_age_s=420.0), longest_s=200.0)[0] is not Kind.HUNG
+    assert said(waits(BACKWARD, seconds=410, log_age_s=790.0), longest_s=200.0) == REMOTE
+
+
+def test_the_log_of_another_rank_than_0_is_not_told_as_the_last_sign():
+    finding = conclude(waits(BACKWARD, first=2, seconds=310, log_age_s=7200.0))
+    assert "log" not in finding.since_source
+
+
+def test_rank_0_alone_at_a_barrier_is_in_no_collective_that_others_launched():
+    barrier = (*BACKWARD[:2], StackFrame("barrier", f"{TORCH}/distributed_c10d.py", 4000))
+    item = (MAIN, StackFrame("train", "/run/train.py", 77))
+    runs = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
+    spins = [make_rank(rank, frames=item, holds_gil=False, **runs) for rank in (1, 2, 3)]
+    ranks = [make_rank(0, frames=barrier), *spins]
+    cards = tuple(make_gpu(i, pids=(one.pid,), **SPINS) for i, one in enumerate(ranks))
+    frames = stand(*ranks, world_size=4, gpus=cards, seconds=60, log_age_s=None)
+    each = [sample(frames, one.pid, item) for one in spins]
+    sampled = [
+        replace(row[0], stacks=tuple(one for frame in row for one in frame.stacks))
+        for row in zip(*each, strict=True)
+    ]
+    finding = conclude(sampled)
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 0)
 
 
 def test_a_process_that_nccl_calls_dead_needs_no_patience():

@@ -200,3 +200,44 @@ def test_of_a_queue_only_what_python_started_may_have_died(name, dies):
     kind, cause = said(frames)
     assert kind is Kind.HUNG
     assert (cause == "dead-worker") is dies
+
+
+def test_a_loop_that_reads_a_shard_now_and_then_has_half_an_hour():
+    build, parse = (StackFrame("build_index", "/run/train.py", line) for line in (50, 51))
+    loops = make_rank(0, frames=(MAIN, build), holds_gil=True, **RUNS)
+    still = stand(loops, seconds=330, log_age_s=None)
+    reads = [*read(still[:-18], 4000, asked_read_bytes_s=5e7), *still[-18:]]
+    assert said(sample(reads, 4000, (MAIN, build), (MAIN, parse)))[0] is not Kind.HUNG
+    assert said(sample(still, 4000, (MAIN, build), (MAIN, parse))) == (Kind.HUNG, "spin")
+
+
+@pytest.mark.parametrize(
+    ("outer", "client"),
+    [
+        ("mlflow/utils/autologging_utils/safety.py", "requests/adapters.py"),
+        ("requests/x.py", "huggingface_hub/inference/_client.py"),
+    ],
+)
+def test_who_asks_a_model_through_other_libraries_has_half_an_hour(outer, client):
+    asks = make_rank(
+        0,
+        frames=(
+            StackFrame("wrapped", f"{SITE}/{outer}", 10),
+            *IN_LOCK,
+            StackFrame("send", f"{SITE}/{client}", 667),
+        ),
+        waits_for="socket receive",
+        waits_on=replace(ASKED, others=(OtherEnd(7777, NOT_APPLICABLE, "tgi"),)),
+        call="recvfrom",
+    )
+    assert said(stand(asks, seconds=400, log_age_s=None))[0] is not Kind.HUNG
+
+
+def test_a_monitor_that_moves_beside_a_queue_is_told_after_half_an_hour():
+    get = StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103)
+    main = make_rank(0, frames=(*ITEM, get), waits_for="pipe read")
+    one, two = (_child(4500, "train.py", StackFrame("watch", "/run/watch.py", line)) for line in (10, 20))
+    for seconds, hung in ((400, False), (1830, True)):
+        frames = stand(main, one, seconds=seconds, log_age_s=None)
+        moves = [(main, add_run(child, 3.0 * at)) for at, child in enumerate((one, two, one))]
+        assert (said(looks(frames, *moves))[0] is Kind.HUNG) is hung

@@ -50,10 +50,11 @@ def test_fifteen_seconds_without_movement_rule_nothing_out_and_say_how_long_to_l
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE
     assert "hang" not in said
     assert "moved" not in said
-    assert "hang (nothing has moved for the 15 s watched; 30 s are needed: --for 40s)" in finding.unknown
+    needed = "at most 1m15s are needed: --until hung --for 85s"
+    assert f"hang (nothing has moved for the 15 s watched; {needed})" in finding.unknown
     assert "no progress (nothing has moved for the 15 s watched)" in finding.unknown
     assert finding.summary == "nothing has moved for the 15 s watched, too short to call it hung"
-    assert "--for 40s" in finding.try_
+    assert "tpmon diagnose 4211 --until hung --for 85s" in finding.try_
 
 
 def test_the_time_that_is_asked_for_is_the_time_that_is_named():

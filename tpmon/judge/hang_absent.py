@@ -84,7 +84,7 @@ def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
         return blame
     exchange = find_exchange(waiting, scene)
     if exchange:
-        return replace(give_patience(blame, Patience.AWAY), text=f"{blame.text}; meanwhile {exchange}")
+        return replace(give_patience(blame, Patience.WORKS), text=f"{blame.text}; meanwhile {exchange}")
     return give_patience(blame, Patience.MEANT) if is_network_busy(scene, picture) else blame
 
 
@@ -131,8 +131,10 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
             f"all {count} ranks wait, in transfers and collectives of which none ends: {say_camps(waiting)}"
         )
         return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
-    if len(places) > 1 and not all(seen.doing.wait is Wait.RANKS for seen in waiting):
-        # The line at which a host waits for its card may be any after the collective.
+    hosts = [seen for seen in waiting if seen.doing.wait is Wait.RANKS]
+    if len(places) > 1 and len(hosts) < count and not any(_is_meant((seen,)) for seen in hosts):
+        # The line at which a host waits for its card may be any after the collective. At a barrier it waits
+        # itself: there it is in no collective that another has launched.
         text = f"all {count} ranks wait for each other, in one collective or in several: {say_camps(waiting)}"
         return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
     if len(places) > 1:

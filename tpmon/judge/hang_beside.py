@@ -19,7 +19,7 @@ from tpmon.judge.hollow import MEDIUM_POWER, judge_hollow
 from tpmon.judge.phase_stack import is_users
 from tpmon.judge.scene import SPAN_S, Scene
 from tpmon.judge.scene_gpu import cards_of
-from tpmon.judge.stillness import QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
+from tpmon.judge.stillness import IDLE_CARD_PCT, QUIET_HELPER_DEMAND, QUIET_WORKER_DEMAND
 from tpmon.model.dump import Motion, WaitKind
 from tpmon.model.dump_words import name_process
 from tpmon.model.frozen import dataclass
@@ -202,7 +202,9 @@ def _find_bytes(seen: Seen, scene: Scene, picture: Picture) -> Iterator[Beside]:
     it more time. What came before belongs to the steps.
     """
     toll = picture.tolls.get(seen.thread.pid)
-    still_s = (scene.frame.taken_ns - scene.watch.still_ns) / 1e9 - scene.frame.interval_s
+    runs = find_stance(seen, picture) is Stance.RUNS
+    still_ns = scene.watch.cornered_ns if runs else scene.watch.still_ns
+    still_s = (scene.frame.taken_ns - still_ns) / 1e9 - scene.frame.interval_s
     spans_s = (SPAN_S, min(LATELY_S, max(still_s, SPAN_S)))
     now, lately = (_moved_bytes_s(scene, seen.thread.pid, span_s) for span_s in spans_s)
     looked = toll.moved_bytes / picture.seconds if toll is not None and picture.seconds > 0 else 0.0
@@ -224,10 +226,11 @@ def _moved_bytes_s(scene: Scene, pid: int, span_s: float) -> float:
 def find_exchange(waiting: Sequence[Seen], scene: Scene) -> str:
     """Say that threads which talk to other ranks work, as on a large tensor over gloo; "" for none.
 
-    Beside a card they are NCCL's, which turn in a collective that hangs too.
+    Beside a busy card they may be NCCL's, which turn in a collective that hangs too.
     """
     for seen in waiting:
-        if any(cards_of(seen.thread.pid, scene.gpus)):
+        cards = cards_of(seen.thread.pid, scene.gpus)
+        if any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards):
             continue
         spans = [_ran_for_ranks(process) for process in _readings(scene, seen.thread.pid)]
         used = statistics.fmean(spans) if spans else 0.0

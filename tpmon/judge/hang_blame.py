@@ -94,8 +94,6 @@ def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: P
         spinning = [one.seen for one in spins]
         outside = [(seen, stance) for seen, stance in outside if seen not in spinning]
         waiting = [*waiting, *spinning]
-    # A card that works may do what the others wait for.
-    least = Patience.FLOWS if any(one.patience is Patience.FLOWS for one in spins) else Patience.SURE
     if unread:
         return _blame_unread(waiting, scene, picture)
     if not told:
@@ -103,12 +101,21 @@ def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: P
     if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
         return blame_cards(told)
     # What one of them does on purpose, the others wait for.
-    first = give_patience(give_patience(pick_blame(told), _longest(told)), least)
+    first = give_patience(pick_blame(told), _longest(told))
+    works = next((one for one in spins if one.patience is Patience.FLOWS), None)
+    if works is not None and first.cause not in ("dead-worker", "lost-batch"):
+        # It may do what the others wait for.
+        first = replace(give_patience(first, Patience.FLOWS), text=f"{first.text}; meanwhile {works.text}")
     if waiting:
         return _blame_missing(first, waiting, outside)
     # A sleep ends by itself: a program alone may poll for a file, or keep away from a limit.
     alone = any(seen is first.seen and stance is Stance.TIMED and sleeps(seen) for seen, stance in outside)
-    return give_patience(first, Patience.AWAY) if alone else first
+    return give_patience(first, patience_of_sleep(scene)) if alone else first
+
+
+def patience_of_sleep(scene: Scene) -> Patience:
+    """Say how long a program alone may sleep: as long as what is meant to, or as its user says."""
+    return Patience.AWAY if scene.watch.asked_s is not None else Patience.MEANT
 
 
 def _longest(blames: Sequence[Blame]) -> Patience:

@@ -30,6 +30,8 @@ from tpmon.model.process import WORKER_NAME, Role, ThreadKind
 
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 _BATCH = "a batch"
+_TASKS = ("pool result", "process join", "future.result", "subprocess")
+"""Waits for work that was handed over as a whole, however long that takes."""
 _RESULTS = ("queue.get", "pool result", "future.result")
 """Waits for what another process of Python hands over."""
 
@@ -81,7 +83,7 @@ def _blame_workers(
             return f"{name_process(worker.thread)} could not be read"
         if stance is Stance.STOPPED:
             return f"{name_process(worker.thread)} is stopped"
-        if stance is Stance.MOVES and what != _BATCH:
+        if stance is Stance.MOVES and any(word in seen.doing.text for word in _TASKS):
             return f"{name_process(worker.thread)} moves: {worker.doing.text}"
         blame = _blame_worker(worker, stance, scene, picture)
         if isinstance(blame, str):

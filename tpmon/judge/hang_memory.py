@@ -334,9 +334,9 @@ def observe(watch: Watch, frame: Frame) -> Watch:
     still_ns, cornered_ns = max(still_ns, watch.least_still_ns), max(cornered_ns, watch.least_cornered_ns)
     numbers = frozenset(one.rank for one in living if is_known(one.rank))
     born = {(one.pid, one.start_ticks) for one in watch.ranks}
-    if not living or any((one.pid, one.start_ticks) in born for one in living):
-        # Where none of them was there before, the job has started anew, perhaps with fewer.
-        numbers |= watch.numbers
+    is_same = not living or any((one.pid, one.start_ticks) in born for one in living)
+    # Where none of them was there before, the job has started anew, perhaps with fewer.
+    numbers |= watch.numbers if is_same else frozenset()
     same = watch.still_ns and old.keys() == {one.pid for one in ranks}
     # Whoever was stopped did not pause by itself.
     paused_s = (still_ns - max(watch.still_ns, watch.stopped_ns)) / 1e9 if same else 0.0
@@ -358,7 +358,7 @@ def observe(watch: Watch, frame: Frame) -> Watch:
         first_errors=_note_errors(watch.first_errors, frame),
         taken_ns=now_ns,
         interval_s=frame.interval_s,
-        stepped=watch.stepped or event_ns > 0,
+        stepped=event_ns > 0 or (is_same and watch.stepped),
     )
     return _take_records(_take_rounds(watch, frame, true_ns), frame)
 

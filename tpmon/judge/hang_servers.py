@@ -42,7 +42,8 @@ _CLIENTS = re.compile(
     r"|/(?:http/client|urllib/request|xmlrpc/client)\.py$"
 )
 _STORES = re.compile(
-    r"/(?:botocore|redis|fsspec|s3fs|gcsfs|smart_open|wandb|comet_ml|neptune|clearml|mlflow|huggingface_hub)/"
+    r"/(?:botocore|redis|fsspec|s3fs|gcsfs|smart_open|wandb|comet_ml|neptune|clearml|mlflow"
+    r"|huggingface_hub(?!/inference))/"
 )
 """Clients of what keeps files or records: it answers soon or never, also from this machine."""
 _RAY_CALLS = ("ray/_private/worker.py", ("get", "wait"))
@@ -110,7 +111,7 @@ def asks_actor(seen: Seen) -> bool:
 def asks_here(seen: Seen) -> bool:
     """Tell whether a thread waits for an answer of another process of this machine, as of a model."""
     target = seen.thread.waits_on
-    if any(_STORES.search(one.file) for one in _frames(seen)) or not is_known(target):
+    if any(_STORES.search(one.file) for one in _last_call(_frames(seen))) or not is_known(target):
         return False
     if target.kind not in (WaitKind.SOCKET, WaitKind.UNIX):
         return False

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_absent import PATIENT
-from tpmon.judge.hang_blame import POLLS_RATIO, find_blame
+from tpmon.judge.hang_blame import POLLS_RATIO, find_blame, patience_of_sleep
 from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
-from tpmon.judge.hang_memory import HANG_AFTER_S, Watch, age_ns, file_age_s, log_age_s
+from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
 from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.phase_stack import is_users, name_line, plain_name
 from tpmon.judge.scene import RankScene, Scene
-from tpmon.judge.stillness import fresh_phase, name_rank
+from tpmon.judge.stillness import fresh_phase, name_rank, waits_for_batch
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.unmoved import are_ranks_unmoved, is_unmoved, say_unmoved, watched_s
 from tpmon.model.dump import Asker, DumpRequest
@@ -68,7 +68,8 @@ LAST_FILE = "last write of an open file"
 _SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK, LAST_DATA: "connections", LAST_FILE: "files"}
 
 SLEEP = "sleep"
-"""The kernel's word for a sleep."""
+_EVENTS = "epoll"
+"""The kernel's words for a sleep, and for a wait in a loop of events."""
 
 _COMPUTES = (Patience.WORKS, Patience.FLOWS)
 _MEANT = (Patience.AWAY, Patience.MEANT)
@@ -92,18 +93,18 @@ class Quiet:
         """Return the longest time that is known."""
         return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
 
-    def meant_s(self, patience: Patience, *, logs: bool) -> float:
+    def meant_s(self, *, logs: bool, awaits: bool) -> float:
         """Return for how long at least what may last minutes has lasted.
 
         Its log is old in any run that writes seldom, and one that pauses is looked at because of that. Its
         connections and its hook tell of every step.
 
         Args:
-            patience: for a rank elsewhere the log of rank 0 counts: who waits with it saves nothing alone.
             logs: whether rank 0 runs here; the others' logs are old in every run.
+            awaits: whether it was seen to wait for long, with rank 0, for a rank elsewhere. Who waits saves
+                nothing alone, so that its log counts.
         """
-        awaited = logs and patience is Patience.AWAY and self.own_s >= HANG_AFTER_S
-        exact = self.sign in (LAST_STEP, LAST_DATA) or awaited or (logs and self.outside_s >= OLD_S)
+        exact = self.sign in (LAST_STEP, LAST_DATA) or (logs and (awaits or self.outside_s >= OLD_S))
         outside_s = self.outside_s if exact else min(self.outside_s, self.idle_s)
         return max(self.own_s, outside_s if self.own_s >= OWN_S else 0.0)
 
@@ -218,7 +219,9 @@ def _judge(scene: Scene) -> Answer:
     quiet = see_quiet(watch, scene.frame)
     seconds = quiet.seconds
     if blame.patience in _MEANT:
-        seconds = quiet.meant_s(blame.patience, logs=_logs_here(scene, picture))
+        awaits = blame.cause == "remote-rank" and blame.patience is Patience.AWAY
+        awaits = awaits and quiet.own_s >= watch.hang_after_s
+        seconds = quiet.meant_s(logs=logs_here(scene), awaits=awaits)
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)
@@ -228,21 +231,42 @@ def _judge(scene: Scene) -> Answer:
     return _suspect(blame, quiet, scene, seconds, need)
 
 
-def _logs_here(scene: Scene, picture: Picture) -> bool:
+def has_ranks_elsewhere(scene: Scene) -> bool:
+    """Tell whether the job has ranks on other machines."""
+    world = scene.frame.target.world_size
+    return is_known(world) and world > len(scene.ranks)
+
+
+def logs_here(scene: Scene) -> bool:
     """Tell whether the rank that writes the log of the job, by custom rank 0, runs on this machine."""
-    return not picture.scene.remote or any(rank.process.rank == 0 for rank in scene.ranks)
+    return not has_ranks_elsewhere(scene) or any(rank.process.rank == 0 for rank in scene.ranks)
+
+
+def guess_patience(rank: RankScene, scene: Scene) -> Patience:
+    """Say how long a rank may rest by the kernel's word alone, where no stack tells what it does.
+
+    It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
+    """
+    words = rank.process.waits_for
+    if words == SLEEP:
+        return patience_of_sleep(scene)
+    if has_ranks_elsewhere(scene):
+        return Patience.AWAY
+    waits = waits_for_batch(rank)
+    if is_known(rank.phases) or (is_known(waits) and waits):
+        return Patience.SURE
+    asks = is_known(words) and (_EVENTS in words or "socket" in words)
+    return Patience.MEANT if asks else Patience.NAPS
 
 
 def find_need_s(scene: Scene) -> float:
-    """Return how long what was found, or what may be found, must last until it is a hang."""
+    """Return how long what was found must last until it is a hang; before that the longest of what may be."""
     watch, picture = scene.watch, scene.watch.picture
     blame = find_blame(scene, picture) if picture is not None else ""
     if isinstance(blame, Blame):
         return need_s(watch, blame.patience)
-    world = scene.frame.target.world_size
-    away = is_known(world) and world > len(scene.ranks)
-    away = away or any(rank.process.waits_for == SLEEP for rank in scene.ranks)
-    return need_s(watch, Patience.AWAY if away else Patience.SURE)
+    least = watch.hang_after_s
+    return max((need_s(watch, guess_patience(rank, scene)) for rank in scene.ranks), default=least)
 
 
 def _is_loop(blame: Blame, picture: Picture) -> bool:
@@ -288,7 +312,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
     seen = blame.seen
     process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     sources = {"stacks", "schedstat", *blame.sources}
-    if quiet.sign:
+    if quiet.sign and (quiet.sign != LAST_WRITE or logs_here(scene)):
         sources.add(_SIGNS[quiet.sign])
     return Suspicion(
         kind=Kind.HUNG,

@@ -5,8 +5,7 @@ Not before 25 s in which no main thread ran, no worker worked, and no line was w
 
 from __future__ import annotations
 
-from tpmon.judge.hang_causes import Patience
-from tpmon.judge.hang_watch import SLEEP, need_s
+from tpmon.judge.hang_watch import SLEEP, guess_patience, need_s
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_hang import (
@@ -27,7 +26,6 @@ from tpmon.judge.stillness import (
     fresh_phase,
     name_rank,
     say_elsewhere,
-    waits_for_batch,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.model.known import is_known
@@ -56,7 +54,7 @@ def _excuse(scene: Scene) -> str:
         if _serves(rank, scene):
             return f"{name_rank(rank)} waits for requests"
         waited = rank.process.waits_unchanged_s
-        need = need_s(scene.watch, _patience_of(rank, scene))
+        need = need_s(scene.watch, guess_patience(rank, scene))
         if is_known(waited) and waited < need:
             verb = "sleeps" if rank.process.waits_for == SLEEP else "waits, for what is not known"
             return f"{name_rank(rank)} {verb}, for {waited:.0f} s of the {need:.0f} s that it takes"
@@ -68,24 +66,6 @@ def _excuse(scene: Scene) -> str:
         if patience:
             return patience
     return ""
-
-
-def _patience_of(rank: RankScene, scene: Scene) -> Patience:
-    """Say how long a rank may rest by the kernel's word alone, where no stack tells what it does.
-
-    It may have asked a service, or wait for a rank elsewhere that saves alone, or for a thread that uploads.
-    """
-    words = rank.process.waits_for
-    if words == SLEEP:
-        return Patience.MEANT
-    world = scene.frame.target.world_size
-    if is_known(world) and world > len(scene.ranks):
-        return Patience.AWAY
-    waits = waits_for_batch(rank)
-    if is_known(rank.phases) or (is_known(waits) and waits):
-        return Patience.SURE
-    asks = is_known(words) and (_EVENTS in words or "socket" in words)
-    return Patience.MEANT if asks else Patience.NAPS
 
 
 def _explain(scene: Scene) -> str:

@@ -72,15 +72,15 @@ def is_unmoved(scene: Scene) -> bool:
 
 
 def say_unmoved(scene: Scene, need: float) -> str:
-    """Say it with what decides: "nothing has moved for the 15 s watched; 30 s are needed: --for 40s".
+    """Say it with what decides: "nothing has moved for the 15 s watched; at most 30 s are needed: --for 40s".
 
-    ``need`` is for how many seconds what may be found must last.
+    ``need`` is for how many seconds at most what may be found must last.
     """
     seconds = watched_s(scene.watch, scene.frame)
     words = f"nothing has moved for the {format_seconds(seconds)} watched"
     if seconds >= need:
         return words
-    return f"{words}; {format_seconds(need)} are needed: --for {need + MORE_S:.0f}s"
+    return f"{words}; at most {format_seconds(need)} are needed: --until hung --for {need + MORE_S:.0f}s"
 
 
 def still_s(scene: Scene) -> float:
@@ -100,10 +100,11 @@ def say_still(scene: Scene) -> str:
 
 
 def say_longer(scene: Scene, need: float) -> str:
-    """Say which command decides: a wait that may end by itself takes longer than the ``need`` s of others."""
+    """Say which command decides, and ends once it has: ``need`` is what it takes at most, in seconds."""
     pid = scene.frame.target.pid
     longer_s = (need if still_s(scene) < need else SLOW_FACTOR * need) + MORE_S
-    return f"look longer, and where it stands: tpmon diagnose {pid} --for {longer_s:.0f}s; tpmon dump {pid}"
+    look = f"tpmon diagnose {pid} --until hung --for {longer_s:.0f}s"
+    return f"look longer, and where it stands: {look}; tpmon dump {pid}"
 
 
 def hold_back(answers: Sequence[Answer], scene: Scene) -> list[Answer]:

@@ -9,7 +9,7 @@ from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import write_gain
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.hang_watch import connections_age_s, find_need_s
+from tpmon.judge.hang_watch import connections_age_s, find_need_s, logs_here
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
@@ -64,7 +64,7 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
 def _last_sign(scene: Scene) -> tuple[datetime, str] | None:
     """Return the last sign of life from before tpmon came: log or connections, or an open file after them."""
     logs = [one for one in scene.frame.output if is_known(one.last_write_age_s)]
-    times = [one.last_write for one in logs if is_known(one.last_write)]
+    times = [one.last_write for one in logs if is_known(one.last_write) and logs_here(scene)]
     talked, written = connections_age_s(scene.frame), scene.frame.written
     if times:
         time, words = max(times), "last log write"
