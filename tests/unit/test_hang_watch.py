@@ -17,10 +17,10 @@ from tpmon.judge.hang_causes import Patience
 from tpmon.judge.hang_memory import MOST_HANG_AFTER_S, Watch, observe
 from tpmon.judge.hang_picture import choose_rounds, find_corner
 from tpmon.judge.hang_watch import PATIENCE_S, need_s
-from tpmon.model.dump import Asker
+from tpmon.model.dump import Asker, DumpError, ErrorKind
 from tpmon.model.host import SocketSample
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
-from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import EXIT_CODES, Kind, SinceIs
 
@@ -112,6 +112,16 @@ def test_a_picture_that_still_holds_is_not_taken_again():
     assert asked_at(early) == [20]
     judged = run(early)
     assert {one.frame.verdict.cause for one in judged[35:]} == {"lock"}
+
+
+@pytest.mark.parametrize(("kind", "again"), [(ErrorKind.LATE, [20, 45]), (ErrorKind.DENIED, [20])])
+def test_looks_that_came_too_late_to_a_rank_are_asked_for_again_soon(kind, again):
+    frames = [replace(one, rounds=NOT_APPLICABLE) for one in stand(LOCKED, seconds=60, log_age_s=65.0)]
+    error = DumpError("node", 4000, Role.RANK, 0, NOT_APPLICABLE, kind, "words")
+    for second in (22, 25, 28):
+        look = replace(make_round(errors=(error,)), taken_ns=frames[second].taken_ns)
+        frames[second] = replace(frames[second], rounds=(look,))
+    assert asked_at(frames) == again
 
 
 def test_a_rank_that_moves_on_takes_its_picture_with_it():

@@ -9,7 +9,7 @@ from tpmon.judge.fold_looks import RESTS_RATIO, join_looks, looks_of_round
 from tpmon.judge.fold_scene import Scene, Seen, see_threads, set_scene
 from tpmon.judge.frames import is_library
 from tpmon.judge.phase_stack import is_users
-from tpmon.model.dump import DeadChild, DumpError, DumpRound, ThreadLook
+from tpmon.model.dump import DeadChild, DumpError, DumpRound, ErrorKind, ThreadLook
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -135,6 +135,14 @@ def choose_rounds(rounds: Sequence[DumpRound]) -> tuple[DumpRound, ...]:
         if chosen[-1].taken_ns - chosen[0].taken_ns >= LEAST_SPAN_S * 1e9:
             return chosen
     return ()
+
+
+def came_late(rounds: Sequence[DumpRound], since_ns: int) -> bool:
+    """Tell whether the newest look since then got no stack of a rank for want of time alone."""
+    newest = [one for one in rounds if one.taken_ns > since_ns][-1:]
+    return any(
+        error.kind is ErrorKind.LATE and error.role is Role.RANK for one in newest for error in one.errors
+    )
 
 
 def draw_picture(rounds: Sequence[DumpRound], world_size: Applicable[int]) -> Picture | None:

@@ -12,7 +12,7 @@ from tpmon.judge.hang_blame import POLLS_RATIO, find_blame, patience_of_sleep
 from tpmon.judge.hang_calls import CAUSES, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
-from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture
+from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture, came_late
 from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import Phase
@@ -178,6 +178,7 @@ def plan_look(watch: Watch, scene: Scene) -> Applicable[DumpRequest]:
     now_ns, picture = frame.taken_ns, watch.picture
     waited_s = (now_ns - watch.looked_ns) / 1e9 if watch.looked_ns else STALE_S
     answered = any(one.taken_ns > watch.looked_ns for one in watch.rounds)
+    answered = answered and not came_late(watch.rounds, watch.looked_ns)
     least_s = STALE_S if picture is not None else AGAIN_S if answered else ANSWER_S
     if waited_s < least_s or (picture is not None and now_ns - picture.last_ns < STALE_S * 1e9):
         return NOT_APPLICABLE
