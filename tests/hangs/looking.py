@@ -13,7 +13,8 @@ from tests.programs.hangs.table import AliveRow, Row
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 
 OLD_S = 15.0
-ALIVE_S = 75.0
+ALIVE_S = 150.0
+"""How long a slow program is watched: a loop that goes round in one place is called hung after 120 s."""
 MORE_S = 20.0
 """How much longer it is watched, to tell late from never."""
 STEADY = 4

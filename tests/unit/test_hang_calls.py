@@ -104,6 +104,21 @@ def test_a_rank_elsewhere_is_not_accused_by_the_records_either():
     assert rows(finding)[NAME] == "ranks 2-3 have no record of it here"
 
 
+def test_a_record_tells_at_once_for_how_long_ranks_wait_for_one_elsewhere():
+    long_ago = [make_call(4, ago_s=1560.0, timeout_s=7200.0)]
+    records = [make_record(rank, make_group(3, 4, long_ago)) for rank in (2, 3)]
+    ranks = (make_rank(2, NCCL), make_rank(3, NCCL))
+    frames = [
+        replace(one, processes=tuple(replace(p, local_rank=p.rank - 2) for p in one.processes))
+        for one in stand(*ranks, seconds=15, world_size=4, log_age_s=7200.0)
+    ]
+    assert conclude(frames).kind is not Kind.HUNG, "the log of a machine without rank 0 tells nothing"
+    finding = conclude(with_records(frames, *records))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "remote-rank")
+    assert finding.since == NOW - timedelta(seconds=1560)
+    assert finding.since_source.startswith("collective called by its record ")
+
+
 def test_calls_that_do_not_fit_are_told_where_all_ranks_wait():
     other = make_record(1, make_group(3, 4, [make_call(4, "broadcast")], **PAIR))
     finding = conclude(with_records(pair(WAITS, make_rank(1, NCCL)), ONE_MISSING[0], other))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.dumps import (
+    ALL_REDUCE,
     IN_LOCK,
     LIB,
     MAIN,
@@ -19,14 +20,14 @@ from tests.dumps import (
     make_thread,
     make_worker,
 )
-from tests.frames import make_gpu
+from tests.frames import make_gpu, make_process
 from tests.hanging import add_run, conclude, sample, stand
 from tests.unit.test_hang_beside import ASKED, looks, read
 from tests.unit.test_hang_cards import SPINS
 from tpmon.model.dump import DeadChild, OtherEnd, ProcessLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
-from tpmon.model.process import Role
+from tpmon.model.process import Outcome, ProcessEnd, Role
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding, Kind
 
@@ -241,3 +242,66 @@ def test_a_monitor_that_moves_beside_a_queue_is_told_after_half_an_hour():
         frames = stand(main, one, seconds=seconds, log_age_s=None)
         moves = [(main, add_run(child, 3.0 * at)) for at, child in enumerate((one, two, one))]
         assert (said(looks(frames, *moves))[0] is Kind.HUNG) is hung
+
+
+END = ProcessEnd(
+    pid=4500,
+    role=Role.HELPER,
+    rank=NOT_APPLICABLE,
+    worker=NOT_APPLICABLE,
+    outcome=Outcome.FAILED,
+    signal="SIGKILL",
+    how="SIGKILL; OOM killer (kernel log)",
+)
+POOL = (
+    *ITEM,
+    StackFrame("get", f"{LIB}/multiprocessing/pool.py", 768),
+    StackFrame("wait", f"{LIB}/multiprocessing/pool.py", 765),
+)
+
+
+def ends_at(frames: list[Frame], second: int, end: ProcessEnd) -> list[Frame]:
+    """Let a process that the rank started live until then, and be seen to end."""
+    child = make_process(
+        end.pid, role=end.role, rank=end.rank, local_rank=NOT_APPLICABLE, parent=4000, name="python"
+    )
+    lived = [replace(one, processes=(*one.processes, child)) for one in frames[:second]]
+    return [*lived, replace(frames[second], ends=(end,)), *frames[second + 1 :]]
+
+
+def test_a_pool_whose_process_was_seen_to_be_killed_has_lost_its_result_with_it():
+    task = StackFrame("worker", f"{LIB}/multiprocessing/pool.py", 114)
+    idle = _child(
+        4501,
+        "train.py",
+        task,
+        StackFrame("get", f"{LIB}/multiprocessing/queues.py", 386),
+        waits_for="pipe read",
+    )
+    idle = replace(idle, threads=tuple(replace(one, state="S", call="read") for one in idle.threads))
+    main = make_rank(0, frames=POOL, waits_for="lock or queue (futex)")
+    frames = stand(main, idle, seconds=45, log_age_s=None)
+    assert said(frames) == (Kind.HUNG, "lost-batch")
+    finding = conclude(ends_at(frames, 5, END))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "dead-worker")
+    assert "(4500: SIGKILL; OOM killer (kernel log))" in finding.summary
+
+
+def test_a_dead_child_is_told_as_it_was_seen_to_end():
+    dead = (DeadChild(4500, 4000, "python", "SIGKILL"),)
+    get = StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103)
+    waits = make_rank(0, frames=(*ITEM, get), waits_for="pipe read")
+    frames = stand(waits, seconds=45, log_age_s=None, dead=dead)
+    assert "4500: SIGKILL)" in conclude(frames).summary
+    assert "4500: SIGKILL; OOM killer" in conclude(ends_at(frames, 5, END)).summary
+
+
+def test_a_rank_that_was_seen_to_end_is_told_with_how():
+    ended = replace(END, pid=4030, role=Role.RANK, rank=2, how="exit 1", signal=NOT_APPLICABLE)
+    ranks = [make_rank(rank, frames=ALL_REDUCE) for rank in (0, 1)]
+    frames = stand(*ranks, seconds=45, world_size=3, log_age_s=None)
+    assert conclude(frames).cause == "remote-rank" or conclude(frames).kind is not Kind.HUNG
+    gone = make_process(4030, rank=2, local_rank=2)
+    seen = [replace(one, processes=(*one.processes, gone)) for one in frames[:5]]
+    finding = conclude([*seen, replace(frames[5], ends=(ended,)), *frames[6:]])
+    assert "rank 2 has ended (exit 1)" in finding.summary

@@ -17,6 +17,7 @@ from tpmon.judge.frames import last_name
 from tpmon.judge.hang_beside import find_exchange
 from tpmon.judge.hang_cards import is_network_busy, say_card_works
 from tpmon.judge.hang_causes import Blame, Patience, find_camps, give_patience, say_camps, say_place
+from tpmon.judge.hang_ends import say_rank_ends
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.rules_cpu import MOST_DIGITS
@@ -99,7 +100,7 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
         names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
         verb = "have ended" if len(ended) > 1 else "has ended"
         left = who.replace(" here", f" that {'are' if count > 1 else 'is'} left")
-        text = f"{names} {verb}; {left} in {where}"
+        text = f"{names} {verb}{say_rank_ends(ended, scene)}; {left} in {where}"
         return Blame("missing-rank", first, text, needs=frozenset((Need.RANK_GONE,)), also=tuple(waiting))
     remote = picture.scene.remote
     if remote:

@@ -46,16 +46,29 @@ def show_calls(
     return rows
 
 
-def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator[Evidence]:
-    """Show the first collective that is open, where its records are of this hang."""
+def _find_open(
+    calls: Collectives, now: datetime, still_s: float
+) -> tuple[CollectiveFinding, str, float] | None:
+    """Return the first open collective of this hang, where it was read and how long ago; None for none."""
     finding = next((one for one in calls.findings if one.waited_s >= JUST_NOW_S), None)
     if finding is None:
-        return
+        return None
     taken, source = _find_record(calls, finding)
     age_s = (now - taken).total_seconds()
-    if age_s > still_s + BEFORE_S:
+    return (finding, source, max(0.0, age_s)) if age_s <= still_s + BEFORE_S else None
+
+
+def find_waited_s(calls: Collectives | None, now: datetime, still_s: float) -> float:
+    """Return for how long ranks have waited in a collective by the job's own records; 0 where none tells."""
+    found = _find_open(calls, now, still_s) if calls is not None else None
+    return found[0].waited_s + found[2] if found is not None else 0.0
+
+
+def _show_finding(calls: Collectives, now: datetime, still_s: float) -> Iterator[Evidence]:
+    found = _find_open(calls, now, still_s)
+    if found is None:
         return
-    age_s = max(0.0, age_s)
+    finding, source, age_s = found
     yield _row(name_call(finding), float(finding.sequence), say_why(finding), source, age_s)
     left_s = finding.abort_s - age_s if is_known(finding.abort_s) else 0.0
     if left_s > 0:

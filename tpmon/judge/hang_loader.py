@@ -18,6 +18,7 @@ from tpmon.judge.hang_causes import (
     pick_blame,
     say_place,
 )
+from tpmon.judge.hang_ends import find_killed, tell_ends
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_servers import ASKS, asks_another
 from tpmon.judge.hang_stances import Stance, find_stance, is_idle
@@ -36,8 +37,8 @@ _RESULTS = ("queue.get", "pool result", "future.result")
 """Waits for what another process of Python hands over."""
 
 
-def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str) -> Blame:
-    name = name_rank(seen.thread)
+def _blame_dead(seen: Seen, dead: Sequence[DeadChild], noun: str, scene: Scene) -> Blame:
+    name, dead = name_rank(seen.thread), tell_ends(dead, scene)
     pids = ", ".join(f"{one.pid}: {one.how}" for one in dead)
     many = len(dead) > 1
     text = (
@@ -155,7 +156,7 @@ def blame_loader(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         return blame
     dead = [one for one in picture.dead if one.parent == pid and _was_worker(one, seen, scene)]
     if dead:
-        return _blame_dead(seen, dead, _BATCH)
+        return _blame_dead(seen, dead, _BATCH, scene)
     if not workers and not _is_torch_loader(seen):
         text = f"{name} {say_place(seen)}; the loader is not torch's, what fills its queue is not known"
         return Blame("no-progress", seen, text, Patience.NAPS)
@@ -197,7 +198,7 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
     pid, name = seen.thread.pid, name_rank(seen.thread)
     dead = [one for one in picture.dead if one.parent == pid and _may_answer(one, seen, scene)]
     if dead:
-        return _blame_dead(seen, dead, "a result")
+        return _blame_dead(seen, dead, "a result", scene)
     started = [one for one in scene.frame.processes if one.parent == pid]
     pids = {one.pid for one in started if not one.name.startswith(WORKER_NAME)}
     children = [
@@ -221,6 +222,9 @@ def blame_children(seen: Seen, scene: Scene, picture: Picture) -> Blame | str | 
         return replace(blame, needs=frozenset((Need.PROCESS_WAIT,)))
     if blame is not None:
         return blame
+    killed = [one for one in find_killed(pid, scene) if _may_answer(one, seen, scene)]
+    if killed:
+        return _blame_dead(seen, killed, "a result", scene)
     count = len(children)
     who = "the process that it started waits" if count == 1 else f"all {count} processes that it started wait"
     text = (

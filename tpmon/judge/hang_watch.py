@@ -9,7 +9,7 @@ from __future__ import annotations
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_absent import PATIENT
 from tpmon.judge.hang_blame import POLLS_RATIO, find_blame, patience_of_sleep
-from tpmon.judge.hang_calls import CAUSES, show_calls
+from tpmon.judge.hang_calls import CAUSES, find_waited_s, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture, came_late
@@ -226,6 +226,9 @@ def _judge(scene: Scene) -> Answer:
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)
+    if blame.cause in CAUSES and quiet.own_s >= OWN_S:
+        # The job's own record tells of the call itself.
+        seconds = max(seconds, find_waited_s(watch.calls, scene.frame.taken, quiet.own_s))
     need = need_s(watch, blame.patience)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")

@@ -9,6 +9,7 @@ from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import write_gain
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.hang_calls import CAUSES, find_waited_s
 from tpmon.judge.hang_watch import connections_age_s, find_need_s, logs_here
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.observe import gather_facts, observe
@@ -61,8 +62,13 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     return _LEVELS[level]
 
 
-def _last_sign(scene: Scene) -> tuple[datetime, str] | None:
-    """Return the last sign of life from before tpmon came: log or connections, or an open file after them."""
+def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
+    """Return the last sign of life from before tpmon came: the job's record, its log, connections, files."""
+    still_s = (scene.frame.taken_ns - scene.watch.still_ns) / 1e9
+    waited_s = find_waited_s(scene.watch.calls, scene.now, still_s) if cause in CAUSES else 0.0
+    if waited_s > 0:
+        called = scene.now - timedelta(seconds=waited_s)
+        return called, f"collective called by its record {format_clock(called)}"
     logs = [one for one in scene.frame.output if is_known(one.last_write_age_s)]
     times = [one.last_write for one in logs if is_known(one.last_write) and logs_here(scene)]
     talked, written = connections_age_s(scene.frame), scene.frame.written
@@ -106,7 +112,7 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     )
     if seen_to_begin and not missed:
         return first, SinceIs.ONSET, "history"
-    sign = _last_sign(scene) if suspicion.kind is Kind.HUNG else None
+    sign = _last_sign(scene, suspicion.cause) if suspicion.kind is Kind.HUNG else None
     moved = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - watch.moved_ns) / 1e9))
     if sign is not None and sign[0] < first and not (missed and sign[0] < moved):
         return sign[0], SinceIs.LOWER_BOUND, sign[1]

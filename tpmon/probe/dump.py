@@ -1,4 +1,4 @@
-"""Dump the stacks of every process of a job with py-spy, at most four at a time, without stopping any.
+"""Dump the stacks of every process of a job with py-spy, at most eight at a time, without stopping any.
 
 Each process has a deadline of its own: one that does not answer costs its own stack alone. A stop
 happens only with ``block``, for a process that could not be read without one; it is timed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import threading
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from tpmon.probe.background import read_within
 from tpmon.probe.dump_pause import watch_pause
 from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.dump_threads import read_threads, read_toll
-from tpmon.probe.ending import describe_end
+from tpmon.probe.ending import describe_end, read_oom_victims
 from tpmon.probe.job import Job, Member
 from tpmon.probe.left_threads import find_left
 from tpmon.probe.other_ends import OtherEnds
@@ -67,10 +68,21 @@ _TRIES = 3
 
 def find_dead(parents: Container[int], proc: str = PROC) -> tuple[DeadChild, ...]:
     """List the children of ``parents`` that ended badly and are still there because nobody asked."""
-    return tuple(
-        DeadChild(stat.pid, stat.parent, stat.name, describe_end(stat.wait_status))
+    dead = [
+        stat
         for stat in read_table(proc).values()
         if has_ended(stat.state, stat.threads) and stat.parent in parents and stat.wait_status
+    ]
+    killed = any(stat.wait_status & 0x7F == signal.SIGKILL for stat in dead)
+    victims = read_oom_victims() if killed else frozenset[int]()
+    return tuple(
+        DeadChild(
+            stat.pid,
+            stat.parent,
+            stat.name,
+            describe_end(stat.wait_status, oom_victim=stat.pid in victims),
+        )
+        for stat in dead
     )
 
 
