@@ -307,7 +307,7 @@ _ALWAYS_SEEN = frozenset(
         Need.GPU_PRESENT,
         Need.NO_WORKERS,
         Need.WORKERS_PRESENT,
-        Need.PIN_THREAD,
+        Need.BATCHES_PINNED,
         Need.RANKS_ELSEWHERE,
         Need.NCCL_PATH_OFF,
     )

@@ -77,11 +77,12 @@ REMEDIES = (
         "and every parameter gets one.",
         not_when="Some parameters get no gradient in some steps: it then raises. If they are always the "
         "same ones, static_graph=True helps.",
-        needs=(Need.DDP_IN_STACK, Need.FIND_UNUSED_ON),
+        needs=(Need.DDP_IN_STACK, Need.FIND_UNUSED_ON, Need.GRADIENTS_COMPLETE),
         paste="find_unused_parameters=False,  # argument of DistributedDataParallel; the default",
         ceiling="the walk of the graph: 1 to 10 % of a step, more with many small layers",
         risk=Risk.NONE,
         proof="No error in an epoch, shorter steps.",
+        never_with=(Need.FIND_UNUSED_OFF,),
     ),
     Remedy(
         id="bf16-gradients",
@@ -162,12 +163,12 @@ REMEDIES = (
         "launch queue runs empty.",
         not_when="Memory is not plentiful: the allocator then frees and asks again, which is slower. "
         "fully_shard has no such setting.",
-        needs=(Need.FSDP1_IN_USE, Need.GPU_MEMORY_FREE, Need.SYNC_IN_STACK),
+        needs=(Need.FSDP1_IN_USE, Need.GATHERS_LIMITED, Need.GPU_MEMORY_FREE, Need.SYNC_IN_STACK),
         paste="limit_all_gathers=False,  # argument of FullyShardedDataParallel",
         ceiling="the host's waits between layers, a few percent",
         risk=Risk.NONE,
         proof="Shorter steps and no allocator retries.",
-        never_with=(Need.GPU_MEMORY_FULL,),
+        never_with=(Need.GPU_MEMORY_FULL, Need.FSDP2_IN_USE, Need.GATHERS_UNLIMITED),
     ),
     Remedy(
         id="nccl-paths-on",

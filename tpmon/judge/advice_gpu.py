@@ -18,7 +18,7 @@ REMEDIES = (
         ceiling="up to 8x for the matrix products on an A100 (156 against 19.5 TFLOPS), far less overall",
         risk=Risk.NUMERICS,
         proof="Tensor-core activity rises above zero and steps get shorter; the loss curve stays.",
-        never_with=(Need.TENSOR_CORES_BUSY, Need.FP16_CORES_ALONE),
+        never_with=(Need.TENSOR_CORES_BUSY, Need.FP16_CORES_ALONE, Need.TF32_ALLOWED, Need.AUTOCAST_ON),
     ),
     Remedy(
         id="bf16",
@@ -32,7 +32,7 @@ REMEDIES = (
         ceiling="up to 2x over TF32, 16x over fp32, for the matrix products; half the activation memory",
         risk=Risk.NUMERICS,
         proof="Tensor-core activity and samples/s rise; a validated loss curve over the same batches stays.",
-        never_with=(Need.FP16_CORES_ALONE,),
+        never_with=(Need.FP16_CORES_ALONE, Need.AUTOCAST_ON),
     ),
     Remedy(
         id="fp16-amp",
@@ -49,7 +49,7 @@ REMEDIES = (
         ceiling="up to 8x for the matrix products on a V100 (125 against 15.7 TFLOPS), far less overall",
         risk=Risk.NUMERICS,
         proof="Tensor-core activity and samples/s rise; a validated loss curve over the same batches stays.",
-        never_with=(Need.TENSOR_CORES_BUSY,),
+        never_with=(Need.TENSOR_CORES_BUSY, Need.AUTOCAST_ON),
     ),
     Remedy(
         id="cudnn-benchmark",

@@ -174,10 +174,11 @@ REMEDIES = (
         applies="The older FSDP class was given limit_all_gathers=False: the host runs ahead, gathers many "
         "layers at once, and the allocator runs out.",
         not_when="It is at its default, or the model uses fully_shard, which has no such setting.",
-        needs=(Need.FSDP1_IN_USE, Need.ALLOCATOR_RETRIES),
+        needs=(Need.FSDP1_IN_USE, Need.GATHERS_UNLIMITED, Need.ALLOCATOR_RETRIES),
         paste="limit_all_gathers=True,  # argument of FullyShardedDataParallel; the default since torch 2.0",
         ceiling="{gain}: the retries go away",
         risk=Risk.NONE,
         proof="torch.cuda.memory_stats()['num_alloc_retries'] stays constant.",
+        never_with=(Need.FSDP2_IN_USE, Need.GATHERS_LIMITED),
     ),
 )

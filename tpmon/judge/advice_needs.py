@@ -29,12 +29,13 @@ class Need(str, Enum):
     ONE_WORKER_SLOW = "one worker is slower than the others"
     FEW_WORKERS_FED = "only some of the workers have data"
     RESPAWN_SEEN = "workers are started anew during the run"
+    WORKERS_KEPT = "persistent_workers is on"
     WORKERS_ASLEEP = "the workers have work and sleep, in no read"
     WORKERS_IN_LOCK = "the workers wait for a lock"
     WORKERS_IN_FUTEX = "the workers wait for a lock, or for threads of their own"
     OWN_QUEUE_WAIT = "the loop waits for what threads or processes of its own hand over"
     PERIODIC_SEEN = "the wait comes back every few steps"
-    PIN_THREAD = "a pin-memory thread runs"
+    BATCHES_PINNED = "the loader pins its batches"
     PIN_THREAD_BUSY = "the pin-memory thread computes all the time"
     REFAULTS_SEEN = "files are read again because the page cache dropped them"
     COLLATE_IN_STACK = "batches are put together when the stacks are looked at"
@@ -80,6 +81,8 @@ class Need(str, Enum):
     COMPILE_IN_STACK = "the main thread is in the compiler"
     PAGEABLE_COPIES = "batches are copied to the GPU from pageable memory"
     FP32_MATMUL_SEEN = "matrix products or convolutions run in plain fp32"
+    TF32_ALLOWED = "TF32 is allowed for matrix products already"
+    AUTOCAST_ON = "the model runs under autocast already"
     FP16_CORES_ALONE = "the card has tensor cores for fp16, but not for bf16 or TF32 (V100, T4)"
     MISALIGNED_PRODUCTS = "sizes of matrix products are no multiples of 8"
     CONV_MODEL = "convolutions take most of the time"
@@ -106,8 +109,13 @@ class Need(str, Enum):
     DDP_IN_STACK = "the model is wrapped in DistributedDataParallel"
     FSDP_IN_STACK = "the model is wrapped in FSDP"
     FSDP1_IN_USE = "it is the older FullyShardedDataParallel class"
+    FSDP2_IN_USE = "it is fully_shard"
+    GATHERS_LIMITED = "limit_all_gathers is on"
+    GATHERS_UNLIMITED = "limit_all_gathers is off"
     ACCUMULATION_SYNCS = "gradients are reduced in every micro-step of an accumulation"
-    FIND_UNUSED_ON = "find_unused_parameters is on and every parameter gets a gradient"
+    FIND_UNUSED_ON = "find_unused_parameters is on"
+    FIND_UNUSED_OFF = "find_unused_parameters is off"
+    GRADIENTS_COMPLETE = "every parameter gets a gradient in every step"
     SMALL_BUCKETS = "gradients are reduced in many small buckets"
     RANKS_ELSEWHERE = "ranks of the job run on other machines too"
     TRANSFER_SEEN = "collectives move data all the time"
@@ -157,6 +165,15 @@ _HOOK = frozenset(
         Need.GRAPH_BREAKS,
         Need.ALLOCATOR_RETRIES,
         Need.SMALL_BUCKETS,
+        Need.WORKERS_KEPT,
+        Need.TF32_ALLOWED,
+        Need.AUTOCAST_ON,
+        Need.FSDP1_IN_USE,
+        Need.FSDP2_IN_USE,
+        Need.GATHERS_LIMITED,
+        Need.GATHERS_UNLIMITED,
+        Need.FIND_UNUSED_ON,
+        Need.FIND_UNUSED_OFF,
     )
 )
 _NOT_YET = frozenset(
@@ -175,9 +192,8 @@ _NOT_YET = frozenset(
         Need.ATTENTION_SLOW_PATH,
         Need.ZERO_FILL_SEEN,
         Need.UNFUSED_OPTIMIZER,
-        Need.FSDP1_IN_USE,
         Need.ACCUMULATION_SYNCS,
-        Need.FIND_UNUSED_ON,
+        Need.GRADIENTS_COMPLETE,
     )
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hook_signs import list_hooks
@@ -51,26 +51,76 @@ def _frames(settings: TrainSettings) -> Known[int]:
     return (one.frames_ok or one.graphs) + one.limit_hits
 
 
+def _of_wrapper(settings: TrainSettings) -> Iterator[Need]:
+    """Name what a wrapper around the model proves; one that was made before the hook came is not told."""
+    if is_known(ddp := settings.ddp):
+        yield Need.DDP_IN_STACK
+        yield Need.FIND_UNUSED_ON if ddp.find_unused else Need.FIND_UNUSED_OFF
+        if ddp.buckets >= MANY_BUCKETS and ddp.bucket_cap_bytes <= SMALL_BUCKET_BYTES:
+            yield Need.SMALL_BUCKETS
+    if is_known(fsdp := settings.fsdp):
+        yield Need.FSDP_IN_STACK
+        yield Need.FSDP1_IN_USE if fsdp.version == 1 else Need.FSDP2_IN_USE
+        if is_known(fsdp.limit_all_gathers):
+            yield Need.GATHERS_LIMITED if fsdp.limit_all_gathers else Need.GATHERS_UNLIMITED
+
+
+def _of_switches(settings: TrainSettings) -> Iterator[Need]:
+    """Name what a switch that is on proves; that autocast is off says nothing of the forward."""
+    switches = (
+        (settings.anomaly, Need.DEBUG_TAX_SET),
+        (settings.matmul_tf32, Need.TF32_ALLOWED),
+        (settings.autocast, Need.AUTOCAST_ON),
+    )
+    for is_on, need in switches:
+        if is_known(is_on) and is_on:
+            yield need
+
+
+def _of_loader(settings: TrainSettings) -> Iterator[Need]:
+    if not is_known(loader := settings.loader):
+        return
+    yield Need.TORCH_LOADER
+    if loader.pin_memory:  # without workers the main thread pins: there is no thread to be seen from outside
+        yield Need.BATCHES_PINNED
+    if loader.persistent_workers:
+        yield Need.WORKERS_KEPT
+
+
+def _of_compiler(settings: TrainSettings) -> Iterator[Need]:
+    if not is_known(compiled := settings.compiled):
+        return
+    if not compiled.frames and not compiled.graphs:
+        yield Need.EAGER_MODEL
+    if compiled.graph_breaks >= MANY_BREAKS:
+        yield Need.GRAPH_BREAKS
+    if compiled.limit_hits:
+        yield Need.RECOMPILES_SEEN
+
+
+_READ = (_of_wrapper, _of_switches, _of_loader, _of_compiler)
+_AGAINST = frozenset(
+    (
+        Need.TF32_ALLOWED,
+        Need.AUTOCAST_ON,
+        Need.FIND_UNUSED_OFF,
+        Need.FSDP2_IN_USE,
+        Need.GATHERS_LIMITED,
+        Need.GATHERS_UNLIMITED,
+        Need.WORKERS_KEPT,
+    )
+)
+"""What speaks against a remedy holds where every rank says so: one that differs may be who needs it."""
+
+
 def observe_settings(scene: Scene) -> frozenset[Need]:
-    """Return the needs that the settings of any rank prove; none without a hook."""
-    seen = set()
-    for pid, settings in _settings(scene):
-        if is_known(settings.anomaly) and settings.anomaly:
-            seen.add(Need.DEBUG_TAX_SET)
-        compiled, ddp = settings.compiled, settings.ddp
-        if is_known(compiled):
-            if not compiled.frames and not compiled.graphs:
-                seen.add(Need.EAGER_MODEL)
-            if compiled.graph_breaks >= MANY_BREAKS:
-                seen.add(Need.GRAPH_BREAKS)
-            if compiled.limit_hits or _rose(scene, pid, _frames):
-                seen.add(Need.RECOMPILES_SEEN)
-        if is_known(settings.loader):
-            seen.add(Need.TORCH_LOADER)
-        if is_known(ddp):
-            seen.add(Need.DDP_IN_STACK)
-            if ddp.buckets >= MANY_BUCKETS and ddp.bucket_cap_bytes <= SMALL_BUCKET_BYTES:
-                seen.add(Need.SMALL_BUCKETS)
+    """Return the needs that the settings of the ranks prove; none without a hook."""
+    told = [(pid, {need for read in _READ for need in read(settings)}) for pid, settings in _settings(scene)]
+    seen = {need for _, needs in told for need in needs}
+    seen -= {need for need in seen & _AGAINST if not all(need in needs for _, needs in told)}
+    for pid, _ in told:
+        if _rose(scene, pid, _frames):
+            seen.add(Need.RECOMPILES_SEEN)
         if _rose(scene, pid, _retries):
             seen.add(Need.ALLOCATOR_RETRIES)
     return frozenset(seen)

@@ -80,7 +80,7 @@ def _observe_loader(scene: Scene) -> set[Need]:
         seen.add(Need.WORKERS_IO_WAIT)
     loaders = [rank.loader for rank in scene.ranks if rank.loader is not None]
     if any(loader.pin_thread for loader in loaders):
-        seen.add(Need.PIN_THREAD)
+        seen.add(Need.BATCHES_PINNED)
     if loaders and all(is_known(one.ready_batches) and one.ready_batches >= 1 for one in loaders):
         seen.add(Need.BATCHES_READY)
     return seen

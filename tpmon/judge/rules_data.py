@@ -216,7 +216,7 @@ def judge_pin(scene: Scene) -> Answer:
             reading("pin thread wants", demand, "CPUs", "schedstat", scene.frame.ages_s.threads),
             reading("workers without work", 100 * found.idle, "%", "wchan", scene.frame.ages_s.threads),
         ),
-        observed=frozenset((Need.PIN_THREAD, Need.PIN_THREAD_BUSY)),
+        observed=frozenset((Need.BATCHES_PINNED, Need.PIN_THREAD_BUSY)),
     )
 
 
