@@ -42,6 +42,24 @@ def test_rates_times_and_split_are_said() -> None:
     assert "of the host's time of a step, rank 0" in text
 
 
+def rank_table(width: int, **fields: Any) -> str:
+    lines = paint_ranks(view_of(**fields), Size(width, 6), focused=False)
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+def test_a_wide_rank_table_tells_p95_and_samples_of_each_rank_and_gives_up_nothing_for_them() -> None:
+    wide = rank_table(200, p95_ms=1270.0, samples_hz=12_840.0)
+    assert "p95" in wide
+    assert "1.3 s" in wide
+    assert "12,840" in wide
+    assert " ? " in rank_table(200, p95_ms=Missing("no step was timed"))
+    for width in (40, 80, 120, 200):
+        table = rank_table(width)
+        shown = "p95" in table
+        assert shown == (width == 200), width
+        assert not shown or all(head in table for head in ("thr", "run", "wait %", "RSS", "step age", "p50"))
+
+
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 200])
 @pytest.mark.parametrize(
     "fields",

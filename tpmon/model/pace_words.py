@@ -56,6 +56,11 @@ def say_rate(pace: StepPace) -> str:
     return f"{pace.rate_hz:.{digits}f} steps/s"
 
 
+def format_samples(rate_hz: float) -> str:
+    """Write samples a second so that ranks can be compared: "0.4", "12,840"."""
+    return f"{rate_hz:,.{1 if rate_hz < 10 else 0}f}"
+
+
 def say_samples(pace: StepPace) -> str:
     """Say how many samples a second, summed over how many ranks; "" where the hook does not know.
 
@@ -64,8 +69,7 @@ def say_samples(pace: StepPace) -> str:
     if not is_known(pace.samples_hz) or pace.samples_hz <= 0:
         return ""
     ranks = f", sum of {pace.ranks} ranks" if pace.ranks > 1 else ""
-    digits = 1 if pace.samples_hz < 10 else 0
-    return f"{pace.samples_hz:,.{digits}f} samples/s{ranks}"
+    return f"{format_samples(pace.samples_hz)} samples/s{ranks}"
 
 
 def say_times(pace: StepPace) -> str:

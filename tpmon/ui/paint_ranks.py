@@ -11,8 +11,9 @@ from tpmon.model.facts import NO_RANK_LEFT, WAITING_FROM
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
-from tpmon.model.pace_words import format_ms
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.pace import StepPace
+from tpmon.model.pace_words import format_ms, format_samples
 from tpmon.model.process import ProcessSample, RankRow
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.cells import cut
@@ -40,11 +41,12 @@ LOW_CPU_RATIO = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """Join what is known of one rank: its row, its process and its card."""
+    """Join what is known of one rank: its row, its process, its card and how its steps go."""
 
     row: RankRow
     process: Applicable[ProcessSample]
     card: Applicable[GpuSample]
+    pace: Known[StepPace]
 
 
 def write_state(state: str) -> str:
@@ -60,16 +62,18 @@ def state_ink(state: str) -> Ink:
 
 
 def join_ranks(frame: Frame) -> list[RankView]:
-    """Join each rank row with its process and its card."""
+    """Join each rank row with its process, its card and the pace that its hook tells."""
     processes = {process.pid: process for process in frame.processes}
     cards = {card.index: card for card in frame.gpus} if is_known(frame.gpus) else {}
+    paces = {hook.pid: hook.pace for hook in known_or(frame.hook, ())}
     gone: Applicable[ProcessSample] = Missing("process gone")
     joined = []
     for row in frame.ranks:
         card: Applicable[GpuSample] = Missing("no card known")
         if is_known(row.gpu) and row.gpu in cards:
             card = cards[row.gpu]
-        joined.append(RankView(row, processes.get(row.pid, gone), card))
+        pace = paces.get(row.pid, Missing("this rank has no hook"))
+        joined.append(RankView(row, processes.get(row.pid, gone), card, pace))
     return joined
 
 
@@ -193,6 +197,10 @@ def _own(rank: RankView, typical_ms: float) -> Cell:
     return (text + "!", Ink.WARN) if is_known(own) and own >= LATE_RATIO * typical_ms else text
 
 
+def _of_pace(rank: RankView, read: str) -> Known[float]:
+    return getattr(rank.pace, read) if is_known(rank.pace) else Missing("this rank has no hook")
+
+
 def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
     letters = width < 72
     where = 15 if letters else 26 if width < 110 else 33
@@ -222,7 +230,9 @@ def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column
             Column("step", 7, 9, lambda r: show(r.row.step, str)),
             Column("step age", 8, 10, lambda r: show(r.row.step_age_s, format_seconds)),
             Column("p50", 7, 9, lambda r: show(r.row.step_ms, format_ms)),
+            Column("p95", 7, 17, lambda r: show(_of_pace(r, "p95_ms"), format_ms)),
             Column("own", 8, 9, partial(_own, typical_ms=_typical_own_ms(ranks))),
+            Column("samples/s", 9, 18, lambda r: show(_of_pace(r, "samples_hz"), format_samples)),
         ]
     if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
         columns.append(Column("for", 7, 4, _unchanged))
