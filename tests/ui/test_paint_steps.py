@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.frames import NOW_NS, make_frame, make_rank, make_view
+from tests.frames import NOW_NS, make_event, make_frame, make_rank, make_view
 from tests.paces import make_hook, make_pace, split_of, with_hooks
+from tpmon.model.frame import EventKind
 from tpmon.model.known import Missing
 from tpmon.model.window import pulse_of
 from tpmon.ui.cells import line_width
@@ -74,6 +75,15 @@ def test_no_line_is_wider_than_the_screen(width: int, fields: dict[str, Any]) ->
 def test_a_loop_that_takes_no_step_is_marked() -> None:
     line = paint_steps(view_of(step_age_s=840.0), 120, 4)[0]
     assert ("! no step for 14m00s", Ink.WARN) in line
+
+
+def test_that_ranks_compiled_again_is_said_for_ten_minutes_where_there_is_room() -> None:
+    again = make_event("rank 0 compiled again: 14 frames", 12, EventKind.COMPILE)
+    view = replace(view_of(), events=(again,))
+    assert ("! compiled again 12 s ago", Ink.WARN) in paint_steps(view, 120, 4)[0]
+    assert "compiled again" not in text_of(view, 40)
+    old = make_event("rank 0 compiled again: 14 frames", 700, EventKind.COMPILE)
+    assert "compiled again" not in text_of(replace(view, events=(old,)), 200)
 
 
 def test_a_stall_of_the_history_is_named_with_its_age() -> None:

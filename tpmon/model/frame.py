@@ -101,6 +101,7 @@ class EventKind(str, Enum):
     GPU = "gpu"
     MEMORY = "memory"
     OUTPUT = "output"
+    COMPILE = "compile"
     PROBE = "probe"
     VERDICT = "verdict"
     ENDED = "ended"

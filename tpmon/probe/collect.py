@@ -62,6 +62,7 @@ from tpmon.probe.pace import Pace
 from tpmon.probe.pools import PoolLibraries
 from tpmon.probe.population import Population, Reading, describe_shortage
 from tpmon.probe.procfs import read_shares
+from tpmon.probe.recompiles import CompileTeller
 from tpmon.probe.sample_service import SampleService
 from tpmon.probe.sockets import SocketReader, SocketReading
 from tpmon.probe.stack_plan import Subject, find_working_worker
@@ -116,6 +117,7 @@ class Collector:
         self.records = CollectivesService(lambda: self._membership.job)
         self.samples = SampleService(self._dumpable, enabled=stacks)
         self._steps = StepProbe()
+        self._compiles = CompileTeller()
         self._pss = PssRation()
         self._anon = AnonReader()
         self._cost = OwnCostMeter()
@@ -228,6 +230,7 @@ class Collector:
         outputs, _ = self._outputs.latest()
         steps = self._steps.read(processes)
         own = self._teller.tell_own(taken, target, gpu.events, shedding=self._cost.shedding)
+        own += self._compiles.tell(taken, now_ns, steps.hook)
         events = self._teller.tell(taken, changes, group, now_ns, processes=processes, others=own)
         environment = first_environment(processes)
         return Frame(

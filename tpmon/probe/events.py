@@ -17,6 +17,7 @@ _WEIGHT = {
     EventKind.ATTACH: 0,
     EventKind.PROBE: 1,
     EventKind.OUTPUT: 1,
+    EventKind.COMPILE: 2,
     EventKind.MEMORY: 3,
     EventKind.GPU: 4,
     EventKind.VERDICT: 6,

@@ -17,11 +17,11 @@ EVERYDAY_KEPT = 100
 """So many of every day stay at least, where there are as many."""
 _OF_WORKERS = re.compile(r"epoch respawn: |(?:\d+ )?(?:compile )?workers? ")
 _KILLED = re.compile(r" gone: (?!exit 0)")
-_EVERYDAY = (EventKind.PROBE, EventKind.OUTPUT)
+_EVERYDAY = (EventKind.PROBE, EventKind.OUTPUT, EventKind.COMPILE)
 
 
 def is_everyday(event: Event) -> bool:
-    """Tell whether an event may come with each epoch: of a worker, of a log or of tpmon itself."""
+    """Tell whether an event may come with each epoch: of a worker, a log, the compiler or tpmon itself."""
     of_worker = event.kind is EventKind.PROCESS and _OF_WORKERS.match(event.text) is not None
     if of_worker and _KILLED.search(event.text):
         return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tpmon.model.frame import EventKind
 from tpmon.model.known import is_known, known_or
 from tpmon.model.pace import StepPace, list_shares
 from tpmon.model.pace_words import (
@@ -20,7 +21,7 @@ from tpmon.model.pace_words import (
 )
 from tpmon.model.steps import LoopPhase
 from tpmon.model.units import format_pct, format_seconds
-from tpmon.model.window import Pulse
+from tpmon.model.window import PULSE_SPAN_S, Pulse
 from tpmon.ui.cells import fit_line, width_of
 from tpmon.ui.ink import RULE, spark
 from tpmon.ui.paint_cpu import mean_of, thin
@@ -77,6 +78,15 @@ def _say_stall(view: ViewState, pace: StepPace) -> str:
     return f"stall {format_ms(known_or(last.step_ms, 0.0))}, {format_seconds(ago_s)} ago{more}"
 
 
+def _say_compiled(view: ViewState) -> str:
+    """Say that ranks compiled again lately: "compiled again 12 s ago"; "" where none did."""
+    last = next((one for one in reversed(view.events) if one.kind is EventKind.COMPILE), None)
+    if last is None or not is_known(view.frame):
+        return ""
+    ago_s = max(0.0, (view.frame.taken - last.time).total_seconds())
+    return f"compiled again {format_seconds(ago_s)} ago" if ago_s <= PULSE_SPAN_S else ""
+
+
 def split_bar(pace: StepPace, width: int) -> str:
     """Draw the shares of a step as one bar of exactly ``width`` cells; "" where they are not known."""
     if width < LEAST_BAR:
@@ -130,12 +140,14 @@ def _rates(view: ViewState, pace: StepPace, width: int) -> list[Span]:
     stalled = is_stalled(pace)
     rate = f"! {say_rate(pace)}" if stalled else say_rate(pace)
     stall = _say_stall(view, pace)
+    compiled = _say_compiled(view) if width >= NARROW_WIDTH else ""
     samples = say_samples(pace) if width >= WIDE_WIDTH else say_samples(pace).partition(" of ")[0]
     spans: list[Span] = [
         (rate, Ink.WARN if stalled else Ink.STRONG),
         ("" if stalled else samples, Ink.PLAIN),
         (say_times(pace), Ink.PLAIN),
         (f"! {stall}" if stall else "", Ink.WARN),
+        (f"! {compiled}" if compiled else "", Ink.WARN),
         (f"step {pace.count:,}", Ink.DIM),
     ]
     return [span for span in spans if span[0]]
