@@ -144,6 +144,22 @@ def test_the_hook_counts_whichever_is_imported_first(python: str, torch_like: Pa
     assert len(report["pages"]) == (2 if report["version"] >= [3, 13] else 4)
 
 
+def test_it_opens_its_two_pages_and_no_other_descriptor(python: str, torch_like: Path) -> None:
+    program = f"""import ctypes, json, mmap, os, sys, torch
+def count():
+    return len(os.listdir("/proc/self/fd"))
+before = count()
+import tpmon.hook
+{LOOP}train(20)
+hooked = count()
+tpmon.hook.uninstall()
+print(json.dumps([sys.version_info >= (3, 13), hooked - before, count() - before]))
+"""
+    without_copies, opened, left = run(python, torch_like, program)
+    # Before 3.13 each map of Python keeps a descriptor of its own.
+    assert (opened, left) == (2 if without_copies else 4, 0)
+
+
 MEGATRON = """
 def custom_backward(output, grad_output):
     return "from the engine"

@@ -32,6 +32,7 @@ from tpmon.probe.stack_refusal import (
 )
 
 NO_YAMA = Missing("this kernel has no Yama")
+BY_ANCESTORS = "only a process's own ancestors, or all where tpmon run --allow-stacks started it, may look"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ NO_YAMA = Missing("this kernel has no Yama")
     [
         (NO_YAMA, own(), ALLOWED, "no Yama", ""),
         (0, own(), ALLOWED, "ptrace_scope is 0", ""),
-        (1, own(), DENIED, "only a process's own ancestors", "sudo sysctl kernel.yama.ptrace_scope=0"),
+        (1, own(), DENIED, BY_ANCESTORS, "sudo sysctl kernel.yama.ptrace_scope=0"),
         (1, own(1000, 19), ALLOWED, "and tpmon has CAP_SYS_PTRACE", ""),
         (
             1,
@@ -51,7 +52,7 @@ NO_YAMA = Missing("this kernel has no Yama")
             ),
             "sysctl kernel.yama.ptrace_scope=0  # on the host, as root",
         ),
-        (1, own(0), DENIED, "only a process's own ancestors", ""),
+        (1, own(0), DENIED, BY_ANCESTORS, ""),
         (1, own(0, around=Around.UNKNOWN), DENIED, "may look", f"{LIFT_YAMA}  # on the host, as root"),
         (1, own(around=Around.LXC), DENIED, "may look", "sudo tpmon attach 7"),
         (1, own(around=Around.WSL), DENIED, "may look", f"sudo {LIFT_YAMA}"),
@@ -71,6 +72,8 @@ def test_what_yama_allows(scope, who, access, why, fix):
     check = judge_yama(scope, who, Missing("not installed"), "7")
     assert (check.name, check.access, fix_of(check)) == ("yama", access, fix)
     assert why in check.why
+    # Only scope 1 lets a process name who may look: beyond it the option would change nothing.
+    assert ("--allow-stacks" in check.why) == (scope == 1 and access is DENIED)
 
 
 def test_the_py_spy_that_tpmon_starts_is_the_one_to_be_given_the_right(tmp_path, monkeypatch):
