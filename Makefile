@@ -126,6 +126,7 @@ test-pythons: torch-for-tests ## the hook on Python 3.8 to 3.14, as far as they 
 
 FRAMEWORKS_BIN := .venv-frameworks/bin
 FRAMEWORKS_READY := .venv-frameworks/.ready
+FRAMEWORKS_RUN = $(or $(FRAMEWORKS_PYTHON),$(abspath $(FRAMEWORKS_BIN)/python))
 
 $(FRAMEWORKS_READY):
 	@test -x $(FRAMEWORKS_BIN)/python || $(PYTHON) -m venv .venv-frameworks
@@ -134,8 +135,9 @@ $(FRAMEWORKS_READY):
 	@$(FRAMEWORKS_BIN)/python -m pip install --quiet --disable-pip-version-check lightning accelerate transformers numpy pillow
 	@touch $@
 
-test-frameworks: setup $(if $(FRAMEWORKS_PYTHON),,$(FRAMEWORKS_READY)) ## what the hook counts in Lightning, Accelerate, Trainer, DDP, FSDP ...; FRAMEWORKS="--only ddp"
-	@$(BIN)/python -m tests.frameworks.hooked.matrix --python '$(or $(FRAMEWORKS_PYTHON),$(FRAMEWORKS_BIN)/python)' $(FRAMEWORKS)
+test-frameworks: setup $(if $(FRAMEWORKS_PYTHON),,$(FRAMEWORKS_READY)) ## what the hook counts in Lightning, Accelerate, Trainer, DDP, FSDP ..., and a capture; FRAMEWORKS="--only ddp"
+	@$(BIN)/python -m tests.frameworks.hooked.matrix --python '$(FRAMEWORKS_RUN)' $(FRAMEWORKS)
+	@$(if $(FRAMEWORKS),,echo && FRAMEWORKS_PYTHON='$(FRAMEWORKS_RUN)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q tests/programs/test_capture_lightning.py)
 
 test-faults: setup $(if $(FRAMEWORKS_PYTHON),,$(FRAMEWORKS_READY)) ## verdicts on Trainer, Lightning and Accelerate with faults; FRAMEWORKS="--help"
-	@$(BIN)/python -m tests.frameworks.matrix --python '$(or $(FRAMEWORKS_PYTHON),$(FRAMEWORKS_BIN)/python)' $(FRAMEWORKS)
+	@$(BIN)/python -m tests.frameworks.matrix --python '$(FRAMEWORKS_RUN)' $(FRAMEWORKS)

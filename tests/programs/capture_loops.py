@@ -142,10 +142,11 @@ def places() -> dict[str, object]:
     ask(42, folder=inside)
 
     def remove(at: int) -> None:
-        if at == 2:
+        # Made when the hook takes the request, which short steps ask for every 2 ms only.
+        if os.path.isdir(inside):
             os.rmdir(inside)
 
-    train(12, remove)
+    train(30, remove)
     removed = told()
     return {"gone": gone, "full": full, "left": left, "removed": removed, "after": capture(43)}
 

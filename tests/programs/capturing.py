@@ -17,6 +17,8 @@ from tpmon.probe.procread import read_table
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("HOOK_PYTHON", sys.executable)
+"""The Python of the trainings; make test-pythons tries others. tpmon itself runs in that of the tests."""
 TPMON = (sys.executable, "-m", "tpmon")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -25,7 +27,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 def training() -> Iterator[int]:
     """Start a hooked training of one process and one worker, 10 ms a batch, that goes on until killed."""
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"],
+        [PYTHON, "-W", "ignore", str(HERE / "hook_loops.py"), "--forever"],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -40,6 +42,20 @@ def training() -> Iterator[int]:
                 with_pid = Path(f"/proc/{pid}")
                 if with_pid.exists():
                     os.kill(pid, signal.SIGKILL)
+
+
+def run_json(python: str, program: str, folder: Path, **environment: str) -> dict[str, object]:
+    """Run a program of this folder that captures itself, and return what it prints."""
+    done = subprocess.run(
+        [python, "-W", "ignore", str(HERE / program), str(folder)],
+        env={**ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        timeout=4 * READY_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def capture(pid: int, *flags: str) -> tuple[int, dict[str, object], str]:

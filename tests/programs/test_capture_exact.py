@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, capture, training
+from tests.programs.capturing import ROOT, capture, run_json, training
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tpmon.hook import wire_capture as w
 
@@ -59,19 +59,6 @@ def test_four_ranks_record_the_same_steps_every_time(tmp_path: Path, monkeypatch
                 assert (len(one.marks), one.optimizer) == (STEPS, STEPS)
 
 
-def run_json(python: str, program: str, folder: Path, **environment: str) -> dict[str, object]:
-    done = subprocess.run(
-        [python, "-W", "ignore", str(HERE / program), str(folder)],
-        env={**ENVIRONMENT, **environment},
-        capture_output=True,
-        text=True,
-        timeout=4 * READY_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_a_compiled_run_is_captured_and_not_compiled_again(tmp_path: Path) -> None:
     report = run_json(sys.executable, "capture_compiled.py", tmp_path / "out")
     assert report["told"]["state"] == w.STATE_VERIFIED
@@ -79,17 +66,6 @@ def test_a_compiled_run_is_captured_and_not_compiled_again(tmp_path: Path) -> No
     assert report["same_losses"] is True
     assert report["graphs"][0] == report["graphs"][1] == report["told_graphs"] > 0
     assert report["problem"] == ""
-
-
-def test_a_lightning_run_is_captured(tmp_path: Path) -> None:
-    python = os.environ.get("FRAMEWORKS_PYTHON", "")
-    if not python:
-        pytest.skip("FRAMEWORKS_PYTHON=PATH of a Python with torch and lightning is not set")
-    report = run_json(python, "capture_lightning.py", tmp_path / "out")
-    assert report["told"]["state"] == w.STATE_VERIFIED
-    assert (report["file"]["marks"], report["file"]["optimizer"], report["file"]["wrong"]) == (6, 6, [])
-    assert (report["same_losses"], report["steps"], report["problem"]) == (True, 60, "")
-    assert report["file"]["conditions"]["model"] == "Module"
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["between", "before the first step"])
