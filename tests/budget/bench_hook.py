@@ -49,10 +49,11 @@ LOOPS = {
     "mlp, loader": 30,
     "transformer, loader": 400,
     "linear, 4 workers": 200,
+    "mlp, 4 workers": 200,
     COLD: 400,
 }
 """The loops, and how many times the hook comes and goes in each."""
-PAIRED = ("transformer, loader", "linear, 4 workers", COLD)
+PAIRED = ("transformer, loader", "linear, 4 workers", "mlp, 4 workers", COLD)
 """Loops that leave the caches cold. Their blocks differ by more than the hook takes: neighbours are compared,
 and there are many."""
 
@@ -205,7 +206,7 @@ def build_loop(name: str) -> tuple[Callable[[], None], int, Sweeper | None]:
     elif name.startswith("mlp"):
         net = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(256, 256), nn.ReLU())])
         x = torch.randn(32, 256)
-        steps = 15
+        steps = 100 if "workers" in name else 15
     else:
         layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0)
         net = nn.TransformerEncoder(layer, 2)
@@ -320,6 +321,7 @@ def rows() -> Iterator[str]:
     yield "| the hook | promise | measured |"
     yield "|---|---|---|"
     yield f"| import | {IMPORT_MS:.0f} ms CPU | {measure_import():.1f} ms |"
+    yield f"| `tpmon run`, until it is the program | {RUN_MS:.0f} ms CPU | {measure_run():.1f} ms |"
     yield f"| hot: its functions alone, a step | {HOT_US:.0f} us CPU | {measure_hot():.2f} us |"
     for name, rounds in LOOPS.items():
         found = run_loop(name, rounds)
