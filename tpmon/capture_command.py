@@ -16,7 +16,7 @@ from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
 from tpmon.capture.kineto_capture import try_kineto
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
-from tpmon.capture.outcome import gather
+from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
 from tpmon.capture.window import Window
 from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError, UsageError
@@ -187,13 +187,16 @@ def capture_job(
             stack.callback(bus.close)
         stack.enter_context(_remove_empty(mine, stopped))
         window = Window(buses, wanted, name, tell, stopped)
+        timed = [bus.count_timed_steps() for bus in buses]
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
             clocks = watch.read() if any(one.state is CaptureState.VERIFIED for one in outcomes) else NO_GPU
         ranks = window.describe(outcomes)
         tell("reading what was written")
         _step_back()
-        result, summaries = gather(window.asked, name, ranks, places, window.price)
+        moved = [bus for bus, before in zip(buses, timed, strict=True) if bus.count_timed_steps() > before]
+        works = {bus.process.pid: IS_TIMED for bus in moved} | dict.fromkeys(watch.busy, IS_BUSY)
+        result, summaries = gather(window.asked, name, ranks, places, window.price, works=works)
         if is_known(result.conditions):
             result = replace(result, conditions=replace(result.conditions, clocks=clocks))
         return result, summaries

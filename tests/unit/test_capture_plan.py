@@ -16,7 +16,6 @@ from tpmon import capture_command, config
 from tpmon.capture.bus import NoHookError, open_bus
 from tpmon.capture.files import Place, clear_parts, pack, parse_conditions
 from tpmon.capture.nsys import judge_nsys
-from tpmon.capture.outcome import judge_end
 from tpmon.capture.plan import (
     MOST_EVENTS,
     Pace,
@@ -36,15 +35,13 @@ from tpmon.hook import models, wire, wire_capture
 from tpmon.hook.conditions import read_conditions
 from tpmon.hook.headroom import read_memory_left
 from tpmon.hook_file import write_export
-from tpmon.model.capture import CaptureAsked, CapturedFile, CaptureKind, CaptureState, RankCapture
+from tpmon.model.capture import CaptureAsked, CaptureKind
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.restart import can_start_again, is_armed, write_restart
 from tpmon.run import BOOT
 
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
-RANK = RankCapture(1, 0, CaptureState.VERIFIED, "", 100, 5, 20.0, 10.0, 12.0, 10.0)
-FILE = CapturedFile("/a", "/a", 0, 100, 5, 900, 0, 1000, CaptureKind.TRACE)
 
 
 def record(steps: int, time_ms: float, evals: int = 0, rule: int = wire.RULE_DATA_AFTER_UPDATE) -> list[int]:
@@ -160,16 +157,6 @@ def test_conditions_are_read_from_either_end_and_believed_by_type_alone() -> Non
         assert told.batch_size == Missing("why")
     for broken in (b'{"tpmon": [1', b'{"tpmon": ' + b"[" * 60_000):
         assert parse_conditions(broken, b"") == Missing("the trace does not say it")
-
-
-def test_a_set_is_partial_where_a_rank_or_a_step_is_not_there() -> None:
-    missed = replace(RANK, rank=1, state=CaptureState.MISSED, first_step=Missing("x"))
-    assert judge_end(ASKED, [RANK], [FILE]) is CaptureState.DONE
-    assert judge_end(ASKED, [RANK, missed], [FILE]) is CaptureState.PARTIAL
-    assert judge_end(ASKED, [RANK], [replace(FILE, steps=4)]) is CaptureState.PARTIAL
-    assert judge_end(ASKED, [RANK, replace(RANK, first_step=101)], [FILE, FILE]) is CaptureState.PARTIAL
-    assert judge_end(ASKED, [missed], []) is CaptureState.MISSED
-    assert judge_end(ASKED, [RANK], []) is CaptureState.FAILED
 
 
 def test_the_nearest_limit_of_memory_counts(tmp_path) -> None:

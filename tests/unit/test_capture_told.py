@@ -24,6 +24,7 @@ from tpmon.hook.batch import describe_batch
 from tpmon.hook.capture_end import note_rank
 from tpmon.hook.conditions import read_conditions
 from tpmon.model.capture import CapturedFile, CaptureKind, CaptureResult, CaptureState, GpuClocks
+from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.clocks import NO_GPU, ClockWatch
 from tpmon.probe.gpu import GpuReading
@@ -199,6 +200,27 @@ def test_the_clocks_are_those_of_the_cards_that_are_used() -> None:
     assert ClockWatch({9: 1}, Cards(mine)).read(0.0) == Missing("waits for NVML")
     assert ClockWatch({9: 1}, Cards(mine)).read(0.06) == Missing("no card lists these processes")
     assert ClockWatch({7: 1}, None).read() == NO_GPU
+
+
+@pytest.mark.parametrize(
+    ("listed", "busy"),
+    [
+        (((7, 30.0),), True),
+        (((7, 0.0),), False),
+        (((7, Missing("x")),), True),
+        (((7, Missing("x")), (8, 90.0)), False),
+        (((7, 1.0), (8, 90.0)), True),
+        (((8, 90.0),), False),
+        ((), False),
+    ],
+)
+def test_a_card_is_busy_for_whom_the_driver_says_or_who_is_alone_on_it(
+    listed: tuple[tuple[int, object], ...], busy: bool
+) -> None:
+    processes = tuple(GpuProcess(pid, 1, share, of_job=pid == 7) for pid, share in listed)
+    watch = ClockWatch({7: 1}, Cards(make_gpu(pids=(7,), processes=processes)))
+    watch.read(0.06)
+    assert watch.busy == (frozenset((7,)) if busy else frozenset())
 
 
 def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import signal
 
 from tpmon.capture.running import is_running
 from tpmon.errors import NoTargetError, NotPermittedError, UsageError
-from tpmon.hook import wire, wire_capture
+from tpmon.hook import wire, wire_capture, wire_settings
 from tpmon.model.capture import CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
@@ -118,6 +118,11 @@ class Bus:
     def read_records(self, most: int = 256) -> list[tuple[int, ...]]:
         """Return the newest records, oldest first."""
         return wire.parse_records(self.page, 0, most)[1]
+
+    def count_timed_steps(self) -> int:
+        """Return how many steps the hook has timed on a CUDA device that the process works on."""
+        words = wire_settings.parse_device(self.page)
+        return words[wire_settings.DEV_STEPS] if words else 0
 
     def post(self, request: wire_capture.Request) -> None:
         """Write a request; the hook reads it at the end of the step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tpmon.capture.files import Place, clear_parts, look_at_snapshot, look_at_trace
 from tpmon.model.capture import (
@@ -20,6 +20,11 @@ from tpmon.model.capture import (
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.trace import TraceSummary
 
+IS_BUSY = "NVML saw a GPU work for it"
+IS_TIMED = "its steps were timed on a GPU meanwhile"
+_NOBODY_KNOWS = "CUDA is initialised, and nothing says that a GPU worked meanwhile"
+_IS_ON = "the model that it trains is on a GPU"
+
 _BACKENDS = {
     CaptureKind.TRACE: "torch.profiler from the step hook",
     CaptureKind.SNAPSHOT: "allocator history of torch",
@@ -33,11 +38,17 @@ def gather(
     ranks: Sequence[RankCapture],
     places: Sequence[Place],
     price: Known[CapturePrice],
+    *,
+    works: Mapping[int, str],
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Look at the files of all ranks; a trace that holds other steps than asked for makes the set partial."""
+    """Look at the files of all ranks; what a trace lacks makes the set partial.
+
+    ``works`` says of which processes, by PID, something outside of the trace saw a GPU work.
+    """
     files: list[CapturedFile] = []
     summaries: list[TraceSummary] = []
     notes: list[str] = []
+    used: set[int] = set()
     conditions: Known[Conditions] = Missing("no trace was written")
     for rank, place in zip(ranks, places, strict=True):
         number = rank.rank if is_known(rank.rank) else -1
@@ -62,11 +73,15 @@ def gather(
             notes.append(f"{os.path.basename(file.host_path)}: {summary.reason}")
         else:
             summaries.append(summary)
-            notes += _judge(asked, rank, summary, told)
+            notes += _judge(asked, rank, summary)
+            if not summary.kernels:
+                why = works.get(rank.pid) or find_use(rank, told)
+                used.update([rank.pid] if why else [])
+                notes += note_kernels(why, told)
     reasons = {rank.reason for rank in ranks if rank.reason}
     result = CaptureResult(
         schema=CAPTURE_SCHEMA,
-        state=judge_end(asked, ranks, files),
+        state=judge_end(asked, ranks, files, used),
         backend=_BACKENDS[asked.kind],
         folder=asked.folder,
         files=tuple(files),
@@ -80,9 +95,15 @@ def gather(
 
 
 def judge_end(
-    asked: CaptureAsked, ranks: Sequence[RankCapture], files: Sequence[CapturedFile]
+    asked: CaptureAsked,
+    ranks: Sequence[RankCapture],
+    files: Sequence[CapturedFile],
+    used: Collection[int] = (),
 ) -> CaptureState:
-    """Say how a capture ended: done, with part of what was asked for, or why there is nothing."""
+    """Say how a capture ended: done, with part of what was asked for, or why there is nothing.
+
+    ``used`` are the processes that had a GPU work meanwhile: their traces lack something without a kernel.
+    """
     good = [rank for rank in ranks if rank.state is CaptureState.VERIFIED]
     if not good:
         return ranks[0].state if ranks else CaptureState.FAILED
@@ -93,18 +114,36 @@ def judge_end(
     whole = len(files) == len(ranks) and len({rank.first_step for rank in good}) == 1
     if asked.kind is CaptureKind.TRACE and not asked.timed:
         whole = whole and all(file.steps == rank.steps for file, rank in zip(files, good, strict=False))
+    if asked.kind is CaptureKind.TRACE:
+        pairs = zip(files, good, strict=False)
+        whole = whole and not any(file.kernels == 0 and rank.pid in used for file, rank in pairs)
     return CaptureState.DONE if whole else CaptureState.PARTIAL
 
 
-def _judge(
-    asked: CaptureAsked, rank: RankCapture, summary: TraceSummary, conditions: Known[Conditions]
-) -> list[str]:
+def find_use(rank: RankCapture, conditions: Known[Conditions]) -> str:
+    """Say by what the trace itself tells that a GPU worked, "" where that cannot be told.
+
+    CUDA that was initialised is not enough: a loop may train on the CPU all the same.
+    """
+    if not is_known(conditions) or not rank.steps or conditions.mode != "training":
+        return ""
+    return _IS_ON if is_known(conditions.device) and conditions.device.startswith("cuda") else ""
+
+
+def note_kernels(why: str, conditions: Known[Conditions]) -> list[str]:
+    """Say of a trace without a kernel that it should have some: ``why``, or that nobody knows."""
+    if why:
+        return [f"no GPU kernel in the trace, although {why}: another tool may hold CUPTI"]
+    if is_known(conditions) and is_known(conditions.gpu) and conditions.gpu:
+        return [f"no GPU kernel in the trace; {_NOBODY_KNOWS}"]
+    return []
+
+
+def _judge(asked: CaptureAsked, rank: RankCapture, summary: TraceSummary) -> list[str]:
     """Say what a trace does not hold that it should."""
     found = []
     if not asked.timed and summary.steps != rank.steps:
         found.append(f"the trace holds {summary.steps} steps, and {rank.steps} were recorded")
-    if is_known(conditions) and is_known(conditions.gpu) and conditions.gpu and not summary.kernels:
-        found.append("no GPU kernel in the trace, although the run uses a GPU: another tool may hold CUPTI")
     if summary.lost.events or summary.lost.broken_off:
         found.append(f"not all of the trace could be read: {summary.lost.reason}")
     return found

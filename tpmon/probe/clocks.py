@@ -1,4 +1,4 @@
-"""Read the clocks of the cards that some processes use, once: the conditions of what was recorded there."""
+"""Read the clocks of the cards that some processes use, once, and whether these kept them busy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tpmon.model.capture import GpuClocks
+from tpmon.model.gpu import GpuSample
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.gpu import GpuProbe, GpuReading, open_device_indices
@@ -48,6 +49,8 @@ class ClockWatch:
         """Watch the processes of ``job``, PID to start ticks; without a reader they use no card."""
         self._job = job
         self._reader = reader
+        self.busy: frozenset[int] = frozenset()
+        """The processes for which a card worked, by the last reading."""
 
     def read(self, wait_s: float = _WAIT_S) -> Known[tuple[GpuClocks, ...]]:
         """Return the clocks of the cards that these processes are on, as of the last second, or why not."""
@@ -68,11 +71,22 @@ class ClockWatch:
                     for card in gpus
                     if is_known(card.pids) and self._job.keys() & set(card.pids)
                 )
+                self.busy = frozenset(pid for pid in self._job if any(_works_for(card, pid) for card in gpus))
                 if found:
                     return found
             if time.monotonic() > limit:
                 return gpus if not is_known(gpus) else Missing("no card lists these processes")
             time.sleep(_AGAIN_S)
+
+
+def _works_for(card: GpuSample, pid: int) -> bool:
+    """Tell whether a card worked for a process: by its own share, else by the card's where it is alone."""
+    listed = card.processes if is_known(card.processes) else ()
+    share = next((one.sm_pct for one in listed if one.pid == pid), Missing("not listed"))
+    alone = [one.pid for one in listed] == [pid] and not is_known(card.lists_only)
+    if not is_known(share) and alone:
+        share = card.sm_pct
+    return is_known(share) and share > 0
 
 
 def _has_card(pid: int) -> bool:
