@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
@@ -24,9 +24,9 @@ from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, Captur
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import Identity, Role
 from tpmon.model.trace import TraceSummary
-from tpmon.probe.clocks import NO_GPU, watch_clocks
+from tpmon.probe.clocks import NO_GPU, ClockWatch, watch_clocks
 from tpmon.probe.job import Job, Member
 from tpmon.probe.restart import is_armed, write_restart
 from tpmon.report.capture import write_capture, write_capture_line
@@ -176,7 +176,9 @@ def capture_job(
     first = members[0]
     if not asked.every:
         with _remove_empty([] if os.path.lexists(folder) else [folder], stopped):
-            told = try_kineto(first.identity, first.rank, wanted, name, tell, stopped=stopped)
+            told = try_kineto(
+                first.identity, first.rank, wanted, name, tell, stopped=stopped, watch=_watch_one
+            )
             if told:
                 return told
     buses = _open_all(members, job)
@@ -196,10 +198,7 @@ def capture_job(
         _step_back()
         moved = [bus for bus, before in zip(buses, timed, strict=True) if bus.count_timed_steps() > before]
         works = {bus.process.pid: IS_TIMED for bus in moved} | dict.fromkeys(watch.busy, IS_BUSY)
-        result, summaries = gather(window.asked, name, ranks, places, window.price, works=works)
-        if is_known(result.conditions):
-            result = replace(result, conditions=replace(result.conditions, clocks=clocks))
-        return result, summaries
+        return gather(window.asked, name, ranks, places, window.price, works=works, clocks=clocks)
 
 
 def _check_above(folder: str) -> None:
@@ -244,6 +243,10 @@ def _check_nsys(pid: int, asked: Asked) -> None:
             raise UsageError(refusal, "tpmon run --nsys -- COMMAND starts nsys so that it can be asked")
     elif asked.kind is CaptureKind.TRACE and traces_cuda(above) and _uses_cuda(pid):
         raise UsageError(HOLDS_SLOT, f"tpmon capture {pid} --cuda-profiler has nsys record")
+
+
+def _watch_one(process: Identity) -> AbstractContextManager[ClockWatch]:
+    return watch_clocks([process])
 
 
 def _uses_cuda(pid: int) -> bool:

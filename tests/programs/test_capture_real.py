@@ -36,6 +36,7 @@ def test_a_capture_holds_the_steps_that_were_asked_for(tmp_path: Path) -> None:
         assert os.stat(file["path"]).st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path / "out") == [os.path.basename(file["path"])]
         assert told["conditions"]["model"] == "Linear"
+        assert read_told(file["path"]).conditions["clocks"] == told["conditions"]["clocks"]
         assert Path(f"/proc/{pid}").exists()
 
 

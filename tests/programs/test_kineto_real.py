@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.captures import read_told
 from tests.programs.conftest import READY_S
 
 pytestmark = [
@@ -71,6 +73,11 @@ def count(path: str) -> dict[str, int]:
     return {kind: sum(name.startswith(start) for name in names) for kind, start in starts.items()}
 
 
+def torch_version() -> str:
+    """Return the version as the bus has room for it."""
+    return importlib.metadata.version("torch")[:24]
+
+
 def read_folder(pid: int) -> str:
     words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return next(word.partition("=")[2] for word in words if word.startswith("KINETO_IPC_SOCKET_DIR="))
@@ -86,6 +93,11 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path) ->
         assert count(file["path"]) == {"marks": 3, "optimizer": 3}
         assert os.stat(file["path"]).st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path / "out") == [os.path.basename(file["path"])]
+        written = read_told(file["path"]).conditions
+        assert (written["mode"], written["threads"], written["torch"]) == ("training", 1, torch_version())
+        assert written["model"] == {"missing": "the hook tells it in a capture of its own alone"}
+        assert told["conditions"]["threads"] == 1
+        assert written["clocks"] == told["conditions"]["clocks"]
         assert job.poll() is None
         assert "conf" in os.listdir(read_folder(job.pid))
         assert "dynolog" not in os.listdir(read_folder(job.pid))

@@ -14,7 +14,8 @@ import pytest
 from tests.children import child
 from tpmon import capture_command, config
 from tpmon.capture.bus import NoHookError, open_bus
-from tpmon.capture.files import Place, clear_parts, pack, parse_conditions
+from tpmon.capture.conditions import parse_conditions
+from tpmon.capture.files import Place, clear_parts, pack
 from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.plan import (
     MOST_EVENTS,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 from collections import UserDict
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -15,8 +15,9 @@ import pytest
 
 from tests.frames import make_gpu
 from tests.traces import TraceBuilder
+from tpmon.capture.conditions import find_block, parse_conditions
 from tpmon.capture.ends import Outcome
-from tpmon.capture.files import Place, look_at_trace, parse_conditions
+from tpmon.capture.files import Place, look_at_trace
 from tpmon.capture.ranks import describe_rank
 from tpmon.capture.summary import read_summary
 from tpmon.hook import wire, wire_capture, wire_settings
@@ -159,6 +160,39 @@ def test_conditions_that_the_hook_wrote_come_back() -> None:
     assert (odd.inputs, odd.mode) == (Missing("the trace does not say it"), Missing("why"))
 
 
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(0, 1 << 18), (1 << 18, 0), (1 << 18, 9)])
+def test_clocks_go_into_the_block_of_the_hook_wherever_it_stands(
+    tmp_path: Path, quoted: bool, before: int, after: int
+) -> None:
+    told = {"model": "Nét", "clocks": "old"}
+    block = json.dumps(json.dumps(told)) if quoted else json.dumps(told, ensure_ascii=False)
+    path = tmp_path / "host-1-step3.pt.trace.json"
+    text = f'{{"a": "{"é" * before}", "tpmon":\n {block}, "traceEvents": [], "b": "{"é" * after}"}}'
+    path.write_text(text, encoding="utf-8")
+    file, _, conditions = look_at_trace(Place("/x", str(tmp_path)), "host-1", -1, 3, Missing("no GPU"))
+    assert is_known(conditions)
+    assert (conditions.model, conditions.clocks) == ("Nét", Missing("no GPU"))
+    with gzip.open(file.host_path) as packed:
+        whole = json.load(packed)
+    found = json.loads(whole["tpmon"]) if quoted else whole["tpmon"]
+    assert found == {"model": "Nét", "clocks": {"missing": "no GPU"}}
+    assert (len(whole["a"]), len(whole["b"])) == (before, after)
+
+
+def test_what_is_no_block_is_left_as_it_is(tmp_path: Path) -> None:
+    for text in (b'{"tpmon": [1]', b'{"tpmon": 7}', b'{"tpmon": "x"}', b"{}", b'{"tpmon": {"a": "\xff"}}'):
+        assert find_block(text) is None
+    trace = TraceBuilder().step(0, 0, 900)
+    path = tmp_path / "host-1-step0.pt.trace.json"
+    trace.write(path)
+    before = path.read_bytes()
+    file, _, conditions = look_at_trace(Place("/x", str(tmp_path)), "host-1", -1, 0, ())
+    assert conditions == Missing("the trace does not say it")
+    with gzip.open(file.host_path) as packed:
+        assert packed.read() == before
+
+
 def test_a_window_by_time_is_told_by_its_length(tmp_path: Path) -> None:
     trace = TraceBuilder()
     trace.op("aten::mm", 0, 500).op("aten::mm", 1_010_100, 500)
@@ -229,11 +263,33 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
         trace.step(step, step * 1000, 900).op("aten::mm", step * 1000 + 10, 500)
     path = tmp_path / "host-1-rank0-step0.pt.trace.json"
     trace.write(path, tpmon=json.dumps({"model": "Net", "mode": "training"}))
-    file, summary, conditions = look_at_trace(Place(str(tmp_path), str(tmp_path)), "host-1", 0, 0)
+    file, summary, conditions = look_at_trace(
+        Place(str(tmp_path), str(tmp_path)),
+        "host-1",
+        0,
+        0,
+        (GpuClocks(0, "H100", 1755.0, 1980.0, Missing("x")),),
+    )
     assert not isinstance(summary, Missing)
     assert (summary.steps, file.steps, summary.operators[0].name) == (3, 3, "aten::mm")
     assert is_known(conditions)
     assert os.listdir(tmp_path) == [f"{path.name}.gz"]
+    with gzip.open(file.path) as packed:
+        whole = json.load(packed)
+    assert json.loads(whole.pop("tpmon")) == {
+        "model": "Net",
+        "mode": "training",
+        "clocks": [
+            {
+                "index": 0,
+                "name": "H100",
+                "sm_mhz": 1755.0,
+                "sm_max_mhz": 1980.0,
+                "memory_mhz": {"missing": "x"},
+            }
+        ],
+    }
+    assert whole["traceEvents"] == trace.events
     result = CaptureResult(
         "tpmon.capture/1",
         CaptureState.DONE,
@@ -241,7 +297,7 @@ def test_a_child_reads_the_trace_and_says_why_where_it_cannot(tmp_path: Path) ->
         str(tmp_path),
         (file,),
         (),
-        replace(conditions, clocks=(GpuClocks(0, "H100", 1755.0, 1980.0, Missing("x")),)),
+        conditions,
         Missing("x"),
         1.0,
         (),

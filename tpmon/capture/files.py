@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import os
 import shutil
+from dataclasses import replace
+from typing import BinaryIO
 
+from tpmon.capture.conditions import Block, read_block, to_conditions, write_clocks
 from tpmon.capture.summary import read_summary
 from tpmon.hook import wire_capture
-from tpmon.model.capture import CapturedFile, CaptureKind, Conditions
+from tpmon.model.capture import CapturedFile, CaptureKind, Conditions, GpuClocks
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.trace import TraceSummary
 from tpmon.model.units import clean_text
 
-_CONDITIONS = b'"tpmon":'
-_EDGE = 1 << 16
-_NOT_THERE = Missing("the trace does not say it")
-_MOST_INPUTS = 16
-
-NOT_READ = Missing("the clocks of the GPU were not read")
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,11 @@ def locate(pid: int, folder: str) -> Place:
     return Place(folder, folder if same else f"/proc/{pid}/root{folder}")
 
 
-def pack(path: str) -> str:
-    """Compress a file beside it and remove it; return the new path, or the old one where that cannot be."""
+def pack(path: str, instead: tuple[Block, bytes] | None = None) -> str:
+    """Compress a file beside it and remove it; return the new path, or the old one where that cannot be.
+
+    In the place of a block of the file other bytes are written where they are given.
+    """
     packed = f"{path}.gz"
     part = f"{packed}.part"
     if os.path.lexists(packed):
@@ -61,7 +61,12 @@ def pack(path: str) -> str:
             owner = os.fstat(source.fileno())
             if owner.st_uid != os.geteuid():
                 os.fchown(target.fileno(), owner.st_uid, owner.st_gid)
-            shutil.copyfileobj(source, stream, 1 << 20)
+            if instead is not None:
+                block, other = instead
+                _copy_part(source, stream, block.start)
+                stream.write(other)
+                source.seek(block.end)
+            shutil.copyfileobj(source, stream, _CHUNK)
         os.rename(part, packed)
         os.unlink(path)
     except OSError:
@@ -84,14 +89,18 @@ def clear_parts(place: Place, name: str, rank: int) -> list[str]:
 
 
 def look_at_trace(
-    place: Place, name: str, rank: int, first_step: int
+    place: Place, name: str, rank: int, first_step: int, clocks: Known[tuple[GpuClocks, ...]]
 ) -> tuple[CapturedFile, TraceSummary | Missing, Known[Conditions]]:
-    """Verify the trace of one rank: read it whole, count steps, events and kernels, and pack it."""
+    """Verify the trace of one rank: read it whole, count steps, events and kernels, and pack it.
+
+    The packed file has the clocks of the GPUs among its conditions, which the hook cannot read.
+    """
     file = wire_capture.file_name(name, rank, first_step, wire_capture.TRACE_ENDING)
     path = place.reach(file)
-    conditions = read_conditions(path)
+    block = read_block(path)
+    conditions = replace(to_conditions(block.told), clocks=clocks) if is_known(block) else block
     summary = read_summary(path)
-    path = pack(path)
+    path = pack(path, (block, write_clocks(block, clocks)) if is_known(block) else None)
     here = os.path.basename(path)
     found = CapturedFile(
         path=os.path.join(place.inside, here),
@@ -124,78 +133,12 @@ def look_at_snapshot(place: Place, name: str, rank: int, first_step: int) -> Cap
     )
 
 
-def read_conditions(path: str) -> Known[Conditions]:
-    """Read what the hook wrote into a trace of its surroundings."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_EDGE)
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(size - _EDGE, 0))
-            tail = file.read(_EDGE)
-    except OSError as error:
-        return Missing(error.strerror or str(error))
-    return parse_conditions(head, tail)
-
-
-def parse_conditions(head: bytes, tail: bytes) -> Known[Conditions]:
-    """Parse the conditions out of the beginning or the end of a trace; what has another type is missing."""
-    for edge in (head, tail):
-        at = edge.find(_CONDITIONS)
-        if at < 0:
-            continue
-        text = edge[at + len(_CONDITIONS) :].decode("utf-8", "replace").lstrip()
-        try:
-            told, _ = json.JSONDecoder().raw_decode(text)
-            if isinstance(told, str):
-                told = json.loads(told)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(told, dict):
-            return Conditions(
-                model=_text(told.get("model")),
-                parameters=_int(told.get("parameters")),
-                dtype=_text(told.get("dtype")),
-                device=_text(told.get("device")),
-                training=_bool(told.get("training")),
-                mode=_text(told.get("mode")),
-                inputs=_texts(told.get("inputs")),
-                batch_size=_int(told.get("batch_size")),
-                world_size=_int(told.get("world_size")),
-                gpu=_text(told.get("gpu")),
-                clocks=NOT_READ,
-                torch=_text(told.get("torch")),
-                python=_text(told.get("python")),
-                threads=_int(told.get("threads")),
-                autocast=_bool(told.get("autocast")),
-                autocast_dtype=_text(told.get("autocast_dtype")),
-                matmul_precision=_text(told.get("matmul_precision")),
-            )
-    return _NOT_THERE
-
-
 def _rank(rank: int) -> Applicable[int]:
     return rank if rank >= 0 else NOT_APPLICABLE
 
 
-def _why(value: object) -> Missing:
-    if isinstance(value, dict) and isinstance(value.get("missing"), str):
-        return Missing(clean_text(value["missing"], 120))
-    return _NOT_THERE
-
-
-def _text(value: object) -> Known[str]:
-    return clean_text(value, 120) if isinstance(value, str) else _why(value)
-
-
-def _texts(value: object) -> Known[tuple[str, ...]]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        return _why(value)
-    return tuple(clean_text(one, 120) for one in value[:_MOST_INPUTS])
-
-
-def _int(value: object) -> Known[int]:
-    return value if isinstance(value, int) and not isinstance(value, bool) else _why(value)
-
-
-def _bool(value: object) -> Known[bool]:
-    return value if isinstance(value, bool) else _why(value)
+def _copy_part(source: BinaryIO, target: gzip.GzipFile, size: int) -> None:
+    """Copy so many bytes, or fewer where there are no more."""
+    while size > 0 and (data := source.read(min(size, _CHUNK))):
+        target.write(data)
+        size -= len(data)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, open_bus
+from tpmon.capture.conditions import NOT_READ, to_conditions
+from tpmon.capture.kineto_conditions import describe_from_bus
 from tpmon.capture.kineto_daemon import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
+from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
 from tpmon.capture.plan import mean_step
 from tpmon.capture.summary import read_summary
 from tpmon.errors import TpmonError
+from tpmon.hook import wire_settings
 from tpmon.model.capture import (
     CAPTURE_SCHEMA,
     CaptureAsked,
@@ -22,8 +30,11 @@ from tpmon.model.capture import (
     CaptureKind,
     CaptureResult,
     CaptureState,
+    Conditions,
+    GpuClocks,
     RankCapture,
 )
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.trace import TraceSummary
@@ -32,10 +43,33 @@ BACKEND = "kineto on demand, from a thread of its own"
 _AFTER_S = 2.0
 _UNNUMBERED = Missing("kineto does not number the steps of the run")
 _NOT_TOLD = Missing("kineto writes none: they come with the hook")
+_NOTHING = Missing("nothing was recorded")
 _NOT_STOPPED = Missing(
     "kineto stops and writes in a thread of its own; nobody measured what the loop felt of it"
 )
 _NO_HOOK = Missing("no hook tells the steps of this run")
+
+
+class Cards(Protocol):
+    """Tell of the GPUs that a process is on; ``busy`` as of the last reading."""
+
+    busy: frozenset[int]
+
+    def read(self) -> Known[tuple[GpuClocks, ...]]:
+        """Return their clocks, or why not."""
+
+
+Watch = Callable[[Identity], AbstractContextManager[Cards]]
+"""Hold NVML open around a window of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Hold what is left of a window: the file and its summary, or notes why there is none."""
+
+    file: CapturedFile | None
+    summary: TraceSummary | Missing
+    notes: tuple[str, ...]
 
 
 def try_kineto(
@@ -46,6 +80,7 @@ def try_kineto(
     tell: Callable[[str], None],
     *,
     stopped: Callable[[], bool],
+    watch: Watch,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
@@ -66,7 +101,7 @@ def try_kineto(
             return None
     try:
         tell(f"back end: {BACKEND}")
-        return capture_by_kineto(client, rank, asked, name, tell, stopped=stopped)
+        return capture_by_kineto(client, rank, asked, name, tell, stopped=stopped, watch=watch)
     except TakenError as error:
         if bus is None:
             raise
@@ -82,6 +117,7 @@ def capture_by_kineto(
     tell: Callable[[str], None],
     *,
     stopped: Callable[[], bool],
+    watch: Watch,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Have kineto record, and verify what it wrote; given up once whoever asked has ``stopped``.
 
@@ -91,91 +127,125 @@ def capture_by_kineto(
     """
     window = KinetoWindow(client, asked, tell, stopped)
     bus = _find_bus(client.process)
+    told: dict[str, Any] = {}
+    clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
+    works = ""
     try:
         before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
-        recorded = window.run()
-        ended = time.monotonic_ns()
-        file, summary, notes = _keep(recorded, rank, asked, name, tell)
-        after = _wait_after(bus, ended) if file is not None else Missing("nothing was recorded")
+        timed = bus.count_timed_steps() if bus is not None else 0
+        with watch(client.process) as cards:
+            recorded = window.run()
+            ended = time.monotonic_ns()
+            if recorded.state is CaptureState.VERIFIED:
+                clocks = cards.read()
+                told = _describe(bus, rank, clocks)
+                is_timed = bus is not None and bus.count_timed_steps() > timed
+                works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
+        kept = _keep(recorded, rank, asked, name, tell, told=told)
+        after = _wait_after(bus, ended) if kept.file is not None else _NOTHING
     finally:
         window.close()
         if bus is not None:
             bus.close()
-    done = file is not None and isinstance(summary, TraceSummary)
-    steps = summary.steps if isinstance(summary, TraceSummary) else 0
+    summary = kept.summary
+    conditions: Known[Conditions] = replace(to_conditions(told), clocks=clocks) if told else _NOT_TOLD
     wanted = window.price.steps if is_known(window.price) else asked.steps
-    state = recorded.state
-    if recorded.state is CaptureState.VERIFIED:
-        state = CaptureState.DONE if done and steps == wanted else CaptureState.PARTIAL
-        state = state if file is not None else CaptureState.FAILED
-    during = summary.step_ms if isinstance(summary, TraceSummary) else Missing("nothing was recorded")
+    lacks = note_kernels(works, conditions) if kept.file is not None and kept.file.kernels == 0 else []
     member = RankCapture(
         pid=client.process.pid,
         rank=rank,
         state=recorded.state,
         reason=recorded.reason,
         first_step=_UNNUMBERED,
-        steps=steps,
+        steps=summary.steps if isinstance(summary, TraceSummary) else 0,
         paused_ms=_NOT_STOPPED,
         step_before_ms=before,
-        step_during_ms=during,
+        step_during_ms=summary.step_ms if isinstance(summary, TraceSummary) else _NOTHING,
         step_after_ms=after,
     )
     result = CaptureResult(
         schema=CAPTURE_SCHEMA,
-        state=state,
+        state=judge_recorded(recorded, kept, wanted, works),
         backend=BACKEND,
         folder=asked.folder,
-        files=(file,) if file is not None else (),
+        files=(kept.file,) if kept.file is not None else (),
         ranks=(member,),
-        conditions=_NOT_TOLD,
+        conditions=conditions,
         price=window.price,
         paused_ms=_NOT_STOPPED,
-        notes=tuple(note for note in (recorded.reason, *notes) if note),
+        notes=tuple(note for note in (recorded.reason, *kept.notes, *lacks) if note),
     )
     return result, (summary,) if isinstance(summary, TraceSummary) else ()
 
 
-def _keep(
-    recorded: Recorded, rank: Applicable[int], asked: CaptureAsked, name: str, tell: Callable[[str], None]
-) -> tuple[CapturedFile | None, TraceSummary | Missing, list[str]]:
-    """Mark the steps of what kineto wrote, pack it under its name, and sum it up."""
-    nothing = Missing("nothing was recorded")
+def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> CaptureState:
+    """Say how it ended: done with all steps, and with kernels where ``works`` says that a GPU worked."""
     if recorded.state is not CaptureState.VERIFIED:
-        return None, nothing, []
+        return recorded.state
+    if kept.file is None:
+        return CaptureState.FAILED
+    summary = kept.summary
+    whole = isinstance(summary, TraceSummary) and summary.steps == wanted
+    return CaptureState.DONE if whole and not (works and kept.file.kernels == 0) else CaptureState.PARTIAL
+
+
+def _describe(bus: Bus | None, rank: Applicable[int], clocks: Known[tuple[GpuClocks, ...]]) -> dict[str, Any]:
+    """Return the conditions by the hook's bus; none without a hook."""
+    if bus is None:
+        return {}
+    records = bus.read_records(2)
+    settings = wire_settings.parse_settings(bus.page)
+    return describe_from_bus(bus.header, settings, records[-1] if records else (), rank, clocks)
+
+
+def _keep(
+    recorded: Recorded,
+    rank: Applicable[int],
+    asked: CaptureAsked,
+    name: str,
+    tell: Callable[[str], None],
+    *,
+    told: dict[str, Any],
+) -> Kept:
+    """Mark the steps of what kineto wrote, pack it under its name, and sum it up."""
+    if recorded.state is not CaptureState.VERIFIED:
+        return Kept(None, _NOTHING, ())
     tell("reading what was written")
     who = f"-rank{rank}" if is_known(rank) else ""
     file = f"{name}{who}-kineto-{time.strftime('%H%M%S')}.pt.trace.json.gz"
     path = os.path.join(asked.folder, file)
-    said = mark_steps(recorded.path, f"{path}.part", asked.steps)
+    said = mark_steps(recorded.path, f"{path}.part", asked.steps, json.dumps(told) if told else "")
     count, _, why = said.partition(" ")
     is_written = count.isdecimal()
     notes = (
         [] if is_written and int(count) else [f"no step could be marked in it: {why if is_written else said}"]
     )
     if not is_written:
-        return None, nothing, notes
+        return Kept(None, _NOTHING, tuple(notes))
     os.rename(f"{path}.part", path)
     summary = read_summary(path)
-    unread = Missing(summary.reason) if isinstance(summary, Missing) else None
-    if unread is not None:
-        notes.append(f"{file}: {unread.reason}")
+    if isinstance(summary, Missing):
+        notes.append(f"{file}: {summary.reason}")
+    unread = Missing("it could not be read")
     captured = CapturedFile(
         path=path,
         host_path=path,
         rank=rank,
         first_step=_UNNUMBERED,
-        steps=summary.steps if isinstance(summary, TraceSummary) else Missing("it could not be read"),
-        events=summary.events if isinstance(summary, TraceSummary) else Missing("it could not be read"),
-        kernels=summary.kernels if isinstance(summary, TraceSummary) else Missing("it could not be read"),
+        steps=summary.steps if isinstance(summary, TraceSummary) else unread,
+        events=summary.events if isinstance(summary, TraceSummary) else unread,
+        kernels=summary.kernels if isinstance(summary, TraceSummary) else unread,
         bytes=os.stat(path).st_size,
         kind=CaptureKind.TRACE,
     )
-    return captured, summary, notes
+    return Kept(captured, summary, tuple(notes))
 
 
-def mark_steps(source: str, target: str, most: int) -> str:
-    """Have a niced child mark and pack a trace; return how many marks and why none, or what went wrong."""
+def mark_steps(source: str, target: str, most: int, told: str) -> str:
+    """Have a niced child mark and pack a trace; return how many marks and why none, or what went wrong.
+
+    ``told`` are its conditions as JSON, "" for none.
+    """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = (
         "import sys; "
@@ -185,7 +255,7 @@ def mark_steps(source: str, target: str, most: int) -> str:
     )
     try:
         with subprocess.Popen(
-            (sys.executable, "-c", code, source, target, str(most)),
+            (sys.executable, "-c", code, source, target, str(most), told),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the terminal may be the screen's

@@ -15,6 +15,7 @@ from tpmon.model.capture import (
     CaptureResult,
     CaptureState,
     Conditions,
+    GpuClocks,
     RankCapture,
 )
 from tpmon.model.known import Known, Missing, is_known
@@ -40,10 +41,12 @@ def gather(
     price: Known[CapturePrice],
     *,
     works: Mapping[int, str],
+    clocks: Known[tuple[GpuClocks, ...]],
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Look at the files of all ranks; what a trace lacks makes the set partial.
 
-    ``works`` says of which processes, by PID, something outside of the trace saw a GPU work.
+    ``works`` says of which processes, by PID, something outside of the trace saw a GPU work; ``clocks`` are
+    those of the GPUs, which are written down in each trace.
     """
     files: list[CapturedFile] = []
     summaries: list[TraceSummary] = []
@@ -63,7 +66,7 @@ def gather(
             if asked.kind is CaptureKind.SNAPSHOT:
                 files.append(look_at_snapshot(place, name, number, rank.first_step))
                 continue
-            file, summary, told = look_at_trace(place, name, number, rank.first_step)
+            file, summary, told = look_at_trace(place, name, number, rank.first_step, clocks)
         except OSError as error:
             notes.append(f"rank {number}: {error.strerror or error}: {error.filename or place.here}")
             continue

@@ -119,7 +119,7 @@ class GpuClocks:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Hold under which conditions a window was recorded, as the hook wrote them into the file.
+    """Hold under which conditions a window was recorded, as they were written into the file.
 
     ``inputs`` are type and shape of each tensor of a batch shortly before, as "float32[8, 512]"; ``mode``
     is "training" or "evaluation" by what the steps did. ``clocks`` alone are tpmon's own reading.

@@ -28,6 +28,7 @@ from tpmon.trace.spans import unite
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HEAD_BYTES = 4 << 20
 _LEVEL = 5
+_CONDITIONS = "tpmon"
 _MADE_BY = "tpmon: from one update of the optimizer to the next"
 
 
@@ -104,10 +105,11 @@ def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
     return found
 
 
-def write_marked(source: str, target: str, most: int) -> tuple[int, str]:
+def write_marked(source: str, target: str, most: int, told: str = "") -> tuple[int, str]:
     """Write the trace at ``source``, its steps marked, to the new file ``target`` (packed).
 
-    Return how many there are, and why none where that is so.
+    ``told`` are its conditions as JSON, which go before the events. Return how many steps there are, and why
+    none where that is so.
 
     Raises:
         TpmonError: where ``source`` is no trace.
@@ -125,8 +127,11 @@ def write_marked(source: str, target: str, most: int) -> tuple[int, str]:
         found = _LIST.search(head)
         if found is None:
             marks, why = (), "its list of events was not found"
-        cut = found.end() if found is not None else 0
-        stream.write(head[:cut])
+        begin, cut = found.span() if found is not None else (0, 0)
+        stream.write(head[:begin])
+        if told and found is not None:
+            stream.write(f'"{_CONDITIONS}": {told},\n'.encode())
+        stream.write(head[begin:cut])
         for number, mark in enumerate(marks):
             stream.write(b"\n" + _write_mark(number, mark, updates.thread) + b",")
         stream.write(head[cut:])
@@ -143,12 +148,12 @@ def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id]) -> bytes:
     return json.dumps(event).encode()
 
 
-def main(source: str, target: str, most: str) -> int:
+def main(source: str, target: str, most: str, told: str = "") -> int:
     """Do so in a process of its own, niced; write the number of marks, and why none, to standard output."""
     os.nice(10)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        marks, why = write_marked(source, target, int(most))
+        marks, why = write_marked(source, target, int(most), told)
         sys.stdout.write(f"{marks} {why}\n")
     except (TpmonError, OSError, MemoryError) as error:
         sys.stdout.write(f"{error or type(error).__name__}\n")

@@ -1,0 +1,159 @@
+"""What a file of kineto's says beside its events, by the bus of a hook beside it; and how such a capture ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.traces import TraceBuilder
+from tpmon.capture import kineto_capture
+from tpmon.capture.conditions import to_conditions
+from tpmon.capture.kineto_capture import Kept, judge_recorded, mark_steps
+from tpmon.capture.kineto_conditions import describe_from_bus
+from tpmon.capture.kineto_window import Recorded
+from tpmon.hook import conditions as hook_conditions
+from tpmon.hook import wire, wire_settings
+from tpmon.model.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.trace.conditions import read_conditions
+from tpmon.trace.read import read_trace
+from tpmon.trace.summary import summarize
+from tpmon.trace.updates import write_marked
+
+HEADER = wire.Header(1, 2, 3, rank=1, world_size=4, torch_version="2.13.0+cpu", python_version="3.11.2")
+CLOCKS = (GpuClocks(0, "NVIDIA H100", 1755.0, 1980.0, Missing("not told")),)
+NO_GPU = Missing("the processes use no NVIDIA GPU")
+
+
+def settings(**words: int) -> list[int]:
+    found = [wire_settings.UNKNOWN] * wire_settings.SETTINGS_WORDS
+    for name, value in words.items():
+        found[getattr(wire_settings, f"SET_{name}")] = value
+    return found
+
+
+def record(rule: int = wire.RULE_UPDATE, batch_size: int = 8) -> list[int]:
+    found = [0] * wire.RECORD_WORDS
+    found[wire.REC_RULE], found[wire.REC_BATCH_SIZE] = rule, batch_size
+    return found
+
+
+def test_the_bus_tells_settings_ranks_and_versions_and_says_what_it_cannot() -> None:
+    words = settings(
+        THREADS=4, INTEROP_THREADS=2, MATMUL_TF32=0, CUDNN_BENCHMARK=1, DETERMINISTIC=0, CUDA=1,
+        AUTOCAST=1, AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16,
+    )  # fmt: skip
+    told = describe_from_bus(HEADER, words, record(), 3, CLOCKS)
+    json.dumps(told)
+    found = to_conditions(told)
+    assert (found.torch, found.python, found.world_size) == ("2.13.0+cpu", "3.11.2", 4)
+    assert (found.threads, found.matmul_precision, found.autocast) == (4, "highest", True)
+    assert (found.autocast_dtype, found.mode, found.batch_size) == ("bfloat16", "training", 8)
+    assert (found.gpu, told["rank"], told["cudnn_benchmark"]) == ("NVIDIA H100", 3, True)
+    assert told["clocks"][0]["sm_mhz"] == 1755.0
+    for one in (found.model, found.parameters, found.dtype, found.device, found.training, found.inputs):
+        assert one == Missing("the hook tells it in a capture of its own alone")
+    assert told["anomaly_mode"] == {"missing": "its torch does not tell"}
+
+
+def test_before_the_hook_has_told_anything_all_of_it_is_missing() -> None:
+    told = describe_from_bus(wire.Header(1, 2, 3), [], [], NOT_APPLICABLE, NO_GPU)
+    found = to_conditions(told)
+    assert [name for name, value in told.items() if not isinstance(value, dict)] == []
+    assert (found.mode, found.threads) == (Missing("no step ended yet"), found.gpu)
+    assert found.world_size == Missing("there was no process group when the hook began")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ({"CUDA": 0}, "gpu", ""),
+        ({"CUDA": 1}, "gpu", Missing("NVML does not name the GPU")),
+        ({"MATMUL_TF32": 1}, "matmul_precision", Missing("TF32 is on: high or medium")),
+        ({"AUTOCAST": 0}, "autocast", Missing("it was off where the backward began")),
+        ({}, "autocast", Missing("its torch does not tell")),
+        ({"AUTOCAST": 1, "AUTOCAST_DTYPE": wire_settings.DTYPE_OTHER}, "autocast_dtype", "another type"),
+    ],
+)
+def test_a_setting_is_told_as_far_as_it_is_known(words: dict[str, int], name: str, value: object) -> None:
+    told = describe_from_bus(HEADER, settings(**words), record(wire.RULE_BATCH, 0), NOT_APPLICABLE, NO_GPU)
+    found = to_conditions(told)
+    assert getattr(found, name) == value
+    assert (found.mode, told["rank"]) == ("evaluation", 1)
+    assert found.batch_size == Missing("the DataLoader does not say it")
+
+
+def test_the_names_are_those_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Anything:
+        __version__ = "2"
+
+        def __getattr__(self, name: str) -> Anything:
+            return self
+
+        def __call__(self, *_: object) -> Anything:
+            return self
+
+        def __iter__(self):
+            return iter(())
+
+        def __int__(self) -> int:
+            return 1
+
+    torch = Anything()
+    steps = type("Steps", (), {"watcher": None, "rule": 1, "batch_size": 1, "page": b""})
+    monkeypatch.setitem(hook_conditions.sys.modules, "torch", torch)
+    monkeypatch.setattr(hook_conditions, "find_model", lambda *_: None)
+    monkeypatch.setattr(hook_conditions, "find_device", lambda *_: 0)
+    within = set(hook_conditions.read_conditions(steps))
+    outside = set(describe_from_bus(HEADER, [], [], 0, NO_GPU))
+    assert within - outside == set()
+    assert outside - within == {"clocks", "wrapped_by", "parameters", "dtype", "device", "training"}
+
+
+def make_updates(updates: int) -> TraceBuilder:
+    trace = TraceBuilder(base_us=0).op("aten::mm", 5, 10)
+    for at in range(updates):
+        trace.add("user_annotation", "Optimizer.step#SGD.step", 100 * at + 80, 20)
+    return trace
+
+
+def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: Path) -> None:
+    source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
+    make_updates(3).write(source)
+    told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS)
+    assert mark_steps(str(source), str(target), 3, json.dumps(told)).split() == ["3"]
+    with gzip.open(target) as file:
+        whole = json.load(file)
+    assert whole["tpmon"] == told
+    assert len(whole["traceEvents"]) == 3 + len(json.loads(source.read_text())["traceEvents"])
+    assert [(one.name, one.value) for one in read_conditions(read_trace(str(target))).told] == [
+        ("batch size", "8")
+    ]
+    assert write_marked(str(source), str(tmp_path / "bare.gz"), 3) == (3, "")
+    with gzip.open(tmp_path / "bare.gz") as file:
+        assert "tpmon" not in json.load(file)
+
+
+def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    make_updates(3).step(0, 0, 100).write(path)
+    summary = summarize(str(path))
+    file = CapturedFile("/a", "/a", 0, Missing("x"), 1, 4, 0, 9, CaptureKind.TRACE)
+    whole, kept = Recorded(CaptureState.VERIFIED, "", "/a"), Kept(file, summary, ())
+    assert judge_recorded(whole, kept, 1, "") is CaptureState.DONE
+    assert judge_recorded(whole, kept, 1, "NVML saw a GPU work for it") is CaptureState.PARTIAL
+    with_kernels = Kept(replace(file, kernels=2), summary, ())
+    assert judge_recorded(whole, with_kernels, 1, "NVML saw a GPU work for it") is CaptureState.DONE
+    assert judge_recorded(whole, kept, 2, "") is CaptureState.PARTIAL
+    assert judge_recorded(whole, Kept(None, Missing("x"), ()), 1, "") is CaptureState.FAILED
+    yielded = Recorded(CaptureState.YIELDED, "why", "")
+    assert judge_recorded(yielded, Kept(None, Missing("x"), ()), 1, "") is CaptureState.YIELDED
+
+
+def test_without_a_hook_nothing_is_told() -> None:
+    assert kineto_capture._describe(None, 0, CLOCKS) == {}
+    assert not is_known(kineto_capture._NOT_TOLD)
