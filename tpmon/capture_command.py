@@ -9,12 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
-from tpmon.capture.kineto_capture import try_kineto
+from tpmon.capture.kineto_capture import Around, try_kineto
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
 from tpmon.capture.window import Window
@@ -24,10 +23,11 @@ from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, Captur
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.process import Identity, Role
+from tpmon.model.process import Role
 from tpmon.model.trace import TraceSummary
-from tpmon.probe.clocks import NO_GPU, ClockWatch, watch_clocks
+from tpmon.probe.clocks import NO_GPU, watch_clocks
 from tpmon.probe.job import Job, Member
+from tpmon.probe.memory_left import read_memory_left
 from tpmon.probe.restart import is_armed, write_restart
 from tpmon.report.capture import write_capture, write_capture_line
 from tpmon.report.write import Output, complain
@@ -38,6 +38,8 @@ SECONDS = 60.0
 MOST_SECONDS = 600.0
 NICENESS = 10
 """Of what packs a trace: the training beside it comes first."""
+
+_AROUND = Around(watch=lambda process: watch_clocks([process]), memory_left=read_memory_left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +178,7 @@ def capture_job(
     first = members[0]
     if not asked.every:
         with _remove_empty([] if os.path.lexists(folder) else [folder], stopped):
-            told = try_kineto(
-                first.identity, first.rank, wanted, name, tell, stopped=stopped, watch=_watch_one
-            )
+            told = try_kineto(first.identity, first.rank, wanted, name, tell, stopped=stopped, around=_AROUND)
             if told:
                 return told
     buses = _open_all(members, job)
@@ -243,10 +243,6 @@ def _check_nsys(pid: int, asked: Asked) -> None:
             raise UsageError(refusal, "tpmon run --nsys -- COMMAND starts nsys so that it can be asked")
     elif asked.kind is CaptureKind.TRACE and traces_cuda(above) and _uses_cuda(pid):
         raise UsageError(HOLDS_SLOT, f"tpmon capture {pid} --cuda-profiler has nsys record")
-
-
-def _watch_one(process: Identity) -> AbstractContextManager[ClockWatch]:
-    return watch_clocks([process])
 
 
 def _uses_cuda(pid: int) -> bool:

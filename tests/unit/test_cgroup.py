@@ -9,6 +9,7 @@ import pytest
 from tests.cgroups import SECOND, Tree, two_reads
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.probe.cgroup import CgroupReader, parse_counters, parse_pressure_us
+from tpmon.probe.memory_left import read_memory_left
 from tpmon.probe.procfs import PAGE_BYTES, ProcFile
 
 DATA = Path(__file__).parent / "data" / "cgroup"
@@ -141,6 +142,21 @@ def test_a_data_set_that_is_read_again_and_lies_warm_in_the_cache_is_not_in_use(
     assert two_reads(tree, [7]).used_bytes == 12 << 30
     tree.write("cg/pod/c/memory.stat", f"anon {10 << 30}\ninactive_file {1 << 30}\n")
     assert two_reads(tree, [7]).used_bytes == Missing("this kernel does not count total_active_file")
+
+
+def test_what_is_left_to_a_process_is_below_its_limit_and_on_the_machine(tree: Tree) -> None:
+    v2_job(tree)
+    tree.write("proc/meminfo", f"MemTotal: 9\nMemAvailable: {8 << 20} kB\n")
+    tree.write("cg/pod/memory.stat", f"inactive_file {1 << 30}\nactive_file 0\n")
+    assert read_memory_left(7, tree.proc) == 8 << 30
+    tree.write("cg/pod/memory.max", str(5 << 30))
+    assert read_memory_left(7, tree.proc) == 3 << 30, "file pages go before anybody is killed"
+    tree.write("proc/meminfo", f"MemAvailable: {1 << 20} kB\n")
+    assert read_memory_left(7, tree.proc) == 1 << 30
+    tree.write("proc/meminfo", "MemTotal: 9\n")
+    assert read_memory_left(7, tree.proc) == 3 << 30
+    tree.write("cg/pod/memory.max", "max\n")
+    assert read_memory_left(7, tree.proc) == Missing("this kernel does not tell MemAvailable:")
 
 
 def test_equal_limits_bind_at_the_outer_group(tree: Tree) -> None:

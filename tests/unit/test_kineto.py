@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.traces import TraceBuilder
-from tpmon.capture import kineto_run, kineto_window
-from tpmon.capture.kineto import DAEMON, LONGEST_FOLDER, Ask, Order, is_sayable, parse_ask, write_answer
+from tpmon.capture import kineto_window
+from tpmon.capture.kineto import DAEMON, Ask, Order, is_sayable, parse_ask, write_answer
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import (
     KinetoClient,
@@ -26,13 +26,13 @@ from tpmon.capture.kineto_target import (
     parse_sockets,
 )
 from tpmon.capture.kineto_window import KinetoWindow
-from tpmon.errors import UsageError
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
 from tpmon.trace.updates import write_marked
 
+MIB = 1 << 20
 ORDER = Order("/tmp/x/trace.json", 5, False, True, False)
 HEAD = struct.Struct("<Q32s")
 
@@ -202,11 +202,17 @@ def asked(out: Path, steps: int = 5) -> CaptureAsked:
     return CaptureAsked(CaptureKind.TRACE, steps, 60.0, False, False, False, NOT_APPLICABLE, str(out))
 
 
+def enough() -> int:
+    return 1 << 40
+
+
 def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
     libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    window = KinetoWindow(KinetoClient(me, str(folder)), asked(tmp_path / "out"), said.append)
+    window = KinetoWindow(
+        KinetoClient(me, str(folder)), asked(tmp_path / "out"), said.append, memory_left=enough
+    )
     thread = threading.Thread(target=libkineto.record, args=(2,))
     thread.start()
     try:
@@ -223,6 +229,36 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
     assert os.listdir(tmp_path / "out") == []
 
 
+@pytest.mark.parametrize(
+    ("left", "orders", "why"),
+    [
+        ([256 * MIB - 1], [], "needs 256 MiB of memory beside the run, 255 are left"),
+        ([256 * MIB] * 2, ["1"], "needs 262 MiB of memory beside the run, 256 are left"),
+        ([Missing("no /proc")], [], "how much memory is left could not be read: no /proc"),
+    ],
+)
+def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
+    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, *, left: list[object],
+    orders: list[str], why: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(kineto_window, "count_events", lambda path: (1000, os.stat(path).st_size))
+    window = KinetoWindow(
+        KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None,
+        memory_left=lambda: left.pop(0),
+    )  # fmt: skip
+    thread = threading.Thread(target=libkineto.record, args=(len(orders),))
+    thread.start()
+    try:
+        told = window.run()
+        assert (told.state, told.reason) == (CaptureState.REFUSED, why)
+        assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == orders
+    finally:
+        window.close()
+        thread.join()
+    assert left == []
+    assert (tmp_path / "out").exists() is bool(orders)
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
     folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
@@ -237,7 +273,7 @@ def test_what_root_makes_for_a_user_is_the_users_and_no_link_is_followed(
         "fchown",
         lambda at, uid, gid: given.append((os.readlink(f"/proc/self/fd/{at}"), uid, gid)),
     )
-    window = KinetoWindow(KinetoClient(me, str(folder)), asked(out), lambda _line: None)
+    window = KinetoWindow(KinetoClient(me, str(folder)), asked(out), lambda _line: None, memory_left=enough)
     try:
         window._make_folder()
         paths = [window._folder] if there else [window._folder, str(out)]
@@ -279,7 +315,9 @@ def test_a_recording_that_the_program_takes_over_is_given_up(
     libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kineto_window, "_SETTLES_S", 0.0)
-    window = KinetoWindow(KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None)
+    window = KinetoWindow(
+        KinetoClient(me, str(folder)), asked(tmp_path / "out"), lambda _line: None, memory_left=enough
+    )
     thread = threading.Thread(target=libkineto.record, args=(1,), kwargs={"writes": False})
     thread.start()
     try:
@@ -299,14 +337,20 @@ def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_wind
         (me, True, CaptureState.CANCELLED),
     ):
         window = KinetoWindow(
-            KinetoClient(process, str(folder)), asked(tmp_path), lambda _line: None, lambda stop=stopped: stop
+            KinetoClient(process, str(folder)),
+            asked(tmp_path),
+            lambda _line: None,
+            lambda stop=stopped: stop,
+            memory_left=enough,
         )
         try:
             assert window.run().state is state
         finally:
             window.close()
     with pytest.raises(TakenError, match="cannot be told this folder"):
-        KinetoWindow(KinetoClient(me, str(folder)), asked(Path("/tmp/a=b")), lambda _line: None)
+        KinetoWindow(
+            KinetoClient(me, str(folder)), asked(Path("/tmp/a=b")), lambda _line: None, memory_left=enough
+        )
 
 
 def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) -> None:
@@ -327,45 +371,3 @@ def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) 
     ):
         trace.write(tmp_path / f"{name}.json")
         assert write_marked(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.gz"), 3)[0] == 0
-
-
-def test_run_kineto_arms_a_run_and_says_its_price(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(kineto_run.tempfile, "tempdir", "/tmp")
-    armed = kineto_run.prepare({"A": "1"})
-    place = Path(armed["KINETO_IPC_SOCKET_DIR"])
-    try:
-        assert (armed["KINETO_USE_DAEMON"], armed["KINETO_LOG_LEVEL"], armed["A"]) == ("1", "99", "1")
-        assert place.stat().st_mode & 0o777 == 0o700
-        assert len(str(place)) <= LONGEST_FOLDER
-        if not os.path.exists(kineto_run.SYSTEM_CONFIG):
-            assert "INTERVAL_SECS=1\n" in Path(armed["KINETO_CONFIG"]).read_text()
-        told = capfd.readouterr()
-        assert told.out == ""
-        assert "one more thread, of libkineto" in told.err
-        theirs = kineto_run.prepare({"KINETO_CONFIG": "/mine", "KINETO_LOG_LEVEL": "1"})
-        assert (theirs["KINETO_CONFIG"], theirs["KINETO_LOG_LEVEL"]) == ("/mine", "1")
-        os.rmdir(theirs["KINETO_IPC_SOCKET_DIR"])
-        with pytest.raises(UsageError, match="is set already"):
-            kineto_run.prepare({"KINETO_USE_DAEMON": "1"})
-    finally:
-        for one in place.iterdir():
-            one.unlink()
-        place.rmdir()
-
-
-def test_only_old_folders_in_which_nobody_asks_are_removed(tmp_path: Path) -> None:
-    for name in ("tpmon-kineto-old", "tpmon-kineto-new", "other-old"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "conf").write_text("")
-    used = tmp_path / "tpmon-kineto-used"
-    used.mkdir()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
-        one.bind(f"/proc/self/fd/{os.open(used, os.O_RDONLY)}/s" if len(str(used)) > 100 else str(used / "s"))
-        for name in ("tpmon-kineto-old", "other-old", "tpmon-kineto-used"):
-            os.utime(tmp_path / name, (0, 0))
-        kineto_run.sweep(str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "other-old", "tpmon-kineto-new", "tpmon-kineto-used",
-    ]  # fmt: skip

@@ -59,8 +59,12 @@ class Cards(Protocol):
         """Return their clocks, or why not."""
 
 
-Watch = Callable[[Identity], AbstractContextManager[Cards]]
-"""Hold NVML open around a window of a process."""
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Hold how the machine around a process is read: NVML around a window, and the memory left to it."""
+
+    watch: Callable[[Identity], AbstractContextManager[Cards]]
+    memory_left: Callable[[int], Known[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def try_kineto(
     tell: Callable[[str], None],
     *,
     stopped: Callable[[], bool],
-    watch: Watch,
+    around: Around,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
@@ -101,7 +105,7 @@ def try_kineto(
             return None
     try:
         tell(f"back end: {BACKEND}")
-        return capture_by_kineto(client, rank, asked, name, tell, stopped=stopped, watch=watch)
+        return capture_by_kineto(client, rank, asked, name, tell, stopped=stopped, around=around)
     except TakenError as error:
         if bus is None:
             raise
@@ -117,7 +121,7 @@ def capture_by_kineto(
     tell: Callable[[str], None],
     *,
     stopped: Callable[[], bool],
-    watch: Watch,
+    around: Around,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Have kineto record, and verify what it wrote; given up once whoever asked has ``stopped``.
 
@@ -125,7 +129,9 @@ def capture_by_kineto(
         TakenError: where somebody else answers it, before anything was asked of it.
         UsageError: where not even one update fits into a window.
     """
-    window = KinetoWindow(client, asked, tell, stopped)
+    window = KinetoWindow(
+        client, asked, tell, stopped, memory_left=lambda: around.memory_left(client.process.pid)
+    )
     bus = _find_bus(client.process)
     told: dict[str, Any] = {}
     clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
@@ -133,7 +139,7 @@ def capture_by_kineto(
     try:
         before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
         timed = bus.count_timed_steps() if bus is not None else 0
-        with watch(client.process) as cards:
+        with around.watch(client.process) as cards:
             recorded = window.run()
             ended = time.monotonic_ns()
             if recorded.state is CaptureState.VERIFIED:

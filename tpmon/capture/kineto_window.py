@@ -19,6 +19,7 @@ from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.plan import size_window
 from tpmon.capture.running import is_running
 from tpmon.errors import UsageError
+from tpmon.hook import wire_capture
 from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
@@ -55,8 +56,10 @@ class KinetoWindow:
         asked: CaptureAsked,
         tell: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
+        *,
+        memory_left: Callable[[], Known[int]],
     ) -> None:
-        """Take the daemon's place.
+        """Take the daemon's place; ``memory_left`` reads how many bytes the process may still take.
 
         Raises:
             TakenError: where it is taken, or the folder cannot be said to kineto.
@@ -66,6 +69,7 @@ class KinetoWindow:
         self._client = client
         self._tell = tell
         self._stopped = stopped
+        self._memory_left = memory_left
         self._said = ""
         self._folder = os.path.join(asked.folder, f"kineto-{client.process.pid}.part")
         if not is_sayable(self._folder):
@@ -82,6 +86,8 @@ class KinetoWindow:
             UsageError: where not even one fits, or the folder cannot be made.
         """
         try:
+            if shortage := self._name_shortage(0):
+                return self._end(CaptureState.REFUSED, shortage)
             self._make_folder()
             self._say("asking kineto for one update first, to size the rest")
             probe = self._record(1, "probe")
@@ -95,6 +101,8 @@ class KinetoWindow:
                     f"one update has {events:,} events: more than one window may have",
                     "leave --stacks, --shapes and --memory out",
                 )
+            if shortage := self._name_shortage(price.memory_bytes):
+                return self._end(CaptureState.REFUSED, shortage)
             left = os.statvfs(self._folder)
             if price.bytes * 2 > left.f_bavail * left.f_frsize:
                 return self._end(CaptureState.REFUSED, f"too little room in {self.asked.folder}")
@@ -110,6 +118,13 @@ class KinetoWindow:
         """Give the daemon's place back, and take the folder away."""
         self._daemon.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _name_shortage(self, size: int) -> str:
+        """Say that so many bytes do not fit into the memory that is left, "" where they do."""
+        left = self._memory_left()
+        if isinstance(left, Missing):
+            return f"how much memory is left could not be read: {left.reason}"
+        return wire_capture.name_shortage(size, left)
 
     def _make_folder(self) -> None:
         """Make the folder that kineto writes into, and give it to the user of the process."""

@@ -17,9 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tpmon.hook.recorder_cuda import Range, Snapshot
 
-_MEMORY_SPARE = 256 << 20
-"""Bytes that stay free for the run beside what a capture takes: a batch and its activations come and go."""
-
 _DISK_SPARE = 64 << 20
 """Bytes that stay free on the disk: the log and the next checkpoint's beginning are the run's."""
 
@@ -72,10 +69,9 @@ class CaptureFile:
             return f"about {size // _MIB} MiB, more than {most_bytes // _MIB}: ask for fewer steps"
         detailed = words[wire_capture.ASK_OPTIONS] & ~wire_capture.OPTION_TIMED
         per_event = wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY
-        need = (events * per_event or size) + _MEMORY_SPARE
-        left = read_memory_left()
-        if need > left:
-            return f"needs {need // _MIB} MiB of memory beside the run, {left // _MIB} are left"
+        shortage = wire_capture.name_shortage(events * per_event or size, read_memory_left())
+        if shortage:
+            return shortage
         try:
             if not os.path.isdir(folder):
                 _make(folder)

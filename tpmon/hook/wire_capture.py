@@ -90,6 +90,9 @@ EVENT_MEMORY_DETAILED = 3_500
 Measured on torch 2.13 as growth of resident memory over 82,000 to 231,000 events: 1.2 KB, and 2 to 3 KB.
 """
 
+MEMORY_SPARE = 256 << 20
+"""Bytes that stay free for the run beside what a capture takes: a batch and its activations come and go."""
+
 ENTRY_BYTES = 4096
 """Reckoned for an allocation that a snapshot remembers: torch's own words are "several KB" with its stack."""
 
@@ -222,6 +225,14 @@ def file_name(name: str, rank: int, first_step: int, ending: str) -> str:
     """Name a file of a capture; a rank below 0 is unknown and left out."""
     who = f"-rank{rank}" if rank >= 0 else ""
     return f"{name}{who}-step{first_step}{ending}"
+
+
+def name_shortage(size: int, left: int) -> str:
+    """Say that so many bytes of memory do not fit where ``left`` are left beside the run, "" where so."""
+    need = size + MEMORY_SPARE
+    if need <= left:
+        return ""
+    return f"needs {need >> 20} MiB of memory beside the run, {left >> 20} are left"
 
 
 def _check(words: tuple[int, ...] | list[int], texts: bytes) -> int:
