@@ -1,7 +1,7 @@
 """A plain training loop with no tpmon in it: says "ready", then trains until it is killed or told to stop.
 
 Options: --profile PATH begins a torch profiler of its own at SIGUSR1 and writes its trace there, then says "profiled".
---steps N ends after so many and prints the losses as JSON.
+--steps N ends after so many and prints the losses as JSON. --compiled trains a compiled model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profile", default="")
     parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--compiled", action="store_true")
     asked = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     wanted: list[int] = []
     signal.signal(signal.SIGUSR1, lambda *_: wanted.append(1))
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    run = torch.compile(net, fullgraph=True) if asked.compiled else net
     optimizer = torch.optim.AdamW(net.parameters())
     data = torch.randn(32, 64)
     losses = []
@@ -34,7 +36,7 @@ def main() -> None:
             profiler.start()
             began = step
         optimizer.zero_grad()
-        loss = net(data).pow(2).mean()
+        loss = run(data).pow(2).mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

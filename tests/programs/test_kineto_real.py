@@ -66,13 +66,6 @@ def capture(pid: int, *flags: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
-def count(path: str) -> dict[str, int]:
-    with gzip.open(path) as file:
-        names = [one["name"] for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
-    starts = {"marks": "ProfilerStep#", "optimizer": "Optimizer.step#"}
-    return {kind: sum(name.startswith(start) for name in names) for kind, start in starts.items()}
-
-
 def torch_version() -> str:
     """Return the version as the bus has room for it."""
     return importlib.metadata.version("torch")[:24]
@@ -83,17 +76,22 @@ def read_folder(pid: int) -> str:
     return next(word.partition("=")[2] for word in words if word.startswith("KINETO_IPC_SOCKET_DIR="))
 
 
-def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path) -> None:
-    with training() as job:
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--compiled",), marks=pytest.mark.long)], ids=["eager", "compiled"]
+)
+def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with training(*flags) as job:
         code, told, said = capture(job.pid, "--steps", "3", "--out", str(tmp_path / "out"))
         assert code == 0, said
         assert (told["state"], told["backend"], told["notes"]) == ("done", FROM_KINETO, [])
         (file,) = told["files"]
         assert file["steps"] == 3
-        assert count(file["path"]) == {"marks": 3, "optimizer": 3}
+        found = read_told(file["path"])
+        assert (found.marks, found.optimizer, found.wrong) == ((0, 1, 2), 3, ())
+        assert any("Compiled" in name for name in found.names) is bool(flags)
         assert os.stat(file["path"]).st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path / "out") == [os.path.basename(file["path"])]
-        written = read_told(file["path"]).conditions
+        written = found.conditions
         assert (written["mode"], written["threads"], written["torch"]) == ("training", 1, torch_version())
         assert written["model"] == {"missing": "the hook tells it in a capture of its own alone"}
         assert told["conditions"]["threads"] == 1
