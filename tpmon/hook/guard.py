@@ -151,10 +151,10 @@ def _list_instances(kind: type) -> list[Any]:
     return gc.get_referrers(*kinds)
 
 
-def find_cupti_user() -> str:
+def find_cupti_user(path: str = "/proc/self/maps") -> str:
     """Name the library of another tool that holds the GPU's one profiling slot in this process, or ""."""
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        with open(path, encoding="utf-8", errors="replace") as maps:
             for line in maps:
                 for name in _CUPTI_USERS:
                     if name in line:
