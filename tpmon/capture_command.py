@@ -39,6 +39,10 @@ MOST_SECONDS = 600.0
 NICENESS = 10
 """Of what packs a trace: the training beside it comes first."""
 
+_WARNS = (
+    "--memory: torch warns on the run's standard error, once in a thousand, of memory that is freed and was"
+    " allocated before"
+)
 _AROUND = Around(watch=lambda process: watch_clocks([process]), memory_left=read_memory_left)
 
 
@@ -175,6 +179,8 @@ def capture_job(
     wanted = CaptureAsked(
         asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
     )
+    if asked.memory:
+        tell(_WARNS)
     first = members[0]
     if not asked.every:
         with _remove_empty([] if os.path.lexists(folder) else [folder], stopped):
