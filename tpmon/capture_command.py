@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
 from tpmon.capture.kineto_capture import Around, try_kineto
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
+from tpmon.capture.talk import Agreed, Talk, agree_always
 from tpmon.capture.window import Window
 from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError, UsageError
@@ -162,11 +163,16 @@ def run_capture(job: Job, options: Options, asked: Asked, output: Output) -> int
 
 
 def capture_job(
-    job: Job, asked: Asked, tell: Callable[[str], None], stopped: Callable[[], bool] = lambda: False
+    job: Job,
+    asked: Asked,
+    tell: Callable[[str], None],
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    agreed: Agreed = agree_always,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
     """Lead a capture from its ranks to its verified files; ``tell`` gets the price and the progress.
 
-    It is cancelled once whoever asked has ``stopped``.
+    It is cancelled once whoever asked has ``stopped``, and holds at each price until they have ``agreed``.
 
     Raises:
         TpmonError: saying why where nothing can be captured.
@@ -184,7 +190,16 @@ def capture_job(
     first = members[0]
     if not asked.every:
         with _remove_empty([] if os.path.lexists(folder) else [folder], stopped):
-            told = try_kineto(first.identity, first.rank, wanted, name, tell, stopped=stopped, around=_AROUND)
+            told = try_kineto(
+                first.identity,
+                first.rank,
+                wanted,
+                name,
+                tell,
+                stopped=stopped,
+                around=_AROUND,
+                agreed=agreed,
+            )
             if told:
                 return told
     buses = _open_all(members, job)
@@ -194,7 +209,7 @@ def capture_job(
         for bus in buses:
             stack.callback(bus.close)
         stack.enter_context(_remove_empty(mine, stopped))
-        window = Window(buses, wanted, name, tell, stopped)
+        window = Window(buses, wanted, name, tell, stopped, agreed=agreed)
         timed = [bus.count_timed_steps() for bus in buses]
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()
@@ -266,15 +281,8 @@ def _step_back() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
 
 
-class Told(Protocol):
-    """Take a line of progress, or the last one, where something was written with its trace."""
-
-    def __call__(self, line: str, ended: bool, trace: str = "") -> None:
-        """Take what became of a capture so far."""
-
-
-def start_capture(find: Callable[[], Job], told: Told, stopped: Callable[[], bool]) -> None:
-    """Capture a few steps in a daemon thread until ``stopped``; ``told`` gets lines, with the last one True.
+def start_capture(find: Callable[[], Job], talk: Talk) -> None:
+    """Capture a few steps in a daemon thread, as far as whoever it talks with says yes.
 
     ``find`` reads the job anew, around the rank that is meant, off the caller's thread.
     """
@@ -284,14 +292,15 @@ def start_capture(find: Callable[[], Job], told: Told, stopped: Callable[[], boo
 
     def work() -> None:
         try:
-            result, summaries = capture_job(find(), asked, lambda text: told(text, False), stopped)
+            result, summaries = capture_job(find(), asked, talk.tell, talk.stopped, agreed=talk.agreed)
+            report = write_capture(result, summaries, socket.gethostname())
         except TpmonError as error:
-            told(f"no capture: {error.what}; try {error.try_this}", True)
+            talk.end(f"no capture: {error.what}; try {error.try_this}")
         except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
-            told(f"the capture failed: {type(error).__name__}: {error}", True)
+            talk.end(f"the capture failed: {type(error).__name__}: {error}")
         else:
             traces = [file.host_path for file in result.files if file.kind is CaptureKind.TRACE]
-            told(write_capture_line(result, summaries), True, traces[0] if traces else "")
+            talk.end(write_capture_line(result, summaries), report, traces[0] if traces else "")
 
     threading.Thread(target=work, name="tpmon-capture", daemon=True).start()
 

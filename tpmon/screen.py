@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tpmon.config import Options
 from tpmon.looking import RoundKeeper, SharedLook
-from tpmon.model.capture import CaptureRequest
+from tpmon.model.capture import CaptureAnswer, CaptureRequest, CaptureStage, CaptureUpdate
 from tpmon.model.dump import DumpRequest
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
@@ -27,6 +27,7 @@ from tpmon.ui.controls import Controls, Errand, Notice, Order, Reading, Result, 
 from tpmon.ui.start import run_screen
 
 if TYPE_CHECKING:
+    from tpmon.capture.talk import Talk
     from tpmon.report.bundle import Sink as BundleSink
 
 LEAVE_WITHIN_S = 0.5
@@ -57,6 +58,7 @@ class Wiring:
         self._results: Callable[[Result], None] = lambda _result: None
         self._bundles = False
         self._captures = False
+        self._talk: Talk | None = None
         self._bundle_path = ""
         self._left = threading.Event()
         self._late: list[str] = []
@@ -97,27 +99,35 @@ class Wiring:
             session.ask_sample(order)
         elif isinstance(order, CaptureRequest):
             self._capture(order)
+        elif isinstance(order, CaptureAnswer):
+            if self._talk is not None:
+                self._talk.answer(order)
         elif order is Errand.END_SAMPLING:
             session.finish_sample()
         else:
             self._bundle(session)
 
     def _capture(self, order: CaptureRequest) -> None:
-        """Capture beside the running session, into a new folder where tpmon was started."""
-        from tpmon.capture_command import start_capture  # the first picture does without it
+        """Begin the talk about a capture, beside the running session."""
+        from tpmon.capture.talk import Talk  # the first picture does without it
+        from tpmon.capture_command import start_capture
 
         if self._captures:
             self._results(Notice(CAPTURING))
             return
         self._captures = True
         pid = order.pid if is_known(order.pid) else self._job.root.pid
-        start_capture(lambda: find_job(pid), self._tell_capture, self._left.is_set)
+        self._talk = Talk(self._take_capture, self._left.is_set)
+        start_capture(lambda: find_job(pid), self._talk)
 
-    def _tell_capture(self, line: str, ended: bool, trace: str = "") -> None:
-        if ended and self._left.is_set():
-            self._late.append(line)
+    def _take_capture(self, update: CaptureUpdate) -> None:
+        ended = update.stage is CaptureStage.ENDED
+        if ended and update.line and self._left.is_set():
+            self._late.append(update.line)
         self._captures = self._captures and not ended
-        self._results(Notice(line, passing=not ended, trace=trace))
+        self._results(update)
+        if ended and update.line:  # none of a price that was read and left
+            self._results(Notice(update.line, trace=update.trace))
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
@@ -213,7 +223,9 @@ def trace_command(path: str, *, ascii_only: bool) -> tuple[str, ...]:
 
 
 def write_reading(reading: Reading) -> str:
-    """Write a dump or hot functions as ``tpmon dump`` and ``tpmon sample`` print them."""
+    """Write a dump, hot functions or a capture as their commands print them."""
+    if isinstance(reading, CaptureUpdate):
+        return "\n".join(reading.report)
     if isinstance(reading, DumpUpdate):
         from tpmon.dump import write_dump_text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.frames import NOW_NS, make_view
-from tests.goldens import dump_views, sample_views
+from tests.goldens import capture_views, dump_views, sample_views
 from tests.goldens.states import STATES, shape_history
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
@@ -102,6 +102,20 @@ def _list_samples() -> Iterator[Picture]:
     yield _at_80("sample-refused", "two-ranks", **over, sample=sample_views.refused())
 
 
+def _list_captures() -> Iterator[Picture]:
+    """Yield a capture: none, its plan, its price, while it records, and its ends."""
+    over = {"overlay": Overlay.CAPTURE}
+    for size in SIZES:
+        priced, done = capture_views.priced(), capture_views.done()
+        yield Picture(f"capture-price.{_write_size(size)}", "two-ranks", size, over | {"capture": priced})
+        yield Picture(f"capture.{_write_size(size)}", "two-ranks", size, over | {"capture": done})
+    yield _at_80("capture-none", "two-ranks", **over)
+    yield _at_80("capture-asked", "two-ranks", **over, capture=capture_views.asked())
+    yield _at_80("capture-plan", "oversubscribed", **over, capture=capture_views.planned())
+    yield _at_80("capture-running", "two-ranks", **over, capture=capture_views.recording())
+    yield _at_80("capture-cancelled", "two-ranks", **over, capture=capture_views.cancelled())
+
+
 def list_pictures() -> Iterator[Picture]:
     """Yield every situation at every size, some of them in ASCII too, then zooms and overlays."""
     for state in STATES:
@@ -134,6 +148,7 @@ def list_pictures() -> Iterator[Picture]:
     yield _at_80("message", "two-ranks", message="facts copied to the terminal and tmux")
     yield from _list_stacks()
     yield from _list_samples()
+    yield from _list_captures()
     for size in (Size(80, 24), Size(40, 50), Size(20, 5)):
         yield Picture(f"{WAITING}.{_write_size(size)}", WAITING, size)
 
@@ -211,6 +226,16 @@ _SHOWN = (
         "The hot functions",
         "sample.80x24",
         "`f` says what sampling costs, `f` again starts it; the functions come while it goes on.",
+    ),
+    (
+        "What a capture costs",
+        "capture-price.80x24",
+        "`t` says what is known, `t` again has one step profiled, and then the price stands here.",
+    ),
+    (
+        "What came of a capture",
+        "capture.80x24",
+        "What `tpmon capture` prints at its end; `y` copies it, `o` opens the trace.",
     ),
     (
         "With the hook",

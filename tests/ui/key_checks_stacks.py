@@ -1,15 +1,14 @@
-"""Check the keys that ask for something: dumps, samples, bundles, captures."""
+"""Check the keys that ask for something: dumps, samples, bundles."""
 
 from __future__ import annotations
 
 from tests.goldens import dump_views, sample_views
-from tests.ui.driving import JOB, Checks
+from tests.ui.driving import Checks
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.known import Missing
 from tpmon.model.sample import SampleRequest
 from tpmon.model.stacks import StackFrame
 from tpmon.ui import editor, panes
-from tpmon.ui.app import MESSAGE_SECONDS
 from tpmon.ui.ask_bundle import OFFER_SECONDS
 from tpmon.ui.controls import Errand, Notice
 from tpmon.ui.stack_rows import PRICE_SECONDS
@@ -143,44 +142,6 @@ async def _(s):
     await s.until(lambda: "bundle out (9 files" in s.text)
     await s.press("q")
     assert s.app.text_left == "bundle out (9 files, 80K)"
-
-
-@CHECKS.of("capture")
-async def _(s):
-    await s.press("t")
-    assert "t again profiles 5 steps of one rank: its loop stands still" in s.text
-    await s.press("b", "t")
-    assert s.asked == [], "another key took the offer back"
-    s.now_ns += int((OFFER_SECONDS + 1) * 1e9)
-    await s.press("t")
-    assert s.asked == [], "the offer has left the screen"
-    await s.press("t")
-    (asked,) = s.asked
-    assert asked.pid == min((row.rank, row.pid) for row in s.view.frame.ranks)[1]
-    await s.send_result(Notice("recording step 2 of 5", passing=True))
-    await s.until(lambda: "recording step 2 of 5" in s.text)
-    await s.send_result(Notice("capture done: 5 steps of 12.00 ms, /tmp/x"))
-    await s.until(lambda: "capture done: 5 steps" in s.text)
-    s.now_ns += int((MESSAGE_SECONDS + 1) * 1e9)
-    await s.send(JOB)
-    assert "capture done: 5 steps" in s.text, "who looked away still finds the file"
-    await s.press("q")
-    assert s.app.text_left == "capture done: 5 steps of 12.00 ms, /tmp/x"
-
-
-@CHECKS.of("open-trace")
-async def _(s):
-    lent = []
-    s.app.lend = lambda command: lent.append(command) or ("tpmon ended with 2" if len(lent) > 1 else "")
-    await s.press("o")
-    assert lent == [], "nothing was captured yet"
-    await s.send_result(Notice("capture done: 5 steps, /tmp/x.json.gz", trace="/tmp/x.json.gz"))
-    await s.until(lambda: "/tmp/x.json.gz  (o opens it)" in s.text)
-    await s.press("o")
-    assert lent == [("tpmon", "trace", "/tmp/x.json.gz")]
-    await s.press("o")
-    assert "/tmp/x.json.gz could not be shown: tpmon ended with 2" in s.text
-    assert s.app.text_left == "capture done: 5 steps, /tmp/x.json.gz"
 
 
 @CHECKS.of("looks")

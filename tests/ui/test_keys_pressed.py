@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ui import key_checks_job, key_checks_stacks
+from tests.ui import key_checks_capture, key_checks_job, key_checks_stacks
 from tests.ui.driving import drive
 from tpmon.ui.keys import KEYS
 
-CHECKS = {**key_checks_job.CHECKS, **key_checks_stacks.CHECKS}
+CHECKS = {**key_checks_job.CHECKS, **key_checks_stacks.CHECKS, **key_checks_capture.CHECKS}
 
 
 def test_every_key_of_the_table_has_a_check():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +19,13 @@ from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Turn, find_end, judge_turn
 from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.plan import make_cancel
+from tpmon.capture.talk import NO_ANSWER, Agreed, agree_always
 from tpmon.capture.window import Window
 from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
 from tpmon.hook import wire
 from tpmon.hook import wire_capture as w
-from tpmon.model.capture import CaptureAsked, CaptureState
+from tpmon.model.capture import CaptureAsked, CaptureStage, CaptureState
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
@@ -102,9 +103,14 @@ class Hook:
         self.bus.post(request)
         return request
 
-    def lead(self, stopped: Callable[[], bool] = lambda: False, **asked: object) -> list[tuple[str, str]]:
+    def lead(
+        self,
+        stopped: Callable[[], bool] = lambda: False,
+        agreed: Agreed = agree_always,
+        **asked: object,
+    ) -> list[tuple[str, str]]:
         self.said: list[str] = []
-        made = Window([self.bus], replace(ASKED, **asked), "x", self.said.append, stopped)
+        made = Window([self.bus], replace(ASKED, **asked), "x", self.said.append, stopped, agreed=agreed)
         return [(one.state.value, one.reason) for one in made.run()]
 
 
@@ -289,13 +295,60 @@ def test_nobody_waits_for_a_first_step_for_ever(hook: Hook) -> None:
     assert hook.lead(lambda: hook.asleep > 5) == [("cancelled", "nobody waits for it any more")]
 
 
+def test_nothing_is_asked_of_the_hook_before_a_yes_to_the_plan(hook: Hook) -> None:
+    hook.step(100)
+    asked: list[tuple[CaptureStage, str]] = []
+
+    def never(stage: CaptureStage, said: Sequence[str]) -> bool:
+        asked.append((stage, said[0]))
+        assert hook.bus.read_asked_number() == 0
+        return False
+
+    assert hook.lead(lambda: len(asked) > 5, never) == [("cancelled", "nobody waits for it any more")]
+    assert {stage for stage, _ in asked} == {CaptureStage.PLANNED}
+    assert asked[0][1].startswith("5 steps of ")
+    assert hook.lead(agreed=never) == [("cancelled", NO_ANSWER)]
+
+
+def test_a_price_is_held_until_a_yes_and_then_recorded(hook: Hook) -> None:
+    hook.step(100)
+    kinds: list[int] = []
+    held: list[str] = []
+
+    def go_on() -> None:
+        request = hook.bus.read_asked()
+        if request is not None and hook.bus.read_answer()[0] != request.words[w.ASK_NUMBER]:
+            number, kind = request.words[w.ASK_NUMBER], request.words[w.ASK_KIND]
+            kinds.append(kind)
+            hook.words[w.CAP_EVENTS], hook.words[w.CAP_BYTES] = 100, 4096
+            hook.answer(number, w.ANSWER_TAKEN)
+            hook.tell(number, w.STATE_VERIFIED)
+
+    def agreed(stage: CaptureStage, said: Sequence[str]) -> bool:
+        if stage is CaptureStage.PRICED:
+            held.append(said[0])
+            assert kinds == [w.KIND_PROBE]
+        return stage is CaptureStage.PLANNED or len(held) > 3
+
+    hook.each = go_on
+    assert hook.lead(agreed=agreed) == [("verified", "")]
+    assert kinds == [w.KIND_PROBE, w.KIND_CAPTURE]
+    assert held[0].startswith("5 steps: the loop stands still for about")
+
+
 class Order:
     """Stand for a window of kineto's; ends as one does that nobody waits for."""
 
     price = Missing("x")
 
     def __init__(
-        self, client: object, asked: CaptureAsked, tell: object, stopped: Callable[[], bool]
+        self,
+        client: object,
+        asked: CaptureAsked,
+        tell: object,
+        stopped: Callable[[], bool],
+        *,
+        agreed: Agreed,
     ) -> None:
         os.mkdir(asked.folder)
         self._stopped = stopped

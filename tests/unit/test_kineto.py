@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from tpmon.capture.kineto_target import (
     parse_sockets,
 )
 from tpmon.capture.kineto_window import KinetoWindow
-from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureState
+from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
@@ -257,6 +257,41 @@ def test_what_does_not_fit_into_the_memory_that_is_left_is_not_ordered(
         thread.join()
     assert left == []
     assert (tmp_path / "out").exists() is bool(orders)
+
+
+def test_kineto_is_ordered_nothing_before_a_yes_and_answered_while_a_price_stands(
+    libkineto: Libkineto, folder: Path, me: Identity, tmp_path: Path
+) -> None:
+    asked_at: list[tuple[CaptureStage, int]] = []
+
+    def agreed(stage: CaptureStage, said: Sequence[str]) -> bool:
+        assert said[0].startswith("5 updates")
+        asked_at.append((stage, len(libkineto.orders)))
+        return len(asked_at) in (3, 6)
+
+    client = KinetoClient(me, str(folder))
+    window = KinetoWindow(
+        client, asked(tmp_path / "out"), lambda _line: None, memory_left=enough, agreed=agreed
+    )
+    thread = threading.Thread(target=libkineto.record, args=(2,))
+    thread.start()
+    try:
+        assert window.run().state is CaptureState.VERIFIED
+        thread.join()
+    finally:
+        window.close()
+    assert asked_at == [(CaptureStage.PLANNED, 0)] * 3 + [(CaptureStage.PRICED, 1)] * 3
+    gone = KinetoClient(Identity(me.pid, 1), str(folder))
+    window = KinetoWindow(
+        gone,
+        asked(tmp_path / "never"),
+        lambda _line: None,
+        memory_left=enough,
+        agreed=lambda *_: False,
+    )
+    assert window.run().state is CaptureState.GONE
+    window.close()
+    assert not (tmp_path / "never").exists(), "nothing is made before a yes"
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -12,7 +12,7 @@ from tests.goldens import dump_views, sample_views
 from tpmon import bundle, capture_command, screen
 from tpmon.config import resolve, settle
 from tpmon.errors import NoTargetError
-from tpmon.model.capture import CaptureRequest
+from tpmon.model.capture import CaptureAnswer, CaptureRequest, CaptureStage
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results import Update
@@ -101,21 +101,43 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
     assert len(started) == 2
 
 
-def test_one_capture_at_a_time_and_its_progress_reaches_the_screen(wired, monkeypatch):
+def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatch):
     started = []
     monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
     for _ in range(2):
         wired.wiring.ask(CaptureRequest(NOT_APPLICABLE))
     assert (len(started), wired.results) == (1, [Notice(CAPTURING)])
-    _, told, stopped = started[0]
-    told("recording step 2 of 5", False)
+    _, talk = started[0]
+    assert not talk.agreed(CaptureStage.PLANNED, ("5 steps",))
+    assert wired.results[-1].plan == ("5 steps",)
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
+    assert talk.agreed(CaptureStage.PLANNED, ("5 steps",))
+    assert wired.results[-1].stage is CaptureStage.SIZING
     wired.wiring.ask(CaptureRequest(7))
-    assert wired.results[1:] == [Notice("recording step 2 of 5", passing=True), Notice(CAPTURING)]
-    told("capture done: 5 steps", True, "/tmp/x.json.gz")
+    assert wired.results[-1] == Notice(CAPTURING)
+    assert not talk.stopped()
+    wired.wiring.ask(CaptureAnswer(CaptureStage.SIZING, goes=False))
+    assert talk.stopped()
+    talk.end("capture done: 5 steps", ("all of it",), "/tmp/x.json.gz")
     assert wired.results[-1] == Notice("capture done: 5 steps", trace="/tmp/x.json.gz")
+    assert write_reading(wired.results[-2]) == "all of it"
     wired.wiring.ask(CaptureRequest(7))
     assert len(started) == 2
-    assert not stopped()
+    assert not started[1][1].stopped()
+
+
+def test_a_price_that_was_read_and_left_leaves_no_line(wired, monkeypatch):
+    started = []
+    monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
+    wired.wiring.ask(CaptureRequest(7))
+    talk = started[0][1]
+    talk.agreed(CaptureStage.PLANNED, ("5 steps",))
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=False))
+    talk.end("capture cancelled: nobody waits for it any more")
+    assert (wired.results[-1].stage, wired.results[-1].line) == (CaptureStage.ENDED, "")
+    assert not any(isinstance(one, Notice) for one in wired.results)
+    assert wired.wiring.leave() == []
 
 
 def test_who_leaves_is_told_what_became_of_what_was_begun(wired, monkeypatch):
@@ -127,15 +149,18 @@ def test_who_leaves_is_told_what_became_of_what_was_begun(wired, monkeypatch):
     monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(CaptureRequest(7))
-    (_, _, look, told, hurries), (_, told_capture, stopped) = started
+    (_, _, look, told, hurries), (_, talk) = started
+    talk.agreed(CaptureStage.PLANNED, ())
+    wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
+    assert talk.agreed(CaptureStage.PLANNED, ())
     unfinished = wired.wiring.leave()
     assert "the bundle in the folder where tpmon was started is not whole" in unfinished[0]
     assert unfinished[1].startswith("the capture is cancelled, or ends by itself as asked")
     assert hurries()
-    assert stopped(), "a window cancels what it asked for"
+    assert talk.stopped(), "a window cancels what it asked for"
     look.wait()  # at once: no further look is waited for
     told("bundle out (9 files, 80K)")
-    told_capture("capture cancelled", True)
+    talk.end("capture cancelled")
     assert wired.wiring.leave() == ["bundle out (9 files, 80K)", "capture cancelled"]
 
 

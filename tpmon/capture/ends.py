@@ -104,3 +104,10 @@ def _is_lost(bus: Bus, number: int, answered: int) -> bool:
     """
     asked = bus.read_asked_number()
     return asked not in (0, number) and asked == answered and bus.tells_of_another(number)
+
+
+def unfinish(probe: Outcome) -> Outcome:
+    """Tell a rank whose probe was fine, but not that of another, from one that recorded."""
+    if probe.state is not CaptureState.VERIFIED:
+        return probe
+    return Outcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)

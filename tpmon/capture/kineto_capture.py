@@ -21,6 +21,7 @@ from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
 from tpmon.capture.plan import mean_step
 from tpmon.capture.summary import read_summary
+from tpmon.capture.talk import Agreed, agree_always
 from tpmon.errors import TpmonError
 from tpmon.hook import wire_settings
 from tpmon.model.capture import (
@@ -85,6 +86,7 @@ def try_kineto(
     *,
     stopped: Callable[[], bool],
     around: Around,
+    agreed: Agreed = agree_always,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]] | None:
     """Have kineto record one rank where its thread runs; None where the hook is to do it.
 
@@ -105,7 +107,9 @@ def try_kineto(
             return None
     try:
         tell(f"back end: {BACKEND}")
-        return capture_by_kineto(client, rank, asked, name, tell, stopped=stopped, around=around)
+        return capture_by_kineto(
+            client, rank, asked, name, tell, stopped=stopped, around=around, agreed=agreed
+        )
     except TakenError as error:
         if bus is None:
             raise
@@ -122,15 +126,21 @@ def capture_by_kineto(
     *,
     stopped: Callable[[], bool],
     around: Around,
+    agreed: Agreed = agree_always,
 ) -> tuple[CaptureResult, tuple[TraceSummary, ...]]:
-    """Have kineto record, and verify what it wrote; given up once whoever asked has ``stopped``.
+    """Have kineto record, and verify what it wrote; given up once ``stopped``, held until ``agreed``.
 
     Raises:
         TakenError: where somebody else answers it, before anything was asked of it.
         UsageError: where not even one update fits into a window.
     """
     window = KinetoWindow(
-        client, asked, tell, stopped, memory_left=lambda: around.memory_left(client.process.pid)
+        client,
+        asked,
+        tell,
+        stopped,
+        memory_left=lambda: around.memory_left(client.process.pid),
+        agreed=agreed,
     )
     bus = _find_bus(client.process)
     told: dict[str, Any] = {}

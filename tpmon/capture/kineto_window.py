@@ -11,16 +11,18 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tpmon.capture.kineto import Order, is_sayable
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.plan import size_window
+from tpmon.capture.plan_words import say_plan_of_kineto
 from tpmon.capture.running import is_running
+from tpmon.capture.talk import NO_ANSWER, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
 from tpmon.hook import wire_capture
-from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureState
+from tpmon.model.capture import CaptureAsked, CapturePrice, CaptureStage, CaptureState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 
@@ -58,6 +60,7 @@ class KinetoWindow:
         stopped: Callable[[], bool] = lambda: False,
         *,
         memory_left: Callable[[], Known[int]],
+        agreed: Agreed = agree_always,
     ) -> None:
         """Take the daemon's place; ``memory_left`` reads how many bytes the process may still take.
 
@@ -70,6 +73,7 @@ class KinetoWindow:
         self._tell = tell
         self._stopped = stopped
         self._memory_left = memory_left
+        self._agreed = agreed
         self._said = ""
         self._folder = os.path.join(asked.folder, f"kineto-{client.process.pid}.part")
         if not is_sayable(self._folder):
@@ -88,6 +92,9 @@ class KinetoWindow:
         try:
             if shortage := self._name_shortage(0):
                 return self._end(CaptureState.REFUSED, shortage)
+            plan = say_plan_of_kineto(self.asked, self._client.process.pid)
+            if declined := self._await_yes(CaptureStage.PLANNED, plan):
+                return declined
             self._make_folder()
             self._say("asking kineto for one update first, to size the rest")
             probe = self._record(1, "probe")
@@ -106,10 +113,13 @@ class KinetoWindow:
             left = os.statvfs(self._folder)
             if price.bytes * 2 > left.f_bavail * left.f_frsize:
                 return self._end(CaptureState.REFUSED, f"too little room in {self.asked.folder}")
-            self._say(
+            said = (
                 f"{price.steps} updates: about {price.memory_bytes / 2**20:.1f} MiB of memory for a while and"
                 f" {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto writes"
             )
+            self._say(said)
+            if declined := self._await_yes(CaptureStage.PRICED, (said,)):
+                return declined
             return self._record(price.steps, "trace")
         except OSError as error:
             return self._end(CaptureState.FAILED, f"{error.strerror or error}: {self.asked.folder}")
@@ -125,6 +135,19 @@ class KinetoWindow:
         if isinstance(left, Missing):
             return f"how much memory is left could not be read: {left.reason}"
         return wire_capture.name_shortage(size, left)
+
+    def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> Recorded | None:
+        """Hold until whoever asked agrees to what was said, and answer kineto meanwhile."""
+        limit = time.monotonic() + YES_S
+        while not self._agreed(stage, said):
+            if not is_running(self._client.process):
+                return self._end(CaptureState.GONE, "the process ended")
+            if self._stopped():
+                return self._end(CaptureState.CANCELLED, "nobody waits for it any more")
+            if time.monotonic() > limit:
+                return self._end(CaptureState.CANCELLED, NO_ANSWER)
+            self._daemon.listen(_LISTEN_S)
+        return None
 
     def _make_folder(self) -> None:
         """Make the folder that kineto writes into, and give it to the user of the process."""

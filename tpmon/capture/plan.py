@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -108,6 +109,11 @@ def fit_seconds(asked: CaptureAsked, price: CapturePrice, probes: Sequence[tuple
     """Return how long a window without steps may be: the time asked for, or less where it would not fit."""
     events = max(probe[0] for probe in probes)
     return min(asked.seconds, price.events / max(events, 1) * _PROBE_NS / 1e9)
+
+
+def draw_number() -> int:
+    """Return the number of a request: one that no other tpmon draws, and never 0."""
+    return int.from_bytes(os.urandom(7), "little") + 1
 
 
 def make_request(

@@ -6,27 +6,26 @@ asked, and its file is whole. When a training ends in the middle, what is half w
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tpmon.capture.bus import Bus, Progress
+from tpmon.capture.bus import Bus
 from tpmon.capture.ends import (
     ANOTHER_RANK,
     NOTHING,
-    STATES,
     Outcome,
     Turn,
     find_end,
     has_lost_cancel,
     judge_turn,
+    unfinish,
 )
 from tpmon.capture.plan import (
-    MOST_ENTRIES,
     Pace,
     choose_start,
     count_alike,
+    draw_number,
     fit_seconds,
     known_paces,
     make_cancel,
@@ -36,12 +35,21 @@ from tpmon.capture.plan import (
     say_price,
     size_window,
 )
+from tpmon.capture.plan_words import say_plan, say_room_of_snapshot
+from tpmon.capture.progress_words import say_progress
 from tpmon.capture.ranks import describe_rank
+from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
 from tpmon.hook import wire, wire_capture
-from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice, CaptureState, RankCapture
+from tpmon.model.capture import (
+    CaptureAsked,
+    CaptureKind,
+    CapturePrice,
+    CaptureStage,
+    CaptureState,
+    RankCapture,
+)
 from tpmon.model.known import Known, Missing, is_known
-from tpmon.model.units import format_bytes
 
 _EVERY_S = 0.02
 """How often the bus is read while a capture is under way: a page of memory, and one line of /proc."""
@@ -70,6 +78,7 @@ _SPARE_S = 120.0
 _AFTER_S = 2.0
 """So long the steps after the window are waited for, which the result compares with those before."""
 
+UNWANTED = "nobody waits for it any more"
 _PAST = "the loop was past that step already"
 _NOT_WOKEN = (
     "no signal was sent: SIGURG is not the hook's in that process, and without it the loop cannot be asked"
@@ -92,16 +101,19 @@ class Window:
         name: str,
         tell: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
+        *,
+        agreed: Agreed = agree_always,
     ) -> None:
-        """Ask for nothing yet; ``stopped`` says that whoever asked wants no more of it."""
+        """Ask for nothing yet; ``stopped``: whoever asked wants no more of it, ``agreed``: yes to a price."""
         self.buses = tuple(buses)
         self.asked = self._wished = asked
         self.name = name
         self.price: Known[CapturePrice] = Missing("no step was profiled to size it")
         self._tell = tell
         self._stopped = stopped
+        self._agreed = agreed
         self._last_said = ""
-        self._before = [mean_step(bus.read_records(), 0, time.monotonic_ns()) for bus in self.buses]
+        self._before = self._mean_steps()
         self._probed_ms = [0.0] * len(self.buses)
 
     def run(self) -> tuple[Outcome, ...]:
@@ -129,9 +141,15 @@ class Window:
         if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
             return missed
         if self.asked.kind is not CaptureKind.TRACE:
-            self._say(f"{self.asked.kind.value} of {self.asked.steps} steps{_say_price(self.asked.kind)}")
+            self._say(
+                f"{self.asked.kind.value} of {self.asked.steps} steps{say_room_of_snapshot(self.asked.kind)}"
+            )
             return self._fire(paces, self.asked.steps, self.asked.seconds)
-        ranks = len(self.buses)
+        ranks, first = len(self.buses), self.buses[0]
+        plan = say_plan(self.asked, first.process.pid, first.header.rank, self._mean_steps()[0])
+        if declined := self._await_yes(CaptureStage.PLANNED, plan):
+            return declined
+        self._before = self._mean_steps()
         self._say(
             f"profiling one step{' of each rank' if ranks > 1 else ''} first, to size the rest:"
             " the loop stands still for some milliseconds, longer the first time"
@@ -139,7 +157,7 @@ class Window:
         probes = self._post_all(wire_capture.KIND_PROBE, 1, 0, max(self.asked.seconds, _PROBE_S))
         self._probed_ms = [one.words[wire_capture.CAP_PAUSED_NS] / 1e6 for one in probes]
         if any(one.state is not CaptureState.VERIFIED for one in probes):
-            return tuple(map(_unfinish, probes))
+            return tuple(map(unfinish, probes))
         sizes = [
             (
                 one.words[wire_capture.CAP_EVENTS],
@@ -155,7 +173,10 @@ class Window:
                 "leave --stacks, --shapes and --memory out, or mark parts with record_function",
             )
         seconds = fit_seconds(self.asked, price, sizes) if self.asked.timed else self.asked.seconds
-        self._say(say_price(price, replace(self.asked, seconds=seconds), ranks))
+        said = say_price(price, replace(self.asked, seconds=seconds), ranks)
+        self._say(said)
+        if declined := self._await_yes(CaptureStage.PRICED, (said,)):
+            return declined
         paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
         return self._fire(paces, price.steps or 1, seconds)
 
@@ -183,17 +204,15 @@ class Window:
         began = time.monotonic()
         backwards: list[set[int]] = [set() for _ in self.buses]
         while True:
-            ended = tuple(bus.find_end() for bus in self.buses)
-            if any(ended):
-                other = (CaptureState.CANCELLED, ANOTHER_RANK)
-                return tuple(Outcome(*(end or other), NOTHING) for end in ended)
+            if ended := self._find_ended():
+                return ended
             for bus, seen in zip(self.buses, backwards, strict=True):
                 seen.add(wire.parse_live(bus.page)[wire.LIVE_BACKWARD_ENDED])
             if all(is_known(parse_pace(bus.read_records())) for bus in self.buses):
                 return None
             waited = time.monotonic() - began
             if self._stopped():
-                return self._end_all(CaptureState.CANCELLED, "nobody waits for it any more")
+                return self._end_all(CaptureState.CANCELLED, UNWANTED)
             if waited > _DISCOVER_S and any(len(seen - {0}) >= _STEPLESS_BACKWARDS for seen in backwards):
                 return None
             if waited > _WAIT_S:
@@ -203,6 +222,28 @@ class Window:
                 )
             self._say_waiting("waits for the first step of the loop")
             time.sleep(_EVERY_S)
+
+    def _find_ended(self) -> tuple[Outcome, ...] | None:
+        """Say how it ends where one of the hooks ended; None while all run."""
+        ended = tuple(bus.find_end() for bus in self.buses)
+        if not any(ended):
+            return None
+        other = (CaptureState.CANCELLED, ANOTHER_RANK)
+        return tuple(Outcome(*(end or other), NOTHING) for end in ended)
+
+    def _await_yes(self, stage: CaptureStage, said: Sequence[str]) -> tuple[Outcome, ...] | None:
+        """Hold until whoever asked agrees to what was said; how it ended where they do not."""
+        limit = time.monotonic() + YES_S
+        while not self._agreed(stage, said):
+            if ended := self._find_ended():
+                return ended
+            if self._stopped() or time.monotonic() > limit:
+                return self._end_all(CaptureState.CANCELLED, UNWANTED if self._stopped() else NO_ANSWER)
+            time.sleep(YES_EVERY_S)
+        return None
+
+    def _mean_steps(self) -> list[Known[float]]:
+        return [mean_step(bus.read_records(), 0, time.monotonic_ns()) for bus in self.buses]
 
     def _end_all(self, state: CaptureState, reason: str) -> tuple[Outcome, ...]:
         return tuple(Outcome(state, reason, NOTHING) for _ in self.buses)
@@ -243,7 +284,7 @@ class Window:
             return missed
         if blocked := self._await_turn():
             return blocked
-        number = _draw_number()
+        number = draw_number()
         request = make_request(
             number,
             kind,
@@ -295,7 +336,7 @@ class Window:
 
     def _cancel(self, number: int) -> int:
         """Take a request back; return the number of the cancel."""
-        cancel = make_cancel(_draw_number(), number)
+        cancel = make_cancel(draw_number(), number)
         for bus in self.buses:
             bus.post(cancel)
             if self.asked.timed:
@@ -323,7 +364,7 @@ class Window:
                 for bus, progress in zip(self.buses, told, strict=True):
                     if progress is None:
                         bus.wake()
-            self._say_progress(told)
+            self._say_waiting(say_progress(told, self._read_pace, timed=self.asked.timed))
             late = time.monotonic() > limit
             if (self._stopped() or late) and not cancel:
                 cancel = self._cancel(number)
@@ -335,32 +376,11 @@ class Window:
             time.sleep(_EVERY_S)
         return tuple(ended[at] for at in range(len(self.buses)))
 
-    def _say_progress(self, told: Sequence[Progress | None]) -> None:
-        if not any(told):
-            self._say_waiting("waiting for the end of a step")
-            return
-        slowest = min(
-            (one for one in told if one is not None), key=lambda one: (one.state, one.words[5], one.words[12])
-        )
-        words = slowest.words
-        state = STATES.get(slowest.state)
-        if state is CaptureState.ARMED:
-            first = words[wire_capture.CAP_FIRST_STEP]
-            waits = "armed" if self.asked.timed else f"armed, begins with step {first}"
-            pace = parse_pace(self.buses[0].read_records())
-            if is_known(pace) and pace.evaluates:
-                waits += ": waits for the next training step, the loop evaluates now"
-            self._say_waiting(waits)
-        elif state is CaptureState.RECORDING:
-            done, all_steps = words[wire_capture.CAP_STEPS_DONE], words[wire_capture.CAP_STEPS_ASKED]
-            self._say_waiting(
-                "recording" if self.asked.timed else f"recording step {done + 1} of {all_steps}"
-            )
-        elif state in (CaptureState.WARMING, CaptureState.WRITING):
-            self._say_waiting(state.value)
+    def _read_pace(self) -> Known[Pace]:
+        return parse_pace(self.buses[0].read_records())
 
     def _say_waiting(self, text: str) -> None:
-        if text != self._last_said:
+        if text and text != self._last_said:
             self._say(text)
 
     def _say(self, text: str) -> None:
@@ -374,24 +394,3 @@ _AGAIN = (wire_capture.BEGAN_TO_TRAIN, wire_capture.TAKES_STEPS)
 def _read_steps(bus: Bus) -> int:
     pace = parse_pace(bus.read_records())
     return pace.steps if is_known(pace) else 0
-
-
-def _say_price(kind: CaptureKind) -> str:
-    """Say what an allocator snapshot may take, which no probe sizes; "" for what takes nothing."""
-    if kind is not CaptureKind.SNAPSHOT:
-        return ""
-    most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
-    return (
-        f": the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
-    )
-
-
-def _draw_number() -> int:
-    return int.from_bytes(os.urandom(7), "little") + 1
-
-
-def _unfinish(probe: Outcome) -> Outcome:
-    """Tell a rank whose probe was fine, but not that of another, from one that recorded."""
-    if probe.state is not CaptureState.VERIFIED:
-        return probe
-    return Outcome(CaptureState.CANCELLED, ANOTHER_RANK, NOTHING)

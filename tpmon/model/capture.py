@@ -64,6 +64,52 @@ class CaptureRequest:
     pid: Applicable[int]
 
 
+class CaptureStage(str, Enum):
+    """Name how far a capture is that a screen asked for; two of them wait for an answer."""
+
+    ASKED = "asked"
+    """What can be told without touching the run is being read."""
+    PLANNED = "planned"
+    """Waits for a yes: nothing was asked of the run yet."""
+    SIZING = "sizing"
+    PRICED = "priced"
+    """Waits for a yes again: one step was profiled, and its price is known."""
+    RECORDING = "recording"
+    ENDED = "ended"
+
+
+CAPTURE_WAITS = (CaptureStage.PLANNED, CaptureStage.PRICED)
+CAPTURE_ACTS = (CaptureStage.SIZING, CaptureStage.RECORDING)
+"""While the run does something for it, which a cancel takes back."""
+
+
+UNKNOWN = "not known yet: "
+"""So begins what a plan cannot tell before one step was profiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureAnswer:
+    """Answer a question of a capture, named by its stage: go on, or no more of it."""
+
+    stage: CaptureStage
+    goes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureUpdate:
+    """Hand to a screen how far a capture is: what happens now, what is asked, what came of it.
+
+    ``report`` is what ``tpmon capture`` prints at its end, ``trace`` the file it wrote, "" for none.
+    """
+
+    stage: CaptureStage
+    line: str
+    plan: tuple[str, ...] = ()
+    price: tuple[str, ...] = ()
+    report: tuple[str, ...] = ()
+    trace: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class CapturePrice:
     """Hold what a window costs each rank, told from one step that was profiled."""

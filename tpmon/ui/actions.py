@@ -14,7 +14,7 @@ from tpmon.ui.view import Overlay, Pane, SortBy, ViewState
 
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 PANES_WITH_ROWS = (Pane.RANKS, Pane.WORKERS)
-OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE)
+OVERVIEWS = (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE)
 """Overlays that help and verdict lie over and go back to."""
 
 

@@ -22,6 +22,7 @@ from textual.message import Message
 from textual.timer import Timer
 
 from tpmon.errors import ExitCode
+from tpmon.model.capture import CaptureRequest, CaptureUpdate
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known
@@ -29,7 +30,7 @@ from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.model.units import clean_text
 from tpmon.ui import actions, editor, panes, paste, stack_rows
-from tpmon.ui.ask_capture import forget_capture
+from tpmon.ui.ask_capture import say_toast
 from tpmon.ui.ask_dump import forget_price
 from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions
 from tpmon.ui.driver import ScreenDriver
@@ -76,6 +77,7 @@ class MonitorApp(Shell):
         self._newest: Update | None = None
         self._dump: DumpUpdate | None = None
         self._sample: SampleUpdate | None = None
+        self._capture: CaptureUpdate | None = None
         self._events: tuple[Event, ...] = ()
         self._rows: tuple[int, ...] = ()
         self._message_until_ns = 0
@@ -126,9 +128,15 @@ class MonitorApp(Shell):
             self._newest = update
             if self._rings and turns_bad(update, events_since):
                 self.bell()
-        dump, sample = self._inbox.take_readings()
+        dump, sample, capture = self._inbox.take_readings()
         self._dump, self._sample = dump or self._dump, sample or self._sample
-        self._show(self.view, STALLED_SECONDS)
+        view = self.view
+        if capture is not None:
+            self._capture = capture
+            if toast := say_toast(view, capture):
+                self._message_until_ns = self._clock() + int(RESULT_SECONDS * 1e9)
+                view = replace(view, message=clean_text(toast, LINE_CHARS))
+        self._show(view, STALLED_SECONDS)
 
     # Lines out
 
@@ -147,6 +155,8 @@ class MonitorApp(Shell):
             view = replace(view, dump=dump)
         if self._sample is not None:
             view = replace(view, sample=self._sample)
+        if self._capture is not None:
+            view = replace(view, capture=self._capture)
         view = stack_rows.note_seen(view)
         rows = panes.rows_of(view)
         self.view = actions.keep_cursor(view, rows, self._rows)
@@ -180,8 +190,6 @@ class MonitorApp(Shell):
         key = find_key(name, view)
         if key is None or not isinstance(key.deed, Ask):
             view = forget_price(view)
-        if key is None or key.id != "capture":
-            view = forget_capture(view)
         if key is None:
             if view.overlay is Overlay.FILTER and len(name) == 1:
                 view = actions.action_filter_type(view, name)
@@ -198,6 +206,7 @@ class MonitorApp(Shell):
             if not isinstance(order, (Missing, NotApplicable)):
                 self._dump = None if isinstance(order, DumpRequest) else self._dump
                 self._sample = None if isinstance(order, SampleRequest) else self._sample
+                self._capture = None if isinstance(order, CaptureRequest) else self._capture
                 self._controls.ask(order)
         elif isinstance(key.deed, Move):
             page, limit = panes.page_of(view, self._extent(), keys_shown(view))
@@ -227,7 +236,8 @@ class MonitorApp(Shell):
         elif effect is Effect.COPY_SCREEN:
             self.copy_text("the screen", self._canvas.text())
         elif effect is Effect.COPY_RESULT:
-            result = self.view.sample if self.view.overlay is Overlay.SAMPLE else self.view.dump
+            shown = {Overlay.SAMPLE: self.view.sample, Overlay.CAPTURE: self.view.capture}
+            result = shown.get(self.view.overlay, self.view.dump)
             if not isinstance(result, (Missing, NotApplicable)):
                 self.copy_text("all of it", self._controls.write(result))
         elif effect is Effect.EDIT:

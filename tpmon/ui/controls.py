@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Union
 
-from tpmon.model.capture import CaptureRequest
+from tpmon.model.capture import CaptureAnswer, CaptureRequest, CaptureUpdate
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable
@@ -35,9 +35,9 @@ class Notice:
     trace: str = ""
 
 
-Order = Union[DumpRequest, SampleRequest, CaptureRequest, Errand]
+Order = Union[DumpRequest, SampleRequest, CaptureRequest, CaptureAnswer, Errand]
 """What a key may ask of the session."""
-Reading = Union[DumpUpdate, SampleUpdate]
+Reading = Union[DumpUpdate, SampleUpdate, CaptureUpdate]
 """What is read for an order, also while it grows."""
 Result = Union[Reading, Notice]
 """What comes of an order."""

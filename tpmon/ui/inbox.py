@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Sequence
 
+from tpmon.model.capture import CaptureUpdate
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
@@ -52,7 +53,8 @@ def turns_bad(update: Update, events: Sequence[Event]) -> bool:
 class Inbox:
     """Take Updates in any thread and keep the newest of them with the events of all.
 
-    Bounded: however long the screen does not look, it holds one Update, one dump, one sample and 500 events.
+    Bounded: however long the screen does not look, it holds one Update, one dump, one sample, one
+    capture and 500 events.
     """
 
     def __init__(self) -> None:
@@ -61,6 +63,7 @@ class Inbox:
         self._update: Update | None = None
         self._dump: DumpUpdate | None = None
         self._sample: SampleUpdate | None = None
+        self._capture: CaptureUpdate | None = None
         self._events: tuple[Event, ...] = ()
 
     def put(self, update: Update) -> bool:
@@ -80,18 +83,20 @@ class Inbox:
             return taken
 
     def put_reading(self, result: Reading) -> bool:
-        """Keep the newest dump or sample and tell whether it is the first since ``take_readings``."""
+        """Keep the newest dump, sample or capture and tell whether it is the first since the last look."""
         with self._lock:
-            first = self._dump is None and self._sample is None
+            first = self._dump is None and self._sample is None and self._capture is None
             if isinstance(result, DumpUpdate):
                 self._dump = result
+            elif isinstance(result, CaptureUpdate):
+                self._capture = result
             else:
                 self._sample = result
             return first
 
-    def take_readings(self) -> tuple[DumpUpdate | None, SampleUpdate | None]:
-        """Return the newest dump and the newest sample since the last call, where there are any."""
+    def take_readings(self) -> tuple[DumpUpdate | None, SampleUpdate | None, CaptureUpdate | None]:
+        """Return the newest dump, sample and capture since the last call, where there are any."""
         with self._lock:
-            taken = self._dump, self._sample
-            self._dump = self._sample = None
+            taken = self._dump, self._sample, self._capture
+            self._dump = self._sample = self._capture = None
             return taken

@@ -18,6 +18,7 @@ from tpmon.model.verdict import Finding, pick_code
 from tpmon.ui.cells import cut, fit_line, wrap, wrap_words
 from tpmon.ui.ink import DOT, to_ascii
 from tpmon.ui.marks import tell_most
+from tpmon.ui.paint_capture import paint_capture
 from tpmon.ui.paint_cards import paint_gpus_in_full
 from tpmon.ui.paint_cpu import paint_cpu
 from tpmon.ui.paint_events import count_events, join_columns, paint_events, paint_events_in_full
@@ -67,6 +68,7 @@ _OVERLAYS = {
     Overlay.VERDICT: paint_verdict_in_full,
     Overlay.DETAILS: paint_details,
     Overlay.SAMPLE: paint_sample,
+    Overlay.CAPTURE: paint_capture,
     Overlay.ENVIRONMENT: paint_environment,
 }
 _TITLES = {
@@ -79,6 +81,7 @@ _OVERLAY_TITLES = {
     Overlay.HELP: "help",
     Overlay.DETAILS: "details",
     Overlay.SAMPLE: "7 hot functions",
+    Overlay.CAPTURE: "8 capture",
     Overlay.ENVIRONMENT: "environment",
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
+from tpmon.ui import ask_capture
 from tpmon.ui.actions import INTERVALS_S, PANES_WITH_ROWS
 from tpmon.ui.ask_dump import has_ended, list_stoppable
 from tpmon.ui.ask_sample import is_running
@@ -67,7 +68,9 @@ def _stacks(view: ViewState) -> bool:
 def _dumped(view: ViewState) -> bool:
     """Tell whether something that was read for a key is on the screen."""
     sampled = view.overlay is Overlay.SAMPLE and is_known(view.sample) and is_known(view.sample.hot)
-    return sampled or (_stacks(view) and is_known(shown_dump(view)))
+    over_capture = view.overlay is Overlay.CAPTURE
+    reported = over_capture and is_known(view.capture) and len(view.capture.report) > 0
+    return sampled or reported or (_stacks(view) and is_known(shown_dump(view)))
 
 
 def _framed(view: ViewState) -> bool:
@@ -82,7 +85,10 @@ def _to_copy(view: ViewState) -> bool:
 EVER = Situation(lambda _view: True, "always")
 NOT_TYPING = Situation(_no_typing, "always")
 PANES = Situation(_panes, "with nothing over the panes")
-OVER = Situation(lambda view: not _panes(view), "while something lies over the panes")
+OVER = Situation(
+    lambda view: not _panes(view) and not ask_capture.can_leave(view),
+    "while something lies over the panes",
+)
 ROWS = Situation(_rows, "in the ranks and workers panes")
 NO_ROWS = Situation(_openable, "in the panes without rows")
 MOVABLE = Situation(_movable, "in rows, in a pane alone, in what lies over the panes")
@@ -108,8 +114,8 @@ SLOWER = Situation(
     f"below {INTERVALS_S[-1]:g} s, while the job is there",
 )
 OVERVIEWS = Situation(
-    lambda view: _panes(view) or view.overlay in (Overlay.STACKS, Overlay.SAMPLE),
-    "in the panes, the stacks and the hot functions",
+    lambda view: _panes(view) or view.overlay in (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE),
+    "in the panes, the stacks, the hot functions and the capture",
 )
 ALIVE = Situation(lambda view: _no_typing(view) and _alive(view), "while the job is there")
 LIVE_ROWS = Situation(lambda view: _rows(view) and _alive(view), "in the ranks and workers panes")
@@ -121,7 +127,7 @@ IN_GROUPS = Situation(lambda view: _stacks(view) and len(list_rows(view)) > 0, "
 DUMPED_STACKS = Situation(
     lambda view: _stacks(view) and is_known(shown_dump(view)), "in the stacks, once some are read"
 )
-DUMPED = Situation(_dumped, "in the stacks and the hot functions, once some are read")
+DUMPED = Situation(_dumped, "in the stacks, the hot functions and the capture, once there is something")
 FRAMED = Situation(_framed, "on a stack with Python frames")
 UNSAMPLED = Situation(
     lambda view: _samplable(view) and view.overlay is not Overlay.SAMPLE,
@@ -129,12 +135,22 @@ UNSAMPLED = Situation(
 )
 CAPTURABLE = Situation(
     lambda view: (
-        ALIVE.holds(view) and not view.readonly and Overlay.STACKS not in (view.overlay, view.behind)
+        ALIVE.holds(view)
+        and not view.readonly
+        and Overlay.STACKS not in (view.overlay, view.behind)
+        and ask_capture.can_plan(view)
     ),
     "outside of the stacks; never with --readonly",
 )
+CAPTURE_ASKS = Situation(ask_capture.is_asking, "in the capture, while it waits for a yes")
+CAPTURE_ACTS = Situation(
+    lambda view: _no_typing(view) and not _stacks(view) and ask_capture.is_acting(view),
+    "outside of the stacks, while a capture is under way",
+)
+CAPTURE_OPEN = Situation(ask_capture.can_leave, "in the capture, until it has ended")
 CAPTURED = Situation(
-    lambda view: _panes(view) and is_known(view.captured), "in the panes, once a capture has written a trace"
+    lambda view: (_panes(view) or view.overlay is Overlay.CAPTURE) and is_known(view.captured),
+    "in the panes and the capture, once one has written a trace",
 )
 UNSAMPLING = Situation(
     lambda view: _samplable(view) and not is_running(view), "while nothing is sampled; never with --no-stacks"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
+from tpmon.model.capture import CaptureUpdate
 from tpmon.model.frame import Event, Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
@@ -58,6 +59,8 @@ class Overlay(Enum):
     """Where every thread of the job is, folded."""
     SAMPLE = "sample"
     """The hot functions of some seconds."""
+    CAPTURE = "capture"
+    """What a capture costs, how far it is, what came of it."""
     FILTER = "filter"
     """The filter line is being typed."""
 
@@ -153,8 +156,8 @@ class ViewState:
     stacks: StacksView = StacksView()
     offered_ns: Applicable[int] = NOT_APPLICABLE
     """When the key of the bundle said what it does: its next press does it."""
-    capture_offered_ns: Applicable[int] = NOT_APPLICABLE
-    """When the key of capturing said its price: its next press pays it."""
+    capture: Applicable[CaptureUpdate] = NOT_APPLICABLE
+    """The capture that was asked for last: its price, how far it is, what came of it."""
     sample: Applicable[SampleUpdate] = NOT_APPLICABLE
     """The newest samples of the job's stacks, also while they come."""
     to_sample: Applicable[SampleRequest] = NOT_APPLICABLE

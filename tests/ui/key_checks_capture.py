@@ -1,0 +1,119 @@
+"""Check the keys of a capture: its plan, its price, a yes to each, and no."""
+
+from __future__ import annotations
+
+from tests.goldens import capture_views
+from tests.ui.driving import JOB, Checks
+from tpmon.model.capture import CaptureAnswer, CaptureStage, CaptureUpdate
+from tpmon.ui.app import MESSAGE_SECONDS
+from tpmon.ui.controls import Notice
+from tpmon.ui.view import Overlay
+
+CHECKS = Checks()
+
+
+@CHECKS.of("capture")
+async def _(s):
+    await s.press("t")
+    (asked,) = s.asked
+    assert asked.pid == min((row.rank, row.pid) for row in s.view.frame.ranks)[1]
+    assert "reads what is known of its price" in s.text
+    await s.press("t", "enter")
+    assert len(s.asked) == 1, "there is no price yet to agree to"
+    await s.send_result(capture_views.planned())
+    assert "5 steps of rank 0, process 4211, by torch.profiler" in s.text
+    assert "a step takes 12.0 ms now: about 60 ms are recorded" in s.text
+    assert "41.2G free there" in s.text
+    assert "t or Enter profiles that one step and says the price; esc leaves" in s.text
+    await s.press("v", "t")
+    assert (len(s.asked), s.view.overlay) == (1, Overlay.CAPTURE), "back to what waits: no yes unread"
+
+
+@CHECKS.of("capture-go")
+async def _(s):
+    await s.press("t")
+    await s.send_result(capture_views.planned())
+    await s.press("t")
+    assert s.asked[1:] == [CaptureAnswer(CaptureStage.PLANNED, goes=True)]
+    await s.send_result(capture_views.priced())
+    assert "5 steps: the loop stands still for about 31 ms, takes about 9.4 MiB of memory" in s.text
+    assert "t or Enter records them at this price" in s.text
+    assert "not known yet" not in s.text
+    await s.press("j", "3", "8", "enter")
+    assert len(s.asked) == 2, "a yes is said to what stands on the screen alone"
+    await s.press("escape", "8", "enter")
+    assert s.asked[2:] == [CaptureAnswer(CaptureStage.PRICED, goes=True)]
+
+
+@CHECKS.of("capture-cancel")
+async def _(s):
+    await s.press("t")
+    await s.send_result(capture_views.recording())
+    assert "recording step 2 of 5" in s.text
+    assert "t cancel capture" in s.text
+    await s.press("t")
+    assert s.asked[1:] == [CaptureAnswer(CaptureStage.RECORDING, goes=False)]
+    assert s.view.overlay is Overlay.CAPTURE
+    await s.send_result(capture_views.cancelled())
+    assert "capture cancelled: nobody waits for it any more" in s.text
+    assert "cancel capture" not in s.text
+    await s.press("t")
+    assert len(s.asked) == 3, "another one, from its beginning on"
+
+
+@CHECKS.of("capture-leave")
+async def _(s):
+    await s.press("t")
+    await s.send_result(capture_views.planned())
+    await s.press("escape")
+    assert s.asked[1:] == [CaptureAnswer(CaptureStage.PLANNED, goes=False)]
+    assert s.view.overlay is Overlay.NONE
+    await s.send_result(CaptureUpdate(CaptureStage.ENDED, ""))
+    await s.press("8")
+    assert "no capture yet: t says what one of a few steps costs" in s.text
+    await s.press("escape", "t")
+    await s.send_result(capture_views.recording())
+    await s.press("escape")
+    assert s.asked[3:] == [CaptureAnswer(CaptureStage.RECORDING, goes=False)]
+    assert s.view.overlay is Overlay.CAPTURE, "to be seen how it ends"
+    await s.press("v", "escape", "q")
+    assert not s.app.is_running
+
+
+@CHECKS.of("capture-shown")
+async def _(s):
+    await s.press("8")
+    assert "no capture yet" in s.text
+    await s.press("8", "t")
+    await s.send_result(capture_views.recording())
+    await s.press("8", "j")
+    assert (len(s.asked), s.view.overlay) == (1, Overlay.NONE), "it goes on meanwhile"
+    await s.send_result(capture_views.recording(3))
+    assert "recording step 3 of 5 (t cancels)" in s.text
+    await s.send_result(capture_views.done(), Notice("capture done: 5 steps, /x", trace="/x"))
+    await s.until(lambda: "capture done: 5 steps, /x  (o opens it)" in s.text)
+    s.now_ns += int((MESSAGE_SECONDS + 1) * 1e9)
+    await s.send(JOB)
+    assert "capture done: 5 steps" in s.text, "who looked away still finds the file"
+    await s.press("8")
+    assert "rank 0: steps 412-416; step before 12.00 ms, during 13.10 ms, after 12.05 ms" in s.text
+    assert "fetch: scp node7:/runs/a" in s.text
+    await s.press("y")
+    assert s.app.copied == "text of CaptureUpdate"
+    await s.press("escape", "q")
+    assert s.app.text_left.endswith("capture done: 5 steps, /x")
+
+
+@CHECKS.of("open-trace")
+async def _(s):
+    lent = []
+    s.app.lend = lambda command: lent.append(command) or ("tpmon ended with 2" if len(lent) > 1 else "")
+    await s.press("o")
+    assert lent == [], "nothing was captured yet"
+    await s.send_result(Notice("capture done: 5 steps, /tmp/x.json.gz", trace="/tmp/x.json.gz"))
+    await s.until(lambda: "/tmp/x.json.gz  (o opens it)" in s.text)
+    await s.press("o")
+    assert lent == [("tpmon", "trace", "/tmp/x.json.gz")]
+    await s.press("o")
+    assert "/tmp/x.json.gz could not be shown: tpmon ended with 2" in s.text
+    assert s.app.text_left == "capture done: 5 steps, /tmp/x.json.gz"

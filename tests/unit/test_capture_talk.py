@@ -1,0 +1,101 @@
+"""The talk about a capture: a yes is to the question that stands, a no is heard, a price left says nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tpmon.capture.plan_words import say_plan, say_plan_of_kineto
+from tpmon.capture.talk import Talk
+from tpmon.model.capture import UNKNOWN, CaptureAnswer, CaptureAsked, CaptureKind, CaptureStage, CaptureUpdate
+from tpmon.model.known import NOT_APPLICABLE, Missing
+
+PLANNED, SIZING, PRICED, RECORDING = (
+    CaptureStage.PLANNED,
+    CaptureStage.SIZING,
+    CaptureStage.PRICED,
+    CaptureStage.RECORDING,
+)
+
+
+@pytest.fixture
+def told() -> list[CaptureUpdate]:
+    return []
+
+
+@pytest.fixture
+def talk(told: list[CaptureUpdate]) -> Talk:
+    return Talk(told.append)
+
+
+def test_each_question_takes_a_yes_of_its_own(talk: Talk, told: list[CaptureUpdate]) -> None:
+    talk.tell("waits for the first step of the loop")
+    talk.answer(CaptureAnswer(PLANNED, goes=True))
+    assert not talk.agreed(PLANNED, ("5 steps", "12 ms"))
+    assert not talk.agreed(PLANNED, ("5 steps", "12 ms")), "what was said before the question is no yes to it"
+    assert (told[-1].stage, told[-1].plan, len(told)) == (PLANNED, ("5 steps", "12 ms"), 2)
+    talk.answer(CaptureAnswer(PRICED, goes=True))
+    assert not talk.agreed(PLANNED, ())
+    talk.answer(CaptureAnswer(PLANNED, goes=True))
+    assert talk.agreed(PLANNED, ())
+    talk.answer(CaptureAnswer(PLANNED, goes=True))
+    assert not talk.agreed(PRICED, ("31 ms",)), "a key that was pressed twice says one yes"
+    talk.answer(CaptureAnswer(PRICED, goes=True))
+    assert talk.agreed(PRICED, ("31 ms",))
+    talk.tell("recording step 1 of 5")
+    assert [one.stage for one in told[1:]] == [PLANNED, SIZING, PRICED, RECORDING, RECORDING]
+    assert (told[-1].plan, told[-1].price) == (("5 steps", "12 ms"), ("31 ms",))
+
+
+def test_a_window_that_begins_anew_asks_anew(talk: Talk, told: list[CaptureUpdate]) -> None:
+    for stage in (PLANNED, PRICED, PLANNED, PRICED):
+        assert not talk.agreed(stage, ("x",))
+        assert not talk.agreed(stage, ("x",))
+        talk.answer(CaptureAnswer(stage, goes=True))
+        assert talk.agreed(stage, ("x",))
+    assert told[-3].price == (), "the price before is none of this window"
+
+
+@pytest.mark.parametrize(("stage", "line"), [(PLANNED, ""), (PRICED, ""), (RECORDING, "capture cancelled")])
+def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(
+    talk: Talk, told: list[CaptureUpdate], stage: CaptureStage, line: str
+) -> None:
+    for asked in (PLANNED, PRICED):
+        talk.agreed(asked, ())
+        if asked is stage:
+            break
+        talk.answer(CaptureAnswer(asked, goes=True))
+        talk.agreed(asked, ())
+    assert not talk.stopped()
+    talk.answer(CaptureAnswer(stage, goes=False))
+    assert talk.stopped()
+    talk.end("capture cancelled", ("cancelled: by torch.profiler",))
+    assert (told[-1].stage, told[-1].line) == (CaptureStage.ENDED, line)
+
+
+def test_a_reason_that_there_is_no_capture_is_said(talk: Talk, told: list[CaptureUpdate]) -> None:
+    talk.end("no capture: process 7 has no hook")
+    assert told[-1].line == "no capture: process 7 has no hook"
+    assert Talk(told.append, lambda: True).stopped()
+
+
+def asked(folder: Path, *, timed: bool = False) -> CaptureAsked:
+    return CaptureAsked(
+        CaptureKind.TRACE, 5, 10.0, False, False, False, NOT_APPLICABLE, str(folder), timed=timed
+    )
+
+
+def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
+    what, pace, room, unknown = say_plan(asked(tmp_path / "out"), os.getpid(), 3, 412.5)
+    assert what == f"5 steps of rank 3, process {os.getpid()}, by torch.profiler from its step hook"
+    assert pace == "a step takes 412.5 ms now: about 2.1 s are recorded"
+    assert str(tmp_path / "out") in room
+    assert room.endswith("free there")
+    assert unknown.startswith(UNKNOWN)
+    _, pace, room, _ = say_plan(asked(tmp_path / "a" / "b" / "c"), os.getpid(), -1, Missing("too few steps"))
+    assert pace == "how long a step takes is not known: too few steps"
+    assert room.endswith("free room not read: No such file or directory")
+    assert say_plan(asked(tmp_path, timed=True), 7, -1, 1.0)[0].startswith("10 s of process 7, which ends no")
+    assert say_plan_of_kineto(asked(tmp_path), 7)[0].startswith("5 updates of an optimizer in process 7")

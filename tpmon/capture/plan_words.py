@@ -1,0 +1,76 @@
+"""Say what is known of a capture before anything is asked of the run, and what is not."""
+
+from __future__ import annotations
+
+import os
+
+from tpmon.capture.files import locate
+from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS
+from tpmon.hook import wire_capture
+from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
+from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import clean_text, format_bytes
+
+
+def say_plan(asked: CaptureAsked, pid: int, rank: int, step_ms: Known[float]) -> tuple[str, ...]:
+    """Say which steps the hook would record and where to, before one step was profiled."""
+    who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
+    if asked.timed:
+        what = f"{asked.seconds:g} s of {who}, which ends no step that the hook sees: woken by SIGURG"
+        pace = "how long a step takes is not known"
+    else:
+        what = f"{asked.steps} steps of {who}, by torch.profiler from its step hook"
+        pace = (
+            f"a step takes {step_ms:.1f} ms now: about {_say_ms(step_ms * asked.steps)} are recorded"
+            if is_known(step_ms)
+            else f"how long a step takes is not known: {step_ms.reason}"
+        )
+    unknown = (
+        f"{UNKNOWN}how long the loop stands still, how much memory and disk it takes. One step is"
+        " profiled and thrown away to tell that: the loop stands still for some milliseconds, longer the"
+        " first time, on a GPU up to seconds"
+    )
+    return what, pace, _say_room(asked, pid), unknown
+
+
+def say_plan_of_kineto(asked: CaptureAsked, pid: int) -> tuple[str, ...]:
+    """Say the same of kineto, which records updates and does not stop the loop to write."""
+    what = (
+        f"{asked.steps} updates of an optimizer in process {pid}, by kineto's own thread: the loop goes on"
+        " while it writes"
+    )
+    unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
+    return what, _say_room(asked, pid), unknown
+
+
+def say_room_of_snapshot(kind: CaptureKind) -> str:
+    """Say what an allocator snapshot may take, which no probe sizes; "" for what takes nothing."""
+    if kind is not CaptureKind.SNAPSHOT:
+        return ""
+    most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
+    return (
+        f": the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
+    )
+
+
+def _say_room(asked: CaptureAsked, pid: int) -> str:
+    free = _read_free(locate(pid, asked.folder).here)
+    left = f"{format_bytes(free)} free there" if is_known(free) else f"free room not read: {free.reason}"
+    return (
+        f"a trace of at most {MOST_EVENTS:,} events and {format_bytes(MOST_BYTES)}, packed afterwards, into"
+        f" {clean_text(asked.folder, 400)}: {left}"
+    )
+
+
+def _read_free(folder: str) -> Known[int]:
+    """Read what is free where a folder is, or will be made."""
+    place = folder if os.path.isdir(folder) else os.path.dirname(folder.rstrip("/")) or "/"
+    try:
+        told = os.statvfs(place)
+    except OSError as error:
+        return Missing(error.strerror or str(error))
+    return told.f_bavail * told.f_frsize
+
+
+def _say_ms(ms: float) -> str:
+    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.0f} ms"
