@@ -348,6 +348,7 @@ class Order:
         tell: object,
         stopped: Callable[[], bool],
         *,
+        memory_left: object,
         agreed: Agreed,
     ) -> None:
         os.mkdir(asked.folder)
