@@ -10,12 +10,14 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from tpmon.config import Options
 from tpmon.errors import ExitCode, TpmonError, UsageError
 from tpmon.judge.collectives import add_collectives
+from tpmon.judge.dump_update import date_log
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.looking import ROUNDS, Looking, OwnLook, SharedLook
@@ -164,6 +166,7 @@ class Bundler:
 
         def fold() -> list[str]:
             dump = fold_rounds(rounds, Origin(job.root.pid, job.script, job.world_size))
+            dump = replace(dump, last_write=self._date_log(dump.taken))
             found.append(add_collectives(dump, records) if is_known(records) else dump)
             return write_dump(found[0], _shorten)
 
@@ -172,6 +175,12 @@ class Bundler:
             return None
         self._add(f"{name}.json", "the same", lambda: [encode(found[0])])
         return found[0]
+
+    def _date_log(self, taken: datetime) -> Applicable[datetime]:
+        """Return the last write into the log as the newest Frame knew it that is no newer than a look."""
+        frames = self._look.frames()
+        before = [one for one in frames if one.taken <= taken] or frames[:1]
+        return date_log(before[-1].output) if before else NOT_APPLICABLE
 
     def _add(
         self,

@@ -15,6 +15,7 @@ from tpmon.config import Options
 from tpmon.errors import ExitCode, UsageError
 from tpmon.judge.collectives import add_collectives, fold_collectives
 from tpmon.judge.collectives_stacks import may_wait
+from tpmon.judge.dump_update import date_log
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.judge.fold_hosts import find_clash
 from tpmon.judge.fold_words import collapse_frames
@@ -188,21 +189,18 @@ def run_dump(job: Job, options: Options, asked: Asked, output: Output) -> int:
             time.sleep(max(0.0, due_s - time.monotonic()))
         due_s = time.monotonic() + options.dump_every_s
         rounds.append(dumper.read_round(NATIVE_ROUND_S if asked.native else ROUND_S))
-    dump = fold_rounds(rounds, _name_origin(job, members))
+    dump = replace(fold_rounds(rounds, _name_origin(job, members)), last_write=_read_last_write(job))
     reading = read_collectives(job, someone_waits=may_wait(dump.groups), ask_pipes=asked.fr_pipe)
-    dump = replace(add_collectives(dump, reading), last_write=_read_last_write(job))
+    dump = add_collectives(dump, reading)
     _write(dump, form, output)
     return pick_exit_code(dump)
 
 
 def _read_last_write(job: Job) -> Applicable[datetime]:
-    """Read when the job wrote into its log last: what one look cannot tell, for how long it stands."""
+    """Read when the job wrote into its log last."""
     pids = [one.identity.pid for one in job.members if one.role in (Role.LAUNCHER, Role.RANK)]
     logs = read_within(LOG_S, lambda: OutputReader().read(pids))
-    if isinstance(logs, Missing):
-        return logs
-    dated = [one.last_write for one in logs if is_known(one.last_write) and is_known(one.last_write_age_s)]
-    return max(dated, default=NOT_APPLICABLE)
+    return logs if isinstance(logs, Missing) else date_log(logs)
 
 
 def _name_origin(job: Job, members: Sequence[Member]) -> Origin:

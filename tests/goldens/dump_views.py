@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tests.collectives import make_call, make_group, make_record
 from tests.dumps import (
@@ -23,7 +23,7 @@ from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.stack_tree import build_tree, show_stacks
 from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.results import DumpUpdate
 from tpmon.model.stacks import StackFrame
@@ -31,6 +31,8 @@ from tpmon.model.stacks import StackFrame
 RANKS = range(8, 16)
 ODD = 11
 NODE = "gpu-rack2-node17.cluster.internal"
+LAST_WRITE = NOW - timedelta(seconds=1574)
+"""As the verdict of the hung node has it."""
 YAMA = "kernel.yama.ptrace_scope is 1: only a parent may look"
 _LOOP = StackFrame("main", "/srv/runs/vitl/train.py", 214)
 _STEP = StackFrame("train_step", "/srv/runs/vitl/engine.py", 88)
@@ -52,7 +54,12 @@ FEEDER = (
 )
 
 
-def make_update(*rounds: DumpRound, world_size: int = 64, **state: object) -> DumpUpdate:
+def make_update(
+    *rounds: DumpRound,
+    world_size: int = 64,
+    last_write: Applicable[datetime] = NOT_APPLICABLE,
+    **state: object,
+) -> DumpUpdate:
     """Build what the session hands to the screen for these looks, all of them read."""
     request = DumpRequest(Asker.KEY, rounds=max(1, len(rounds)))
     asked = len(rounds[-1].processes) + len(rounds[-1].errors) if rounds else 0
@@ -62,6 +69,7 @@ def make_update(*rounds: DumpRound, world_size: int = 64, **state: object) -> Du
         return DumpUpdate(state_now, Missing("nothing was read yet"))
     not_asked = len(RANKS) if state_now.request.pids else NOT_APPLICABLE
     dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", world_size, not_asked))
+    dump = replace(dump, last_write=last_write)
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
     return DumpUpdate(state_now, dump, show_stacks(dump.groups), build_tree(main))
 
@@ -115,7 +123,7 @@ def spinning(processes: Sequence[ProcessLook], seconds: float) -> list[ProcessLo
 
 def hung_once() -> DumpUpdate:
     """One look at the hung node, twelve seconds ago."""
-    return make_update(look_at(hung_processes(), 12.0))
+    return make_update(look_at(hung_processes(), 12.0), last_write=LAST_WRITE)
 
 
 def hung_recorded() -> DumpUpdate:
@@ -132,13 +140,13 @@ def hung_recorded() -> DumpUpdate:
 def hung_three_looks(asker: Asker = Asker.KEY) -> DumpUpdate:
     """Three looks at the hung node, the last two seconds ago."""
     looks = [look_at(spinning(hung_processes(), 10.0 - ago), 2.0 + ago) for ago in (10.0, 5.0, 0.0)]
-    return make_update(*looks, request=DumpRequest(asker, rounds=3))
+    return make_update(*looks, last_write=LAST_WRITE, request=DumpRequest(asker, rounds=3))
 
 
 def hung_running() -> DumpUpdate:
     """Twelve of 24 processes of the first look are read."""
     part = look_at(hung_processes()[:12], 0.2)
-    return make_update(part, answered=12, asked=24, running=True)
+    return make_update(part, last_write=LAST_WRITE, answered=12, asked=24, running=True)
 
 
 def hung_waiting() -> DumpUpdate:

@@ -76,6 +76,14 @@ def test_what_the_job_recorded_of_its_collectives_stands_below_the_sentence():
     assert "number 18204" not in text_of(stacks_view(dump_views.hung_once()))
 
 
+def test_the_age_of_the_log_stands_below_the_sentence_once_there_is_one():
+    said = text_of(stacks_view(dump_views.hung_once()))
+    line = "last log write 02:41:27, 26m02s before"
+    assert said.index("7 of 8 ranks wait") < said.index(line) < said.index("asked by key")
+    assert line in text_of(stacks_view(dump_views.hung_once()), 40, 30)
+    assert "last log write" not in text_of(stacks_view(dump_views.one_worker())), "no log of it is a file"
+
+
 def test_a_stop_is_told_with_its_milliseconds():
     look = replace(make_round(make_rank(0)), paused_ms=3.4, spy_cpu_ms=1230.0)
     said = text_of(stacks_view(dump_views.make_update(look, world_size=1)))

@@ -347,10 +347,12 @@ def test_the_fold_and_the_last_look_hold_what_the_job_recorded(job: Job, tmp_pat
         make_round(make_rank(0), make_rank(1, frames=IN_LOCK), at_s=5.0 * number) for number in range(3)
     ]
     Bundler(job, FolderSink(str(tmp_path / "out")), Look(rounds, RECORDS)).run()
-    held = {
-        name: decode(Dump, (tmp_path / "out" / f"{name}.json").read_text()).collectives
+    dumps = {
+        name: decode(Dump, (tmp_path / "out" / f"{name}.json").read_text())
         for name in ("dump-1", "dump-2", "dump-3", "fold")
     }
+    assert {one.last_write for one in dumps.values()} == {make_frame().output[0].last_write}
+    held = {name: one.collectives for name, one in dumps.items()}
     assert (held["dump-1"], held["dump-2"]) == (NOT_APPLICABLE, NOT_APPLICABLE)
     for name in ("dump-3", "fold"):
         assert is_known(held[name])

@@ -131,7 +131,7 @@ def test_processes_of_several_hosts_are_named_with_their_host():
 def test_one_look_says_when_the_log_was_written_last(dump):
     assert "log write" not in text(dump)
     said = text(replace(dump, last_write=dump.taken - timedelta(minutes=15, seconds=3)))
-    assert "15m03s earlier" in said
+    assert "15m03s before" in said
     assert "last log write " in said
     told = replace(dump, last_write=dump.taken)
     assert decode(Dump, encode(told)).last_write == dump.taken

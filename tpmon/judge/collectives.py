@@ -30,11 +30,14 @@ from tpmon.model.collectives import (
 from tpmon.model.dump import Dump
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
+from tpmon.model.process import Role, ThreadKind
 
 DEFAULT_TIMEOUTS_S = {"nccl": 600.0, "gloo": 1800.0}
 """How long a backend waits when the job does not say (torch/distributed/constants.py)."""
 MOST_RANKS = 65_536
 """Of a job that says itself how many it has."""
+SILENT_S = 30.0
+"""A log that was written since is that of a job that runs: its ranks meet in collectives all the time."""
 CLOCKS_S = 60.0
 """By how much the clocks of two machines may differ."""
 _WORLD = "default_pg"
@@ -89,13 +92,23 @@ def fold_collectives(folded: Dump, dumps: Sequence[Dump]) -> Dump:
 
 
 def _join(dump: Dump, readings: Sequence[CollectivesReading]) -> Dump:
-    waits = find_waits(dump.groups)
+    waits = find_waits(dump.groups, _find_silence(dump))
     if not any(one.records or one.ras or (one.notes and waits) for one in readings):
         return dump
     judged = judge_collectives(readings, dump.world_size, find_standings(dump.groups), dump.taken)
     if not judged.findings and (assumed := say_assumed_abort(waits, DEFAULT_TIMEOUTS_S)):
         judged = replace(judged, summary=f"{judged.summary}; {assumed}")
     return replace(dump, collectives=judged)
+
+
+def _find_silence(dump: Dump) -> Applicable[float]:
+    """Return for how long the log is silent, where that tells of waits: rank 0 is here, and it is old."""
+    mains = [one for group in dump.groups for one in group.threads if one.kind is ThreadKind.MAIN]
+    writes = any(one.role is Role.RANK and known_or(one.rank, 0) == 0 for one in mains)
+    if not writes or not is_known(dump.last_write) or dump.last_write.tzinfo is None:
+        return NOT_APPLICABLE
+    silent_s = (dump.taken - dump.last_write).total_seconds()
+    return silent_s if silent_s >= SILENT_S else NOT_APPLICABLE
 
 
 def pick_records(records: Iterable[RankRecord]) -> tuple[RankRecord, ...]:

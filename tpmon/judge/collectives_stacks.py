@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tpmon.judge.fold_scene import IN_COLLECTIVE
 from tpmon.judge.fold_words import Wait, describe_stack
 from tpmon.judge.phase_stack import package_of
-from tpmon.model.dump import DumpThread, StackGroup
+from tpmon.model.dump import DumpThread, Motion, StackGroup
 from tpmon.model.dump_words import say_wait
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.units import format_seconds
@@ -52,21 +52,28 @@ def find_standings(groups: Sequence[StackGroup]) -> dict[int, Standing]:
 class Waits:
     """Hold for how long ranks stand in collectives by their stacks, and the backend by its threads.
 
-    ``framework`` has a default timeout of its own; "" for none that the stacks show.
+    ``framework`` has a default timeout of its own; "" for none that the stacks show. ``by_log``: they were
+    seen once, and may have begun to wait with the last line of the log.
     """
 
     backend: str
     since_s: Known[float]
     framework: str = ""
+    by_log: bool = False
 
 
-def find_waits(groups: Sequence[StackGroup]) -> tuple[Waits, ...]:
-    """Return the waits of ranks for other ranks, () where none waits."""
+def find_waits(
+    groups: Sequence[StackGroup], silent_s: Applicable[float] = NOT_APPLICABLE
+) -> tuple[Waits, ...]:
+    """Return the waits of ranks for other ranks, () where none waits; ``silent_s``: the age of the log."""
     threads = (thread for group in groups for thread in group.threads if thread.kind is ThreadKind.COMM)
     backend = find_backend(thread.name for thread in threads)
     ranks = [group for group, _ in _ranks_of(groups)]
     framework = find_framework(known_or(group.frames, ()) for group in ranks)
-    return tuple(Waits(backend, group.since_s, framework) for group in ranks if _waits_for_ranks(group))
+    waits = tuple(Waits(backend, group.since_s, framework) for group in ranks if _waits_for_ranks(group))
+    if waits and is_known(silent_s) and all(group.motion is Motion.ONCE for group in ranks):
+        return (Waits(backend, silent_s, framework, by_log=True),)
+    return waits
 
 
 def find_framework(stacks: Iterable[Sequence[StackFrame]]) -> str:
@@ -119,10 +126,14 @@ def say_assumed_abort(waits: Sequence[Waits], defaults_s: Mapping[str, float]) -
     default_s = FRAMEWORK_TIMEOUT_S if framework else defaults_s[waits[0].backend]
     left_s = default_s - max(known)
     name = BACKENDS[waits[0].backend]
+    by_log = any(one.by_log for one in waits)
     if left_s <= 0:
+        if by_log:  # the wait may be younger than the last line: nothing follows for the timeout
+            return ""
         return (
             f"{name} would have given up by default after {format_seconds(default_s)}: its timeout is longer"
         )
     whose = f"{framework}'s" if framework else "its"
     verb = "aborts this job" if waits[0].backend == "nccl" else "gives up"
-    return f"{name} {verb} in about {format_seconds(left_s)} (assumed: {whose} default timeout)"
+    since = " from the last log write on" if by_log else ""
+    return f"{name} {verb} in about {format_seconds(left_s)} (assumed: {whose} default timeout{since})"

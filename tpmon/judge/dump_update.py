@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from tpmon.judge.collectives import add_collectives
 from tpmon.judge.collectives_stacks import may_wait
@@ -11,7 +13,8 @@ from tpmon.judge.stack_tree import build_tree, show_stacks
 from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import DumpRound, DumpState
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.host import OutputSample
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.results import DumpUpdate
 
@@ -24,8 +27,14 @@ def whole_rounds(state: DumpState) -> tuple[DumpRound, ...]:
     return state.rounds[:-1] if is_part and len(state.rounds) > 1 else state.rounds
 
 
+def date_log(logs: Sequence[OutputSample]) -> Applicable[datetime]:
+    """Return when the job wrote into its log last: what one look cannot tell, for how long it stands."""
+    dated = [one.last_write for one in logs if is_known(one.last_write) and is_known(one.last_write_age_s)]
+    return max(dated, default=NOT_APPLICABLE)
+
+
 def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
-    """Fold what a dump has read; ``frame`` tells of which job.
+    """Fold what a dump has read; ``frame`` tells of which job, and of its log.
 
     Once its last look is done and somebody may wait for others, the job's records are worth reading.
     """
@@ -35,6 +44,7 @@ def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
     target, pids = frame.target, state.request.pids
     not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
     dump = fold_rounds(rounds, Origin(target.pid, target.script, target.world_size, not_asked))
+    dump = replace(dump, last_write=date_log(frame.output))
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
     awaits = not state.running and target.state is not TargetState.ENDED and may_wait(dump.groups)
     return DumpUpdate(state, dump, show_stacks(dump.groups), build_tree(main), awaits_records=awaits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tpmon.model.dump import DumpThread, Motion, OtherEnd, StackGroup, WaitKind, WaitTarget
+from tpmon.model.dump import Dump, DumpThread, Motion, OtherEnd, StackGroup, WaitKind, WaitTarget
 from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_seconds
@@ -167,6 +167,14 @@ def say_motion(motion: Motion, since_s: Known[float]) -> str:
     if is_known(since_s):
         return f"{motion.value} for at least {format_seconds(since_s)}"
     return f"{motion.value}"
+
+
+def say_last_write(dump: Dump, when: str) -> str:
+    """Say how long before the last look the job wrote into its log, "" where that is not known."""
+    if not is_known(dump.last_write):
+        return ""
+    age_s = max(0.0, (dump.taken - dump.last_write).total_seconds())
+    return f"last log write {when}, {format_seconds(age_s)} before"
 
 
 def say_cpu(group: StackGroup) -> str:

@@ -12,6 +12,7 @@ from tpmon.model.dump_words import (
     name_threads,
     say_count,
     say_cpu,
+    say_last_write,
     say_motion,
     say_other,
 )
@@ -34,9 +35,7 @@ def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
     lines = lay_paragraph("dump", dump.summary)
     if is_known(dump.last_write):
-        age_s = max(0.0, (dump.taken - dump.last_write).total_seconds())
-        told = f"last log write {format_clock(dump.last_write)}, {format_seconds(age_s)} earlier"
-        lines += lay_paragraph("", told)
+        lines += lay_paragraph("", say_last_write(dump, format_clock(dump.last_write)))
     if is_known(dump.collectives):
         lines += write_collectives(dump.collectives)
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]

@@ -13,6 +13,7 @@ from tpmon.model.dump_words import (
     name_threads,
     say_count,
     say_cpu,
+    say_last_write,
     say_motion,
     say_other,
 )
@@ -133,6 +134,9 @@ def _paint_told(view: ViewState, size: Size) -> list[Line]:
         lines += _wrapped(summary, Ink.STRONG, width, max(most, 3))
     dump = update.dump
     if is_known(dump):
+        if summary and is_known(dump.last_write):
+            told = say_last_write(dump, say_moment(view, dump.last_write))
+            lines += _wrapped(told, Ink.PLAIN, width, 2)
         if is_known(dump.collectives):
             lines += _wrapped(dump.collectives.summary, Ink.PLAIN, width, max(2, most))
         lines += paint_errors(dump.errors, width, most, can_stop=bool(list_stoppable(view)))
