@@ -1,4 +1,4 @@
-"""Hold what folding 512 ranks costs, as CPU time at 1.5 times the promise."""
+"""Hold what folding 512 ranks costs, as CPU time at the promise itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.budget
 
 RANKS = 512
 CULPRIT = 300
-MARGIN = 1.5
 FOLD_CPU_S = 0.150
 LOOKS_CPU_S = 0.300
 """Three looks at them and at two workers each: 12,000 looks at threads."""
@@ -82,7 +81,7 @@ def is_found(dump: Dump) -> bool:
 def test_one_look_at_512_ranks_folds_within_the_budget(ranks):
     one = make_round(*ranks)
     assert is_found(fold_rounds([one], ORIGIN))
-    assert cheapest(lambda: fold_rounds([one], ORIGIN)) <= FOLD_CPU_S * MARGIN
+    assert cheapest(lambda: fold_rounds([one], ORIGIN)) <= FOLD_CPU_S
 
 
 def test_three_looks_with_workers_fold_within_the_budget(ranks):
@@ -90,8 +89,8 @@ def test_three_looks_with_workers_fold_within_the_budget(ranks):
     looks: list[DumpRound] = [make_round(*ranks, *workers, at_s=5.0 * number) for number in range(3)]
     dump = fold_rounds(looks, ORIGIN)
     assert is_found(dump)
-    assert cheapest(lambda: fold_rounds(looks, ORIGIN)) <= LOOKS_CPU_S * MARGIN
-    assert cheapest(lambda: build_tree(dump.groups)) <= 0.010 * MARGIN
+    assert cheapest(lambda: fold_rounds(looks, ORIGIN)) <= LOOKS_CPU_S
+    assert cheapest(lambda: build_tree(dump.groups)) <= 0.010
 
 
 def test_the_dumps_of_64_hosts_fold_within_the_budget(ranks):
@@ -101,4 +100,4 @@ def test_the_dumps_of_64_hosts_fold_within_the_budget(ranks):
     ]
     read = [decode(Dump, encode(one)) for one in hosts]
     assert is_found(fold_dumps(read))
-    assert cheapest(lambda: fold_dumps(read)) <= HOSTS_CPU_S * MARGIN
+    assert cheapest(lambda: fold_dumps(read)) <= HOSTS_CPU_S
