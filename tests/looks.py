@@ -1,13 +1,18 @@
-"""Say what a session says of the looks that a bundle asks it for."""
+"""Say what a session says of the looks that a bundle asks it for, and stand for one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from tests.collectives import make_group, make_record
-from tests.frames import NOW
+from tests.frames import NOW, NOW_NS, make_frame
 from tpmon.model.collectives import CollectivesReading
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
-from tpmon.model.known import Missing
+from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.results import DumpUpdate
+from tpmon.model.window import Pulse, pulse_of
 
 RECORDS = CollectivesReading((make_record(0, make_group(3, 4)), make_record(1, make_group(3, 3))), (), ())
 
@@ -16,3 +21,38 @@ def update(request: DumpRequest, *, running: bool, rounds: int = 0, refused: str
     """Tell how far the dump that ``request`` asked for is."""
     one = DumpRound("node-07", NOW, 0, (), (), 0.0, 1.0)
     return DumpUpdate(DumpState(request, (one,) * rounds, 0, 1, running, refused), Missing("not folded"))
+
+
+class Look:
+    """Stand for a session: two Frames, ten minutes of pulses and what came of the looks."""
+
+    def __init__(
+        self,
+        rounds: Known[Sequence[DumpRound]],
+        records: Applicable[CollectivesReading] = NOT_APPLICABLE,
+    ) -> None:
+        self._rounds = rounds
+        self._records = records
+        self.stopped = False
+
+    def start(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def frames(self) -> Sequence[Frame]:
+        return (make_frame(), make_frame())
+
+    def pulses(self) -> Sequence[Pulse]:
+        pulse = pulse_of(make_frame())
+        return [replace(pulse, taken_ns=NOW_NS - ago_s * 10**9) for ago_s in range(600, -1, -1)]
+
+    def rounds(self) -> Known[Sequence[DumpRound]]:
+        return self._rounds
+
+    def records(self) -> Applicable[CollectivesReading]:
+        return self._records

@@ -29,6 +29,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict_words import name_verdict
+from tpmon.model.window import Pulse
 from tpmon.probe.background import read_within
 from tpmon.probe.bundle_sources import (
     describe_processes,
@@ -134,6 +135,9 @@ class Bundler:
         else:
             failed = self._look.failed if isinstance(self._look, OwnLook) else ""
             self.contents.failures.append(("frames.jsonl", failed or "no Frame came in time"))
+        pulses = self._look.pulses()
+        if pulses:
+            self._add("pulses.jsonl", _describe_pulses(pulses), lambda: [encode(one) for one in pulses])
         rounds = self._look.rounds()
         if isinstance(rounds, Missing):
             self.contents.failures.append(("dumps", rounds.reason))
@@ -249,6 +253,12 @@ def _describe_frames(seen: int, lines: Sequence[str]) -> str:
     """Say how many of the ``seen`` Frames are in the file."""
     there = f"{seen} Frames" if len(lines) == seen else f"the newest {len(lines)} of {seen} Frames"
     return f"{there}, one a line"
+
+
+def _describe_pulses(pulses: Sequence[Pulse]) -> str:
+    """Say how far back the main figures go: much further than the Frames of a screen."""
+    span_s = (pulses[-1].taken_ns - pulses[0].taken_ns) / 1e9
+    return f"the main figures of the last {format_seconds(span_s)}, one reading a line"
 
 
 def _encode_frames(frames: Sequence[Frame]) -> list[str]:

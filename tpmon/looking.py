@@ -16,6 +16,7 @@ from tpmon.model.dump import Asker, DumpRequest, DumpRound
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.window import Pulse
 from tpmon.probe.collect import Collector
 from tpmon.probe.job import Job
 from tpmon.session import Session, collect_rarely
@@ -46,6 +47,10 @@ class Looking(Protocol):
 
     def frames(self) -> Sequence[Frame]:
         """Return the Frames, oldest first."""
+        ...
+
+    def pulses(self) -> Sequence[Pulse]:
+        """Return the main figures of the same time and of minutes before, oldest first."""
         ...
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
@@ -142,6 +147,10 @@ class OwnLook:
         """Return the Frames so far."""
         return tuple(self._frames)
 
+    def pulses(self) -> Sequence[Pulse]:
+        """Return the main figures so far."""
+        return self._session.pulses()
+
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks so far."""
         return self._keeper.rounds() if self._stacks else Missing(_NO_STACKS)
@@ -168,10 +177,17 @@ class SharedLook:
     """Use the Frames and the dumps of a session that runs already, as the screen does."""
 
     def __init__(
-        self, frames: Callable[[], Sequence[Frame]], keeper: RoundKeeper, ask: Ask, *, stacks: bool = True
+        self,
+        frames: Callable[[], Sequence[Frame]],
+        pulses: Callable[[], Sequence[Pulse]],
+        keeper: RoundKeeper,
+        ask: Ask,
+        *,
+        stacks: bool = True,
     ) -> None:
         """``keeper`` is a dump sink of that session, ``ask`` its ``ask_dump``."""
         self._frames = frames
+        self._pulses = pulses
         self.stacks = stacks
         self._keeper = keeper
         self._ask = ask
@@ -190,6 +206,10 @@ class SharedLook:
     def frames(self) -> Sequence[Frame]:
         """Return the Frames that the session has kept."""
         return self._frames()
+
+    def pulses(self) -> Sequence[Pulse]:
+        """Return the main figures of the last ten minutes."""
+        return self._pulses()
 
     def rounds(self) -> Known[Sequence[DumpRound]]:
         """Return the looks so far."""

@@ -139,7 +139,7 @@ class Wiring:
         self._bundles = True
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
         stacks = not self._options.no_stacks
-        look = SharedLook(session.frames, self._keeper, session.ask_dump, stacks=stacks)
+        look = SharedLook(session.frames, session.pulses, self._keeper, session.ask_dump, stacks=stacks)
         pid = self._job.root.pid
 
         def place(job: Job) -> BundleSink:

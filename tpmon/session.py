@@ -18,7 +18,7 @@ from tpmon.model.frame import Frame, TargetState, awaits_sources
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, map_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest, SampleState
-from tpmon.model.window import Window
+from tpmon.model.window import Pulse, Window
 
 if TYPE_CHECKING:
     from tpmon.judge.standing import Standing
@@ -165,6 +165,7 @@ class Session:
         self._interval_s = interval_s
         self._window = Window()
         self._frames: tuple[Frame, ...] = ()
+        self._pulses: tuple[Pulse, ...] = ()
         self._hang_after_s = hang_after_s
         self._may_look = may_look
         self._glance = glance
@@ -206,7 +207,8 @@ class Session:
                 if not self._unjudged:
                     last = self._judge()
                 self._frames = (*tuple(self._window)[:-1], last)
-                update = Update(last, self._window.pulses())
+                self._pulses = self._window.pulses()
+                update = Update(last, self._pulses)
                 for sink in self._sinks:
                     sink(update)
                 if self._unjudged:
@@ -266,6 +268,10 @@ class Session:
     def frames(self) -> tuple[Frame, ...]:
         """Return the Frames of the last minute, oldest first, the newest judged; in any thread."""
         return self._frames
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Return the main figures of the last ten minutes, oldest first; in any thread."""
+        return self._pulses
 
     def stop(self) -> None:
         """End the loop after the reading it is in; never waits for it."""

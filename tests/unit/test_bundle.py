@@ -14,25 +14,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from tests.commands import SECONDS, call, start
 from tests.dumps import IN_LOCK, make_rank, make_round
 from tests.frames import NOW, make_frame
-from tests.looks import RECORDS, update
+from tests.looks import RECORDS, Look, update
 from tests.spying import may_sample
 from tests.waiting import wait_until
 from tpmon import bundle
 from tpmon.bundle import Bundler, default_name, open_sink, start_bundle
 from tpmon.looking import ROUNDS, RoundKeeper, SharedLook
-from tpmon.model.codec import decode, encode
-from tpmon.model.collectives import CollectivesReading
+from tpmon.model.codec import decode
 from tpmon.model.doctor import Checkup, list_checks
-from tpmon.model.dump import Dump, DumpRequest, DumpRound
+from tpmon.model.dump import Dump, DumpRequest
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.bundle_sources import describe_processes, list_versions, read_logs
 from tpmon.probe.job import Job
 from tpmon.probe.other_spies import find_spies
@@ -54,6 +52,7 @@ PARTS = {
     "doctor.txt",
     "doctor.json",
     "frames.jsonl",
+    "pulses.jsonl",
     "verdict.txt",
     "verdict.json",
     "once.txt",
@@ -104,37 +103,6 @@ def job(job_pid: int) -> Job:
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
-
-
-class Look:
-    """Stand for a session: two Frames and what came of the looks."""
-
-    def __init__(
-        self,
-        rounds: Known[Sequence[DumpRound]],
-        records: Applicable[CollectivesReading] = NOT_APPLICABLE,
-    ) -> None:
-        self._rounds = rounds
-        self._records = records
-        self.stopped = False
-
-    def start(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def frames(self) -> Sequence[Frame]:
-        return (make_frame(), make_frame())
-
-    def rounds(self) -> Known[Sequence[DumpRound]]:
-        return self._rounds
-
-    def records(self) -> Applicable[CollectivesReading]:
-        return self._records
 
 
 # the command
@@ -269,19 +237,6 @@ def test_a_part_that_fails_or_hangs_is_named_and_the_rest_is_written(job: Job, t
     assert (folder / "frames.jsonl").read_text().count("\n") == 2
 
 
-@pytest.mark.parametrize(
-    ("room", "what"), [(2.5, "2 Frames, one a line"), (1.5, "the newest 1 of 2 Frames, one a line")]
-)
-def test_the_frames_that_are_in_it_are_counted_and_not_all(tmp_path, monkeypatch, room, what):
-    monkeypatch.setattr(bundle, "MOST_FRAME_BYTES", int(room * len(encode(make_frame()))))
-    folder = tmp_path / "out"
-    nobody = cast("Job", None)  # the looks ask no job
-    bundler = Bundler(nobody, FolderSink(str(folder)), Look(Missing("none")), stacks=False)
-    bundler._write_looks()
-    assert ("frames.jsonl", what) in [(name, said) for name, _, said in bundler.contents.files]
-    assert (folder / "frames.jsonl").read_text().count("\n") == int(room)
-
-
 @pytest.mark.torch
 def test_a_disk_that_is_full_costs_parts_and_is_said(job: Job, tmp_path):
     class Full(FolderSink):
@@ -375,9 +330,9 @@ def test_a_screen_gets_its_bundle_in_the_background_and_a_line_about_it(job: Job
     def ask(request: DumpRequest) -> None:
         keeper(update(request, running=False, rounds=3))
 
-    look = SharedLook(lambda: (make_frame(),), keeper, ask)
+    look = SharedLook(lambda: (make_frame(),), lambda: (), keeper, ask)
     path = tmp_path / "out"
-    blind = SharedLook(lambda: (make_frame(),), keeper, ask, stacks=False)
+    blind = SharedLook(lambda: (make_frame(),), lambda: (), keeper, ask, stacks=False)
     start_bundle(lambda: job, lambda _: FolderSink(str(tmp_path / "blind")), blind, tell)
     assert done.wait(SECONDS)
     assert "not read: --no-stacks" in (tmp_path / "blind" / README).read_text()

@@ -20,6 +20,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import Missing, NotApplicable
 from tpmon.model.results import JobList
 from tpmon.model.sample import HotSample
+from tpmon.model.window import Pulse
 
 TEXT = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
 
@@ -50,9 +51,8 @@ def _reachable(root: type) -> dict[str, type]:
     return found
 
 
-KINDS = (
-    _reachable(Frame) | _reachable(JobList) | _reachable(Dump) | _reachable(HotSample) | _reachable(Checkup)
-)
+ROOTS = (Frame, JobList, Dump, HotSample, Checkup, Pulse)
+KINDS = {name: kind for root in ROOTS for name, kind in _reachable(root).items()}
 SECTIONS = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^##|\Z)", TEXT))
 WORDS = dict(re.findall(r"(?m)^\| `([A-Z]\w+)` \| (`.*`) \|$", TEXT))
 

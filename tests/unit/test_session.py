@@ -44,12 +44,14 @@ def is_running() -> bool:
 def test_every_sink_gets_every_frame_with_the_history_up_to_it():
     first, second = Sink(), Sink()
     source = Source()
-    last = Session(source, (first, second), 0.01).run(frames=3)
+    session = Session(source, (first, second), 0.01)
+    last = session.run(frames=3)
     assert [update.frame.cpu.runnable for update in first.updates] == [0.0, 1.0, 2.0]
     assert [len(update.pulses) for update in first.updates] == [1, 2, 3]
     assert [pulse.runnable for pulse in first.updates[-1].pulses] == [0.0, 1.0, 2.0]
     assert second.updates == first.updates
     assert last is first.updates[-1].frame
+    assert session.pulses() == first.updates[-1].pulses
     assert source.closed == 1
 
 
