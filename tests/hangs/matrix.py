@@ -71,7 +71,10 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=10, help="runs of each program, each with its own seed")
     parser.add_argument(
-        "--alive-runs", type=int, default=3, help="runs of each slow program, which take three minutes and a CPU"
+        "--alive-runs",
+        type=int,
+        default=3,
+        help="runs of each slow program, which take three minutes and a CPU",
     )
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--old", type=float, default=0.0, help="seconds that it hangs before tpmon starts")
