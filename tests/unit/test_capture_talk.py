@@ -71,6 +71,9 @@ def test_a_no_stops_it_and_a_price_that_was_left_says_nothing(
     assert not talk.stopped()
     talk.answer(CaptureAnswer(stage, goes=False))
     assert talk.stopped()
+    before = len(told)
+    talk.tell("reading what was written")
+    assert len(told) - before == bool(line), "of a price that was left nothing more is said"
     talk.end("capture cancelled", ("cancelled: by torch.profiler",))
     assert (told[-1].stage, told[-1].line) == (CaptureStage.ENDED, line)
 

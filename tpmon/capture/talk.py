@@ -57,8 +57,9 @@ class Talk:
         return self._no.is_set() or self._left()
 
     def tell(self, line: str) -> None:
-        """Say what happens now."""
-        self._show(replace(self._now, line=line))
+        """Say what happens now; nothing more of a price that was left."""
+        if not self._is_left():
+            self._show(replace(self._now, line=line))
 
     def agreed(self, stage: CaptureStage, said: Sequence[str]) -> bool:
         """Put the question where it does not stand yet; tell whether a yes to it came."""
@@ -76,9 +77,11 @@ class Talk:
 
     def end(self, line: str, report: Sequence[str] = (), trace: str = "") -> None:
         """Say what came of it; nothing of a price that was read and left."""
-        waited = self._now.stage in (CaptureStage.ASKED, *CAPTURE_WAITS)
-        said = "" if waited and self.stopped() else line
+        said = "" if self._is_left() else line
         self._show(replace(self._now, stage=CaptureStage.ENDED, line=said, report=tuple(report), trace=trace))
+
+    def _is_left(self) -> bool:
+        return self.stopped() and self._now.stage in (CaptureStage.ASKED, *CAPTURE_WAITS)
 
     def _show(self, update: CaptureUpdate) -> None:
         self._now = update
