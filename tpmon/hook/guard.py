@@ -66,12 +66,19 @@ class Guard:
         self._replaced = []
         self._foreign = WeakSet()
 
+    def sees_other(self) -> bool:
+        """Tell whether a profiler of the program is prepared or recording; ours does not count."""
+        if len(self._foreign):
+            return True
+        if self.ours is not None:
+            return False  # torch's own answer is of ours: one of the program's would have ended it
+        return is_recording()
+
     def name_other(self) -> str:
         """Say which other profiler forbids one of ours now, "" when none does."""
         if len(self._foreign):
             return "a torch profiler of the program itself is prepared or recording"
-        enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)  # noqa: SLF001
-        if enabled is not None and enabled():
+        if is_recording():
             return "the program is recording with torch's profiler, or marks its operators for another one"
         return ""
 
@@ -131,6 +138,12 @@ class Guard:
                 foreign.discard(one)
 
         return __exit__
+
+
+def is_recording() -> bool:
+    """Tell whether torch records in this thread, for whomever; or marks operators for another tool."""
+    enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)  # noqa: SLF001
+    return enabled is not None and bool(enabled())
 
 
 def _list_instances(kind: type) -> list[Any]:

@@ -65,14 +65,18 @@ _LIMIT_WORDS = ("recompile limit", "recompile_limit", "cache_size_limit", "cache
 class Settings:
     """Hold the settings that were read last, as ``words`` of the bus."""
 
-    __slots__ = ("_readings", "ddp", "fsdp", "words")
+    __slots__ = ("_readings", "ddp", "fsdp", "guard", "words")
 
     def __init__(self) -> None:
-        """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to those that are trained."""
+        """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to those that are trained.
+
+        ``guard`` tells profilers of the program from ours, once a capture was asked for.
+        """
         self.words = [wire.UNKNOWN] * wire.SETTINGS_WORDS
         self.words[wire.SET_NUMBER] = self.words[wire.SET_NUMBER_AGAIN] = 0
         self.ddp: Any = None
         self.fsdp: Any = None
+        self.guard: Any = None
         self._readings = 0
 
     def note_wrappers(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
@@ -144,7 +148,9 @@ class Settings:
             self.words[wire.SET_SDPA] = sum(
                 bit for bit, name in _SDPA if hasattr(compiled, name) and getattr(compiled, name)()
             )
-        self.words[wire.SET_PROFILER] = int(compiled._autograd._profiler_enabled())  # noqa: SLF001
+        guard = self.guard
+        records = compiled._autograd._profiler_enabled() if guard is None else guard.sees_other()  # noqa: SLF001
+        self.words[wire.SET_PROFILER] = int(records)
 
     def _read_precision(self) -> None:
         compiled: Any = sys.modules["torch"]._C  # noqa: SLF001

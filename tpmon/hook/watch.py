@@ -68,6 +68,7 @@ class Watcher:
         steps.watch = None
         self._end_device(now)
         self._settings.note_wrappers(steps.ddp, steps.fsdp, self.optimizer)
+        self._settings.guard = getattr(getattr(steps.mailbox, "capture", None), "guard", None)
         wire_settings.write_settings(steps.page, self._settings.read(now))
         if self._timer is None:
             return self._began_ns + _EVERY_NS

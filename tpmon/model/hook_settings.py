@@ -105,7 +105,7 @@ class TrainSettings:
     threads: Known[int]
     interop_threads: Known[int]
     profiler: Known[bool]
-    """A torch profiler records."""
+    """A torch profiler of the program records, or was seen to be prepared; tpmon's own does not count."""
     compiled: Known[CompileCounts]
     allocator: Known[AllocatorFigures]
     sizes: Known[StateSizes]

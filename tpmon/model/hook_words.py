@@ -17,7 +17,7 @@ def _switches(settings: TrainSettings) -> Iterator[tuple[str, Known[bool]]]:
     yield "cudnn.deterministic", settings.cudnn_deterministic
     yield "deterministic algorithms", settings.deterministic
     yield "anomaly detection", settings.anomaly
-    yield "a torch profiler records", settings.profiler
+    yield "a torch profiler of the program", settings.profiler
 
 
 def _on(is_on: bool) -> str:
