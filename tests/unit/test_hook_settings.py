@@ -26,6 +26,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.probe.hook_settings import parse_device, parse_settings
 
 S = 10**9
+NO_TURNS = Missing("no step was watched from turn to turn")
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_groups_come_back_whole_or_missing(page: memoryview) -> None:
     names = ("allocated", "reserved", "inactive_split", "peak_allocated", "peak_reserved", "alloc_retries")
     figures = {name: number for number, name in enumerate((*names, "ooms"))}
     settings = settings_with(page, cuda=1, **figures, allocated_at_backward=99)
-    assert settings.allocator == AllocatorFigures(0, 1, 2, 3, 4, 5, 6, 99)
+    assert settings.allocator == AllocatorFigures(0, 1, 2, 3, 4, 5, 6, 99, NO_TURNS)
     assert "not in use" in settings_with(page, cuda=0, **figures).allocator.reason
     settings = settings_with(page, parameters=40, gradients=40, optimizer_state=80)
     assert settings.sizes == StateSizes(40, 40, 80)

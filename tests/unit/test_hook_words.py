@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tpmon.model.hook_settings import (
     DeviceTimes,
     FsdpSettings,
     LoaderSettings,
+    PhaseMemory,
     StateSizes,
     TrainSettings,
 )
@@ -26,6 +28,9 @@ from tpmon.ui.paint_overlays import paint_environment
 
 UNTOLD = Missing("the job does not use it")
 MIB = 1 << 20
+PHASES = PhaseMemory(
+    400 * MIB, 500 * MIB, UNTOLD, 655 * MIB, 700 * MIB, UNTOLD, UNTOLD, peak_phase="backward"
+)
 
 
 def make_settings(**fields: Any) -> TrainSettings:
@@ -44,7 +49,9 @@ def make_settings(**fields: Any) -> TrainSettings:
         interop_threads=32,
         profiler=False,
         compiled=CompileCounts(12, 11, 4, 3, 0),
-        allocator=AllocatorFigures(600 * MIB, 800 * MIB, 40 * MIB, 700 * MIB, 800 * MIB, 2, 0, UNTOLD),
+        allocator=AllocatorFigures(
+            600 * MIB, 800 * MIB, 40 * MIB, 700 * MIB, 800 * MIB, 2, 0, 650 * MIB, PHASES
+        ),
         sizes=StateSizes(100 * MIB, 100 * MIB, 200 * MIB),
         ddp=DdpSettings(25 * MIB, 5, find_unused=True, static_graph=False),
         fsdp=FsdpSettings(1, 13, "off", "BACKWARD_PRE", limit_all_gathers=True),
@@ -69,6 +76,20 @@ def test_each_setting_that_is_told_has_a_line() -> None:
     assert told["torch.compile"] == "11 of 12 frames, 4 graphs, 3 graph breaks"
     whole = dict(describe_settings(make_settings(compiled=CompileCounts(0, 0, 2, 0, 0))))
     assert whole["torch.compile"] == "2 graphs, 0 graph breaks"
+
+
+def test_memory_is_told_turn_by_turn_and_the_peak_with_its_part() -> None:
+    told = dict(describe_settings(make_settings()))
+    assert "peak 700M (backward)" in told["CUDA allocator"]
+    assert told["CUDA memory of a step"] == (
+        "400M with a batch, 650M before the backward, 500M after it, forward up to 655M, backward up to 700M"
+    )
+    figures = make_settings().allocator
+    assert not isinstance(figures, Missing)
+    for phases in (UNTOLD, NOT_APPLICABLE, replace(PHASES, peak_phase=UNTOLD)):
+        told = dict(describe_settings(make_settings(allocator=replace(figures, phases=phases))))
+        assert "peak 700M," in told["CUDA allocator"]
+        assert ("CUDA memory of a step" in told) == isinstance(phases, PhaseMemory)
 
 
 def test_what_the_job_does_not_use_has_none() -> None:
@@ -100,6 +121,17 @@ def hooked() -> Frame:
 def test_they_come_back_from_json() -> None:
     frame = hooked()
     assert decode(Frame, encode(frame)).hook == frame.hook
+
+
+def test_those_of_an_older_tpmon_come_back_too() -> None:
+    plain = json.loads(encode(hooked()))
+    assert plain["hook"][0]["settings"]["allocator"].pop("phases")["peak_phase"] == "backward"
+    hooks = decode(Frame, json.dumps(plain)).hook
+    assert not isinstance(hooks, Missing)
+    settings = hooks[0].settings
+    assert not isinstance(settings, Missing)
+    assert not isinstance(settings.allocator, Missing)
+    assert settings.allocator.phases is NOT_APPLICABLE
 
 
 def test_once_and_the_environment_show_them_and_nothing_without_a_hook() -> None:

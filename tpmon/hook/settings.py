@@ -10,7 +10,8 @@ import itertools
 import sys
 
 from tpmon.hook import wire_settings as wire
-from tpmon.hook.device import find_device
+from tpmon.hook.device import OTHER, find_device
+from tpmon.hook.memory import Memory
 from tpmon.hook.models import choose_wrapper, list_parameters, refer
 from tpmon.hook.surroundings import is_from_handler
 from tpmon.hook.tensors import count_sizes
@@ -65,7 +66,7 @@ _LIMIT_WORDS = ("recompile limit", "recompile_limit", "cache_size_limit", "cache
 class Settings:
     """Hold the settings that were read last, as ``words`` of the bus."""
 
-    __slots__ = ("_readings", "ddp", "fsdp", "guard", "words")
+    __slots__ = ("_memory", "_readings", "ddp", "fsdp", "guard", "words")
 
     def __init__(self) -> None:
         """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to those that are trained.
@@ -77,7 +78,20 @@ class Settings:
         self.ddp: Any = None
         self.fsdp: Any = None
         self.guard: Any = None
+        self._memory = Memory(self.words)
         self._readings = 0
+
+    def begin(self) -> None:
+        """Begin with the step that is watched now."""
+        self._attempt(self._memory.begin)
+
+    def see_turn(self, ended: int) -> None:
+        """Note what is allocated where this part of the step ended (``device``)."""
+        self._attempt(lambda: self._memory.note(ended))
+
+    def see_evaluation(self) -> None:
+        """Leave out the batches so far, which were of an evaluation."""
+        self._memory.forget_batch()
 
     def note_wrappers(self, ddp: list[Any], fsdp: list[Any], optimizer: Any) -> None:
         """Choose once a minute, of what was made of them, those that this optimizer works on."""
@@ -89,9 +103,8 @@ class Settings:
         self._attempt(lambda: self._read_loader(iterator.__dict__))
 
     def see_backward(self) -> None:
-        """Note what is so where a backward begins: autocast may be on, and activations are in memory."""
+        """Note what is so where a backward begins: autocast may be on."""
         self._attempt(self._read_autocast)
-        self._attempt(self._read_allocated)
 
     def see_optimizer(self, optimizer: object) -> None:
         """Note how large are the tensors that this optimizer works on."""
@@ -100,6 +113,7 @@ class Settings:
 
     def read(self, now: int) -> list[int]:
         """Read the rest; return all as words of the bus."""
+        self.see_turn(OTHER)
         for part in (self._read_switches, self._read_precision, self._read_autocast):
             self._attempt(part)
         for part in (self._read_dynamo, self._read_memory, self._read_ddp, self._read_fsdp):
@@ -209,11 +223,7 @@ class Settings:
             for name in path:
                 found = found[name] if found is not None else None
             self.words[word] = int(found) if found is not None else wire.UNKNOWN
-
-    def _read_allocated(self) -> None:
-        stats = _read_allocator()
-        if stats is not None:
-            self.words[wire.SET_ALLOCATED_AT_BACKWARD] = int(stats["allocated_bytes"]["all"]["current"])
+        self._memory.tell_phase()
 
     def _read_sizes(self, optimizer: object) -> None:
         sizes = count_sizes(optimizer) or (wire.UNKNOWN,) * 3

@@ -80,6 +80,7 @@ class Watcher:
             self._seen |= 1
             self._settings.see_loader(iterator)
             self.inputs = describe_batch(batch)
+        self._settings.see_turn(device.BATCH)
         self._note(device.BATCH)
 
     def backward_begins(self) -> None:
@@ -87,10 +88,12 @@ class Watcher:
         if not self._seen & 2:
             self._seen |= 2
             self._settings.see_backward()
+        self._settings.see_turn(device.FORWARD)
         self._note(device.FORWARD)
 
     def backward_ended(self) -> None:
         """Note where a backward ends."""
+        self._settings.see_turn(device.BACKWARD)
         self._note(device.BACKWARD)
 
     def updated(self, optimizer: object) -> None:
@@ -102,6 +105,7 @@ class Watcher:
                 self.optimizer = ref(optimizer)
             except TypeError:
                 self.optimizer = None  # one of the program's that takes none
+        self._settings.see_turn(device.OPTIMIZER)
         self._note(device.OPTIMIZER)
 
     def evaluated(self) -> None:
@@ -109,6 +113,7 @@ class Watcher:
         self._evals += 1
         if self._evals <= _MOST_EVALS:
             self._seen &= ~1
+            self._settings.see_evaluation()
         if self._timer is not None:
             self._timer.leave()
 
@@ -116,6 +121,7 @@ class Watcher:
         self._steps.watch = self
         self._began_ns = now
         self._seen = self._evals = 0
+        self._settings.begin()
         try:
             torch: Any = sys.modules.get("torch")
             cuda: Any = getattr(torch, "cuda", None)

@@ -70,6 +70,16 @@ SET_FSDP_UNITS = 41
 SET_FSDP_FORWARD = 42
 SET_FSDP_BACKWARD = 43
 SET_FSDP_LIMIT = 44
+# Bytes allocated at turns of the step that was watched; with SET_ALLOCATED_AT_BACKWARD in their middle.
+SET_ALLOCATED_AFTER_BATCH = 45
+SET_ALLOCATED_AFTER_BACKWARD = 46
+SET_ALLOCATED_AFTER_UPDATE = 47
+# What the peak was when it rose in this part of a watched step, and PHASE_* of the peak of now.
+SET_PEAK_IN_FORWARD = 48
+SET_PEAK_IN_BACKWARD = 49
+SET_PEAK_IN_OPTIMIZER = 50
+SET_PEAK_IN_OTHER = 51
+SET_PEAK_PHASE = 52
 SET_NUMBER_AGAIN = 63
 
 UNKNOWN = -1
@@ -83,6 +93,12 @@ SDPA_CUDNN = 8
 FSDP_NO_PREFETCH = 0
 FSDP_BACKWARD_PRE = 1
 FSDP_BACKWARD_POST = 2
+
+# In the order of SET_PEAK_IN_*. Not 0, which is all that a page has before it is written.
+PHASE_FORWARD = 1
+PHASE_BACKWARD = 2
+PHASE_OPTIMIZER = 3
+PHASE_OTHER = 4
 
 DTYPE_OTHER = 0
 DTYPE_FLOAT32 = 1

@@ -7,7 +7,7 @@ does not tell, or what the job does not use, is missing with the reason.
 from __future__ import annotations
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,26 @@ class CompileCounts:
     graph_breaks: int
     limit_hits: int
     """At least so often code was left uncompiled because it was compiled too often (``recompile_limit``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemory:
+    """Hold what was allocated at turns of the step that was watched last, and which part reached the peak.
+
+    The allocator has one peak for all. ``forward_peak_bytes`` and the like are what it was when it rose in
+    that part of a watched step, exactly; of a part in which it did not, no more is known than the turns.
+    """
+
+    after_batch_bytes: Known[int]
+    after_backward_bytes: Known[int]
+    after_update_bytes: Known[int]
+    forward_peak_bytes: Known[int]
+    backward_peak_bytes: Known[int]
+    optimizer_peak_bytes: Known[int]
+    other_peak_bytes: Known[int]
+    """From an update to the next batch, evaluations too."""
+    peak_phase: Known[str]
+    """forward, backward, optimizer or other: where the peak of now was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +58,8 @@ class AllocatorFigures:
     ooms: int
     allocated_at_backward_bytes: Known[int]
     """When the backward of one step began: parameters, optimizer state and activations."""
+    phases: Applicable[PhaseMemory] = NOT_APPLICABLE
+    """Not in files of before it was told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,9 +81,33 @@ def _allocator(settings: TrainSettings) -> str:
         return ""
     told = f"{format_bytes(one.allocated_bytes)} of {format_bytes(one.reserved_bytes)} reserved"
     told += f", peak {format_bytes(one.peak_allocated_bytes)}"
+    if is_known(one.phases) and is_known(one.phases.peak_phase):
+        told += f" ({one.phases.peak_phase})"
     told += f", inactive in splits {format_bytes(one.inactive_split_bytes)}"
     mark = "! " if one.alloc_retries or one.ooms else ""
     return f"{told}, {mark}{one.alloc_retries} retries, {one.ooms} out of memory"
+
+
+def _step_memory(settings: TrainSettings) -> str:
+    one = settings.allocator
+    if not is_known(one) or not is_known(one.phases):
+        return ""
+    phases = one.phases
+    turns = (
+        ("with a batch", phases.after_batch_bytes),
+        ("before the backward", one.allocated_at_backward_bytes),
+        ("after it", phases.after_backward_bytes),
+        ("after the update", phases.after_update_bytes),
+    )
+    peaks = (
+        ("forward", phases.forward_peak_bytes),
+        ("backward", phases.backward_peak_bytes),
+        ("optimizer", phases.optimizer_peak_bytes),
+        ("other", phases.other_peak_bytes),
+    )
+    told = [f"{format_bytes(size)} {name}" for name, size in turns if is_known(size)]
+    told += [f"{name} up to {format_bytes(size)}" for name, size in peaks if is_known(size)]
+    return ", ".join(told)
 
 
 def _sizes(settings: TrainSettings) -> str:
@@ -115,6 +139,7 @@ def describe_settings(settings: TrainSettings) -> list[tuple[str, str]]:
         ("FSDP", _fsdp(settings)),
         ("torch.compile", _compiled(settings)),
         ("CUDA allocator", _allocator(settings)),
+        ("CUDA memory of a step", _step_memory(settings)),
         ("sizes", _sizes(settings)),
     ]
     return [(name, words) for name, words in told if words]

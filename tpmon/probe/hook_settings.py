@@ -14,6 +14,7 @@ from tpmon.model.hook_settings import (
     DeviceTimes,
     FsdpSettings,
     LoaderSettings,
+    PhaseMemory,
     StateSizes,
     TrainSettings,
 )
@@ -23,12 +24,22 @@ _UNTOLD = Missing("its torch does not tell")
 _NO_COMPILE = Missing("nothing is compiled with torch.compile")
 _NO_CUDA = Missing("CUDA is not in use in this process")
 _NO_OPTIMIZER = Missing("no torch optimizer has stepped, or it has too many tensors to add up")
+_NO_TURNS = Missing("no step was watched from turn to turn")
+_NO_TURN = Missing("no step that was watched had this turn")
+_NO_RISE = Missing("the peak did not rise there while a step was watched")
+_UNSEEN_RISE = Missing("the peak rose in a step that was not watched")
 _NO_DDP = Missing("no DistributedDataParallel was made since the hook came")
 _NO_FSDP = Missing("no FSDP was made since the hook came")
 _PREFETCHES = {
     wire.FSDP_NO_PREFETCH: "off",
     wire.FSDP_BACKWARD_PRE: "BACKWARD_PRE",
     wire.FSDP_BACKWARD_POST: "BACKWARD_POST",
+}
+_PHASES = {
+    wire.PHASE_FORWARD: "forward",
+    wire.PHASE_BACKWARD: "backward",
+    wire.PHASE_OPTIMIZER: "optimizer",
+    wire.PHASE_OTHER: "other",
 }
 _NO_LOADER = Missing("no batch of a DataLoader was seen")
 
@@ -124,6 +135,23 @@ def _parse_allocator(words: Sequence[int]) -> Known[AllocatorFigures]:
         alloc_retries=words[wire.SET_ALLOC_RETRIES],
         ooms=words[wire.SET_OOMS],
         allocated_at_backward_bytes=_number(words[wire.SET_ALLOCATED_AT_BACKWARD]),
+        phases=_parse_phases(words),
+    )
+
+
+def _parse_phases(words: Sequence[int]) -> Known[PhaseMemory]:
+    # 0 is not told either: an older hook has nothing there.
+    turns = [
+        word or -1 for word in words[wire.SET_ALLOCATED_AFTER_BATCH : wire.SET_ALLOCATED_AFTER_UPDATE + 1]
+    ]
+    peaks = [word or -1 for word in words[wire.SET_PEAK_IN_FORWARD : wire.SET_PEAK_IN_OTHER + 1]]
+    if max(turns + peaks) < 0:
+        return _NO_TURNS
+    batch, backward, update = (_number(word, _NO_TURN) for word in turns)
+    in_forward, in_backward, in_optimizer, in_other = (_number(word, _NO_RISE) for word in peaks)
+    phase = _PHASES.get(words[wire.SET_PEAK_PHASE], _UNSEEN_RISE)
+    return PhaseMemory(
+        batch, backward, update, in_forward, in_backward, in_optimizer, in_other, peak_phase=phase
     )
 
 

@@ -1,0 +1,87 @@
+"""Follow the CUDA allocator through the step that is watched: what it holds at each turn, where it peaks.
+
+The program's peak statistics are its own and are never reset: where the peak is higher at a turn than at
+the one before, the part of the step between them reached it. The allocator counts on the host and takes
+one lock to be asked, so nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tpmon.hook import wire_settings as wire
+from tpmon.hook.device import BACKWARD, BATCH, FORWARD, OPTIMIZER, find_device
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_TURNS = 64
+"""A step with more turns (an accumulation of many parts, an evaluation) is not followed to its end."""
+
+_PHASES = {FORWARD: wire.PHASE_FORWARD, BACKWARD: wire.PHASE_BACKWARD, OPTIMIZER: wire.PHASE_OPTIMIZER}
+_FIRSTS = {BATCH: wire.SET_ALLOCATED_AFTER_BATCH, FORWARD: wire.SET_ALLOCATED_AT_BACKWARD}
+_LASTS = {BACKWARD: wire.SET_ALLOCATED_AFTER_BACKWARD, OPTIMIZER: wire.SET_ALLOCATED_AFTER_UPDATE}
+
+
+class Memory:
+    """Note turns of the watched step in the settings' ``words``; ``device`` is -1 without CUDA."""
+
+    __slots__ = ("_peak", "_risen", "_seen", "_turns", "_words", "device")
+
+    def __init__(self, words: list[int]) -> None:
+        """Follow nothing yet."""
+        self._words = words
+        self.device = -1
+        self._peak = self._turns = 0
+        self._risen = (wire.UNKNOWN, wire.UNKNOWN)
+        self._seen: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin to follow a step."""
+        self.device = -1  # should torch not say it
+        self._turns = 0
+        self._seen.clear()
+        torch: Any = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            self.device = find_device(torch)
+        if self.device >= 0:
+            self._peak = _read_bytes(self.device)["peak"]
+
+    def forget_batch(self) -> None:
+        """Take the next batch for the first one: those so far were of an evaluation."""
+        self._seen.discard(BATCH)
+
+    def note(self, ended: int) -> None:
+        """Note a turn: this part of the step ended."""
+        if self.device < 0 or self._turns >= _TURNS:
+            return
+        self._turns += 1
+        told = _read_bytes(self.device)
+        words, peak = self._words, told["peak"]
+        if ended in _LASTS:
+            words[_LASTS[ended]] = told["current"]
+        elif ended in _FIRSTS and ended not in self._seen:
+            words[_FIRSTS[ended]] = told["current"]
+        self._seen.add(ended)
+        risen = (
+            peak > self._peak or self._peak > peak > told["current"]
+        )  # lower: the program reset it meanwhile
+        self._peak = peak
+        if risen:
+            phase = _PHASES.get(ended, wire.PHASE_OTHER)
+            self._risen = (phase, peak)
+            words[wire.SET_PEAK_IN_FORWARD + phase - wire.PHASE_FORWARD] = peak
+
+    def tell_phase(self) -> None:
+        """Tell which part reached the peak of now; unknown where a step that nobody watched did."""
+        phase, peak = self._risen
+        same = peak == self._words[wire.SET_PEAK_ALLOCATED]
+        self._words[wire.SET_PEAK_PHASE] = phase if same else wire.UNKNOWN
+
+
+def _read_bytes(device: int) -> dict[str, int]:
+    """Return ``current`` and ``peak`` of the bytes that tensors have on a device."""
+    stats: Any = sys.modules["torch"]._C._cuda_memoryStats(device)  # noqa: SLF001
+    told: dict[str, int] = stats["allocated_bytes"]["all"]
+    return told
