@@ -52,7 +52,7 @@ def make_settings(**fields: Any) -> TrainSettings:
         allocator=AllocatorFigures(
             600 * MIB, 800 * MIB, 40 * MIB, 700 * MIB, 800 * MIB, 2, 0, 650 * MIB, PHASES
         ),
-        sizes=StateSizes(100 * MIB, 100 * MIB, 200 * MIB),
+        sizes=StateSizes(100 * MIB, 100 * MIB, 200 * MIB, 3200 * MIB),
         ddp=DdpSettings(25 * MIB, 5, find_unused=True, static_graph=False),
         fsdp=FsdpSettings(1, 13, "off", "BACKWARD_PRE", limit_all_gathers=True),
         loader=LoaderSettings(4, True, 2, False, 32),
@@ -72,6 +72,9 @@ def test_each_setting_that_is_told_has_a_line() -> None:
     told_of_2 = dict(describe_settings(make_settings(fsdp=sharded)))["FSDP"]
     assert told_of_2 == "fully_shard, 13 units, prefetch forward 12 of 13 units, backward torch's order"
     assert told["CUDA allocator"].endswith("! 2 retries, 0 out of memory")
+    assert told["sizes"] == "parameters 100M, gradients 100M, optimizer 200M, activations about 3.1G"
+    no_estimate = dict(describe_settings(make_settings(sizes=StateSizes(MIB, MIB, MIB, UNTOLD))))
+    assert "activations" not in no_estimate["sizes"]
     assert told["cudnn.benchmark"] == "off"
     assert told["torch.compile"] == "11 of 12 frames, 4 graphs, 3 graph breaks"
     whole = dict(describe_settings(make_settings(compiled=CompileCounts(0, 0, 2, 0, 0))))
@@ -126,12 +129,14 @@ def test_they_come_back_from_json() -> None:
 def test_those_of_an_older_tpmon_come_back_too() -> None:
     plain = json.loads(encode(hooked()))
     assert plain["hook"][0]["settings"]["allocator"].pop("phases")["peak_phase"] == "backward"
+    del plain["hook"][0]["settings"]["sizes"]["activation_bytes"]
     hooks = decode(Frame, json.dumps(plain)).hook
     assert not isinstance(hooks, Missing)
     settings = hooks[0].settings
     assert not isinstance(settings, Missing)
     assert not isinstance(settings.allocator, Missing)
     assert settings.allocator.phases is NOT_APPLICABLE
+    assert settings.sizes == StateSizes(100 * MIB, 100 * MIB, 200 * MIB)
 
 
 def test_once_and_the_environment_show_them_and_nothing_without_a_hook() -> None:

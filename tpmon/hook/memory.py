@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _TURNS = 64
-"""A step with more turns (an accumulation of many parts, an evaluation) is not followed to its end."""
+"""Of a step with more turns (an accumulation of many parts, an evaluation) only the update is read then."""
 
 _PHASES = {FORWARD: wire.PHASE_FORWARD, BACKWARD: wire.PHASE_BACKWARD, OPTIMIZER: wire.PHASE_OPTIMIZER}
 _FIRSTS = {BATCH: wire.SET_ALLOCATED_AFTER_BATCH, FORWARD: wire.SET_ALLOCATED_AT_BACKWARD}
@@ -27,13 +27,13 @@ _LASTS = {BACKWARD: wire.SET_ALLOCATED_AFTER_BACKWARD, OPTIMIZER: wire.SET_ALLOC
 class Memory:
     """Note turns of the watched step in the settings' ``words``; ``device`` is -1 without CUDA."""
 
-    __slots__ = ("_peak", "_risen", "_seen", "_turns", "_words", "device")
+    __slots__ = ("_held", "_peak", "_risen", "_seen", "_turns", "_words", "device")
 
     def __init__(self, words: list[int]) -> None:
         """Follow nothing yet."""
         self._words = words
         self.device = -1
-        self._peak = self._turns = 0
+        self._peak = self._held = self._turns = 0
         self._risen = (wire.UNKNOWN, wire.UNKNOWN)
         self._seen: set[int] = set()
 
@@ -46,7 +46,8 @@ class Memory:
         if torch.cuda.is_initialized():
             self.device = find_device(torch)
         if self.device >= 0:
-            self._peak = _read_bytes(self.device)["peak"]
+            told = _read_bytes(self.device)
+            self._peak, self._held = told["peak"], told["current"]
 
     def forget_batch(self) -> None:
         """Take the next batch for the first one: those so far were of an evaluation."""
@@ -54,7 +55,10 @@ class Memory:
 
     def note(self, ended: int) -> None:
         """Note a turn: this part of the step ended."""
-        if self.device < 0 or self._turns >= _TURNS:
+        if self.device < 0:
+            return
+        if self._turns >= _TURNS and (ended != OPTIMIZER or ended in self._seen):
+            self._peak = -1  # should it rise from here to a turn that is read, no one knows where
             return
         self._turns += 1
         told = _read_bytes(self.device)
@@ -64,10 +68,9 @@ class Memory:
         elif ended in _FIRSTS and ended not in self._seen:
             words[_FIRSTS[ended]] = told["current"]
         self._seen.add(ended)
-        risen = (
-            peak > self._peak or self._peak > peak > told["current"]
-        )  # lower: the program reset it meanwhile
-        self._peak = peak
+        # Lower than before: the program reset it meanwhile, and it rose again where it is above either end.
+        risen = peak > self._peak >= 0 or self._peak > peak > min(told["current"], self._held)
+        self._peak, self._held = peak, told["current"]
         if risen:
             phase = _PHASES.get(ended, wire.PHASE_OTHER)
             self._risen = (phase, peak)

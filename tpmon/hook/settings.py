@@ -10,6 +10,7 @@ import itertools
 import sys
 
 from tpmon.hook import wire_settings as wire
+from tpmon.hook.activations import Activations
 from tpmon.hook.device import OTHER, find_device
 from tpmon.hook.memory import Memory
 from tpmon.hook.models import choose_wrapper, list_parameters, refer
@@ -66,7 +67,7 @@ _LIMIT_WORDS = ("recompile limit", "recompile_limit", "cache_size_limit", "cache
 class Settings:
     """Hold the settings that were read last, as ``words`` of the bus."""
 
-    __slots__ = ("_memory", "_readings", "ddp", "fsdp", "guard", "words")
+    __slots__ = ("_activations", "_memory", "_readings", "ddp", "fsdp", "guard", "words")
 
     def __init__(self) -> None:
         """Know nothing yet; ``ddp`` and ``fsdp`` are weak references to those that are trained.
@@ -79,6 +80,7 @@ class Settings:
         self.fsdp: Any = None
         self.guard: Any = None
         self._memory = Memory(self.words)
+        self._activations = Activations(self.words)
         self._readings = 0
 
     def begin(self) -> None:
@@ -102,14 +104,20 @@ class Settings:
         """Note the arguments of the DataLoader that this iterator is of."""
         self._attempt(lambda: self._read_loader(iterator.__dict__))
 
-    def see_backward(self) -> None:
-        """Note what is so where a backward begins: autocast may be on."""
+    def see_backward(self, optimizer: Any = None) -> None:
+        """Note what is so where a backward begins; ``optimizer`` is a weak reference to the last one."""
         self._attempt(self._read_autocast)
+        if self._readings % _SIZES_EVERY == 1:
+            self._attempt(lambda: self._activations.see_backward(optimizer, self._memory.device))
 
     def see_optimizer(self, optimizer: object) -> None:
         """Note how large are the tensors that this optimizer works on."""
         if self._readings % _SIZES_EVERY == 1:
             self._attempt(lambda: self._read_sizes(optimizer))
+
+    def see_another(self) -> None:
+        """Note that more than one optimizer steps."""
+        self._activations.several = True
 
     def read(self, now: int) -> list[int]:
         """Read the rest; return all as words of the bus."""
@@ -224,11 +232,14 @@ class Settings:
                 found = found[name] if found is not None else None
             self.words[word] = int(found) if found is not None else wire.UNKNOWN
         self._memory.tell_phase()
+        self.words[wire.SET_ACTIVATIONS] = self._activations.estimate()
 
     def _read_sizes(self, optimizer: object) -> None:
-        sizes = count_sizes(optimizer) or (wire.UNKNOWN,) * 3
-        for word, size in zip((wire.SET_PARAMETERS, wire.SET_GRADIENTS, wire.SET_OPTIMIZER_STATE), sizes):
-            self.words[word] = size
+        sizes = count_sizes(optimizer, self._memory.device)
+        self._activations.see_update(sizes, self._memory.device)
+        self.words[wire.SET_PARAMETERS] = wire.UNKNOWN if sizes is None else sizes.parameters
+        self.words[wire.SET_GRADIENTS] = wire.UNKNOWN if sizes is None else sizes.gradients
+        self.words[wire.SET_OPTIMIZER_STATE] = wire.UNKNOWN if sizes is None else sizes.state
 
     def _read_ddp(self) -> None:
         module = self.ddp() if self.ddp is not None else None

@@ -87,7 +87,7 @@ class Watcher:
         """Note where a backward begins."""
         if not self._seen & 2:
             self._seen |= 2
-            self._settings.see_backward()
+            self._settings.see_backward(self.optimizer)
         self._settings.see_turn(device.FORWARD)
         self._note(device.FORWARD)
 
@@ -98,6 +98,9 @@ class Watcher:
 
     def updated(self, optimizer: object) -> None:
         """Note the end of an optimizer's step."""
+        known = self.optimizer() if self.optimizer is not None else None
+        if known is not None and known is not optimizer:
+            self._settings.see_another()
         if not self._seen & 4:
             self._seen |= 4
             self._settings.see_optimizer(optimizer)

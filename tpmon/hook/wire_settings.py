@@ -80,10 +80,15 @@ SET_PEAK_IN_BACKWARD = 49
 SET_PEAK_IN_OPTIMIZER = 50
 SET_PEAK_IN_OTHER = 51
 SET_PEAK_PHASE = 52
+# An estimate of bytes, or ELSEWHERE.
+SET_ACTIVATIONS = 53
 SET_NUMBER_AGAIN = 63
 
 UNKNOWN = -1
 """A setting that was not found out."""
+
+ELSEWHERE = -2
+"""Of activations: the parameters, or a part of them, are not on the device that is looked at."""
 
 SDPA_FLASH = 1
 SDPA_MEM_EFFICIENT = 2

@@ -69,6 +69,8 @@ class StateSizes:
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    activation_bytes: Applicable[int] = NOT_APPLICABLE
+    """An estimate of what a forward keeps for its backward; not in files of before it was told."""
 
 
 @dataclass(frozen=True, slots=True)

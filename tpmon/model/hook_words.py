@@ -119,7 +119,10 @@ def _sizes(settings: TrainSettings) -> str:
         ("gradients", one.gradient_bytes),
         ("optimizer", one.optimizer_bytes),
     )
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes)
+    told = [f"{name} {format_bytes(size)}" for name, size in sizes]
+    if is_known(one.activation_bytes):
+        told.append(f"activations about {format_bytes(one.activation_bytes)}")
+    return ", ".join(told)
 
 
 def describe_settings(settings: TrainSettings) -> list[tuple[str, str]]:

@@ -27,7 +27,10 @@ _NO_OPTIMIZER = Missing("no torch optimizer has stepped, or it has too many tens
 _NO_TURNS = Missing("no step was watched from turn to turn")
 _NO_TURN = Missing("no step that was watched had this turn")
 _NO_RISE = Missing("the peak did not rise there while a step was watched")
-_UNSEEN_RISE = Missing("the peak rose in a step that was not watched")
+_UNSEEN_RISE = Missing("no step that was watched was seen to reach the peak")
+_NO_ESTIMATE = Missing("no step of one optimizer alone was watched, or its tensors cannot be added up")
+_PARTED = Missing("parameters are not on the one device whose allocator is asked")
+_GATHERED = Missing("FSDP gathers parameters in the forward, and they look like activations")
 _NO_DDP = Missing("no DistributedDataParallel was made since the hook came")
 _NO_FSDP = Missing("no FSDP was made since the hook came")
 _PREFETCHES = {
@@ -157,7 +160,19 @@ def _parse_phases(words: Sequence[int]) -> Known[PhaseMemory]:
 
 def _parse_sizes(words: Sequence[int]) -> Known[StateSizes]:
     sizes = words[wire.SET_PARAMETERS : wire.SET_OPTIMIZER_STATE + 1]
-    return StateSizes(*sizes) if min(sizes) >= 0 else _NO_OPTIMIZER
+    parameters, gradients, state = sizes
+    if min(sizes) < 0:
+        return _NO_OPTIMIZER
+    return StateSizes(parameters, gradients, state, _parse_activations(words))
+
+
+def _parse_activations(words: Sequence[int]) -> Known[int]:
+    if words[wire.SET_CUDA] <= 0:
+        return _NO_CUDA
+    if words[wire.SET_FSDP_VERSION] > 0:
+        return _GATHERED
+    word = words[wire.SET_ACTIVATIONS]
+    return _PARTED if word == wire.ELSEWHERE else _number(word or wire.UNKNOWN, _NO_ESTIMATE)
 
 
 def _parse_ddp(words: Sequence[int]) -> Known[DdpSettings]:
