@@ -340,6 +340,7 @@ def make_finding(**fields: Any) -> Finding:
         since_source="history",
         summary="the loop waits for a batch 58 % of the time while 4 workers compute transforms",
         try_="raise num_workers from 4 to 8: num_workers=8,  # argument of DataLoader, for each rank",
+        also_try=NOT_APPLICABLE,
         ceiling="2.4x if all of it goes away",
         evidence=(make_evidence(),),
         against=(),

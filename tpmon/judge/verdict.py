@@ -33,6 +33,8 @@ ONSET_HISTORY_S = 10.0
 FIRST_READINGS_S = 3.0
 """What held within so long after the first reading is older than it."""
 MOST_PLACES = 2
+MOST_ALSO = 4
+"""Remedies beside the one to try that are worth reading."""
 LOOKING_S = 10.0
 
 _RISKS = {
@@ -131,18 +133,18 @@ def write_try(chosen: Chosen) -> str:
     return f"{title}{_RISKS[chosen.remedy.risk]}:{gap}{chosen.paste}"
 
 
-def _pick(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> Chosen | None:
-    """Take the best remedy; a healthy run is told only what was seen to help it.
+def list_worth(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> list[Chosen]:
+    """Return the remedies that are worth saying, best first; a healthy run is told only what helps it.
 
     Idle tensor cores of a card that is full of computing are seen, why they are idle is not: that is worth
     its "if".
     """
-    if pick_code(suspicion.kind, suspicion.cause) == 0:
-        seen = next((one for one in remedies if one.certain and one.remedy.needs), None)
-        if seen is not None or suspicion.cause != "gpu-compute" or Need.TENSOR_CORES_IDLE not in observed:
-            return seen
-        return next((one for one in remedies if Need.TENSOR_CORES_IDLE in one.remedy.needs), None)
-    return remedies[0] if remedies else None
+    if pick_code(suspicion.kind, suspicion.cause) != 0:
+        return list(remedies)
+    seen = [one for one in remedies if one.certain and one.remedy.needs]
+    if seen or suspicion.cause != "gpu-compute" or Need.TENSOR_CORES_IDLE not in observed:
+        return seen
+    return [one for one in remedies if Need.TENSOR_CORES_IDLE in one.remedy.needs]
 
 
 def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
@@ -183,7 +185,8 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     since, since_is, since_source = tell_since(track, scene)
     observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
     cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
-    chosen = _pick(suspicion, choose(suspicion.kind, cause, observed, facts), observed)
+    picked = list_worth(suspicion, choose(suspicion.kind, cause, observed, facts), observed)
+    chosen, others = (picked[0] if picked else None), picked[1 : 1 + MOST_ALSO]
     # Of a job that is gone nothing is ruled out and nothing more can be read.
     ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
@@ -199,6 +202,7 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
         since_source=since_source,
         summary=suspicion.summary,
         try_=write_try(chosen) if chosen is not None else NOT_APPLICABLE,
+        also_try=tuple(map(write_try, others)) or NOT_APPLICABLE,
         ceiling=write_ceiling(suspicion, chosen),
         evidence=tuple(row for row in _read_rows(suspicion.evidence) if row not in suspicion.against),
         against=_read_rows(suspicion.against),
@@ -244,6 +248,7 @@ def find_nothing(answers: Sequence[Answer], scene: Scene, standing: Standing) ->
         since_source="first reading",
         summary=summary,
         try_=_say_next(scene) if looked_s >= LOOKING_S else NOT_APPLICABLE,
+        also_try=NOT_APPLICABLE,
         ceiling=NOT_APPLICABLE,
         evidence=_figures(scene),
         against=(),

@@ -34,7 +34,8 @@ The first line of the screen is a verdict: a kind, a cause, how sure, since when
   30 s must then be ahead for a minute to be stated again. A cause that only follows from another one is not
   stated beside it.
 * **Try** is one entry of the catalogue below that fits this run. It begins with "if" where a
-  precondition could not be observed.
+  precondition could not be observed. **Also try** are the next of them, at most four: in `tpmon diagnose`, in
+  the whole verdict (`v`) and in JSON. A run that nothing holds back is told only what was seen to help it.
 
 What the rules compare with, and where each number comes from, is in [thresholds.md](thresholds.md).
 

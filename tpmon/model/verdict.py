@@ -186,6 +186,8 @@ class Finding:
     since_source: str
     summary: str
     try_: Applicable[str]
+    also_try: Applicable[tuple[str, ...]]
+    """What else may help, best first; not applicable where nothing else does."""
     ceiling: Applicable[str]
     evidence: tuple[Evidence, ...]
     against: tuple[Evidence, ...]

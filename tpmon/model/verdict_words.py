@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tpmon.model.known import Applicable, Missing, is_known
+from tpmon.model.known import Applicable, Missing, is_known, known_or
 from tpmon.model.units import format_bytes, format_moment, format_pct, format_seconds
 from tpmon.model.verdict import Evidence, Finding, Kind, SinceIs, pick_code
 
@@ -101,6 +101,12 @@ def list_try(finding: Finding) -> list[str]:
     if isinstance(tried, Missing):
         return [f"? {tried.reason}"]
     return [line for line in tried.splitlines() if line.strip()] if is_known(tried) else []
+
+
+def list_also(finding: Finding) -> list[list[str]]:
+    """Return what else may help, each line by line as it is pasted."""
+    others = known_or(finding.also_try, ())
+    return [lines for text in others if (lines := [line for line in text.splitlines() if line.strip()])]
 
 
 def say_ceiling(finding: Finding) -> str:

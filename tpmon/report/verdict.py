@@ -7,6 +7,7 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.units import format_seconds
 from tpmon.model.verdict import Evidence, Finding
 from tpmon.model.verdict_words import (
+    list_also,
     list_try,
     name_cause,
     name_verdict,
@@ -55,6 +56,8 @@ def write_verdict(frame: Frame, *, full: bool = True) -> list[str]:
             texts.append(f"and {len(rows) - len(shown)} more")
         for number, text in enumerate(texts):
             lines += lay_paragraph("" if number else label, text)
+    if full:
+        lines += _write_also(finding)
     for label, told in (("not", finding.ruled_out), ("unknown", finding.unknown)):
         if told and full:
             lines += lay_phrases(label, told)
@@ -73,6 +76,15 @@ def _write_try(finding: Finding, *, full: bool) -> list[str]:
     if is_known(finding.ceiling) or full:
         ceiling = say_ceiling(finding)
         lines += lay_paragraph("", ceiling) if ceiling else []
+    return lines
+
+
+def _write_also(finding: Finding) -> list[str]:
+    """Write what else may help; what is pasted keeps its lines, set in below what it is for."""
+    lines: list[str] = []
+    for first, *pasted in list_also(finding):
+        lines.append(f"{'' if lines else 'also try':<{LABEL_WIDTH}}{first}")
+        lines += [f"{'':<{LABEL_WIDTH}}  {text}" for text in pasted]
     return lines
 
 

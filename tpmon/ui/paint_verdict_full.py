@@ -8,6 +8,7 @@ from tpmon.model.frame import EventKind, Frame
 from tpmon.model.known import is_known
 from tpmon.model.verdict import Finding
 from tpmon.model.verdict_words import (
+    list_also,
     name_cause,
     name_kind,
     say_ceiling,
@@ -39,6 +40,7 @@ def paint_verdict_in_full(view: ViewState, width: int) -> list[Line]:
             pieces = wrap_all(say_ceiling(finding), max(8, width - 2 - len(TRY)))
             lines += [((f" {' ' * len(TRY)}{piece}", Ink.DIM),) for piece in pieces]
         lines += _paint_whole_rows(view, finding, width)
+        lines += _paint_also(finding, room)
         for heading, texts in (("ruled out", finding.ruled_out), ("unknown", finding.unknown)):
             lines += _paint_section(heading, texts or ("nothing",), room)
     lines += _paint_section("notes", frame.notes, room)
@@ -81,6 +83,15 @@ def _paint_whole_rows(view: ViewState, finding: Finding, width: int) -> list[Lin
             lines.append(((head, Ink.PLAIN),))
         lines += [((f"     {text}", Ink.DIM),) for text in wrap_all(source, max(8, width - 6))]
     return lines
+
+
+def _paint_also(finding: Finding, room: int) -> list[Line]:
+    """Paint what else may help; what is pasted stands set in below what it is for."""
+    lines: list[Line] = []
+    for texts in list_also(finding):
+        pieces = [piece for text in texts for piece in wrap_all(text, room - 1)]
+        lines += [((f" {'    ' if n else '  '}{piece}", Ink.PLAIN),) for n, piece in enumerate(pieces)]
+    return [((" also try", Ink.TITLE),), *lines] if lines else []
 
 
 def _paint_section(heading: str, texts: Sequence[str], room: int) -> list[Line]:

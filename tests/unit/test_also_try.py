@@ -1,0 +1,155 @@
+"""Every remedy of the catalogue reaches a user: as what to try, or as one of the next, wherever it is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.frames import make_finding, make_frame
+from tests.frames import make_view as make_any_view
+from tests.starving import COMPUTES, line_up, make_second
+from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, Cause, choose
+from tpmon.judge.advice_facts import Facts
+from tpmon.judge.advice_needs import Need, Sight, name_sight
+from tpmon.judge.judgement import judge
+from tpmon.judge.standing import Standing
+from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.verdict import MOST_ALSO, list_worth
+from tpmon.model.codec import decode, encode, to_plain
+from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.verdict import Finding, Kind, pick_code
+from tpmon.report.verdict import write_check, write_verdict
+from tpmon.ui.paint_verdict_full import paint_verdict_in_full
+from tpmon.ui.panes import paint_screen
+from tpmon.ui.view import Line, Size
+
+ONLY_ON_THE_PAGE = {"pin-the-batch"}
+"""It makes figures believable and speeds nothing up: a healthy run is told only what was seen to help it."""
+NAMED = Facts(rank=2, pid=4211, card=0, ranks=1)
+
+
+def suspect(kind: Kind, cause: Cause) -> Suspicion:
+    return Suspicion(kind, cause, 0.5, 2.0, frozenset(("a",)), "text", ())
+
+
+def say(row: tuple[Kind, Cause], observed: Iterable[Need]) -> list[str]:
+    """Return the ids of what to try and of the next ones, for one row and what was observed."""
+    needs = frozenset(observed)
+    worth = list_worth(suspect(*row), choose(*row, needs, NAMED), needs)
+    return [one.remedy.id for one in worth[: 1 + MOST_ALSO]]
+
+
+def try_needs(name: str, *, live: bool) -> Iterator[frozenset[Need]]:
+    """Return sets of needs for which a remedy may be said: its own, and the same where others are ruled out."""
+    remedy = CATALOGUE[name]
+    own = [n for n in (*remedy.needs, *remedy.first_with) if not live or name_sight(n) is not Sight.NOT_YET]
+    yield frozenset(own)
+    for more in Need:
+        if more not in remedy.never_with and (not live or name_sight(more) is not Sight.NOT_YET):
+            yield frozenset((*own, more))
+
+
+def is_reached(name: str, *, live: bool) -> bool:
+    rows = [row for row, names in REMEDIES_FOR.items() if name in names]
+    return any(name in say(row, needs) for row in rows for needs in try_needs(name, live=live))
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_every_remedy_is_said_in_some_run(name: str) -> None:
+    assert is_reached(name, live=False) == (name not in ONLY_ON_THE_PAGE)
+
+
+@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - ONLY_ON_THE_PAGE))
+def test_what_no_reading_of_a_live_run_proves_is_kept_from_healthy_runs_alone(name: str) -> None:
+    """A trace proves these; beside a fault they stand with their "if"."""
+    if not is_reached(name, live=True):
+        rows = [row for row, names in REMEDIES_FOR.items() if name in names]
+        assert {pick_code(*row) for row in rows} == {0}
+        assert Sight.NOT_YET in map(name_sight, CATALOGUE[name].needs)
+
+
+def test_a_healthy_run_is_told_only_what_was_seen_to_help_it() -> None:
+    row = (Kind.COMPUTE_BOUND, "gpu-compute")
+    assert say(row, ()) == []
+    assert say(row, (Need.EAGER_MODEL,)) == ["torch-compile"]
+    assert say(row, (Need.EAGER_MODEL, Need.GRAPH_BREAKS)) == ["torch-compile", "compile-fullgraph"]
+    assert say(row, (Need.GPU_PRESENT, Need.TENSOR_CORES_IDLE)) == ["tf32"]
+
+
+def test_the_next_remedies_are_few_and_stand_behind_the_one_to_try() -> None:
+    row = (Kind.COMMS_BOUND, "transfer")
+    said = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT))
+    assert said[:3] == ["check-network-path", "bf16-gradients", "exchange-less-often"]
+    assert len(said) == 1 + MOST_ALSO
+
+
+def find_last(swap_bytes: tuple[int, ...]) -> tuple[Finding, list[str]]:
+    """Judge a starved run whose use of swap changes each second; return the verdict and all events."""
+    plain = make_second(0.7, [COMPUTES] * 2, cpu={"budget_cores": 8.0, "host_cores": 8})
+    seconds = [
+        replace(plain, memory=replace(plain.memory, swap_bytes=swap_bytes[n % len(swap_bytes)]))
+        for n in range(30)
+    ]
+    frames, standing, events = line_up(seconds), Standing(), []
+    for count in range(1, len(frames) + 1):
+        one = judge(frames[:count], standing)
+        standing = one.standing
+        events += [event.text for event in one.frame.events if event.text.startswith("verdict")]
+    assert is_known(one.frame.verdict)
+    return one.frame.verdict, events
+
+
+def test_remedies_that_come_and_go_are_no_event() -> None:
+    calm, once = find_last((0,))
+    swaps, same = find_last((1 << 20,))
+    assert calm.also_try != swaps.also_try
+    assert is_known(calm.also_try)
+    assert calm.try_ not in calm.also_try
+    assert find_last((0, 1 << 20))[1] == once == same
+    assert len(once) == 1
+
+
+MANY = make_finding(also_try=("if it is so: do this:\nfirst\nsecond", "do that: third"))
+
+
+def test_the_next_remedies_are_a_list_in_json_and_absent_where_there_are_none() -> None:
+    assert to_plain(MANY)["also_try"] == ["if it is so: do this:\nfirst\nsecond", "do that: third"]
+    assert decode(Finding, encode(MANY)) == MANY
+    assert "also_try" not in to_plain(make_finding())
+    assert decode(Finding, encode(make_finding())).also_try is NOT_APPLICABLE
+
+
+def test_the_whole_text_says_them_and_the_short_ones_do_not() -> None:
+    frame = make_frame(verdict=MANY)
+    lines = write_verdict(frame)
+    start = lines.index("also try if it is so: do this:")
+    assert lines[start + 1 : start + 4] == [
+        "           first",
+        "           second",
+        "         do that: third",
+    ]
+    assert "also try" not in "\n".join(write_verdict(frame, full=False)) + write_check(frame)
+    assert "also try" not in "\n".join(write_verdict(make_frame(verdict=make_finding())))
+
+
+def list_texts(lines: list[Line]) -> list[str]:
+    return ["".join(text for text, _ in line).rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_full_view_shows_them_and_the_first_lines_stay_as_they_were(width: int) -> None:
+    view = make_any_view(make_frame(verdict=MANY))
+    full = list_texts(paint_verdict_in_full(view, width))
+    start = full.index(" also try")
+    assert full[start + 1 : start + 5] == [
+        "   if it is so: do this:",
+        "     first",
+        "     second",
+        "   do that: third",
+    ]
+    assert start < full.index(" ruled out")
+    plain = make_any_view(make_frame(verdict=make_finding()))
+    size = Size(width, 40)
+    assert paint_screen(view, size) == paint_screen(plain, size)
