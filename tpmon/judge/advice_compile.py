@@ -17,6 +17,7 @@ REMEDIES = (
         ceiling="1.2x to 2x where element-wise work is a large part; little where matrix products are all",
         risk=Risk.NUMERICS,
         proof="After the first steps fewer kernels per step and shorter steps; the loss curve stays.",
+        never_with=(Need.MODEL_COMPILED,),
     ),
     Remedy(
         id="compile-reduce-overhead",
@@ -37,11 +38,12 @@ REMEDIES = (
         title='let the compiler measure kernels: mode="max-autotune-no-cudagraphs"',
         applies="A long run of large matrix products that is compiled already.",
         not_when="The run is short: autotuning takes minutes to an hour at the start.",
-        needs=(Need.GPU_PRESENT, Need.FIXED_SHAPES_KNOWN),
+        needs=(Need.GPU_PRESENT, Need.FIXED_SHAPES_KNOWN, Need.MODEL_COMPILED),
         paste='model = torch.compile(model, mode="max-autotune-no-cudagraphs")',
         ceiling="about 1.05x to 1.2x over the default mode",
         risk=Risk.NUMERICS,
         proof="Shorter steps after the autotuning than in the default mode.",
+        never_with=(Need.NOTHING_COMPILED,),
     ),
     Remedy(
         id="recompilation-trap",
@@ -57,6 +59,7 @@ REMEDIES = (
         risk=Risk.NONE,
         proof="No recompilation after the first steps "
         "(torch.compiler.set_stance('fail_on_recompile') does not raise).",
+        never_with=(Need.NOTHING_COMPILED,),
     ),
     Remedy(
         id="compile-fullgraph",
@@ -69,6 +72,7 @@ REMEDIES = (
         ceiling="what fusion across the breaks saves, often 1.05x to 1.3x",
         risk=Risk.NUMERICS,
         proof="It compiles without an error; fewer kernels per step.",
+        never_with=(Need.NOTHING_COMPILED, Need.FEW_BREAKS),
     ),
     Remedy(
         id="compile-cache",
@@ -172,5 +176,6 @@ REMEDIES = (
         ceiling="{gain}: the retries go away; a few percent more usable memory",
         risk=Risk.NONE,
         proof="torch.cuda.memory_stats()['num_alloc_retries'] stays constant.",
+        never_with=(Need.NO_RETRIES,),
     ),
 )

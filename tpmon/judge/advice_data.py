@@ -143,6 +143,7 @@ REMEDIES = (
         ceiling="{gain}; the first batches of an epoch come as fast as the others",
         risk=Risk.NONE,
         proof="No worker is born after the first epoch; the step at the start of an epoch is no longer late.",
+        never_with=(Need.WORKERS_KEPT,),
     ),
     Remedy(
         id="one-loader",
@@ -195,7 +196,7 @@ REMEDIES = (
         ceiling="the late steps only: {gain} at best",
         risk=Risk.NONE,
         proof="The slow step every few steps goes away; the queue is not empty before it.",
-        never_with=(Need.SHM_TIGHT, Need.SWAP_USED),
+        never_with=(Need.SHM_TIGHT, Need.SWAP_USED, Need.PREFETCH_DEEP),
     ),
     Remedy(
         id="look-at-worker",

@@ -62,6 +62,7 @@ REMEDIES = (
         ceiling="about 1.1x to 1.3x of the convolutions",
         risk=Risk.NUMERICS,
         proof="Steps after the first few are shorter.",
+        never_with=(Need.BENCHMARK_ON, Need.DETERMINISTIC_ON),
     ),
     Remedy(
         id="channels-last",

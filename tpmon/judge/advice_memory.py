@@ -179,6 +179,6 @@ REMEDIES = (
         ceiling="{gain}: the retries go away",
         risk=Risk.NONE,
         proof="torch.cuda.memory_stats()['num_alloc_retries'] stays constant.",
-        never_with=(Need.FSDP2_IN_USE, Need.GATHERS_LIMITED),
+        never_with=(Need.FSDP2_IN_USE, Need.GATHERS_LIMITED, Need.NO_RETRIES),
     ),
 )

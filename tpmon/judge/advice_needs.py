@@ -134,6 +134,16 @@ class Need(str, Enum):
     VALIDATION_IN_STACK = "the main thread is in validation"
     INPUT_WAIT = "the main thread reads from the terminal"
     KILLED = "a signal ended a process of the job"
+    # Done already, or known not to be
+    NOTHING_COMPILED = "nothing of the model is compiled"
+    MODEL_COMPILED = "the model is compiled already"
+    FEW_BREAKS = "the model is compiled and breaks into few graphs at most"
+    BENCHMARK_ON = "cuDNN measures its algorithms already"
+    DETERMINISTIC_ON = "deterministic algorithms are asked for"
+    NO_RETRIES = "the allocator never freed and asked the driver again"
+    LARGE_BUCKETS = "gradients are reduced in few or large buckets"
+    BUCKET_VIEW_OFF = "gradient_as_bucket_view is off"
+    PREFETCH_DEEP = "prefetch_factor is 4 or more"
     # No progress
     RANK_GONE = "a rank of this machine is missing"
     LOCAL_RANKS_WAIT = "every rank of this machine waits and others run elsewhere"
@@ -176,8 +186,22 @@ _HOOK = frozenset(
         Need.FIND_UNUSED_OFF,
     )
 )
+_DONE = frozenset(
+    (
+        Need.NOTHING_COMPILED,
+        Need.MODEL_COMPILED,
+        Need.FEW_BREAKS,
+        Need.BENCHMARK_ON,
+        Need.DETERMINISTIC_ON,
+        Need.NO_RETRIES,
+        Need.LARGE_BUCKETS,
+        Need.PREFETCH_DEEP,
+    )
+)
+"""What a hook tells that speaks against a remedy."""
 _NOT_YET = frozenset(
     (
+        Need.BUCKET_VIEW_OFF,
         Need.TRANSFORM_MOVABLE,
         Need.JPEG_DECODED,
         Need.SAMPLES_WIDE,
@@ -202,6 +226,6 @@ def name_sight(need: Need) -> Sight:
     """Say where ``need`` can be observed; what is NOT_YET visible is never in an observed set."""
     if need in _NOT_YET:
         return Sight.NOT_YET
-    if need in _HOOK:
+    if need in _HOOK or need in _DONE:
         return Sight.HOOK
     return Sight.STACKS if need in _STACKS else Sight.OUTSIDE

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from tpmon.judge import data_wait, rank_waits
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.hook_done import observe_done
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cpu import MOST_DIGITS, find_pools, note_neighbours
@@ -209,7 +210,7 @@ def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     """Return every need of the catalogue that was seen: by the rule, in the stacks, in the readings."""
     seen = _observe_loader(scene) | _observe_cpus(scene, suspicion)
     seen |= _observe_cards(scene) | _observe_memory(scene)
-    seen |= _observe_stacks(scene) | _observe_ranks(scene)
+    seen |= _observe_stacks(scene) | _observe_ranks(scene) | observe_done(scene)
     seen |= _observe_taxes(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
