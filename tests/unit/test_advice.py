@@ -14,8 +14,9 @@ from tests.frames import make_cpu, make_frame, make_memory, make_process
 from tests.judging import scene_of
 from tests.starving import line_up
 from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, choose
-from tpmon.judge.advice_facts import Facts, fill_paste, propose_workers
+from tpmon.judge.advice_facts import Facts, fill_paste
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.advice_sizing import propose_workers
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.rules_cpu import judge_quota
 from tpmon.judge.scene import see

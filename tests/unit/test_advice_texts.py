@@ -11,7 +11,8 @@ from tpmon.judge.advice import CATALOGUE, choose, fill_remedy
 from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.verdict import write_try
+from tpmon.judge.suspicion import Suspicion
+from tpmon.judge.verdict import write_ceiling, write_try
 from tpmon.model.known import Missing
 from tpmon.model.verdict import Kind
 
@@ -209,3 +210,47 @@ def test_one_worker_takes_its_time_for_each_batch():
     on_card = replace(facts, cores_free=0.0, loading_ratio=0.8, waiting_ratio=0.5)
     assert advice_facts.fill("{workers}: {workers_gain}", on_card) == "1: 1.2x"
     assert advice_facts.fill("{workers_gain}", Facts()) == "1 / (share of the wait / N)"
+
+
+MORE = Facts(
+    ranks=1,
+    workers_per_rank=2,
+    needed_ratio=4.0,
+    cores_free=1.0,
+    memory_free_bytes=1 << 34,
+    worker_rss_bytes=1 << 28,
+    worker_busy_ratio=1.0,
+    budget_cores=4.0,
+    waiting_ratio=0.75,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "3: 1.5x"),
+        ({"cores_free": 0.5}, "3: 1.4x"),
+        ({"cores_free": 9.0}, "8: 4.0x"),
+        ({"cores_free": 9.0, "needed_ratio": 1.6}, "4: 1.6x"),
+        ({"cores_free": 9.0, "waiting_ratio": 0.4}, "8: 1.7x"),
+        ({"cores_free": 0.0, "worker_busy_ratio": 0.05}, "8: 4.0x"),
+        ({"cores_free": 2.0, "ranks": 2}, "3: 1.5x"),
+        ({"cores_free": 0.0}, "2: 1.0x"),
+    ],
+)
+def test_more_workers_gain_what_their_number_cores_and_the_need_allow(
+    fields: dict[str, float], said: str
+) -> None:
+    """Two workers on cores that are nearly used up do not gain all that the wait costs."""
+    assert advice_facts.fill("{workers}: {growth_gain}", replace(MORE, **fields)) == said
+
+
+def test_more_workers_say_in_their_ceiling_what_they_gain_themselves() -> None:
+    waits = Suspicion(Kind.DATA_BOUND, "cpu-transform", 0.75, 2.0, frozenset(("a",)), "text", (), share=0.75)
+    for name in ("more-workers", "more-readers", "more-sleepers"):
+        few, many, unread = fill(name, MORE), fill(name, replace(MORE, cores_free=9.0)), fill(name)
+        assert write_ceiling(waits, few) == "4.0x if all of it goes away, 1.5x with num_workers=3"
+        assert write_ceiling(waits, many) == "4.0x if all of it goes away"
+        assert write_ceiling(waits, unread) == "4.0x if all of it goes away"
+        open_share = replace(waits, share=Missing("not measured"))
+        assert isinstance(write_ceiling(open_share, unread), Missing)

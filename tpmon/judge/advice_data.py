@@ -31,7 +31,7 @@ REMEDIES = (
         "share the same cores. Workers that wait for reads want another remedy.",
         needs=(Need.WORKERS_CPU_BOUND, Need.CORES_FREE, Need.MEMORY_FREE),
         paste="num_workers={workers},  # argument of DataLoader, for each rank{shm_note}",
-        ceiling="{gain}, or the free cores / the cores of one worker, whichever is less",
+        ceiling="{growth_gain} with num_workers={workers}",
         risk=Risk.NONE,
         proof="The queue fills and samples/s rise in proportion to the workers.",
         never_with=(
@@ -52,7 +52,7 @@ REMEDIES = (
         "gets slower.",
         needs=(Need.WORKERS_IO_WAIT, Need.MEMORY_FREE),
         paste="num_workers={workers},  # argument of DataLoader, for each rank; then measure again",
-        ceiling="{gain}, until the store's bandwidth or request rate is reached",
+        ceiling="{growth_gain} with num_workers={workers}",
         risk=Risk.NONE,
         proof="Bytes read per second rise with the workers, and so do samples/s.",
         never_with=(Need.WORKERS_CPU_BOUND, Need.SHM_TIGHT, Need.SWAP_USED),
@@ -78,7 +78,7 @@ REMEDIES = (
         not_when="What they wait for serves one at a time: then more of them only wait longer.",
         needs=(Need.WORKERS_ASLEEP, Need.MEMORY_FREE),
         paste="num_workers={workers},  # argument of DataLoader, for each rank; then measure again",
-        ceiling="{gain}, or as many times as there are workers more",
+        ceiling="{growth_gain} with num_workers={workers}",
         risk=Risk.NONE,
         proof="The queue fills and samples/s rise in proportion to the workers.",
         never_with=(

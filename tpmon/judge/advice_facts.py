@@ -7,31 +7,10 @@ import shlex
 import string
 from collections.abc import Callable
 
+from tpmon.judge.advice_sizing import LEAST_WORKER_CORES, ROUNDING_CORES, limit_growth, propose_workers
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
 from tpmon.model.units import format_bytes
-
-MEMORY_SHARE = 0.8
-"""Share of the free memory that new workers may take; the rest is for their batches and for growth."""
-
-CORE_SLACK = 0.5
-"""Cores that a proposal may go over the budget: half a free core makes one more worker worth having, as the
-rules of the loader say, and single-threaded workers beyond the budget cost nothing."""
-
-ROUNDING_CORES = 0.25
-"""Of a free core that may be missing from it: a thread that computes takes a little more than its core."""
-
-LEAST_WORKER_CORES = 0.05
-"""Cores that a worker which only waits for reads is still counted with."""
-
-MOST_AT_ONCE = 4
-"""Times the present workers that one proposal names at most: what a store gives so many is not known."""
-
-WORKERS_A_CORE = 2.0
-"""Workers per core of the budget from which a proposal doubles at most: each has its own imports."""
-
-QUEUED_BATCHES = 2
-"""Batches of each worker that lie in /dev/shm: prefetch_factor, by default."""
 
 MOST_GAIN = 20.0
 """Above this the ceiling is not written as a number: the share behind it is not known that well."""
@@ -83,66 +62,6 @@ class Facts:
     """The file that the job wrote to last."""
     slurm_job: Applicable[str] = _UNREAD
     """The number of its job in Slurm, as its environment says."""
-
-
-def propose_workers(
-    *,
-    workers_now: Known[int],
-    needed_ratio: Known[float],
-    cores_free: Known[float],
-    memory_free_bytes: Known[int],
-    worker_rss_bytes: Known[int],
-    worker_busy_ratio: Known[float],
-    budget_cores: Known[float],
-    shm_room: Known[float],
-) -> Known[int]:
-    """Size ``num_workers`` of one rank against need, cores, memory and /dev/shm.
-
-    wanted    = ceil(needed_ratio * max(now, 1)); with no workers the loop itself is the one loader
-    by cores  = now + floor((cores_free + moved + 0.5) / max(busy, 0.05)); with no workers
-                moved = r / (1 + r), the part of a core that loading takes in the rank today
-    by memory = now + floor(0.8 * memory_free / worker_rss)
-    by step   = 4 * now, and above two workers a core of the budget 2 * now; with no workers any
-    by shm    = now + floor(0.8 * shm_room / 2), where /dev/shm was seen to grow
-    proposal  = max(now, min(wanted, by cores, by memory, by step, by shm)): never fewer than there are
-
-    All cores, bytes and batches are the rank's share. Missing as soon as one of them was not read, the room
-    in /dev/shm excepted: where no batch was seen in it, it is no limit.
-    """
-    readings = (
-        workers_now,
-        needed_ratio,
-        cores_free,
-        memory_free_bytes,
-        worker_rss_bytes,
-        worker_busy_ratio,
-        budget_cores,
-    )
-    names = (
-        "workers",
-        "need",
-        "free cores",
-        "free memory",
-        "memory of a worker",
-        "load of a worker",
-        "CPU budget",
-    )
-    for name, value in zip(names, readings, strict=True):
-        if isinstance(value, Missing):
-            return Missing(f"{name}: {value.reason}")
-        if not math.isfinite(value) or value < 0:
-            return Missing(f"{name}: {value}")
-    now, needed, cores, memory, rss, busy, budget = (value for value in readings if is_known(value))
-    moved = needed / (1 + needed) if now == 0 else 0.0
-    wanted = math.ceil(needed * max(now, 1))
-    by_cores = now + math.floor((cores + moved + CORE_SLACK) / max(busy, LEAST_WORKER_CORES))
-    by_memory = now + math.floor(MEMORY_SHARE * memory / max(rss, 1))
-    limits = [wanted, by_cores, by_memory]
-    if now > 0:
-        limits.append(max(2 * now, min(MOST_AT_ONCE * now, math.floor(WORKERS_A_CORE * budget))))
-    if is_known(shm_room) and math.isfinite(shm_room):
-        limits.append(now + math.floor(MEMORY_SHARE * max(shm_room, 0.0) / QUEUED_BATCHES))
-    return int(max(now, min(limits)))
 
 
 def size_loader(facts: Facts) -> Known[int]:
@@ -224,6 +143,24 @@ def _workers_gain(facts: Facts) -> Known[str]:
         return _UNREAD
     loading = max(known_or(loading, waiting), waiting)
     return write_gain(1 - min(1.0, max(loading / count, 1 - waiting)))
+
+
+def _growth_gain(facts: Facts) -> Known[str]:
+    """Return what more workers than there are gain: no more than the whole wait."""
+    now, waiting, count = facts.workers_per_rank, facts.waiting_ratio, size_loader(facts)
+    free, busy, needed = facts.cores_free, facts.worker_busy_ratio, facts.needed_ratio
+    if not (is_known(count) and is_known(now) and is_known(free) and is_known(busy) and is_known(needed)):
+        return _UNREAD
+    if now < 1 or not is_known(waiting) or not 0 <= waiting <= 1:
+        return _UNREAD
+    growth = limit_growth(
+        workers_now=now,
+        workers=count,
+        worker_cores=busy if busy > LEAST_WORKER_CORES else 0.0,
+        cores_free=free / max(known_or(facts.ranks, 1), 1) + ROUNDING_CORES,
+        needed_ratio=needed,
+    )
+    return write_gain(min(waiting, 1 - 1 / growth))
 
 
 _POOL_VARIABLES = (
@@ -340,6 +277,11 @@ FIELDS = {
     "cores": Field(lambda facts: _text(_whole_cores(facts.budget_cores)), "N", "the cores of the CPU budget"),
     "gain": Field(_gain, "1 / (1 - share of the wait)", "what the run gains at best"),
     "workers_gain": Field(_workers_gain, "1 / (share of the wait / N)", "what so many workers gain at best"),
+    "growth_gain": Field(
+        _growth_gain,
+        "the lesser of N / NOW and 1 / (1 - share of the wait)",
+        "what more workers gain at best",
+    ),
     "pool_exports": Field(
         _pool_exports, "OMP_NUM_THREADS=N", "CPU budget / ranks (or processes with a pool)"
     ),

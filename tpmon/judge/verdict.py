@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen, Risk
-from tpmon.judge.advice_facts import write_gain
+from tpmon.judge.advice_facts import Facts, fill, write_gain
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_calls import CAUSES, find_waited_s
 from tpmon.judge.hang_watch import connections_age_s, find_need_s, logs_here
@@ -147,6 +147,11 @@ def list_worth(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Colle
     return [one for one in remedies if Need.TENSOR_CORES_IDLE in one.remedy.needs]
 
 
+def _tells_workers(chosen: Chosen) -> bool:
+    """Tell whether the ceiling of a remedy is what the proposed number of workers gains."""
+    return any(field in chosen.remedy.ceiling for field in ("{workers_gain}", "{growth_gain}"))
+
+
 def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str]:
     """Say what the run gains at most: "2.4x if all of it goes away"."""
     if pick_code(suspicion.kind, suspicion.cause) == 0 or suspicion.kind is Kind.HUNG:
@@ -155,11 +160,12 @@ def write_ceiling(suspicion: Suspicion, chosen: Chosen | None) -> Applicable[str
     if is_known(share) and 0 < share <= 1:
         gain = write_gain(share)
         whole = f"{gain} if all of it goes away"
-        # What the remedy itself can do may be less: one worker still takes its time for each batch.
-        if chosen is not None and "{workers_gain}" in chosen.remedy.ceiling:
-            return whole if chosen.ceiling.startswith(f"{gain} ") else f"{whole}, {chosen.ceiling}"
-        return whole
-    if chosen is None or "{gain}" in chosen.remedy.ceiling:
+        # What the remedy itself can do may be less: a worker still takes its time for each batch.
+        if chosen is None or not _tells_workers(chosen) or chosen.ceiling.startswith(f"{gain} "):
+            return whole
+        unread = fill(chosen.remedy.ceiling, Facts())
+        return whole if chosen.ceiling == unread else f"{whole}, {chosen.ceiling}"
+    if chosen is None or "{gain}" in chosen.remedy.ceiling or _tells_workers(chosen):
         return Missing("the share of time that it costs is not known")
     return chosen.ceiling
 
