@@ -62,7 +62,8 @@ EXPLANATIONS = (
         "first-steps",
         "The first steps are slower than all later ones: caches, allocator, autotuning.",
         "A young process, no steady figures yet.",
-        "a run that is slow for good: wait for the verdict that follows.",
+        "a run that is slow for good: the verdict that follows says so.",
+        "wait for the verdict that follows; `tpmon diagnose PID --for 60s` looks for longer.",
     ),
     Explanation(
         Kind.PAUSED,
@@ -83,7 +84,8 @@ EXPLANATIONS = (
         "finished",
         "The job has ended with exit 0, or every rank has and none has been left for 20 s.",
         "The exit status of the job's first process, or of its ranks.",
-        "a program that catches its error and ends with exit 0: read its log.",
+        "a program that catches its error and ends with exit 0.",
+        "nothing; where results are missing, read the end of its log.",
     ),
     Explanation(
         Kind.IDLE,
@@ -208,6 +210,8 @@ EXPLANATIONS = (
         "What could be read does not decide.",
         "The line below says what could not be read, and why.",
         "a healthy run: that is balanced or compute-bound.",
+        "look for longer (`tpmon diagnose PID --for 60s`), and let `tpmon doctor PID` name what may not be "
+        "read and its fix.",
     ),
     Explanation(
         Kind.HUNG,

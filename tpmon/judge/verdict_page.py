@@ -74,8 +74,8 @@ def _section(explanation: Explanation) -> Iterator[str]:
     yield f"* Seen by: {explanation.sees}"
     yield f"* Confused with: {explanation.confused_with}"
     names = REMEDIES_FOR[explanation.kind, explanation.cause]
-    if names:
-        yield f"* What to do: {'; '.join(_remedy(name) for name in names)}."
+    said = "; ".join(_remedy(name) for name in names) + "." if names else explanation.what_to_do
+    yield f"* What to do: {said}"
     yield ""
 
 
