@@ -1,4 +1,4 @@
-"""Memory that runs out, on made-up Windows: growth, copies, swap, shared memory, full cards."""
+"""Memory that runs out, on made-up Windows: growth, copies, swap, shared memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.frames import GIB, MIB, NOW_NS, make_frame, make_gpu, make_memory, make_process, make_worker
+from tests.frames import GIB, MIB, NOW_NS, make_frame, make_memory, make_process, make_worker
 from tests.judging import SECOND
 from tests.starving import line_up
 from tpmon.judge.advice import choose
@@ -17,7 +17,6 @@ from tpmon.judge.observe import observe
 from tpmon.judge.rules_memory import (
     RULES,
     judge_copy_on_write,
-    judge_gpu_memory,
     judge_leak,
     judge_swap,
 )
@@ -286,17 +285,6 @@ def test_a_full_mount_is_no_danger_to_a_job_that_does_not_use_it():
     full = ShmSample("/dev/shm", 60 * MIB, 64 * MIB)
     scene = see(line_up([make_frame(processes=(RANK,), memory=make_memory(shm=full))] * 12))
     assert isinstance(judge_shm(scene), Cleared)
-
-
-def card(used_gib):
-    gpus = (make_gpu(memory_used_bytes=int(used_gib * GIB), memory_total_bytes=80 * GIB),)
-    return see(line_up([make_frame(gpus=gpus)] * 12))
-
-
-def test_a_full_card_is_never_the_verdict():
-    full = card(78)
-    assert isinstance(judge_gpu_memory(full), Unsure)
-    assert isinstance(judge_gpu_memory(card(60)), Cleared)
 
 
 def test_a_healthy_job_has_no_memory_trouble():

@@ -247,6 +247,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.MEMORY_PRESSURE, "swap"): ("out-of-swap", "fewer-workers", "map-the-data", "more-memory"),
     (Kind.MEMORY_PRESSURE, "shm"): ("bigger-shm", "shorter-queue"),
     (Kind.MEMORY_PRESSURE, "gpu"): (
+        "detach-on-card",
         "expandable-segments",
         "limit-all-gathers",
         "smaller-micro-batch",

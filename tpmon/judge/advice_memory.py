@@ -133,6 +133,19 @@ REMEDIES = (
         proof="The fill of /dev/shm stays below half.",
     ),
     Remedy(
+        id="detach-on-card",
+        title="keep numbers, not tensors, on the card: a loss in a list holds its whole graph",
+        applies="The memory of the card grows by about the same each step: a list, a metric or a state that "
+        "goes from step to step keeps tensors, and each keeps the graph that made it.",
+        not_when="What grows has a bound, such as a replay buffer or a cache that fills, and fits.",
+        needs=(Need.CARD_MEMORY_GROWS,),
+        paste="losses.append(loss.detach())  # or loss.item(), rarely: it waits for the card\n"
+        "hidden = hidden.detach()  # a state that the next step begins with",
+        ceiling="the run lives; no speed by itself",
+        risk=Risk.NONE,
+        proof="torch.cuda.memory_allocated() at the end of a step stays the same.",
+    ),
+    Remedy(
         id="checkpointing-on",
         title="recompute activations of the largest blocks",
         applies="Activations fill the GPU memory.",
@@ -142,7 +155,7 @@ REMEDIES = (
         ceiling="activation memory from all layers to about one; steps up to 1.33x longer",
         risk=Risk.NONE,
         proof="Peak memory falls, retries and out-of-memory errors stop.",
-        never_with=(Need.RECOMPUTE_IN_STACK,),
+        never_with=(Need.RECOMPUTE_IN_STACK, Need.CARD_MEMORY_GROWS),
     ),
     Remedy(
         id="smaller-micro-batch",
@@ -155,6 +168,7 @@ REMEDIES = (
         ceiling="about half of the activation memory",
         risk=Risk.NUMERICS,
         proof="Peak memory falls; the loss per sample seen stays.",
+        never_with=(Need.CARD_MEMORY_GROWS,),
     ),
     Remedy(
         id="memory-snapshot",

@@ -94,6 +94,7 @@ class Need(str, Enum):
     ZERO_FILL_SEEN = "gradients are filled with zeros each step"
     UNFUSED_OPTIMIZER = "the optimizer launches many small kernels"
     ALLOCATOR_RETRIES = "the allocator frees and asks the driver again during steps"
+    CARD_MEMORY_GROWS = "the job's memory on a card grows steadily"
     CARD_HOT = "the card lowers its clocks because of heat"
     CARD_BRAKED = "the external power brake is on"
     CARD_CAPPED = "somebody set the card's clocks below what it can"

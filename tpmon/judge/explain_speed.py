@@ -242,9 +242,13 @@ EXPLANATIONS = (
     Explanation(
         Kind.MEMORY_PRESSURE,
         "gpu",
-        "The allocator runs against the end of the card's memory and frees and asks again.",
-        "No rule of this version: a full card alone proves nothing, and retries of the allocator, which a "
-        "hook tells, do not say what they cost. They only make a remedy certain.",
-        "a caching allocator that filled the card on purpose (note memory-full).",
+        "The job runs against the end of a card's memory: its allocator frees and asks again, finds none, or "
+        "what it holds grows until there is none.",
+        "The hook's counters of retries or out-of-memory errors rise while the card is nearly full. Or, also "
+        "without a hook, the job's own memory on a card grows alike in three windows of 15 s, in a run that "
+        "trains, and fills the card within half an hour; where a hook tells that the tensors held do not "
+        "grow, it is only the cache. A full card alone proves nothing.",
+        "a caching allocator that filled the card on purpose (note memory-full) or that still does; a start; "
+        "memory of others on the card, which is named; a replay buffer that fills.",
     ),
 )

@@ -28,8 +28,8 @@ def _settings(scene: Scene) -> list[tuple[int, TrainSettings]]:
     ]
 
 
-def _rose(scene: Scene, pid: int, read: Callable[[TrainSettings], Known[int]]) -> bool:
-    """Tell whether a counter of one rank rose since the oldest Frame that has it, after its first steps."""
+def count_risen(scene: Scene, pid: int, read: Callable[[TrainSettings], Known[int]]) -> int:
+    """Return by how much a counter of one rank rose within the Window, after its first steps; 0 if untold."""
     values = [
         value
         for frame in (scene.history[0], scene.frame)
@@ -37,11 +37,17 @@ def _rose(scene: Scene, pid: int, read: Callable[[TrainSettings], Known[int]]) -
         if one.pid == pid and one.counts.steps >= STEADY_STEPS and is_known(one.settings)
         if is_known(value := read(one.settings))
     ]
-    return len(values) == 2 and values[1] > values[0]
+    return max(0, values[1] - values[0]) if len(values) == 2 else 0
 
 
-def _retries(settings: TrainSettings) -> Known[int]:
+def get_retries(settings: TrainSettings) -> Known[int]:
+    """Return how often the allocator gave back its cache to find room."""
     return map_known(lambda one: one.alloc_retries, settings.allocator)
+
+
+def get_ooms(settings: TrainSettings) -> Known[int]:
+    """Return how often it found none all the same."""
+    return map_known(lambda one: one.ooms, settings.allocator)
 
 
 def _frames(settings: TrainSettings) -> Known[int]:
@@ -119,8 +125,8 @@ def observe_settings(scene: Scene) -> frozenset[Need]:
     seen = {need for _, needs in told for need in needs}
     seen -= {need for need in seen & _AGAINST if not all(need in needs for _, needs in told)}
     for pid, _ in told:
-        if _rose(scene, pid, _frames):
+        if count_risen(scene, pid, _frames):
             seen.add(Need.RECOMPILES_SEEN)
-        if _rose(scene, pid, _retries):
+        if count_risen(scene, pid, get_retries):
             seen.add(Need.ALLOCATOR_RETRIES)
     return frozenset(seen)

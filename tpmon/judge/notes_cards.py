@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tpmon.judge.card_users import UNLISTED
 from tpmon.judge.hollow import judge_hollow
+from tpmon.judge.rules_card_memory import CARD_FULL
 from tpmon.judge.rules_cards import (
     BRAKE,
     CAP_PCT,
@@ -17,7 +18,6 @@ from tpmon.judge.rules_cards import (
     is_touched,
     lost_to,
 )
-from tpmon.judge.rules_memory import CARD_FULL
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, held_pct
 from tpmon.model.gpu import RESTART_XIDS
