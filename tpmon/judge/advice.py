@@ -116,6 +116,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
         "gpu-transforms",
         "transform-once",
         "cache-in-ram",
+        "shard-files",
         "more-cores",
     ),
     (Kind.DATA_BOUND, "cpu-transform"): (

@@ -22,7 +22,7 @@ class Need(str, Enum):
     WORKERS_PRESENT = "loader workers run"
     TORCH_LOADER = "the batches come from torch's DataLoader"
     WORKERS_CPU_BOUND = "the loader computes all the time"
-    WORKERS_IO_WAIT = "the loader workers wait for reads"
+    WORKERS_IO_WAIT = "the loader waits for reads"
     NETWORK_WAIT = "they wait on a socket or a network file system"
     SMALL_READS = "reads are small or many files are opened"
     BATCHES_READY = "finished batches lie ready in the queue"

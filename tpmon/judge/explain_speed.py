@@ -49,7 +49,8 @@ EXPLANATIONS = (
         Kind.DATA_BOUND,
         "storage-latency",
         "The workers wait for many small reads or opens, each of which takes long.",
-        "Workers in reads or opens, few bytes per second, few bytes per read.",
+        "Workers in reads or opens, few bytes per second, few bytes per read; or workers that wait for files "
+        "and whose stacks end in open, stat or a listing for half of their work.",
         "storage-bandwidth; a network file system whose server is slow looks the same.",
     ),
     Explanation(

@@ -7,6 +7,7 @@ import math
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.batch_waits import see_all_waits, see_waits
 from tpmon.judge.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
+from tpmon.judge.file_opens import is_opening, name_opens
 from tpmon.judge.named_waits import find_named_wait
 from tpmon.judge.periods import CORRELATION, find_period
 from tpmon.judge.phases import DataPart, Phase
@@ -101,7 +102,15 @@ def judge_no_workers(scene: Scene) -> Answer:
     return _suspect_no_workers(found, scene, "it loads its batches itself, there are no workers")
 
 
+def _opens_files(found: Starved, scene: Scene) -> bool:
+    """Tell whether a rank without workers waits for files to open, by its waits as well as by its stacks."""
+    main = found.rank.main
+    waits = is_known(main) and main.io >= QUEUE_AGREES * found.wait.share.ratio
+    return waits and is_opening(scene)
+
+
 def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
+    opens = _opens_files(found, scene)
     return suspect_loader(
         found,
         scene,
@@ -111,8 +120,9 @@ def _suspect_no_workers(found: Starved, scene: Scene, why: str) -> Answer:
         evidence=(
             reading("loader workers", 0.0, "", "processes", scene.frame.ages_s.cpu),
             *name_hot(found.rank.phases, Phase.DATA_WAIT, scene),
+            *(name_opens(scene) if opens else ()),
         ),
-        observed=frozenset((Need.NO_WORKERS,)),
+        observed=frozenset((Need.NO_WORKERS, *((Need.WORKERS_IO_WAIT, Need.SMALL_READS) if opens else ()))),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from tpmon.judge.advice_needs import Need
+from tpmon.judge.file_opens import OPENS_RATIO, STACKS_OF_LOADING, find_open_share, is_opening, name_opens
 from tpmon.judge.scene import Scene, WorkerScene
 from tpmon.judge.starvation import WORKERS, Starved, find_starved, suspect_loader
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Unsure, reading
@@ -123,14 +124,21 @@ def _size_up(reads: Reads) -> Known[Store]:
     return Store.BYTES if rate >= SOME_BYTES_S else Store.ANSWERS
 
 
+def _tell_by_opens(scene: Scene, reads: Reads) -> bool:
+    """Tell whether the waits are for opens: the stacks show them, and too few bytes come to be waited for."""
+    return is_opening(scene) and known_or(reads.bytes_s, 0.0) < FAST_BYTES_S
+
+
 def _name_store(found: Starved, scene: Scene, reads: Reads) -> Known[Store]:
-    """Say what the reads wait for.
+    """Say what the reads wait for; opens and look-ups count as answers, however large the few reads are.
 
     A network file system with small reads is slow by their number, with large and fast ones by its
     bytes; one that is neither is slow because it is far away.
     """
     if _is_network(found, scene):
         return Store.NETWORK
+    if _tell_by_opens(scene, reads):
+        return Store.ANSWERS
     store = _size_up(reads)
     if mean_wait(found.workers, _NETWORK_FILES) < BLOCKED_WORKER:
         return store
@@ -146,11 +154,12 @@ def _network_load(found: Starved, scene: Scene) -> bool:
     return load is Load.READ or (load is Load.OTHER_WAIT and _is_network(found, scene))
 
 
-def _observed(found: Starved, store: Store, reads: Reads) -> frozenset[Need]:
+def _observed(found: Starved, scene: Scene, store: Store, reads: Reads) -> frozenset[Need]:
     seen = {Need.WORKERS_IO_WAIT}
     if store is Store.NETWORK or mean_wait(found.workers, _NETWORK_FILES) >= BLOCKED_WORKER:
         seen.add(Need.NETWORK_WAIT)
-    if is_known(reads.mean_bytes) and reads.mean_bytes <= SMALL_READ_BYTES and store is not Store.BYTES:
+    small = is_known(reads.mean_bytes) and reads.mean_bytes <= SMALL_READ_BYTES
+    if (small and store is not Store.BYTES) or _tell_by_opens(scene, reads):
         seen.add(Need.SMALL_READS)
     return frozenset(seen)
 
@@ -173,7 +182,7 @@ def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence
         told.append(reading("workers read", reads.bytes_s / 1e6, "MB/s", "/proc/PID/io", ages.io))
     if is_known(reads.mean_bytes):
         told.append(reading("mean size of a read", reads.mean_bytes / 1024, "KiB", reads.source, ages.io))
-    return tuple(told)
+    return (*told, *name_opens(scene))
 
 
 _WHY = {
@@ -183,9 +192,11 @@ _WHY = {
 }
 
 
-def _margin(store: Store, reads: Reads, found: Starved) -> float:
+def _margin(store: Store, reads: Reads, found: Starved, scene: Scene) -> float:
     """Return how far the deciding figure is past its threshold; for sockets it is the wait itself."""
     blocked = known_or(found.blocked, BLOCKED_WORKER) / BLOCKED_WORKER
+    if store is Store.ANSWERS and _tell_by_opens(scene, reads):
+        return min(blocked, known_or(find_open_share(scene), OPENS_RATIO) / OPENS_RATIO)
     if store is Store.NETWORK or not is_known(reads.mean_bytes):
         return blocked
     if store is Store.ANSWERS:
@@ -216,18 +227,27 @@ def _judge_store(scene: Scene, wanted: Store, name: str) -> Answer:
         return Unsure(f"whether bytes or answers of the storage are slow ({store.reason})")
     if store is not wanted:
         return Cleared(f"{name} (reads of {_size_text(reads)})")
+    opens = store is Store.ANSWERS and _tell_by_opens(scene, reads)
     why = _WHY[store].format(rate=_rate_text(reads), size=_size_text(reads), waits=_waits_words(found))
+    if opens:
+        why = f"its workers wait in open and stat, {_opens_text(scene)} of their work: many small files"
+    sized = _size_up(reads) is store if opens else is_known(reads.mean_bytes)
     return suspect_loader(
         found,
         scene,
         store.value,
         why,
-        margin=_margin(store, reads, found),
+        margin=_margin(store, reads, found, scene),
         sources=frozenset((WORKERS,))
-        | (frozenset(("reads",)) if is_known(reads.mean_bytes) else frozenset()),
+        | (frozenset(("reads",)) if sized else frozenset())
+        | (frozenset((STACKS_OF_LOADING,)) if opens else frozenset()),
         evidence=_read_evidence(found, scene, reads),
-        observed=_observed(found, store, reads),
+        observed=_observed(found, scene, store, reads),
     )
+
+
+def _opens_text(scene: Scene) -> str:
+    return f"{format_pct(100 * known_or(find_open_share(scene), 0.0))} %"
 
 
 def _size_text(reads: Reads) -> str:
