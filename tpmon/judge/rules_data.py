@@ -8,7 +8,9 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.batch_waits import see_all_waits, see_waits
 from tpmon.judge.data_wait import LEAST_READINGS, LOOKS, STACKS, DataWait, measure_share
 from tpmon.judge.file_opens import is_opening, name_opens
+from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.named_waits import find_named_wait
+from tpmon.judge.period_steps import count_steps_between, round_steps, say_nth
 from tpmon.judge.periods import CORRELATION, find_period
 from tpmon.judge.phases import DataPart, Phase
 from tpmon.judge.scene import RankScene, Scene
@@ -278,7 +280,8 @@ def judge_periodic(scene: Scene) -> Answer:
         return found
     if not found.rank.has_workers:
         return Unsure("waits every few steps (seen only at the queue of workers)")
-    period = find_period(see_waits(found.rank, scene))
+    waits = see_waits(found.rank, scene)
+    period = find_period(waits)
     idle = _idle_at_times(found, scene)
     if is_known(period) and never_idle(found, scene):
         return Cleared("waits every few steps (the workers never have no work: the loader never keeps up)")
@@ -301,7 +304,13 @@ def judge_periodic(scene: Scene) -> Answer:
     if is_known(period):
         sources.add("history")
         evidence.append(reading("between bursts", period[0], "s", "looks at the main thread", ages.threads))
-        why = f"batches come late every {period[0]:.0f} s, between that the loader keeps up"
+        steps = count_steps_between(scene, found.rank.process.pid, period[0])
+        nth = ""
+        if is_known(steps):
+            reading_s = (waits[-1][0] - waits[0][0]) / 1e9 / (len(waits) - 1)
+            nth = f", about every {say_nth(round_steps(steps, period[0], reading_s))} step"
+            evidence.append(reading("between bursts", steps, "steps", HOOK, ages.hook))
+        why = f"batches come late every {period[0]:.0f} s{nth}, between that the loader keeps up"
         margin = period[1] / CORRELATION * 1.25
     else:
         why = "batches come in bursts, closer than tpmon can time; on average the loader keeps up"
