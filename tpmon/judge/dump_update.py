@@ -43,7 +43,8 @@ def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
         return DumpUpdate(state, NOTHING_READ)
     target, pids = frame.target, state.request.pids
     not_asked = sum(row.pid not in pids for row in frame.ranks) if pids else NOT_APPLICABLE
-    dump = fold_rounds(rounds, Origin(target.pid, target.script, target.world_size, not_asked))
+    origin = Origin(target.pid, target.script, target.world_size, not_asked)
+    dump = fold_rounds(rounds, origin, earlier=state.earlier)
     dump = replace(dump, last_write=date_log(frame.output))
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
     awaits = not state.running and target.state is not TargetState.ENDED and may_wait(dump.groups)

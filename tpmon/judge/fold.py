@@ -38,8 +38,16 @@ class Origin:
     not_asked: Applicable[int] = NOT_APPLICABLE
 
 
-def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Finding] = NOT_JUDGED) -> Dump:
+def fold_rounds(
+    rounds: Sequence[DumpRound],
+    origin: Origin,
+    verdict: Known[Finding] = NOT_JUDGED,
+    *,
+    earlier: Applicable[DumpRound] = NOT_APPLICABLE,
+) -> Dump:
     """Fold the rounds of one host, in whatever order they come.
+
+    ``earlier`` is a look of a dump before: what it cost was told there.
 
     Raises:
         ValueError: when there is no round.
@@ -48,8 +56,9 @@ def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Find
         raise ValueError("a fold needs a round")
     rounds = sorted(rounds, key=lambda one: one.taken_ns)
     last = rounds[-1]
-    looks = [look for one in rounds for look in looks_of_round(one)]
-    sightings = join_looks(looks, last.taken_ns / 1e9)
+    before = (earlier,) if is_known(earlier) else ()
+    looks = [look for one in (*before, *rounds) for look in looks_of_round(one)]
+    sightings = join_looks(looks, last.taken_ns / 1e9, begun_s=rounds[0].taken_ns / 1e9)
     dead = [(last.host, one) for one in last.dead]
     folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0), dead)
     return Dump(
@@ -59,8 +68,8 @@ def fold_rounds(rounds: Sequence[DumpRound], origin: Origin, verdict: Known[Find
         pid=origin.pid,
         script=origin.script,
         world_size=origin.world_size,
-        rounds=len(rounds),
-        seconds=(last.taken_ns - rounds[0].taken_ns) / 1e9,
+        rounds=len(before) + len(rounds),
+        seconds=(last.taken_ns - (*before, *rounds)[0].taken_ns) / 1e9,
         summary=folded.summary,
         odd_one_out=folded.odd,
         groups=folded.groups,

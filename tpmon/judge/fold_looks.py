@@ -5,6 +5,7 @@ A look is one thread of one round of a dump, or of one Dump of several that are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,6 +24,9 @@ SPINS_RATIO = 0.9
 LEAST_APART_S = 1.0
 """How far apart the looks of two dumps must be to count as two: even a thread that works
 is still for less (docs/thresholds.md)."""
+MOVES_S = 15.0
+"""Up to so long a look of a dump before tells what moves: three looks for it take 10 s. Of one that is older
+counts what rested ever since; other threads may have begun to hang in between."""
 _ONE_LOOK = Missing("one look tells no rate")
 SEEN_ONCE = Missing("seen once: a second look tells whether it moves")
 MOVED = Missing("it moved between the looks")
@@ -129,12 +133,12 @@ def key_thread(thread: DumpThread) -> ThreadKey:
 
 
 def join_looks(
-    looks: Iterable[Look], newest: float | None = None, apart_s: float = 0.0
+    looks: Iterable[Look], newest: float | None = None, apart_s: float = 0.0, *, begun_s: float = 0.0
 ) -> tuple[Sighting, ...]:
     """Join the looks at each thread, in the order of their threads' first appearance.
 
     With ``newest`` (the time of the last round) a thread that was not seen then has ended and is
-    left out. Looks less than ``apart_s`` apart are one.
+    left out. Looks less than ``apart_s`` apart are one, those before ``begun_s`` of a dump before.
     """
     of_thread: dict[ThreadKey, list[Look]] = {}
     for look in looks:
@@ -143,7 +147,7 @@ def join_looks(
     for same in of_thread.values():
         same.sort(key=lambda look: look.at_s)
         if newest is None or same[-1].at_s == newest:
-            found.append(_join(_thin(same, apart_s)))
+            found.append(_join(_thin(same, apart_s), begun_s))
     return tuple(found)
 
 
@@ -212,19 +216,32 @@ def _to_seconds(nanoseconds: int) -> float:
     return nanoseconds / 1e9
 
 
-def _join(same: Sequence[Look]) -> Sighting:
+def _pick_telling(same: Sequence[Look], begun_s: float) -> Sequence[Look]:
+    """Leave out an old look of a dump before, where it cannot tell what its thread does now."""
+    first, last = same[0], same[-1]
+    if first.at_s >= begun_s or last.at_s - first.at_s <= MOVES_S:
+        return same
+    ran = known_or(_used(first.thread.cpu_s, last.thread.cpu_s), math.inf)
+    rested = _compare(same) is Motion.FROZEN and ran / (last.at_s - first.at_s) <= RESTS_RATIO
+    return same if rested else [look for look in same if look.at_s >= begun_s]
+
+
+def _join(same: Sequence[Look], begun_s: float) -> Sighting:
     last = same[-1]
-    motion = _compare(same)
+    telling = _pick_telling(same, begun_s)
+    motion = _compare(telling)
     since_s: Known[float] = SEEN_ONCE
     if motion is Motion.FROZEN:
-        since_s = last.at_s - min(look.at_s - look.since_s for look in same)
+        since_s = last.at_s - min(look.at_s - look.since_s for look in telling)
     elif motion is not Motion.ONCE:
         since_s = _PARTLY_MOVED if motion is Motion.SLOW else MOVED
     thread = last.thread
     if len(same) == 1:
         return Sighting(thread, last.frames, motion, since_s)
     holds = (
-        all(look.thread.holds_gil is True for look in same) if is_known(thread.holds_gil) else NOT_APPLICABLE
+        all(look.thread.holds_gil is True for look in telling)
+        if is_known(thread.holds_gil)
+        else NOT_APPLICABLE
     )
     seconds = last.at_s - same[-2].at_s
     if seconds > 0:

@@ -219,7 +219,8 @@ class DumpState:
     """Say how far a dump is. While it is ``running`` the last of ``rounds`` may be a part of one.
 
     ``answered`` of ``asked`` processes are done in the round that is read. ``refused`` says why a
-    request was not taken, "" where it was.
+    request was not taken, "" where it was. ``earlier`` is the last look of a dump before, at the same
+    processes, for one look to be compared with.
     """
 
     request: DumpRequest
@@ -228,6 +229,7 @@ class DumpState:
     asked: int
     running: bool
     refused: str
+    earlier: Applicable[DumpRound] = NOT_APPLICABLE
 
 
 class Motion(str, Enum):

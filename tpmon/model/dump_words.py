@@ -179,8 +179,6 @@ def say_last_write(dump: Dump, when: str) -> str:
 
 def say_cpu(group: StackGroup) -> str:
     """Say how much CPU each thread of a group used between the looks, and how long it waited for one."""
-    if group.motion is Motion.ONCE:
-        return ""
     used = [thread.cpu_pct for thread in group.threads if is_known(thread.cpu_pct)]
     delayed = [thread.delay_pct for thread in group.threads if is_known(thread.delay_pct)]
     words = [f"{_say_range(used)} % CPU"] if used else []

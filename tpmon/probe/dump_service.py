@@ -10,14 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from tpmon.model.dump import DumpRequest, DumpRound, DumpState
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.process import Identity
 from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper
 from tpmon.probe.job import Member
 
 ALREADY = "a dump is being read already"
 NOBODY = "no process to look at"
+EARLIER_S = 600.0
+"""A look that is older tells of another part of the run."""
+APART_S = 1.0
+"""Even a thread that works is still for less."""
 _LOOK_AGAIN_S = 0.2
 """How soon a wait between two looks ends after ``stop``."""
 
@@ -27,6 +34,14 @@ MakeDumper = Callable[[Sequence[Member], Depth], Dumper]
 
 def _make_dumper(members: Sequence[Member], depth: Depth) -> Dumper:
     return Dumper(members, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Hold the last look that was finished, and whom it was at."""
+
+    members: frozenset[Identity]
+    look: DumpRound
 
 
 class DumpService:
@@ -49,6 +64,7 @@ class DumpService:
         self._lock = threading.Lock()
         self._state: Applicable[DumpState] = NOT_APPLICABLE
         self._finished: list[DumpRound] = []
+        self._kept: _Kept | None = None
         self._paused_ms = 0.0
         self._dumper: Dumper | None = None
         self._stopped = threading.Event()
@@ -78,20 +94,27 @@ class DumpService:
             running = is_known(self._state) and self._state.running
             if not running:
                 refused = "" if wanted else NOBODY
-                self._state = DumpState(request, (), 0, len(wanted), not refused, refused)
+                earlier = self._find_earlier(request, wanted)
+                self._state = DumpState(request, (), 0, len(wanted), not refused, refused, earlier)
             elif is_known(self._state):
-                self._state = DumpState(
-                    self._state.request,
-                    self._state.rounds,
-                    self._state.answered,
-                    self._state.asked,
-                    running=True,
-                    refused=ALREADY,
-                )
+                self._state = replace(self._state, running=True, refused=ALREADY)
         if not running and wanted:
             work = (request, wanted)
             threading.Thread(target=self._run, args=work, name="tpmon-dump-service", daemon=True).start()
         self.on_change()
+
+    def _find_earlier(self, request: DumpRequest, members: Sequence[Member]) -> Applicable[DumpRound]:
+        """Return the look to compare one look with; several tell among themselves what moves now.
+
+        Frames of C make other stacks of the same place.
+        """
+        kept = self._kept
+        if kept is None or request.rounds > 1 or request.native:
+            return NOT_APPLICABLE
+        if not kept.members.issuperset(one.identity for one in members):
+            return NOT_APPLICABLE
+        age_s = (time.monotonic_ns() - kept.look.taken_ns) / 1e9
+        return kept.look if APART_S <= age_s <= EARLIER_S else NOT_APPLICABLE
 
     def stop(self) -> None:
         """End what runs, with every py-spy of it."""
@@ -110,10 +133,7 @@ class DumpService:
             refused = f"the dump failed: {type(error).__name__}: {error}"
         with self._lock:
             if is_known(self._state):
-                rounds, answered = self._state.rounds, self._state.answered
-                self._state = DumpState(
-                    request, rounds, answered, len(members), running=False, refused=refused
-                )
+                self._state = replace(self._state, asked=len(members), running=False, refused=refused)
             self._dumper = None
         self.on_change()
 
@@ -144,9 +164,12 @@ class DumpService:
             with self._lock:
                 self._finished.append(one)
                 self._paused_ms += one.paused_ms
+                if not request.native:
+                    self._kept = _Kept(frozenset(member.identity for member in members), one)
             self._grow(request, rounds, len(members), len(members))
 
     def _grow(self, request: DumpRequest, rounds: tuple[DumpRound, ...], answered: int, asked: int) -> None:
         with self._lock:
-            self._state = DumpState(request, rounds, answered, asked, running=True, refused="")
+            earlier = self._state.earlier if is_known(self._state) else NOT_APPLICABLE
+            self._state = DumpState(request, rounds, answered, asked, True, "", earlier)
         self.on_change()

@@ -134,9 +134,9 @@ def _paint_told(view: ViewState, size: Size) -> list[Line]:
         lines += _wrapped(summary, Ink.STRONG, width, max(most, 3))
     dump = update.dump
     if is_known(dump):
-        if summary and is_known(dump.last_write):
-            told = say_last_write(dump, say_moment(view, dump.last_write))
-            lines += _wrapped(told, Ink.PLAIN, width, 2)
+        if summary:
+            dated = wrap(_list_times(view, update, dump), max(1, width - 2), f" {DOT} ")
+            lines += [((f" {one}", Ink.PLAIN),) for one in dated]
         if is_known(dump.collectives):
             lines += _wrapped(dump.collectives.summary, Ink.PLAIN, width, max(2, most))
         lines += paint_errors(dump.errors, width, most, can_stop=bool(list_stoppable(view)))
@@ -165,6 +165,14 @@ def _summary_of(view: ViewState) -> str:
     for error in dump.errors:  # told below, with what to do about it
         summary = summary.replace(f" ({error.reason})", "")
     return summary
+
+
+def _list_times(view: ViewState, update: DumpUpdate, dump: Dump) -> list[str]:
+    """List how old the log was, and with which look of a dump before this one is compared."""
+    earlier = update.state.earlier
+    log = say_last_write(dump, say_moment(view, dump.last_write)) if is_known(dump.last_write) else ""
+    since = f"CPU since the look of {say_moment(view, earlier.taken)}" if is_known(earlier) else ""
+    return [said for said in (log, since) if said]
 
 
 def _list_facts(update: DumpUpdate, dump: Dump) -> list[str]:
