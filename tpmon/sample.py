@@ -18,8 +18,9 @@ from tpmon.model.codec import encode
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.dump_words import list_numbers
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import is_known
+from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role
+from tpmon.model.results import SampleUpdate
 from tpmon.model.sample import (
     Counted,
     HotSample,
@@ -40,6 +41,8 @@ from tpmon.report.sample_formats import write_collapsed_samples, write_speedscop
 from tpmon.report.sample_live import Live
 from tpmon.report.write import Output, complain
 
+SAVED_AS = ((".speedscope.json", "speedscope"), (".folded", "collapsed"))
+"""Ends and forms of the files that a screen writes."""
 _LOOK_EVERY_S = 0.1
 _RANK_DIGITS = 7
 _PERMISSIONS = "docs/guide.md, Permissions"
@@ -228,18 +231,42 @@ def write_result(
         _write_form(hot, reading, form, output)
         return
     try:
-        _write_form(hot, reading, form, Output(file.descriptor, ascii_only=False))
-    except BaseException as error:
-        with suppress(OSError):
-            os.ftruncate(file.descriptor, 0)  # half of it would be taken for all of it
-        if not isinstance(error, UsageError):
-            raise
+        _fill(hot, reading, form, file)
+    except UsageError as error:
         _write_form(hot, reading, "text", output)
         reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error.what
         raise UsageError(f"--out: {file.path}: {reason}", "name a new file where there is room") from error
     complain(f"tpmon: wrote {file.path}")
     if form != "text":
         _write_form(hot, reading, "text", output)
+
+
+def _fill(hot: HotSample, reading: SampleReading, form: str, file: NewFile) -> None:
+    try:
+        _write_form(hot, reading, form, Output(file.descriptor, ascii_only=False))
+    except BaseException:
+        with suppress(OSError):
+            os.ftruncate(file.descriptor, 0)  # half of it would be taken for all of it
+        raise
+
+
+def save_samples(update: SampleUpdate) -> str:
+    """Write what a screen shows into two new files here, never over another; return what became of it."""
+    hot, reading = update.hot, update.state.reading
+    if isinstance(hot, Missing) or isinstance(reading, Missing):
+        return "nothing was sampled: no file is written"
+    name = f"tpmon-sample-{hot.pid}-{hot.taken.strftime('%Y%m%dT%H%M%S')}"
+    try:
+        for end, form in SAVED_AS:
+            with _open_new(f"{name}{end}") as file:
+                if file is not None:
+                    _fill(hot, reading, form, file)
+    except TpmonError as error:
+        return f"not written: {error.what.removeprefix('--out: ')}"
+    except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
+        return f"not written: {type(error).__name__}: {error}"
+    ends = " and ".join(end for end, _ in SAVED_AS)
+    return f"wrote {os.path.abspath(name)}, {ends}"
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class Wiring:
         self._session: Session | None = None
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
         self._results: Callable[[Result], None] = lambda _result: None
+        self._sample: SampleUpdate | None = None
         self._bundles = False
         self._captures = False
         self._talk: Talk | None = None
@@ -67,7 +68,7 @@ class Wiring:
     def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
         """Open the session and let it run."""
         self._results = results
-        self._session = self._open_session(sink, self._take_dump, results)
+        self._session = self._open_session(sink, self._take_dump, self._take_sample)
         self._session.start(self._fail)
 
     def _take_dump(self, update: DumpUpdate) -> None:
@@ -104,8 +105,23 @@ class Wiring:
                 self._talk.answer(order)
         elif order is Errand.END_SAMPLING:
             session.finish_sample()
+        elif order is Errand.WRITE_SAMPLES:
+            self._write_samples()
         else:
             self._bundle(session)
+
+    def _take_sample(self, update: SampleUpdate) -> None:
+        self._sample = update
+        self._results(update)
+
+    def _write_samples(self) -> None:
+        """Write what was sampled last into new files where tpmon was started, off the screen's thread."""
+        from tpmon.sample import save_samples  # the first picture does without it
+
+        if (update := self._sample) is not None:
+            threading.Thread(
+                target=lambda: self._results(Notice(save_samples(update))), name="tpmon-write", daemon=True
+            ).start()
 
     def _capture(self, order: CaptureRequest) -> None:
         """Begin the talk about a capture, beside the running session."""

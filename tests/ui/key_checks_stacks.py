@@ -101,6 +101,20 @@ async def _(s):
     assert s.asked[1] == SampleRequest(pids=(4211,)), "a new one, its price is on the screen"
 
 
+@CHECKS.of("sample-write")
+async def _(s):
+    await s.press("7")
+    await s.send_result(sample_views.running())
+    await s.press("w")
+    assert s.asked == [], "not before all are there"
+    await s.send_result(sample_views.ended())
+    assert "w write" in s.text
+    await s.press("w")
+    assert s.asked == [Errand.WRITE_SAMPLES]
+    await s.send_result(Notice("wrote tpmon-sample-1"))
+    await s.until(lambda: "wrote tpmon-sample-1" in s.text)
+
+
 @CHECKS.of("sample-all")
 async def _(s):
     await s.press("F")

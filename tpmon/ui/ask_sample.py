@@ -39,6 +39,11 @@ def end_sample(view: ViewState, _rows: Sequence[int]) -> Asked:
     return replace(view, message="ends, and keeps what it has"), Errand.END_SAMPLING
 
 
+def write_samples(view: ViewState, _rows: Sequence[int]) -> Asked:
+    """Write what is on the screen into files for other tools."""
+    return replace(view, message="writes files for speedscope and flame graphs"), Errand.WRITE_SAMPLES
+
+
 def open_sample(view: ViewState) -> ViewState:
     """Show the hot functions over the panes."""
     return replace(view, overlay=Overlay.SAMPLE, behind=Overlay.NONE, scroll=0)

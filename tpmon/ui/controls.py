@@ -19,6 +19,7 @@ class Errand(Enum):
     """Name what the screen may ask for without saying more."""
 
     END_SAMPLING = "end the sampling early, and keep what it has"
+    WRITE_SAMPLES = "write what was sampled into files for other tools"
     WRITE_BUNDLE = "write a bundle for a ticket"
 
 

@@ -84,6 +84,18 @@ STACK_KEYS: tuple[Key, ...] = (
         brief="end it early, keep it",
     ),
     Key(
+        "sample-write",
+        ("w",),
+        ("w",),
+        _SECTION,
+        "write all samples into new files here, for speedscope and as folded stacks for a flame graph",
+        Ask(ask_sample.write_samples),
+        when.WRITABLE,
+        "write",
+        2,
+        brief="files for other tools",
+    ),
+    Key(
         "stacks",
         ("6",),
         ("6",),

@@ -162,6 +162,16 @@ PRICED = Situation(
 SAMPLING = Situation(
     lambda view: view.overlay is Overlay.SAMPLE and is_running(view), "in the hot functions, while they come"
 )
+WRITABLE = Situation(
+    lambda view: (
+        view.overlay is Overlay.SAMPLE
+        and is_known(view.sample)
+        and is_known(view.sample.hot)
+        and len(view.sample.hot.groups) > 0
+        and not is_running(view)
+    ),
+    "in the hot functions, once all are there",
+)
 STOPPABLE = Situation(
     lambda view: _stacks(view) and _alive(view) and len(list_stoppable(view)) > 0,
     "in the stacks, where py-spy could not read a process; never with --readonly",
