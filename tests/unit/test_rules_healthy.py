@@ -192,7 +192,7 @@ TAKEN = {
 
 
 def test_a_run_whose_cpus_are_taken_is_no_sure_health():
-    fine = judge_balanced(looked())
+    fine = judge_balanced(cpu_job(1.0))
     assert (fine.margin > 1, fine.against) == (True, ())
     rank = make_process(runnable=1.0, busy_threads=1)
     frame = make_frame(processes=(rank,), loader=(), cpu=make_cpu(**TAKEN), main_threads=(make_looks(),))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tpmon.judge.medians import median_known
 from tpmon.judge.scene import Scene, demand_of
 from tpmon.judge.suspicion import reading
-from tpmon.model.gpu import GpuSample
+from tpmon.model.gpu import NO_NVLINK, GpuSample
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_bytes
@@ -134,6 +134,24 @@ def find_exchange(scene: Scene) -> tuple[Evidence, ...]:
         reading(name, value, "bytes/s", source, how_old)
         for name, value, limit, source, how_old in rows
         if is_known(value) and value >= limit
+    )
+
+
+def exchange_unread(scene: Scene) -> tuple[str, ...]:
+    """Say which link that ranks may exchange data over was not read; a card without NVLink has none there."""
+    world = scene.frame.target.world_size
+    away = isinstance(world, Missing) or (is_known(world) and world > len(scene.ranks))
+    network = nic_bytes_s(scene) if away else 0.0
+    has_nvlink = any(card.last.nvlink_tx_bytes_s != NO_NVLINK for card in scene.gpus)
+    rows: tuple[tuple[str, Known[float]], ...] = (
+        ("the network", network),
+        (LINK_ROWS[0], _on_cards(scene, _nvlink_bytes_s) if has_nvlink else 0.0),
+        ("PCIe", _on_cards(scene, _pcie_bytes_s)),
+    )
+    return tuple(
+        f"what the ranks exchange over {name} ({value.reason})"
+        for name, value in rows
+        if isinstance(value, Missing)
     )
 
 

@@ -9,6 +9,8 @@ from tpmon.model.steps import HookState
 
 HOOK = "hook"
 """The name of the source in evidence."""
+ABSENT = "no hook"
+"""How the reason of a job begins that has no hook: that is known, and nothing is left unread."""
 MOST_AGE_S = 366 * 86_400.0
 """No loop waits longer; what a page says beyond it is no time."""
 
@@ -16,6 +18,14 @@ MOST_AGE_S = 366 * 86_400.0
 def list_hooks(frame: Frame) -> tuple[HookSample, ...]:
     """Return the hooks that count; one that turned itself off tells nothing."""
     return tuple(one for one in known_or(frame.hook, ()) if one.state is HookState.RUNNING)
+
+
+def hook_unread(frame: Frame) -> tuple[str, ...]:
+    """Say that a hook may be there and was not read; a job without one has none to speak against anything."""
+    hook = frame.hook
+    if isinstance(hook, Missing) and not hook.reason.startswith(ABSENT):
+        return (f"what a hook tells ({hook.reason})",)
+    return ()
 
 
 def find_hook(frame: Frame, pid: int) -> HookSample | None:

@@ -27,6 +27,7 @@ from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT, CardScene, held_pct, se
 from tpmon.judge.slack import SLACK_RATIO, gpu_figures, rank_slack
 from tpmon.judge.stillness import name_rank, say_elsewhere
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
+from tpmon.judge.waits_unread import cards_unread, locks_unread
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_pct
@@ -135,6 +136,8 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
     is_crowded = _is_crowded(scene)
     # A neighbour takes more from one rank than from the other; it gives neither of them more to do.
     least = 2 * BEHIND_RATIO if is_crowded else BEHIND_RATIO
+    # What was not read may be against it: that they wait for CPUs, or in locks of the program's own.
+    doubted = bool(locks_unread(waits)) or (not scene.cards and isinstance(scene.delay_ratio, Missing))
     waits_long = typical >= WAITING_RATIO and gap >= least
     works_more = is_crowded and is_known(more) and more >= WORKS_MORE and not find_unseen_cards(scene)
     if not waits_long and not (works_more and gap >= CROWDED_GAP):
@@ -149,7 +152,7 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
         kind=Kind.COMMS_BOUND,
         cause="straggler",
         weight=gap,
-        margin=min(typical / WAITING_RATIO, gap / least) if waits_long else CROWDED_MARGIN,
+        margin=min(typical / WAITING_RATIO, gap / least) if waits_long and not doubted else CROWDED_MARGIN,
         sources=_sources(others) | ({"schedstat"} if works_more else set()),
         summary=f"{name} {_say_doing(late.rank)} while {waiting} for it in a collective",
         evidence=(
@@ -165,6 +168,7 @@ def _find_late_rank(waits: Sequence[Wait], scene: Scene) -> Suspicion | None:
                 else ()
             ),
         ),
+        unread=cards_unread(scene),
         share=gap,
         observed=frozenset((Need.RANK_BEHIND,)),
         pid=late.rank.process.pid,
@@ -296,6 +300,7 @@ def _suspect_all(scene: Scene, waits: Sequence[Wait], cause: str, summary: str) 
         evidence=(
             reading("every rank in collectives, at least", 100 * least, "%", _say_sources(waits[0]), age),
         ),
+        unread=cards_unread(scene) + locks_unread(waits),
         share=least,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tpmon.judge import rules_card_errors, rules_cards, rules_launch, rules_link
 from tpmon.judge.card_slices import is_sliced
-from tpmon.judge.comms_traffic import find_exchange
+from tpmon.judge.comms_traffic import exchange_unread, find_exchange
 from tpmon.judge.hollow import FULL_SM_PCT, HOLLOW_SM_PCT, full_power_ratio, judge_hollow
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cards import answer_without_cards, is_braked, is_hot
@@ -101,15 +101,20 @@ def _weigh_card(card: CardScene, scene: Scene) -> Answer | float:
     return margin
 
 
-def _exchanged(scene: Scene) -> tuple[Evidence, ...]:
-    """Return what the ranks move where that may be a part of what keeps their cards busy.
+def _exchanged(scene: Scene) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
+    """Return what the ranks move that may keep their cards busy, and what was not read of it.
 
     The kernel of a collective counts as busy while it waits; SM activity and power tell how much is work.
     """
-    world = known_or(scene.frame.target.world_size, 1)
-    if max(world, len(scene.ranks)) < 2 or all(map(works_all_the_time, scene.gpus)):
-        return ()
-    return find_exchange(scene)
+    world = scene.frame.target.world_size
+    if all(map(works_all_the_time, scene.gpus)):
+        return (), ()
+    if len(scene.ranks) < 2 and isinstance(world, Missing):
+        return (), (f"whether it exchanges data with other ranks ({world.reason})",)
+    if max(known_or(world, 1), len(scene.ranks)) < 2:
+        return (), ()
+    found = find_exchange(scene)
+    return found, () if found else exchange_unread(scene)
 
 
 def judge_gpu_compute(scene: Scene) -> Answer:
@@ -126,7 +131,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         if not isinstance(margin, float):
             return margin
         margins.append(margin)
-    exchanged = _exchanged(scene)
+    exchanged, unread = _exchanged(scene)
     full = min(margins) >= 1
     if not full and exchanged:
         return Unsure("GPU compute (busy at medium power: the ranks may wait for each other meanwhile)")
@@ -155,6 +160,7 @@ def judge_gpu_compute(scene: Scene) -> Answer:
         summary=f"the GPUs are {said}: {shown}",
         evidence=(*gpu_figures(scene), *_hidden_wait(scene)),
         against=exchanged,
+        unread=unread,
     )
 
 

@@ -18,7 +18,7 @@ from tpmon.judge.scene import RankScene, Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, STARVED_PCT
 from tpmon.judge.stillness import name_rank
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.judge.taken_cpus import find_taker
+from tpmon.judge.taken_cpus import find_taker, taker_unread
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known, known_or
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import Evidence, Kind
@@ -99,17 +99,18 @@ def judge_cpu_compute(scene: Scene) -> Answer:
         sources.add("stacks")
         margin = max(margin, computing / COMPUTING_RATIO)
         evidence += (reading("in the model", 100 * computing, "%", "stack samples", age.stacks),)
-    got = say_got(scene)
+    got, unread = say_got(scene), taker_unread(scene)
     return Suspicion(
         kind=Kind.COMPUTE_BOUND,
         cause="cpu",
         weight=min(1.0, ratio),
-        margin=min(margin, CROWDED_MARGIN) if got else margin,
+        margin=min(margin, CROWDED_MARGIN) if got or unread else margin,
         sources=frozenset(sources),
         summary=f"the CPUs compute: the ranks want {demand:.1f} of {budget:.1f}"
         + (f"; {got}" if got else ""),
         evidence=evidence,
         against=(read_waiting(scene),) if got else (),
+        unread=unread,
     )
 
 
@@ -227,6 +228,10 @@ def judge_balanced(scene: Scene) -> Answer:
         return by_stacks if isinstance(by_stacks, Unsure) else Unsure("balanced (too little was read)")
     outside, pauses = _find_outside(scene), _find_pauses(scene)
     against = tuple(one for one in (pauses, outside) if one is not None)
+    unread = taker_unread(scene)
+    if isinstance(by_stacks, Unsure):
+        # Only they tell a step from a checkpoint, a validation or code of the program's own.
+        unread += (f"pauses and code outside of the step: {by_stacks.text}",)
     summary = "steps go on and no single wait takes a fifth of the time"
     if got:
         summary = f"steps go on, but {got}: {find_taker(scene).value}"
@@ -240,11 +245,12 @@ def judge_balanced(scene: Scene) -> Answer:
         kind=Kind.BALANCED,
         cause=NOT_APPLICABLE,
         weight=0.0,
-        margin=min((*margins, CROWDED_MARGIN)) if got or against else min(margins),
+        margin=min((*margins, CROWDED_MARGIN)) if got or against or unread else min(margins),
         sources=frozenset(sources),
         summary=summary,
         evidence=evidence,
         against=((read_waiting(scene),) if got else ()) + against,
+        unread=unread,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
-from tpmon.judge.hook_signs import HOOK, event_age_s, find_pace, last_stepped, list_hooks
+from tpmon.judge.hook_signs import HOOK, event_age_s, find_pace, hook_unread, last_stepped, list_hooks
 from tpmon.judge.hook_wait import exact_wait
 from tpmon.judge.rules_comms import BEHIND_RATIO
 from tpmon.judge.rules_healthy import COMPUTING_RATIO, HELD_RATIO, LIVELY_RATIO
@@ -158,14 +158,19 @@ _WORDS: dict[Kind, Callable[[Suspicion, Scene], _Word | None]] = {
 }
 
 
+def _ask_of(suspicion: Suspicion) -> Callable[[Suspicion, Scene], _Word | None] | None:
+    """Return what asks the hooks about a suspicion, None where they have no word."""
+    if (suspicion.kind, suspicion.cause) == (Kind.COMMS_BOUND, "straggler"):
+        return _on_straggler
+    return _WORDS.get(suspicion.kind)
+
+
 def weigh_in(suspicion: Suspicion, scene: Scene) -> Suspicion:
     """Add the hook's word: a source and a row of evidence where it agrees, a row against it where not."""
     if any(row.source.startswith(SAID) for row in suspicion.evidence):
         # The share is the hook's own: exact, so it has no interval.
         return replace(suspicion, share_low=NOT_APPLICABLE, share_high=NOT_APPLICABLE)
-    ask = _WORDS.get(suspicion.kind)
-    if (suspicion.kind, suspicion.cause) == (Kind.COMMS_BOUND, "straggler"):
-        ask = _on_straggler
+    ask = _ask_of(suspicion)
     word = ask(suspicion, scene) if ask is not None else None
     if word is None:
         return suspicion
@@ -335,6 +340,9 @@ class _ByHook:
         """Return the rule's answer; the hook's own suspicion where the rule has none."""
         answer = self.rule(scene)
         if not list_hooks(scene.frame):
+            unread = hook_unread(scene.frame)
+            if unread and isinstance(answer, Suspicion) and _ask_of(answer) is not None:
+                return replace(answer, unread=(*answer.unread, *unread))
             return answer
         if isinstance(answer, Suspicion):
             return weigh_in(answer, scene)

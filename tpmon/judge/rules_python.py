@@ -19,8 +19,10 @@ from tpmon.judge.taken_cpus import (
     are_taken,
     find_cores_free,
     find_cores_had,
+    find_cores_left,
     find_taker,
     say_free,
+    taker_unread,
 )
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ThreadKind
@@ -217,7 +219,8 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
     idle = find_gpu_idle(rank, scene)
     gain = min(share.ratio, idle) if is_known(idle) else share.ratio
     ages = scene.frame.ages_s
-    got, had = say_got(scene), find_cores_had(free, scene)
+    got, had, unread = say_got(scene), find_cores_had(free, scene), taker_unread(scene)
+    taken = are_taken(free, had) or not is_known(find_cores_left(scene))
     logging = is_known(rank.phases) and rank.phases.ratio(Phase.LOGGING) >= share.ratio / 2
     needs = {Need.ONE_THREAD_BUSY}
     if logging:
@@ -227,7 +230,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         cause="single-thread",
         weight=gain,
         margin=min(share.low / PYTHON_SHARE, CROWDED_MARGIN)
-        if got or are_taken(free, had)
+        if got or unread or taken
         else share.low / PYTHON_SHARE,
         sources=frozenset(("stacks", "schedstat")),
         summary=f"{_say_single(rank, share, logs=logging)}, {say_free(free, had)}"
@@ -245,6 +248,7 @@ def _judge_single_of(rank: RankScene, scene: Scene) -> Answer:
         share_low=min(share.low, gain),
         share_high=share.high,
         against=(read_waiting(scene),) if got else (),
+        unread=unread,
         observed=frozenset(needs),
         pid=rank.process.pid,
         rank=rank.process.rank,

@@ -238,6 +238,18 @@ def _against(found: Starved, scene: Scene) -> tuple[Evidence, ...]:
     return (reading("queue empty", 100 * loader.empty_ratio, "%", "pipes", scene.frame.ages_s.io),)
 
 
+def _unread(found: Starved) -> tuple[str, ...]:
+    """Say that the queue of workers was not read, which may have batches ready all the while."""
+    loader = found.rank.loader
+    if loader is None:
+        return ("whether batches are ready (no queue was read)",) if found.rank.has_workers else ()
+    empty = loader.empty_ratio
+    # A pin thread empties the pipe at once: there its emptiness says nothing, read or not.
+    if loader.pin_thread or not isinstance(empty, Missing):
+        return ()
+    return (f"whether batches are ready ({empty.reason})",)
+
+
 def _source_words(found: Starved) -> str:
     if HOOK in found.wait.sources and found.wait.told.get(HOOK) == found.wait.share.ratio:
         return f"the hook, {found.wait.share.samples} steps"
@@ -322,6 +334,7 @@ def suspect_loader(
         f"{why}{unread}",
         evidence=_evidence(found, scene) + evidence,
         against=_against(found, scene),
+        unread=_unread(found),
         share=share.ratio,
         share_low=share.low,
         share_high=share.high,

@@ -29,6 +29,8 @@ class Suspicion:
     summary: str
     evidence: tuple[Evidence, ...]
     against: tuple[Evidence, ...] = ()
+    unread: tuple[str, ...] = ()
+    """What could speak against it and was not read, in words: that is not to have nothing against it."""
     share: Applicable[float] = NOT_APPLICABLE
     share_low: Applicable[float] = NOT_APPLICABLE
     share_high: Applicable[float] = NOT_APPLICABLE

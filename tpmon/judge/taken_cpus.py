@@ -156,3 +156,21 @@ def find_taker(scene: Scene) -> Taker:
     others = are_others_waited_for(scene)
     # Of a machine that hides what others use they are the likelier ones.
     return Taker.OTHERS if not is_known(others) or others else Taker.ITSELF
+
+
+def taker_unread(scene: Scene) -> tuple[str, ...]:
+    """Say what was not read of whether others have the CPUs, () where what was read tells.
+
+    Each figure that clears everybody by itself needs no other.
+    """
+    demand, delay, wanted = scene.frame.cpu.demand_ratio, scene.delay_ratio, scene.runnable
+    used, budget = scene.used, scene.budget
+    if (
+        (is_known(demand) and demand > NEIGHBOUR_DEMAND_RATIO)
+        or (is_known(delay) and delay < NEIGHBOUR_DELAY_RATIO)
+        or (is_known(wanted) and wanted < NEIGHBOUR_LEAST)
+        or (is_known(used) and is_known(budget) and used >= NEIGHBOUR_USED_RATIO * budget)
+    ):
+        return ()
+    gone = next((one for one in (delay, wanted, demand, used, budget) if isinstance(one, Missing)), None)
+    return () if gone is None else (f"whether others have the CPUs that it waits for ({gone.reason})",)

@@ -48,7 +48,8 @@ _LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     """Say how sure: independent sources, how long (seconds), how far past the threshold.
 
-    Two sources for 8 s, a quarter past the threshold, are high; what speaks against it takes a level.
+    Two sources for 8 s, a quarter past the threshold, are high; what speaks against it takes a level, and so
+    does what might and was not read: a source that is lost makes no verdict surer.
     What was seen to happen needs no time.
     """
     sources = len(suspicion.sources)
@@ -59,7 +60,7 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
         level = 1
     if sources >= HIGH_SOURCES and span_s >= HIGH_SPAN_S and suspicion.margin >= HIGH_MARGIN:
         level = 2
-    if suspicion.against and level > 0:
+    if (suspicion.against or suspicion.unread) and level > 0:
         level -= 1
     return _LEVELS[level]
 
@@ -195,6 +196,7 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     chosen, others = (picked[0] if picked else None), picked[1 : 1 + MOST_ALSO]
     # Of a job that is gone nothing is ruled out and nothing more can be read.
     ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
+    unknown = tuple(dict.fromkeys((*suspicion.unread, *unknown)))
     held_s = min(scene.span_s, (scene.frame.taken_ns - track.first_ns) / 1e9 + scene.span_s / 2)
     return Finding(
         kind=suspicion.kind,

@@ -25,7 +25,10 @@ The first line of the screen is a verdict: a kind, a cause, how sure, since when
 --check` and `tpmon diagnose PID` print it and end with the exit code of its kind.
 
 * **Confidence** grows with independent sources, time and distance from the threshold. One source alone
-  is never high.
+  is never high. What speaks against a verdict takes a level, and so does what might and was not read, which
+  then stands under *unknown*: a source that is lost makes no verdict surer. Two things are no such loss: a
+  hook that is not there, as most runs have none, and two sources that differ, where without the one that saw
+  more a smaller share is claimed.
 * **Since** is the onset where the history shows it; else a lower bound with what tells it.
 * **Ruled out** names causes that were looked for and are not there, **unknown** those that could not be
   told, and why.
