@@ -30,8 +30,9 @@ from tests.frames import (
 )
 from tests.goldens.dump_views import hung_running, hung_three_looks
 from tpmon.errors import ExitCode, NoTargetError, TpmonError
-from tpmon.model.frame import Frame
+from tpmon.model.frame import EventKind, Frame
 from tpmon.model.results import DumpUpdate, Update
+from tpmon.model.verdict import Kind
 from tpmon.model.window import Window
 
 
@@ -103,12 +104,28 @@ def judge_frame(frame: Frame, number: int) -> Frame:
     return replace(frame, verdict=finding, notes=("power-limited: 5 of 8 cards",))
 
 
+def turn_bad(frame: Frame, number: int, at: int) -> Frame:
+    """Let a job compute until second ``at``, and starve from then on, with the events that the judge writes."""
+    if number >= at:
+        said = "verdict: data-bound (cpu-transform), was compute-bound (cpu)"
+        judged = judge_frame(frame, number)
+    else:
+        said = "verdict: compute-bound (cpu)"
+        judged = replace(
+            frame, verdict=make_finding(kind=Kind.COMPUTE_BOUND, cause="cpu", summary="it computes")
+        )
+    told = (make_event(said, kind=EventKind.VERDICT),) if number in (0, at) else ()
+    return replace(judged, events=judged.events + told)
+
+
 def play(sink: Callable[[Update], None], options: argparse.Namespace) -> None:
     """Send Frames as a session thread does; with --stuck it then blocks for ever."""
     window = Window()
     for number in range(options.frames):
         try:
             frame = script_frame(number, options.processes, options.gpus)
+            if options.bad_at:
+                frame = turn_bad(frame, number, options.bad_at)
             window.append(judge_frame(frame, number) if options.judged else frame)
         except TypeError:
             os._exit(99)  # a builder changed; the screen would hide the traceback
@@ -126,6 +143,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--judged", action="store_true", help="each Frame has a verdict")
+    parser.add_argument("--bad-at", type=int, default=0, help="the verdict turns bad in this second")
+    parser.add_argument("--bell", action="store_true", help="ring when it does")
     parser.add_argument("--stuck", action="store_true", help="the session thread never returns")
     parser.add_argument("--crash-at", type=int, default=0, help="the painter raises at this painting")
     parser.add_argument("--crash-input", action="store_true", help="the thread that reads keys raises")
@@ -234,7 +253,7 @@ def draw(options: argparse.Namespace) -> int:
         dumps[0](update)
 
     result = starting.run_screen(
-        ScreenOptions(interval_s=1.0, ascii_only=options.ascii),
+        ScreenOptions(interval_s=1.0, ascii_only=options.ascii, bell=options.bell),
         start,
         Controls(lambda _seconds: None, stop, ask, write=str, trace_command=lambda path: ("cat", path)),
         paint,

@@ -267,3 +267,21 @@ def test_a_40_column_pane_of_tmux(tmux, state):
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def count_bells(raw: bytes) -> int:
+    """Count BEL as a terminal hears it: one that ends a string of the terminal (a title) rings nothing."""
+    return re.sub(rb"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)", b"", raw).count(b"\x07")
+
+
+@pytest.mark.parametrize(("flag", "bells"), [(("--bell",), 1), ((), 0)], ids=["asked for", "not asked for"])
+def test_a_verdict_that_turns_bad_rings_once_and_only_where_it_is_asked_for(open_terminal, flag, bells):
+    terminal = open_terminal("--every", "0.1", "--bad-at", "8", *flag)
+    terminal.until("COMPUTE-BOUND")
+    assert count_bells(terminal.raw) == 0
+    terminal.until("! DATA-BOUND")
+    terminal.until("second 25")  # it stays bad for many readings
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert count_bells(terminal.raw) == bells
+    terminal.assert_restored()
