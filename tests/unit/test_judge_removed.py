@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -18,7 +19,7 @@ from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Suspicion
 from tpmon.judge.verdict import rate_confidence
 from tpmon.model.frame import Frame
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import Applicable, Missing, is_known
 from tpmon.model.verdict import Confidence, Finding, Kind
 
 LEVELS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -36,14 +37,21 @@ def conclude(frames: Sequence[Frame]) -> Finding:
     return finding
 
 
+def claim_of(finding: Finding) -> Applicable[float]:
+    """Return the share that a verdict speaks of: the wait for data before a card's idle time caps it."""
+    wait = next((row.value for row in finding.evidence if row.name == "data wait"), finding.share_pct)
+    return finding.share_pct if isinstance(wait, Missing) else wait
+
+
 def is_smaller(less: Finding, more: Finding) -> bool:
     """Tell whether a verdict claims less than another: that may be surer, it is not the same claim.
 
     Two sources that differ are pooled; without the one that saw more the other speaks for less.
     """
-    if not is_known(more.share_pct):
-        return is_known(less.share_pct)
-    return not is_known(less.share_pct) or less.share_pct < more.share_pct - 1e-6
+    small, large = claim_of(less), claim_of(more)
+    if not is_known(large):
+        return is_known(small)
+    return not is_known(small) or small < large - 1e-6
 
 
 def assert_not_surer(whole: Finding, blind: Finding, name: str) -> None:
@@ -101,6 +109,18 @@ def test_a_healthy_run_without_stacks_may_be_in_a_validation() -> None:
     blind = conclude([blank(one, "", "stacks") for one in free])
     assert (blind.kind, blind.confidence) == (Kind.BALANCED, Confidence.LOW)
     assert any(words.startswith("pauses and code outside of the step") for words in blind.unknown)
+
+
+@pytest.mark.parametrize("idle", [0, 5, 7])
+def test_a_host_that_waits_for_its_busy_card_makes_a_healthy_run_neither_surer_nor_less_sure(
+    idle: int,
+) -> None:
+    free = [
+        replace(one, main_threads=(make_looks(other=idle),))
+        for one in held(run_delay_ratio=0.02, used_cores=1.0)
+    ]
+    assert conclude(free).confidence is Confidence.HIGH
+    assert conclude([blank(one, "", "main_threads") for one in free]).confidence is Confidence.HIGH
 
 
 def starving(**loader: object) -> list[Frame]:

@@ -218,7 +218,9 @@ def judge_balanced(scene: Scene) -> Answer:
         evidence += (reading("in the model", 100 * by_stacks, "%", "stack samples", age.stacks),)
     if isinstance(by_looks, float):
         sources.add("kernel looks")
-        margins.append(by_looks / LIVELY_LOOKS)
+        # A host that waits for its busy card is no less healthy: its looks take nothing from the stacks there.
+        if not (scene.gpus and margins):
+            margins.append(by_looks / LIVELY_LOOKS)
         # State R is also that of a thread that waits for a CPU.
         name = "main thread runs or waits for a CPU" if got else "main thread runs"
         evidence += (reading(name, 100 * by_looks, "%", "kernel looks", age.cpu),)
