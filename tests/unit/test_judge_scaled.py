@@ -1,0 +1,81 @@
+"""A run k times as slow, its shares the same: whatever is judged by shares and ratios is judged alike.
+
+Left out are the rules that compare with a rate or a time on purpose: reads and faults a second (storage,
+memory), bytes over links (transfer, what a full card exchanges), what stands still or is young.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.any_windows import likely_windows
+from tpmon.judge import (
+    rules_cards,
+    rules_cpu,
+    rules_data,
+    rules_healthy,
+    rules_launch,
+    rules_loader,
+    rules_progress,
+    rules_python,
+    rules_waits,
+)
+from tpmon.judge.phases import read_phases
+from tpmon.judge.rules_comms import judge_straggler
+from tpmon.judge.scene import Scene, see
+from tpmon.judge.suspicion import Rule
+from tpmon.model.frame import Frame
+from tpmon.model.known import is_known, known_or, map_known
+
+RULES: tuple[Rule, ...] = (
+    *rules_data.RULES,
+    *rules_loader.RULES,
+    *rules_python.RULES,
+    *rules_waits.RULES,
+    *rules_cards.RULES,
+    *rules_launch.RULES,
+    *rules_healthy.RULES,
+    rules_cpu.judge_quota,
+    rules_cpu.judge_oversubscription,
+    judge_straggler,
+    rules_progress.judge_checkpoint,
+    rules_progress.judge_validation,
+)
+
+
+def _slower(sample: Any, k: float) -> Any:
+    """Divide every rate of a sample, which ends in "_s", by k; ages and sums of time stay."""
+    kept = ("pss_age_s", "waits_unchanged_s", "throttled_s", "age_s")
+    names = [one for one in sample.__dataclass_fields__ if one.endswith("_s") and one not in kept]
+    return replace(
+        sample, **{name: map_known(lambda rate: rate / k, getattr(sample, name)) for name in names}
+    )
+
+
+def slow_down(frame: Frame, k: float) -> Frame:
+    """Make everything in a Frame k times as slow: rates fall, shares stay."""
+    gpus, network = frame.gpus, frame.network
+    return replace(
+        frame,
+        processes=tuple(_slower(one, k) for one in frame.processes),
+        memory=_slower(frame.memory, k),
+        gpus=tuple(_slower(one, k) for one in gpus) if is_known(gpus) else gpus,
+        network=tuple(_slower(one, k) for one in network) if is_known(network) else network,
+    )
+
+
+def scene_of(frames: list[Frame]) -> Scene:
+    slices = [one for frame in frames for one in known_or(frame.stacks, ())]
+    return see(frames, read_phases(slices, frames[-1].taken_ns) if slices else {})
+
+
+@given(likely_windows(seconds=14, hooks=False), st.sampled_from((0.01, 0.3, 3.0, 100.0)))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_run_k_times_as_slow_gets_the_same_answers(frames: list[Frame], k: float) -> None:
+    plain, slow = scene_of(frames), scene_of([slow_down(one, k) for one in frames])
+    for rule in RULES:
+        assert rule(plain) == rule(slow), getattr(rule, "__name__", rule)
