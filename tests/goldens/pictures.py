@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.frames import NOW_NS, make_view
 from tests.goldens import capture_views, dump_views, sample_views
-from tests.goldens.states import STATES, shape_history
+from tests.goldens.states import NARROW, STATES, shape_history
 from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Asker
 from tpmon.model.frame import Frame
@@ -119,7 +119,7 @@ def _list_captures() -> Iterator[Picture]:
 def list_pictures() -> Iterator[Picture]:
     """Yield every situation at every size, some of them in ASCII too, then zooms and overlays."""
     for state in STATES:
-        for size in SIZES:
+        for size in SIZES if state not in NARROW else (Size(40, 50), Size(40, 30)):
             yield Picture(f"{state}.{_write_size(size)}", state, size)
     for state in ASCII_STATES:
         for size in SIZES:

@@ -22,6 +22,7 @@ from tests.goldens.judged_jobs import (
     starting,
     undecided,
 )
+from tests.goldens.rule_jobs import gpu_throttled, memory_growth, straggler
 from tests.goldens.small_jobs import (
     attach_event,
     ended,
@@ -49,7 +50,12 @@ STATES: dict[str, tuple[Callable[[], Frame], Callable[[], tuple[Event, ...]]]] =
     "undecided": (undecided, attach_event),
     "starting": (starting, attach_event),
     "hooked": (hooked, data_bound_events),
+    "gpu-throttled": (gpu_throttled, eight_gpus_events),
+    "straggler": (straggler, attach_event),
+    "memory-growth": (memory_growth, attach_event),
 }
+NARROW = ("gpu-throttled", "straggler", "memory-growth")
+"""Situations that are painted for a side pane only."""
 
 
 def shape_history(frame: Frame) -> tuple[Pulse, ...]:
