@@ -26,6 +26,7 @@ from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.host import SUMMED_ANON, ShmSample
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.verdict import Kind
+from tpmon.model.verdict_words import say_value
 
 GONE = Missing("permission denied")
 MB = 1e6
@@ -58,6 +59,8 @@ def test_growth_that_reaches_the_limit_soon_is_a_leak_with_its_time():
     assert Need.ANON_GROWS in one.observed
     assert one.pid == RANK.pid
     assert len(one.sources) == 2
+    shown = {row.name: say_value(row) for row in one.evidence}["memory growth"]
+    assert shown in one.summary, "one rate has one unit on the screen"
 
 
 def test_workers_that_grow_are_named_and_told_to_bound_their_caches():

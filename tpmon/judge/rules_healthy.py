@@ -218,7 +218,7 @@ def judge_balanced(scene: Scene) -> Answer:
         evidence += (reading("in the model", 100 * by_stacks, "%", "stack samples", age.stacks),)
     if isinstance(by_looks, float):
         sources.add("kernel looks")
-        # A host that waits for its busy card is no less healthy: its looks take nothing from the stacks there.
+        # A host that waits for its busy card is no less healthy: its looks take nothing from the stacks.
         if not (scene.gpus and margins):
             margins.append(by_looks / LIVELY_LOOKS)
         # State R is also that of a thread that waits for a CPU.

@@ -151,7 +151,7 @@ def _suspect_growth(
         default=None,
     )
     evidence = [
-        reading("memory growth", growth.mean / 1e6, "MB/s", memory.anon_source, ages.memory),
+        reading("memory growth", growth.mean, "bytes/s", memory.anon_source, ages.memory),
         reading("grown", growth.grown_bytes / (1 << 20), "MiB in 45 s", memory.anon_source, ages.memory),
     ]
     if is_known(room):

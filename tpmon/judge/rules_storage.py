@@ -179,7 +179,7 @@ def _read_evidence(found: Starved, scene: Scene, reads: Reads) -> tuple[Evidence
         Evidence("workers blocked", blocked, "%", "", f"state and wchan: {_waits_words(found)}", ages.threads)
     ]
     if is_known(reads.bytes_s):
-        told.append(reading("workers read", reads.bytes_s / 1e6, "MB/s", "/proc/PID/io", ages.io))
+        told.append(reading("workers read", reads.bytes_s, "bytes/s", "/proc/PID/io", ages.io))
     if is_known(reads.mean_bytes):
         told.append(reading("mean size of a read", reads.mean_bytes / 1024, "KiB", reads.source, ages.io))
     return (*told, *name_opens(scene))
@@ -303,9 +303,7 @@ def judge_page_cache_thrash(scene: Scene) -> Answer:
         margin=max(margins),
         sources=frozenset(("cgroup",) if pages else ()) | frozenset(("PSI",) if stalls else ()),
         evidence=(
-            reading(
-                "refaulted", map_known(lambda rate: rate / 1e6, refault), "MB/s", "memory.stat", ages.memory
-            ),
+            reading("refaulted", refault, "bytes/s", "memory.stat", ages.memory),
             reading("major faults", faults, "1/s", "memory.stat", ages.memory),
             reading("stalled for memory", psi, "%", "PSI", ages.memory),
         ),
