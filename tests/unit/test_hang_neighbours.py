@@ -300,7 +300,7 @@ def test_a_rank_that_was_seen_to_end_is_told_with_how():
     ended = replace(END, pid=4030, role=Role.RANK, rank=2, how="exit 1", signal=NOT_APPLICABLE)
     ranks = [make_rank(rank, frames=ALL_REDUCE) for rank in (0, 1)]
     frames = stand(*ranks, seconds=45, world_size=3, log_age_s=None)
-    assert conclude(frames).cause == "remote-rank" or conclude(frames).kind is not Kind.HUNG
+    assert conclude(frames).kind is not Kind.HUNG, "the third may save alone elsewhere"
     gone = make_process(4030, rank=2, local_rank=2)
     seen = [replace(one, processes=(*one.processes, gone)) for one in frames[:5]]
     finding = conclude([*seen, replace(frames[5], ends=(ended,)), *frames[6:]])

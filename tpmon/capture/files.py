@@ -42,6 +42,16 @@ def locate(pid: int, folder: str) -> Place:
     return Place(folder, folder if same else f"/proc/{pid}/root{folder}")
 
 
+def read_free_bytes(folder: str) -> Known[int]:
+    """Return how many bytes are free where a folder is, or will be made."""
+    place = folder if os.path.isdir(folder) else os.path.dirname(folder.rstrip("/")) or "/"
+    try:
+        told = os.statvfs(place)
+    except OSError as error:
+        return Missing(error.strerror or str(error))
+    return told.f_bavail * told.f_frsize
+
+
 def pack(path: str, instead: tuple[Block, bytes] | None = None) -> str:
     """Compress a file beside it and remove it; return the new path, or the old one where that cannot be.
 

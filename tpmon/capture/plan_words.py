@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
-from tpmon.capture.files import locate
+from tpmon.capture.files import locate, read_free_bytes
 from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS
 from tpmon.hook import wire_capture
 from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import Known, is_known
 from tpmon.model.units import clean_text, format_bytes
 
 
@@ -54,22 +52,12 @@ def say_room_of_snapshot(kind: CaptureKind) -> str:
 
 
 def _say_room(asked: CaptureAsked, pid: int) -> str:
-    free = _read_free(locate(pid, asked.folder).here)
+    free = read_free_bytes(locate(pid, asked.folder).here)
     left = f"{format_bytes(free)} free there" if is_known(free) else f"free room not read: {free.reason}"
     return (
         f"a trace of at most {MOST_EVENTS:,} events and {format_bytes(MOST_BYTES)}, packed afterwards, into"
         f" {clean_text(asked.folder, 400)}: {left}"
     )
-
-
-def _read_free(folder: str) -> Known[int]:
-    """Read what is free where a folder is, or will be made."""
-    place = folder if os.path.isdir(folder) else os.path.dirname(folder.rstrip("/")) or "/"
-    try:
-        told = os.statvfs(place)
-    except OSError as error:
-        return Missing(error.strerror or str(error))
-    return told.f_bavail * told.f_frsize
 
 
 def _say_ms(ms: float) -> str:

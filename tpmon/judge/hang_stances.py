@@ -18,7 +18,8 @@ _EXIT = "threads to end"
 _LOCK = "lock or queue"
 _TIMED_LOCK = "lock with a time-out"
 _INPUT = ("terminal input", "standard input")
-_SLEEP = "sleep"
+SLEEP = "sleep"
+"""The kernel's word for a sleep."""
 _IO_KINDS = (WaitKind.FILE, WaitKind.PIPE, WaitKind.SOCKET, WaitKind.UNIX)
 _IO_WORDS = ("FUSE", "NFS", "Ceph", "Lustre", "disk", "journal", "socket", "pipe", "FIFO", "connection")
 _CHILD = "child process"
@@ -89,7 +90,7 @@ def _waits(seen: Seen, *words: str) -> bool:
 
 def sleeps(seen: Seen) -> bool:
     """Tell whether a thread sleeps for a time that it chose itself."""
-    return _waits(seen, _SLEEP)
+    return _waits(seen, SLEEP)
 
 
 def _reads_input(seen: Seen) -> bool:

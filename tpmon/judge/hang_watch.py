@@ -13,6 +13,7 @@ from tpmon.judge.hang_calls import CAUSES, find_waited_s, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
 from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture, came_late
+from tpmon.judge.hang_stances import SLEEP
 from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import Phase
@@ -67,9 +68,8 @@ LAST_DATA = "last data on its connections"
 LAST_FILE = "last write of an open file"
 _SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK, LAST_DATA: "connections", LAST_FILE: "files"}
 
-SLEEP = "sleep"
 _EVENTS = "epoll"
-"""The kernel's words for a sleep, and for a wait in a loop of events."""
+"""The kernel's word for a wait in a loop of events."""
 
 _COMPUTES = (Patience.WORKS, Patience.FLOWS)
 _MEANT = (Patience.AWAY, Patience.MEANT)

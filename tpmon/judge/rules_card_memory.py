@@ -202,13 +202,11 @@ def _suspect_growth(
 ) -> Suspicion:
     ages = scene.frame.ages_s
     evidence = [
-        reading("growth of the job's memory", growth.mean / 1e6, "MB/s", "NVML", ages.gpu),
+        reading("growth of the job's memory", growth.mean, "bytes/s", "NVML", ages.gpu),
         reading("grown", growth.grown_bytes / (1 << 20), "MiB in 45 s", "NVML", ages.gpu),
     ]
     if is_known(held):
-        evidence.append(
-            reading("growth of what is held for tensors", held.mean / 1e6, "MB/s", HOOK, ages.hook)
-        )
+        evidence.append(reading("growth of what is held for tensors", held.mean, "bytes/s", HOOK, ages.hook))
     return Suspicion(
         kind=Kind.MEMORY_PRESSURE,
         cause="gpu",

@@ -5,7 +5,8 @@ Not before 25 s in which no main thread ran, no worker worked, and no line was w
 
 from __future__ import annotations
 
-from tpmon.judge.hang_watch import SLEEP, guess_patience, need_s
+from tpmon.judge.hang_stances import SLEEP
+from tpmon.judge.hang_watch import guess_patience, need_s
 from tpmon.judge.phases import Phase
 from tpmon.judge.rank_waits import find_waits
 from tpmon.judge.rules_hang import (
