@@ -44,7 +44,7 @@ def test_every_row_has_its_program_and_every_cause_of_the_loader_but_pin_has_a_r
     from tests.programs.causes.running import HERE
     from tpmon.model.verdict import TABLE
 
-    assert [row.name for row in ROWS if not (HERE / f"{row.name}.py").is_file()] == []
+    assert [row.name for row in ROWS if not (HERE / row.script).is_file()] == []
     loader = next(kind.causes for kind in TABLE if kind.kind is Kind.DATA_BOUND)
     made = {row.label.cause for row in ROWS if row.label.kind is Kind.DATA_BOUND}
     assert set(loader) - made == {"pin"}  # it needs a card

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import threading
 
 import pytest
@@ -18,6 +19,7 @@ from tpmon.probe.pools import (
     choose_library,
     find_mapping,
     name_library,
+    name_start,
     parse_maps,
     read_pool_library,
 )
@@ -132,6 +134,39 @@ def test_a_real_process_maps_no_pool_library_until_it_loads_one():
     assert read_pool_library(one.pid, ()) == Missing("No such file or directory")
 
 
+TWO_LIBRARIES = """
+os.environ["OPENBLAS_NUM_THREADS"] = "3"
+import glob, importlib.util
+import numpy
+held = ctypes.CDLL(glob.glob(importlib.util.find_spec("torch").submodule_search_locations[0] + "/lib/libgomp*")[0])
+start_burning(1)
+numpy.ones((500, 500)) @ numpy.ones((500, 500))
+say("up")
+hear()
+"""
+
+
+def test_where_threads_began_decides_between_two_libraries_that_are_mapped():
+    pytest.importorskip("numpy")
+    pytest.importorskip("torch")
+    with child(TWO_LIBRARIES) as one:
+        tids = [int(name) for name in os.listdir(f"/proc/{one.pid}/task")]
+        if platform.machine() != "x86_64":
+            pytest.skip("thread blocks of glibc are known on x86-64 alone")
+        assert read_pool_library(one.pid, tids) == "OpenBLAS (numpy)"
+        mapped = read_pool_library(one.pid, [one.pid], memory=False)
+        assert set(mapped.split(" or ")) == {"OpenBLAS (numpy)", "OpenMP (libgomp: torch)"}
+        assert read_pool_library(one.pid, [one.pid]) == mapped, "the main thread begins in no library"
+
+
+def test_the_first_frame_of_a_stack_names_its_library():
+    mappings = parse_maps(MAPS)
+    assert name_start(mappings, [0, 7, LIBC, BLAS, GOMP]) == "OpenBLAS (numpy)"
+    assert name_start(mappings, [LIBC, GOMP, BLAS]) == "OpenMP (libgomp: torch)"
+    assert name_start(mappings, [LIBC, 0x404000]) == ""
+    assert name_start([Mapping(0x1000, 0x2000, "/v/torch/lib/libtorch_cpu.so")], [0x1800]) == "torch"
+
+
 def test_a_library_is_named_without_leaving_a_thread_or_file():
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     read_pool_library(os.getpid(), (os.getpid(),))
@@ -142,7 +177,8 @@ def test_pools_that_take_turns_in_being_the_largest_are_each_named_once(monkeypa
     """Reading the maps of a process takes its mmap lock: once a minute, not at every turn."""
     read = []
     monkeypatch.setattr(
-        "tpmon.probe.pools.read_pool_library", lambda pid, _tids: read.append(pid) or f"library of {pid}"
+        "tpmon.probe.pools.read_pool_library",
+        lambda pid, _tids, memory: read.append(pid) or f"library of {pid}",
     )
     second = 1_000_000_000
     libraries = PoolLibraries(lambda _identity: ())

@@ -20,6 +20,7 @@ from tpmon.judge.rules_cpu import (
 from tpmon.judge.scene import median_known, see
 from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.judge.taken_cpus import Taker, find_taker
+from tpmon.model.host import Pool
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Role, Setting
 from tpmon.model.verdict import Kind
@@ -232,6 +233,38 @@ def test_cpus_that_full_gpus_do_not_wait_for_are_no_fault():
         assert isinstance(rule(full), Cleared)
         assert isinstance(rule(idle), Suspicion)
         assert isinstance(rule(hollow), Suspicion)
+
+
+@pytest.mark.parametrize(
+    ("role", "library", "begins", "cap"),
+    [
+        (Role.WORKER, "OpenBLAS (numpy)", "OpenBLAS pools in 2 loader workers want", "threadpool_limits(1)"),
+        (Role.WORKER, "OpenCV (cv2)", "OpenCV pools in 2 loader workers want", "cv2.setNumThreads(0)"),
+        (Role.WORKER, "numexpr", "numexpr pools in 2 loader workers want", "numexpr.set_num_threads(1)"),
+        (Role.WORKER, "numexpr or OpenBLAS (numpy)", "thread pools of 2 loader workers want", "threadpool_l"),
+        (Role.WORKER, Missing("no known pool library is mapped"), "thread pools of 2 loader", "where cv2 is"),
+        (Role.RANK, "OpenCV (cv2)", "thread pools of 2 loader workers want", "cv2.setNumThreads(0)"),
+    ],
+)
+def test_whose_pool_it_is_where_it_is_told(role, library, begins, cap):
+    workers = [make_worker(pid, pid - 21, busy_threads=4, runnable=4.0) for pid in (21, 22)]
+    pool = Pool(21, role, library, threads=4, runnable=4.0)
+    frames = window(
+        [make_process(), *workers], budget_cores=2.0, oversubscription=4.0, run_delay_ratio=0.7, pool=pool
+    )
+    answer = judge_oversubscription(see(frames))
+    assert answer.summary.startswith(begins)
+    told = [one.text for one in answer.evidence if one.name == "library"]
+    assert told == ([library] if is_known(library) and role is Role.WORKER else [])
+    assert cap in fill("{worker_cap}", gather_facts(see(frames), answer))
+
+
+def test_where_two_libraries_may_be_it_each_is_capped():
+    pool = Pool(11, Role.WORKER, "OpenCV (cv2) or OpenBLAS (numpy)", threads=4, runnable=4.0)
+    frames = window(oversubscription=4.0, run_delay_ratio=0.7, pool=pool)
+    capped = fill("{worker_cap}", gather_facts(see(frames), judge_oversubscription(see(frames))))
+    assert "cv2.setNumThreads(0)" in capped
+    assert "threadpool_limits(1)" in capped
 
 
 def test_one_of_a_kind_is_written_as_one():

@@ -32,6 +32,8 @@ HEALTHY_S = 60.0
 SETTLE_S = 3.0
 RATE_S = 20.0
 
+TENANTS = "other-tenants"
+"""The note that a healthy run beside a burning core must carry."""
 NUMBER_X = re.compile(r"(\d+(?:\.\d+)?)\s*x")
 
 
@@ -51,13 +53,17 @@ def run_once(row: Row, seed: int, busy: bool) -> Result:
     try:
         with run_program(row, seed) as running, burner(busy):
             time.sleep(SETTLE_S if row.is_healthy else 0)
-            verdicts, notes = watch(running.pid, HEALTHY_S if row.is_healthy else row.watch_s)
+            verdicts, notes = watch(
+                running.pid, HEALTHY_S if row.is_healthy else row.watch_s, flags=row.flags
+            )
     except CannotBeMadeError as error:
         return Result(row.name, seed, busy, "", "", False, -1.0, (), (), str(error))
     last = verdicts[-1]
     accused = tuple(str(verdict) for verdict in verdicts if verdict.accuses)
     right = row.accepts(last.kind, last.cause) and not (row.is_healthy and accused)
-    if row.is_healthy and last.kind == "not-enough-evidence":
+    if row.is_healthy and (last.kind == "not-enough-evidence" or (busy and TENANTS not in notes)):
+        right = False
+    if row.says not in str(last.document.get("summary", "")):
         right = False
     return Result(
         row.name,

@@ -172,6 +172,10 @@ _POOL_VARIABLES = (
 )
 
 
+_OWN_CAPS = (("OpenCV", "cv2.setNumThreads(0)"), ("numexpr", "numexpr.set_num_threads(1)"))
+"""Libraries that threadpoolctl does not know, and what limits each."""
+
+
 def _pool_exports(facts: Facts) -> Known[str]:
     """Return the assignments that cap the pool that was seen, or every pool when it has no name."""
     threads = _threads_per_rank(facts)
@@ -187,10 +191,12 @@ def _worker_cap(facts: Facts) -> str:
     """Return the lines of a worker_init_fn that leave each worker one thread."""
     seen = facts.pool_library if is_known(facts.pool_library) else ""
     lines = ["    threadpoolctl.threadpool_limits(1)  # OpenMP, MKL, OpenBLAS; torch has done so for itself"]
-    if "OpenCV" in seen:
-        lines = ["    cv2.setNumThreads(0)"]
-    elif "numexpr" in seen:
-        lines = ["    numexpr.set_num_threads(1)"]
+    alone = " or " not in seen
+    own = [call for library, call in _OWN_CAPS if library in seen]
+    if own and alone:
+        lines = [f"    {call}" for call in own]
+    elif own:
+        lines += [f"    {call}" for call in own]
     elif not seen:
         lines.append("    cv2.setNumThreads(0)  # where cv2 is used")
     return "\n".join(lines)

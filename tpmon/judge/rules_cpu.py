@@ -22,7 +22,7 @@ from tpmon.judge.taken_cpus import (
 from tpmon.model.known import is_known, map_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_pct
-from tpmon.model.verdict import Evidence, Kind
+from tpmon.model.verdict import IN_WORDS, Evidence, Kind
 
 THROTTLED_RATIO = 0.25
 """Share of throttled periods from which a quota is the cause; measured 1.0 under a real quota."""
@@ -170,21 +170,38 @@ def judge_oversubscription(scene: Scene) -> Answer:
         if helpers:
             whose = f"{helpers} processes that it started" if helpers > 1 else "a process that it started"
     frame = scene.frame
+    library = _library_of(scene, Role.WORKER if cause == "worker-pool" else Role.RANK)
+    pools = (
+        f"{library.partition(' (')[0]} pools in" if " or " not in library and library else "thread pools of"
+    )
     return Suspicion(
         kind=Kind.OVERSUBSCRIBED,
         cause=cause,
         weight=delay,
         margin=pool / POOL_RATIO,
         sources=frozenset(("schedstat", *_second_sources(scene))),
-        summary=f"thread pools of {whose} want {pool:.1f} times the CPUs there are",
+        summary=f"{pools} {whose} want {pool:.1f} times the CPUs there are",
         evidence=(
             reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
             read_waiting(scene),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
+            *(
+                (Evidence("library", IN_WORDS, "", library, "threads, maps", frame.ages_s.threads),)
+                if library
+                else ()
+            ),
             *_set_threads(scene),
         ),
         observed=frozenset((Need.POOL_IN_WORKERS if cause == "worker-pool" else Need.POOL_IN_RANK,)),
     )
+
+
+def _library_of(scene: Scene, role: Role) -> str:
+    """Return the library of the job's largest pool where that is in a process of ``role``, else ""."""
+    pool = scene.frame.cpu.pool
+    if not is_known(pool) or pool.role is not role or not is_known(pool.library):
+        return ""
+    return pool.library
 
 
 def _set_threads(scene: Scene) -> tuple[Evidence, ...]:

@@ -127,7 +127,7 @@ class Collector:
         self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
         self._loader_ranks: tuple[LoaderRank, ...] = ()
         self._named: tuple[tuple[Identity, Applicable[int]], ...] = ()
-        self._libraries = PoolLibraries(self._population.busy_tids)
+        self._libraries = PoolLibraries(self._population.busy_tids, memory=stacks)
         self._sockets = SocketReader()
         self._log = OutputReader()
         self._shm = Background[Known[ShmSample]]("shm", lambda: read_shm(self._rank_pids()[0]), SHM_EVERY_S)

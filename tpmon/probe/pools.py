@@ -1,14 +1,15 @@
 """Tell whose thread pool it is that wants more CPUs than there are.
 
-Threads of OpenMP, MKL and OpenBLAS carry the name of the thread that made them, so the library
-is told from what the process maps and, where the kernel allows, from where blocked pool threads
-entered the kernel (libgomp makes its futex calls itself; the others go through libc).
+Threads of OpenMP, MKL and OpenBLAS carry the name of the thread that made them, so the library is told, where
+the kernel allows, from where the threads began (thread_starts.py), else from where blocked ones entered the
+kernel (libgomp makes its futex calls itself; the others go through libc), else from what the process maps.
 """
 
 from __future__ import annotations
 
 import bisect
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tpmon.model.frozen import dataclass
@@ -16,6 +17,7 @@ from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
 from tpmon.probe.assemble import find_pool
 from tpmon.probe.background import read_within
+from tpmon.probe.thread_starts import parse_stacks, read_far_ends
 from tpmon.probe.waits import parse_syscall
 
 THREADS_LOOKED_AT = 8
@@ -30,6 +32,8 @@ _LIBRARIES = (
     (re.compile(r"/numexpr/"), "numexpr"),
     (re.compile(r"/libtbb"), "TBB"),
 )
+_TORCH = re.compile(r"/libtorch_cpu|/libc10[.]")
+"""Is mapped in every training: it names only a thread that began in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,16 @@ def find_mapping(mappings: Sequence[Mapping], address: int) -> str:
     return mappings[at].path if at >= 0 and address < mappings[at].end else ""
 
 
+def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
+    """Name the library in which a thread began, from the words at the far end of its stack; "" for none."""
+    for word in words:
+        path = find_mapping(mappings, word)
+        named = name_library(path) or ("torch" if _TORCH.search(path) else "")
+        if named:
+            return named
+    return ""
+
+
 def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Known[str]:
     """Name the library of a pool from what is mapped and where its blocked threads stand.
 
@@ -78,12 +92,21 @@ def choose_library(mappings: Sequence[Mapping], blocked_at: Sequence[str]) -> Kn
     return " or ".join(candidates)
 
 
-def read_pool_library(pid: int, tids: Sequence[int], proc: str = "/proc") -> Known[str]:
-    """Name the library of a pool whose busy threads are ``tids``; bounded by half a second."""
+def read_pool_library(
+    pid: int, tids: Sequence[int], proc: str = "/proc", *, memory: bool = True
+) -> Known[str]:
+    """Name the library of a pool whose busy threads are ``tids``; bounded by half a second.
+
+    Without ``memory`` nothing of the process's memory is read.
+    """
 
     def read() -> Known[str]:
         with open(f"{proc}/{pid}/maps", "rb") as file:
-            mappings = parse_maps(file.read())
+            raw = file.read()
+        mappings = parse_maps(raw)
+        begun = _read_starts(pid, tids[:THREADS_LOOKED_AT], raw, mappings, proc) if memory else ""
+        if begun:
+            return begun
         blocked = []
         for tid in tids[:THREADS_LOOKED_AT]:
             try:
@@ -99,12 +122,23 @@ def read_pool_library(pid: int, tids: Sequence[int], proc: str = "/proc") -> Kno
     return read_within(_DEADLINE_S, read)
 
 
+def _read_starts(pid: int, tids: Sequence[int], raw: bytes, mappings: Sequence[Mapping], proc: str) -> str:
+    """Name the library in which most of the threads began, "" where none is told."""
+    try:
+        ends = read_far_ends(pid, tids, parse_stacks(raw), proc)
+    except OSError:  # not permitted: what is mapped still tells something
+        return ""
+    names = Counter(filter(None, (name_start(mappings, words) for words in ends)))
+    return names.most_common(1)[0][0] if names else ""
+
+
 class PoolLibraries:
     """Tell the library of the largest pool of a job, each process's once a minute."""
 
-    def __init__(self, busy_tids: Callable[[Identity], Sequence[int]]) -> None:
+    def __init__(self, busy_tids: Callable[[Identity], Sequence[int]], *, memory: bool = True) -> None:
         """Ask ``busy_tids`` for the busy threads of a process, busiest first."""
         self._busy_tids = busy_tids
+        self._memory = memory
         self._known: dict[Identity, tuple[Known[str], int]] = {}
 
     def read(self, processes: Sequence[ProcessSample], now_ns: int) -> Known[str]:
@@ -117,6 +151,6 @@ class PoolLibraries:
         identity = Identity(pool.pid, pool.start_ticks)
         known = self._known.get(identity)
         if known is None or now_ns - known[1] > LIBRARY_EVERY_NS:
-            named = read_pool_library(pool.pid, self._busy_tids(identity))
+            named = read_pool_library(pool.pid, self._busy_tids(identity), memory=self._memory)
             known = self._known[identity] = (named, now_ns)
         return known[0]

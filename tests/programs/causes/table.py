@@ -13,6 +13,8 @@ GROWTH_S = 90.0
 """Memory growth needs a slope."""
 GENERATIONS_S = 30.0
 """Two generations of workers, or three periods of a stall."""
+YOUNG_S = 5.0
+"""Without stacks a rank is known to start by its age alone, for 15 s after its process began."""
 HUNG_S = 32.0
 """Nothing moved for 30 s, which the reading after that says."""
 
@@ -37,7 +39,8 @@ class Row:
     """Hold a program: its true label, what else is right to say, and how long a verdict may take.
 
     ``remedy`` says in a few words what ``--fix`` does, "" when it does nothing. ``ranks`` above one
-    are started by torchrun.
+    are started by torchrun. ``file`` and ``options`` are set where several rows share a program.
+    ``flags`` go to tpmon. ``says`` must be in the summary.
     """
 
     name: str
@@ -46,6 +49,15 @@ class Row:
     watch_s: float = ATTACH_S
     ranks: int = 1
     remedy: str = ""
+    file: str = ""
+    options: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    says: str = ""
+
+    @property
+    def script(self) -> str:
+        """Return the name of the program's file."""
+        return f"{self.file or self.name}.py"
 
     @property
     def is_healthy(self) -> bool:
@@ -100,17 +112,41 @@ ROWS = (
     Row("transfer", Label(Kind.COMMS_BOUND, "transfer"), ranks=2, remedy="an exchange every eighth step"),
     Row("rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads"),
     Row("worker_pool", Label(Kind.OVERSUBSCRIBED, "worker-pool"), remedy="one thread a worker"),
+    *(
+        Row(
+            f"{library}_{where}_pool",
+            Label(Kind.OVERSUBSCRIBED, f"{where}-pool"),
+            file="library_pool",
+            options=("--library", library, "--in-rank", str(int(where == "rank"))),
+            says=f"{says} pools in",
+        )
+        for library, where, says in (
+            (
+                "numpy",
+                "worker",
+                "OpenBLAS",
+            ),  # which takes no more threads than there are CPUs: not in one rank
+            ("cv2", "worker", "OpenCV"),
+            ("cv2", "rank", "OpenCV"),
+            ("numexpr", "worker", "numexpr"),
+            ("numexpr", "rank", "numexpr"),
+        )
+    ),
     Row("too_many_ranks", Label(Kind.OVERSUBSCRIBED, "too-many-ranks"), ranks=4, remedy="one thread a rank"),
     Row("cpu_quota", Label(Kind.CPU_THROTTLED, "quota"), remedy="no quota"),
     Row("leak", Label(Kind.MEMORY_PRESSURE, "leak"), watch_s=GROWTH_S),
     Row("copy_on_write", Label(Kind.MEMORY_PRESSURE, "copy-on-write"), watch_s=GROWTH_S),
+    Row("swap", Label(Kind.MEMORY_PRESSURE, "swap"), remedy="no limit"),
     Row("shm", Label(Kind.MEMORY_PRESSURE, "shm")),
     Row("starting_import", Label(Kind.STARTING, "import")),
     Row("starting_load", Label(Kind.STARTING, "load")),
+    Row("starting_compile", Label(Kind.STARTING, "compile")),
+    Row("first_steps", Label(Kind.STARTING, "first-steps"), watch_s=YOUNG_S, flags=("--no-stacks",)),
     Row("checkpoint", Label(Kind.PAUSED, "checkpoint")),
     Row("validation", Label(Kind.PAUSED, "validation")),
     Row("waiting_input", Label(Kind.IDLE, "waiting-for-input")),
     Row("finished", Label(Kind.IDLE, "finished")),
+    Row("failed", Label(Kind.IDLE, "failed")),
     Row("lock_hang", Label(Kind.HUNG, "lock"), also=(Label(Kind.HUNG, "no-progress"),), watch_s=HUNG_S),
     Row("stopped", Label(Kind.HUNG, "stopped"), watch_s=HUNG_S),
     Row("compute", COMPUTE),
