@@ -44,10 +44,14 @@ def test_a_title_that_ends_with_its_paste_says_it_once_with_its_risk() -> None:
     assert write_try(fill("persistent-workers")).startswith("keep the workers between epochs: persistent_w")
 
 
-def test_no_sync_is_advised_for_certain_only_where_the_model_has_it() -> None:
-    seen = frozenset((Need.TRANSFER_SEEN, Need.FSDP_IN_STACK))
+def test_no_sync_is_advised_only_where_the_model_may_have_it() -> None:
+    assert "exchange-less-often" not in list_ids(
+        Kind.COMMS_BOUND, "transfer", Need.TRANSFER_SEEN, Need.FSDP_IN_STACK
+    )
+    seen = frozenset((Need.TRANSFER_SEEN,))
     chosen = {one.remedy.id: one for one in choose(Kind.COMMS_BOUND, "transfer", seen, Facts())}
     assert not chosen["exchange-less-often"].certain
+    assert "accumulate-no-sync" in list_ids(Kind.COMMS_BOUND, "transfer", Need.FSDP_IN_STACK)
 
 
 def test_fully_shard_reduces_in_the_last_micro_step() -> None:

@@ -16,10 +16,10 @@ from tpmon.judge.advice_needs import Need, Sight, name_sight
 from tpmon.judge.judgement import judge
 from tpmon.judge.standing import Standing
 from tpmon.judge.suspicion import Suspicion
-from tpmon.judge.verdict import MOST_ALSO, list_worth
+from tpmon.judge.verdict import MOST_ALSO, MOST_IFS, list_others, list_worth
 from tpmon.model.codec import decode, encode, to_plain
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.model.verdict import Finding, Kind, pick_code
+from tpmon.model.verdict import Finding, Kind
 from tpmon.report.verdict import write_check, write_verdict
 from tpmon.ui.paint_verdict_full import paint_verdict_in_full
 from tpmon.ui.panes import paint_screen
@@ -37,8 +37,16 @@ def suspect(kind: Kind, cause: Cause) -> Suspicion:
 def say(row: tuple[Kind, Cause], observed: Iterable[Need]) -> list[str]:
     """Return the ids of what to try and of the next ones, for one row and what was observed."""
     needs = frozenset(observed)
+    remedies = choose(*row, needs, NAMED)
+    worth = list_worth(suspect(*row), remedies, needs)
+    return [one.remedy.id for one in (*worth[:1], *list_others(suspect(*row), remedies, worth))]
+
+
+def say_first(row: tuple[Kind, Cause], observed: Iterable[Need]) -> list[str]:
+    """Return the id of the one thing to try, none where nothing was seen to help."""
+    needs = frozenset(observed)
     worth = list_worth(suspect(*row), choose(*row, needs, NAMED), needs)
-    return [one.remedy.id for one in worth[: 1 + MOST_ALSO]]
+    return [one.remedy.id for one in worth[:1]]
 
 
 def try_needs(name: str, *, live: bool) -> Iterator[frozenset[Need]]:
@@ -62,20 +70,34 @@ def test_every_remedy_is_said_in_some_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - ONLY_ON_THE_PAGE))
-def test_what_no_reading_of_a_live_run_proves_is_kept_from_healthy_runs_alone(name: str) -> None:
-    """A trace proves these; beside a fault they stand with their "if"."""
-    if not is_reached(name, live=True):
-        rows = [row for row, names in REMEDIES_FOR.items() if name in names]
-        assert {pick_code(*row) for row in rows} == {0}
-        assert Sight.NOT_YET in map(name_sight, CATALOGUE[name].needs)
+def test_what_no_reading_of_a_live_run_proves_is_said_behind_its_if(name: str) -> None:
+    assert is_reached(name, live=True)
 
 
-def test_a_healthy_run_is_told_only_what_was_seen_to_help_it() -> None:
+def test_a_full_card_is_told_to_try_only_what_was_seen_to_help_it() -> None:
     row = (Kind.COMPUTE_BOUND, "gpu-compute")
+    assert say_first(row, ()) == []
+    assert say_first(row, (Need.EAGER_MODEL,)) == ["torch-compile"]
+    assert say_first(row, (Need.GPU_PRESENT, Need.TENSOR_CORES_IDLE)) == ["tf32"]
+    assert say(row, (Need.EAGER_MODEL, Need.GRAPH_BREAKS))[:2] == ["torch-compile", "compile-fullgraph"]
+    said = say(row, (Need.GPU_PRESENT,))
+    assert said[0] == "bf16", "behind its if, among the next"
+    assert len(said) == MOST_IFS
+    assert {"tf32", "bf16"}.isdisjoint(say(row, (Need.GPU_PRESENT, Need.FP16_CORES_ALONE)))
+
+
+def test_a_run_that_nothing_holds_back_is_told_only_what_was_seen_to_help_it() -> None:
+    row = (Kind.BALANCED, NOT_APPLICABLE)
     assert say(row, ()) == []
-    assert say(row, (Need.EAGER_MODEL,)) == ["torch-compile"]
-    assert say(row, (Need.EAGER_MODEL, Need.GRAPH_BREAKS)) == ["torch-compile", "compile-fullgraph"]
-    assert say(row, (Need.GPU_PRESENT, Need.TENSOR_CORES_IDLE)) == ["tf32"]
+    assert say(row, (Need.SAVE_IN_STACK, Need.MEMORY_FREE)) == ["async-checkpoint"]
+
+
+def test_a_model_is_wrapped_once_and_what_was_seen_most_of_goes_first() -> None:
+    row = (Kind.COMMS_BOUND, "transfer")
+    ddp = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT, Need.GPU_MEMORY_FREE))
+    assert not {name for name in ddp if "fsdp" in name or Need.FSDP_IN_STACK in CATALOGUE[name].needs}
+    unused = say(row, (Need.DDP_IN_STACK, Need.TRANSFER_SEEN, Need.GPU_PRESENT, Need.FIND_UNUSED_ON))
+    assert "find-unused-off" in unused
 
 
 def test_the_next_remedies_are_few_and_stand_behind_the_one_to_try() -> None:

@@ -322,8 +322,14 @@ _SEEN_IN_STACKS = frozenset(
 C and leave no frame."""
 
 
+_WRAPPERS = frozenset((Need.DDP_IN_STACK, Need.FSDP_IN_STACK))
+"""A model is wrapped in one of them: where one was seen, the other is known not to be there."""
+
+
 def _tells(need: Need, observed: frozenset[Need]) -> bool:
     """Tell whether a need that was not observed is known not to be so."""
+    if need in _WRAPPERS:
+        return bool(observed & _WRAPPERS)
     return need in _ALWAYS_SEEN or (need in _SEEN_IN_STACKS and Need.STACKS_READ in observed)
 
 
@@ -353,9 +359,10 @@ def fill_remedy(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> Chos
 
 
 def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) -> tuple[Chosen, ...]:
-    """Return the remedies of one row of the table for one run: certain ones, ``first_with`` ones, best first.
+    """Return the remedies of one row of the table for one run, those first of which least is unseen.
 
-    What would do harm (more workers on cores that are used up) is left out, not put behind an "if".
+    Among these ``first_with`` ones, then those of which most was seen, then the order of the table. What
+    would do harm (more workers on cores that are used up) is left out, not put behind an "if".
 
     Raises:
         KeyError: when the table has no such row.
@@ -366,5 +373,12 @@ def choose(kind: Kind, cause: Cause, observed: frozenset[Need], facts: Facts) ->
         if _fits(CATALOGUE[name], observed, facts)
     ]
     return tuple(
-        sorted(filled, key=lambda one: (not one.certain, not observed.intersection(one.remedy.first_with)))
+        sorted(
+            filled,
+            key=lambda one: (
+                sum(need not in observed for need in one.remedy.needs),
+                not observed.intersection(one.remedy.first_with),
+                0 if one.certain else -len((observed - _ALWAYS_SEEN).intersection(one.remedy.needs)),
+            ),
+        )
     )

@@ -37,7 +37,7 @@ REMEDIES = (
         title="reduce gradients only in the last micro-step: model.no_sync()",
         applies="Gradients are accumulated, but every backward pass reduces them over the ranks.",
         not_when="There is no accumulation. With FSDP the unsharded gradients stay in memory meanwhile.",
-        needs=(Need.DDP_IN_STACK, Need.ACCUMULATION_SYNCS),
+        needs=(Need.ACCUMULATION_SYNCS,),
         paste="with model.no_sync() if micro < accumulation - 1 else contextlib.nullcontext():\n"
         "    (model(x).loss / accumulation).backward()\n"
         "# the forward pass belongs inside; fully_shard, in place of the with, before each backward:\n"

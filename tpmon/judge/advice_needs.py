@@ -210,7 +210,6 @@ _NOT_YET = frozenset(
         Need.LOCAL_DISK_FREE,
         Need.PAGEABLE_COPIES,
         Need.FP32_MATMUL_SEEN,
-        Need.FP16_CORES_ALONE,
         Need.MISALIGNED_PRODUCTS,
         Need.CONV_MODEL,
         Need.FIXED_SHAPES_KNOWN,

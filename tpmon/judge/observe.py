@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable
 
@@ -36,6 +37,8 @@ ONLY_FORWARD_RATIO = 0.5
 """Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
 SET_THREADS_RATIO = 1.5
 """Busy threads over what the environment or the machine explains from which the program asked for them."""
+_FP16_ALONE = re.compile(r"V100|TITAN V\b|\bT4\b|TITAN RTX|RTX 20\d\d|Quadro RTX|\bT4G\b")
+"""Names of Volta and Turing cards with tensor cores: NVIDIA's tables of compute capability 7.0 to 7.5."""
 _WAITS_BLOCKED, _FAST_NETWORK = "TORCH_NCCL_BLOCKING_WAIT", "NCCL_IB_DISABLE"
 _WITHIN_MACHINE = frozenset(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
 _THREAD_SETTINGS = frozenset(("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
@@ -148,6 +151,8 @@ def _observe_cards(scene: Scene) -> set[Need]:
         seen.add(Need.TENSOR_CORES_IDLE)
     elif tensor and max(tensor) >= TENSOR_BUSY_PCT:
         seen.add(Need.TENSOR_CORES_BUSY)
+    if all(_FP16_ALONE.search(card.name) for card in scene.cards):
+        seen.add(Need.FP16_CORES_ALONE)
     return seen
 
 

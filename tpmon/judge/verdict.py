@@ -34,6 +34,8 @@ FIRST_READINGS_S = 3.0
 """What held within so long after the first reading is older than it."""
 MOST_PLACES = 2
 MOST_ALSO = 4
+MOST_IFS = 8
+"""Of hardware that is full nothing is wrong: what may make it faster is a list to go through at leisure."""
 """Remedies beside the one to try that are worth reading."""
 LOOKING_S = 10.0
 
@@ -134,6 +136,14 @@ def write_try(chosen: Chosen) -> str:
     return f"{title}{_RISKS[chosen.remedy.risk]}:{gap}{chosen.paste}"
 
 
+def list_others(suspicion: Suspicion, remedies: Sequence[Chosen], worth: Sequence[Chosen]) -> list[Chosen]:
+    """Return the next remedies; hardware that is full is told its "if" ones here, never as what to try."""
+    if suspicion.kind is not Kind.COMPUTE_BOUND:
+        return list(worth[1 : 1 + MOST_ALSO])
+    rest = [one for one in remedies if one not in worth and one.remedy.needs]
+    return [*worth[1:], *rest][:MOST_IFS]
+
+
 def list_worth(suspicion: Suspicion, remedies: Sequence[Chosen], observed: Collection[Need]) -> list[Chosen]:
     """Return the remedies that are worth saying, best first; a healthy run is told only what helps it.
 
@@ -192,8 +202,9 @@ def find(track: Track, answers: Sequence[Answer], scene: Scene) -> Finding:
     since, since_is, since_source = tell_since(track, scene)
     observed, facts = observe(scene, suspicion), gather_facts(scene, suspicion)
     cause = suspicion.cause if is_known(suspicion.cause) else NOT_APPLICABLE
-    picked = list_worth(suspicion, choose(suspicion.kind, cause, observed, facts), observed)
-    chosen, others = (picked[0] if picked else None), picked[1 : 1 + MOST_ALSO]
+    remedies = choose(suspicion.kind, cause, observed, facts)
+    worth = list_worth(suspicion, remedies, observed)
+    chosen, others = (worth[0] if worth else None), list_others(suspicion, remedies, worth)
     # Of a job that is gone nothing is ruled out and nothing more can be read.
     ruled_out, unknown = _texts(()) if suspicion.seen else _texts(answers)
     unknown = tuple(dict.fromkeys((*suspicion.unread, *unknown)))
