@@ -9,6 +9,8 @@ import pytest
 
 from tests.programs.causes.running import CannotBeMadeError, diagnose, run_program
 from tests.programs.causes.table import ATTACH_S, ROWS, Row, find_row
+from tests.verdicts.matrix import find_advice
+from tpmon.judge.advice import REMEDIES_FOR
 from tpmon.model.verdict import Kind
 
 pytestmark = [pytest.mark.torch]
@@ -38,6 +40,23 @@ def test_what_tpmon_says_of_a_program_is_true(row: Row) -> None:
     assert row.accepts(verdict.kind, verdict.cause), verdict.document
     if row.is_healthy:
         assert not verdict.accuses
+
+
+def test_each_remedy_that_is_applied_is_one_that_tpmon_has_for_the_cause() -> None:
+    for row in ROWS:
+        assert bool(row.remedy) == bool(row.advice), row.name
+        if row.advice:
+            assert row.advice in REMEDIES_FOR[row.label.kind, row.label.cause], row.name
+
+
+def test_advice_is_found_by_its_title_whatever_the_numbers_in_it() -> None:
+    said = {
+        "try": "raise num_workers from 1 to 3: DataLoader(..., num_workers=3)",
+        "also_try": ["if the CPU budget is used up: ask the scheduler for more cores: --cpus-per-task=4"],
+    }
+    assert find_advice("more-workers", said) == "try"
+    assert find_advice("more-cores", said) == "also"
+    assert find_advice("more-memory", said) == "no"
 
 
 def test_every_row_has_its_program_and_every_cause_of_the_loader_but_pin_has_a_row() -> None:

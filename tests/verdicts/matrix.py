@@ -27,6 +27,7 @@ from tests.programs.causes.running import (
 )
 from tests.programs.causes.table import ROWS, Row, find_row
 from tests.verdicts.results import Gain, Result, append, read, write_confusion, write_gains, write_table
+from tpmon.judge.advice import CATALOGUE
 
 HEALTHY_S = 60.0
 SETTLE_S = 3.0
@@ -90,7 +91,18 @@ def run_remedy(row: Row, seed: int) -> Gain:
     with run_program(row, seed, "--fix") as running:
         time.sleep(SETTLE_S)
         after = running.measure_rate(RATE_S)
-    return Gain(row.name, seed, before, after, ceiling, float(number[1]) if number else 0.0)
+    advised = find_advice(row.advice, verdict.document)
+    return Gain(row.name, seed, before, after, ceiling, float(number[1]) if number else 0.0, advised)
+
+
+def find_advice(remedy: str, document: dict[str, object]) -> str:
+    """Say whether a remedy of the catalogue is the one to "try", is said beside it ("also"), or not at all ("no")."""
+    title = re.compile(re.sub(r"\\\{\w+\\\}", ".*", re.escape(CATALOGUE[remedy].title)))
+    also = document.get("also_try", ())
+    assert isinstance(also, list | tuple)
+    if title.search(str(document.get("try", ""))):
+        return "try"
+    return "also" if any(title.search(str(one)) for one in also) else "no"
 
 
 def run_all(rows: list[Row], options: argparse.Namespace) -> None:

@@ -42,7 +42,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Hold what a remedy gave: steps/s before and after, and the ceiling that tpmon had stated."""
+    """Hold what a remedy gave: steps/s before and after, and the ceiling that tpmon had stated.
+
+    ``advised`` says whether tpmon named this very remedy: as the one to "try", "also", or "no".
+    """
 
     name: str
     seed: int
@@ -50,6 +53,7 @@ class Gain:
     after: float
     ceiling: str
     ceiling_ratio: float
+    advised: str = ""
 
     @property
     def ratio(self) -> float:
@@ -137,12 +141,14 @@ def write_confusion(results: Iterable[Result]) -> list[str]:
 def write_gains(gains: Iterable[Gain]) -> list[str]:
     """Return a line for each remedy that was applied."""
     lines = [
-        "| program | remedy | steps/s before | after | gain | ceiling stated | within 2x |",
-        "|---|---|---|---|---|---|---|",
+        "| program | remedy | advised | steps/s before | after | gain | ceiling stated | within 2x |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for gain in gains:
         rates = f"{gain.before:.1f} | {gain.after:.1f} | {gain.ratio:.2f}x"
         stated = gain.ceiling or "none"
         remedy = find_row(gain.name).remedy
-        lines.append(f"| {gain.name} | {remedy} | {rates} | {stated} | {'yes' if gain.fits else 'no'} |")
+        lines.append(
+            f"| {gain.name} | {remedy} | {gain.advised} | {rates} | {stated} | {'yes' if gain.fits else 'no'} |"
+        )
     return lines

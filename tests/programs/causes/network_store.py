@@ -30,4 +30,4 @@ workers = program.draw.choice((1, 2))
 step_ms = program.draw.uniform(15, 40)
 late_ms = step_ms * program.draw.uniform(3, 5) * workers / batch
 data = Distant(start_store(PIXELS, late_ms))
-program.train(make_loader(data, batch, 6 * workers if program.fix else workers), Network(step_ms, batch))
+program.train(make_loader(data, batch, 4 * workers if program.fix else workers), Network(step_ms, batch))

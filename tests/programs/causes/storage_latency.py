@@ -33,4 +33,4 @@ try:
     data = SmallFiles(mount_slow_fs(PIXELS, late_ms, 500.0))
 except (RefusedError, OSError) as error:
     program.cannot(str(error))
-program.train(make_loader(data, batch, 6 * workers if program.fix else workers), Network(step_ms, batch))
+program.train(make_loader(data, batch, 4 * workers if program.fix else workers), Network(step_ms, batch))

@@ -38,9 +38,9 @@ class Label:
 class Row:
     """Hold a program: its true label, what else is right to say, and how long a verdict may take.
 
-    ``remedy`` says in a few words what ``--fix`` does, "" when it does nothing. ``ranks`` above one
-    are started by torchrun. ``file`` and ``options`` are set where several rows share a program.
-    ``flags`` go to tpmon. ``says`` must be in the summary.
+    ``remedy`` says in a few words what ``--fix`` does, "" when it does nothing; ``advice`` is its id in
+    the catalogue. ``ranks`` above one are started by torchrun. ``file`` and ``options`` are set where
+    several rows share a program. ``flags`` go to tpmon. ``says`` must be in the summary.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Row:
     watch_s: float = ATTACH_S
     ranks: int = 1
     remedy: str = ""
+    advice: str = ""
     file: str = ""
     options: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -78,40 +79,131 @@ BALANCED = Label(Kind.BALANCED)
 HEALTHY = (COMPUTE, BALANCED)
 
 ROWS = (
-    Row("no_workers", Label(Kind.DATA_BOUND, "no-workers"), remedy="num_workers=2"),
-    Row("cpu_transform", Label(Kind.DATA_BOUND, "cpu-transform"), remedy="transformed beforehand"),
-    Row("too_few_workers", Label(Kind.DATA_BOUND, "too-few-workers"), remedy="one worker more"),
-    Row("storage_bandwidth", Label(Kind.DATA_BOUND, "storage-bandwidth"), remedy="kept in memory"),
-    Row("storage_latency", Label(Kind.DATA_BOUND, "storage-latency"), remedy="six times the readers"),
-    Row("network_store", Label(Kind.DATA_BOUND, "network-store"), remedy="six times the readers"),
-    Row("page_cache_thrash", Label(Kind.DATA_BOUND, "page-cache-thrash"), remedy="a higher memory limit"),
-    Row("one_slow_worker", Label(Kind.DATA_BOUND, "one-slow-worker"), remedy="equal work"),
-    Row("uneven_workers", Label(Kind.DATA_BOUND, "uneven-workers"), remedy="as many shards as workers"),
-    Row("worker_lock", Label(Kind.DATA_BOUND, "worker-lock"), remedy="no lock"),
-    Row("own_loader", Label(Kind.DATA_BOUND, "own-loader"), remedy="four that fill the queue"),
-    Row("worker_affinity", Label(Kind.DATA_BOUND, "worker-affinity"), remedy="all CPUs"),
+    Row("no_workers", Label(Kind.DATA_BOUND, "no-workers"), remedy="num_workers=2", advice="start-workers"),
+    Row(
+        "cpu_transform",
+        Label(Kind.DATA_BOUND, "cpu-transform"),
+        remedy="transformed beforehand",
+        advice="transform-once",
+    ),
+    Row(
+        "too_few_workers",
+        Label(Kind.DATA_BOUND, "too-few-workers"),
+        remedy="one worker more",
+        advice="more-workers",
+    ),
+    Row(
+        "storage_bandwidth",
+        Label(Kind.DATA_BOUND, "storage-bandwidth"),
+        remedy="kept in memory",
+        advice="cache-in-ram",
+    ),
+    Row(
+        "storage_latency",
+        Label(Kind.DATA_BOUND, "storage-latency"),
+        remedy="four times the readers",
+        advice="more-readers",
+    ),
+    Row(
+        "network_store",
+        Label(Kind.DATA_BOUND, "network-store"),
+        remedy="four times the readers",
+        advice="more-readers",
+    ),
+    Row(
+        "page_cache_thrash",
+        Label(Kind.DATA_BOUND, "page-cache-thrash"),
+        remedy="a higher memory limit",
+        advice="more-memory",
+    ),
+    Row(
+        "one_slow_worker",
+        Label(Kind.DATA_BOUND, "one-slow-worker"),
+        remedy="equal work",
+        advice="balance-samples",
+    ),
+    Row(
+        "uneven_workers",
+        Label(Kind.DATA_BOUND, "uneven-workers"),
+        remedy="as many shards as workers",
+        advice="more-shards",
+    ),
+    Row("worker_lock", Label(Kind.DATA_BOUND, "worker-lock"), remedy="no lock", advice="free-the-lock"),
+    Row(
+        "own_loader",
+        Label(Kind.DATA_BOUND, "own-loader"),
+        remedy="four that fill the queue",
+        advice="feed-own-queue",
+    ),
+    Row(
+        "worker_affinity",
+        Label(Kind.DATA_BOUND, "worker-affinity"),
+        remedy="all CPUs",
+        advice="unbind-workers",
+    ),
     Row(
         "respawn",
         Label(Kind.DATA_BOUND, "respawn"),
         watch_s=GENERATIONS_S,
         remedy="persistent_workers=True",
+        advice="persistent-workers",
     ),
     Row(
         "killed_workers",
         Label(Kind.DATA_BOUND, "killed-workers"),
         watch_s=GENERATIONS_S,
         remedy="no deadly sample",
+        advice="find-dead-worker",
     ),
-    Row("periodic", Label(Kind.DATA_BOUND, "periodic"), watch_s=GENERATIONS_S, remedy="a longer queue"),
-    Row("collate", Label(Kind.DATA_BOUND, "collate"), remedy="tensors instead of lists"),
-    Row("drain", Label(Kind.DATA_BOUND, "drain"), remedy="one tensor a batch"),
-    Row("gil", Label(Kind.PYTHON_BOUND, "gil"), remedy="processes instead of threads"),
-    Row("single_thread", Label(Kind.PYTHON_BOUND, "single-thread"), remedy="a tensor operation"),
-    Row("blocking_call", Label(Kind.PYTHON_BOUND, "blocking-call"), remedy="in each fiftieth step"),
-    Row("straggler", Label(Kind.COMMS_BOUND, "straggler"), ranks=2, remedy="equal work"),
-    Row("transfer", Label(Kind.COMMS_BOUND, "transfer"), ranks=2, remedy="an exchange every eighth step"),
-    Row("rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads"),
-    Row("worker_pool", Label(Kind.OVERSUBSCRIBED, "worker-pool"), remedy="one thread a worker"),
+    Row(
+        "periodic",
+        Label(Kind.DATA_BOUND, "periodic"),
+        watch_s=GENERATIONS_S,
+        remedy="a longer queue",
+        advice="prefetch-factor",
+    ),
+    Row(
+        "collate",
+        Label(Kind.DATA_BOUND, "collate"),
+        remedy="tensors instead of lists",
+        advice="collate-arrays",
+    ),
+    Row("drain", Label(Kind.DATA_BOUND, "drain"), remedy="one tensor a batch", advice="fewer-tensors"),
+    Row(
+        "gil",
+        Label(Kind.PYTHON_BOUND, "gil"),
+        remedy="processes instead of threads",
+        advice="processes-not-threads",
+    ),
+    Row(
+        "single_thread",
+        Label(Kind.PYTHON_BOUND, "single-thread"),
+        remedy="a tensor operation",
+        advice="profile-python",
+    ),
+    Row(
+        "blocking_call",
+        Label(Kind.PYTHON_BOUND, "blocking-call"),
+        remedy="in each fiftieth step",
+        advice="call-aside",
+    ),
+    Row("straggler", Label(Kind.COMMS_BOUND, "straggler"), ranks=2, remedy="equal work", advice="even-work"),
+    Row(
+        "transfer",
+        Label(Kind.COMMS_BOUND, "transfer"),
+        ranks=2,
+        remedy="an exchange every eighth step",
+        advice="exchange-less-often",
+    ),
+    Row(
+        "rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads", advice="cap-rank-threads"
+    ),
+    Row(
+        "worker_pool",
+        Label(Kind.OVERSUBSCRIBED, "worker-pool"),
+        remedy="one thread a worker",
+        advice="cap-worker-threads",
+    ),
     *(
         Row(
             f"{library}_{where}_pool",
@@ -132,11 +224,17 @@ ROWS = (
             ("numexpr", "rank", "numexpr"),
         )
     ),
-    Row("too_many_ranks", Label(Kind.OVERSUBSCRIBED, "too-many-ranks"), ranks=4, remedy="one thread a rank"),
-    Row("cpu_quota", Label(Kind.CPU_THROTTLED, "quota"), remedy="no quota"),
+    Row(
+        "too_many_ranks",
+        Label(Kind.OVERSUBSCRIBED, "too-many-ranks"),
+        ranks=4,
+        remedy="one thread a rank",
+        advice="cap-rank-threads",
+    ),
+    Row("cpu_quota", Label(Kind.CPU_THROTTLED, "quota"), remedy="no quota", advice="raise-quota"),
     Row("leak", Label(Kind.MEMORY_PRESSURE, "leak"), watch_s=GROWTH_S),
     Row("copy_on_write", Label(Kind.MEMORY_PRESSURE, "copy-on-write"), watch_s=GROWTH_S),
-    Row("swap", Label(Kind.MEMORY_PRESSURE, "swap"), remedy="no limit"),
+    Row("swap", Label(Kind.MEMORY_PRESSURE, "swap"), remedy="no limit", advice="more-memory"),
     Row("shm", Label(Kind.MEMORY_PRESSURE, "shm")),
     Row("starting_import", Label(Kind.STARTING, "import")),
     Row("starting_load", Label(Kind.STARTING, "load")),
