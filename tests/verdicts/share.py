@@ -2,7 +2,8 @@
 
 A program waits for data in a chosen share of its time and counts its waiting itself. tpmon follows
 it; in each window of 15 s the share that its rules work with, and its interval, are compared with
-the program's own figure. Run: ``make bench-share``.
+the program's own figure, and so is the interval that the verdict shows in that second, where it names
+the wait. Run: ``make bench-share``.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ class WindowResult:
     low: float
     high: float
     said: str
+    shown: tuple[float, float] | None
+    """The interval on the screen; None where the verdict is of something else."""
+
+    @property
+    def shown_holds(self) -> bool:
+        """Tell whether the interval on the screen holds the truth."""
+        return self.shown is not None and self.shown[0] <= self.truth <= self.shown[1]
 
     @property
     def holds(self) -> bool:
@@ -73,8 +81,18 @@ def compare(readings: list[Reading]) -> WindowResult | None:
         if is_known(rank.data_wait):
             share = rank.data_wait.share
             truth = truth_between(readings[0].truth, readings[-1].truth)
-            return WindowResult(truth, 100 * share.ratio, 100 * share.low, 100 * share.high, said)
+            shown = read_shown(frames[-1])
+            return WindowResult(truth, 100 * share.ratio, 100 * share.low, 100 * share.high, said, shown)
     return None
+
+
+def read_shown(frame: Frame) -> tuple[float, float] | None:
+    """Return the interval of the share that a verdict of data wait shows, in percent."""
+    verdict = frame.verdict
+    if not is_known(verdict) or verdict.kind is not Kind.DATA_BOUND:
+        return None
+    low, high = verdict.share_low_pct, verdict.share_high_pct
+    return (low, high) if is_known(low) and is_known(high) else None
 
 
 def follow(running: Running, windows: int) -> tuple[list[WindowResult | None], list[Reading], int]:
@@ -112,16 +130,22 @@ def print_share(share: float, windows: int, seed: int) -> None:
     for one in told:
         mark = "" if one.holds else "  MISSED"
         interval = f"{one.low:5.1f} to {one.high:5.1f}"
-        print(f"  truth {one.truth:5.1f} %  share {one.share:5.1f} %  interval {interval}  {one.said}{mark}")
+        shown = "" if one.shown is None else f" {one.shown[0]:.1f} to {one.shown[1]:.1f}"
+        mark += "" if one.shown is None or one.shown_holds else "  SHOWN ONE MISSED"
+        print(
+            f"  truth {one.truth:5.1f} %  share {one.share:5.1f} %  interval {interval}  {one.said}{shown}{mark}"
+        )
     costs = [reading.frame.self_.cpu_pct for reading in every]
     cost = statistics.fmean(cost for cost in costs if is_known(cost))
     paused_ms = every[-1].frame.self_.target_paused_ms
     long = told[:LONG_WINDOWS]
     gap = statistics.fmean(one.share for one in long) - statistics.fmean(one.truth for one in long)
     held = sum(one.holds for one in told)
+    shown_held, shown = sum(one.shown_holds for one in told), sum(one.shown is not None for one in told)
     print(
         f"wanted {share:.0f} %: over {len(long) * WINDOW_S:.0f} s error {gap:+.1f} points; "
-        f"interval holds the truth in {held} of {len(results)} windows; tpmon {cost:.1f} % of a core, "
+        f"interval holds the truth in {held} of {len(results)} windows, the shown one in "
+        f"{shown_held} of {shown}; tpmon {cost:.1f} % of a core, "
         f"paused the program {paused_ms:.0f} ms; tracers seen: {traced} in {len(every)} looks",
         flush=True,
     )

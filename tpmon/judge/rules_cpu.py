@@ -19,7 +19,7 @@ from tpmon.judge.taken_cpus import (
     find_taker,
     find_used_by_others,
 )
-from tpmon.model.known import is_known, map_known
+from tpmon.model.known import Known, Missing, is_known, map_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_pct
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind
@@ -83,6 +83,16 @@ def _is_waited_for(scene: Scene) -> bool:
     return is_smaller and is_known(others) and not others
 
 
+def _find_withheld(scene: Scene) -> Known[float]:
+    """Return the share of the CPU time that the job's threads want, on this machine, and do not get."""
+    if not is_known(scene.runnable) or not is_known(scene.used):
+        return Missing("what its threads want and get was not read")
+    wanted = min(scene.runnable, float(scene.frame.cpu.host_cores))
+    if scene.used <= 0 or wanted <= scene.used:
+        return Missing("its threads want no more than they get")
+    return 1 - scene.used / wanted
+
+
 def judge_quota(scene: Scene) -> Answer:
     """Suspect the CPU quota when it stopped the job in a quarter of its periods, or is what it waits for."""
     ratio = scene.throttled_ratio
@@ -110,6 +120,7 @@ def judge_quota(scene: Scene) -> Answer:
             reading("runnable", scene.runnable, "threads", "schedstat", frame.ages_s.threads),
             read_waiting(scene),
         ),
+        share=_find_withheld(scene),
         observed=frozenset((Need.QUOTA_THROTTLING,)),
     )
 
