@@ -25,7 +25,9 @@ from tpmon.judge import (
     rules_waits,
 )
 from tpmon.judge.phases import read_phases
+from tpmon.judge.rules_affinity import judge_worker_affinity
 from tpmon.judge.rules_comms import judge_straggler
+from tpmon.judge.rules_gpu import judge_gpu_compute
 from tpmon.judge.scene import Scene, see
 from tpmon.judge.suspicion import Rule
 from tpmon.model.frame import Frame
@@ -42,6 +44,8 @@ RULES: tuple[Rule, ...] = (
     rules_cpu.judge_quota,
     rules_cpu.judge_oversubscription,
     judge_straggler,
+    judge_worker_affinity,
+    judge_gpu_compute,
     rules_progress.judge_checkpoint,
     rules_progress.judge_validation,
 )

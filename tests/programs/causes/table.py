@@ -195,6 +195,7 @@ ROWS = (
         remedy="an exchange every eighth step",
         advice="exchange-less-often",
     ),
+    Row("late_in_turn", Label(Kind.COMMS_BOUND, "unknown"), ranks=4),
     Row(
         "rank_pool", Label(Kind.OVERSUBSCRIBED, "rank-pool"), remedy="two threads", advice="cap-rank-threads"
     ),
