@@ -15,11 +15,12 @@ from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
 from tpmon.capture.kineto_capture import Around, try_kineto
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
+from tpmon.capture.offers import advise_on_slot, read_hook
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
-from tpmon.capture.talk import Agreed, Talk, agree_always
+from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.window import Window
 from tpmon.config import Options
-from tpmon.errors import ExitCode, TpmonError, UsageError
+from tpmon.errors import ExitCode, UsageError
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureState
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
@@ -27,10 +28,11 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
+from tpmon.probe.in_front import read_ancestors, uses_cuda
 from tpmon.probe.job import Job, Member
 from tpmon.probe.memory_left import read_memory_left
 from tpmon.probe.restart import is_armed, write_restart
-from tpmon.report.capture import write_capture, write_capture_line
+from tpmon.report.capture import write_capture
 from tpmon.report.write import Output, complain
 
 STEPS = 5
@@ -179,7 +181,7 @@ def capture_job(
     """
     members = choose_ranks(job, asked)
     for member in members:
-        _check_nsys(member.identity.pid, asked)
+        _check_nsys(member, asked)
     name, folder = _choose_place(members[0].identity.pid, job, asked)
     _check_above(locate(members[0].identity.pid, folder).here)
     wanted = CaptureAsked(
@@ -251,27 +253,21 @@ def _remove_empty(folders: list[str], stopped: Callable[[], bool]) -> Iterator[N
                     os.rmdir(folder)
 
 
-def _check_nsys(pid: int, asked: Asked) -> None:
+def _check_nsys(member: Member, asked: Asked) -> None:
     """Refuse a range that could end the run, and a trace where nsys records the GPU.
 
     Raises:
         UsageError: saying which.
     """
-    above = _read_ancestors(pid)
+    pid = member.identity.pid
+    above = read_ancestors(pid)
     if asked.kind is CaptureKind.NSYS_RANGE:
         refusal = judge_nsys(above)
         if refusal:
             raise UsageError(refusal, "tpmon run --nsys -- COMMAND starts nsys so that it can be asked")
-    elif asked.kind is CaptureKind.TRACE and traces_cuda(above) and _uses_cuda(pid):
-        raise UsageError(HOLDS_SLOT, f"tpmon capture {pid} --cuda-profiler has nsys record")
-
-
-def _uses_cuda(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            return any("/libcuda.so" in line for line in file)
-    except OSError:
-        return False  # the hook asks again from within
+    elif asked.kind is CaptureKind.TRACE and traces_cuda(above) and uses_cuda(pid):
+        hook = read_hook(member.identity, member.rank)
+        raise UsageError(HOLDS_SLOT, advise_on_slot(pid, hook.lacks, above))
 
 
 def _step_back() -> None:
@@ -279,30 +275,6 @@ def _step_back() -> None:
     thread = threading.get_native_id()
     if os.getpriority(os.PRIO_PROCESS, thread) < NICENESS:
         os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
-
-
-def start_capture(find: Callable[[], Job], talk: Talk) -> None:
-    """Capture a few steps in a daemon thread, as far as whoever it talks with says yes.
-
-    ``find`` reads the job anew, around the rank that is meant, off the caller's thread.
-    """
-    asked = Asked(
-        NOT_APPLICABLE, False, STEPS, SECONDS, NOT_APPLICABLE, "", False, False, False, CaptureKind.TRACE
-    )
-
-    def work() -> None:
-        try:
-            result, summaries = capture_job(find(), asked, talk.tell, talk.stopped, agreed=talk.agreed)
-            report = write_capture(result, summaries, socket.gethostname())
-        except TpmonError as error:
-            talk.end(f"no capture: {error.what}; try {error.try_this}")
-        except Exception as error:  # noqa: BLE001  # the screen goes on, and shows it
-            talk.end(f"the capture failed: {type(error).__name__}: {error}")
-        else:
-            traces = [file.host_path for file in result.files if file.kind is CaptureKind.TRACE]
-            talk.end(write_capture_line(result, summaries), report, traces[0] if traces else "")
-
-    threading.Thread(target=work, name="tpmon-capture", daemon=True).start()
 
 
 def pick_exit_code(state: CaptureState) -> int:
@@ -364,18 +336,3 @@ def _choose_place(pid: int, job: Job, asked: Asked) -> tuple[str, str]:
 
 def _locate(bus: Bus, folder: str) -> Place:
     return locate(bus.process.pid, folder)
-
-
-def _read_ancestors(pid: int) -> list[list[str]]:
-    """Return the command lines above a process, nearest first."""
-    from tpmon.probe.procread import read_table  # noqa: PLC0415
-    from tpmon.probe.survey import ancestry  # noqa: PLC0415
-
-    lines = []
-    for at in list(ancestry(pid, read_table()))[1:]:
-        try:
-            with open(f"/proc/{at}/cmdline", "rb") as file:
-                lines.append(file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0"))
-        except OSError:
-            continue
-    return lines

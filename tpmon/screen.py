@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tpmon.config import Options
 from tpmon.looking import RoundKeeper, SharedLook
-from tpmon.model.capture import CaptureAnswer, CaptureRequest, CaptureStage, CaptureUpdate
+from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage, CaptureUpdate
 from tpmon.model.dump import DumpRequest
 from tpmon.model.known import is_known
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
@@ -103,6 +103,9 @@ class Wiring:
         elif isinstance(order, CaptureAnswer):
             if self._talk is not None:
                 self._talk.answer(order)
+        elif isinstance(order, CaptureChoice):
+            if self._talk is not None:
+                self._talk.choose(order)
         elif order is Errand.END_SAMPLING:
             session.finish_sample()
         elif order is Errand.WRITE_SAMPLES:
@@ -126,7 +129,7 @@ class Wiring:
     def _capture(self, order: CaptureRequest) -> None:
         """Begin the talk about a capture, beside the running session."""
         from tpmon.capture.talk import Talk  # the first picture does without it
-        from tpmon.capture_command import start_capture
+        from tpmon.capture_asked import start_capture
 
         if self._captures:
             self._results(Notice(CAPTURING))

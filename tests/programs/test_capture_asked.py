@@ -19,7 +19,7 @@ from tests.programs.conftest import READY_S, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
 from tpmon.capture.talk import Talk
-from tpmon.capture_command import start_capture
+from tpmon.capture_asked import start_capture
 from tpmon.model.capture import CaptureAnswer, CaptureStage, CaptureUpdate
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat

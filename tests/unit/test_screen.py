@@ -9,7 +9,7 @@ import pytest
 
 from tests.frames import make_frame
 from tests.goldens import dump_views, sample_views
-from tpmon import bundle, capture_command, screen
+from tpmon import bundle, capture_asked, screen
 from tpmon.config import resolve, settle
 from tpmon.errors import NoTargetError
 from tpmon.model.capture import CaptureAnswer, CaptureRequest, CaptureStage
@@ -103,7 +103,7 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
 
 def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatch):
     started = []
-    monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
     wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
     for _ in range(2):
         wired.wiring.ask(CaptureRequest(NOT_APPLICABLE))
@@ -129,7 +129,7 @@ def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatc
 
 def test_a_price_that_was_read_and_left_leaves_no_line(wired, monkeypatch):
     started = []
-    monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
     wired.wiring.ask(CaptureRequest(7))
     talk = started[0][1]
     talk.agreed(CaptureStage.PLANNED, ("5 steps",))
@@ -146,7 +146,7 @@ def test_who_leaves_is_told_what_became_of_what_was_begun(wired, monkeypatch):
     wired.wiring._left.clear()
     started = []
     monkeypatch.setattr(bundle, "start_bundle", lambda *given: started.append(given))
-    monkeypatch.setattr(capture_command, "start_capture", lambda *given: started.append(given))
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     wired.wiring.ask(CaptureRequest(7))
     (_, _, look, told, hurries), (_, talk) = started

@@ -9,26 +9,44 @@ from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
 from tpmon.model.known import Known, is_known
 from tpmon.model.units import clean_text, format_bytes
 
+_NO_PROBE = f"{UNKNOWN}how long the loop stands still"
 
-def say_plan(asked: CaptureAsked, pid: int, rank: int, step_ms: Known[float]) -> tuple[str, ...]:
-    """Say which steps the hook would record and where to, before one step was profiled."""
+
+def say_plan(
+    asked: CaptureAsked, pid: int, rank: int, step_ms: Known[float], ranks: int = 1
+) -> tuple[str, ...]:
+    """Say which steps the hook would record and where to, before anything is asked of the run.
+
+    ``rank`` is -1 for none; of several ``ranks`` it is the first.
+    """
     who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
+    who = f"all {ranks} ranks here" if ranks > 1 else who
+    each = " of each" if ranks > 1 else ""
+    pace = (
+        f"a step takes {step_ms:.1f} ms now: about {_say_ms(step_ms * asked.steps)} are recorded"
+        if is_known(step_ms)
+        else f"how long a step takes is not known: {step_ms.reason}"
+    )
+    if asked.kind is CaptureKind.SNAPSHOT:
+        what = f"the CUDA allocator's history over {asked.steps} steps of {who}"
+        room = f"{say_most_of_snapshot()}{each}, into {_say_folder(asked, pid)}"
+        unknown = f"{_NO_PROBE} while that is written; what keeps the stacks makes each allocation slower"
+        return what, pace, room, unknown
+    if asked.kind is CaptureKind.NSYS_RANGE:
+        what = f"{asked.steps} steps of {who}, as a range for the nsys in front of the run"
+        room = "nsys writes the report, into the folder in which it was started; how large is not known"
+        unknown = f"{_NO_PROBE} while nsys begins and ends: the loop waits for the GPU at both ends"
+        return what, pace, room, unknown
+    what = f"{asked.steps} steps of {who}, by torch.profiler from {'their' if ranks > 1 else 'its'} step hook"
     if asked.timed:
         what = f"{asked.seconds:g} s of {who}, which ends no step that the hook sees: woken by SIGURG"
         pace = "how long a step takes is not known"
-    else:
-        what = f"{asked.steps} steps of {who}, by torch.profiler from its step hook"
-        pace = (
-            f"a step takes {step_ms:.1f} ms now: about {_say_ms(step_ms * asked.steps)} are recorded"
-            if is_known(step_ms)
-            else f"how long a step takes is not known: {step_ms.reason}"
-        )
     unknown = (
-        f"{UNKNOWN}how long the loop stands still, how much memory and disk it takes. One step is"
-        " profiled and thrown away to tell that: the loop stands still for some milliseconds, longer the"
-        " first time, on a GPU up to seconds"
+        f"{UNKNOWN}how long the loop stands still, how much memory and disk it takes. One step"
+        f"{each} is profiled and thrown away to tell that: the loop stands still for some milliseconds,"
+        " longer the first time, on a GPU up to seconds"
     )
-    return what, pace, _say_room(asked, pid), unknown
+    return what, pace, _say_room(asked, pid, each), unknown
 
 
 def say_plan_of_kineto(asked: CaptureAsked, pid: int) -> tuple[str, ...]:
@@ -45,19 +63,26 @@ def say_room_of_snapshot(kind: CaptureKind) -> str:
     """Say what an allocator snapshot may take, which no probe sizes; "" for what takes nothing."""
     if kind is not CaptureKind.SNAPSHOT:
         return ""
+    return f": {say_most_of_snapshot()}"
+
+
+def say_most_of_snapshot() -> str:
+    """Say what a snapshot has at most."""
     most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
+    return f"the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
+
+
+def _say_room(asked: CaptureAsked, pid: int, each: str = "") -> str:
     return (
-        f": the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
+        f"a trace of at most {MOST_EVENTS:,} events and {format_bytes(MOST_BYTES)}{each}, packed afterwards,"
+        f" into {_say_folder(asked, pid)}"
     )
 
 
-def _say_room(asked: CaptureAsked, pid: int) -> str:
+def _say_folder(asked: CaptureAsked, pid: int) -> str:
     free = read_free_bytes(locate(pid, asked.folder).here)
     left = f"{format_bytes(free)} free there" if is_known(free) else f"free room not read: {free.reason}"
-    return (
-        f"a trace of at most {MOST_EVENTS:,} events and {format_bytes(MOST_BYTES)}, packed afterwards, into"
-        f" {clean_text(asked.folder, 400)}: {left}"
-    )
+    return f"{clean_text(asked.folder, 400)}: {left}"
 
 
 def _say_ms(ms: float) -> str:

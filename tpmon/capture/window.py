@@ -21,6 +21,7 @@ from tpmon.capture.ends import (
     judge_turn,
     unfinish,
 )
+from tpmon.capture.offers import COUNT_APART
 from tpmon.capture.plan import (
     Pace,
     choose_start,
@@ -140,15 +141,15 @@ class Window:
         paces = self._discover()
         if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
             return missed
-        if self.asked.kind is not CaptureKind.TRACE:
-            self._say(
-                f"{self.asked.kind.value} of {self.asked.steps} steps{say_room_of_snapshot(self.asked.kind)}"
-            )
-            return self._fire(paces, self.asked.steps, self.asked.seconds)
         ranks, first = len(self.buses), self.buses[0]
-        plan = say_plan(self.asked, first.process.pid, first.header.rank, self._mean_steps()[0])
+        plan = say_plan(self.asked, first.process.pid, first.header.rank, self._mean_steps()[0], ranks)
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
+        if self.asked.kind is not CaptureKind.TRACE:
+            room = say_room_of_snapshot(self.asked.kind)
+            self._say(f"{self.asked.kind.value} of {self.asked.steps} steps{room}")
+            paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
+            return self._fire(paces, self.asked.steps, self.asked.seconds)
         self._before = self._mean_steps()
         self._say(
             f"profiling one step{' of each rank' if ranks > 1 else ''} first, to size the rest:"
@@ -266,7 +267,7 @@ class Window:
             self._say("this loop ends no step that the hook sees: captured by time, woken by SIGURG")
         if len(known) > 1 and not count_alike(known):
             raise UsageError(
-                "the ranks do not count the same steps: they were hooked at different times",
+                COUNT_APART,
                 "tpmon capture --rank K takes one of them",
             )
         return known

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Applicable, Known, Missing
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 
 CAPTURE_SCHEMA = "tpmon.capture/1"
 
@@ -58,8 +58,39 @@ class CaptureAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureChoice:
+    """Hold what is chosen: ``every`` is the same steps of all ranks on this machine, not of one."""
+
+    kind: CaptureKind = CaptureKind.TRACE
+    steps: int = 5
+    every: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOffers:
+    """Hold what can be chosen on one run: ``who`` is the one rank that is meant, ``ranks`` how many are here.
+
+    ``refused`` are the kinds that cannot be, each with its reason; ``every`` says why not all ranks, "" for
+    no reason.
+    """
+
+    who: str
+    ranks: int
+    refused: tuple[tuple[CaptureKind, str], ...] = ()
+    every: str = ""
+
+    def kinds(self) -> tuple[CaptureKind, ...]:
+        """List the kinds that can be."""
+        refused = dict(self.refused)
+        return tuple(kind for kind in CaptureKind if kind not in refused)
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """Ask for a few steps of one rank, with the bounded defaults; without a PID the lowest rank here."""
+    """Ask for the plan of a capture around one process; without a PID around the lowest rank here.
+
+    It begins with ``CaptureChoice()``; another one is an order of its own.
+    """
 
     pid: Applicable[int]
 
@@ -89,17 +120,19 @@ UNKNOWN = "not known yet: "
 
 @dataclass(frozen=True, slots=True)
 class CaptureAnswer:
-    """Answer a question of a capture, named by its stage: go on, or no more of it."""
+    """Answer a question of a capture, named by its stage and what is chosen: go on, or no more of it."""
 
     stage: CaptureStage
     goes: bool
+    choice: CaptureChoice = CaptureChoice()
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureUpdate:
     """Hand to a screen how far a capture is: what happens now, what is asked, what came of it.
 
-    ``report`` is what ``tpmon capture`` prints at its end, ``trace`` the file it wrote, "" for none.
+    ``report`` is what ``tpmon capture`` prints at its end, ``trace`` the file that it wrote and that a
+    screen can show, "" for none. ``plan`` and ``price`` are those of ``choice``; ``offers`` come first.
     """
 
     stage: CaptureStage
@@ -108,6 +141,8 @@ class CaptureUpdate:
     price: tuple[str, ...] = ()
     report: tuple[str, ...] = ()
     trace: str = ""
+    choice: CaptureChoice = CaptureChoice()
+    offers: Applicable[CaptureOffers] = NOT_APPLICABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 
@@ -40,13 +41,24 @@ def write_capture(result: CaptureResult, summaries: Sequence[TraceSummary], host
 
 
 def write_capture_line(result: CaptureResult, summaries: Sequence[TraceSummary]) -> str:
-    """Say what came of a capture in one line."""
+    """Say what came of a capture in one line; of several ranks what the first says, and where all are."""
     if not result.files:
-        return f"capture {result.state.value}: {'; '.join(result.notes) or 'no file'}"
-    words = [_write_steps(one) for one in summaries]
-    words += [f"most in {one.operators[0].name}" for one in summaries if one.operators]
-    words += [file.host_path for file in result.files]
+        recorded = result.state in (CaptureState.DONE, CaptureState.PARTIAL)
+        nothing = result.backend if recorded else "no file"
+        return f"capture {result.state.value}: {'; '.join(result.notes) or nothing}"
+    words = [_write_steps(one) for one in summaries[:1]]
+    words += [f"most in {one.operators[0].name}" for one in summaries[:1] if one.operators]
+    if len(result.files) == 1:
+        words.append(result.files[0].host_path)
+    else:
+        words.append(f"{len(result.files)} files in {find_place(result)}")
     return f"capture {result.state.value}: " + ", ".join(words)
+
+
+def find_place(result: CaptureResult) -> str:
+    """Return what holds all that was written, from this shell: a file, the folder of several; "" for none."""
+    paths = [file.host_path for file in result.files]
+    return os.path.dirname(paths[0]) if len(paths) > 1 else "".join(paths)
 
 
 def _write_rank(rank: RankCapture) -> str:

@@ -22,7 +22,7 @@ from textual.message import Message
 from textual.timer import Timer
 
 from tpmon.errors import ExitCode
-from tpmon.model.capture import CaptureRequest, CaptureUpdate
+from tpmon.model.capture import CaptureChoice, CaptureRequest, CaptureUpdate
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import Event
 from tpmon.model.known import NOT_APPLICABLE, Missing, NotApplicable, is_known
@@ -206,7 +206,8 @@ class MonitorApp(Shell):
             if not isinstance(order, (Missing, NotApplicable)):
                 self._dump = None if isinstance(order, DumpRequest) else self._dump
                 self._sample = None if isinstance(order, SampleRequest) else self._sample
-                self._capture = None if isinstance(order, CaptureRequest) else self._capture
+                anew = isinstance(order, (CaptureRequest, CaptureChoice))
+                self._capture = None if anew else self._capture
                 self._controls.ask(order)
         elif isinstance(key.deed, Move):
             page, limit = panes.page_of(view, self._extent(), keys_shown(view))

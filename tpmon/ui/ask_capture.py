@@ -13,10 +13,12 @@ from tpmon.model.capture import (
     CAPTURE_ACTS,
     CAPTURE_WAITS,
     CaptureAnswer,
+    CaptureChoice,
     CaptureRequest,
     CaptureStage,
     CaptureUpdate,
 )
+from tpmon.model.capture_choice import READS, Change, plan_anew
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.ui.actions import action_close, action_overlay
@@ -30,7 +32,7 @@ def ask_plan(view: ViewState, rows: Sequence[int]) -> Asked:
     """Have read what a capture would cost, or show again what waits for an answer."""
     if _is_open(view):
         return _open(view), NOT_APPLICABLE
-    asked = CaptureUpdate(CaptureStage.ASKED, "reads what is known of its price")
+    asked = CaptureUpdate(CaptureStage.ASKED, READS)
     return _open(replace(view, capture=asked)), CaptureRequest(_choose_rank(view, rows))
 
 
@@ -38,7 +40,8 @@ def ask_go(view: ViewState, _rows: Sequence[int]) -> Asked:
     """Agree to what stands on the screen."""
     if not is_known(view.capture):
         return view, NOT_APPLICABLE
-    return replace(view, message="goes on ..."), CaptureAnswer(view.capture.stage, goes=True)
+    answer = CaptureAnswer(view.capture.stage, goes=True, choice=view.capture.choice)
+    return replace(view, message="goes on ..."), answer
 
 
 def ask_end(view: ViewState, _rows: Sequence[int]) -> Asked:
@@ -49,6 +52,31 @@ def ask_end(view: ViewState, _rows: Sequence[int]) -> Asked:
     if view.capture.stage in CAPTURE_ACTS:
         return replace(view, message=CANCELS), answer
     return action_close(view), answer
+
+
+def ask_change(view: ViewState, _rows: Sequence[int], change: Change) -> Asked:
+    """Choose otherwise: shown at once, planned anew, and nothing is asked of the run."""
+    choice = find_change(view, change)
+    if not is_known(view.capture) or not is_known(choice):
+        return view, NOT_APPLICABLE
+    return replace(view, capture=plan_anew(view.capture, choice), scroll=0), choice
+
+
+def find_change(view: ViewState, change: Change) -> Applicable[CaptureChoice]:
+    """Return what a key would choose; none where it is the same, or the question does not stand any more."""
+    update = view.capture
+    if not can_choose(view) or not is_known(update) or not is_known(update.offers):
+        return NOT_APPLICABLE
+    choice = change(update.choice, update.offers)
+    return choice if choice != update.choice else NOT_APPLICABLE
+
+
+def can_choose(view: ViewState) -> bool:
+    """Tell whether the plan or the price on the screen can still become another one."""
+    update = view.capture
+    if view.overlay is not Overlay.CAPTURE or not is_known(update) or not is_known(update.offers):
+        return False
+    return update.stage is CaptureStage.ASKED or update.stage in CAPTURE_WAITS
 
 
 def is_asking(view: ViewState) -> bool:

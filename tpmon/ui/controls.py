@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Union
 
-from tpmon.model.capture import CaptureAnswer, CaptureRequest, CaptureUpdate
+from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureUpdate
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable
@@ -36,7 +36,7 @@ class Notice:
     trace: str = ""
 
 
-Order = Union[DumpRequest, SampleRequest, CaptureRequest, CaptureAnswer, Errand]
+Order = Union[DumpRequest, SampleRequest, CaptureRequest, CaptureChoice, CaptureAnswer, Errand]
 """What a key may ask of the session."""
 Reading = Union[DumpUpdate, SampleUpdate, CaptureUpdate]
 """What is read for an order, also while it grows."""

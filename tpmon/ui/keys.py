@@ -16,6 +16,7 @@ from tpmon.ui import situations as when
 from tpmon.ui.actions import INTERVALS_S
 from tpmon.ui.ask_dump import has_ended
 from tpmon.ui.key_row import Action, ByDigit, Key, OpenRow
+from tpmon.ui.keys_capture import CAPTURE_KEYS
 from tpmon.ui.keys_stacks import BUNDLE_KEYS, STACK_KEYS
 from tpmon.ui.moves import Effect, Move
 from tpmon.ui.view import KeyHelp, Overlay, Pane, SortBy, ViewState
@@ -323,6 +324,7 @@ KEYS: tuple[Key, ...] = (
         brief="copy the whole screen",
     ),
     *BUNDLE_KEYS,
+    *CAPTURE_KEYS,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tpmon.ui import actions, ask_bundle, ask_capture, ask_dump, ask_sample, stack_rows
+from tpmon.ui import actions, ask_bundle, ask_dump, ask_sample, stack_rows
 from tpmon.ui import situations as when
 from tpmon.ui.key_row import Ask, Key
 from tpmon.ui.moves import Effect
@@ -261,63 +261,5 @@ BUNDLE_KEYS: tuple[Key, ...] = (
         Ask(ask_bundle.ask_bundle),
         when.ALIVE,
         brief="a bundle for a ticket",
-    ),
-    Key(
-        "capture",
-        ("t",),
-        ("t",),
-        "Copying",
-        "what profiling 5 steps costs, with the hook or kineto's thread; asks nothing of the run yet",
-        Ask(ask_capture.ask_plan),
-        when.CAPTURABLE,
-        brief="profile 5 steps; asks first",
-    ),
-    Key(
-        "capture-go",
-        ("t", "enter"),
-        ("t", "enter"),
-        "Copying",
-        "agree: one step is profiled for the price; once more at that price: the steps are recorded",
-        Ask(ask_capture.ask_go),
-        when.CAPTURE_ASKS,
-        "go on",
-        1,
-        brief="go on at this price",
-    ),
-    Key(
-        "capture-cancel",
-        ("t",),
-        ("t",),
-        "Copying",
-        "cancel the capture that is under way; no file is left",
-        Ask(ask_capture.ask_end),
-        when.CAPTURE_ACTS,
-        "cancel capture",
-        1,
-        brief="cancel the capture",
-    ),
-    Key(
-        "capture-leave",
-        ("escape",),
-        ("esc",),
-        "Copying",
-        "leave the price that was read, or cancel the capture that is under way",
-        Ask(ask_capture.ask_end),
-        when.CAPTURE_OPEN,
-        "leave, cancel",
-        1,
-        brief="leave or cancel the capture",
-    ),
-    Key(
-        "open-trace",
-        ("o",),
-        ("o",),
-        "Copying",
-        "open the trace that was captured last; q comes back here",
-        Effect.OPEN_TRACE,
-        when.CAPTURED,
-        "open trace",
-        2,
-        brief="open the captured trace",
     ),
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from tpmon.model.capture_choice import Change, fewer_steps, more_steps, next_kind, other_ranks
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import is_known
 from tpmon.ui import ask_capture
@@ -82,6 +84,16 @@ def _to_copy(view: ViewState) -> bool:
     return _no_typing(view) and not _dumped(view)
 
 
+def _paced(view: ViewState) -> bool:
+    """Tell whether the keys of the pace mean it: in the plan of a capture they mean its steps."""
+    below = replace(view, overlay=view.behind) if view.overlay is Overlay.HELP else view
+    return _no_typing(view) and _alive(view) and not ask_capture.can_choose(below)
+
+
+def _changes(change: Change, words: str) -> Situation:
+    return Situation(lambda view: is_known(ask_capture.find_change(view, change)), words)
+
+
 EVER = Situation(lambda _view: True, "always")
 NOT_TYPING = Situation(_no_typing, "always")
 PANES = Situation(_panes, "with nothing over the panes")
@@ -106,12 +118,12 @@ NOT_TRIABLE = Situation(
     "while the verdict has nothing to try",
 )
 FASTER = Situation(
-    lambda view: _no_typing(view) and _alive(view) and view.interval_s > INTERVALS_S[0],
-    f"above {INTERVALS_S[0]:g} s, while the job is there",
+    lambda view: _paced(view) and view.interval_s > INTERVALS_S[0],
+    f"above {INTERVALS_S[0]:g} s, while the job is there; not in the plan of a capture",
 )
 SLOWER = Situation(
-    lambda view: _no_typing(view) and _alive(view) and view.interval_s < INTERVALS_S[-1],
-    f"below {INTERVALS_S[-1]:g} s, while the job is there",
+    lambda view: _paced(view) and view.interval_s < INTERVALS_S[-1],
+    f"below {INTERVALS_S[-1]:g} s, while the job is there; not in the plan of a capture",
 )
 OVERVIEWS = Situation(
     lambda view: _panes(view) or view.overlay in (Overlay.STACKS, Overlay.SAMPLE, Overlay.CAPTURE),
@@ -143,6 +155,10 @@ CAPTURABLE = Situation(
     "outside of the stacks; never with --readonly",
 )
 CAPTURE_ASKS = Situation(ask_capture.is_asking, "in the capture, while it waits for a yes")
+CAPTURE_KINDS = _changes(next_kind, "in the plan of a capture, where there is more than one")
+CAPTURE_MORE = _changes(more_steps, "in the plan of a capture")
+CAPTURE_FEWER = _changes(fewer_steps, "in the plan of a capture")
+CAPTURE_RANKS = _changes(other_ranks, "in the plan of a capture, of a job with several ranks here")
 CAPTURE_ACTS = Situation(
     lambda view: _no_typing(view) and not _stacks(view) and ask_capture.is_acting(view),
     "outside of the stacks, while a capture is under way",

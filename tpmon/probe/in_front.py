@@ -1,0 +1,27 @@
+"""Read what stands in front of a process, and whether it has loaded CUDA."""
+
+from __future__ import annotations
+
+from tpmon.probe.procread import read_table
+from tpmon.probe.survey import ancestry
+
+
+def read_ancestors(pid: int, proc: str = "/proc") -> list[list[str]]:
+    """Return the command lines above a process, nearest first."""
+    lines = []
+    for at in list(ancestry(pid, read_table(proc)))[1:]:
+        try:
+            with open(f"{proc}/{at}/cmdline", "rb") as file:
+                lines.append(file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0"))
+        except OSError:
+            continue
+    return lines
+
+
+def uses_cuda(pid: int, proc: str = "/proc") -> bool:
+    """Tell whether the driver's library is loaded: where it is not, CUDA was not begun with yet."""
+    try:
+        with open(f"{proc}/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            return any("/libcuda.so" in line for line in file)
+    except OSError:
+        return False  # the hook asks again from within

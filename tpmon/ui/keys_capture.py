@@ -1,0 +1,134 @@
+"""The rows of the table of keys that belong to a capture. Knows nothing of textual."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tpmon.model.capture_choice import (
+    STEP_CHOICES,
+    Change,
+    fewer_steps,
+    more_steps,
+    next_kind,
+    other_ranks,
+)
+from tpmon.ui import ask_capture
+from tpmon.ui import situations as when
+from tpmon.ui.key_row import Ask, Key
+from tpmon.ui.moves import Effect
+
+_SECTION = "Capture"
+
+
+def _change(change: Change) -> Ask:
+    return Ask(partial(ask_capture.ask_change, change=change))
+
+
+CAPTURE_KEYS: tuple[Key, ...] = (
+    Key(
+        "capture",
+        ("t",),
+        ("t",),
+        "Copying",
+        "a capture of some steps: what to choose, and what it would cost; asks nothing of the run yet",
+        Ask(ask_capture.ask_plan),
+        when.CAPTURABLE,
+        brief="profile some steps; asks first",
+    ),
+    Key(
+        "capture-cancel",
+        ("t",),
+        ("t",),
+        "Copying",
+        "cancel the capture that is under way; no file is left",
+        Ask(ask_capture.ask_end),
+        when.CAPTURE_ACTS,
+        "cancel capture",
+        1,
+        brief="cancel the capture",
+    ),
+    Key(
+        "open-trace",
+        ("o",),
+        ("o",),
+        "Copying",
+        "open the trace that was captured last; q comes back here",
+        Effect.OPEN_TRACE,
+        when.CAPTURED,
+        "open trace",
+        2,
+        brief="open the captured trace",
+    ),
+    Key(
+        "capture-go",
+        ("t", "enter"),
+        ("t", "enter"),
+        _SECTION,
+        "agree: one step is profiled for the price of a trace; once more at that price: it is recorded",
+        Ask(ask_capture.ask_go),
+        when.CAPTURE_ASKS,
+        "go on",
+        1,
+        brief="go on at this price",
+    ),
+    Key(
+        "capture-kind",
+        ("c",),
+        ("c",),
+        _SECTION,
+        "what to capture: a trace, a snapshot of the CUDA allocator, a range for nsys",
+        _change(next_kind),
+        when.CAPTURE_KINDS,
+        "other kind",
+        4,
+        brief="trace, snapshot, nsys range",
+    ),
+    Key(
+        "capture-more",
+        ("+", "="),
+        ("+",),
+        _SECTION,
+        f"more steps, at most {STEP_CHOICES[-1]:,}; of a price that was read: back to the plan",
+        _change(more_steps),
+        when.CAPTURE_MORE,
+        "more steps",
+        2,
+        brief="more steps, fewer",
+    ),
+    Key(
+        "capture-fewer",
+        ("-",),
+        ("-",),
+        _SECTION,
+        "fewer steps",
+        _change(fewer_steps),
+        when.CAPTURE_FEWER,
+        "fewer",
+        2,
+        brief="more steps, fewer",
+    ),
+    Key(
+        "capture-ranks",
+        ("a",),
+        ("a",),
+        _SECTION,
+        "the same steps of all ranks on this machine, or of this one alone",
+        _change(other_ranks),
+        when.CAPTURE_RANKS,
+        "all ranks or one",
+        3,
+        brief="all ranks, or this one",
+    ),
+    Key(
+        "capture-leave",
+        ("escape",),
+        ("esc",),
+        _SECTION,
+        "leave the price that was read, or cancel the capture that is under way",
+        Ask(ask_capture.ask_end),
+        when.CAPTURE_OPEN,
+        "leave, cancel",
+        1,
+        brief="leave or cancel the capture",
+    ),
+)
