@@ -191,7 +191,7 @@ def capture_job(
         tell(_WARNS)
     first = members[0]
     if not asked.every:
-        with _remove_empty([] if os.path.lexists(folder) else [folder], stopped):
+        with _remove_empty([] if os.path.lexists(folder) else [folder]):
             told = try_kineto(
                 first.identity,
                 first.rank,
@@ -210,7 +210,7 @@ def capture_job(
     with contextlib.ExitStack() as stack:
         for bus in buses:
             stack.callback(bus.close)
-        stack.enter_context(_remove_empty(mine, stopped))
+        stack.enter_context(_remove_empty(mine))
         window = Window(buses, wanted, name, tell, stopped, agreed=agreed)
         timed = [bus.count_timed_steps() for bus in buses]
         with watch_clocks([bus.process for bus in buses]) as watch:
@@ -240,17 +240,14 @@ def _check_above(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _remove_empty(folders: list[str], stopped: Callable[[], bool]) -> Iterator[None]:
-    """Remove folders made for a capture that whoever asked gave up, or that could not be: they are empty."""
-    ended = False
+def _remove_empty(folders: list[str]) -> Iterator[None]:
+    """Remove folders made for a capture that left no file: given up, refused, or not possible."""
     try:
         yield
-        ended = not stopped()
     finally:
-        if not ended:
-            for folder in folders:
-                with contextlib.suppress(OSError):  # files lie in it, or it was never made
-                    os.rmdir(folder)
+        for folder in folders:
+            with contextlib.suppress(OSError):  # files lie in it, or it was never made
+                os.rmdir(folder)
 
 
 def _check_nsys(member: Member, asked: Asked) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tpmon.capture.offers import COUNT_APART, NO_CUDA
 from tpmon.capture.plan import say_price
 from tpmon.model.capture import (
     CAPTURE_SCHEMA,
     UNKNOWN,
     CaptureAsked,
+    CaptureChoice,
     CapturedFile,
     CaptureKind,
+    CaptureOffers,
     CapturePrice,
     CaptureResult,
     CaptureStage,
@@ -97,11 +100,45 @@ def planned() -> CaptureUpdate:
     return CaptureUpdate(CaptureStage.PLANNED, "not begun", plan)
 
 
+def offered(*, cuda: bool = False, choice: CaptureChoice | None = None) -> CaptureUpdate:
+    """Return the plan with what can be chosen: on a CPU a trace alone, of one rank or of both."""
+    nsys = "nsys is not in front of this run, and cannot be added to a running process"
+    refused = [(CaptureKind.SNAPSHOT, NO_CUDA)] if not cuda else []
+    offers = CaptureOffers("rank 0", 2, (*refused, (CaptureKind.NSYS_RANGE, nsys)))
+    return replace(planned(), offers=offers, choice=choice or CaptureChoice())
+
+
+def offered_snapshot() -> CaptureUpdate:
+    """Return the plan of a snapshot of both ranks, 20 steps, on a run with GPUs."""
+    choice = CaptureChoice(CaptureKind.SNAPSHOT, 20, every=True)
+    room = (
+        "the newest 100,000 allocations and their stacks, at most some 391M of memory and disk of each, into"
+        " /runs/a/tpmon-capture-node7-4200-20261125-034500: 41.2G free there"
+    )
+    unknown = (
+        f"{UNKNOWN}how long the loop stands still while that is written; what keeps the stacks makes each"
+        " allocation slower"
+    )
+    plan = (
+        "the CUDA allocator's history over 20 steps of all 2 ranks here",
+        "a step takes 12.0 ms now: about 240 ms are recorded",
+        room,
+        unknown,
+    )
+    return replace(offered(cuda=True, choice=choice), plan=plan)
+
+
+def chosen_anew() -> CaptureUpdate:
+    """Return it while what was chosen otherwise is planned; not all ranks can be."""
+    offers = CaptureOffers("rank 0", 2, every=COUNT_APART)
+    return replace(asked(), offers=offers, choice=CaptureChoice(steps=1_000))
+
+
 def priced() -> CaptureUpdate:
     """Return it with the price, once one step was profiled."""
     price = CapturePrice(steps=5, events=7_600, pause_ms=31.0, bytes=2_900_000, memory_bytes=9_880_000)
     said = (say_price(price, ASKED, 1),)
-    return replace(planned(), stage=CaptureStage.PRICED, line="not recorded yet", price=said)
+    return replace(offered(), stage=CaptureStage.PRICED, line="not recorded yet", price=said)
 
 
 def recording(step: int = 2) -> CaptureUpdate:

@@ -107,11 +107,19 @@ def _list_captures() -> Iterator[Picture]:
     over = {"overlay": Overlay.CAPTURE}
     for size in SIZES:
         priced, done = capture_views.priced(), capture_views.done()
+        plan = capture_views.offered()
+        yield Picture(f"capture-plan.{_write_size(size)}", "two-ranks", size, over | {"capture": plan})
         yield Picture(f"capture-price.{_write_size(size)}", "two-ranks", size, over | {"capture": priced})
         yield Picture(f"capture.{_write_size(size)}", "two-ranks", size, over | {"capture": done})
     yield _at_80("capture-none", "two-ranks", **over)
     yield _at_80("capture-asked", "two-ranks", **over, capture=capture_views.asked())
-    yield _at_80("capture-plan", "oversubscribed", **over, capture=capture_views.planned())
+    yield _at_80("capture-limit", "oversubscribed", **over, capture=capture_views.offered())
+    snapshot, anew = capture_views.offered_snapshot(), capture_views.chosen_anew()
+    for size in (Size(80, 24), Size(40, 50)):
+        yield Picture(
+            f"capture-snapshot.{_write_size(size)}", "two-ranks", size, over | {"capture": snapshot}
+        )
+        yield Picture(f"capture-chosen.{_write_size(size)}", "two-ranks", size, over | {"capture": anew})
     yield _at_80("capture-running", "two-ranks", **over, capture=capture_views.recording())
     yield _at_80("capture-cancelled", "two-ranks", **over, capture=capture_views.cancelled())
 
@@ -228,9 +236,19 @@ _SHOWN = (
         "`f` says what sampling costs, `f` again starts it; the functions come while it goes on.",
     ),
     (
+        "A capture, before anything is asked of the run",
+        "capture-plan.80x24",
+        "`t`: what is captured, how many steps, of which ranks, each with its key, and what is known of it.",
+    ),
+    (
+        "The same in a side pane",
+        "capture-plan.40x50",
+        "What cannot be chosen says why.",
+    ),
+    (
         "What a capture costs",
         "capture-price.80x24",
-        "`t` says what is known, `t` again has one step profiled, and then the price stands here.",
+        "`t` again has one step profiled, and then the price stands here.",
     ),
     (
         "What came of a capture",

@@ -14,16 +14,21 @@ from pathlib import Path
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, TPMON, capture, training
-from tests.programs.conftest import READY_S, run_program
+from tests.frames import make_view
+from tests.programs.capturing import ENVIRONMENT, ROOT, TPMON, capture, training
+from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
 from tpmon.capture.talk import Talk
 from tpmon.capture_asked import start_capture
-from tpmon.model.capture import CaptureAnswer, CaptureStage, CaptureUpdate
+from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
 from tpmon.model.process import Identity
-from tpmon.probe.procread import read_stat
+from tpmon.probe.job import find_descendants
+from tpmon.probe.procread import read_stat, read_table
 from tpmon.probe.target import find_job
+from tpmon.ui.key_row import Ask
+from tpmon.ui.keys import find_key
+from tpmon.ui.view import Overlay
 
 pytestmark = [
     pytest.mark.torch,
@@ -31,6 +36,8 @@ pytestmark = [
 ]
 
 PLANNED, PRICED, RECORDING = CaptureStage.PLANNED, CaptureStage.PRICED, CaptureStage.RECORDING
+CAPTURE_RANKS = Path(__file__).parent / "capture_ranks.py"
+LOOPS = Path(__file__).parent / "hook_loops.py"
 YES = {stage: CaptureAnswer(stage, goes=True) for stage in (PLANNED, PRICED)}
 
 
@@ -51,6 +58,28 @@ class Screen:
             threading.Timer(0.05, self.talk.answer, (answer,)).start()
         if update.stage is CaptureStage.ENDED:
             self.ended.set()
+
+    def press(self, name: str) -> None:
+        """Do what a key means to what was told last."""
+        view = make_view(capture=self.told[-1], overlay=Overlay.CAPTURE)
+        key = find_key(name, view)
+        assert key is not None, (name, self.told[-1])
+        assert isinstance(key.deed, Ask)
+        order = key.deed.make(view, ())[1]
+        if isinstance(order, CaptureChoice):
+            self.talk.choose(order)
+        else:
+            assert isinstance(order, CaptureAnswer)
+            self.talk.answer(order)
+
+    def planned(self, choice: CaptureChoice) -> CaptureUpdate:
+        """Wait until the plan of a choice stands."""
+
+        def stands() -> bool:
+            return [(one.stage, one.choice) for one in self.told[-1:]] == [(PLANNED, choice)]
+
+        assert wait_until(stands, READY_S), self.told
+        return self.told[-1]
 
     def wait(self) -> CaptureUpdate:
         assert self.ended.wait(READY_S), self.told
@@ -91,7 +120,7 @@ def test_t_records_after_two_yeses_and_tells_what_the_command_prints(
 
         screen = Screen(pid, YES)
         end = screen.wait()
-        assert screen.stages() == list(CaptureStage)[list(CaptureStage).index(PLANNED) :]
+        assert screen.stages() == list(CaptureStage)
         assert end.line.startswith("capture done: 5 steps of")
         assert len(read_told(end.trace).marks) == 5
         report = "\n".join(end.report)
@@ -101,6 +130,91 @@ def test_t_records_after_two_yeses_and_tells_what_the_command_prints(
         assert " ms, after " in report
         assert f":{end.trace} ." in report
         assert "fetch: scp " in report
+
+
+def test_keys_choose_all_ranks_and_fewer_steps_and_that_is_what_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "here"
+    out.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(out)
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(CAPTURE_RANKS), "{ready}")
+    with run_program(command, tmp_path / "ready", 2) as program:
+        screen = Screen(program.pid, {})
+        plan = screen.planned(CaptureChoice()).plan
+        assert plan[0].startswith("5 steps of rank 0, process ")
+        screen.press("a")
+        assert screen.planned(CaptureChoice(every=True)).plan[0].startswith("5 steps of all 2 ranks here")
+        screen.press("t")
+        assert wait_until(lambda: screen.told[-1].stage is PRICED, READY_S), screen.told
+        assert screen.told[-1].price[0].startswith("5 steps: each rank stands still for about")
+        screen.press("-")
+        chosen = CaptureChoice(steps=2, every=True)
+        assert screen.planned(chosen).plan[0].startswith("2 steps of all 2 ranks here")
+        assert os.listdir(out) == [], "nothing is recorded yet"
+        screen.press("t")
+        assert wait_until(lambda: screen.told[-1].stage is PRICED, READY_S), screen.told
+        screen.press("t")
+        end = screen.wait()
+        assert end.line.startswith("capture done: 2 steps of"), end
+        assert os.path.dirname(end.trace) == str(out)
+        files = sorted(Path(end.trace).iterdir())
+        traces = [read_told(str(path)) for path in files]
+        own = [sorted(name for name in one.names if name.startswith("own step")) for one in traces]
+        assert [len(one.marks) for one in traces] == [2, 2]
+        assert (len(own[0]), own[0]) == (2, own[1]), "the program's own numbers: the same steps"
+
+
+def test_a_snapshot_is_asked_for_after_its_plan_was_agreed_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with training() as pid:
+        screen = Screen(pid, {})
+        offers = screen.planned(CaptureChoice()).offers
+        reasons = dict(offers.refused)
+        assert reasons[CaptureKind.SNAPSHOT] == "this process does not use CUDA"
+        assert reasons[CaptureKind.NSYS_RANGE].startswith("nsys is not in front of this run")
+        assert (offers.ranks, offers.every) == (1, "it is the only rank on this machine")
+        snapshot = CaptureChoice(CaptureKind.SNAPSHOT, 2)
+        screen.talk.choose(snapshot)  # as with a key on a run whose CUDA only seemed to be there
+        plan = screen.planned(snapshot).plan
+        assert plan[0] == f"the CUDA allocator's history over 2 steps of process {pid}"
+        assert read_asked(pid) == 0
+        screen.press("t")
+        end = screen.wait()
+        assert screen.told[-2].stage is RECORDING
+        assert end.line == "capture refused: this process does not use CUDA"
+        assert (read_asked(pid) != 0, os.listdir(tmp_path)) == (True, [])
+
+
+def test_t_under_an_nsys_that_can_end_the_run_offers_no_range(tmp_path: Path) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text('#!/bin/sh\nshift 3\n"$@"\n')
+    nsys.chmod(0o755)
+    command = (str(nsys), "profile", "-c", "cudaProfilerApi", sys.executable, str(LOOPS), "--forever")
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            (pid,) = (stat.pid for stat in read_table().values() if stat.parent == job.pid)
+            screen = Screen(pid, {})
+            offers = screen.planned(CaptureChoice()).offers
+            assert dict(offers.refused)[CaptureKind.NSYS_RANGE] == (
+                "--capture-range-end=stop-shutdown of nsys can end the run with the window"
+            )
+            screen.talk.choose(CaptureChoice(CaptureKind.NSYS_RANGE))
+            back = screen.planned(CaptureChoice())
+            assert back.plan[0].startswith("5 steps of ")
+            assert len(back.offers.refused) == len(dict(back.offers.refused))
+            screen.talk.answer(CaptureAnswer(PLANNED, goes=False))
+            assert screen.wait().line == ""
+        finally:
+            for one in (*find_descendants(job.pid, read_table()), job.pid):
+                os.kill(one, signal.SIGKILL)
 
 
 def test_t_cancels_what_is_under_way_and_no_file_is_left(
@@ -125,7 +239,7 @@ def test_t_says_how_a_run_without_a_hook_is_started_again(tmp_path: Path) -> Non
             f"no capture: process {program.pid} has no hook: no profile of it is possible"
         )
         assert "tpmon run -- " in end.line
-        assert (end.report, screen.stages()) == ((), [CaptureStage.ENDED])
+        assert (end.report, screen.stages()) == ((), [CaptureStage.ASKED, CaptureStage.ENDED])
 
 
 def test_a_capture_begins_with_the_step_that_was_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.goldens import capture_views
 from tests.ui.driving import JOB, Checks
-from tpmon.model.capture import CaptureAnswer, CaptureStage, CaptureUpdate
+from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureKind, CaptureStage, CaptureUpdate
 from tpmon.ui.app import MESSAGE_SECONDS
 from tpmon.ui.controls import Notice
 from tpmon.ui.view import Overlay
@@ -24,7 +24,7 @@ async def _(s):
     assert "5 steps of rank 0, process 4211, by torch.profiler" in s.text
     assert "a step takes 12.0 ms now: about 60 ms are recorded" in s.text
     assert "41.2G free there" in s.text
-    assert "t or Enter profiles that one step and says the price; esc leaves" in s.text
+    assert "t or Enter profiles one step and says the price; esc leaves" in s.text
     await s.press("v", "t")
     assert (len(s.asked), s.view.overlay) == (1, Overlay.CAPTURE), "back to what waits: no yes unread"
 
@@ -43,6 +43,91 @@ async def _(s):
     assert len(s.asked) == 2, "a yes is said to what stands on the screen alone"
     await s.press("escape", "8", "enter")
     assert s.asked[2:] == [CaptureAnswer(CaptureStage.PRICED, goes=True)]
+
+
+@CHECKS.of("capture-kind")
+async def _(s):
+    await s.press("c")
+    assert "c works in the plan of a capture" in s.text
+    await s.press("t", "c")
+    assert len(s.asked) == 1, "not known yet what can be chosen"
+    await s.send_result(capture_views.offered())
+    assert "no allocator snapshot: this process does not use CUDA" in s.text
+    await s.press("c")
+    assert len(s.asked) == 1, "a trace alone can be"
+    await s.send_result(capture_views.offered(cuda=True))
+    assert "c allocator snapshot" in s.text
+    await s.press("c")
+    snapshot = CaptureChoice(CaptureKind.SNAPSHOT)
+    assert s.asked[1:] == [snapshot]
+    assert "reads what is known of its price" in s.text
+    assert "by torch.profiler" not in s.text, "the plan before is not of a snapshot"
+    await s.press("t", "enter")
+    assert len(s.asked) == 2, "no yes to what is not known yet"
+    await s.send_result(capture_views.offered_snapshot())
+    assert "the CUDA allocator's history over 20 steps" in s.text
+    assert "t or Enter records them and writes the file; esc leaves" in s.text
+    await s.press("t")
+    assert s.asked[2:] == [CaptureAnswer(CaptureStage.PLANNED, goes=True, choice=s.view.capture.choice)]
+    assert s.asked[2].choice.kind is CaptureKind.SNAPSHOT
+    await s.press("escape", "t")
+    await s.send_result(capture_views.offered(cuda=True, choice=snapshot))
+    await s.press("c")
+    assert s.asked[-1] == CaptureChoice()
+
+
+@CHECKS.of("capture-more")
+async def _(s):
+    await s.press("t")
+    await s.send_result(capture_views.offered())
+    assert "+ more steps" in s.text
+    await s.press("+", "=", "+")
+    assert [one.steps for one in s.asked[1:]] == [10, 20, 50]
+    assert "- 20, + 100" in s.text
+    assert s.intervals == [], "here it is no key of the pace"
+    await s.press("?", "+")
+    assert (s.intervals, s.view.overlay) == ([], Overlay.CAPTURE), "nor in the help over it"
+    await s.send_result(capture_views.offered(choice=CaptureChoice(steps=1_000)))
+    await s.press("+")
+    assert (len(s.asked), s.intervals) == (4, [])
+    await s.send_result(capture_views.priced())
+    await s.press("+")
+    assert s.asked[4:] == [CaptureChoice(steps=10)]
+    assert "stands still for about 31 ms" not in s.text, "that was the price of 5"
+    await s.send_result(capture_views.recording())
+    await s.press("+")
+    assert (len(s.asked), s.intervals) == (5, [2.0]), "it records: the pace again"
+
+
+@CHECKS.of("capture-fewer")
+async def _(s):
+    await s.press("t")
+    await s.send_result(capture_views.offered())
+    await s.press("-", "-")
+    assert [one.steps for one in s.asked[1:]] == [2, 1]
+    await s.press("-")
+    assert (len(s.asked), s.intervals) == (3, [])
+    assert "- does nothing here" in s.text
+    await s.press("escape")
+    await s.press("-")
+    assert s.intervals == [0.5]
+
+
+@CHECKS.of("capture-ranks")
+async def _(s):
+    await s.press("t")
+    await s.send_result(capture_views.offered())
+    assert "a all 2 here" in s.text
+    await s.press("a")
+    assert s.asked[1:] == [CaptureChoice(every=True)]
+    assert "a rank 0 alone" in s.text
+    await s.press("a")
+    assert s.asked[2:] == [CaptureChoice()]
+    await s.send_result(capture_views.chosen_anew())
+    assert "not all: the ranks do not count the same steps" in s.text
+    await s.press("a")
+    assert len(s.asked) == 3
+    assert "a works in the plan of a capture, of a job with several ranks here" in s.text
 
 
 @CHECKS.of("capture-cancel")

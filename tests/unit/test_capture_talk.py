@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from tpmon.capture.plan_words import say_plan, say_plan_of_kineto
-from tpmon.capture.talk import Talk
-from tpmon.model.capture import UNKNOWN, CaptureAnswer, CaptureAsked, CaptureKind, CaptureStage, CaptureUpdate
+from tpmon.capture.talk import ChosenAnewError, Talk
+from tpmon.model.capture import (
+    UNKNOWN,
+    CaptureAnswer,
+    CaptureAsked,
+    CaptureChoice,
+    CaptureKind,
+    CaptureOffers,
+    CaptureStage,
+    CaptureUpdate,
+)
 from tpmon.model.known import NOT_APPLICABLE, Missing
 
 PLANNED, SIZING, PRICED, RECORDING = (
@@ -84,10 +93,89 @@ def test_a_reason_that_there_is_no_capture_is_said(talk: Talk, told: list[Captur
     assert Talk(told.append, lambda: True).stopped()
 
 
-def asked(folder: Path, *, timed: bool = False) -> CaptureAsked:
-    return CaptureAsked(
-        CaptureKind.TRACE, 5, 10.0, False, False, False, NOT_APPLICABLE, str(folder), timed=timed
+TEN = CaptureChoice(steps=10)
+EVERY = CaptureChoice(every=True)
+SNAPSHOT = CaptureChoice(CaptureKind.SNAPSHOT)
+OFFERS = CaptureOffers("rank 0", 2)
+
+
+@pytest.mark.parametrize("stage", [PLANNED, PRICED])
+def test_who_chooses_otherwise_is_planned_for_anew_and_a_yes_before_is_none(
+    talk: Talk, told: list[CaptureUpdate], stage: CaptureStage
+) -> None:
+    talk.offer(OFFERS)
+    assert talk.begin() == CaptureChoice()
+    assert not talk.agreed(PLANNED, ("5 steps",))
+    talk.answer(CaptureAnswer(PLANNED, goes=True))
+    if stage is PRICED:
+        assert talk.agreed(PLANNED, ())
+        assert not talk.agreed(PRICED, ("31 ms",))
+        talk.answer(CaptureAnswer(PRICED, goes=True))
+    talk.choose(TEN)
+    assert (told[-1].stage, told[-1].choice) == (CaptureStage.ASKED, TEN)
+    assert (told[-1].plan, told[-1].price, told[-1].offers) == ((), (), OFFERS)
+    with pytest.raises(ChosenAnewError):
+        talk.agreed(stage, ("5 steps",))
+    assert talk.begin() == TEN
+    assert not talk.agreed(PLANNED, ("10 steps",))
+    talk.answer(CaptureAnswer(PLANNED, goes=True))
+    assert not talk.agreed(PLANNED, ()), "that yes is to 5 steps, which stood there before"
+    talk.answer(CaptureAnswer(PLANNED, goes=True, choice=TEN))
+    assert talk.agreed(PLANNED, ())
+
+
+def test_too_late_to_choose_once_it_acts(talk: Talk, told: list[CaptureUpdate]) -> None:
+    talk.agreed(PLANNED, ())
+    talk.answer(CaptureAnswer(PLANNED, goes=True))
+    assert talk.agreed(PLANNED, ())
+    before = len(told)
+    talk.choose(TEN)
+    assert told[before:] == [told[before - 1]], "the screen is told again what stands"
+    assert (told[-1].stage, talk.begin()) == (SIZING, CaptureChoice())
+
+
+def test_what_no_probe_sizes_is_recorded_after_one_yes(talk: Talk, told: list[CaptureUpdate]) -> None:
+    talk.choose(SNAPSHOT)
+    talk.begin()
+    assert not talk.agreed(PLANNED, ("history of 5 steps",))
+    talk.answer(CaptureAnswer(PLANNED, goes=True, choice=SNAPSHOT))
+    assert talk.agreed(PLANNED, ())
+    assert told[-1].stage is RECORDING
+
+
+def test_what_cannot_be_is_not_begun_with(talk: Talk, told: list[CaptureUpdate]) -> None:
+    talk.offer(CaptureOffers("rank 0", 1, ((CaptureKind.TRACE, "nsys has the slot"),)))
+    assert talk.begin().kind is CaptureKind.SNAPSHOT
+    assert told[-1].choice.kind is CaptureKind.SNAPSHOT
+
+
+def test_a_choice_that_fails_is_taken_back_with_its_reason(talk: Talk, told: list[CaptureUpdate]) -> None:
+    talk.offer(OFFERS)
+    talk.begin()
+    assert not talk.take_back("no step ends"), "there is no choice before the first"
+    talk.agreed(PLANNED, ("5 steps",))
+    assert not talk.take_back("no step ends"), "the plan that stands is a good one"
+    talk.choose(EVERY)
+    talk.begin()
+    assert talk.take_back("no step ends")
+    assert (told[-1].choice, told[-1].offers) == (
+        CaptureChoice(),
+        CaptureOffers("rank 0", 2, every="no step ends"),
     )
+    talk.begin()
+    talk.agreed(PLANNED, ("5 steps",))
+    talk.choose(SNAPSHOT)
+    talk.begin()
+    talk.choose(CaptureChoice(CaptureKind.SNAPSHOT, 10))
+    assert talk.take_back("no CUDA")
+    assert talk.begin() == TEN, "what was chosen meanwhile stays, as far as it can be"
+    talk.choose(CaptureChoice(steps=20))
+    talk.begin()
+    assert not talk.take_back("the process ended"), "more steps are no reason"
+
+
+def asked(folder: Path, kind: CaptureKind = CaptureKind.TRACE, *, timed: bool = False) -> CaptureAsked:
+    return CaptureAsked(kind, 5, 10.0, False, False, False, NOT_APPLICABLE, str(folder), timed=timed)
 
 
 def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
@@ -102,3 +190,19 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert room.endswith("free room not read: No such file or directory")
     assert say_plan(asked(tmp_path, timed=True), 7, -1, 1.0)[0].startswith("10 s of process 7, which ends no")
     assert say_plan_of_kineto(asked(tmp_path), 7)[0].startswith("5 updates of an optimizer in process 7")
+
+
+def test_a_plan_is_that_of_what_is_chosen(tmp_path: Path) -> None:
+    every = say_plan(asked(tmp_path), 7, 0, 12.0, 4)
+    assert every[0] == "5 steps of all 4 ranks here, by torch.profiler from their step hook"
+    assert "512M of each, packed" in every[2]
+    assert "One step of each is profiled" in every[3]
+    what, pace, room, unknown = say_plan(asked(tmp_path, CaptureKind.SNAPSHOT), 7, 0, 12.0)
+    assert what == "the CUDA allocator's history over 5 steps of rank 0, process 7"
+    assert pace == "a step takes 12.0 ms now: about 60 ms are recorded"
+    assert room.startswith("the newest 100,000 allocations and their stacks, at most some 391M of memory")
+    assert str(tmp_path) in room
+    assert unknown.startswith(UNKNOWN)
+    what, _, room, unknown = say_plan(asked(tmp_path, CaptureKind.NSYS_RANGE), 7, 0, 12.0)
+    assert what == "5 steps of rank 0, process 7, as a range for the nsys in front of the run"
+    assert (str(tmp_path) in room, unknown.startswith(UNKNOWN)) == (False, True)

@@ -12,7 +12,7 @@ from tests.goldens import dump_views, sample_views
 from tpmon import bundle, capture_asked, screen
 from tpmon.config import resolve, settle
 from tpmon.errors import NoTargetError
-from tpmon.model.capture import CaptureAnswer, CaptureRequest, CaptureStage
+from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.results import Update
@@ -105,12 +105,19 @@ def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatc
     started = []
     monkeypatch.setattr(capture_asked, "start_capture", lambda *given: started.append(given))
     wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
+    wired.wiring.ask(CaptureChoice(steps=10))
     for _ in range(2):
         wired.wiring.ask(CaptureRequest(NOT_APPLICABLE))
     assert (len(started), wired.results) == (1, [Notice(CAPTURING)])
     _, talk = started[0]
     assert not talk.agreed(CaptureStage.PLANNED, ("5 steps",))
     assert wired.results[-1].plan == ("5 steps",)
+    ten = CaptureChoice(steps=10)
+    wired.wiring.ask(ten)
+    assert (talk.begin(), wired.results[-1].plan) == (ten, ())
+    wired.wiring.ask(CaptureChoice())
+    assert talk.begin() == CaptureChoice()
+    assert not talk.agreed(CaptureStage.PLANNED, ("5 steps",))
     wired.wiring.ask(CaptureAnswer(CaptureStage.PLANNED, goes=True))
     assert talk.agreed(CaptureStage.PLANNED, ("5 steps",))
     assert wired.results[-1].stage is CaptureStage.SIZING

@@ -60,5 +60,5 @@ def refuse(
     Of two things the kind goes first: the ranks are found out about next.
     """
     if choice.kind is not instead_of.kind:
-        return replace(offers, refused=(*offers.refused, (choice.kind, why)))
+        return replace(offers, refused=tuple({**dict(offers.refused), choice.kind: why}.items()))
     return replace(offers, every=why) if choice.every and not instead_of.every else None

@@ -33,7 +33,7 @@ CAPTURE_KEYS: tuple[Key, ...] = (
         "a capture of some steps: what to choose, and what it would cost; asks nothing of the run yet",
         Ask(ask_capture.ask_plan),
         when.CAPTURABLE,
-        brief="profile some steps; asks first",
+        brief="a capture; asks first",
     ),
     Key(
         "capture-cancel",

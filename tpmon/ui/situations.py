@@ -155,7 +155,7 @@ CAPTURABLE = Situation(
     "outside of the stacks; never with --readonly",
 )
 CAPTURE_ASKS = Situation(ask_capture.is_asking, "in the capture, while it waits for a yes")
-CAPTURE_KINDS = _changes(next_kind, "in the plan of a capture, where there is more than one")
+CAPTURE_KINDS = _changes(next_kind, "in the plan of a capture, where more than one kind can be")
 CAPTURE_MORE = _changes(more_steps, "in the plan of a capture")
 CAPTURE_FEWER = _changes(fewer_steps, "in the plan of a capture")
 CAPTURE_RANKS = _changes(other_ranks, "in the plan of a capture, of a job with several ranks here")
