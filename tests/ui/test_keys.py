@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.frames import make_finding, make_frame, make_target, make_view
+from tests.goldens import capture_views
+from tpmon.model.capture import CaptureChoice, CaptureStage
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.ui.actions import INTERVALS_S
@@ -40,6 +43,34 @@ def test_no_key_means_two_things_at_once():
     for view in all_views():
         names = [name for key in KEYS if key.when.holds(view) for name in key.keys]
         assert len(set(names)) == len(names), view
+
+
+def test_nor_over_a_capture_where_plus_and_minus_mean_its_steps():
+    every = [capture_views.offered(choice=CaptureChoice(steps=steps)) for steps in (1, 5, 1_000)]
+    met = set()
+    for update, stage, overlay, behind, interval_s in product(
+        every, CaptureStage, Overlay, (Overlay.NONE, Overlay.CAPTURE), (0.5, 1.0, 10.0)
+    ):
+        view = make_view(
+            capture=replace(update, stage=stage), overlay=overlay, behind=behind, interval_s=interval_s
+        )
+        rows = [key for key in KEYS if key.when.holds(view)]
+        names = [name for key in rows for name in key.keys]
+        assert len(set(names)) == len(names), view
+        ids = {key.id for key in rows}
+        met |= ids
+        if ids & {"capture-more", "capture-fewer", "capture-kind", "capture-ranks"}:
+            assert not ids & {"slower", "faster"}
+    assert met >= {"capture-more", "capture-fewer", "capture-ranks", "capture-go", "slower", "faster"}
+
+
+def test_the_help_over_the_plan_of_a_capture_fits_the_common_screen():
+    for update in (capture_views.offered(cuda=True), capture_views.priced(), capture_views.recording()):
+        for behind in (Overlay.CAPTURE, Overlay.NONE):
+            view = make_view(
+                make_frame(verdict=make_finding()), overlay=Overlay.HELP, behind=behind, capture=update
+            )
+            assert page_of(view, Size(80, 24), keys_shown(view))[1] == 0
 
 
 def test_a_key_that_does_nothing_says_why():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,9 @@ def test_a_plan_is_that_of_what_is_chosen(tmp_path: Path) -> None:
     assert room.startswith("the newest 100,000 allocations and their stacks, at most some 391M of memory")
     assert str(tmp_path) in room
     assert unknown.startswith(UNKNOWN)
+    one = replace(asked(tmp_path), steps=1)
+    assert say_plan(one, 7, 0, 12.0)[0].startswith("1 step of rank 0, ")
+    assert say_plan_of_kineto(one, 7)[0].startswith("1 update of an optimizer")
     what, _, room, unknown = say_plan(asked(tmp_path, CaptureKind.NSYS_RANGE), 7, 0, 12.0)
     assert what == "5 steps of rank 0, process 7, as a range for the nsys in front of the run"
     assert (str(tmp_path) in room, unknown.startswith(UNKNOWN)) == (False, True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from tpmon.capture.kineto import Order, is_sayable
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
-from tpmon.capture.plan import size_window
+from tpmon.capture.plan import say_count, size_window
 from tpmon.capture.plan_words import say_plan_of_kineto
 from tpmon.capture.running import is_running
 from tpmon.capture.talk import NO_ANSWER, YES_S, Agreed, agree_always
@@ -114,8 +114,8 @@ class KinetoWindow:
             if price.bytes * 2 > left.f_bavail * left.f_frsize:
                 return self._end(CaptureState.REFUSED, f"too little room in {self.asked.folder}")
             said = (
-                f"{price.steps} updates: about {price.memory_bytes / 2**20:.1f} MiB of memory for a while and"
-                f" {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto writes"
+                f"{say_count(price.steps, 'update')}: about {price.memory_bytes / 2**20:.1f} MiB of memory for a while"
+                f" and {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto writes"
             )
             self._say(said)
             if declined := self._await_yes(CaptureStage.PRICED, (said,)):

@@ -198,13 +198,18 @@ def _mean(ends: Sequence[Sequence[int]]) -> Known[float]:
 
 def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
     """Say what a window costs, in one line, before it begins."""
-    what = f"{price.steps} steps" if not asked.timed else f"{asked.seconds:g} s"
+    what = say_count(price.steps, "step") if not asked.timed else f"{asked.seconds:g} s"
     cut = " (fewer than asked: more would not fit)" if not asked.timed and price.steps < asked.steps else ""
     each = "each rank" if ranks > 1 else "the loop"
     return (
         f"{what}{cut}: {each} stands still for about {_say_ms(price.pause_ms)}, takes about "
         f"{_say_bytes(price.memory_bytes)} of memory for a while and writes about {_say_bytes(price.bytes)}"
     )
+
+
+def say_count(number: int, what: str) -> str:
+    """Write "1 step", "5 steps"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def known_paces(paces: Sequence[Known[Pace]]) -> list[Pace]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpmon.capture.files import locate, read_free_bytes
-from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS
+from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS, say_count
 from tpmon.hook import wire_capture
 from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
 from tpmon.model.known import Known, is_known
@@ -22,22 +22,23 @@ def say_plan(
     who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
     who = f"all {ranks} ranks here" if ranks > 1 else who
     each = " of each" if ranks > 1 else ""
+    steps = say_count(asked.steps, "step")
     pace = (
         f"a step takes {step_ms:.1f} ms now: about {_say_ms(step_ms * asked.steps)} are recorded"
         if is_known(step_ms)
         else f"how long a step takes is not known: {step_ms.reason}"
     )
     if asked.kind is CaptureKind.SNAPSHOT:
-        what = f"the CUDA allocator's history over {asked.steps} steps of {who}"
+        what = f"the CUDA allocator's history over {steps} of {who}"
         room = f"{say_most_of_snapshot()}{each}, into {_say_folder(asked, pid)}"
         unknown = f"{_NO_PROBE} while that is written; what keeps the stacks makes each allocation slower"
         return what, pace, room, unknown
     if asked.kind is CaptureKind.NSYS_RANGE:
-        what = f"{asked.steps} steps of {who}, as a range for the nsys in front of the run"
+        what = f"{steps} of {who}, as a range for the nsys in front of the run"
         room = "nsys writes the report, into the folder in which it was started; how large is not known"
         unknown = f"{_NO_PROBE} while nsys begins and ends: the loop waits for the GPU at both ends"
         return what, pace, room, unknown
-    what = f"{asked.steps} steps of {who}, by torch.profiler from {'their' if ranks > 1 else 'its'} step hook"
+    what = f"{steps} of {who}, by torch.profiler from {'their' if ranks > 1 else 'its'} step hook"
     if asked.timed:
         what = f"{asked.seconds:g} s of {who}, which ends no step that the hook sees: woken by SIGURG"
         pace = "how long a step takes is not known"
@@ -52,8 +53,8 @@ def say_plan(
 def say_plan_of_kineto(asked: CaptureAsked, pid: int) -> tuple[str, ...]:
     """Say the same of kineto, which records updates and does not stop the loop to write."""
     what = (
-        f"{asked.steps} updates of an optimizer in process {pid}, by kineto's own thread: the loop goes on"
-        " while it writes"
+        f"{say_count(asked.steps, 'update')} of an optimizer in process {pid}, by kineto's own thread: the loop"
+        " goes on while it writes"
     )
     unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
     return what, _say_room(asked, pid), unknown
