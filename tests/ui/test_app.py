@@ -38,6 +38,10 @@ def test_with_readonly_no_key_stops_anything():
         assert "with a stop" not in s.text
         await s.press("d")
         assert s.asked == [DumpRequest(Asker.KEY)], "a look stops nothing"
+        await s.press("6", "t", "c", "a", "t", "enter", "escape")
+        assert len(s.asked) == 1, "a capture has the training record itself"
+        await s.press("8")
+        assert "--readonly forbids that" in s.text
 
     drive(check, readonly=True)
 

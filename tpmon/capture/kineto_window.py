@@ -114,8 +114,9 @@ class KinetoWindow:
             if price.bytes * 2 > left.f_bavail * left.f_frsize:
                 return self._end(CaptureState.REFUSED, f"too little room in {self.asked.folder}")
             said = (
-                f"{say_count(price.steps, 'update')}: about {price.memory_bytes / 2**20:.1f} MiB of memory for a while"
-                f" and {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto writes"
+                f"{say_count(price.steps, 'update')}: about {price.memory_bytes / 2**20:.1f} MiB of memory"
+                f" for a while and {price.bytes / 2**20:.1f} MiB of disk; the loop goes on while kineto"
+                " writes"
             )
             self._say(said)
             if declined := self._await_yes(CaptureStage.PRICED, (said,)):

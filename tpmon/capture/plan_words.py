@@ -53,8 +53,8 @@ def say_plan(
 def say_plan_of_kineto(asked: CaptureAsked, pid: int) -> tuple[str, ...]:
     """Say the same of kineto, which records updates and does not stop the loop to write."""
     what = (
-        f"{say_count(asked.steps, 'update')} of an optimizer in process {pid}, by kineto's own thread: the loop"
-        " goes on while it writes"
+        f"{say_count(asked.steps, 'update')} of an optimizer in process {pid}, by kineto's own thread: the"
+        " loop goes on while it writes"
     )
     unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
     return what, _say_room(asked, pid), unknown
