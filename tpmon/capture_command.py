@@ -190,8 +190,12 @@ def capture_job(
     if asked.memory:
         tell(_WARNS)
     first = members[0]
+
+    def stays() -> bool:
+        return bool(asked.out) and not stopped()  # whoever named a folder finds it, also without a file
+
     if not asked.every:
-        with _remove_empty([] if os.path.lexists(folder) else [folder]):
+        with _remove_empty([] if os.path.lexists(folder) else [folder], stays):
             told = try_kineto(
                 first.identity,
                 first.rank,
@@ -210,7 +214,7 @@ def capture_job(
     with contextlib.ExitStack() as stack:
         for bus in buses:
             stack.callback(bus.close)
-        stack.enter_context(_remove_empty(mine))
+        stack.enter_context(_remove_empty(mine, stays))
         window = Window(buses, wanted, name, tell, stopped, agreed=agreed)
         timed = [bus.count_timed_steps() for bus in buses]
         with watch_clocks([bus.process for bus in buses]) as watch:
@@ -240,14 +244,17 @@ def _check_above(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _remove_empty(folders: list[str]) -> Iterator[None]:
-    """Remove folders made for a capture that left no file: given up, refused, or not possible."""
+def _remove_empty(folders: list[str], stays: Callable[[], bool]) -> Iterator[None]:
+    """Remove folders made for a capture that left no file, unless it came to an end and they stay."""
+    ended = False
     try:
         yield
+        ended = stays()
     finally:
-        for folder in folders:
-            with contextlib.suppress(OSError):  # files lie in it, or it was never made
-                os.rmdir(folder)
+        if not ended:
+            for folder in folders:
+                with contextlib.suppress(OSError):  # files lie in it, or it was never made
+                    os.rmdir(folder)
 
 
 def _check_nsys(member: Member, asked: Asked) -> None:
