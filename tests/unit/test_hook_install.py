@@ -202,6 +202,50 @@ print(json.dumps(told))
     assert run(python, torch_like, program) == [20, 0, 160, [], "", False]
 
 
+DEEPSPEED = """
+class DeepSpeedEngine:
+    def __init__(self, seen):
+        self.seen, self.at, self._step_applied = seen, 0, False
+    def step(self):
+        self.at += 1
+        if self.at % 2 == 0:
+            self._take_model_step(None)
+    def _take_model_step(self, lr_kwargs):
+        self._step_applied = self.at % 10 != 0
+        if self._step_applied and self.seen:
+            from torch.optim.optimizer import Optimizer
+            Optimizer().step()
+            Optimizer().step()
+"""
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["torch's optimizer", "an optimizer of its own"])
+def test_the_updates_that_deepspeed_leaves_out_are_seen(
+    python: str, torch_like: Path, tmp_path: Path, seen: bool
+) -> None:
+    """Its scaler has no update(): without this, such a step would be a part of the next one."""
+    engine = tmp_path / "deepspeed" / "runtime" / "engine.py"
+    engine.parent.mkdir(parents=True)
+    engine.write_text(DEEPSPEED)
+    program = f"""
+import sys, types, torch, json
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+import tpmon.hook
+from deepspeed.runtime.engine import DeepSpeedEngine
+from tpmon.hook.installation import HOOK
+engine = DeepSpeedEngine({seen})
+for _ in torch.utils.data.dataloader._BaseDataLoaderIter(range(40)):
+    torch.autograd.backward()
+    engine.step()
+told = [HOOK.steps.steps, HOOK.steps.skipped, HOOK.steps.optimizer_calls, HOOK.problem]
+tpmon.hook.uninstall()
+told.append(hasattr(DeepSpeedEngine._take_model_step, "__wrapped__"))
+print(json.dumps(told))
+"""
+    assert run(python, torch_like, program) == [20, 4, 32 if seen else 0, "", False]
+
+
 def test_without_torch_nothing_is_made_and_nothing_breaks(python: str, torch_like: Path) -> None:
     report = run(python, torch_like, "import tpmon.hook, email, json\n" + REPORT)
     assert (report["steps"], report["patches"], report["pages"], report["problem"]) == (0, 0, [], "")

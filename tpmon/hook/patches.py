@@ -1,8 +1,8 @@
 """Put the hook's functions where torch passes by, and take them back.
 
 Four places: the global hooks after ``Optimizer.step``, ``__next__`` of the DataLoader's iterators,
-the entry of the autograd engine (and that of Megatron), ``GradScaler.update``; and the making of DDP and
-FSDP, for settings.
+the entry of the autograd engine (and that of Megatron), ``GradScaler.update`` (and the end of an update
+of DeepSpeed, whose scaler is its own); and the making of DDP and FSDP, for settings.
 Class and module attributes are replaced, never mutated collections that torch may be walking
 through, and given back only where they are still ours. What torch imports anyway
 is imported when torch is there: half of a start-up otherwise.
@@ -38,7 +38,9 @@ SHARDED = "torch.distributed.fsdp.sharded_grad_scaler"
 """The same; its scaler has an ``update()`` of its own."""
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 """The same; its backwards call the engine itself, past the entry of torch."""
-LATER = (FSDP, SHARDED, SCHEDULES)
+DEEPSPEED = "deepspeed.runtime.engine"
+"""The same; it leaves updates out by a scaler of its own."""
+LATER = (FSDP, SHARDED, SCHEDULES, DEEPSPEED)
 _HOOKS = "_global_optimizer_post_hooks"
 _KEY = -7_061_646
 """Ours in torch's dictionary of hooks; torch counts up from 0."""
@@ -68,6 +70,7 @@ class Patches:
             (DDP, self._patch_ddp),
             (FSDP, self._patch_fsdp),
             (SCHEDULES, self._patch_schedules),
+            (DEEPSPEED, self._patch_deepspeed),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._done:
@@ -162,6 +165,16 @@ class Patches:
         if scaler is None or "update" not in scaler.__dict__:
             return 0
         self._replace(scaler, "update", _wrap_update(scaler.__dict__["update"], self._steps))
+        return wire.PATCH_SCALER
+
+    def _patch_deepspeed(self, module: ModuleType) -> int:
+        engine = module.__dict__.get("DeepSpeedEngine")
+        if engine is None or "_take_model_step" not in engine.__dict__:
+            return 0
+        # Called at the end of an accumulation alone, whether it comes to an update or not.
+        self._replace(
+            engine, "_take_model_step", _wrap_update(engine.__dict__["_take_model_step"], self._steps)
+        )
         return wire.PATCH_SCALER
 
     def _patch_ddp(self, module: ModuleType) -> int:

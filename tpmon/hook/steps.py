@@ -1,8 +1,8 @@
 """Tell steps and phases from events of the training thread, and write them to the bus.
 
 Events: a DataLoader hands out a batch (begins, ended, stopped), the autograd engine runs (begins,
-ended), an optimizer finished ``step()``, a GradScaler finished ``update()``, the user called
-``step()``. Every event ends the phase before it, so the phases of a step add up to its duration:
+ended), an optimizer finished ``step()``, a GradScaler (or DeepSpeed's) finished ``update()``, the user
+called ``step()``. Every event ends the phase before it, so the phases of a step add up to its duration:
 
     data       inside the DataLoader's ``__next__``
     forward    from a batch, an update or a backward to the next backward; all of a batch without one
@@ -238,7 +238,8 @@ class Steps(Ends):
     def scaler_updated(self, scaler: object = None) -> None:
         """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped.
 
-        A scaler that is not enabled skips none: then the hook does not see the optimizer.
+        A scaler that is not enabled skips none, nor does an engine of DeepSpeed (``scaler``) that says that it
+        made one: then the hook does not see the optimizer.
         """
         try:
             if (get_ident() != self.owner and not self.admit(CALL)) or not self.backwards_since_update:
@@ -248,7 +249,8 @@ class Steps(Ends):
             self.last_ns = now
             self.live[_OPTIMIZER] = now
             self.kind = UPDATE
-            if getattr(scaler, "__dict__", {}).get("_enabled", True):
+            told = getattr(scaler, "__dict__", {})
+            if told.get("_enabled", True) and not told.get("_step_applied", False):
                 self.skipped += 1
             self._update(now)
         except Exception as error:

@@ -2,7 +2,8 @@
 
 Run under ``tpmon run``: the Python of the frameworks needs no tpmon of its own. The parts sleep, so that their
 times are known whatever else the machine does, and say themselves how long they slept. Where a loop of our own
-calls them, its clock counts instead: ranks also wait for each other.
+calls them, its clock counts instead: ranks also wait for each other. An engine that does much between them
+(DeepSpeed) has its whole time turned over, from phase to phase.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ WIDTH = 8
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 spent = dict.fromkeys(PHASES, 0.0)
 _clocked: set[str] = set()
+_turned: list[float] = []
+"""When the last phase ended, where all time is turned over."""
 before: list[float] = [0.0] * len(PHASES)
 """What the hook had counted when the truth began."""
 
@@ -42,6 +45,28 @@ def clock(phase: str) -> Iterator[None]:
     before = time.monotonic()
     yield
     spent[phase] += time.monotonic() - before
+
+
+def begin_turns() -> None:
+    """Count from here on all time, each phase from the end of the one before to its own."""
+    whole = torch.autograd.backward  # Tensor.backward comes through here, and through nothing of the hook's
+
+    def backward(*args, **kwargs):
+        turn("forward")
+        whole(*args, **kwargs)
+        turn("backward")
+
+    torch.autograd.backward = backward
+    _clocked.update(PHASES)
+    _turned[:] = [time.monotonic()]
+
+
+def turn(phase: str) -> None:
+    """Note that a phase ended, where all time is turned over."""
+    if _turned:
+        now = time.monotonic()
+        spent[phase] += now - _turned[0]
+        _turned[0] = now
 
 
 class Samples(Dataset):
@@ -113,6 +138,7 @@ class SlowSGD(torch.optim.Optimizer):
                 for one in group["params"]:
                     if one.grad is not None:
                         one.add_(one.grad, alpha=-group["lr"])
+        turn("optimizer")
         return loss
 
 
@@ -136,7 +162,7 @@ def begin() -> None:
     spent.update(dict.fromkeys(PHASES, 0.0))
 
 
-def report(name: str, steps: int, eval_steps: int = 0) -> None:
+def report(name: str, steps: int, eval_steps: int = 0, skipped: int = 0) -> None:
     """Write what was so and what the hook counted: a line of JSON of this rank."""
     import tpmon.hook
     from tpmon.hook import wire_settings
@@ -150,6 +176,7 @@ def report(name: str, steps: int, eval_steps: int = 0) -> None:
         "rank": int(os.environ.get("RANK", "0")),
         "steps": [steps, one.steps],
         "eval_steps": [eval_steps, one.eval_steps],
+        "skipped": [skipped, one.skipped],
         "rule": one.rule,
         "spent_s": [spent[phase] for phase in PHASES],
         "told_s": [late - early for late, early in zip(told(), before, strict=True)],

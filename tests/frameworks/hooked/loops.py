@@ -6,13 +6,17 @@ import os
 import sys
 
 import torch
-from known import BATCH, Net, Samples, SlowSGD, Stream, begin, clock, other, report
+from known import BATCH, Net, Samples, SlowSGD, Stream, begin, begin_turns, clock, other, report, turn
 from torch.utils.data import DataLoader
 
 STEPS = 20
 ACCUMULATE = 3
 WARM = 2
 """Steps in which torch compiles."""
+SUB_GROUP = 4
+"""Elements that stage 3 of ZeRO updates by a call of the optimizer: the net's 9 take several."""
+LEFT_OUT = (3, 8, 9)
+"""Steps whose gradients are not finite, so that DeepSpeed leaves the update out."""
 
 
 def loader(batches: int = STEPS, quick: bool = False) -> DataLoader:
@@ -181,6 +185,63 @@ def hf_trainer() -> None:
     report("HF Trainer, accumulation over 2", STEPS)
 
 
+def train_deepspeed(name: str, config: dict[str, object], dtype: torch.dtype = torch.float32) -> None:
+    """Train by DeepSpeed's own three calls; its count of steps and of updates left out is the truth."""
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__ as ops
+
+    ops["deepspeed_shm_comm"] = False  # it would be compiled here: gloo takes its place
+    net = Net()
+    each = {"train_micro_batch_size_per_gpu": BATCH, "zero_allow_untested_optimizer": True}
+    engine, *_ = deepspeed.initialize(
+        model=net, optimizer=SlowSGD(net.parameters()), config={**each, "steps_per_print": 1 << 30, **config}
+    )
+    batches = loader(STEPS * engine.gradient_accumulation_steps())
+    begin_turns()
+    for at, x in enumerate(batches):
+        turn("data")
+        loss = engine(x.to(dtype)).float().mean()
+        ends = engine.is_gradient_accumulation_boundary()
+        engine.backward(loss * float("inf") if "bf16" in config and at in LEFT_OUT else loss)
+        engine.step()
+        if ends:
+            if not engine.was_step_applied():
+                turn("optimizer")
+            other()
+        turn("other")
+    report(name, engine.global_steps, skipped=engine.skipped_steps)
+    torch.distributed.destroy_process_group()
+
+
+def train_zero(stage: int) -> None:
+    zero = {"stage": stage, "sub_group_size": SUB_GROUP}
+    config = {"gradient_accumulation_steps": 2, "zero_optimization": zero}
+    which = f"DeepSpeed, ZeRO stage {stage}" if stage else "DeepSpeed without ZeRO"
+    train_deepspeed(f"{which}, accumulation over 2, gloo, 2 ranks", config)
+
+
+def deepspeed() -> None:
+    train_zero(0)
+
+
+def zero1() -> None:
+    train_zero(1)
+
+
+def zero2() -> None:
+    train_zero(2)
+
+
+def zero3() -> None:
+    train_zero(3)
+
+
+def overflow() -> None:
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True, "check_grad_overflow": True}}
+    name = f"DeepSpeed, ZeRO stage 2, bf16, {len(LEFT_OUT)} updates left out, gloo, 2 ranks"
+    train_deepspeed(name, config, torch.bfloat16)
+
+
 def ddp() -> None:
     torch.distributed.init_process_group("gloo")
     net = torch.nn.parallel.DistributedDataParallel(Net())
@@ -218,4 +279,5 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     loops = (plain, accumulation, zipped, compiled, lightning, accelerate, dispatched, hf_trainer)
-    {one.__name__: one for one in (*loops, ddp, fsdp, fsdp1)}[sys.argv[1]]()
+    engines = (deepspeed, zero1, zero2, zero3, overflow)
+    {one.__name__: one for one in (*loops, *engines, ddp, fsdp, fsdp1)}[sys.argv[1]]()

@@ -31,7 +31,7 @@ LIMIT_S = 900
 VERSIONS = """
 import importlib.metadata as of, json, sys
 found = {"python": sys.version.split()[0]}
-for name in ("torch", "lightning", "accelerate", "transformers", "numpy"):
+for name in ("torch", "lightning", "accelerate", "transformers", "deepspeed", "numpy"):
     try:
         found[name] = of.version(name)
     except of.PackageNotFoundError:
@@ -62,6 +62,11 @@ ROWS = (
     Row("accelerate", ("accelerate",)),
     Row("dispatched", ("accelerate",), ranks=2),
     Row("hf_trainer", ("transformers", "accelerate")),
+    Row("deepspeed", ("deepspeed",), ranks=2),
+    Row("zero1", ("deepspeed",), ranks=2),
+    Row("zero2", ("deepspeed",), ranks=2),
+    Row("zero3", ("deepspeed",), ranks=2),
+    Row("overflow", ("deepspeed",), ranks=2),
     Row("ddp", ranks=2),
     Row("fsdp", ranks=2),
     Row("fsdp1", ranks=2),
@@ -76,6 +81,9 @@ class Told:
     rank: int
     steps: tuple[int, int]
     eval_steps: tuple[int, int]
+    skipped: tuple[int, int]
+    """Of the steps, those whose update was left out."""
+
     spent_s: tuple[float, ...]
     told_s: tuple[float, ...]
     fsdp: tuple[int, ...]
@@ -92,7 +100,7 @@ class Told:
     @property
     def is_right(self) -> bool:
         """Tell whether steps are counted exactly and each phase is within bounds."""
-        exact = self.steps[0] == self.steps[1] and self.eval_steps[0] == self.eval_steps[1]
+        exact = all(true == told for true, told in (self.steps, self.eval_steps, self.skipped))
         known = max(self.fsdp, default=-1) > 0
         return exact and self.off <= MOST_OFF and known == ("FSDP" in self.name) and not self.problem
 
@@ -123,6 +131,7 @@ def parse_told(output: str) -> list[Told]:
                 one["rank"],
                 tuple(one["steps"]),
                 tuple(one["eval_steps"]),
+                tuple(one["skipped"]),
                 tuple(one["spent_s"]),
                 tuple(one["told_s"]),
                 tuple(one["fsdp"]),
