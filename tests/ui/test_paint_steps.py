@@ -10,7 +10,7 @@ import pytest
 from tests.frames import NOW_NS, make_event, make_frame, make_rank, make_view
 from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.model.frame import EventKind
-from tpmon.model.known import Missing
+from tpmon.model.known import Missing, is_known
 from tpmon.model.window import pulse_of
 from tpmon.ui.cells import line_width
 from tpmon.ui.paint_job import describe_job
@@ -48,17 +48,69 @@ def rank_table(width: int, **fields: Any) -> str:
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-def test_a_wide_rank_table_tells_p95_and_samples_of_each_rank_and_gives_up_nothing_for_them() -> None:
-    wide = rank_table(200, p95_ms=1270.0, samples_hz=12_840.0)
-    assert "p95" in wide
-    assert "1.3 s" in wide
-    assert "12,840" in wide
-    assert " ? " in rank_table(200, p95_ms=Missing("no step was timed"))
-    for width in (40, 80, 120, 200):
+def test_a_wide_rank_table_tells_the_pace_of_each_rank_before_what_its_threads_do() -> None:
+    wide = rank_table(200, p95_ms=1270.0, p99_ms=2_310.0, rate_hz=48.31, samples_hz=12_840.0)
+    for words in (
+        "p95",
+        "1.3 s",
+        "p99",
+        "2.3 s",
+        "steps/s",
+        "48.3",
+        "12,840",
+        "thr",
+        "wait %",
+        "RSS",
+        "step age",
+    ):
+        assert words in wide, words
+    assert " ? " in rank_table(200, p99_ms=Missing("no step was timed"))
+    before = {"p50", "own", "step age", "where"}
+    for width, heads in (
+        (40, set()),
+        (80, {"own", "where"}),
+        (119, {*before}),
+        (120, {*before, "steps/s"}),
+        (136, {*before, "steps/s", "p95", "run"}),
+        (145, {*before, "steps/s", "p95", "p99", "run"}),
+        (156, {*before, "steps/s", "p95", "p99", "run", "samples/s"}),
+    ):
         table = rank_table(width)
-        shown = "p95" in table
-        assert shown == (width == 200), width
-        assert not shown or all(head in table for head in ("thr", "run", "wait %", "RSS", "step age", "p50"))
+        assert all(head in table for head in heads), width
+        new = {head for head in ("steps/s", "p95", "p99", "samples/s") if head in table}
+        assert new == heads & {"steps/s", "p95", "p99", "samples/s"}, width
+
+
+def test_a_rank_without_a_hook_has_no_pace_and_not_a_pace_of_nothing() -> None:
+    frame = make_frame(ranks=(make_rank(4211), make_rank(4212, rank=1)))
+    view = make_view(with_hooks(frame, make_hook(4211)))
+    lines = paint_ranks(view, Size(200, 6), focused=False)
+    row = next(text for text in ("".join(part for part, _ in line) for line in lines) if " 4212 " in text)
+    assert row.split().count("?") >= 4
+    assert "4.00" not in row
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 120])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rate_hz": 102.4, "samples_hz": 1_234_567.0, "p50_ms": 9.8, "p95_ms": 11.2, "p99_ms": 20.4},
+        {"rate_hz": 0.07, "samples_hz": 12_840.0, "p50_ms": 13_000.0, "p95_ms": 19_000.0, "p99_ms": 64_000.0},
+        {"rate_hz": 3.2, "p50_ms": 308.0, "p95_ms": 402.0, "p99_ms": 4_120.0, "samples_hz": 1_234_567.0},
+    ],
+)
+def test_from_80_columns_on_rate_samples_and_all_percentiles_stand_in_one_line(
+    width: int, fields: dict[str, Any]
+) -> None:
+    view = view_of(**fields)
+    assert is_known(view.frame)
+    frame = replace(view.frame, steps=replace(make_pace(**fields), ranks=8))
+    line = "".join(text for text, _ in paint_steps(replace(view, frame=frame), width, 4)[0])
+    assert "samples/s, sum" in line
+    assert "steps/s" in line or "a step in" in line
+    assert all(share in line for share in ("p50", "95", "99"))
+    assert "…" not in line
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 200])

@@ -42,15 +42,23 @@ def test_rows_are_chosen_by_program_and_by_fault() -> None:
 
 
 TOLD = Told(
-    "DDP, 2 ranks", 0, (20, 20), (5, 5), (2.0, 1.0, 1.0, 0.5, 0.5), (2.0, 1.0, 1.0, 0.5, 0.5), (-1,), ""
+    "DDP, 2 ranks",
+    0,
+    (20, 20),
+    (5, 5),
+    (0, 0),
+    (2.0, 1.0, 1.0, 0.5, 0.5),
+    (2.0, 1.0, 1.0, 0.5, 0.5),
+    (-1,),
+    "",
 )
 
 
 def test_what_the_ranks_report_is_read_by_rank_and_judged() -> None:
     lines = [
         json.dumps(
-            {"name": TOLD.name, "rank": rank, "steps": [20, 20], "eval_steps": [5, 5], "spent_s": TOLD.spent_s,
-             "told_s": TOLD.told_s, "fsdp": [-1], "problem": ""}
+            {"name": TOLD.name, "rank": rank, "steps": [20, 20], "eval_steps": [5, 5], "skipped": [0, 0],
+             "spent_s": TOLD.spent_s, "told_s": TOLD.told_s, "fsdp": [-1], "problem": ""}
         )
         for rank in (1, 0)
     ]  # fmt: skip
@@ -59,6 +67,7 @@ def test_what_the_ranks_report_is_read_by_rank_and_judged() -> None:
     assert TOLD.is_right
     assert not replace(TOLD, steps=(20, 21)).is_right
     assert not replace(TOLD, eval_steps=(5, 4)).is_right
+    assert not replace(TOLD, skipped=(3, 0)).is_right
     assert not replace(TOLD, told_s=(2.2, 1.0, 1.0, 0.5, 0.5)).is_right
     assert not replace(TOLD, fsdp=(1, 2, 0, 1, 1)).is_right
     assert not replace(TOLD, problem="ValueError").is_right

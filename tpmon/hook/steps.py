@@ -238,8 +238,8 @@ class Steps(Ends):
     def scaler_updated(self, scaler: object = None) -> None:
         """Note that a GradScaler's ``update()`` is done: without an update before it, one was skipped.
 
-        A scaler that is not enabled skips none, nor does an engine of DeepSpeed (``scaler``) that says that it
-        made one: then the hook does not see the optimizer.
+        A scaler that is not enabled skips none, nor does an engine of DeepSpeed (``scaler``) that says that
+        it made one: then the hook does not see the optimizer.
         """
         try:
             if (get_ident() != self.owner and not self.admit(CALL)) or not self.backwards_since_update:

@@ -10,6 +10,8 @@ from tpmon.model.units import format_pct, format_rate, format_seconds
 STALL_S = 10.0
 STALL_FACTOR = 5.0
 """A step that takes so many times the longest of the last minute, and ten seconds, is told as a stall."""
+SLOW_HZ = 0.1
+"""Below it how long a step takes says more than how many end in a second."""
 EVALUATES_PCT = 50.0
 """Share of the span in evaluation from which a loop without steps is said to evaluate."""
 
@@ -50,10 +52,15 @@ def say_rate(pace: StepPace) -> str:
         return f"no step for {format_seconds(pace.step_age_s)}"
     if is_evaluating(pace):
         return f"evaluation, {format_rate(pace.eval_hz)} batches/s"
-    if 0 < pace.rate_hz < 0.1:
+    if 0 < pace.rate_hz < SLOW_HZ:
         return f"a step in {format_seconds(1 / pace.rate_hz)}"
-    digits = 2 if pace.rate_hz < 10 else 1 if pace.rate_hz < 100 else 0
-    return f"{pace.rate_hz:.{digits}f} steps/s"
+    return f"{format_step_rate(pace.rate_hz)} steps/s"
+
+
+def format_step_rate(rate_hz: float) -> str:
+    """Write steps a second so that ranks can be compared: "0.004", "3.21", "48.3", "1250"."""
+    digits = 3 if 0 < rate_hz < SLOW_HZ else 2 if rate_hz < 10 else 1 if rate_hz < 100 else 0
+    return f"{rate_hz:.{digits}f}"
 
 
 def format_samples(rate_hz: float) -> str:
@@ -76,6 +83,18 @@ def say_times(pace: StepPace) -> str:
     """Say how long steps take: "p50 311 ms  p95 402 ms  p99 1.2 s"; "" before one was timed."""
     named = (("p50", pace.p50_ms), ("p95", pace.p95_ms), ("p99", pace.p99_ms))
     return "  ".join(f"{name} {format_ms(ms)}" for name, ms in named if is_known(ms))
+
+
+def say_times_short(pace: StepPace) -> str:
+    """Say the same for a narrow line, a shared unit once: "p50/95/99 311/402/460 ms"."""
+    named = (("50", pace.p50_ms), ("95", pace.p95_ms), ("99", pace.p99_ms))
+    known = [(name, format_ms(ms)) for name, ms in named if is_known(ms)]
+    if not known:
+        return ""
+    units = {text.partition(" ")[2] for _, text in known}
+    unit = units.pop() if len(units) == 1 else ""
+    values = "/".join(text.removesuffix(f" {unit}") for _, text in known)
+    return f"p{'/'.join(name for name, _ in known)} {values} {unit}".rstrip()
 
 
 def say_split(pace: StepPace) -> str:

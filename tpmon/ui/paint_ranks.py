@@ -13,7 +13,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
 from tpmon.model.pace import StepPace
-from tpmon.model.pace_words import format_ms, format_samples
+from tpmon.model.pace_words import format_ms, format_samples, format_step_rate
 from tpmon.model.process import ProcessSample, RankRow
 from tpmon.model.units import format_bytes, format_pct, format_seconds
 from tpmon.ui.cells import cut
@@ -203,7 +203,9 @@ def _of_pace(rank: RankView, read: str) -> Known[float]:
 
 def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column[RankView]]:
     letters = width < 72
-    where = 15 if letters else 26 if width < 110 else 33
+    steps = _has_steps(ranks)
+    where = 15 if letters else 26 if width < 110 else 30 if steps else 33
+    own = partial(_own, typical_ms=_typical_own_ms(ranks))
     columns: list[Column[RankView]] = [
         Column("rank", 4, 0, lambda r: show(r.row.rank, str)),
         Column("PID", 7, 6, lambda r: str(r.row.pid)),
@@ -213,26 +215,28 @@ def _columns(frame: Frame, ranks: Sequence[RankView], width: int) -> list[Column
             Column("GPU", 3, 8, lambda r: show(r.row.gpu, str)),
             Column("SM %", 4, 3, lambda r: show(_of_card(r, "sm_pct"), format_pct)),
             Column("W/limit", 8, 11, _watts),
-            Column("MHz/max", 10, 13, _clock),
+            Column("MHz/max", 10, 14, _clock),
         ]
     letter: Column[RankView] = Column("S", 1, 5, _letter, right=False)
     state = letter if letters else Column("state", 9, 7, _state, right=False)
     columns += [
         state,
         Column("CPU %", 5, 2, lambda r: show(_of_process(r, "cpu_pct"), format_pct)),
-        Column("thr", 4, 15, lambda r: show(_of_process(r, "threads"), str)),
-        Column("run", 5, 12, lambda r: show(_of_process(r, "runnable"), lambda v: f"{v:.1f}")),
-        Column("wait %", 6, 14, lambda r: write_waiting(_waiting_pct(r), _of_process(r, "runnable"))),
-        Column("RSS", 6, 16, lambda r: show(_of_process(r, "rss_bytes"), format_bytes)),
+        Column("thr", 4, 19, lambda r: show(_of_process(r, "threads"), str)),
+        Column("run", 5, 13, lambda r: show(_of_process(r, "runnable"), lambda v: f"{v:.1f}")),
+        Column("wait %", 6, 18, lambda r: write_waiting(_waiting_pct(r), _of_process(r, "runnable"))),
+        Column("RSS", 6, 20, lambda r: show(_of_process(r, "rss_bytes"), format_bytes)),
     ]
-    if _has_steps(ranks):
+    if steps:
         columns += [
             Column("step", 7, 9, lambda r: show(r.row.step, str)),
             Column("step age", 8, 10, lambda r: show(r.row.step_age_s, format_seconds)),
+            Column("steps/s", 7, 12, lambda r: show(_of_pace(r, "rate_hz"), format_step_rate)),
             Column("p50", 7, 9, lambda r: show(r.row.step_ms, format_ms)),
-            Column("p95", 7, 17, lambda r: show(_of_pace(r, "p95_ms"), format_ms)),
-            Column("own", 8, 9, partial(_own, typical_ms=_typical_own_ms(ranks))),
-            Column("samples/s", 9, 18, lambda r: show(_of_pace(r, "samples_hz"), format_samples)),
+            Column("p95", 7, 15, lambda r: show(_of_pace(r, "p95_ms"), format_ms)),
+            Column("p99", 7, 16, lambda r: show(_of_pace(r, "p99_ms"), format_ms)),
+            Column("own", 8, 9, own),
+            Column("samples/s", 9, 17, lambda r: show(_of_pace(r, "samples_hz"), format_samples)),
         ]
     if any(is_known(rank.row.where_unchanged_s) for rank in ranks):
         columns.append(Column("for", 7, 4, _unchanged))

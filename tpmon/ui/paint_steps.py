@@ -18,6 +18,7 @@ from tpmon.model.pace_words import (
     say_samples,
     say_split,
     say_times,
+    say_times_short,
 )
 from tpmon.model.steps import LoopPhase
 from tpmon.model.units import format_pct, format_seconds
@@ -32,6 +33,7 @@ from tpmon.ui.view import Ink, Line, Span, ViewState
 STALL_RATIO = 4.0
 """A second whose longest step takes so many times the median is marked as a stall."""
 LABEL = "steps"
+_HEAD = f" {LABEL} "
 HOST = "host"
 NARROW_WIDTH = 60
 WIDE_WIDTH = 100
@@ -136,16 +138,34 @@ def _paint_split(pace: StepPace, width: int) -> list[Line]:
     return [fit_line(tuple(line), width)]
 
 
+def _say_figures(pace: StepPace, rate: str, width: int) -> tuple[str, str]:
+    """Say samples and percentiles in as many words as leave room for both beside the rate."""
+    samples, times = "" if is_stalled(pace) else say_samples(pace), say_times(pace)
+    short = samples.partition(" of ")[0]  # whose sum it is; "sum" stays
+    if width < NARROW_WIDTH:
+        return short, times  # they flow over several lines
+    ways = [(samples, times)] if width >= WIDE_WIDTH else []
+    ways += [(short, times), (short, say_times_short(pace))]
+    room = width - width_of(_HEAD) - _gap_of(width) - width_of(rate)
+    return next(
+        (way for way in ways if sum(_gap_of(width) + width_of(text) for text in way) <= room), ways[-1]
+    )
+
+
+def _gap_of(width: int) -> int:
+    return 3 if width >= WIDE_WIDTH else 2
+
+
 def _rates(view: ViewState, pace: StepPace, width: int) -> list[Span]:
     stalled = is_stalled(pace)
     rate = f"! {say_rate(pace)}" if stalled else say_rate(pace)
+    samples, times = _say_figures(pace, rate, width)
     stall = _say_stall(view, pace)
     compiled = _say_compiled(view) if width >= NARROW_WIDTH else ""
-    samples = say_samples(pace) if width >= WIDE_WIDTH else say_samples(pace).partition(" of ")[0]
     spans: list[Span] = [
         (rate, Ink.WARN if stalled else Ink.STRONG),
-        ("" if stalled else samples, Ink.PLAIN),
-        (say_times(pace), Ink.PLAIN),
+        (samples, Ink.PLAIN),
+        (times, Ink.PLAIN),
         (f"! {stall}" if stall else "", Ink.WARN),
         (f"! {compiled}" if compiled else "", Ink.WARN),
         (f"step {pace.count:,}", Ink.DIM),
@@ -157,9 +177,9 @@ def _paint_rates(view: ViewState, pace: StepPace, width: int) -> list[Line]:
     spans = _rates(view, pace, width)
     if width < NARROW_WIDTH:
         return flow(spans, width, 2)[:3]
-    gap = 3 if width >= WIDE_WIDTH else 2
-    line: list[Span] = [(f" {LABEL} ", Ink.DIM)]
-    used = width_of(line[0][0])
+    gap = _gap_of(width)
+    line: list[Span] = [(_HEAD, Ink.DIM)]
+    used = width_of(_HEAD)
     for text, ink in spans:
         if used + gap + width_of(text) > width:
             continue
