@@ -1,17 +1,20 @@
 """A plain training loop with no tpmon in it: says "ready", then trains until it is killed or told to stop.
 
 Options: --profile PATH begins a torch profiler of its own at SIGUSR1 and writes its trace there, then says "profiled".
---steps N ends after so many and prints the losses as JSON. --compiled trains a compiled model.
+--steps N ends after so many and prints the losses as JSON. --compiled trains a compiled model. --loader takes batches
+from a DataLoader. Each forward is in a range that says of which step it is, from 1 on.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import time
 
 import torch
+from torch.utils.data import DataLoader
 
 
 def main() -> None:
@@ -19,6 +22,7 @@ def main() -> None:
     parser.add_argument("--profile", default="")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--loader", action="store_true")
     asked = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -28,6 +32,7 @@ def main() -> None:
     run = torch.compile(net, fullgraph=True) if asked.compiled else net
     optimizer = torch.optim.AdamW(net.parameters())
     data = torch.randn(32, 64)
+    batches = itertools.chain.from_iterable(itertools.repeat(DataLoader(torch.randn(320, 64), batch_size=32)))
     losses = []
     profiler = None
     for step in range(asked.steps):
@@ -36,7 +41,9 @@ def main() -> None:
             profiler.start()
             began = step
         optimizer.zero_grad()
-        loss = run(data).pow(2).mean()
+        batch = next(batches) if asked.loader else data
+        with torch.profiler.record_function(f"forward of step {step + 1}"):
+            loss = run(batch).pow(2).mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

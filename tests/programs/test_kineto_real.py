@@ -77,7 +77,9 @@ def read_folder(pid: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "flags", [(), pytest.param(("--compiled",), marks=pytest.mark.long)], ids=["eager", "compiled"]
+    "flags",
+    [(), ("--loader",), pytest.param(("--compiled",), marks=pytest.mark.long)],
+    ids=["eager", "a DataLoader", "compiled"],
 )
 def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with training(*flags) as job:
@@ -87,11 +89,16 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
         (file,) = told["files"]
         assert file["steps"] == 3
         found = read_told(file["path"])
-        assert (found.marks, found.optimizer, found.wrong) == ((0, 1, 2), 3, ())
-        assert any("Compiled" in name for name in found.names) is bool(flags)
+        # The program says in the trace which steps they are.
+        truth = sorted(int(name[16:]) for name in found.names if name.startswith("forward of step "))
+        assert (found.marks, found.optimizer, found.wrong) == (tuple(truth), 3, ())
+        assert file["first_step"] == told["ranks"][0]["first_step"] == truth[0] > 4
+        assert f"-step{truth[0]}-kineto-" in file["path"]
+        assert any("Compiled" in name for name in found.names) is ("--compiled" in flags)
         assert os.stat(file["path"]).st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path / "out") == [os.path.basename(file["path"])]
         written = found.conditions
+        assert written["first_step"] == truth[0]
         assert (written["mode"], written["threads"], written["torch"]) == ("training", 1, torch_version())
         assert written["model"] == {"missing": "the hook tells it in a capture of its own alone"}
         assert told["conditions"]["threads"] == 1

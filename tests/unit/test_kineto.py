@@ -30,7 +30,8 @@ from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, Capture
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
-from tpmon.trace.updates import write_marked
+from tpmon.trace.step_numbers import UNCOUNTED
+from tpmon.trace.updates import Marked, write_marked
 
 MIB = 1 << 20
 ORDER = Order("/tmp/x/trace.json", 5, False, True, False)
@@ -223,7 +224,7 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
         assert is_known(window.price)
         assert window.price.steps == 5
         assert any(line.startswith("5 updates: about") for line in said)
-        assert write_marked(told.path, str(tmp_path / "marked.json.gz"), 5) == (5, "")
+        assert write_marked(told.path, str(tmp_path / "marked.json.gz"), 5) == Marked(5, UNCOUNTED, "")
     finally:
         window.close()
     assert os.listdir(tmp_path / "out") == []
@@ -391,7 +392,7 @@ def test_a_kineto_that_does_not_ask_a_process_that_ended_and_a_stop_end_the_wind
 def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) -> None:
     source = tmp_path / "trace.json"
     make_updates(4).write(source)
-    assert write_marked(str(source), str(tmp_path / "out.json.gz"), 3) == (3, "")
+    assert write_marked(str(source), str(tmp_path / "out.json.gz"), 3) == Marked(3, UNCOUNTED, "")
     with gzip.open(tmp_path / "out.json.gz") as file:
         written = json.load(file)["traceEvents"]
     marks = [one for one in written if one["name"].startswith("ProfilerStep#")]
@@ -405,4 +406,4 @@ def test_steps_are_marked_from_update_to_update_and_events_stay(tmp_path: Path) 
         ("bare", TraceBuilder().op("aten::mm", 0, 9)),
     ):
         trace.write(tmp_path / f"{name}.json")
-        assert write_marked(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.gz"), 3)[0] == 0
+        assert write_marked(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.gz"), 3).marks == 0

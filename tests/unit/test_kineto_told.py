@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,13 @@ import pytest
 from tests.traces import TraceBuilder
 from tpmon.capture import kineto_capture
 from tpmon.capture.conditions import to_conditions
-from tpmon.capture.kineto_capture import Kept, judge_recorded, mark_steps
+from tpmon.capture.kineto_capture import Kept, Told, judge_recorded, list_ends, mark_steps, name_file
 from tpmon.capture.kineto_conditions import describe_from_bus
 from tpmon.capture.kineto_window import Recorded
 from tpmon.hook import conditions as hook_conditions
 from tpmon.hook import wire, wire_settings
 from tpmon.model.capture import CapturedFile, CaptureKind, CaptureState, GpuClocks
-from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.trace.conditions import read_conditions
 from tpmon.trace.read import read_trace
 from tpmon.trace.summary import summarize
@@ -125,7 +126,10 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: 
     source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
     make_updates(3).write(source)
     told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS)
-    assert mark_steps(str(source), str(target), 3, json.dumps(told)).split() == ["3"]
+    marked = mark_steps(str(source), str(target), 3, Told(json.dumps(told)))
+    assert is_known(marked)
+    assert (marked.marks, marked.why) == (3, "")
+    assert isinstance(marked.first, Missing)
     with gzip.open(target) as file:
         whole = json.load(file)
     assert whole["tpmon"] == told
@@ -133,7 +137,7 @@ def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: 
     assert [(one.name, one.value) for one in read_conditions(read_trace(str(target))).told] == [
         ("batch size", "8")
     ]
-    assert write_marked(str(source), str(tmp_path / "bare.gz"), 3) == (3, "")
+    assert write_marked(str(source), str(tmp_path / "bare.gz"), 3).marks == 3
     with gzip.open(tmp_path / "bare.gz") as file:
         assert "tpmon" not in json.load(file)
 
@@ -157,3 +161,50 @@ def test_kinetos_trace_without_a_kernel_is_partial_where_a_gpu_worked(tmp_path: 
 def test_without_a_hook_nothing_is_told() -> None:
     assert kineto_capture._describe(None, 0, CLOCKS) == {}
     assert not is_known(kineto_capture._NOT_TOLD)
+
+
+def ended(
+    at_ms: float, steps: int, rule: int = wire.RULE_DATA_AFTER_UPDATE, later_ms: float = 0.0
+) -> list[int]:
+    found = record(rule)
+    found[wire.REC_STEPS] = steps
+    found[wire.REC_ENDED_NS] = int(at_ms * 1e6)
+    found[wire.REC_TIME_NS] = int((at_ms + later_ms) * 1e6)
+    return found
+
+
+def test_only_records_at_the_end_of_a_step_tell_when_it_ended() -> None:
+    told = list_ends([ended(10, 1), ended(10, 1, later_ms=900), ended(1000, 2, wire.RULE_UPDATE)])
+    assert told["steps"] == [1, 2]
+    assert told["ends_ns"][1] - told["ends_ns"][0] == 990_000_000
+    assert told["at_update"]
+    assert abs(told["ends_ns"][1] - 1_000_000_000 - time.time_ns() + time.monotonic_ns()) < 1e9
+    assert list_ends([]) == {"ends_ns": [], "steps": [], "at_update": False}
+
+
+@pytest.mark.parametrize(
+    ("rank", "first", "name"),
+    [(3, 2841, "n-rank3-step2841-kineto-1"), (NOT_APPLICABLE, Missing("no"), "n-kineto-1")],
+)
+def test_a_file_is_named_by_rank_and_step_as_far_as_they_are_known(
+    rank: Applicable[int], first: Known[int], name: str
+) -> None:
+    assert name_file("n", rank, first, "1") == f"{name}.pt.trace.json.gz"
+
+
+def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path) -> None:
+    source, target = tmp_path / "trace.json", tmp_path / "numbered.json.gz"
+    make_updates(3).write(source)  # updates end 100, 200 and 300 us after its base
+    whole = json.loads(source.read_text())
+    base = 1_790_000_000_000_000_000
+    source.write_text(json.dumps({**whole, "baseTimeNanoseconds": base}))
+    ends = {"ends_ns": [base + us * 1000 for us in (3, 103, 203, 303)], "steps": [40, 41, 42, 43]}
+    beside = Told(json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
+    marked = mark_steps(str(source), str(target), 3, beside)
+    assert is_known(marked)
+    assert (marked.marks, marked.first) == (3, 41)
+    with gzip.open(target) as file:
+        written = json.load(file)
+    assert written["tpmon"] == {"torch": "2", "first_step": 41}
+    names = [one["name"] for one in written["traceEvents"] if one["name"].startswith("ProfilerStep#")]
+    assert names == ["ProfilerStep#41", "ProfilerStep#42", "ProfilerStep#43"]

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from tpmon.capture.plan import mean_step
 from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.errors import TpmonError
-from tpmon.hook import wire_settings
+from tpmon.hook import wire, wire_settings
 from tpmon.model.capture import (
     CAPTURE_SCHEMA,
     CaptureAsked,
@@ -43,6 +43,8 @@ from tpmon.model.trace import TraceSummary
 BACKEND = "kineto on demand, from a thread of its own"
 _AFTER_S = 2.0
 _UNNUMBERED = Missing("kineto does not number the steps of the run")
+_MOST_RECORDS = 1024
+"""Of the hook: all that it keeps."""
 _NOT_TOLD = Missing("kineto writes none: they come with the hook")
 _NOTHING = Missing("nothing was recorded")
 _NOT_STOPPED = Missing(
@@ -75,6 +77,24 @@ class Kept:
     file: CapturedFile | None
     summary: TraceSummary | Missing
     notes: tuple[str, ...]
+    first_step: Known[int] = _UNNUMBERED
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Hold what the child says of a file: how many steps it marked, which the first is, why there is none."""
+
+    marks: int
+    first: Known[int]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Hold what goes into a file beside its events: conditions, and when steps ended, as JSON or ""."""
+
+    conditions: str = ""
+    counted: str = ""
 
 
 def try_kineto(
@@ -144,6 +164,7 @@ def capture_by_kineto(
     )
     bus = _find_bus(client.process)
     told: dict[str, Any] = {}
+    counted = ""
     clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
     works = ""
     try:
@@ -155,9 +176,11 @@ def capture_by_kineto(
             if recorded.state is CaptureState.VERIFIED:
                 clocks = cards.read()
                 told = _describe(bus, rank, clocks)
+                counted = json.dumps(list_ends(bus.read_records(_MOST_RECORDS))) if bus is not None else ""
                 is_timed = bus is not None and bus.count_timed_steps() > timed
                 works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
-        kept = _keep(recorded, rank, asked, name, tell, told=told)
+        beside = Told(json.dumps(told) if told else "", counted)
+        kept = _keep(recorded, rank, asked, name, tell, beside=beside)
         after = _wait_after(bus, ended) if kept.file is not None else _NOTHING
     finally:
         window.close()
@@ -172,7 +195,7 @@ def capture_by_kineto(
         rank=rank,
         state=recorded.state,
         reason=recorded.reason,
-        first_step=_UNNUMBERED,
+        first_step=kept.first_step,
         steps=summary.steps if isinstance(summary, TraceSummary) else 0,
         paused_ms=_NOT_STOPPED,
         step_before_ms=before,
@@ -221,24 +244,21 @@ def _keep(
     name: str,
     tell: Callable[[str], None],
     *,
-    told: dict[str, Any],
+    beside: Told,
 ) -> Kept:
     """Mark the steps of what kineto wrote, pack it under its name, and sum it up."""
     if recorded.state is not CaptureState.VERIFIED:
         return Kept(None, _NOTHING, ())
     tell("reading what was written")
-    who = f"-rank{rank}" if is_known(rank) else ""
-    file = f"{name}{who}-kineto-{time.strftime('%H%M%S')}.pt.trace.json.gz"
+    clock = time.strftime("%H%M%S")
+    part = os.path.join(asked.folder, f"{name_file(name, rank, _UNNUMBERED, clock)}.part")
+    marked = mark_steps(recorded.path, part, asked.steps, beside)
+    if isinstance(marked, Missing):
+        return Kept(None, _NOTHING, (f"no step could be marked in it: {marked.reason}",))
+    notes = [] if marked.marks else [f"no step could be marked in it: {marked.why}"]
+    file = name_file(name, rank, marked.first, clock)
     path = os.path.join(asked.folder, file)
-    said = mark_steps(recorded.path, f"{path}.part", asked.steps, json.dumps(told) if told else "")
-    count, _, why = said.partition(" ")
-    is_written = count.isdecimal()
-    notes = (
-        [] if is_written and int(count) else [f"no step could be marked in it: {why if is_written else said}"]
-    )
-    if not is_written:
-        return Kept(None, _NOTHING, tuple(notes))
-    os.rename(f"{path}.part", path)
+    os.rename(part, path)
     summary = read_summary(path)
     if isinstance(summary, Missing):
         notes.append(f"{file}: {summary.reason}")
@@ -247,21 +267,36 @@ def _keep(
         path=path,
         host_path=path,
         rank=rank,
-        first_step=_UNNUMBERED,
+        first_step=marked.first,
         steps=summary.steps if isinstance(summary, TraceSummary) else unread,
         events=summary.events if isinstance(summary, TraceSummary) else unread,
         kernels=summary.kernels if isinstance(summary, TraceSummary) else unread,
         bytes=os.stat(path).st_size,
         kind=CaptureKind.TRACE,
     )
-    return Kept(captured, summary, tuple(notes))
+    return Kept(captured, summary, tuple(notes), marked.first)
 
 
-def mark_steps(source: str, target: str, most: int, told: str) -> str:
-    """Have a niced child mark and pack a trace; return how many marks and why none, or what went wrong.
+def name_file(name: str, rank: Applicable[int], first: Known[int], clock: str) -> str:
+    """Name a file of kineto's by rank, step and time, as far as they are known."""
+    who = f"-rank{rank}" if is_known(rank) else ""
+    which = f"-step{first}" if is_known(first) else ""
+    return f"{name}{who}{which}-kineto-{clock}.pt.trace.json.gz"
 
-    ``told`` are its conditions as JSON, "" for none.
-    """
+
+def list_ends(records: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return when steps had ended, by the hook's records, on the clock of a trace; for ``mark_steps``."""
+    ahead = time.time_ns() - time.monotonic_ns()
+    ended = [one for one in records if one[wire.REC_ENDED_NS] == one[wire.REC_TIME_NS]]
+    return {
+        "ends_ns": [one[wire.REC_ENDED_NS] + ahead for one in ended],
+        "steps": [one[wire.REC_STEPS] for one in ended],
+        "at_update": bool(ended) and ended[-1][wire.REC_RULE] == wire.RULE_UPDATE,
+    }
+
+
+def mark_steps(source: str, target: str, most: int, beside: Told) -> Known[Marked]:
+    """Have a niced child mark and pack a trace; Missing says what went wrong."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = (
         "import sys; "
@@ -271,7 +306,7 @@ def mark_steps(source: str, target: str, most: int, told: str) -> str:
     )
     try:
         with subprocess.Popen(
-            (sys.executable, "-c", code, source, target, str(most), told),
+            (sys.executable, "-c", code, source, target, str(most), beside.conditions, beside.counted),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the terminal may be the screen's
@@ -281,8 +316,18 @@ def mark_steps(source: str, target: str, most: int, told: str) -> str:
                 raise AssertionError("the child was started with a pipe")
             text = child.stdout.read()
     except OSError as error:
-        return error.strerror or str(error)
-    return text.decode("utf-8", "replace").strip() or f"ended with {child.returncode}"
+        return Missing(error.strerror or str(error))
+    said = text.decode("utf-8", "replace").strip()
+    try:
+        done = json.loads(said)
+        first = done["first"]
+        return Marked(
+            int(done["marks"]),
+            first if isinstance(first, int) else Missing(str(first["missing"])),
+            str(done["why"]),
+        )
+    except (ValueError, TypeError, KeyError):
+        return Missing(said or f"ended with {child.returncode}")
 
 
 def _find_bus(process: Identity) -> Bus | None:

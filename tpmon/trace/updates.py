@@ -17,13 +17,16 @@ import threading
 import numpy as np
 
 from tpmon.errors import TpmonError
+from tpmon.model.codec import to_plain
 from tpmon.model.frozen import dataclass
+from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.trace.classes import STEP, flag, is_optimizer, is_step
 from tpmon.trace.columns import Ints
 from tpmon.trace.modules import BACKWARD
 from tpmon.trace.read import Trace, read_trace
 from tpmon.trace.schema import Category, Id
 from tpmon.trace.spans import unite
+from tpmon.trace.step_numbers import UNCOUNTED, Counted, number_first
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _HEAD_BYTES = 4 << 20
@@ -47,6 +50,15 @@ class Marks:
     thread: tuple[Id, Id]
     steps: tuple[Mark, ...]
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Hold how many steps were marked, which step of the loop the first is, and why there is none."""
+
+    marks: int
+    first: Known[int]
+    why: str
 
 
 def find_updates(trace: Trace, most: int) -> Marks:
@@ -105,18 +117,24 @@ def _choose_last(trace: Trace, rows: Ints, nodes: Ints) -> Ints:
     return found
 
 
-def write_marked(source: str, target: str, most: int, told: str = "") -> tuple[int, str]:
+def write_marked(
+    source: str, target: str, most: int, told: str = "", counted: Counted | Missing = UNCOUNTED
+) -> Marked:
     """Write the trace at ``source``, its steps marked, to the new file ``target`` (packed).
 
-    ``told`` are its conditions as JSON, which go before the events. Return how many steps there are, and why
-    none where that is so.
+    ``told`` are its conditions as JSON, which go before the events. Where the loop counted its steps the
+    marks have its numbers, else they begin at 0.
 
     Raises:
         TpmonError: where ``source`` is no trace.
         OSError: where ``target`` cannot be written.
     """
-    updates = find_updates(read_trace(source), most)
+    trace = read_trace(source)
+    updates = find_updates(trace, most)
     marks, why = updates.steps, updates.why
+    first = number_first([(one.start, one.end) for one in marks], trace.header.base_time_ns, counted)
+    if told and is_known(first):
+        told = json.dumps({**json.loads(told), "first_step": first})
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with (
         open(source, "rb") as events,
@@ -132,11 +150,11 @@ def write_marked(source: str, target: str, most: int, told: str = "") -> tuple[i
         if told and found is not None:
             stream.write(f'"{_CONDITIONS}": {told},\n'.encode())
         stream.write(head[begin:cut])
-        for number, mark in enumerate(marks):
+        for number, mark in enumerate(marks, known_or(first, 0)):
             stream.write(b"\n" + _write_mark(number, mark, updates.thread) + b",")
         stream.write(head[cut:])
         shutil.copyfileobj(events, stream, 1 << 20)
-    return len(marks), why
+    return Marked(len(marks), first, why)
 
 
 def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id]) -> bytes:
@@ -148,13 +166,18 @@ def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id]) -> bytes:
     return json.dumps(event).encode()
 
 
-def main(source: str, target: str, most: str, told: str = "") -> int:
-    """Do so in a process of its own, niced; write the number of marks, and why none, to standard output."""
+def main(source: str, target: str, most: str, told: str = "", counted: str = "") -> int:
+    """Do so in a process of its own, niced; write what came of it to standard output.
+
+    A line of JSON says how many marks, the number of the first, why there is none; another what went wrong.
+    """
     os.nice(10)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        marks, why = write_marked(source, target, int(most), told)
-        sys.stdout.write(f"{marks} {why}\n")
+        loop = Counted(**json.loads(counted)) if counted else UNCOUNTED
+        done = write_marked(source, target, int(most), told, loop)
+        first = done.first if is_known(done.first) else to_plain(done.first)
+        sys.stdout.write(json.dumps({"marks": done.marks, "first": first, "why": done.why}) + "\n")
     except (TpmonError, OSError, MemoryError) as error:
         sys.stdout.write(f"{error or type(error).__name__}\n")
         return 1
