@@ -100,7 +100,17 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
         written = found.conditions
         assert written["first_step"] == truth[0]
         assert (written["mode"], written["threads"], written["torch"]) == ("training", 1, torch_version())
-        assert written["model"] == {"missing": "the hook tells it in a capture of its own alone"}
+        assert (written["model"], written["dtype"], written["device"]) == (
+            "Sequential",
+            "torch.float32",
+            "cpu",
+        )
+        assert (written["parameters"], written["training"]) == (64 * 64 + 64 + 64 + 1, True)
+        if "--loader" in flags:
+            assert written["inputs"] == ["float32[32, 64]"]
+        else:
+            assert "no batch" in written["inputs"]["missing"]
+        assert told["conditions"]["model"] == "Sequential"
         assert told["conditions"]["threads"] == 1
         assert written["clocks"] == told["conditions"]["clocks"]
         assert job.poll() is None

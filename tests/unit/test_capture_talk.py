@@ -190,7 +190,11 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert pace == "how long a step takes is not known: too few steps"
     assert room.endswith("free room not read: No such file or directory")
     assert say_plan(asked(tmp_path, timed=True), 7, -1, 1.0)[0].startswith("10 s of process 7, which ends no")
-    assert say_plan_of_kineto(asked(tmp_path), 7)[0].startswith("5 updates of an optimizer in process 7")
+    plan = say_plan_of_kineto(asked(tmp_path), 7, hooked=False)
+    assert plan[0].startswith("5 updates of an optimizer in process 7")
+    hooked = say_plan_of_kineto(asked(tmp_path), 7, hooked=True)
+    (more,) = set(hooked) - set(plan)
+    assert "the loop stands still" in more
 
 
 def test_a_plan_is_that_of_what_is_chosen(tmp_path: Path) -> None:
@@ -206,7 +210,7 @@ def test_a_plan_is_that_of_what_is_chosen(tmp_path: Path) -> None:
     assert unknown.startswith(UNKNOWN)
     one = replace(asked(tmp_path), steps=1)
     assert say_plan(one, 7, 0, 12.0)[0].startswith("1 step of rank 0, ")
-    assert say_plan_of_kineto(one, 7)[0].startswith("1 update of an optimizer")
+    assert say_plan_of_kineto(one, 7, hooked=False)[0].startswith("1 update of an optimizer")
     what, _, room, unknown = say_plan(asked(tmp_path, CaptureKind.NSYS_RANGE), 7, 0, 12.0)
     assert what == "5 steps of rank 0, process 7, as a range for the nsys in front of the run"
     assert (str(tmp_path) in room, unknown.startswith(UNKNOWN)) == (False, True)

@@ -28,6 +28,7 @@ from tpmon.trace.updates import write_marked
 HEADER = wire.Header(1, 2, 3, rank=1, world_size=4, torch_version="2.13.0+cpu", python_version="3.11.2")
 CLOCKS = (GpuClocks(0, "NVIDIA H100", 1755.0, 1980.0, Missing("not told")),)
 NO_GPU = Missing("the processes use no NVIDIA GPU")
+OLDER = Missing("the hook of this run does not tell it: it is of an older tpmon")
 
 
 def settings(**words: int) -> list[int]:
@@ -48,7 +49,7 @@ def test_the_bus_tells_settings_ranks_and_versions_and_says_what_it_cannot() -> 
         THREADS=4, INTEROP_THREADS=2, MATMUL_TF32=0, CUDNN_BENCHMARK=1, DETERMINISTIC=0, CUDA=1,
         AUTOCAST=1, AUTOCAST_DTYPE=wire_settings.DTYPE_BFLOAT16,
     )  # fmt: skip
-    told = describe_from_bus(HEADER, words, record(), 3, CLOCKS)
+    told = describe_from_bus(HEADER, words, record(), 3, CLOCKS, within=OLDER)
     json.dumps(told)
     found = to_conditions(told)
     assert (found.torch, found.python, found.world_size) == ("2.13.0+cpu", "3.11.2", 4)
@@ -57,12 +58,29 @@ def test_the_bus_tells_settings_ranks_and_versions_and_says_what_it_cannot() -> 
     assert (found.gpu, told["rank"], told["cudnn_benchmark"]) == ("NVIDIA H100", 3, True)
     assert told["clocks"][0]["sm_mhz"] == 1755.0
     for one in (found.model, found.parameters, found.dtype, found.device, found.training, found.inputs):
-        assert one == Missing("the hook tells it in a capture of its own alone")
+        assert one == OLDER
     assert told["anomaly_mode"] == {"missing": "its torch does not tell"}
 
 
+def test_what_the_hook_told_from_within_goes_before_its_bus_but_for_the_rank_and_the_clocks() -> None:
+    within = {
+        "model": "Net", "wrapped_by": "", "parameters": 4225, "dtype": "torch.float32", "device": "cpu",
+        "training": True, "inputs": ["float32[32, 64]"], "threads": 3, "matmul_precision": "high", "rank": 0,
+        "clocks": "none", "unheard": "of", "backend": 5,
+    }  # fmt: skip
+    told = describe_from_bus(HEADER, settings(THREADS=4, MATMUL_TF32=1), record(), 3, CLOCKS, within=within)
+    found = to_conditions(told)
+    assert (found.model, found.parameters, found.dtype, found.inputs) == (
+        "Net", 4225, "torch.float32", ("float32[32, 64]",),
+    )  # fmt: skip
+    assert (found.threads, found.matmul_precision, found.torch) == (3, "high", "2.13.0+cpu")
+    assert (told["rank"], told["clocks"][0]["sm_mhz"]) == (3, 1755.0)
+    assert "unheard" not in told
+    assert told["cuda"] == {"missing": "its torch does not tell"}
+
+
 def test_before_the_hook_has_told_anything_all_of_it_is_missing() -> None:
-    told = describe_from_bus(wire.Header(1, 2, 3), [], [], NOT_APPLICABLE, NO_GPU)
+    told = describe_from_bus(wire.Header(1, 2, 3), [], [], NOT_APPLICABLE, NO_GPU, within=OLDER)
     found = to_conditions(told)
     assert [name for name, value in told.items() if not isinstance(value, dict)] == []
     assert (found.mode, found.threads) == (Missing("no step ended yet"), found.gpu)
@@ -81,7 +99,9 @@ def test_before_the_hook_has_told_anything_all_of_it_is_missing() -> None:
     ],
 )
 def test_a_setting_is_told_as_far_as_it_is_known(words: dict[str, int], name: str, value: object) -> None:
-    told = describe_from_bus(HEADER, settings(**words), record(wire.RULE_BATCH, 0), NOT_APPLICABLE, NO_GPU)
+    told = describe_from_bus(
+        HEADER, settings(**words), record(wire.RULE_BATCH, 0), NOT_APPLICABLE, NO_GPU, within=OLDER
+    )
     found = to_conditions(told)
     assert getattr(found, name) == value
     assert (found.mode, told["rank"]) == ("evaluation", 1)
@@ -110,7 +130,7 @@ def test_the_names_are_those_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(hook_conditions, "find_model", lambda *_: None)
     monkeypatch.setattr(hook_conditions, "find_device", lambda *_: 0)
     within = set(hook_conditions.read_conditions(steps))
-    outside = set(describe_from_bus(HEADER, [], [], 0, NO_GPU))
+    outside = set(describe_from_bus(HEADER, [], [], 0, NO_GPU, within=OLDER))
     assert within - outside == set()
     assert outside - within == {"clocks", "wrapped_by", "parameters", "dtype", "device", "training"}
 
@@ -125,7 +145,7 @@ def make_updates(updates: int) -> TraceBuilder:
 def test_the_child_that_marks_writes_the_conditions_beside_the_events(tmp_path: Path) -> None:
     source, target = tmp_path / "trace.json", tmp_path / "host-1-kineto.pt.trace.json.gz"
     make_updates(3).write(source)
-    told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS)
+    told = describe_from_bus(HEADER, settings(THREADS=4), record(), 0, CLOCKS, within=OLDER)
     marked = mark_steps(str(source), str(target), 3, Told(json.dumps(told)))
     assert is_known(marked)
     assert (marked.marks, marked.why) == (3, "")

@@ -22,6 +22,7 @@ from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
 from tpmon.capture.plan import mean_step
 from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
+from tpmon.capture.within import ask_conditions
 from tpmon.errors import TpmonError
 from tpmon.hook import wire, wire_settings
 from tpmon.model.capture import (
@@ -175,8 +176,9 @@ def capture_by_kineto(
             ended = time.monotonic_ns()
             if recorded.state is CaptureState.VERIFIED:
                 clocks = cards.read()
-                told = _describe(bus, rank, clocks)
+                # First, while the records of the window are there.
                 counted = json.dumps(list_ends(bus.read_records(_MOST_RECORDS))) if bus is not None else ""
+                told = _describe(bus, rank, clocks)
                 is_timed = bus is not None and bus.count_timed_steps() > timed
                 works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
         beside = Told(json.dumps(told) if told else "", counted)
@@ -234,7 +236,8 @@ def _describe(bus: Bus | None, rank: Applicable[int], clocks: Known[tuple[GpuClo
         return {}
     records = bus.read_records(2)
     settings = wire_settings.parse_settings(bus.page)
-    return describe_from_bus(bus.header, settings, records[-1] if records else (), rank, clocks)
+    record = records[-1] if records else ()
+    return describe_from_bus(bus.header, settings, record, rank, clocks, within=ask_conditions(bus))
 
 
 def _keep(

@@ -1,7 +1,7 @@
-"""Say under which conditions kineto recorded, by what the hook's bus and NVML tell from outside. Pure.
+"""Say under which conditions kineto recorded, by what the hook told when asked, its bus, and NVML. Pure.
 
 The names are those that the hook writes into a trace of its own (``tpmon.hook.conditions``). What only
-the process itself can tell is missing, with the reason.
+the process itself can tell is missing, with the reason, where the hook did not answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from tpmon.model.capture import GpuClocks
 from tpmon.model.codec import to_plain
 from tpmon.model.known import Applicable, Known, Missing, is_known
 
-_ONLY_WITHIN = Missing("the hook tells it in a capture of its own alone")
 _NO_STEP = Missing("no step ended yet")
 _NOT_YET = Missing("the hook has not told its settings yet")
 _NO_GROUP = Missing("there was no process group when the hook began")
@@ -36,6 +35,9 @@ _FROM_WITHIN = (
     "folder",
     "sys_path",
 )
+_OURS = ("rank", "clocks")
+"""What is known better outside: of launchers that make no process group too."""
+
 _DTYPES = {
     wire_settings.DTYPE_FLOAT32: "float32",
     wire_settings.DTYPE_FLOAT16: "float16",
@@ -59,8 +61,13 @@ def describe_from_bus(
     record: Sequence[int],
     rank: Applicable[int],
     clocks: Known[tuple[GpuClocks, ...]],
+    *,
+    within: Known[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return what goes into a trace of kineto's: ``words`` are SET_*, ``record`` the newest."""
+    """Return what goes into a trace of kineto's: ``words`` are SET_*, ``record`` the newest.
+
+    What the hook told from ``within`` the process goes before what is on its bus.
+    """
     known_rank = rank if is_known(rank) else header.rank
     found: dict[str, object] = {
         "torch": header.torch_version or _UNTOLD,
@@ -69,11 +76,15 @@ def describe_from_bus(
         "world_size": header.world_size if header.world_size > 0 else _NO_GROUP,
         "gpu": _find_gpu(words, clocks),
         "clocks": clocks,
-        **dict.fromkeys(_FROM_WITHIN, _ONLY_WITHIN),
+        **dict.fromkeys(_FROM_WITHIN, within if isinstance(within, Missing) else _UNTOLD),
         **_read_steps(record),
         **_read_settings(words),
     }
-    return {name: to_plain(value) for name, value in found.items()}
+    plain = {name: to_plain(value) for name, value in found.items()}
+    if is_known(within):
+        told = {name: value for name, value in within.items() if name in plain and name not in _OURS}
+        plain.update(told)
+    return plain
 
 
 def _read_steps(record: Sequence[int]) -> dict[str, object]:

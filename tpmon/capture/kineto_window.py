@@ -92,7 +92,7 @@ class KinetoWindow:
         try:
             if shortage := self._name_shortage(0):
                 return self._end(CaptureState.REFUSED, shortage)
-            plan = say_plan_of_kineto(self.asked, self._client.process.pid)
+            plan = say_plan_of_kineto(self.asked, self._client.process.pid, hooked=self._client.is_ours)
             if declined := self._await_yes(CaptureStage.PLANNED, plan):
                 return declined
             self._make_folder()

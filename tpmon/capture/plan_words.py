@@ -50,14 +50,21 @@ def say_plan(
     return what, pace, _say_room(asked, pid, each), unknown
 
 
-def say_plan_of_kineto(asked: CaptureAsked, pid: int) -> tuple[str, ...]:
-    """Say the same of kineto, which records updates and does not stop the loop to write."""
+def say_plan_of_kineto(asked: CaptureAsked, pid: int, *, hooked: bool) -> tuple[str, ...]:
+    """Say the same of kineto, which records updates and does not stop the loop to write.
+
+    A run that is ``hooked`` is asked for its conditions afterwards.
+    """
     what = (
         f"{say_count(asked.steps, 'update')} of an optimizer in process {pid}, by kineto's own thread: the"
         " loop goes on while it writes"
     )
     unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
-    return what, _say_room(asked, pid), unknown
+    asks = (
+        "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
+        " objects, and the loop stands still for some 20 ms for each 100,000 of them"
+    )
+    return what, _say_room(asked, pid), *((asks,) if hooked else ()), unknown
 
 
 def say_room_of_snapshot(kind: CaptureKind) -> str:

@@ -72,6 +72,20 @@ def read_conditions(steps: Counts) -> dict[str, Any]:
     return found
 
 
+def tell_conditions(steps: Counts, most_bytes: int) -> bytes:
+    """Return the conditions as JSON of so many bytes at most, empty where they have no room even so.
+
+    Where they are long, the folder is left out, and then the tensors of a batch.
+    """
+    told = read_conditions(steps)
+    for name in ("sys_path", "folder", "inputs"):
+        told[name] = {"missing": "there was no room for it on the bus"}
+        data = json.dumps(told, separators=(",", ":")).encode()
+        if len(data) <= most_bytes:
+            return data
+    return b""
+
+
 def _read_places() -> dict[str, Any]:
     """Say where the files of the stacks lie: torch cuts their paths at the entries of sys.path."""
     folder = os.getcwd()

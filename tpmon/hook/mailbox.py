@@ -93,9 +93,26 @@ class Mailbox:
     def requested(self) -> None:
         """Do what the mailbox asks, at the end of a step."""
         try:
-            self._load().at_boundary()
+            if not self._describe():
+                self._load().at_boundary()
         except Exception as error:
             self._refuse(error)
+
+    def _describe(self) -> bool:
+        """Say the conditions of the run where that is asked for, and no capture is under way."""
+        steps, told = self.steps, self._wire
+        number, kind = steps.requests[0], steps.requests[1]
+        if kind != told.KIND_DESCRIBE or (self.capture is not None and self.capture.under_way is not None):
+            return False
+        request = told.parse_request(steps.pages.mailbox)
+        if request is None or request.words[told.ASK_NUMBER] != number:
+            return False
+        from tpmon.hook.conditions import tell_conditions  # noqa: PLC0415 only who asks pays for it
+
+        told.write_told(steps.page, number, tell_conditions(steps, told.TOLD_BYTES))
+        steps.reply(number, told.ANSWER_DONE)
+        steps.last_ns = time.monotonic_ns()  # the pause is in no phase
+        return True
 
     def forked(self) -> None:
         """Begin anew in a forked child, where the handler would find no mailbox."""

@@ -13,6 +13,7 @@ only the process itself can write it (F_SEAL_FUTURE_WRITE). All numbers little-e
     640     384      what became of a capture: ``wire_capture``
     1024    1024     16 marks of 64 bytes: name 40 bytes, then u64 calls, total ns, longest ns
     2048    640      settings and device times: ``wire_settings``
+    2688    1408     the conditions of the run, where they were asked for: ``wire_capture``
     4096    196608   ring of 1,024 records of 24 u64: REC_*
 
 ``tpmon-ctl``, 4,096 bytes, the mailbox, writable by the same user: magic, version, pid, and at 64

@@ -15,6 +15,8 @@ What became of it lies in the telemetry page, which the process itself alone can
     576     16       number of the request answered last, and the answer: ANSWER_*
     640     128      16 u64: CAP_*; CAP_SEQUENCE is odd while the words are being written
     768     256      reason, UTF-8, zero-padded, of the states that have one
+    2688    8        number of the request whose answer follows, 0 while that is being written
+    2696    1400     the conditions that were asked for: JSON, UTF-8, zero-padded
 
 Times are CLOCK_MONOTONIC in ns. Pure functions on buffers; valid Python 3.8.
 """
@@ -41,6 +43,8 @@ _CAPTURE = struct.Struct("<16Q256s")
 CAPTURE_WORDS = 16
 REASON_OFFSET = CAPTURE_OFFSET + CAPTURE_WORDS * 8
 REASON_BYTES = 256
+TOLD_OFFSET = 2688
+TOLD_BYTES = 1400
 
 TRACE_ENDING = ".pt.trace.json"
 """By it TensorBoard's profiler plugin finds a trace, packed or not."""
@@ -70,6 +74,8 @@ KIND_CAPTURE = 3
 KIND_SNAPSHOT = 4
 KIND_RANGE = 5
 KIND_CANCEL = 6
+KIND_DESCRIBE = 7
+"""Say the conditions of the run (``conditions``); nothing is recorded."""
 
 PROFILES = (KIND_PROBE, KIND_CAPTURE)
 """What torch's profiler records."""
@@ -219,6 +225,22 @@ def parse_capture(page: memoryview) -> tuple[tuple[int, ...], str] | None:
         if words[CAP_SEQUENCE] % 2 == 0 and data[:8] == again:
             return tuple(words), text.split(b"\0", 1)[0].decode("utf-8", "replace")
     return None
+
+
+def write_told(page: memoryview, number: int, text: bytes) -> None:
+    """Write what a request to describe asked for: its number goes last, so that no half of it counts."""
+    page[TOLD_OFFSET : TOLD_OFFSET + 8] = bytes(8)
+    page[TOLD_OFFSET + 8 : TOLD_OFFSET + 8 + TOLD_BYTES] = text[:TOLD_BYTES].ljust(TOLD_BYTES, b"\0")
+    page[TOLD_OFFSET : TOLD_OFFSET + 8] = number.to_bytes(8, "little")
+
+
+def parse_told(page: memoryview, number: int) -> bytes:
+    """Return what the hook said to this request; empty where it said nothing, or says something else."""
+    wanted = number.to_bytes(8, "little")
+    before = bytes(page[TOLD_OFFSET : TOLD_OFFSET + 8])
+    text = bytes(page[TOLD_OFFSET + 8 : TOLD_OFFSET + 8 + TOLD_BYTES])
+    after = bytes(page[TOLD_OFFSET : TOLD_OFFSET + 8])
+    return text.split(b"\0", 1)[0] if before == after == wanted else b""
 
 
 def file_name(name: str, rank: int, first_step: int, ending: str) -> str:
