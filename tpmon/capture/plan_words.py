@@ -62,7 +62,7 @@ def say_plan_of_kineto(asked: CaptureAsked, pid: int, *, hooked: bool) -> tuple[
     unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
     asks = (
         "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
-        " objects, and the loop stands still for some 20 ms for each 100,000 of them"
+        " objects, and the loop stands still for 20 to 50 ms for each 100,000 of them"
     )
     return what, _say_room(asked, pid), *((asks,) if hooked else ()), unknown
 

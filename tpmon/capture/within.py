@@ -27,8 +27,8 @@ _ODD = Missing("what the hook told could not be read")
 def ask_conditions(bus: Bus, limit_s: float = ANSWERS_S) -> Known[dict[str, Any]]:
     """Return the conditions by the names that the hook writes into a trace of its own.
 
-    The loop stands still while the hook looks for the model among the objects of Python, the first time: some
-    20 ms for each 100,000 of them.
+    The loop stands still while the hook looks for the model among the objects of Python, the first time:
+    20 to 50 ms for each 100,000 of them.
     """
     limit = time.monotonic() + limit_s
     if judge_turn(bus, time.monotonic_ns()) is not Turn.FREE:
