@@ -43,8 +43,8 @@ NICENESS = 10
 """Of what packs a trace: the training beside it comes first."""
 
 _WARNS = (
-    "--memory: where a step frees a thousand blocks of the host's memory that were there before, torch writes"
-    " a line to the run's standard error"
+    "--memory: torch warns on the run's standard error, once in a thousand, of memory that is freed and was"
+    " allocated before"
 )
 _AROUND = Around(watch=lambda process: watch_clocks([process]), memory_left=read_memory_left)
 

@@ -24,6 +24,8 @@ pytestmark = [
 
 COMMAND = (sys.executable, "-W", "ignore", str(HERE / "capture_details.py"))
 STEPS = 3
+WARNED = "Memory block of unknown size was allocated before the profiling started"
+"""What torch writes of its own accord while it records allocations of the host, once in a thousand of them."""
 
 
 def test_shapes_stacks_memory_and_marks_are_in_the_trace_and_losses_are_the_same(tmp_path: Path) -> None:
@@ -47,8 +49,8 @@ def test_shapes_stacks_memory_and_marks_are_in_the_trace_and_losses_are_the_same
         finally:
             job.kill()
     assert (code, told["state"], told["notes"]) == (0, "done", []), said
-    assert noise == ""
-    assert "--memory: where a step frees a thousand blocks" in said
+    assert [line for line in noise.splitlines() if WARNED not in line] == []
+    assert "--memory: torch warns on the run's standard error" in said
     losses = json.loads(printed)
     (file,) = told["files"]
     found = read_told(file["path"])

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from tpmon.hook.device import on_device
 from tpmon.hook.surroundings import parse_version, torch_folder
-from tpmon.hook.unknown_blocks import UnknownBlocks
 from tpmon.hook.wire_capture import OPTION_MEMORY, OPTION_SHAPES, OPTION_STACKS, TRACE_ENDING
 
 TYPE_CHECKING = False
@@ -46,14 +45,13 @@ class Recorder:
 
     ending = TRACE_ENDING
 
-    __slots__ = ("_blocks", "_profile", "_range", "options")
+    __slots__ = ("_profile", "_range", "options")
 
     def __init__(self, options: int) -> None:
         """Choose the bounded defaults of torch's profiler; ``options`` are OPTION_*."""
         self.options = options
         self._profile: Any = None
         self._range: Any = None
-        self._blocks = UnknownBlocks()
 
     @property
     def profile(self) -> object:
@@ -69,8 +67,6 @@ class Recorder:
         """Begin to record in this thread; ``metadata`` are names and JSON for the file."""
         with _Quiet():
             self._profile.__enter__()
-        if self.options & OPTION_MEMORY:
-            self._blocks.begin()
         add: Any = getattr(sys.modules["torch.autograd"], "_add_metadata_json", None)
         if add is not None:
             for name, value in metadata.items():
@@ -79,7 +75,6 @@ class Recorder:
     def mark(self, step: int) -> None:
         """End the step before, and begin the one of this number."""
         self._end_step()
-        self._blocks.begin_step()
         profiler: Any = sys.modules[_PROFILER]
         begun = profiler.record_function(f"{_MARK}#{step}")
         begun.__enter__()
@@ -90,7 +85,6 @@ class Recorder:
         try:
             self._end_step()
         finally:
-            self._blocks.end()
             profile = self._profile
             if profile is not None and profile.entered and profile.kineto_results is None:
                 with _Quiet(), on_device(sys.modules["torch"]):
@@ -99,7 +93,6 @@ class Recorder:
     def abandon(self) -> None:
         """End the recording past torch's profile, which failed to: what goes on would fill the memory."""
         autograd: Any = sys.modules["torch.autograd"]
-        self._blocks.end()
         with suppress(Exception):  # it is off already
             autograd._disable_profiler()  # noqa: SLF001
 
