@@ -57,7 +57,7 @@ def find_worker(folder: Path, rank: int, number: int) -> int:
     return int(files[-1].name.split("-")[3])
 
 
-DENIED = "permission denied; tpmon doctor says more"
+DENIED = "not permitted (doctor: io)"
 
 
 def check_no_stale_rows(frames: Sequence[Document], died_ns: dict[int, int]) -> None:

@@ -32,6 +32,7 @@ from tpmon.probe.other_spies import find_spies, parse_subject
 from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import find_spy
 
+GARBAGE = "py-spy printed what tpmon does not understand (doctor: py-spy)"
 NAP = """
 def nap():
     time.sleep(60)
@@ -193,14 +194,19 @@ def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("echo 'Error: Failed to merge' >&2; exit 1", ErrorKind.FAILED, "py-spy: Failed to merge"),
+        (
+            "echo 'Error: Failed to merge' >&2; exit 1",
+            ErrorKind.FAILED,
+            "py-spy failed: Failed to merge (doctor: stacks)",
+        ),
         (
             "echo 'Error: Failed to find python version' >&2; exit 1",
             ErrorKind.UNKNOWN_PYTHON,
             "does not know",
         ),
-        ("echo garbage", ErrorKind.FAILED, "py-spy saw no Python thread"),
-        ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, "py-spy saw no Python thread"),
+        ("echo garbage", ErrorKind.FAILED, GARBAGE),
+        ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, GARBAGE),
+        ("echo '[]'", ErrorKind.FAILED, "py-spy saw no Python thread"),
         ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads"),
         ("exec sleep 60", ErrorKind.LATE, "no answer within"),
     ],
@@ -249,7 +255,7 @@ def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
     fake = script(tmp_path, text)
     with child(NAP) as one:
         plain = read_one(one.pid, spy=lambda: fake)
-        assert [error.reason for error in plain.errors] == ["py-spy: torn"]
+        assert [error.reason for error in plain.errors] == ["py-spy failed: torn (doctor: stacks)"]
         assert plain.paused_ms == 0.0
         blocked = read_one(one.pid, block=True, spy=lambda: fake)
         assert blocked.errors == ()

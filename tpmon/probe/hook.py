@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from tpmon.hook import wire
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Identity
@@ -182,8 +183,8 @@ class StepReader:
         try:
             links = _list_links(f"{self._proc}/{process.pid}/fd")
             inner_pid = read_status(process.pid, self._proc).ns_pids[-1]
-        except PermissionError:
-            return Missing("not permitted to read its descriptors")
+        except PermissionError as error:
+            return Missing(f"descriptors: {say_refusal(error, 'fd')}")
         except (OSError, KeyError, ValueError):
             return Missing("the process is gone")
         reason = NO_HOOK
