@@ -188,6 +188,8 @@ class Sampler:
         if not self._finishing:
             for tally in active:
                 tally.failure = Failure(ErrorKind.LATE, NO_ANSWER)
+        for tally in self._tallies.values():
+            tally.close()
 
     def _meet(self) -> None:
         """Add the processes that are new."""
@@ -246,7 +248,7 @@ class Sampler:
             return
         if self._finishing and answer.kind is not ErrorKind.GONE:
             return  # py-spy was asked to end before it could begin
-        tally.tries += 1
+        tally.tries, tally.refusal = tally.tries + 1, answer
         if not (answer.torn or answer.kind in _PASSING) or tally.tries >= TRIES:
             tally.failure = answer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tpmon.model.dump import Dump, ShownFrame, StackGroup
+from tpmon.model.dump_errors import Means
 from tpmon.model.dump_locals import locals_of
 from tpmon.model.dump_words import (
     list_waits,
@@ -20,11 +21,13 @@ from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import clean_text, format_clock, format_seconds
 from tpmon.report.collectives import write_collectives
+from tpmon.report.dump_errors import write_errors
 from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
 
 MOST_FRAMES = 24
 """Of a deeper stack the innermost lines are shown: they say what it does."""
-MOST_ERRORS = 12
+_AGAIN = "again: tpmon dump {pid}"
+_STOP = "with --block it is read with a short stop"
 _LINE_CHARS = 400
 
 Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
@@ -79,14 +82,7 @@ def _say_other(group: StackGroup, dump: Dump) -> str:
 
 def _write_end(dump: Dump) -> list[str]:
     """Write what is not in the picture, and what making it cost."""
-    lines = []
-    for error in dump.errors[:MOST_ERRORS]:
-        role = f"{error.role.value} {error.pid}"
-        rank = f" (rank {error.rank})" if is_known(error.rank) else ""
-        lines += lay_paragraph("not read", f"{role}{rank}: {error.reason}")
-    if len(dump.errors) > MOST_ERRORS:
-        more = count_of(len(dump.errors) - MOST_ERRORS, "more process", "more processes")
-        lines += lay_paragraph("not read", more)
+    lines = write_errors(dump.errors, Means(_AGAIN, "" if dump.paused_ms else _STOP))
     for line in dump.left_out:
         lines += lay_paragraph("not read", line)
     if dump.idle_threads:
