@@ -104,7 +104,7 @@ def test_processes_of_one_reason_are_named_together_each_with_what_to_try_and_wh
     ) in said
     assert "with --block it is read with a short stop" not in said  # this one stopped already
     assert "with --block it is read with a short stop" in text(replace(dump, errors=(failed,), paused_ms=0.0))
-    assert "try " not in text(replace(dump, errors=(gone,)))
+    assert "it ended\ntry " not in text(replace(dump, errors=(gone,)))
 
 
 def test_what_is_not_in_the_picture_is_said(dump):

@@ -1,7 +1,6 @@
 """Read the steps that the hook counts inside training processes: find its page, believe its owner's alone.
 
-A page is mapped once and read without a system call after that. Processes without one are looked at
-again ever more rarely.
+A page is mapped once and read without a system call after that; what has none is looked at ever more rarely.
 """
 
 from __future__ import annotations

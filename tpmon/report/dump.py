@@ -20,9 +20,10 @@ from tpmon.model.dump_words import (
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
 from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.model.verdict_words import join_cause, say_confidence
 from tpmon.report.collectives import write_collectives
 from tpmon.report.dump_errors import write_errors
-from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
+from tpmon.report.table import LABEL_WIDTH, WIDTH, count_of, cut, lay_paragraph
 
 MOST_FRAMES = 24
 """Of a deeper stack the innermost lines are shown: they say what it does."""
@@ -39,6 +40,7 @@ def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     lines = lay_paragraph("dump", dump.summary)
     if is_known(dump.last_write):
         lines += lay_paragraph("", say_last_write(dump, format_clock(dump.last_write)))
+    lines += _write_verdict(dump)
     if is_known(dump.collectives):
         lines += write_collectives(dump.collectives)
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
@@ -50,6 +52,16 @@ def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     lines += ["", *_write_end(dump)]
     # A dump of another host is text of somebody else.
     return [clean_text(line, _LINE_CHARS) for line in lines]
+
+
+def _write_verdict(dump: Dump) -> list[str]:
+    """Write what the picture decides and what to try; nothing where it names nobody."""
+    verdict = dump.verdict
+    if isinstance(verdict, Missing):
+        return []
+    words = [join_cause(verdict.kind, verdict.cause), say_confidence(verdict)]
+    lines = lay_paragraph("verdict", f"{', '.join(word for word in words if word)}: {verdict.summary}")
+    return [*lines, f"{'try':<{LABEL_WIDTH}}{verdict.try_}"] if is_known(verdict.try_) else lines
 
 
 def _is_of_several(dump: Dump) -> bool:
