@@ -71,8 +71,7 @@ def make_update(
     not_asked = len(RANKS) if state_now.request.pids else NOT_APPLICABLE
     dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", world_size, not_asked))
     dump = replace(dump, last_write=last_write)
-    main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
-    return DumpUpdate(state_now, dump, show_stacks(dump.groups), build_tree(main))
+    return DumpUpdate(state_now, dump, show_stacks(dump.groups), build_tree(dump.groups))
 
 
 def look_at(processes: Sequence[ProcessLook], ago_s: float, errors: Sequence[DumpError] = ()) -> DumpRound:

@@ -19,10 +19,12 @@ from tpmon.model.dump_words import (
 )
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
+from tpmon.model.results import TreeLine
 from tpmon.model.units import clean_text, format_clock, format_seconds
 from tpmon.model.verdict_words import join_cause, say_confidence
 from tpmon.report.collectives import write_collectives
 from tpmon.report.dump_errors import write_errors
+from tpmon.report.dump_tree import write_tree
 from tpmon.report.table import LABEL_WIDTH, WIDTH, count_of, cut, lay_paragraph
 
 MOST_FRAMES = 24
@@ -37,21 +39,35 @@ Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
 
 def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
-    lines = lay_paragraph("dump", dump.summary)
-    if is_known(dump.last_write):
-        lines += lay_paragraph("", say_last_write(dump, format_clock(dump.last_write)))
-    lines += _write_verdict(dump)
-    if is_known(dump.collectives):
-        lines += write_collectives(dump.collectives)
+    lines: list[str] = []
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
     for group in main:
         lines += ["", *_write_group(group, shorten, dump)]
     other = [_say_other(group, dump) for group in dump.groups if group.threads[0].kind is not ThreadKind.MAIN]
     if other:
         lines += ["", "other threads", *(cut(f"  {line}", WIDTH) for line in other)]
-    lines += ["", *_write_end(dump)]
+    return _clean([*_write_top(dump), *lines, "", *_write_end(dump)])
+
+
+def write_dump_tree(dump: Dump, tree: Sequence[TreeLine]) -> list[str]:
+    """Write the summary, the stacks of all threads merged into a tree, and what was not read."""
+    merged = write_tree(tree, with_host=_is_of_several(dump))
+    return _clean([*_write_top(dump), *(["", *merged] if merged else []), "", *_write_end(dump)])
+
+
+def _clean(lines: Sequence[str]) -> list[str]:
     # A dump of another host is text of somebody else.
     return [clean_text(line, _LINE_CHARS) for line in lines]
+
+
+def _write_top(dump: Dump) -> list[str]:
+    lines = lay_paragraph("dump", dump.summary)
+    if is_known(dump.last_write):
+        lines += lay_paragraph("", say_last_write(dump, format_clock(dump.last_write)))
+    lines += _write_verdict(dump)
+    if is_known(dump.collectives):
+        lines += write_collectives(dump.collectives)
+    return lines
 
 
 def _write_verdict(dump: Dump) -> list[str]:
