@@ -249,6 +249,18 @@ def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
 # stops
 
 
+def test_what_has_come_is_told_while_one_process_takes_its_time(tmp_path):
+    with child(NAP) as quick, child(NAP) as slow:
+        fake = script(tmp_path, f'case "$*" in *"--pid {slow.pid}") sleep 2;; esac; exec $PYSPY "$@"')
+        told: list[tuple[float, int]] = []
+        began_s = time.monotonic()
+        dumper = Dumper([member(quick.pid), member(slow.pid)], spy=lambda: fake)
+        whole = dumper.read_round(progress=lambda _, count: told.append((time.monotonic() - began_s, count)))
+    assert whole.errors == ()
+    assert [count for _, count in told] == [1]
+    assert told[0][0] < 2.0
+
+
 def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
     """The first try fails for one that cannot be read without a stop; --block then stops it."""
     text = 'case "$*" in *--nonblocking*) echo "Error: torn" >&2; exit 1;; *) exec $PYSPY "$@";; esac'

@@ -243,7 +243,9 @@ class Dumper:
                 work = (member, around, answers)
                 threading.Thread(target=self._work, args=work, name="tpmon-dump", daemon=True).start()
             with contextlib.suppress(queue.Empty):
-                due_s = min(end_s, *active.values()) - time.monotonic()
+                # What has come is told also while the rest takes its time.
+                tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
+                due_s = min(end_s, tell_s, *active.values()) - time.monotonic()
                 member, answer = answers.get(timeout=max(due_s, 0.001))
                 around.late.discard(member)
                 if active.pop(member, None) is not None:
