@@ -37,7 +37,7 @@ _MACHINE = os.uname().machine
 _NO_RANK = Missing("no rank to look at yet")
 _NOT_LOOKED = Missing("main threads are not looked at yet")
 _NOT_PERMITTED = Missing(
-    point_to("a wait for a batch cannot be told from another: no system calls are shown", "syscall")
+    point_to("a wait for a batch cannot be told from another: system calls may not be read", "syscall")
 )
 _NOT_TOLD = Missing(f"on {_MACHINE} a wait for a batch cannot be told from another poll")
 
