@@ -189,7 +189,7 @@ def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job: int, install: 
         watched.session.stop()
     said = " ".join(" ".join(write_once(watched.last())).split())
     assert "ptrace_scope 1" in said
-    assert "tpmon doctor" in said
+    assert "(doctor: stacks)" in said
 
 
 @needs_setpriv
