@@ -200,6 +200,9 @@ def build_parser(demo_epilog: str = "") -> Parser:
         _add_setting(dump, setting)
     _add_setting(fold, settings.DUMP_FORMAT_SETTING)
     for command in (dump, fold):
+        command.add_argument(
+            "--tree", action="store_true", help="merge the stacks of all threads into a tree", **own
+        )
         for setting in settings.LOOK_SETTINGS:
             if setting.key != "interval":
                 _add_setting(command, setting)

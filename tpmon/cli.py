@@ -160,10 +160,7 @@ def _dump(options: Options, given: Mapping[str, Any]) -> int:
     asked = Asked(
         tuple(given.get("rank", ())),
         tuple(given.get("only_pid", ())),
-        given.get("block", False),
-        given.get("native", False),
-        given.get("locals", False),
-        given.get("fr_pipe", False),
+        *(given.get(name, False) for name in ("block", "native", "locals", "fr_pipe", "tree")),
     )
     check_target(options.job, given.get("pid"), given.get("job", False))
     check_asked(options, asked)
@@ -359,7 +356,7 @@ def _run(arguments: Sequence[str]) -> int:
     if command == "fold":
         from tpmon.dump import run_fold
 
-        return run_fold(given["files"], options, _stdout(options.ascii_only))
+        return run_fold(given["files"], options, _stdout(options.ascii_only), tree=given.get("tree", False))
     if command == "capture":
         return _capture(options, given)
     if command == "sample":

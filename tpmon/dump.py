@@ -19,6 +19,7 @@ from tpmon.judge.dump_update import date_log
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.judge.fold_hosts import find_clash
 from tpmon.judge.fold_words import collapse_frames
+from tpmon.judge.stack_tree import build_tree
 from tpmon.model.clean import clean_value
 from tpmon.model.codec import CodecError, decode, encode
 from tpmon.model.dump import DUMP_SCHEMA, Dump, DumpRound, ErrorKind, ShownFrame, StackGroup
@@ -33,7 +34,7 @@ from tpmon.probe.collectives import PIPE_PRICE, read_collectives
 from tpmon.probe.dump import NATIVE_ROUND_S, ROUND_S, Depth, Dumper, dumpable
 from tpmon.probe.job import Job, Member
 from tpmon.probe.output import OutputReader
-from tpmon.report.dump import write_dump
+from tpmon.report.dump import write_dump, write_dump_tree
 from tpmon.report.dump_formats import write_collapsed, write_speedscope
 from tpmon.report.write import Output, complain
 
@@ -73,6 +74,7 @@ class Asked:
     native: bool = False
     variables: bool = False
     fr_pipe: bool = False
+    tree: bool = False
 
     @property
     def prices(self) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ def check_asked(options: Options, asked: Asked) -> None:
     Raises:
         UsageError: for a form, a rank or a process that cannot be, and a stop where --readonly forbids it.
     """
-    pick_format(options)
+    check_tree(pick_format(options), tree=asked.tree)
     for flag, stops in (("--block", asked.block), ("--native", asked.native)):
         if stops and options.readonly:
             raise UsageError(
@@ -116,6 +118,16 @@ def check_asked(options: Options, asked: Asked) -> None:
     for word in asked.pids:
         if not word.isdecimal() or len(word) > PID_DIGITS:
             raise UsageError(f"--pid: a PID is a number, found {word[:40]!r}", "tpmon dump PID --pid 4711")
+
+
+def check_tree(form: str, *, tree: bool) -> None:
+    """Refuse a tree in a form that has none.
+
+    Raises:
+        UsageError: for another form than text.
+    """
+    if tree and form != "text":
+        raise UsageError(f"--tree is text, and {form} was asked for", "leave one of the two out")
 
 
 def _parse_numbers(word: str) -> frozenset[int]:
@@ -192,7 +204,7 @@ def run_dump(job: Job, options: Options, asked: Asked, output: Output) -> int:
     dump = replace(fold_rounds(rounds, _name_origin(job, members)), last_write=_read_last_write(job))
     reading = read_collectives(job, someone_waits=may_wait(dump.groups), ask_pipes=asked.fr_pipe)
     dump = add_collectives(dump, reading)
-    _write(dump, form, output)
+    _write(dump, form, output, tree=asked.tree)
     return pick_exit_code(dump)
 
 
@@ -210,13 +222,14 @@ def _name_origin(job: Job, members: Sequence[Member]) -> Origin:
     return Origin(job.root.pid, job.script, job.world_size, NOT_APPLICABLE if whole else left_out)
 
 
-def run_fold(paths: Sequence[str], options: Options, output: Output) -> int:
+def run_fold(paths: Sequence[str], options: Options, output: Output, *, tree: bool = False) -> int:
     """Fold the Dumps of files (or of standard input, "-") and write the result.
 
     Raises:
-        UsageError: for a file that cannot be read or holds something else.
+        UsageError: for a file that cannot be read or holds something else, and a tree that is no text.
     """
     form = pick_format(options)
+    check_tree(form, tree=tree)
     left_out: list[str] = []
     dumps = read_dumps(paths, left_out.append)
     if clash := find_clash(dumps):
@@ -227,7 +240,7 @@ def run_fold(paths: Sequence[str], options: Options, output: Output) -> int:
     for line in left_out:
         complain(f"tpmon: not folded: {line}")
     dump = replace(fold_collectives(fold_dumps(dumps), dumps), left_out=tuple(left_out))
-    _write(dump, form, output)
+    _write(dump, form, output, tree=tree)
     return pick_exit_code(dump)
 
 
@@ -301,13 +314,15 @@ def _shorten(group: StackGroup) -> tuple[ShownFrame, ...]:
     return collapse_frames(group.frames) if is_known(group.frames) else ()
 
 
-def _write(dump: Dump, form: str, output: Output) -> None:
+def _write(dump: Dump, form: str, output: Output, *, tree: bool) -> None:
     if form == "json":
         output.write_json(encode(dump))
     elif form == "speedscope":
         output.write_json(write_speedscope(dump))
     elif form == "collapsed":
         output.write_lines(*write_collapsed(dump))
+    elif tree:
+        output.write_lines(*write_dump_tree(dump, build_tree(dump.groups)))
     else:
         output.write_lines(*write_dump(dump, _shorten))
 

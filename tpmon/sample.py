@@ -16,6 +16,7 @@ from tpmon.judge.fold import Origin
 from tpmon.judge.hot import fold_stacks, hot_functions
 from tpmon.model.codec import encode
 from tpmon.model.dump import DumpError, ErrorKind
+from tpmon.model.dump_errors import suggest
 from tpmon.model.dump_words import list_numbers
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Missing, is_known
@@ -36,7 +37,7 @@ from tpmon.probe.members import Membership
 from tpmon.probe.sample import choose_members, fix_request
 from tpmon.probe.sample_service import SampleService
 from tpmon.probe.stack_child import install_spy
-from tpmon.report.sample import write_sample
+from tpmon.report.sample import AGAIN, write_sample
 from tpmon.report.sample_formats import write_collapsed_samples, write_speedscope_samples
 from tpmon.report.sample_live import Live
 from tpmon.report.write import Output, complain
@@ -317,4 +318,5 @@ def explain_errors(errors: tuple[DumpError, ...]) -> TpmonError:
         return UsageError(what.removesuffix(f"; {newer}"), newer)
     if set(kinds) == {ErrorKind.GONE}:
         return NoTargetError(what, "tpmon ps lists the training jobs")
-    return UsageError(what, "tpmon dump PID says more of each process")
+    those = tuple(error for error in errors if error.kind is kind)
+    return UsageError(what, suggest(those, AGAIN) or "tpmon dump PID says more of each process")

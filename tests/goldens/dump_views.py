@@ -22,6 +22,7 @@ from tpmon.judge.dump_update import add_records
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.judge.stack_tree import build_tree, show_stacks
 from tpmon.model.collectives import CollectivesReading
+from tpmon.model.doctor import point_to
 from tpmon.model.dump import Asker, DumpError, DumpRequest, DumpRound, DumpState, ErrorKind, ProcessLook
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -70,8 +71,7 @@ def make_update(
     not_asked = len(RANKS) if state_now.request.pids else NOT_APPLICABLE
     dump = fold_rounds(rounds, Origin(51_100, "pretrain_vision.py", world_size, not_asked))
     dump = replace(dump, last_write=last_write)
-    main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
-    return DumpUpdate(state_now, dump, show_stacks(dump.groups), build_tree(main))
+    return DumpUpdate(state_now, dump, show_stacks(dump.groups), build_tree(dump.groups))
 
 
 def look_at(processes: Sequence[ProcessLook], ago_s: float, errors: Sequence[DumpError] = ()) -> DumpRound:
@@ -156,7 +156,7 @@ def hung_waiting() -> DumpUpdate:
 
 def denied() -> DumpUpdate:
     """A job of somebody else: no stack can be read, /proc tells the threads' states."""
-    reason = f"not permitted: {YAMA}"
+    reason = point_to(f"not permitted: {YAMA}", "stacks")
     ranks = [
         make_rank(rank, pid=4211 + rank, frames=Missing(reason), waits_for=Missing("no permission"))
         for rank in (0, 1)
@@ -170,7 +170,7 @@ def denied() -> DumpUpdate:
 
 def torn() -> DumpUpdate:
     """Two ranks, one of which changes its stacks faster than py-spy reads them."""
-    reason = "py-spy: failed to copy a frame: it ran on"
+    reason = point_to("py-spy failed: failed to copy a frame: it ran on", "stacks")
     busy = make_rank(1, pid=4212, frames=Missing(reason), state="R", waits_for="running")
     error = DumpError(NODE, 4212, Role.RANK, 1, NOT_APPLICABLE, ErrorKind.FAILED, reason)
     ranks = [make_rank(0, pid=4211), busy]

@@ -57,7 +57,8 @@ def find_worker(folder: Path, rank: int, number: int) -> int:
     return int(files[-1].name.split("-")[3])
 
 
-DENIED = "permission denied; tpmon doctor says more"
+DENIED = "not permitted (doctor: io)"
+NO_DESCRIPTORS = "not permitted (doctor: fd)"
 
 
 def check_no_stale_rows(frames: Sequence[Document], died_ns: dict[int, int]) -> None:
@@ -240,7 +241,7 @@ def test_a_job_of_another_user_is_read_by_root_and_by_that_user(
     assert refused["waits_for"] == "running" if refused["state"] == "R" else "missing" in refused["waits_for"]
     (loader,) = theirs["loader"]
     pending = {queue["pid"]: queue["pending_bytes"] for queue in loader["queues"]}
-    assert pending[hidden] == {"missing": DENIED}
+    assert pending[hidden] == {"missing": NO_DESCRIPTORS}
     assert pending[open_one] >= 0
 
 

@@ -21,6 +21,7 @@ from tpmon.model.codec import decode, encode
 from tpmon.model.dump import Dump, ErrorKind, Motion, StackGroup
 from tpmon.model.known import is_known
 from tpmon.model.process import Role, ThreadKind
+from tpmon.model.verdict import Kind
 from tpmon.probe.dump import Dumper, dumpable
 from tpmon.probe.procread import read_table
 from tpmon.probe.target import find_job
@@ -91,9 +92,31 @@ def test_each_rank_is_named_by_a_fold_of_two_dumps_and_by_none_of_them(tmp_path)
             paths.append(str(path))
         done = call("fold", *paths, "--json")
         assert done.returncode == 0, done.stderr
-        odd = decode(Dump, done.stdout).odd_one_out
+        folded = decode(Dump, done.stdout)
+        odd, verdict = folded.odd_one_out, folded.verdict
         assert is_known(odd)
         assert (odd.rank, odd.host) == (2, "host-1")
+        assert is_known(verdict)
+        assert (verdict.kind, verdict.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 2)
+        assert (
+            "if it stays so, hung (missing-rank): 2 of 3 ranks wait for rank 2 on host-1" in verdict.summary
+        )
+
+
+@pytest.mark.long
+def test_looks_over_half_a_minute_call_it_hung_and_a_single_one_does_not(tmp_path):
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "rank_hang.py", "--ready", "{ready}")
+    with run_program((*command, "--culprit", "1"), tmp_path, 2) as program:
+        assert wait_until(lambda: is_known(dump(program.pid).odd_one_out))
+        once = dump(program.pid).verdict
+        assert is_known(once)
+        assert (once.kind, once.rank) == (Kind.NOT_ENOUGH_EVIDENCE, 1)
+        # What it says to try decides it.
+        assert is_known(once.try_)
+        said = call(*once.try_.split()[1:])
+        assert (said.returncode, said.stderr) == (0, "")
+        assert "\nverdict  hung (missing-rank), confidence low: 1 of 2 ranks" in said.stdout
+        assert "waits for rank 1 in hold rank_hang.py:" in " ".join(said.stdout.split())
 
 
 @pytest.mark.long

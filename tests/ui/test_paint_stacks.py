@@ -11,6 +11,7 @@ from tests.dumps import HOST, IN_LOCK, NFS, make_native, make_rank, make_round, 
 from tests.frames import NOW_NS, make_frame, make_target, make_view
 from tests.goldens import dump_views
 from tpmon.model.dump import Asker, DumpError, DumpRequest, ErrorKind, FrameLocals, Local
+from tpmon.model.dump_errors import name_failed
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
@@ -18,7 +19,6 @@ from tpmon.model.stacks import StackFrame
 from tpmon.ui import ask_dump
 from tpmon.ui.keys import keys_shown
 from tpmon.ui.moves import Move
-from tpmon.ui.paint_dump_errors import name_failed
 from tpmon.ui.panes import paint_screen
 from tpmon.ui.stack_rows import action_fold, action_walk, cursor_of, frame_under_cursor, list_rows
 from tpmon.ui.view import OTHER_THREADS, Ink, Overlay, Size, StacksView
@@ -99,7 +99,7 @@ def test_a_stop_is_told_with_its_milliseconds():
         (ErrorKind.NO_SPY, "tpmon doctor 4001 says what to allow or to install"),
         (ErrorKind.UNKNOWN_PYTHON, "tpmon doctor 4001"),
         (ErrorKind.BUSY, "Try: again"),
-        (ErrorKind.LATE, "Try: again"),
+        (ErrorKind.LATE, "Try: again; if it stays so, tpmon doctor 4001 tries py-spy"),
         (ErrorKind.TRACED, "Try: again"),
         (ErrorKind.FAILED, "R reads it with a short stop, and says its price first"),
     ],

@@ -45,7 +45,8 @@ STACK_SETTINGS = [STACKS_SETTING, *WATCH_SETTINGS]
 TEXT_SETTINGS = [setting for setting in LOOK_SETTINGS if setting.key != "interval"]
 OWN_FLAGS = {
     "sample": {"--rank", "--all", "--out"},
-    "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe"},
+    "dump": {"--block", "--native", "--locals", "--rank", "--pid", "--fr-pipe", "--tree"},
+    "fold": {"--tree"},
     "bundle": {"--out", "--tar"},
 }
 """Flags that belong to one call and are no settings."""

@@ -41,7 +41,7 @@ Permission Denied: Try running again with elevated permissions by going 'sudo en
 Error: Permission denied (os error 13)
 Reason: Permission denied (os error 13)
 """
-YAMA = "not permitted: ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0; tpmon doctor says more"
+YAMA = "not permitted: ptrace_scope 1 (Yama) (doctor: stacks); sudo sysctl kernel.yama.ptrace_scope=0"
 INTERVAL_S = 0.5
 
 
@@ -126,10 +126,18 @@ class Case:
 
 CASES = {
     "refused": Case(f"cat >&2 <<'EOF'\n{REFUSAL}EOF\nexit 1", YAMA, ErrorKind.DENIED),
-    "missing": Case(None, "py-spy is not installed beside tpmon or on PATH: ", ErrorKind.NO_SPY),
-    "failing": Case("echo 'Error: Failed to merge' >&2; exit 1", "py-spy: Failed to merge", ErrorKind.FAILED),
+    "missing": Case(
+        None, "py-spy is not installed beside tpmon or on PATH (doctor: py-spy): ", ErrorKind.NO_SPY
+    ),
+    "failing": Case(
+        "echo 'Error: Failed to merge' >&2; exit 1",
+        "py-spy failed: Failed to merge (doctor: stacks)",
+        ErrorKind.FAILED,
+    ),
     "raving": Case(
-        "echo garbage; head -c 3000 /dev/urandom", "py-spy saw no Python thread", ErrorKind.FAILED
+        "echo garbage; head -c 3000 /dev/urandom",
+        "py-spy printed what tpmon does not understand (doctor: py-spy)",
+        ErrorKind.FAILED,
     ),
     "silent": Case("exec sleep 60", "no answer", ErrorKind.LATE),
 }
@@ -181,7 +189,7 @@ def test_the_text_of_a_frame_names_the_reason_and_the_doctor(job: int, install: 
         watched.session.stop()
     said = " ".join(" ".join(write_once(watched.last())).split())
     assert "ptrace_scope 1" in said
-    assert "tpmon doctor" in said
+    assert "(doctor: stacks)" in said
 
 
 @needs_setpriv

@@ -115,7 +115,7 @@ def test_a_proc_that_hides_processes_is_said_and_ends_with_4():
     what, hint = done.stderr.splitlines()
     assert what == f"tpmon: process {one.pid} is hidden from this user (hidepid)"
     assert f"tpmon attach {one.pid}" in hint
-    assert hint.endswith("tpmon doctor says more")
+    assert hint.endswith("(doctor: hidepid)")
     with child(PROTECTED, "1") as own:
         code, checkup = look(own.pid, hide)
     hidden = checks_of(checkup)["hidepid"]

@@ -35,6 +35,8 @@ pytestmark = pytest.mark.usefixtures("small_environment")
         (["dump", "1", "--format", "collapsed"], {"TPMON_JSON": "1"}, "process 1", ""),
         (["dump", "9" * 5000], {}, "a PID is a number, found '999", "tpmon ps"),
         (["dump", "1", "--pid", "9" * 5000], {}, "--pid: a PID is a number, found '999", "tpmon dump PID"),
+        (["dump", "1", "--tree", "--json"], {}, "--tree is text, and json was asked for", "leave one"),
+        (["fold", "-", "--tree", "--format", "collapsed"], {}, "--tree is text, and collapsed", "leave one"),
         (["dump", "1"], {"TPMON_DUMP_BLOCK": "1"}, "process 1", ""),
         (["dump", "1", "--rank", "x"], {}, "--rank: 'x' is no rank", "tpmon dump PID --rank 3"),
         (["dump", "1", "--rank", "3-1"], {}, "--rank: '3-1' is no rank", "tpmon dump PID --rank 3"),
@@ -90,6 +92,18 @@ def test_a_dump_in_each_form_and_its_fold(job: int, form: str, tmp_path):
         again = call("fold", str(path), "--json")
         assert again.returncode == 0, again.stderr
         assert decode(Dump, again.stdout).summary == decode(Dump, done.stdout).summary
+
+
+@pytest.mark.torch
+def test_a_tree_of_a_dump_and_of_its_fold(job: int, tmp_path):
+    done = call("dump", str(job), "--tree")
+    assert (done.returncode, done.stderr) == (0, "")
+    tree = "\n\n1x - <module> <string>:1\n  = rank 0: state S\n"
+    assert tree in done.stdout
+    assert done.stdout.startswith("dump     rank 0 is in <module> in <string>:1")
+    path = tmp_path / "one.json"
+    path.write_text(call("dump", str(job), "--json").stdout)
+    assert tree in call("fold", str(path), "--tree").stdout
 
 
 @pytest.mark.torch

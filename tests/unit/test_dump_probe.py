@@ -32,6 +32,7 @@ from tpmon.probe.other_spies import find_spies, parse_subject
 from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import find_spy
 
+GARBAGE = "py-spy printed what tpmon does not understand (doctor: py-spy)"
 NAP = """
 def nap():
     time.sleep(60)
@@ -193,14 +194,19 @@ def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("echo 'Error: Failed to merge' >&2; exit 1", ErrorKind.FAILED, "py-spy: Failed to merge"),
+        (
+            "echo 'Error: Failed to merge' >&2; exit 1",
+            ErrorKind.FAILED,
+            "py-spy failed: Failed to merge (doctor: stacks)",
+        ),
         (
             "echo 'Error: Failed to find python version' >&2; exit 1",
             ErrorKind.UNKNOWN_PYTHON,
             "does not know",
         ),
-        ("echo garbage", ErrorKind.FAILED, "py-spy saw no Python thread"),
-        ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, "py-spy saw no Python thread"),
+        ("echo garbage", ErrorKind.FAILED, GARBAGE),
+        ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, GARBAGE),
+        ("echo '[]'", ErrorKind.FAILED, "py-spy saw no Python thread"),
         ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads"),
         ("exec sleep 60", ErrorKind.LATE, "no answer within"),
     ],
@@ -243,13 +249,25 @@ def test_a_round_ends_in_time_and_says_who_was_not_reached(tmp_path):
 # stops
 
 
+def test_what_has_come_is_told_while_one_process_takes_its_time(tmp_path):
+    with child(NAP) as quick, child(NAP) as slow:
+        fake = script(tmp_path, f'case "$*" in *"--pid {slow.pid}") sleep 2;; esac; exec $PYSPY "$@"')
+        told: list[tuple[float, int]] = []
+        began_s = time.monotonic()
+        dumper = Dumper([member(quick.pid), member(slow.pid)], spy=lambda: fake)
+        whole = dumper.read_round(progress=lambda _, count: told.append((time.monotonic() - began_s, count)))
+    assert whole.errors == ()
+    assert [count for _, count in told] == [1]
+    assert told[0][0] < 2.0
+
+
 def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
     """The first try fails for one that cannot be read without a stop; --block then stops it."""
     text = 'case "$*" in *--nonblocking*) echo "Error: torn" >&2; exit 1;; *) exec $PYSPY "$@";; esac'
     fake = script(tmp_path, text)
     with child(NAP) as one:
         plain = read_one(one.pid, spy=lambda: fake)
-        assert [error.reason for error in plain.errors] == ["py-spy: torn"]
+        assert [error.reason for error in plain.errors] == ["py-spy failed: torn (doctor: stacks)"]
         assert plain.paused_ms == 0.0
         blocked = read_one(one.pid, block=True, spy=lambda: fake)
         assert blocked.errors == ()

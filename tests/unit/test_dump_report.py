@@ -92,10 +92,28 @@ def test_the_odd_one_comes_first_and_the_others_as_ranges(dump):
     ]
 
 
+def test_processes_of_one_reason_are_named_together_each_with_what_to_try_and_where(dump):
+    late = [replace(DENIED, pid=4000 + n, rank=n, kind=ErrorKind.LATE, reason="late") for n in (0, 1, 2)]
+    failed = replace(DENIED, host="node-02", kind=ErrorKind.FAILED, reason="torn")
+    gone = replace(DENIED, kind=ErrorKind.GONE, reason="it ended")
+    said = text(replace(dump, errors=(*late, failed)))
+    assert (
+        f"not read ranks 0-2 on {HOST}: late\n"
+        "try      again: tpmon dump 4000; if it stays so, tpmon doctor 4000 tries py-spy\n"
+        "not read rank 4070 (rank 7) on node-02: torn\n"
+    ) in said
+    assert "with --block it is read with a short stop" not in said  # this one stopped already
+    assert "with --block it is read with a short stop" in text(replace(dump, errors=(failed,), paused_ms=0.0))
+    assert "it ended\ntry " not in text(replace(dump, errors=(gone,)))
+
+
 def test_what_is_not_in_the_picture_is_said(dump):
     said = text(dump)
     assert "\n  ? not permitted: uid 7\n" in said
-    assert "not read rank 4070 (rank 7): not permitted: uid 7" in said
+    assert (
+        "not read rank 4070 (rank 7): not permitted: uid 7\n"
+        "try      tpmon doctor 4070 says what to allow or to install\n"
+    ) in said
     assert "stopped the job for 1.2 ms" in said
     assert "6x pt_nccl_watchdg of ranks 0-2,4-6: state S" in said
     assert "6x QueueFeederThread of ranks 0-2,4-6: hold train.py:12" in said

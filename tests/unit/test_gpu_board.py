@@ -204,8 +204,8 @@ def test_a_card_that_a_new_driver_does_not_list_is_lost() -> None:
     [
         (12, "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)"),
         (9, "the NVIDIA driver is not loaded"),
-        (4, "no permission to use the NVIDIA driver"),
-        (18, "the NVIDIA driver was replaced while in use (library and kernel module differ)"),
+        (4, "no permission to use the NVIDIA driver (doctor: nvml)"),
+        (18, "the NVIDIA driver was replaced while in use (library and kernel module differ) (doctor: nvml)"),
         (0, "the nvidia-ml-py package is not installed"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_job_with_cards_that_this_shell_cannot_see(code: int, hidden: bool) ->
     story.failure(code)
     story.end("exit 1", 30.0)
     gpus = story.read({10: 1}, {10: (3,)}).gpus
-    assert (gpus == Missing(NOT_VISIBLE)) is hidden
+    assert (gpus == Missing(f"{NOT_VISIBLE} (doctor: cards)")) is hidden
 
 
 FREE: dict[int, Known[tuple[int, ...]]] = {10: ()}
@@ -246,10 +246,15 @@ LIBRARY = "libnvidia-ml.so.1 not found, though the kernel has a driver"
         (9, Missing("denied"), FREE, NOT_LOADED),
         (9, True, FREE, f"the job holds no NVIDIA card open ({NOT_LOADED})"),
         (12, True, FREE, f"the job holds no NVIDIA card open ({LIBRARY})"),
-        (12, True, REFUSED, LIBRARY),
-        (12, True, {}, LIBRARY),
+        (12, True, REFUSED, f"{LIBRARY} (doctor: nvml)"),
+        (12, True, {}, f"{LIBRARY} (doctor: nvml)"),
         (9, True, REFUSED, NOT_LOADED),
-        (18, True, HOLDS, "the NVIDIA driver was replaced while in use (library and kernel module differ)"),
+        (
+            18,
+            True,
+            HOLDS,
+            "the NVIDIA driver was replaced while in use (library and kernel module differ) (doctor: nvml)",
+        ),
     ],
 )
 def test_no_card_is_told_from_a_card_that_is_not_read(
@@ -278,7 +283,7 @@ def test_no_card_listed_is_no_card_unless_the_job_holds_one() -> None:
     story = Story()
     story.driver(0)
     assert story.read({10: 1}, {10: ()}).gpus == ()
-    assert story.read({10: 1}, {10: (3,)}).gpus == Missing(NOT_VISIBLE)
+    assert story.read({10: 1}, {10: (3,)}).gpus == Missing(f"{NOT_VISIBLE} (doctor: cards)")
 
 
 def test_a_job_on_cards_that_nvml_does_not_list_is_a_note() -> None:

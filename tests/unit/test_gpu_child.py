@@ -149,7 +149,7 @@ def test_a_killed_child_is_started_again_and_the_gap_is_told() -> None:
     ("body", "reason"),
     [
         ("nvml.failures['nvmlInit'] = 12", "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)"),
-        ("nvml.failures['nvmlInit'] = 4", "no permission to use the NVIDIA driver"),
+        ("nvml.failures['nvmlInit'] = 4", "no permission to use the NVIDIA driver (doctor: nvml)"),
         ("nvml.failures['nvmlInit'] = 9", "the NVIDIA driver is not loaded"),
         ("nvml.failures['nvmlDeviceGetCount'] = 999", "unknown driver error"),
     ],
@@ -188,7 +188,7 @@ def test_without_nvidia_ml_py_the_reading_says_so() -> None:
     )
     probe = GpuProbe([sys.executable, "-c", code])
     probe.start()
-    missing = Missing("the nvidia-ml-py package is not installed")
+    missing = Missing("the nvidia-ml-py package is not installed (doctor: nvml)")
     read_until(probe, lambda one: one.gpus == missing)
     probe.stop()
 

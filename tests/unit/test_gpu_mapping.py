@@ -165,7 +165,7 @@ def test_open_device_indices_of_this_process_and_of_none() -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every process")
 def test_open_device_indices_of_another_user_is_missing() -> None:
-    assert open_device_indices(1) == Missing("permission denied")
+    assert open_device_indices(1) == Missing("not permitted (doctor: fd)")
 
 
 def test_kernel_has_driver(tmp_path: Path) -> None:

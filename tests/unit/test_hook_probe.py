@@ -344,7 +344,7 @@ def test_another_user_may_not_read_the_page() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
         pytest.skip("another user may not read this checkout")
-    assert done.stdout.strip() == "not permitted to read its descriptors"
+    assert done.stdout.strip() == "descriptors: not permitted (doctor: fd)"
 
 
 def test_a_child_in_another_pid_namespace_is_known_by_its_inner_pid(reader: StepReader) -> None:

@@ -111,7 +111,7 @@ def test_a_card_that_may_not_be_opened_is_not_lost() -> None:
     nvml.failures["nvmlDeviceGetHandleByIndex"] = 4
     line = make_reader(nvml)[0].read()
     assert line.lost is NOT_APPLICABLE
-    assert line.fast.power_w == Missing("no permission")
+    assert line.fast.power_w == Missing("no permission (doctor: nvml)")
 
 
 @pytest.mark.parametrize("code", [1, 9, 18])
@@ -197,7 +197,7 @@ def test_a_mig_instance_that_may_not_be_read_costs_its_own_list(refused: set) ->
 
     listed = make_reader(Guarded([make_mig_card()]))[0].read().fast.processes
     if len(refused) == 2:
-        assert listed == Missing("no permission")
+        assert listed == Missing("no permission (doctor: nvml)")
     else:
         assert is_known(listed)
         assert [one.pid for one in listed] == [102 if "MIG-1" in refused else 101, 7]

@@ -267,7 +267,7 @@ def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> No
             text=True,
             check=False,
         )
-        assert "not permitted to this user; tpmon doctor says more" in seen.stdout, seen.stderr
+        assert "not permitted (doctor: fd)" in seen.stdout, seen.stderr
         assert "secret" not in seen.stdout
     else:
         (sample,) = OutputReader().read([process.pid])

@@ -10,6 +10,7 @@ from tests.permissions import ABSENT, ALLOWED, DENIED, UNKNOWN, fix_of
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.own_command import install_command
 from tpmon.probe.around import Around
+from tpmon.probe.gpu_calls import NO_PERMISSION, describe_code
 from tpmon.probe.gpu_wire import CardLine, DriverLine, FailureLine, Identity
 from tpmon.probe.nvml import blank_fast
 from tpmon.probe.permissions_job import (
@@ -142,7 +143,7 @@ def make_answer(count: int, *cards: CardLine, failure: FailureLine | None = None
             "sudo dmesg | grep",
         ),
         (
-            make_answer(1, make_card(reason="no permission")),
+            make_answer(1, make_card(reason=describe_code(NO_PERMISSION))),
             True,
             DENIED,
             "no permission for util",
@@ -209,7 +210,7 @@ def test_cards_that_this_shell_does_not_see_are_looked_for_where_they_can_be():
     assert find_cards(Caller(), "", "7") == "lspci | grep -i nvidia; sudo dmesg | grep -i nvrm"
     missing = judge_nvml(make_answer(0, failure=FailureLine(12, "x")), True, inside, "")
     assert (missing.fix, "(a container without GPUs?)" in missing.why) == ("docker run --gpus all", True)
-    for card in (make_card(reason="no permission"), make_card(lost="GPU is lost")):
+    for card in (make_card(reason=describe_code(NO_PERMISSION)), make_card(lost="GPU is lost")):
         assert "sudo" not in fix_of(judge_nvml(make_answer(1, card), True, Caller(0), ""))
 
 

@@ -369,7 +369,8 @@ def test_a_process_of_another_user_loses_io_and_wait_but_not_its_row():
     assert seen["runnable"] == pytest.approx(1, rel=0.15)
     assert seen["cpu_pct"] > 20
     assert seen["rss"] > 1 << 20
-    assert seen["io"] == seen["asked"] == seen["syscall"] == "permission denied; tpmon doctor says more"
+    assert seen["io"] == seen["asked"] == "not permitted (doctor: io)"
+    assert seen["syscall"] == "not permitted (doctor: syscall)"
     assert seen["waits_for"] == seen["wchan"] == "the kernel does not say (wchan is 0)"
     assert seen["unchanged"] == seen["waits_for"]
 

@@ -63,10 +63,22 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("echo 'Error: Failed to merge' >&2; exit 1", ErrorKind.FAILED, "py-spy: Failed to merge"),
+        (
+            "echo 'Error: Failed to merge' >&2; exit 1",
+            ErrorKind.FAILED,
+            "py-spy failed: Failed to merge (doctor: stacks)",
+        ),
         ("echo 'Error: No python version found' >&2; exit 1", ErrorKind.UNKNOWN_PYTHON, "does not know"),
-        ("echo 'thread garbage (;;)) 12 x'; echo 7", ErrorKind.FAILED, "py-spy saw no Python thread"),
-        ("head -c 5000 /dev/urandom", ErrorKind.FAILED, "py-spy saw no Python thread"),
+        (
+            "echo 'thread garbage (;;)) 12 x'; echo 7",
+            ErrorKind.FAILED,
+            "py-spy printed what tpmon does not understand (doctor: py-spy)",
+        ),
+        (
+            "head -c 5000 /dev/urandom",
+            ErrorKind.FAILED,
+            "py-spy printed what tpmon does not understand (doctor: py-spy)",
+        ),
         ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads"),
         ("exec sleep 60", ErrorKind.LATE, "no answer within"),
         ("kill -9 $$", ErrorKind.FAILED, "py-spy was killed (out of memory?)"),

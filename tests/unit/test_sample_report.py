@@ -101,20 +101,23 @@ def test_threads_that_do_not_wait_have_a_table_of_their_own():
 def test_what_was_not_sampled_was_lost_or_was_late_is_said():
     reading = make_reading(
         make_sampled(0, count(4000, BACKWARD, 15), looks=20, lost=5, behind_s=2.45),
-        errors=[error(pid=4000 + n) for n in range(8)],
-        asked=12,
+        errors=[error(), *(error(pid=4001 + n, reason=f"reason {n}") for n in range(13))],
+        asked=18,
         ended=1,
         elapsed_s=4.0,
     )
     said = text(reading)
-    assert said.startswith("sample   1 of 12 processes of train.py for 4.0 of 10 s at 20 Hz\n")
-    assert "not read rank 4000 (rank 0): not permitted: x; sudo\n" in said
-    assert said.count("not read") == 7
+    assert said.startswith("sample   1 of 18 processes of train.py for 4.0 of 10 s at 20 Hz\n")
+    assert (
+        "not read rank 4000 (rank 0): not permitted: x; sudo\n"
+        "try      tpmon doctor 4000 says what to allow or to install\n"
+    ) in said
+    assert said.count("not read") == 13
     assert "not read 2 more processes\n" in said
     assert "no turn  3 more: the time was over before; more --seconds reach them\n" in said
-    assert "ended    1 of 12 processes ended meanwhile\n" in said
+    assert "ended    1 of 18 processes ended meanwhile\n" in said
     assert "lost     5 of 20 looks gave no stack; py-spy was up to 2.5 s late\n" in said
-    assert "all that was sampled ended after 4.0 s" in text(replace(reading, ended=12))
+    assert "all that was sampled ended after 4.0 s" in text(replace(reading, ended=18))
 
 
 def test_samples_that_do_not_count_are_told():
@@ -294,7 +297,7 @@ def test_what_cannot_be_is_refused_before_anything_is_looked_at(fields, asked, w
         ([error(reason="not permitted: x")], NotPermittedError, ExitCode.NOT_PERMITTED, "docs/guide.md"),
         ([error(ErrorKind.NO_SPY)], UsageError, ExitCode.USAGE, install_spy()),
         ([error(ErrorKind.GONE)], NoTargetError, ExitCode.NO_TARGET, "tpmon ps"),
-        ([error(ErrorKind.LATE), error(ErrorKind.GONE)], UsageError, ExitCode.USAGE, "tpmon dump PID"),
+        ([error(ErrorKind.LATE), error(ErrorKind.GONE)], UsageError, ExitCode.USAGE, "again: tpmon sample"),
         (
             [
                 error(
@@ -306,8 +309,18 @@ def test_what_cannot_be_is_refused_before_anything_is_looked_at(fields, asked, w
             ExitCode.USAGE,
             install_spy(),
         ),
-        ([error(ErrorKind.UNKNOWN_PYTHON, reason="deleted")], UsageError, ExitCode.USAGE, "tpmon dump PID"),
-        ([error(ErrorKind.TRACED, reason="pid 7 traces it")], UsageError, ExitCode.USAGE, "tpmon dump PID"),
+        (
+            [error(ErrorKind.UNKNOWN_PYTHON, reason="deleted")],
+            UsageError,
+            ExitCode.USAGE,
+            "tpmon doctor 4000 says",
+        ),
+        (
+            [error(ErrorKind.TRACED, reason="pid 7 traces it")],
+            UsageError,
+            ExitCode.USAGE,
+            "again: tpmon sample 4000",
+        ),
     ],
 )
 def test_where_nothing_could_be_sampled_the_reason_has_its_exit_code(errors, kind, code, hint):

@@ -19,6 +19,7 @@ from tests.children import Child, child
 from tests.nobody import NOBODY, needs_setpriv, run_as_nobody
 from tests.spying import spies_of
 from tests.waiting import wait_until
+from tpmon.model.doctor import drop_pointers
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import Identity
 from tpmon.model.stacks import StackSlice
@@ -227,46 +228,46 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
         fake.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         fake.chmod(0o755)
         with sampling(subject(one.pid)) as sampler:
-            why = f"it is a process of uid 0; sudo tpmon attach {one.pid}"
-            reason = f"stacks: not permitted: {why}; tpmon doctor says more"
+            why = f"it is a process of uid 0 (doctor: stacks); sudo tpmon attach {one.pid}"
+            reason = f"stacks: not permitted: {why}"
             assert wait_until(lambda: sampler.take() == Missing(reason))
 
 
 @pytest.mark.parametrize(
     ("standing", "said"),
     [
-        (Standing(1, 1000, 1000, False), ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0;"),
+        (Standing(1, 1000, 1000, False), ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0"),
         (
             Standing(1, 1000, 1000, False, caller=INSIDE),
-            ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0  # on the host;",
+            ": ptrace_scope 1 (Yama); sudo sysctl kernel.yama.ptrace_scope=0  # on the host",
         ),
         (
             Standing(1, 0, 0, False, caller=replace(INSIDE, uid=0)),
             (
                 ": root without CAP_SYS_PTRACE, and ptrace_scope 1 (Yama); "
-                "sysctl kernel.yama.ptrace_scope=0  # on the host, as root;"
+                "sysctl kernel.yama.ptrace_scope=0  # on the host, as root"
             ),
         ),
-        (Standing(1, 0, 0, False, caller=Caller(0)), "and ptrace_scope 1 (Yama); tpmon doctor"),
-        (Standing(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7;"),
+        (Standing(1, 0, 0, False, caller=Caller(0)), "and ptrace_scope 1 (Yama)"),
+        (Standing(2, 1000, 1000, False), ": ptrace_scope 2 (Yama); sudo tpmon attach 7"),
         (
             Standing(2, 1000, 1000, False, caller=INSIDE),
-            "(Yama); docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host;",
+            "(Yama); docker exec -it --privileged -u 0 CONTAINER tpmon attach 7  # on the host",
         ),
-        (Standing(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew;"),
-        (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7;"),
+        (Standing(3, 0, 1000, True), ": ptrace_scope 3: nobody may look until the machine starts anew"),
+        (Standing(1, 1000, 1001, False), ": it is a process of uid 1001; sudo tpmon attach 7"),
         (
             Standing(Missing("no Yama"), 0, 1000, False, gid=100, caller=Caller(0)),
             (
                 ": root without CAP_SYS_PTRACE, and it is a process of uid 1000; "
-                "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7;"
+                "setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach 7"
             ),
         ),
         (
             Standing(1, 0, 1000, False, caller=replace(INSIDE, uid=0)),
             "it is a process of uid 1000; docker exec -it --privileged -u 0 CONTAINER tpmon attach 7",
         ),
-        (Standing(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable); tpmon doctor"),
+        (Standing(Missing("no Yama"), 0, 0, False, caller=Caller(0)), "(not dumpable)"),
         (Standing(0, 1000, 1000, False, dumpable=False), "protects itself (not dumpable); sudo tpmon attach"),
         (
             Standing(0, 1000, 1000, False, dumpable=True, more_capabilities=True),
@@ -274,35 +275,35 @@ def test_a_process_of_another_user_is_refused_with_the_reason(monkeypatch, tmp_p
         ),
         (
             Standing(0, 1000, 1000, False, call_works=False, caller=INSIDE),
-            "(seccomp) or a sandbox forbids it; docker run --cap-add SYS_PTRACE  # at its next start;",
+            "(seccomp) or a sandbox forbids it; docker run --cap-add SYS_PTRACE  # at its next start",
         ),
-        (Standing(0, 1000, 1000, False, call_works=False), "a sandbox forbids it; tpmon doctor"),
+        (Standing(0, 1000, 1000, False, call_works=False), "a sandbox forbids it"),
         (
             Standing(0, 1000, 1000, False, confined="docker-default (enforce)", caller=INSIDE),
-            "apparmor=unconfined  # at its next start;",
+            "apparmor=unconfined  # at its next start",
         ),
-        (Standing(0, 1000, 1000, False, confined="x (enforce)"), "x (enforce) may forbid it; tpmon doctor"),
+        (Standing(0, 1000, 1000, False, confined="x (enforce)"), "x (enforce) may forbid it"),
         (
             Standing(0, 0, 0, True, confined="system_u:system_r:container_t:s0", caller=INSIDE),
             "may forbid it (system_u:system_r:container_t:s0); docker run --security-opt label=disable",
         ),
         (
             Standing(0, 1000, 1000, False, deny_ptrace=True),
-            "(deny_ptrace is on); sudo setsebool deny_ptrace off;",
+            "(deny_ptrace is on); sudo setsebool deny_ptrace off",
         ),
-        (Standing(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE; tpmon doctor"),
+        (Standing(0, 0, 0, True), "although tpmon has CAP_SYS_PTRACE"),
         (
             Standing(0, 0, 0, True, all_users=False),
-            "outside of tpmon's user namespace: run tpmon outside of it;",
+            "outside of tpmon's user namespace: run tpmon outside of it",
         ),
         (Standing(0, 1000, Missing("hidden"), False), "a sandbox forbids it, or the process protects itself"),
     ],
 )
 def test_the_reason_of_a_refusal_is_found_out(standing, said):
     text = explain_refusal(judge_refusal(standing, 7))
-    assert said in text
+    assert said in drop_pointers(text)
     assert text.startswith("not permitted: ")
-    assert text.endswith("; tpmon doctor says more")
+    assert text.count(" (doctor: stacks)") == 1
     assert standing.caller.uid or "sudo" not in text
 
 
@@ -323,7 +324,9 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with sampling(subject(os.getpid())) as sampler:
         install = stack_child.install_spy()
-        missing = Missing(f"stacks: py-spy is not installed beside tpmon or on PATH: {install}")
+        missing = Missing(
+            f"stacks: py-spy is not installed beside tpmon or on PATH (doctor: py-spy): {install}"
+        )
         assert wait_until(lambda: sampler.take() == missing)
         assert sampler.age_s(0) == missing
         assert sampler.source() == missing.reason

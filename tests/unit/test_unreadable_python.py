@@ -60,7 +60,7 @@ def test_the_file_is_named_and_the_user_who_may_read_it(monkeypatch):
     assert refused.fix == f"setpriv --reuid=1000 --regid=100 --clear-groups tpmon attach {one.pid}"
     assert failure is not None
     assert failure.kind is ErrorKind.DENIED
-    assert failure.reason == f"not permitted: {refused.why}; {refused.fix}; tpmon doctor says more"
+    assert failure.reason == f"not permitted: {refused.why} (doctor: stacks); {refused.fix}"
 
 
 def test_files_that_may_be_read_are_not_blamed(monkeypatch):

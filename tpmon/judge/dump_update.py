@@ -15,7 +15,6 @@ from tpmon.model.dump import DumpRound, DumpState
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.host import OutputSample
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
-from tpmon.model.process import ThreadKind
 from tpmon.model.results import DumpUpdate
 
 NOTHING_READ = Missing("nothing was read yet")
@@ -46,9 +45,8 @@ def fold_state(state: DumpState, frame: Frame) -> DumpUpdate:
     origin = Origin(target.pid, target.script, target.world_size, not_asked)
     dump = fold_rounds(rounds, origin, earlier=state.earlier)
     dump = replace(dump, last_write=date_log(frame.output))
-    main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
     awaits = not state.running and target.state is not TargetState.ENDED and may_wait(dump.groups)
-    return DumpUpdate(state, dump, show_stacks(dump.groups), build_tree(main), awaits_records=awaits)
+    return DumpUpdate(state, dump, show_stacks(dump.groups), build_tree(dump.groups), awaits_records=awaits)
 
 
 def add_records(update: DumpUpdate, reading: CollectivesReading) -> DumpUpdate:

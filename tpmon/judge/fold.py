@@ -16,15 +16,15 @@ from tpmon.judge.fold_looks import (
     looks_of_round,
 )
 from tpmon.judge.fold_scene import Seen, order_threads, see_threads, set_scene
+from tpmon.judge.fold_verdict import Span, judge_scene
 from tpmon.judge.odd_one import find_odd
 from tpmon.model.dump import DUMP_SCHEMA, DeadChild, Dump, DumpError, DumpRound, Motion, OddOne, StackGroup
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding
 
-NOT_JUDGED = Missing("a dump says where threads are; tpmon diagnose judges")
 _ROLES = (Role.RANK, Role.WORKER, Role.HELPER, Role.COMPILE, Role.LAUNCHER)
 
 
@@ -41,7 +41,6 @@ class Origin:
 def fold_rounds(
     rounds: Sequence[DumpRound],
     origin: Origin,
-    verdict: Known[Finding] = NOT_JUDGED,
     *,
     earlier: Applicable[DumpRound] = NOT_APPLICABLE,
 ) -> Dump:
@@ -60,7 +59,9 @@ def fold_rounds(
     looks = [look for one in (*before, *rounds) for look in looks_of_round(one)]
     sightings = join_looks(looks, last.taken_ns / 1e9, begun_s=rounds[0].taken_ns / 1e9)
     dead = [(last.host, one) for one in last.dead]
-    folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0), dead)
+    looks_taken = len(before) + len(rounds)
+    span = Span(last.taken, looks_taken, origin.pid)
+    folded = _fold(sightings, origin.world_size, last.errors, known_or(origin.not_asked, 0), dead, span=span)
     return Dump(
         schema=DUMP_SCHEMA,
         host=last.host,
@@ -68,13 +69,13 @@ def fold_rounds(
         pid=origin.pid,
         script=origin.script,
         world_size=origin.world_size,
-        rounds=len(before) + len(rounds),
+        rounds=looks_taken,
         seconds=(last.taken_ns - (*before, *rounds)[0].taken_ns) / 1e9,
         summary=folded.summary,
         odd_one_out=folded.odd,
         groups=folded.groups,
         idle_threads=sum(process.idle for process in last.processes),
-        verdict=verdict,
+        verdict=folded.verdict,
         errors=last.errors,
         paused_ms=sum(one.paused_ms for one in rounds),
         spy_cpu_ms=sum(one.spy_cpu_ms for one in rounds),
@@ -83,7 +84,7 @@ def fold_rounds(
     )
 
 
-def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> Dump:
+def fold_dumps(dumps: Sequence[Dump]) -> Dump:
     """Fold Dumps of several hosts into one; several of one host count as looks, one after the other.
 
     Raises:
@@ -102,7 +103,9 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
     errors = tuple(error for job in jobs for error in job.errors)
     left_out = [job.not_asked for job in jobs if is_known(job.not_asked)]
     dead = [(job.host, one) for job in jobs for one in job.dead]
-    folded = _fold(sightings, world_size, errors, sum(left_out), dead)
+    looks_taken = max(job.rounds for job in jobs)
+    span = Span(last.taken, looks_taken, first.pid)
+    folded = _fold(sightings, world_size, errors, sum(left_out), dead, span=span)
     return Dump(
         schema=DUMP_SCHEMA,
         host=", ".join(sorted({dump.host for dump in ordered})),
@@ -110,13 +113,13 @@ def fold_dumps(dumps: Sequence[Dump], verdict: Known[Finding] = NOT_JUDGED) -> D
         pid=first.pid,
         script=first.script,
         world_size=world_size,
-        rounds=max(job.rounds for job in jobs),
+        rounds=looks_taken,
         seconds=max(job.seconds for job in jobs),
         summary=folded.summary,
         odd_one_out=folded.odd,
         groups=folded.groups,
         idle_threads=sum(job.idle_threads for job in jobs),
-        verdict=verdict,
+        verdict=folded.verdict,
         errors=errors,
         paused_ms=sum(dump.paused_ms for dump in ordered),
         spy_cpu_ms=sum(dump.spy_cpu_ms for dump in ordered),
@@ -131,6 +134,7 @@ class _Folded:
     groups: tuple[StackGroup, ...]
     odd: Applicable[OddOne]
     summary: str
+    verdict: Known[Finding]
 
 
 def _fold(
@@ -139,11 +143,14 @@ def _fold(
     errors: Sequence[DumpError],
     not_asked: int,
     dead: Sequence[tuple[str, DeadChild]],
+    *,
+    span: Span,
 ) -> _Folded:
     seen = see_threads(sightings)
-    answer = find_odd(set_scene(seen, world_size, not_asked, dead), errors)
+    scene = set_scene(seen, world_size, not_asked, dead)
+    answer = find_odd(scene, errors)
     odd = (answer.odd.host, answer.odd.pid) if is_known(answer.odd) else None
-    return _Folded(group_threads(seen, odd), answer.odd, answer.summary)
+    return _Folded(group_threads(seen, odd), answer.odd, answer.summary, judge_scene(scene, span))
 
 
 _Key = tuple[Role, ThreadKind, Motion, object]

@@ -7,7 +7,7 @@ wait for it. So these waits have minutes, unless NCCL or the records of the job 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
@@ -19,7 +19,7 @@ from tpmon.judge.hang_cards import is_network_busy, say_card_works
 from tpmon.judge.hang_causes import Blame, Patience, find_camps, give_patience, say_camps, say_place
 from tpmon.judge.hang_ends import say_rank_ends
 from tpmon.judge.hang_picture import Picture
-from tpmon.judge.phase_kinds import Phase
+from tpmon.judge.meant_waits import is_meant
 from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.model.collectives import CollectiveCause
@@ -28,13 +28,6 @@ from tpmon.model.known import is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.stacks import StackFrame
 
-PATIENT = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.COMPILE, Phase.LOAD, Phase.IMPORT)
-_BARRIER = "barrier"
-_AWAITS_ONE = re.compile(
-    r"barrier|/rendezvous|init_process_group|wait_for_everyone|main_process_first"
-    r"|/utils/store\.py:|accelerate/state\.py:|_object(?:_list)?$|_object_to_tensor|torch/distributed/checkpoint/"
-)
-"""Calls by which ranks wait for one of them, as "file:function"."""
 _TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")
 
 
@@ -133,7 +126,7 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
         )
         return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
     hosts = [seen for seen in waiting if seen.doing.wait is Wait.RANKS]
-    if len(places) > 1 and len(hosts) < count and not any(_is_meant((seen,)) for seen in hosts):
+    if len(places) > 1 and len(hosts) < count and not any(is_meant((seen,)) for seen in hosts):
         # The line at which a host waits for its card may be any after the collective. At a barrier it waits
         # itself: there it is in no collective that another has launched.
         text = f"all {count} ranks wait for each other, in one collective or in several: {say_camps(waiting)}"
@@ -141,22 +134,12 @@ def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
     if len(places) > 1:
         text = f"all {count} ranks wait for each other in different collectives: {say_camps(waiting)}"
         return Blame("missing-rank", find_camps(waiting)[-1][0], text, also=tuple(waiting))
-    patience = Patience.MEANT if _is_meant(waiting) else Patience.SURE
+    patience = Patience.MEANT if is_meant(waiting) else Patience.SURE
     if count == 1:
         text = f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
         return Blame("no-progress", first, text, patience)
     text = f"all {count} ranks wait in {where}, none is outside of it: the network, or the backend itself"
     return Blame("no-progress", first, text, patience, also=tuple(waiting))
-
-
-def _is_meant(waiting: Iterable[Seen]) -> bool:
-    """Tell whether some wait for what one rank does alone: a save, an evaluation, a start, an object."""
-    return any(
-        seen.doing.phase in PATIENT
-        or _BARRIER in seen.doing.text
-        or any(_AWAITS_ONE.search(f"{one.file}:{last_name(one.function)}") for one in _frames(seen))
-        for seen in waiting
-    )
 
 
 def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:
@@ -166,7 +149,7 @@ def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:
     """
     if _is_loss_told(scene):
         return Patience.SURE
-    return Patience.MEANT if _is_meant(waiting) else Patience.AWAY
+    return Patience.MEANT if is_meant(waiting) else Patience.AWAY
 
 
 def _is_transfer(seen: Seen) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_absent import PATIENT, blame_nobody
+from tpmon.judge.hang_absent import blame_nobody
 from tpmon.judge.hang_beside import weigh_beside
 from tpmon.judge.hang_cards import blame_card, blame_cards, may_card_spin
 from tpmon.judge.hang_causes import (
@@ -23,6 +23,7 @@ from tpmon.judge.hang_loader import blame_children, blame_loader, blame_other_en
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_servers import ASKS, asks_actor, asks_another, asks_here
 from tpmon.judge.hang_stances import Stance, find_stance, sleeps
+from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import CardScene, cards_of

@@ -13,6 +13,7 @@ from tpmon.judge.collectives import judge_collectives
 from tpmon.judge.hang_picture import Corner, Picture, choose_rounds, draw_picture, find_corner
 from tpmon.judge.hang_servers import TRAINING, find_server
 from tpmon.judge.hook_signs import last_event_ns, longest_step_s
+from tpmon.judge.meant_waits import HANG_AFTER_S
 from tpmon.judge.phase_stack import read_stack
 from tpmon.judge.phases import main_stacks
 from tpmon.judge.watched_time import MOST_LOST, STOPPED_S, find_gap_ns, is_stopped, leave_out_lost
@@ -24,8 +25,6 @@ from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
 from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.stacks import StackSlice
 
-HANG_AFTER_S = 30.0
-"""How long nothing may move where neither the user nor the run's own rhythm says."""
 RHYTHM_FACTOR = 2.0
 """How many times the longest pause that the run came back from is a hang."""
 MOST_HANG_AFTER_S = 600.0

@@ -7,7 +7,6 @@ itself, or what the log and the job's connections tell of the time before, where
 from __future__ import annotations
 
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_absent import PATIENT
 from tpmon.judge.hang_blame import POLLS_RATIO, find_blame, patience_of_sleep
 from tpmon.judge.hang_calls import CAUSES, find_waited_s, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
@@ -15,6 +14,7 @@ from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture, came_late
 from tpmon.judge.hang_stances import SLEEP
 from tpmon.judge.hook_signs import HOOK, event_age_s
+from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import Phase
 from tpmon.judge.phase_stack import is_users, name_line, plain_name

@@ -39,7 +39,7 @@ def find_odd(scene: Scene, errors: Sequence[DumpError] = ()) -> Answer:
         if scene.not_asked:
             return Answer(NOT_APPLICABLE, _say_workers(scene))
         return Answer(NOT_APPLICABLE, "no rank was found")
-    norm, odd = _divide(scene)
+    norm, odd = divide(scene)
     unread = f"{_say_dead(scene)}{_say_unread(scene, errors)}"
     if not odd:
         return _answer_alike(scene, unread)
@@ -69,7 +69,7 @@ def _say_workers(scene: Scene) -> str:
     return ", ".join((*said, *more)) or "no rank was asked for"
 
 
-def _divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
+def divide(scene: Scene) -> tuple[Camp | None, tuple[Seen, ...]]:
     """Return the norm and the ranks outside of it; no norm where none is clearly the larger part."""
     stopped = tuple(seen for seen in scene.ranks if seen.is_stopped)
     if 0 < len(stopped) < len(scene.ranks):

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_causes import needs_of_words
-from tpmon.judge.hang_memory import HANG_AFTER_S, MOST_AGE_S
+from tpmon.judge.hang_memory import MOST_AGE_S
 from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
 from tpmon.judge.io_waits import is_io_wait
+from tpmon.judge.meant_waits import HANG_AFTER_S
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, ranks_on
 from tpmon.judge.stillness import (
     QUIET_WORKER_DEMAND,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tpmon.judge.fold_words import collapse_frames
 from tpmon.model.dump import DumpThread, ShownFrame, StackGroup
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import Role, ThreadKind
 from tpmon.model.results import GroupStack, TreeLine
 
 TOP = 0
@@ -34,8 +34,9 @@ def show_stacks(groups: Sequence[StackGroup]) -> tuple[GroupStack, ...]:
 def build_tree(groups: Sequence[StackGroup]) -> tuple[TreeLine, ...]:
     """Merge the stacks of ``groups`` where they begin alike; lines in the order of a tree that is open.
 
-    Groups without frames (native threads, stacks not read) are lines of their own at the end. A
-    stack may be as deep as its program recurses, so nothing here does.
+    Every thread ends in one place, main threads before others. Groups without frames (native threads,
+    stacks not read) are lines of their own at the end. A stack may be as deep as its program recurses,
+    so nothing here does.
     """
     stacks = [(group, collapse_frames(group.frames) if is_known(group.frames) else ()) for group in groups]
     lines: list[TreeLine] = []
@@ -59,15 +60,16 @@ def _loose_line(group: StackGroup, number: int) -> TreeLine:
 
 
 def _part(stacks: Sequence[_Stack], at: int) -> list[list[_Stack]]:
-    """Divide stacks by their line ``at``: ranks before others, those that most threads pass first."""
+    """Divide stacks by their line ``at``: main threads, then ranks, then large parts first."""
     by_text: dict[tuple[str, bool], list[_Stack]] = {}
     for group, shown in stacks:
         by_text.setdefault((shown[at].text, shown[at].is_users), []).append((group, shown))
 
-    def order(part: tuple[tuple[str, bool], list[_Stack]]) -> tuple[bool, int, tuple[str, bool]]:
+    def order(part: tuple[tuple[str, bool], list[_Stack]]) -> tuple[bool, bool, int, tuple[str, bool]]:
         text, those = part
+        has_main = any(group.threads[0].kind is ThreadKind.MAIN for group, _ in those)
         has_rank = any(group.threads[0].role is Role.RANK for group, _ in those)
-        return not has_rank, -sum(len(group.threads) for group, _ in those), text
+        return not has_main, not has_rank, -sum(len(group.threads) for group, _ in those), text
 
     return [those for _, those in sorted(by_text.items(), key=order)]
 

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from enum import Enum
+from typing import Literal, get_args
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable
 
 DOCTOR_SCHEMA = "tpmon.doctor/1"
-SAYS_MORE = "tpmon doctor says more"
-"""What every refusal ends with."""
-NOT_THIS_USER = f"not permitted to this user; {SAYS_MORE}"
-"""Why a file of /proc is not read that the kernel shows to the process's own user alone."""
+CheckName = Literal[
+    "py-spy",
+    "yama",
+    "capability",
+    "container",
+    "hidepid",
+    "seccomp",
+    "lsm",
+    "perf",
+    "kernel-log",
+    "nvml",
+    "counters",
+    "clipboard",
+    "stat",
+    "io",
+    "smaps_rollup",
+    "environ",
+    "fd",
+    "wchan",
+    "syscall",
+    "memory",
+    "stacks",
+    "cgroup",
+    "cards",
+    "ras",
+    "place",
+]
+"""The lines of ``tpmon doctor``: first those of the machine, from "stat" on those of a job."""
+CHECK_NAMES: tuple[CheckName, ...] = get_args(CheckName)
+NOT_PERMITTED = "not permitted"
+_POINTER = re.compile(rf" \(doctor: (?:{'|'.join(CHECK_NAMES)})\)")
 
 
 class Access(str, Enum):
@@ -30,8 +59,8 @@ class Access(str, Enum):
 class Check:
     """Say of one source whether it may be read, why, and the one command or flag that would change it.
 
-    ``needed`` marks what the verdict or the stacks cannot do without. ``fix`` does not apply where
-    nothing has to be done, or nothing can be.
+    ``name`` is one of ``CHECK_NAMES``. ``needed`` marks what the verdict or the stacks cannot do without.
+    ``fix`` does not apply where nothing has to be done, or nothing can be.
     """
 
     name: str
@@ -89,7 +118,18 @@ def list_obstacles(checkup: Checkup) -> tuple[Check, ...]:
     return tuple(found.values())
 
 
-def say_refusal(error: OSError) -> str:
-    """Say in lower case why something was not read; who was not permitted is sent to the doctor."""
-    words = (error.strerror or "refused").lower()
-    return f"{words}; {SAYS_MORE}" if isinstance(error, PermissionError) else words
+def point_to(reason: str, check: CheckName) -> str:
+    """End a reason with the line of ``tpmon doctor`` that says why, and what would change it."""
+    return f"{reason} (doctor: {check})"
+
+
+def drop_pointers(reason: str) -> str:
+    """Take the pointers to the doctor out of a reason that the doctor itself shows."""
+    return _POINTER.sub("", reason)
+
+
+def say_refusal(error: OSError, check: CheckName) -> str:
+    """Say in lower case why something was not read; who was not permitted is sent to a line of the doctor."""
+    if isinstance(error, PermissionError):
+        return point_to(NOT_PERMITTED, check)
+    return (error.strerror or str(error) or "refused").lower()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tpmon.model.dump import Dump, DumpThread, Motion, OtherEnd, StackGroup, WaitKind, WaitTarget
 from tpmon.model.known import Applicable, Known, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import Role, ThreadKind
 from tpmon.model.units import format_seconds
 
 WORTH_SAYING_PCT = 5
@@ -197,6 +197,14 @@ def name_threads(group: StackGroup, *, with_host: bool = False) -> str:
     names = dict.fromkeys(thread.name for thread in group.threads)
     shown = ", ".join(list(names)[:2]) + (" ..." if len(names) > 2 else "")
     return f"{say_count(group)}{shown} of {name_processes(group.threads, with_host=with_host)}"
+
+
+def say_end(group: StackGroup, *, with_host: bool = False) -> str:
+    """Say who goes no further than a line of a tree, and for how long: "ranks 0-6: state S, frozen ..."."""
+    name = name_processes(group.threads, with_host=with_host)
+    who = name if group.threads[0].kind is ThreadKind.MAIN else name_threads(group, with_host=with_host)
+    words = (f"state {group.state}", say_motion(group.motion, group.since_s))
+    return f"{who}: {', '.join(word for word in words if word)}"
 
 
 def say_count(group: StackGroup) -> str:

@@ -52,7 +52,7 @@ class TreeLine:
 class DumpUpdate:
     """Hand a dump to a sink as it grows: how far it is, and the fold of what has come so far.
 
-    ``stacks`` belong to the groups of ``dump``, one each; ``tree`` merges those of main threads. The
+    ``stacks`` belong to the groups of ``dump``, one each; ``tree`` merges them. The
     fold leaves out a look that is only partly read, unless it is the first. ``awaits_records``: what
     the job recorded of its collectives is being read, and comes with another update.
     """

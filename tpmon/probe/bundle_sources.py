@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from tpmon import __version__
-from tpmon.model.doctor import SAYS_MORE
+from tpmon.model.doctor import point_to
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.units import clean_text
@@ -115,7 +115,7 @@ def read_kernel_lines() -> tuple[str, ...]:
     """
     log = read_log()
     if isinstance(log, Missing):
-        raise PermissionError(1, f"{log.reason.lower()}; {SAYS_MORE}")
+        raise PermissionError(1, point_to(log.reason.lower(), "kernel-log"))
     return pick_lines(log) or ("nothing in the kernel's log concerns GPUs, memory, storage or hung tasks",)
 
 

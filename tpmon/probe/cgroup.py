@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.probe.cgroup_budget import HIDDEN_ABOVE, CpuBudget, read_cpu_budget
@@ -35,8 +36,8 @@ READ_BYTES = 16_384
 _REASONS = {
     errno.EOPNOTSUPP: "switched off in this kernel",
     errno.ENOENT: "this kernel does not have it",
-    errno.EACCES: "not permitted",
-    errno.EPERM: "not permitted",
+    errno.EACCES: point_to(NOT_PERMITTED, "cgroup"),
+    errno.EPERM: point_to(NOT_PERMITTED, "cgroup"),
     errno.ENODEV: "the control group is gone",
 }
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.model.collectives import GroupRecord, RankRecord
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.probe.flight_recorder import Origin, parse_json
@@ -69,7 +70,7 @@ def find_door(
             if stat.S_ISSOCK(os.stat(seen).st_mode):
                 return Door(0, seen)
         except OSError as error:
-            return Missing(f"{path}: {error.strerror}")
+            return Missing(f"{path}: {say_refusal(error, 'environ')}")
     listeners = read_listeners(pid, everything, proc)
     return listeners if isinstance(listeners, Missing) else pick_door(listeners)
 

@@ -36,13 +36,22 @@ from tpmon.probe.spy_failure import (
     SLEEPS_S,
     YIELD_S,
     Failure,
+    explain_empty,
     explain_outcome,
     find_gone,
     find_obstacle,
     find_sleeper,
     report_failure,
 )
-from tpmon.probe.stack_child import CPU_LIMIT_S, NICENESS, SpyChild, dump_arguments, find_spy
+from tpmon.probe.stack_child import (
+    CPU_LIMIT_S,
+    NICENESS,
+    NO_ANSWER,
+    SpyChild,
+    dump_arguments,
+    find_spy,
+    say_unstarted,
+)
 
 MOST_AT_ONCE = 8
 """Beside a job that keeps every core busy, 72 processes take 5 s four at a time, 3 to 4 s eight at a time."""
@@ -225,7 +234,7 @@ class Dumper:
             for member in [one for one, due_s in active.items() if now_s >= min(due_s, end_s)]:
                 del active[member]
                 around.late.add(member)
-                got[member] = self._give_up(member, around, "py-spy gave no answer in time")
+                got[member] = self._give_up(member, around, NO_ANSWER)
             if now_s >= end_s:
                 break
             while waiting and len(active) < (MOST_NATIVE_AT_ONCE if self._depth.native else MOST_AT_ONCE):
@@ -234,7 +243,9 @@ class Dumper:
                 work = (member, around, answers)
                 threading.Thread(target=self._work, args=work, name="tpmon-dump", daemon=True).start()
             with contextlib.suppress(queue.Empty):
-                due_s = min(end_s, *active.values()) - time.monotonic()
+                # What has come is told also while the rest takes its time.
+                tell_s = told_s + PROGRESS_S if progress is not None and len(got) > told else end_s
+                due_s = min(end_s, tell_s, *active.values()) - time.monotonic()
                 member, answer = answers.get(timeout=max(due_s, 0.001))
                 around.late.discard(member)
                 if active.pop(member, None) is not None:
@@ -367,7 +378,7 @@ class Dumper:
         try:
             outcome = child.run(command, self._deadline_s(), limit_s, niceness)
         except OSError as error:
-            return Failure(ErrorKind.NO_SPY, f"py-spy cannot be started: {error.strerror or error}")
+            return Failure(ErrorKind.NO_SPY, say_unstarted(error))
         finally:
             with self._lock:
                 self._children.discard(child)
@@ -377,5 +388,5 @@ class Dumper:
             return failure
         sampled = parse_dump(outcome.output, pid)
         if not sampled.stacks:
-            return Failure(ErrorKind.FAILED, "py-spy saw no Python thread", torn=True)
+            return Failure(ErrorKind.FAILED, explain_empty(sampled, outcome.output), torn=True)
         return sampled.stacks

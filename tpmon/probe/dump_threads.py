@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.dump import ProcessToll, ThreadLook, WaitTarget
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
@@ -196,7 +197,7 @@ def _read_call(folder: str) -> Known[Syscall]:
     try:
         return parse_syscall(read_file(f"{folder}/syscall", 512))
     except OSError as error:
-        return Missing(f"system call: {error.strerror}")
+        return Missing(f"system call: {say_refusal(error, 'syscall')}")
     except ValueError:
         return ON_CPU
 
@@ -205,7 +206,7 @@ def _read_wchan(folder: str) -> Known[str]:
     try:
         return read_file(f"{folder}/wchan", 128).decode("ascii", "replace") or "0"
     except OSError as error:
-        return Missing(f"wchan: {error.strerror}")
+        return Missing(f"wchan: {say_refusal(error, 'wchan')}")
 
 
 def _read_times(folder: str) -> tuple[Known[int], Known[int]]:

@@ -5,14 +5,13 @@ Knows files and clocks; what the facts mean for a job is said in ``roles``.
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import WORKER_NAME
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 WORKER_UNREAD = Missing("not read of a loader worker")
 STILL_BLOCKED = Missing("an earlier reading of it has not ended")
-_DENIED = frozenset((os.strerror(errno.EACCES), os.strerror(errno.EPERM)))
+_DENIED = point_to(NOT_PERMITTED, "environ")
 IMPORT_S = 600.0
 _CHUNK = 32
 _CHUNK_S = 1.0
@@ -82,7 +81,7 @@ class Facts:
     @property
     def denied(self) -> bool:
         """Tell whether this user may not read the process."""
-        return isinstance(self.environ, Missing) and self.environ.reason in _DENIED
+        return isinstance(self.environ, Missing) and self.environ.reason == _DENIED
 
     @property
     def unanswered(self) -> bool:
@@ -255,5 +254,5 @@ def _permitted(read: Callable[[], T]) -> Known[T]:
     """Turn a refusal into Missing; a process that is gone still raises."""
     try:
         return read()
-    except PermissionError as error:
-        return Missing(str(error.strerror))
+    except PermissionError:
+        return Missing(_DENIED)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tpmon.model.doctor import drop_pointers, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import NO_CARD_OPEN, NO_DRIVER, NOT_YET, Driver, GpuSample, GpuState, is_no_card
 from tpmon.model.known import Known, Missing, is_known, map_known
@@ -33,15 +34,15 @@ NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 # What a shell without access to the cards gets, on a machine that has some.
 _MAY_HIDE = frozenset((4, 9, 12, 999))
 _FAILURES = {
-    4: "no permission to use the NVIDIA driver",
+    4: point_to("no permission to use the NVIDIA driver", "nvml"),
     9: "the NVIDIA driver is not loaded",
     12: f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)",
-    18: "the NVIDIA driver was replaced while in use (library and kernel module differ)",
+    18: point_to("the NVIDIA driver was replaced while in use (library and kernel module differ)", "nvml"),
     999: "NVML fails with an unknown error (in a container: it lost its cards, start it anew)",
 }
 
 
-_LIBRARY_MISSING = "libnvidia-ml.so.1 not found, though the kernel has a driver"
+_LIBRARY_MISSING = point_to("libnvidia-ml.so.1 not found, though the kernel has a driver", "nvml")
 _NOT_LOOKED = Missing("drivers not looked for")
 
 
@@ -152,7 +153,7 @@ class Board:
                 names = ", ".join(f"/dev/nvidia{minor}" for minor in unlisted)
                 notes = (f"{NOT_VISIBLE}: the job holds {names}", *notes)
         elif held_by_job and (self._hidden or self._expected == 0):
-            gpus = Missing(NOT_VISIBLE)
+            gpus = Missing(point_to(NOT_VISIBLE, "cards"))
         elif self._expected == 0:
             gpus = ()
         else:
@@ -286,7 +287,7 @@ class Board:
             return why
         if find_unread(job, held) is not None:
             return why
-        return f"{NO_CARD_OPEN} ({why})"
+        return f"{NO_CARD_OPEN} ({drop_pointers(why)})"
 
     def _waiting(self, now_ns: int) -> str:
         waited_s = (now_ns - self._asked_ns) / 1e9

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, cast
 
+from tpmon.model.doctor import point_to
 from tpmon.model.known import Known, Missing
 
 SUCCESS = 0
@@ -31,7 +32,7 @@ _WORDS = {
     1: "NVML is not initialised",
     2: "invalid argument",
     NOT_SUPPORTED: "not supported by this card",
-    NO_PERMISSION: "no permission",
+    NO_PERMISSION: point_to("no permission", "nvml"),
     NOT_FOUND: "not found",
     7: "buffer too small",
     9: "NVIDIA driver is not loaded",

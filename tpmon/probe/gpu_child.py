@@ -15,6 +15,7 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
+from tpmon.model.doctor import point_to
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.probe.gpu_calls import Calls, code_of, describe_code, describe_error
 from tpmon.probe.gpu_wire import DriverLine, FailureLine, Line, NoteLine, XidLine, encode_line
@@ -91,7 +92,7 @@ def _run(load: Callable[[], Any], pipe: _Pipe) -> None:
 def _say_import_error(error: Exception) -> str:
     spec = PathFinder.find_spec("pynvml")
     if spec is None or (isinstance(error, ModuleNotFoundError) and error.name == "pynvml"):
-        return "the nvidia-ml-py package is not installed"
+        return point_to("the nvidia-ml-py package is not installed", "nvml")
     return f"pynvml cannot be imported: {describe_error(error)} ({spec.origin})"
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.gpu import GpuProcess, GpuSample
 from tpmon.model.known import Known, Missing, is_known
@@ -55,7 +56,7 @@ def open_device_indices(pid: int, proc: str = "/proc") -> Known[tuple[int, ...]]
             if match:
                 minors.add(_minor_of(path, int(match[1])))
     except OSError as error:
-        return Missing((error.strerror or str(error)).lower())
+        return Missing(say_refusal(error, "fd"))
     return tuple(sorted(minors))
 
 
@@ -86,7 +87,7 @@ def read_has_driver(proc: str = "/proc", dxg: str = DXG) -> Known[bool]:
         with open(f"{proc}/devices", encoding="ascii", errors="replace") as file:
             lines = [line.split() for line in file]
     except OSError as error:
-        return Missing((error.strerror or str(error)).lower())
+        return Missing(say_refusal(error, "fd"))
     return any(
         words[0] == str(NVIDIA_MAJOR) or words[1].startswith(_DRIVERS) for words in lines if len(words) == 2
     )

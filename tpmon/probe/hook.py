@@ -1,7 +1,6 @@
 """Read the steps that the hook counts inside training processes: find its page, believe its owner's alone.
 
-A page is mapped once and read without a system call after that. Processes without one are looked at
-again ever more rarely.
+A page is mapped once and read without a system call after that; what has none is looked at ever more rarely.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from tpmon.hook import wire
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
 from tpmon.model.process import Identity
@@ -182,8 +182,8 @@ class StepReader:
         try:
             links = _list_links(f"{self._proc}/{process.pid}/fd")
             inner_pid = read_status(process.pid, self._proc).ns_pids[-1]
-        except PermissionError:
-            return Missing("not permitted to read its descriptors")
+        except PermissionError as error:
+            return Missing(f"descriptors: {say_refusal(error, 'fd')}")
         except (OSError, KeyError, ValueError):
             return Missing("the process is gone")
         reason = NO_HOOK

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import ShmSample
 from tpmon.model.known import Known, Missing
@@ -181,8 +181,8 @@ def read_shm(pid: int, proc: str = "/proc") -> Known[ShmSample]:
         if os.path.islink(root + SHM):
             return Missing(f"{SHM} is a link, which would lead to this machine's own")
         room = os.statvfs(root + SHM)
-    except PermissionError:
-        return Missing(NOT_THIS_USER)
+    except PermissionError as error:
+        return Missing(say_refusal(error, "environ"))
     except FileNotFoundError:
         gone = not os.path.exists(f"{proc}/{pid}")
         return Missing("the process is gone" if gone else f"the target has no {SHM}")

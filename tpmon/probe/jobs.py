@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.known import Known, Missing
 from tpmon.model.process import WORKER_NAME, Role
 from tpmon.model.results import JOBS_SCHEMA, JobList, JobState, JobSummary
@@ -111,7 +112,7 @@ def count_cards(pids: Iterable[int], proc: str = PROC) -> Known[int]:
         try:
             descriptors = os.listdir(folder)
         except PermissionError as error:
-            return Missing(str(error.strerror))
+            return Missing(say_refusal(error, "fd"))
         except OSError:
             continue  # gone
         for descriptor in descriptors:

@@ -208,7 +208,7 @@ class LoaderProbe:
         except OSError as error:
             refused = _Loader()
             refused.workers = rank.workers
-            refused.data = Missing(say_refusal(error))
+            refused.data = Missing(say_refusal(error, "fd"))
             refused.index = (refused.data,) * len(rank.workers)
             return (refused,)
         held: list[Known[dict[int, PipeEnds]]] = []
@@ -219,7 +219,7 @@ class LoaderProbe:
             except (FileNotFoundError, ProcessLookupError):
                 held.append({})
             except OSError as error:
-                held.append(Missing(say_refusal(error)))
+                held.append(Missing(say_refusal(error, "fd")))
         mapped = map_queues(held_by_rank, held, [known.get(worker, -1) for worker in rank.workers])
         return _group(rank.workers, mapped, before)
 

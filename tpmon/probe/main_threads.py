@@ -17,6 +17,7 @@ from enum import Enum
 from itertools import islice
 from types import MappingProxyType
 
+from tpmon.model.doctor import point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known
 from tpmon.model.process import Identity, MainThreadSample, Role
@@ -36,7 +37,7 @@ _MACHINE = os.uname().machine
 _NO_RANK = Missing("no rank to look at yet")
 _NOT_LOOKED = Missing("main threads are not looked at yet")
 _NOT_PERMITTED = Missing(
-    "the system calls of the main threads may not be read, so a wait for a batch cannot be told from another"
+    point_to("a wait for a batch cannot be told from another: system calls may not be read", "syscall")
 )
 _NOT_TOLD = Missing(f"on {_MACHINE} a wait for a batch cannot be told from another poll")
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample
@@ -123,8 +124,8 @@ class PssRation:
                     return Missing("PSS: the process is gone")
                 return Pss(parse_pss(file.read()), time.monotonic_ns())
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            return Missing(f"PSS: {reason.lower()}")
+            reason = say_refusal(error, "smaps_rollup") if isinstance(error, OSError) else str(error)
+            return Missing(f"PSS: {reason}")
 
 
 def fit_slope(points: Sequence[tuple[int, float]]) -> float:

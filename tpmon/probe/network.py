@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 
-from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import NetworkSample
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
@@ -68,8 +68,8 @@ def same_network_namespace(pid: int, proc: str = "/proc") -> Known[bool]:
     """Tell whether process ``pid`` sees the same network as tpmon (namespaces(7))."""
     try:
         return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
-    except PermissionError:
-        return Missing(NOT_THIS_USER)
+    except PermissionError as error:
+        return Missing(say_refusal(error, "environ"))
     except FileNotFoundError:
         return Missing("the process is gone")
 

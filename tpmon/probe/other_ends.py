@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.dump import OtherEnd
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
@@ -149,7 +150,7 @@ class OtherEnds:
         try:
             mode = os.lstat(f"{self._proc}/{pid}/fd/{fd}").st_mode
         except OSError as error:
-            return Missing(f"descriptor {fd}: {error.strerror}")
+            return Missing(f"descriptor {fd}: {say_refusal(error, 'fd')}")
         # A FIFO that was opened both ways waits for somebody else all the same.
         wanted = _WRITES if mode & _READS else _READS
         return self._find((link,), wanted, pid)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
@@ -217,7 +217,7 @@ class OutputReader:
         stamps = {file.identity: file.stamp for file in self._files}
         files, refused = _find_files(pids, self._proc, stamps)
         if refused and not files:
-            why = Missing(NOT_THIS_USER)
+            why = Missing(point_to(NOT_PERMITTED, "fd"))
             return (OutputSample(*refused, "not known", why, why, why, ()),)
         self._files = files or [_read_again(file) for file in self._files]
         return tuple(file.sample for file in self._files)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from tpmon.model.doctor import DOCTOR_SCHEMA, Access, Check, Checkup, JobCheckup
+from tpmon.model.doctor import DOCTOR_SCHEMA, Access, Check, CheckName, Checkup, JobCheckup
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role
@@ -56,7 +56,7 @@ _NO_PYTHON = "not tried: it is no Python process of a training"
 class Plan:
     """Name a check, how long it may take, and whether tpmon needs what it asks for."""
 
-    name: str
+    name: CheckName
     check: Callable[[], Check]
     limit_s: float = CHECK_S
     needed: bool = False
@@ -212,7 +212,7 @@ def read_checkup(
     )
 
 
-_ABOUT_LOOKING = ("yama", "capability", "container", "seccomp", "lsm")
+_ABOUT_LOOKING: tuple[CheckName, ...] = ("yama", "capability", "container", "seccomp", "lsm")
 """The checks of the machine that only matter for looking into processes."""
 
 

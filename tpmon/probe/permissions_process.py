@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 
-from tpmon.model.doctor import Access, Check
+from tpmon.model.doctor import Access, Check, CheckName
 from tpmon.model.dump import DumpError, DumpRound, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
@@ -31,7 +31,7 @@ _SHOWN = 3
 class Source:
     """Name one file of /proc/PID that tpmon reads, what it tells, and how to try it."""
 
-    name: str
+    name: CheckName
     tells: str
     needed: bool
     attach: bool

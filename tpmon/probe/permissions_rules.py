@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 
-from tpmon.model.doctor import Access, Check
+from tpmon.model.doctor import Access, Check, CheckName, drop_pointers
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known, map_known
 from tpmon.own_command import own_program
@@ -47,7 +47,7 @@ _HIDING = {"1": 1, "noaccess": 1, "2": 2, "invisible": 2, "4": 4, "ptraceable": 
 
 
 def make_check(
-    name: str,
+    name: CheckName,
     access: Access,
     why: str,
     fix: str = "",
@@ -56,7 +56,7 @@ def make_check(
 ) -> Check:
     """Build a check; "" as ``fix`` means that nothing is to be done."""
     command: Applicable[str] = fix or NOT_APPLICABLE
-    return Check(name, access, needed, why, command)
+    return Check(name, access, needed, drop_pointers(why), command)
 
 
 @dataclass(frozen=True, slots=True)

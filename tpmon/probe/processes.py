@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from tpmon.model.doctor import say_refusal
+from tpmon.model.doctor import CheckName, say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or, map_known
 from tpmon.model.process import Role, ThreadKind
@@ -143,7 +143,8 @@ class _Parsed(Generic[T]):
 class _Optional:
     """Keep a file that this user may not be allowed to read; its refusal is the reading."""
 
-    def __init__(self, path: str, size: int, *, keep: bool) -> None:
+    def __init__(self, path: str, size: int, check: CheckName, *, keep: bool) -> None:
+        self._check = check
         self._file: ProcFile | OnceFile | None = None
         self._refused = Missing("not read yet")
         try:
@@ -171,7 +172,7 @@ class _Optional:
             self._file = None
 
     def _refuse(self, error: OSError) -> None:
-        self._refused = Missing(say_refusal(error))
+        self._refused = Missing(say_refusal(error, self._check))
 
 
 def _parse_wait(
@@ -241,9 +242,9 @@ class ProcessProbe:
         self._allowed: Known[str] | None = None
         self.keep = keep
         self._stat = _Parsed(f"{base}/stat", 1024, parse_stat, keep=keep)
-        self._io = _Optional(f"{base}/io", 512, keep=keep)
-        self._wchan = _Optional(f"{base}/wchan", 128, keep=keep)
-        self._syscall = _Optional(f"{base}/syscall", 256, keep=keep)
+        self._io = _Optional(f"{base}/io", 512, "io", keep=keep)
+        self._wchan = _Optional(f"{base}/wchan", 128, "wchan", keep=keep)
+        self._syscall = _Optional(f"{base}/syscall", 256, "syscall", keep=keep)
         self.threads = ThreadSet(pid, kind_of, allowance, proc, born_after_ns, keep)
         self._raw_io: Known[bytes] = Missing("not read yet")
         self._parsed_io: Known[Io] = self._raw_io
@@ -275,9 +276,9 @@ class ProcessProbe:
             if file is not None:
                 file.close()
         base = f"{self._proc}/{self.pid}/task/{tid}"
-        self._wchan = _Optional(f"{base}/wchan", 128, keep=self.keep)
-        self._syscall = _Optional(f"{base}/syscall", 256, keep=self.keep)
-        self._loop_stat = _Optional(f"{base}/stat", 1024, keep=self.keep) if tid != self.pid else None
+        self._wchan = _Optional(f"{base}/wchan", 128, "wchan", keep=self.keep)
+        self._syscall = _Optional(f"{base}/syscall", 256, "syscall", keep=self.keep)
+        self._loop_stat = _Optional(f"{base}/stat", 1024, "stat", keep=self.keep) if tid != self.pid else None
         self._looks, self._wait = -1, None  # the next reading looks at the waits
         self.threads.follow(tid)
 
@@ -350,7 +351,7 @@ class ProcessProbe:
         try:
             return parse_allowed_cpus(self._status.read())
         except OSError as error:
-            return Missing(say_refusal(error))
+            return Missing(say_refusal(error, "stat"))
         except ValueError as error:
             return Missing(f"/proc/PID/status has {error}")
 

@@ -12,6 +12,7 @@ import re
 import time
 from datetime import datetime, timezone
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
@@ -286,7 +287,7 @@ def read_exe(pid: int, proc: str) -> Known[str]:
     try:
         return os.readlink(f"{proc}/{pid}/exe").removesuffix(" (deleted)")
     except PermissionError as error:
-        return Missing(str(error.strerror))
+        return Missing(say_refusal(error, "environ"))
     except FileNotFoundError:
         if os.path.exists(f"{proc}/{pid}"):
             return ""

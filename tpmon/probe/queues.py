@@ -177,7 +177,7 @@ def read_pending(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
         finally:
             os.close(look)
     except OSError as error:
-        return Missing(f"pipe: {say_refusal(error)}")
+        return Missing(f"pipe: {say_refusal(error, 'fd')}")
 
 
 def read_message_bytes(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[int]:
@@ -193,7 +193,7 @@ def read_message_bytes(pid: int, pipe: PipeEnds, proc: str = "/proc") -> Known[i
         finally:
             os.close(look)
     except OSError as error:
-        return Missing(f"pipe: {say_refusal(error)}")
+        return Missing(f"pipe: {say_refusal(error, 'fd')}")
     return struct.unpack("!i", header)[0] + 4 if len(header) == 4 else Missing("the pipe is empty")
 
 

@@ -31,8 +31,22 @@ from tpmon.probe.other_spies import Spy, find_spies
 from tpmon.probe.procread import PROC
 from tpmon.probe.sample_tally import Slice, Tally, count_looks, read_thread
 from tpmon.probe.sample_text import parse_remarks
-from tpmon.probe.spy_failure import Failure, explain_outcome, find_gone, find_obstacle, report_failure
-from tpmon.probe.stack_child import CPU_LIMIT_S, SpyChild, find_spy, record_arguments
+from tpmon.probe.spy_failure import (
+    Failure,
+    explain_empty,
+    explain_outcome,
+    find_gone,
+    find_obstacle,
+    report_failure,
+)
+from tpmon.probe.stack_child import (
+    CPU_LIMIT_S,
+    NO_ANSWER,
+    SpyChild,
+    find_spy,
+    record_arguments,
+    say_unstarted,
+)
 from tpmon.probe.stack_text import parse_raw
 
 GRACE_S = 5.0
@@ -173,7 +187,9 @@ class Sampler:
                 progress(self._read())
         if not self._finishing:
             for tally in active:
-                tally.failure = Failure(ErrorKind.LATE, "py-spy gave no answer in time")
+                tally.failure = Failure(ErrorKind.LATE, NO_ANSWER)
+        for tally in self._tallies.values():
+            tally.close()
 
     def _meet(self) -> None:
         """Add the processes that are new."""
@@ -232,7 +248,7 @@ class Sampler:
             return
         if self._finishing and answer.kind is not ErrorKind.GONE:
             return  # py-spy was asked to end before it could begin
-        tally.tries += 1
+        tally.tries, tally.refusal = tally.tries + 1, answer
         if not (answer.torn or answer.kind in _PASSING) or tally.tries >= TRIES:
             tally.failure = answer
 
@@ -269,7 +285,7 @@ class Sampler:
         try:
             outcome = child.run((spy, *arguments), seconds + GRACE_S, limit_s)
         except OSError as error:
-            return Failure(ErrorKind.NO_SPY, f"py-spy cannot be started: {error.strerror or error}")
+            return Failure(ErrorKind.NO_SPY, say_unstarted(error))
         finally:
             with self._lock:
                 self._children.discard(child)
@@ -286,6 +302,6 @@ class Sampler:
         planned = round(min(seconds, outcome.wall_s) * request.rate_hz) - 1
         looks = count_looks(sampled, remarks, request.counted, planned)
         if not looks:
-            nothing = Failure(ErrorKind.FAILED, "py-spy saw no Python thread", torn=True)
+            nothing = Failure(ErrorKind.FAILED, explain_empty(sampled, outcome.output), torn=True)
             return find_gone(member.identity, self._proc) or nothing
         return Slice(sampled, remarks, looks, time.monotonic() - began_s, tid, before, after)

@@ -68,6 +68,8 @@ class Tally:
         """Failures since the last slice."""
         self.looks = 0
         self.failure: Failure | None = None
+        self.refusal: Failure | None = None
+        """What its last try ended with, while there may be another."""
         self._lost = 0
         self._behind_s = 0.0
         self._watched_s = 0.0
@@ -80,9 +82,14 @@ class Tally:
         """Tell whether the process is gone."""
         return self.failure is not None and self.failure.kind is ErrorKind.GONE
 
+    def close(self) -> None:
+        """Say at the end why there is nothing of a process that had its turn."""
+        if not self.looks and self.failure is None:
+            self.failure = self.refusal
+
     def add(self, one: Slice) -> None:
         """Add a slice."""
-        self.tries = 0
+        self.tries, self.refusal = 0, None
         self.looks += one.looks
         self._lost += one.remarks.errors
         self._behind_s = max(self._behind_s, one.remarks.behind_s)

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from tpmon.model.doctor import NOT_THIS_USER
+from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import SocketSample
 from tpmon.model.known import Known, Missing, is_known
@@ -184,7 +184,7 @@ def read_descriptors(pids: Sequence[int], proc: str = "/proc", sys: str = "/sys"
             continue
     if read:
         return JobDescriptors(frozenset(inodes), frozenset(devices))
-    return Missing(NOT_THIS_USER if refused else "the process is gone")
+    return Missing(point_to(NOT_PERMITTED, "fd") if refused else "the process is gone")
 
 
 def _link(path: str) -> str:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from tpmon.model.doctor import point_to
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
@@ -19,13 +20,14 @@ from tpmon.probe.procfs import parse_stat
 from tpmon.probe.procread import PROC, has_ended, read_file, read_stat
 from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome, install_spy
 from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_refusal
-from tpmon.probe.stack_text import Refusal, parse_complaint
+from tpmon.probe.stack_text import Refusal, Sampled, parse_complaint
 
 YIELD_S = 2.0
 """How long a py-spy of somebody else that may stop the process is waited for."""
 _LOOK_AGAIN_S = 0.1
 SLEEPS_S = 1.0
 """A thread that sleeps uninterruptibly for so long may do so for ever; a disk answers in milliseconds."""
+_SPYS_OWN = (b"py-spy>", b"[]")
 _NO_FILE = "No such file or directory"
 
 
@@ -117,12 +119,25 @@ def _list_asleep(pid: int, proc: str) -> set[int]:
     return found
 
 
+def say_failed(text: str) -> str:
+    """Say that py-spy gave up; ``text`` is what it said of that."""
+    return point_to(f"py-spy failed: {text}", "stacks")
+
+
+def explain_empty(sampled: Sampled, output: bytes) -> str:
+    """Say why a py-spy that ended well gave no stack: it saw none, or ``output`` is nothing of py-spy's."""
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith(_SPYS_OWN)]
+    if sampled.lost or lines:
+        return point_to("py-spy printed what tpmon does not understand", "py-spy")
+    return "py-spy saw no Python thread"
+
+
 def explain_outcome(
     pid: int, outcome: Outcome, deadline_s: float, proc: str = PROC, cpu_limit_s: int = CPU_LIMIT_S
 ) -> Failure | None:
     """Say what went wrong in a run of py-spy, None where nothing did."""
     if outcome.late:
-        return Failure(ErrorKind.LATE, f"py-spy gave no answer within {deadline_s:g} s")
+        return Failure(ErrorKind.LATE, point_to(f"py-spy gave no answer within {deadline_s:g} s", "stacks"))
     if outcome.status == -signal.SIGXCPU:
         return Failure(ErrorKind.LATE, f"py-spy needs more than {cpu_limit_s} s of CPU here")
     if outcome.flooded:
@@ -135,9 +150,10 @@ def explain_outcome(
     if refusal is Refusal.PERMISSION:
         return Failure(ErrorKind.DENIED, explain_refusal(read_refusal(pid, proc)))
     if refusal is Refusal.UNKNOWN_PYTHON:
-        return Failure(ErrorKind.UNKNOWN_PYTHON, f"py-spy does not know its Python: {text}; {install_spy()}")
+        reason = f"{point_to(f'py-spy does not know its Python: {text}', 'stacks')}; {install_spy()}"
+        return Failure(ErrorKind.UNKNOWN_PYTHON, reason)
     if refusal is Refusal.GONE:
         return Failure(ErrorKind.GONE, "it ended")
     if _NO_FILE in text and (deleted := explain_deleted(pid, proc)):
         return Failure(ErrorKind.UNKNOWN_PYTHON, deleted)
-    return Failure(ErrorKind.FAILED, f"py-spy: {text}", torn=True)
+    return Failure(ErrorKind.FAILED, say_failed(text), torn=True)

@@ -19,11 +19,13 @@ import sys
 import threading
 import time
 
+from tpmon.model.doctor import point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.own_command import install_command
 from tpmon.probe.procfs import parse_stat
 
+NO_ANSWER = point_to("py-spy gave no answer in time", "stacks")
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_ERROR_BYTES = 16 << 10
 NICENESS = 5
@@ -51,7 +53,13 @@ def find_spy() -> Known[str]:
     """Find the py-spy program: beside the Python that runs tpmon, else on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-    return found or Missing(f"py-spy is not installed beside tpmon or on PATH: {install_spy()}")
+    missing = point_to("py-spy is not installed beside tpmon or on PATH", "py-spy")
+    return found or Missing(f"{missing}: {install_spy()}")
+
+
+def say_unstarted(error: OSError) -> str:
+    """Say why a py-spy that is there does not start."""
+    return point_to(f"py-spy cannot be started: {error.strerror or error}", "py-spy")
 
 
 def install_spy() -> str:

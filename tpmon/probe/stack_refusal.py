@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from tpmon.model.doctor import SAYS_MORE
+from tpmon.model.doctor import NOT_PERMITTED, point_to
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known, known_or
 from tpmon.model.units import clean_text
@@ -260,7 +260,7 @@ def _is_selinux(profile: str) -> bool:
 def explain_refusal(refused: Refused) -> str:
     """Say in one line why it is not permitted, what would permit it, and who knows more. Pure."""
     fix = f"; {refused.fix}" if refused.fix else ""
-    return f"not permitted: {refused.why}{fix}; {SAYS_MORE}"
+    return point_to(f"{NOT_PERMITTED}: {refused.why}", "stacks") + fix
 
 
 def read_refusal(pid: int, proc: str = "/proc") -> Refused:

@@ -14,19 +14,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
+from tpmon.model.doctor import point_to
 from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.stacks import StackSlice
 from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.loop_thread import LoopThreads
 from tpmon.probe.pace import Pace
 from tpmon.probe.procread import PROC, read_file, read_stat
+from tpmon.probe.spy_failure import explain_empty, say_failed
 from tpmon.probe.stack_child import (
     CPU_LIMIT_S,
+    NO_ANSWER,
     Outcome,
     SpyChild,
     dump_arguments,
     find_spy,
     record_arguments,
+    say_unstarted,
 )
 from tpmon.probe.stack_plan import RETRY_S, Kind, StackPlan, Subject, Turn
 from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_refusal
@@ -198,7 +202,7 @@ class StackSampler:
         try:
             outcome = self._child.run((spy, *arguments), turn.seconds + GRACE_S)
         except OSError as error:
-            self._refuse(turn, 0.0, f"py-spy cannot be started: {error.strerror or error}", final=True)
+            self._refuse(turn, 0.0, say_unstarted(error), final=True)
             return
         finally:
             with self._lock:
@@ -240,7 +244,7 @@ class StackSampler:
             if not is_known(self._read_tracer(turn.subject)):
                 self._forget(turn, cpu_ms)
                 return
-            self._refuse(turn, cpu_ms, "py-spy saw no Python thread", final=False)
+            self._refuse(turn, cpu_ms, explain_empty(sampled, outcome.output), final=False)
             return
         samples = sampled.count(loop_tid)
         piece = StackSlice(
@@ -265,7 +269,7 @@ class StackSampler:
             self._refuse(turn, cpu_ms, f"py-spy needs more than {CPU_LIMIT_S} s of CPU here", final=True)
             return
         if outcome.late:
-            self._refuse(turn, cpu_ms, "py-spy gave no answer in time", final=False)
+            self._refuse(turn, cpu_ms, NO_ANSWER, final=False)
             return
         if outcome.flooded:
             self._refuse(turn, cpu_ms, "more stacks than tpmon reads", final=True)
@@ -281,9 +285,11 @@ class StackSampler:
             reason = explain_refusal(read_refusal(pid, self._proc))
             self._refuse(turn, cpu_ms, reason, final=True)
         elif refusal is Refusal.UNKNOWN_PYTHON:
-            self._refuse(turn, cpu_ms, f"py-spy does not know its Python: {text}", final=False)
+            self._refuse(
+                turn, cpu_ms, point_to(f"py-spy does not know its Python: {text}", "stacks"), final=False
+            )
         else:
-            self._refuse(turn, cpu_ms, f"py-spy: {text}", final=False)
+            self._refuse(turn, cpu_ms, say_failed(text), final=False)
 
     def _forget(self, turn: Turn, cpu_ms: float) -> None:
         """Charge a run on a process that ended meanwhile, which is no failure, and leave it out."""

@@ -22,7 +22,7 @@ from tpmon.errors import (
     TpmonError,
     UsageError,
 )
-from tpmon.model.doctor import SAYS_MORE
+from tpmon.model.doctor import point_to
 from tpmon.model.known import Missing, known_or
 from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
@@ -206,9 +206,10 @@ def _resolve(pid: int, proc: str) -> tuple[int, str]:
             f"tpmon attach {inside[0]}",
         )
     if proc == PROC and _is_hidden(pid):
+        offer = _offer(call_with_capability(read_caller(proc), f"attach {pid}"))
         raise NotPermittedError(
             f"process {pid} is hidden from this user (hidepid)",
-            f"{_offer(call_with_capability(read_caller(proc), f'attach {pid}'))}run as its user; {SAYS_MORE}",
+            point_to(f"{offer}run as its user", "hidepid"),
         )
     if proc == PROC and not in_first_pid_namespace():
         raise NoTargetError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing
 from tpmon.model.units import clean_text
@@ -106,7 +107,7 @@ def find_descriptors(
         if name in _SELECTS and len(call.arguments) > 2:
             return _read_sets(pid, call.arguments[0], call.arguments[1:3], proc)
     except OSError as error:
-        return Missing(f"watched descriptors: {error.strerror}")
+        return Missing(f"watched descriptors: {say_refusal(error, 'fd')}")
     return None
 
 
@@ -147,7 +148,7 @@ def read_memory(pid: int, address: int, size: int, proc: str) -> Known[bytes]:
     try:
         fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return Missing(f"memory: {error.strerror}")
+        return Missing(f"memory: {say_refusal(error, 'memory')}")
     try:
         return os.pread(fd, size, address)
     except (OSError, OverflowError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+from tpmon.model.doctor import say_refusal
 from tpmon.model.dump import OtherEnd, WaitKind, WaitTarget
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
@@ -105,7 +106,7 @@ def _target_of_one(waiter: Waiter, ends: OtherEnds, fd: int) -> Applicable[WaitT
     try:
         link = os.readlink(f"{waiter.proc}/{waiter.pid}/fd/{fd}")
     except OSError as error:
-        return Missing(f"descriptor {fd}: {error.strerror}")
+        return Missing(f"descriptor {fd}: {say_refusal(error, 'fd')}")
     kind = _kind_of(link)
     if kind is WaitKind.FILE:
         mount, system = read_mount(waiter.pid, fd, waiter.proc)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tpmon.model.dump import Dump, ShownFrame, StackGroup
+from tpmon.model.dump_errors import Means
 from tpmon.model.dump_locals import locals_of
 from tpmon.model.dump_words import (
     list_waits,
@@ -18,13 +19,18 @@ from tpmon.model.dump_words import (
 )
 from tpmon.model.known import Missing, is_known
 from tpmon.model.process import ThreadKind
+from tpmon.model.results import TreeLine
 from tpmon.model.units import clean_text, format_clock, format_seconds
+from tpmon.model.verdict_words import join_cause, say_confidence
 from tpmon.report.collectives import write_collectives
-from tpmon.report.table import WIDTH, count_of, cut, lay_paragraph
+from tpmon.report.dump_errors import write_errors
+from tpmon.report.dump_tree import write_tree
+from tpmon.report.table import LABEL_WIDTH, WIDTH, count_of, cut, lay_paragraph
 
 MOST_FRAMES = 24
 """Of a deeper stack the innermost lines are shown: they say what it does."""
-MOST_ERRORS = 12
+_AGAIN = "again: tpmon dump {pid}"
+_STOP = "with --block it is read with a short stop"
 _LINE_CHARS = 400
 
 Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
@@ -33,20 +39,45 @@ Shorten = Callable[[StackGroup], Sequence[ShownFrame]]
 
 def write_dump(dump: Dump, shorten: Shorten) -> list[str]:
     """Write the summary, main threads with their stacks, other threads a line each, what was not read."""
-    lines = lay_paragraph("dump", dump.summary)
-    if is_known(dump.last_write):
-        lines += lay_paragraph("", say_last_write(dump, format_clock(dump.last_write)))
-    if is_known(dump.collectives):
-        lines += write_collectives(dump.collectives)
+    lines: list[str] = []
     main = [group for group in dump.groups if group.threads[0].kind is ThreadKind.MAIN]
     for group in main:
         lines += ["", *_write_group(group, shorten, dump)]
     other = [_say_other(group, dump) for group in dump.groups if group.threads[0].kind is not ThreadKind.MAIN]
     if other:
         lines += ["", "other threads", *(cut(f"  {line}", WIDTH) for line in other)]
-    lines += ["", *_write_end(dump)]
+    return _clean([*_write_top(dump), *lines, "", *_write_end(dump)])
+
+
+def write_dump_tree(dump: Dump, tree: Sequence[TreeLine]) -> list[str]:
+    """Write the summary, the stacks of all threads merged into a tree, and what was not read."""
+    merged = write_tree(tree, with_host=_is_of_several(dump))
+    return _clean([*_write_top(dump), *(["", *merged] if merged else []), "", *_write_end(dump)])
+
+
+def _clean(lines: Sequence[str]) -> list[str]:
     # A dump of another host is text of somebody else.
     return [clean_text(line, _LINE_CHARS) for line in lines]
+
+
+def _write_top(dump: Dump) -> list[str]:
+    lines = lay_paragraph("dump", dump.summary)
+    if is_known(dump.last_write):
+        lines += lay_paragraph("", say_last_write(dump, format_clock(dump.last_write)))
+    lines += _write_verdict(dump)
+    if is_known(dump.collectives):
+        lines += write_collectives(dump.collectives)
+    return lines
+
+
+def _write_verdict(dump: Dump) -> list[str]:
+    """Write what the picture decides and what to try; nothing where it names nobody."""
+    verdict = dump.verdict
+    if isinstance(verdict, Missing):
+        return []
+    words = [join_cause(verdict.kind, verdict.cause), say_confidence(verdict)]
+    lines = lay_paragraph("verdict", f"{', '.join(word for word in words if word)}: {verdict.summary}")
+    return [*lines, f"{'try':<{LABEL_WIDTH}}{verdict.try_}"] if is_known(verdict.try_) else lines
 
 
 def _is_of_several(dump: Dump) -> bool:
@@ -79,14 +110,7 @@ def _say_other(group: StackGroup, dump: Dump) -> str:
 
 def _write_end(dump: Dump) -> list[str]:
     """Write what is not in the picture, and what making it cost."""
-    lines = []
-    for error in dump.errors[:MOST_ERRORS]:
-        role = f"{error.role.value} {error.pid}"
-        rank = f" (rank {error.rank})" if is_known(error.rank) else ""
-        lines += lay_paragraph("not read", f"{role}{rank}: {error.reason}")
-    if len(dump.errors) > MOST_ERRORS:
-        more = count_of(len(dump.errors) - MOST_ERRORS, "more process", "more processes")
-        lines += lay_paragraph("not read", more)
+    lines = write_errors(dump.errors, Means(_AGAIN, "" if dump.paused_ms else _STOP))
     for line in dump.left_out:
         lines += lay_paragraph("not read", line)
     if dump.idle_threads:

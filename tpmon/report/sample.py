@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpmon.model.known import is_known
+from tpmon.model.dump_errors import Means
 from tpmon.model.sample import HotFunction, HotGroup, HotSample, pick_functions
 from tpmon.model.sample_words import (
     count_without_turn,
@@ -18,6 +18,7 @@ from tpmon.model.sample_words import (
     say_what,
 )
 from tpmon.model.units import clean_text
+from tpmon.report.dump_errors import write_errors
 from tpmon.report.table import WIDTH, count_of, cut, lay_columns, lay_paragraph
 
 MOST_FUNCTIONS = 12
@@ -25,7 +26,7 @@ MOST_OTHERS = 4
 """Functions of threads that are no main thread, which mostly wait."""
 WAITING_PCT = 95.0
 """Other threads that wait so much of the time are one line."""
-MOST_ERRORS = 6
+AGAIN = Means("again: tpmon sample {pid}")
 _LINE_CHARS = 400
 _HEADERS = ("self %", "total %", "waits %", "samples", "code", "function")
 _YOURS = "yours"
@@ -70,12 +71,7 @@ def _row(function: HotFunction) -> Sequence[str]:
 def _write_end(hot: HotSample) -> list[str]:
     """Write what is not in the picture, and what making it cost."""
     lines = []
-    for error in hot.errors[:MOST_ERRORS]:
-        rank = f" (rank {error.rank})" if is_known(error.rank) else ""
-        lines += lay_paragraph("not read", f"{error.role.value} {error.pid}{rank}: {error.reason}")
-    if len(hot.errors) > MOST_ERRORS:
-        more = count_of(len(hot.errors) - MOST_ERRORS, "more process", "more processes")
-        lines += lay_paragraph("not read", more)
+    lines += write_errors(hot.errors, AGAIN)
     waiting = count_without_turn(hot)
     if waiting:
         lines += lay_paragraph(

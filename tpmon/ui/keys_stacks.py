@@ -194,7 +194,7 @@ STACK_KEYS: tuple[Key, ...] = (
         ("T",),
         ("T",),
         _SECTION,
-        "merge the stacks of main threads into a tree, and back",
+        "merge the stacks of all threads into a tree, and back",
         stack_rows.action_tree,
         when.DUMPED_STACKS,
         "tree",

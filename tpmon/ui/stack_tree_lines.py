@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpmon.model.dump import StackGroup
-from tpmon.model.dump_words import name_processes, say_motion
+from tpmon.model.dump_words import say_end
 from tpmon.model.known import is_known
 from tpmon.model.results import TreeLine
 from tpmon.model.units import clean_text
@@ -69,11 +68,6 @@ def _paint_ends(line: TreeLine, width: int) -> list[Line]:
     room = max(8, width - len(start) - 1)
     lines: list[Line] = []
     for group in line.ends:
-        texts = wrap_all(clean_text(_say_end(group), _TEXT_CHARS), room)[:_WHO_LINES]
+        texts = wrap_all(clean_text(f"= {say_end(group)}", _TEXT_CHARS), room)[:_WHO_LINES]
         lines += [fit_line(((f"{start}{text}", Ink.PLAIN),), width) for text in texts]
     return lines
-
-
-def _say_end(group: StackGroup) -> str:
-    words = (f"state {group.state}", say_motion(group.motion, group.since_s))
-    return f"= {name_processes(group.threads)}: {', '.join(word for word in words if word)}"

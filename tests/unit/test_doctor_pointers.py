@@ -1,0 +1,93 @@
+"""Every reason that sends to the doctor names a line that the doctor prints."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tpmon
+from tpmon.model.doctor import (
+    CHECK_NAMES,
+    NOT_PERMITTED,
+    Access,
+    CheckName,
+    drop_pointers,
+    point_to,
+    say_refusal,
+)
+from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.probe.permissions import NvmlOnce, Patient, plan_job, plan_machine
+from tpmon.probe.permissions_nvml import NOT_ASKED
+from tpmon.probe.permissions_rules import make_check
+
+COLUMNS = 40
+"""What a narrow pane has."""
+PACKAGE = Path(tpmon.__file__).parent
+TAKES_NAME = {"point_to": 1, "say_refusal": 1, "_Optional": 2}
+"""The functions that end a reason with a line of the doctor, and which argument names it."""
+
+
+def no_spy() -> Missing:
+    return Missing("no py-spy")
+
+
+def modules() -> Iterator[tuple[Path, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path, path.read_text(encoding="utf-8")
+
+
+def names_in_calls() -> Iterator[tuple[str, object]]:
+    """Yield where a reason is sent to the doctor, and what line it names; None for one that is not spelled out."""
+    for path, text in modules():
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            place = TAKES_NAME.get(node.func.id)
+            if place is None:
+                continue
+            named = node.args[place] if len(node.args) > place else None
+            yield f"{path.name}:{node.lineno}", named.value if isinstance(named, ast.Constant) else None
+
+
+def test_the_table_of_names_is_that_of_the_checks_that_the_doctor_runs() -> None:
+    nvml = NvmlOnce(lambda: NOT_ASKED)
+    patient = Patient(os.getpid(), "train.py", "ada", (os.getpid(),), NOT_APPLICABLE, "")
+    plans = (*plan_machine(nvml, no_spy), *plan_job(patient, nvml, no_spy))
+    assert sorted(plan.name for plan in plans) == sorted(CHECK_NAMES)
+
+
+def test_every_reason_names_a_line_of_the_doctor() -> None:
+    found = dict(names_in_calls())
+    assert len(found) > 30
+    # Two pass on what their caller names.
+    passed_on = {place.partition(":")[0] for place, name in found.items() if name is None}
+    assert passed_on == {"doctor.py", "processes.py"}
+    named = {name for name in found.values() if name is not None}
+    assert named <= set(CHECK_NAMES)
+    for needed in ("py-spy", "stacks", "fd", "io", "smaps_rollup", "environ", "wchan", "syscall", "memory"):
+        assert needed in named
+    assert {"cgroup", "nvml", "cards", "kernel-log", "hidepid"} <= named
+
+
+def test_nothing_spells_a_pointer_out_beside_the_one_place() -> None:
+    spelled = {path.name for path, text in modules() if "(doctor:" in text or "doctor says more" in text}
+    assert spelled == {"doctor.py"}
+
+
+@pytest.mark.parametrize("name", CHECK_NAMES)
+def test_a_refusal_fits_a_narrow_pane_and_the_doctor_does_not_point_to_itself(name: CheckName) -> None:
+    reason = say_refusal(PermissionError(13, "Permission denied"), name)
+    assert reason == point_to(NOT_PERMITTED, name)
+    assert len(reason) <= COLUMNS
+    assert reason.endswith(f"(doctor: {name})")
+    assert drop_pointers(f"PSS: {reason}; more") == "PSS: not permitted; more"
+    assert make_check(name, Access.DENIED, reason).why == NOT_PERMITTED
+
+
+def test_what_no_check_explains_points_nowhere() -> None:
+    assert say_refusal(FileNotFoundError(2, "No such file or directory"), "io") == "no such file or directory"
+    assert say_refusal(OSError(), "io") == "refused"
