@@ -172,7 +172,7 @@ def test_a_process_with_a_tracer_is_left_alone():
             look = read_one(one.pid)
         (error,) = look.errors
         assert error.kind is ErrorKind.TRACED
-        assert f"pid {os.getpid()} traces it" in error.reason
+        assert f"pid {os.getpid()} traces it ({Path('/proc/self/comm').read_text().strip()}, " in error.reason
         (process,) = look.processes
         assert main_of(process).waits_for == "sleep"
         assert main_of(process).frames == Missing(error.reason)

@@ -11,6 +11,7 @@ from tests.unit.test_ends import EXIT_1, LAUNCHER, gone, rank, worker
 from tpmon.model.frame import Event, EventKind
 from tpmon.model.known import Missing
 from tpmon.model.process import Role
+from tpmon.model.stops import Freezer
 from tpmon.probe.cgroup import CgroupReading
 from tpmon.probe.changes import Changes
 from tpmon.probe.events import EventTeller, describe_attach
@@ -78,6 +79,13 @@ def test_a_stop_and_its_end_are_one_event_each(teller):
         "rank 0 (4211) running again",
     ]
     assert tell(teller, processes=[make_process(), make_worker(4221, 0)]) == []
+
+
+def test_a_freeze_of_a_group_is_told_with_the_group_and_its_end(teller):
+    frozen = make_process(state="D", frozen=Freezer(1, "/train", "/sys/fs/cgroup/freezer/train"))
+    assert tell(teller, processes=[frozen]) == ["rank 0 (4211) frozen by control group /train"]
+    assert tell(teller, processes=[frozen]) == []
+    assert tell(teller, processes=[make_process(state="t")]) == ["rank 0 (4211) running again"]
 
 
 def test_a_stopped_process_that_ends_does_not_run_again(teller):

@@ -16,8 +16,10 @@ from tpmon.judge.hang_causes import Patience
 from tpmon.judge.hang_memory import Watch, observe
 from tpmon.judge.hang_watch import need_s, see_quiet
 from tpmon.model.frame import Frame
+from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
+from tpmon.model.stops import Freezer
 from tpmon.model.verdict import Kind, SinceIs
 
 HOUR = 3600
@@ -36,6 +38,7 @@ def read_at(second: float, unchanged_s: float, **fields: object) -> Frame:
         runnable=0.0,
         waiting=0.0,
         thread_groups=(ThreadGroup(ThreadKind.MAIN, 1, 0.0),),
+        frozen=fields.pop("frozen", NOT_APPLICABLE),
     )
     return make_frame(
         taken=NOW + timedelta(seconds=second),
@@ -135,6 +138,7 @@ def test_a_line_from_before_the_pause_says_nothing_of_a_run_that_has_got_on_sinc
         {"state": "T", "waits_for": "stopped"},
         {"state": "t", "waits_for": "stopped"},
         {"waits_for": "frozen (cgroup freezer)"},
+        {"state": "D", "waits_for": "sleep", "frozen": Freezer(1, "/a", "/sys/fs/cgroup/freezer/a")},
     ],
 )
 def test_time_in_which_the_job_was_stopped_is_no_pause_that_it_came_back_from(held):

@@ -24,6 +24,7 @@ from tests.judging import SECOND, hold, make_looks, make_phases, scene_of
 from tests.quiet_jobs import LOCK, UNREAD, quiet_rank, said
 from tpmon.judge import rules_progress
 from tpmon.judge.advice import REMEDIES_FOR
+from tpmon.judge.advice_needs import Need
 from tpmon.judge.judgement import judge
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_hang import judge_blocked_io, judge_dead_worker, judge_gpu_lost, judge_stopped
@@ -34,6 +35,7 @@ from tpmon.judge.suspicion import Cleared, Suspicion, Unsure
 from tpmon.model.gpu import GpuState
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role, ThreadGroup, ThreadKind
+from tpmon.model.stops import FROZEN, Freezer, Tracer
 from tpmon.model.verdict import Kind, SinceIs
 
 BATCH = "a batch (loader queue)"
@@ -68,6 +70,98 @@ def test_a_stopped_rank_is_hung_within_seconds(fields, words):
     assert said(answer) == (Kind.HUNG, "stopped")
     assert words in answer.summary
     assert (answer.pid, answer.sources) == (4211, {"state", "schedstat"})
+
+
+V1 = Freezer(1, "/docker/0123", "/sys/fs/cgroup/freezer/docker/0123")
+V2 = Freezer(2, "/train.slice", "/sys/fs/cgroup/train.slice")
+GDB = Tracer(913, "gdb", "gdb -p 4211")
+
+
+@pytest.mark.parametrize(
+    ("fields", "summary", "shown", "sources", "need"),
+    [
+        (
+            {"state": "D", "frozen": V1, "waits_for": FROZEN},
+            "frozen by control group /docker/0123",
+            ("freezer.state", "frozen by control group /docker/0123, for 6 s at least"),
+            {"control group", "schedstat"},
+            Need.FROZEN,
+        ),
+        (
+            {"state": "S", "frozen": V2, "waits_for": FROZEN},
+            "frozen by control group /train.slice",
+            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
+            {"control group", "schedstat"},
+            Need.FROZEN,
+        ),
+        (
+            {"state": "T", "frozen": V2, "waits_for": FROZEN},
+            "frozen by control group /train.slice",
+            ("cgroup.events", "frozen by control group /train.slice, for 6 s at least"),
+            {"control group", "schedstat"},
+            Need.FROZEN,
+        ),
+        (
+            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
+            "held by a debugger, gdb (913)",
+            (
+                "/proc stat, TracerPid",
+                "held by a debugger, gdb (913), state t, for 6 s at least: gdb -p 4211",
+            ),
+            {"state", "schedstat"},
+            Need.TRACED,
+        ),
+        (
+            {"state": "t", "tracer": UNREAD, "waits_for": "stopped by a debugger"},
+            "held by a debugger",
+            ("/proc stat", "held by a debugger, state t, for 6 s at least; not permitted"),
+            {"state", "schedstat"},
+            Need.TRACED,
+        ),
+    ],
+)
+def test_who_stops_a_rank_is_named_with_what_tells_it(fields, summary, shown, sources, need):
+    answer = judge_stopped(scene_of(make_frame(processes=(quiet_rank(**fields),)), seconds=6))
+    assert answer.summary == f"rank 0 is {summary}"
+    (row,) = answer.evidence
+    assert (row.source, row.text) == shown
+    assert (answer.sources, answer.observed) == (sources, {need})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "paste"),
+    [
+        (
+            {"state": "D", "frozen": V1, "waits_for": FROZEN},
+            "thaw the control group that holds process 4211: ",
+            "echo THAWED | sudo tee /sys/fs/cgroup/freezer/docker/0123/freezer.state",
+        ),
+        (
+            {"state": "t", "tracer": GDB, "waits_for": "stopped by a debugger"},
+            "let gdb (913) give process 4211 back: detach it, or end it: ",
+            "ps -o pid,ppid,user,tty,stat,etime,args -p 913",
+        ),
+        (
+            {"state": "T", "waits_for": "stopped by a signal"},
+            "let the stopped process 4211 go on: ",
+            "kill -CONT 4211",
+        ),
+    ],
+)
+def test_what_is_to_be_done_fits_who_stops_it_and_nothing_else_is_offered(fields, told, paste):
+    finding = judge(hold(make_frame(processes=(quiet_rank(**fields),))), Standing()).frame.verdict
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "stopped")
+    assert finding.try_.startswith(told)
+    assert paste in finding.try_
+    assert finding.also_try is NOT_APPLICABLE
+
+
+def test_a_frozen_process_is_blocked_in_nothing_whatever_its_state_says():
+    frozen = quiet_rank(state="D", waits_for=FROZEN, waits_unchanged_s=400.0, frozen=V1)
+    assert type(judge_blocked_io(scene_of(quiet_frame(frozen)))) is Cleared
+    waiting = replace(frozen, frozen=NOT_APPLICABLE, waits_for="sleep")
+    answer = judge_blocked_io(scene_of(quiet_frame(waiting)))
+    assert said(answer) == (Kind.HUNG, "blocked-io"), "so it was said before the freezer was read"
 
 
 def test_a_job_that_is_suspended_as_a_whole_accuses_no_rank():

@@ -288,7 +288,7 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     ),
     (Kind.HUNG, "gpu-wait"): ("dump-stacks", "find-stuck-kernel"),
     (Kind.HUNG, "spin"): ("find-endless-loop",),
-    (Kind.HUNG, "stopped"): ("continue-process",),
+    (Kind.HUNG, "stopped"): ("thaw-group", "end-debugger", "continue-process"),
     (Kind.HUNG, "gpu-lost"): ("give-card-up", "dump-stacks"),
     (Kind.HUNG, "no-progress"): (*_AWAITED, "dump-stacks", "time-limit-for-batches"),
 }
@@ -312,6 +312,8 @@ _ALWAYS_SEEN = frozenset(
         Need.BATCHES_PINNED,
         Need.RANKS_ELSEWHERE,
         Need.NCCL_PATH_OFF,
+        Need.FROZEN,
+        Need.TRACED,
     )
 )
 """What the process list and the driver always tell: not observed means that it is not so."""

@@ -8,8 +8,10 @@ import string
 from collections.abc import Callable
 
 from tpmon.judge.advice_sizing import LEAST_WORKER_CORES, ROUNDING_CORES, limit_growth, propose_workers
+from tpmon.judge.advice_thaw import write_thaw
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, Missing, is_known, known_or, map_known
+from tpmon.model.stops import Freezer, Tracer
 from tpmon.model.units import format_bytes
 
 MOST_GAIN = 20.0
@@ -62,6 +64,10 @@ class Facts:
     """The file that the job wrote to last."""
     slurm_job: Applicable[str] = _UNREAD
     """The number of its job in Slurm, as its environment says."""
+    frozen: Applicable[Freezer] = _UNREAD
+    """What freezes the process."""
+    tracer: Applicable[Tracer] = _UNREAD
+    """Who traces it."""
 
 
 def size_loader(facts: Facts) -> Known[int]:
@@ -250,6 +256,20 @@ def _ask_slurm(facts: Facts) -> str:
     return f"; sacct -j {facts.slurm_job}" if is_known(facts.slurm_job) else ""
 
 
+def _thaw(facts: Facts) -> Known[str]:
+    """Return what thaws a control group: whoever made it, by its path, else the kernel's own file."""
+    return write_thaw(facts.frozen) if is_known(facts.frozen) else _UNREAD
+
+
+def _name_tracer(facts: Facts) -> Known[str]:
+    tracer = facts.tracer
+    return f"{tracer.name} ({tracer.pid})" if is_known(tracer) else _UNREAD
+
+
+def _tracer_pid(facts: Facts) -> Known[str]:
+    return str(facts.tracer.pid) if is_known(facts.tracer) else _UNREAD
+
+
 def _text(value: Applicable[int]) -> Known[str]:
     return str(value) if is_known(value) else _UNREAD
 
@@ -308,6 +328,9 @@ FIELDS = {
     "dump_all_hosts": Field(_dump_all_hosts, "", "how the stacks of all hosts come into one folder"),
     "ask_slurm": Field(_ask_slurm, "", "what Slurm says of the job"),
     "card": Field(lambda facts: _text(facts.card), "INDEX", "the card that the verdict names"),
+    "thaw": Field(_thaw, "docker unpause CONTAINER", "how the control group is thawed"),
+    "tracer": Field(_name_tracer, "the debugger", "who holds the process"),
+    "tracer_pid": Field(_tracer_pid, "TRACER", "TracerPid of /proc/PID/status, read outside of here"),
 }
 """The fields of the templates by name."""
 

@@ -81,6 +81,33 @@ REMEDIES = (
         proof="Steps go on.",
     ),
     Remedy(
+        id="thaw-group",
+        title="thaw the control group that holds process {pid}",
+        applies="The freezer of the process's control group, or of one above it, is on: docker pause, "
+        "systemctl freeze, a checkpoint of the container, a scheduler that has suspended the job.",
+        not_when="A scheduler or a checkpoint of the container has frozen it on purpose and thaws it itself. "
+        "SIGCONT does nothing here.",
+        needs=(Need.FROZEN,),
+        paste="{thaw}",
+        language=Language.SHELL,
+        ceiling="the run goes on at once; peers may have given it up meanwhile",
+        risk=Risk.NONE,
+        proof="cgroup.events says frozen 0, or freezer.state THAWED, and steps go on.",
+    ),
+    Remedy(
+        id="end-debugger",
+        title="let {tracer} give process {pid} back: detach it, or end it",
+        applies="A debugger, strace or a profiler holds the process by ptrace (state t).",
+        not_when="Somebody works in that debugger right now: ask first.",
+        needs=(Need.TRACED,),
+        paste="ps -o pid,ppid,user,tty,stat,etime,args -p {tracer_pid}  # in gdb: detach, quit; one that "
+        "started the process itself ends it when it is killed",
+        language=Language.SHELL,
+        ceiling="the run goes on at once",
+        risk=Risk.NONE,
+        proof="Its state is R or S again and steps go on.",
+    ),
+    Remedy(
         id="look-at-missing-rank",
         title="look at rank {rank}, which the others wait for: its variables, before it is restarted",
         applies="The ranks wait for one that is not in their collective.",

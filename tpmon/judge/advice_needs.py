@@ -160,6 +160,8 @@ class Need(str, Enum):
     GPU_WAIT = "the main thread waits for the GPU and does not move"
     SPINNING = "a thread computes and its stack does not move"
     STOPPED = "a process of the job is stopped"
+    FROZEN = "a control group keeps a process of the job frozen"
+    TRACED = "a debugger holds a process of the job"
     CARD_LOST = "a card does not answer"
 
 

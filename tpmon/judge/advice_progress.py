@@ -232,6 +232,7 @@ REMEDIES = (
         ceiling="the run goes on at once",
         risk=Risk.NONE,
         proof="Its state is R or S again and steps go on.",
+        never_with=(Need.FROZEN, Need.TRACED),
     ),
     Remedy(
         id="give-card-up",

@@ -291,8 +291,9 @@ EXPLANATIONS = (
     Explanation(
         Kind.HUNG,
         "stopped",
-        "A process of the job is stopped: Ctrl-Z, SIGSTOP, a debugger, the freezer.",
-        "Its state in /proc.",
+        "A process of the job is stopped: Ctrl-Z, SIGSTOP, a debugger, the freezer of its control group.",
+        "Its state in /proc with the process that traces it, and freezer.state or cgroup.events of its group "
+        "and of those above: nothing else tells a frozen process from one that sleeps or is blocked.",
         "a scheduler that has suspended the job on purpose.",
     ),
     Explanation(

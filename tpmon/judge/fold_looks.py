@@ -83,6 +83,7 @@ def looks_of_round(one: DumpRound) -> list[Look]:
                 delay_pct=_ONE_LOOK,
                 locals=_keep_users(thread.frames, thread.locals),
                 holds_gil=thread.holds_gil,
+                frozen=process.frozen,
             ),
             frames=thread.frames,
             motion=Motion.ONCE,

@@ -47,8 +47,8 @@ class Seen:
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether a signal or a debugger holds it."""
-        return self.thread.state in ("T", "t")
+        """Tell whether a signal, a debugger or a freezer holds it."""
+        return self.thread.state in ("T", "t") or is_known(self.thread.frozen)
 
 
 @dataclass(frozen=True, slots=True)

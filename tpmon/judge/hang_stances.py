@@ -33,7 +33,7 @@ TICKS_RATIO = 0.1
 class Stance(Enum):
     """Name what keeps a thread where it is."""
 
-    STOPPED = "a signal or a debugger"
+    STOPPED = "a signal, a debugger or a freezer"
     MOVES = "nothing"
     INPUT = "a person"
     NO_TASK = "a task"

@@ -337,6 +337,7 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
     loads = suspicion.kind is Kind.DATA_BOUND
     pool = frame.cpu.pool
     awaited = _awaited(scene, suspicion)
+    named = next((one for one in frame.processes if one.pid == suspicion.pid), None)
     return Facts(
         ranks=ranks or Missing("no rank was read"),
         workers_per_rank=workers,
@@ -361,4 +362,6 @@ def gather_facts(scene: Scene, suspicion: Suspicion) -> Facts:
         log_path=_last_log(frame),
         slurm_job=_slurm_job(scene),
         pools=len(find_pools(scene)),
+        frozen=named.frozen if named is not None else NOT_APPLICABLE,
+        tracer=named.tracer if named is not None else NOT_APPLICABLE,
     )

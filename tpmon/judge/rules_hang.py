@@ -23,9 +23,10 @@ from tpmon.judge.stillness import (
     waits_for_workers,
 )
 from tpmon.judge.suspicion import Answer, Cleared, Rule, Suspicion, Unsure, reading
-from tpmon.judge.watched_time import STOPPED_S
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, is_known
+from tpmon.judge.watched_time import STOPPED_S, is_stopped
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
+from tpmon.model.stop_words import say_stop
 from tpmon.model.verdict import Evidence, Kind
 
 """How long a process must be stopped: a debugger that only looks is gone sooner."""
@@ -58,23 +59,12 @@ def _members(scene: Scene) -> Iterator[tuple[RankScene, ProcessSample, str]]:
                 yield rank, process, f"worker{number} ({worker.pid}) of {name_rank(rank)}"
 
 
-def _stop_of(process: ProcessSample) -> str:
-    """Say what holds a stopped process, "" when it is not stopped."""
-    if process.state == "T":
-        return "stopped by a signal"
-    if process.state == "t":
-        return "held by a debugger"
-    if is_known(process.waits_for) and process.waits_for.startswith("frozen"):
-        return process.waits_for
-    return ""
-
-
 def _stopped_s(scene: Scene, pid: int) -> float:
     """Return for how long, as far as the history reaches, every reading found a process stopped."""
     oldest_ns = scene.frame.taken_ns
     for frame in reversed(scene.history):
         process = next((one for one in frame.processes if one.pid == pid), None)
-        if process is None or not _stop_of(process):
+        if process is None or not is_stopped(process):
             break
         oldest_ns = frame.taken_ns
     return (scene.frame.taken_ns - oldest_ns) / 1e9
@@ -82,19 +72,41 @@ def _stopped_s(scene: Scene, pid: int) -> float:
 
 def _stop_sources(process: ProcessSample) -> frozenset[str]:
     quiet = is_known(process.runnable) and process.runnable < QUIET_WORKER_DEMAND
-    return frozenset(("state", "schedstat") if quiet else ("state",))
+    told = "control group" if is_known(process.frozen) else "state"
+    return frozenset((told, "schedstat") if quiet else (told,))
+
+
+def _observe_stop(process: ProcessSample) -> Need:
+    """Say what lets a stopped process go on again: each has another remedy."""
+    if is_known(process.frozen):
+        return Need.FROZEN
+    return Need.TRACED if process.state == "t" else Need.STOPPED
+
+
+def _show_stop(process: ProcessSample, name: str, how: str, seconds: float, age_s: Known[float]) -> Evidence:
+    """Show what stops a process, with the command of a debugger that does."""
+    tracer, source = process.tracer, "/proc stat"
+    text = f"{how}, state {process.state}, for {seconds:.0f} s at least"
+    if is_known(process.frozen):
+        text = f"{how}, for {seconds:.0f} s at least"
+        source = "freezer.state" if process.frozen.version == 1 else "cgroup.events"
+    elif is_known(tracer) and is_known(tracer.command):
+        text, source = f"{text}: {tracer.command}", "/proc stat, TracerPid"
+    elif isinstance(tracer, Missing):
+        text += f"; {tracer.reason}"
+    return Evidence(name=name, value=seconds, unit="s", text=text, source=source, age_s=age_s)
 
 
 def _are_all_stopped(scene: Scene) -> bool:
     """Tell whether a scheduler, or somebody, has suspended the job as a whole."""
-    return len(scene.ranks) > 1 and all(_stop_of(rank.process) for rank in scene.ranks)
+    return len(scene.ranks) > 1 and all(is_stopped(rank.process) for rank in scene.ranks)
 
 
 def judge_stopped(scene: Scene) -> Answer:
     """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
     unread, passed = "", "stopped processes (none)"
     for rank, process, name in _members(scene):
-        how = _stop_of(process)
+        how = say_stop(process)
         if not how:
             continue
         seconds = _stopped_s(scene, process.pid)
@@ -117,17 +129,8 @@ def judge_stopped(scene: Scene) -> Answer:
             margin=1 + seconds / STOPPED_S,
             sources=_stop_sources(process),
             summary=who,
-            evidence=(
-                Evidence(
-                    name=name,
-                    value=seconds,
-                    unit="s",
-                    text=f"{how}, state {process.state}, for {seconds:.0f} s at least",
-                    source="/proc stat",
-                    age_s=scene.frame.ages_s.cpu,
-                ),
-            ),
-            observed=frozenset((Need.STOPPED,)),
+            evidence=(_show_stop(process, name, how, seconds, scene.frame.ages_s.cpu),),
+            observed=frozenset((_observe_stop(process),)),
             pid=process.pid,
             rank=NOT_APPLICABLE if together else rank.process.rank,
             held_ns=held_ns_of(scene, seconds),
@@ -136,7 +139,9 @@ def judge_stopped(scene: Scene) -> Answer:
 
 
 def _io_of(process: ProcessSample) -> str:
-    """Return what a process is blocked in, "" when it is not blocked in I/O."""
+    """Return what a process is blocked in, "" when it is not blocked in I/O, or is stopped in it."""
+    if is_stopped(process):
+        return ""
     words = process.waits_for if is_known(process.waits_for) else ""
     if process.state == "D":
         return words or "an uninterruptible wait"

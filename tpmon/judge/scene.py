@@ -204,7 +204,7 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
         blocked_ratio=rest * sum(blocked) / len(blocked),
         io_waits=list_io_waits(states, waits) if is_blocked else (),
         waits=shares,
-        stopped=last.state == "T",
+        stopped=last.state == "T" or is_known(last.frozen),
         read_calls_s=calls,
         device_read_bytes_s=device,
         asked_read_bytes_s=asked,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpmon.model.frame import Frame
-from tpmon.model.known import is_known
 from tpmon.model.process import ProcessSample
+from tpmon.model.stop_words import say_stop
 
 STOPPED_S = 4.0
 """A debugger or a look at the stacks stops a process for less."""
@@ -34,8 +34,7 @@ def find_gap_ns(before_ns: int, frame: Frame, interval_s: float = 0.0) -> int:
 
 def is_stopped(process: ProcessSample) -> bool:
     """Tell whether a signal, a debugger or the freezer holds a process."""
-    words = process.waits_for
-    return process.state in ("T", "t") or (is_known(words) and words.startswith("frozen"))
+    return say_stop(process) != ""
 
 
 def leave_out_lost(step_s: float, lost_s: Sequence[float], interval_s: float) -> float:

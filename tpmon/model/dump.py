@@ -14,6 +14,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
+from tpmon.model.stops import Freezer
 from tpmon.model.verdict import Finding
 
 DUMP_SCHEMA = "tpmon.dump/1"
@@ -133,6 +134,8 @@ class ProcessLook:
     idle: int
     threads: tuple[ThreadLook, ...]
     toll: Applicable[ProcessToll] = NOT_APPLICABLE
+    frozen: Applicable[Freezer] = NOT_APPLICABLE
+    """The control group whose freezer holds it; absent while none does."""
 
 
 class ErrorKind(str, Enum):
@@ -272,6 +275,8 @@ class DumpThread:
     locals: Applicable[tuple[FrameLocals, ...]] = NOT_APPLICABLE
     holds_gil: Applicable[bool] = NOT_APPLICABLE
     """Whether it held the interpreter's lock (GIL) in every look; not said of native threads."""
+    frozen: Applicable[Freezer] = NOT_APPLICABLE
+    """The control group whose freezer holds its process; absent while none does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,8 @@ def _say_others(others: Applicable[tuple[OtherEnd, ...]]) -> str:
 
 def say_wait(thread: DumpThread) -> str:
     """Say what a thread waits for, "" where it is not known."""
+    if is_known(thread.frozen):
+        return f"frozen by control group {thread.frozen.group}"
     if thread.state in "Tt":
         return "stopped by a debugger" if thread.state == "t" else "stopped by a signal"
     loader = is_known(thread.waits_for) and thread.waits_for.endswith("(loader queue)")

@@ -7,6 +7,7 @@ from enum import Enum
 
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
+from tpmon.model.stops import Freezer, Tracer
 
 ON_A_CPU = "running"
 """What ``ProcessSample.waits_for`` says of a thread that runs, or waits for a CPU alone (state R)."""
@@ -139,6 +140,10 @@ class ProcessSample:
     """The CPUs on which its main thread may run, as the kernel writes them: "0-3,8"."""
     loop: Applicable[LoopThread] = NOT_APPLICABLE
     """Where the loop runs in another thread; then ``state``, the waits and the group MAIN are that one's."""
+    frozen: Applicable[Freezer] = NOT_APPLICABLE
+    """The control group whose freezer holds it; absent while none does."""
+    tracer: Applicable[Tracer] = NOT_APPLICABLE
+    """Who holds it in state t, a debugger; absent in any other state."""
 
 
 class Outcome(str, Enum):

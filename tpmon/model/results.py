@@ -77,7 +77,7 @@ class JobState(str, Enum):
 
     RUNNING = "running"
     STOPPED = "stopped"
-    """Every rank is stopped: a signal, or a debugger."""
+    """Every rank is stopped: a signal, a debugger, or the freezer of its control group."""
     STARTING = "starting"
     """There is no rank yet."""
     LAUNCHER_GONE = "launcher gone"

@@ -150,7 +150,7 @@ class JobGroups:
             if text and state not in ("Z", "X"):
                 self._of.append(parse_groups(text))
         self._mounts = parse_mounts(_read_text(f"{proc}/self/mountinfo"))
-        self._outermost = _in_first_namespace(proc)
+        self._outermost = in_first_namespace(proc)
 
     def found(self) -> bool:
         """Tell whether any process of the job was still there."""
@@ -173,7 +173,7 @@ class JobGroups:
         return [group for group in found if not isinstance(group, Missing)]
 
 
-def _in_first_namespace(proc: str) -> bool:
+def in_first_namespace(proc: str) -> bool:
     """Tell whether paths of control groups begin at the machine's root; without namespaces they do."""
     try:
         return os.readlink(f"{proc}/self/ns/cgroup") == _FIRST_CGROUP_NAMESPACE

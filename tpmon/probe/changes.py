@@ -10,6 +10,7 @@ from typing import Union
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Applicable, Known, is_known
 from tpmon.model.process import ProcessSample, Role
+from tpmon.model.stop_words import say_stop
 from tpmon.probe.ending import UNSEEN, describe_end
 from tpmon.probe.job import Member
 
@@ -98,10 +99,13 @@ def describe_by_role(changes: Changes, *, oom_kills: int = 0) -> tuple[tuple[Rol
 def describe_stops(
     stopped: Sequence[ProcessSample], resumed: Sequence[ProcessSample]
 ) -> tuple[tuple[Role, str], ...]:
-    """Say who was stopped by a signal and who runs again, by role; many at once are counted."""
+    """Say who was stopped by a signal or frozen and who runs again, by role; many at once are counted."""
     told: list[tuple[Role, str]] = []
     for role in (Role.WORKER, Role.RANK):
-        for what, processes in (("stopped by a signal", stopped), ("running again", resumed)):
+        held: dict[str, list[ProcessSample]] = {}
+        for one in stopped:
+            held.setdefault(say_stop(one), []).append(one)
+        for what, processes in (*held.items(), ("running again", resumed)):
             of_role = [one for one in processes if one.role is role]
             if len(of_role) > NAMED:
                 told.append((role, f"{_group(of_role, len(of_role))} {what}"))

@@ -47,6 +47,7 @@ from tpmon.probe.dump import dumpable
 from tpmon.probe.dump_service import DumpService
 from tpmon.probe.events import EventTeller
 from tpmon.probe.gpu import GpuProbe
+from tpmon.probe.holds import HoldReader, are_all_held, leave_out_frozen
 from tpmon.probe.host import HostReader, read_shm
 from tpmon.probe.job import Job, Member, pids_of
 from tpmon.probe.loader import LoaderProbe, LoaderRank
@@ -123,6 +124,7 @@ class Collector:
         self._cost = OwnCostMeter()
         self._settled = False
         self._cgroups = CgroupReader(self._rank_pids())
+        self._holds = HoldReader()
         self._budget: tuple[CpuBudget, tuple[int, ...], int] | None = None
         self._watched: tuple[tuple[Member, ...], int, tuple[bool, ...]] | None = None
         self._loader_ranks: tuple[LoaderRank, ...] = ()
@@ -209,6 +211,7 @@ class Collector:
         processes = tuple(
             make_process(one, self._pss.latest(one.member.identity), now_ns) for one in readings
         )
+        processes = self._holds.mark(processes, self._loops.tids(), now_ns)
         # Before the ranks are named: the second Frame is the first with stacks, also for --once.
         slices, looks = self._stacks.take(), self._main_threads.take()
         self._watch(readings, processes, now_ns)
@@ -279,7 +282,7 @@ class Collector:
             stacks=slices,
             rounds=self.dumps.take(),
             collectives=self.records.take(),
-            main_threads=looks,
+            main_threads=leave_out_frozen(looks, processes),
             verdict=_NOT_JUDGED,
             notes=(
                 *list_taxes(environment),
@@ -322,9 +325,7 @@ class Collector:
             known = self._budget = (read_cpu_budget(pids), pids, now_ns)
         return known[0]
 
-    def _target(self, processes: Sequence[ProcessSample]) -> Target:
-        ranks = [process for process in processes if process.role is Role.RANK]
-        stopped = bool(ranks) and all(process.state in "Tt" for process in ranks)
+    def _target(self, processes: tuple[ProcessSample, ...]) -> Target:
         job = self._membership.job
         roles = [member.role for member in job.members]
         return Target(
@@ -334,7 +335,7 @@ class Collector:
             script=job.script,
             user=job.user,
             host=clean_text(os.uname().nodename, 64),
-            state=TargetState.STOPPED if stopped else TargetState.RUNNING,
+            state=TargetState.STOPPED if are_all_held(processes) else TargetState.RUNNING,
             world_size=job.world_size,
             local_ranks=roles.count(Role.RANK),
             local_workers=roles.count(Role.WORKER),

@@ -19,7 +19,7 @@ from datetime import datetime
 
 from tpmon.model.dump import DeadChild, DumpRound, ErrorKind, ProcessLook
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount
 from tpmon.probe.background import read_within
@@ -27,6 +27,7 @@ from tpmon.probe.dump_pause import watch_pause
 from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.dump_threads import read_threads, read_toll
 from tpmon.probe.ending import describe_end, read_oom_victims
+from tpmon.probe.freezer import read_freezer
 from tpmon.probe.job import Job, Member
 from tpmon.probe.left_threads import find_left
 from tpmon.probe.other_ends import OtherEnds
@@ -298,13 +299,15 @@ class Dumper:
         return _Answer(look if is_known(look) else None, Failure(ErrorKind.LATE, reason))
 
     def _look(self, member: Member, stacks: Known[Sequence[StackCount]], ends: OtherEnds) -> ProcessLook:
-        left = find_left(member.identity.pid, member.loop_tid, self._proc)
+        pid = member.identity.pid
+        left, frozen = find_left(pid, member.loop_tid, self._proc), read_freezer(pid, self._proc)
         loop_tid = left.tid if left is not None else member.loop_tid if member.is_loop_told else 0
+        held = is_known(frozen)
         threads = read_threads(
-            member.identity.pid, member.role, stacks, loop_tid=loop_tid, ends=ends, proc=self._proc
+            pid, member.role, stacks, loop_tid=loop_tid, ends=ends, frozen=held, proc=self._proc
         )
         return ProcessLook(
-            pid=member.identity.pid,
+            pid=pid,
             start_ticks=member.identity.start_ticks,
             role=member.role,
             rank=member.rank,
@@ -313,7 +316,8 @@ class Dumper:
             label=member.label,
             idle=threads.idle,
             threads=threads.looks,
-            toll=read_toll(member.identity.pid, self._proc),
+            toll=read_toll(pid, self._proc),
+            frozen=frozen if held else NOT_APPLICABLE,
         )
 
     def _work(self, member: Member, around: _Around, answers: queue.Queue[tuple[Member, _Answer]]) -> None:

@@ -12,6 +12,7 @@ from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame
+from tpmon.model.stops import FROZEN
 from tpmon.probe.dump_text import DumpedStack
 from tpmon.probe.loop_thread import find_loop, read_loop
 from tpmon.probe.other_ends import OtherEnds
@@ -49,13 +50,15 @@ def read_threads(
     *,
     loop_tid: int = 0,
     ends: OtherEnds | None = None,
+    frozen: bool = False,
     proc: str = PROC,
     machine: str = _MACHINE,
 ) -> Threads:
     """Read every thread of a process and give it its stack; where there are none, why.
 
     ``loop_tid`` is the thread that runs the training loop; 0: told from the stacks.
-    ``ends`` answers who has the other end of what a thread waits on, for a whole round.
+    ``ends`` answers who has the other end of what a thread waits on, for a whole round. ``frozen``: a
+    control group keeps the process from running, so that its threads wait for that alone.
 
     Raises:
         OSError: when the process is gone.
@@ -63,7 +66,7 @@ def read_threads(
     tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
     if loop_tid not in tids:
         loop_tid = 0  # it ended: nobody else may take its place unseen
-    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine)
+    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine, frozen)
     if isinstance(stacks, Missing):
         first = reader.loop_tid
         native, idle = reader.read_native(tid for tid in tids if tid != first)
@@ -124,6 +127,7 @@ class _Reader:
     ends: OtherEnds
     proc: str
     machine: str
+    frozen: bool
 
     def read(self, tid: int, name: str, frames: Applicable[tuple[StackFrame, ...]]) -> ThreadLook:
         """Read all that /proc says of one thread."""
@@ -137,6 +141,8 @@ class _Reader:
         wchan = _read_wchan(folder)
         run_ns, delay_ns = _read_times(folder)
         waits_for = describe_wait(stat.state, wchan, call, self.role, self.machine)
+        if self.frozen:
+            waits_for = FROZEN
         waits_on: Applicable[WaitTarget] = NOT_APPLICABLE
         if stat.state != "R":  # what runs has left its call
             waits_on = read_target(Waiter(self.pid, tid, call, waits_for, self.machine, self.proc), self.ends)
@@ -166,7 +172,8 @@ class _Reader:
             except (OSError, ValueError):
                 continue  # it ended between listing and reading
             kind = thread_kind(stat.name, main=False)
-            if (stat.state in "SI" and kind not in _LISTED) or len(listed) >= MOST_NATIVE:
+            rests = stat.state in "SI" or (self.frozen and stat.state == "D")
+            if (rests and kind not in _LISTED) or len(listed) >= MOST_NATIVE:
                 idle += 1
             elif stat.state in "DTt":
                 listed.append(self.read(tid, stat.name, NOT_APPLICABLE))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from tpmon.model.frame import Event, EventKind, Target
-from tpmon.model.known import NOT_APPLICABLE, Applicable
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Identity, Outcome, ProcessEnd, ProcessSample, Role
 from tpmon.probe.cgroup import CgroupReading
 from tpmon.probe.cgroup_layout import HOST
@@ -124,15 +124,20 @@ class EventTeller:
 
     def _tell_stops(self, processes: Sequence[ProcessSample]) -> tuple[tuple[Role, str], ...]:
         before = self._stopped
-        if not before and not any(one.state == "T" for one in processes):
+        if not before and not any(map(_is_stopped, processes)):
             return ()
         followed = {(one.pid, one.start_ticks): one for one in processes if one.role in _STOPS_MATTER}
-        now = frozenset(who for who, one in followed.items() if one.state == "T")
+        now = frozenset(who for who, one in followed.items() if _is_stopped(one))
         self._stopped = now
         return describe_stops(
             [one for who, one in followed.items() if who in now - before],
             [one for who, one in followed.items() if who in before - now],
         )
+
+
+def _is_stopped(process: ProcessSample) -> bool:
+    """Tell whether a signal or a freezer stopped a process; a debugger may only look, for a moment."""
+    return process.state == "T" or is_known(process.frozen)
 
 
 def _weigh(role: Role) -> int:

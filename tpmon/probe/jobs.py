@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterable
 
 from tpmon.model.doctor import say_refusal
-from tpmon.model.known import Known, Missing
+from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import WORKER_NAME, Role
 from tpmon.model.results import JOBS_SCHEMA, JobList, JobState, JobSummary
 from tpmon.model.units import clean_text
+from tpmon.probe.freezer import read_freezer
 from tpmon.probe.job import Job, assemble_job
 from tpmon.probe.procread import PROC, TICKS_PER_S, read_table
 from tpmon.probe.programs import parse_command
@@ -60,7 +61,7 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
     return JobSummary(
         pid=job.root.pid,
         user=job.user,
-        state=hidden if denied else tell_state(job),
+        state=hidden if denied else tell_state(job, proc),
         script=job.script,
         arguments=tell_arguments(job),
         ranks=hidden if denied else len(ranks),
@@ -70,12 +71,12 @@ def summarize(job: Job, proc: str = PROC) -> JobSummary:
     )
 
 
-def tell_state(job: Job) -> JobState:
+def tell_state(job: Job, proc: str = PROC) -> JobState:
     """Tell what the process table says of the ranks."""
-    states = [fact.stat.state for pid, fact in job.facts.items() if _is_rank(job, pid)]
+    states = {pid: fact.stat.state for pid, fact in job.facts.items() if _is_rank(job, pid)}
     if not states:
         return JobState.STARTING
-    if all(state in "Tt" for state in states):
+    if all(state in "Tt" or is_known(read_freezer(pid, proc)) for pid, state in states.items()):
         return JobState.STOPPED
     return JobState.LAUNCHER_GONE if LAUNCHER_GONE in job.rank_source else JobState.RUNNING
 

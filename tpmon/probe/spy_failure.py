@@ -21,6 +21,7 @@ from tpmon.probe.procread import PROC, has_ended, read_file, read_stat
 from tpmon.probe.stack_child import CPU_LIMIT_S, Outcome, install_spy
 from tpmon.probe.stack_refusal import explain_refusal, parse_tracer, read_refusal
 from tpmon.probe.stack_text import Refusal, Sampled, parse_complaint
+from tpmon.probe.tracer import name_tracer
 
 YIELD_S = 2.0
 """How long a py-spy of somebody else that may stop the process is waited for."""
@@ -82,7 +83,8 @@ def find_obstacle(
     """
     tracer = parse_tracer(read_file(f"{proc}/{pid}/status", 65536))
     if tracer:
-        return Failure(ErrorKind.TRACED, f"pid {tracer} traces it (a debugger?): end that first")
+        name = name_tracer(tracer, proc).name
+        return Failure(ErrorKind.TRACED, f"pid {tracer} traces it ({name}, a debugger?): end that first")
     end_s = time.monotonic() + YIELD_S
     while hindering := [one for one in others if (stops or not one.nonblocking) and one.lives(proc)]:
         if time.monotonic() >= end_s:

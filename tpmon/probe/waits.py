@@ -9,6 +9,7 @@ from __future__ import annotations
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
 from tpmon.model.process import ON_A_CPU, Role
+from tpmon.model.stops import FROZEN
 
 RUNNING = ON_A_CPU
 ON_CPU = Missing(RUNNING)
@@ -88,8 +89,8 @@ _BY_PREFIX = (
     ("sigsuspend", "signal"),
     ("__do_sys_pause", "signal"),
     ("sys_pause", "signal"),
-    ("do_freezer_trap", "frozen by its control group"),
-    ("cgroup_freez", "frozen by its control group"),
+    ("do_freezer_trap", FROZEN),
+    ("cgroup_freez", FROZEN),
     ("__refrigerator", "frozen"),
 )
 

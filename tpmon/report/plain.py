@@ -17,6 +17,7 @@ from tpmon.model.facts import WAITING_FROM
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.stop_words import say_job_stop
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict_words import is_undecided, name_verdict
 from tpmon.report.once import describe_target
@@ -187,7 +188,7 @@ class PlainReport:
             ended = frame.target.ended
             yield f"{clock} ended: {ended if is_known(ended) else 'how is not known'}"
         elif state is TargetState.STOPPED:
-            yield f"{clock} stopped: no process of the job may run until SIGCONT"
+            yield f"{clock} stopped: no process of the job may run until {_say_until(frame)}"
         else:
             yield f"{clock} running again: {say_facts(frame)}"
 
@@ -245,6 +246,14 @@ class PlainReport:
                 self._away_since_ns.pop(figure.name)
             words = "; ".join(_say_move(*move) for move in moved)
             yield f"{format_clock(frame.taken)} {words}. Now {say_facts(frame)}"
+
+
+def _say_until(frame: Frame) -> str:
+    """Say what lets a stopped job go on."""
+    how = say_job_stop(frame)
+    if how.startswith("frozen"):
+        return f"that is thawed ({how})"
+    return f"that lets go ({how})" if how.startswith("held") else "SIGCONT"
 
 
 def _say_who(frame: Frame) -> str:

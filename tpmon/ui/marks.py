@@ -13,6 +13,7 @@ from tpmon.model.frame import Frame, TargetState
 from tpmon.model.gpu import HARMLESS_XIDS, NORMAL_REASONS, GpuSample, GpuState, is_card_fault
 from tpmon.model.host import CpuSample, MemorySample
 from tpmon.model.known import is_known
+from tpmon.model.stop_words import say_job_stop
 from tpmon.model.units import format_bytes, format_pct
 from tpmon.ui.view import Ink, ViewState
 
@@ -115,7 +116,7 @@ def tell_most(frame: Frame) -> tuple[str, Ink]:
         how = target.ended if is_known(target.ended) else "how it ended is not known"
         return how, Ink.GOOD if how.startswith("exit 0") else Ink.BAD
     if target.state is TargetState.STOPPED:
-        return "stopped by a signal or a debugger", Ink.WARN
+        return say_job_stop(frame) or "stopped by a signal or a debugger", Ink.WARN
     if is_known(memory.oom_kills) and memory.oom_kills:
         return f"{memory.oom_kills} processes killed: out of memory", Ink.BAD
     cards = frame.gpus if is_known(frame.gpus) else ()

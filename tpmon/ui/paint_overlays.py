@@ -157,7 +157,7 @@ def describe_process(frame: Frame, process: ProcessSample) -> list[tuple[str, st
         ("role", f"{process.role.value}, local rank {explain(process.local_rank, str)}{owner}"),
         ("program", f"{process.name}, parent {process.parent}"),
         ("started", f"{format_moment(process.started, frame.taken)}, {up} ago"),
-        ("state", write_state(process.state)),
+        ("state", write_state(process)),
         ("waits for", explain(process.waits_for, str)),
         ("  unchanged for", explain(process.waits_unchanged_s, format_seconds)),
         ("  wchan", explain(process.wchan, str)),

@@ -49,16 +49,17 @@ class RankView:
     pace: Known[StepPace]
 
 
-def write_state(state: str) -> str:
-    """Write a kernel state letter and its word: "D blocked"."""
-    return f"{state} {STATES.get(state, '')}".rstrip()
+def write_state(process: ProcessSample) -> str:
+    """Write a kernel state letter and its word: "D blocked", "D frozen"."""
+    word = "frozen" if is_known(process.frozen) else STATES.get(process.state, "")
+    return f"{process.state} {word}".rstrip()
 
 
-def state_ink(state: str) -> Ink:
-    """Return the ink of a process state: ended or stopped processes stand out."""
-    if state in ("Z", "X"):
+def state_ink(process: ProcessSample) -> Ink:
+    """Return the ink of a process state: ended, stopped or frozen processes stand out."""
+    if process.state in ("Z", "X"):
         return Ink.BAD
-    return Ink.WARN if state in ("T", "t", "D") else Ink.PLAIN
+    return Ink.WARN if process.state in ("T", "t", "D") or is_known(process.frozen) else Ink.PLAIN
 
 
 def join_ranks(frame: Frame) -> list[RankView]:
@@ -102,6 +103,8 @@ def _cpu(rank: RankView) -> float:
 def _state_class(rank: RankView) -> int:
     if not is_known(rank.process):
         return 0
+    if is_known(rank.process.frozen):
+        return 1
     return {"Z": 0, "X": 0, "T": 1, "t": 1}.get(rank.process.state, 2)
 
 
@@ -167,13 +170,13 @@ def _clock(rank: RankView) -> Cell:
 def _state(rank: RankView) -> Cell:
     if not is_known(rank.process):
         return ("gone", Ink.BAD)
-    return (write_state(rank.process.state), state_ink(rank.process.state))
+    return (write_state(rank.process), state_ink(rank.process))
 
 
 def _letter(rank: RankView) -> Cell:
     if not is_known(rank.process):
         return ("X", Ink.BAD)
-    return (rank.process.state, state_ink(rank.process.state))
+    return (rank.process.state, state_ink(rank.process))
 
 
 def _unchanged(rank: RankView) -> Cell:

@@ -79,7 +79,7 @@ def _matches(process: ProcessSample, needle: str, inverted: bool) -> bool:
         process.role.value,
         process.name,
         process.label,
-        write_state(process.state),
+        write_state(process),
         known_or(process.waits_for, ""),
     )
     return any(needle in text.casefold() for text in texts) is not inverted
@@ -127,11 +127,11 @@ def _columns(width: int, sort: SortBy, mark: str) -> list[Column[ProcessSample]]
 
 
 def _state(process: ProcessSample) -> Cell:
-    return (write_state(process.state), state_ink(process.state))
+    return (write_state(process), state_ink(process))
 
 
 def _letter(process: ProcessSample) -> Cell:
-    return (process.state, state_ink(process.state))
+    return (process.state, state_ink(process))
 
 
 def _waits(process: ProcessSample) -> str:

@@ -1,0 +1,66 @@
+"""Freeze processes in a control group of their own, as docker pause does, and thaw them whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+from tpmon.probe.cgroup_tree import V2, parse_mounts
+
+_KNOBS = {1: ("freezer.state", "FROZEN", "THAWED"), 2: ("cgroup.freeze", "1", "0")}
+
+
+def _find_top(version: int) -> Path:
+    """Return where groups with a freezer can be made, or skip the test."""
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
+    controller = "freezer" if version == 1 else V2
+    points = [one.point for one in mounts if one.version == version and controller in one.controllers]
+    if not points:
+        pytest.skip(f"no cgroup v{version} freezer is mounted here")
+    return Path(points[-1])
+
+
+def is_frozen(group: Path, version: int) -> bool:
+    """Tell whether the kernel says that all of a group is frozen."""
+    if version == 1:
+        return (group / "freezer.state").read_text().strip() == "FROZEN"
+    return "frozen 1" in (group / "cgroup.events").read_text()
+
+
+@contextmanager
+def freezing(pids: Sequence[int], version: int) -> Iterator[Path]:
+    """Put ``pids`` into a new group and freeze it; thaws at the end, and gives them back."""
+    top = _find_top(version)
+    group = top / f"tpmon-freeze-{uuid.uuid4().hex[:8]}"
+    name, freeze, thaw = _KNOBS[version]
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a control group: {error}")
+    try:
+        if not (group / name).exists():
+            pytest.skip(f"this kernel has no {name}")
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        (group / name).write_text(freeze)
+        assert wait_until(lambda: is_frozen(group, version))
+        yield group
+    finally:
+        with contextlib.suppress(OSError):
+            (group / name).write_text(thaw)
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                (top / "cgroup.procs").write_text(pid)
+        wait_until(lambda: _is_removed(group))
+
+
+def _is_removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):  # the kernel lets go of a dead member's group a moment later
+        group.rmdir()
+    return not group.exists()
