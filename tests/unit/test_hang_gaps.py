@@ -14,7 +14,8 @@ from tests.judging import SECOND
 from tests.paces import make_hook, make_pace, with_hooks
 from tpmon.judge.hang_causes import Patience
 from tpmon.judge.hang_memory import Watch, observe
-from tpmon.judge.hang_watch import need_s, see_quiet
+from tpmon.judge.hang_signs import see_quiet
+from tpmon.judge.hang_watch import need_s
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.process import ThreadGroup, ThreadKind

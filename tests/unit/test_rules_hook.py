@@ -15,7 +15,7 @@ from tests.paces import make_hook, make_pace, split_of, with_hooks
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.data_wait import STACKS, DataWait
 from tpmon.judge.hang_memory import NO_WATCH, Watch, observe
-from tpmon.judge.hang_watch import LAST_STEP, see_quiet
+from tpmon.judge.hang_signs import LAST_STEP, see_quiet
 from tpmon.judge.hook_signs import HOOK, event_age_s, last_event_ns, longest_step_s
 from tpmon.judge.hook_wait import exact_wait, join_hook
 from tpmon.judge.judgement import RULES, judge

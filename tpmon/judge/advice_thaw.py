@@ -8,11 +8,10 @@ import shlex
 from tpmon.model.known import Known, is_known
 from tpmon.model.stops import Freezer
 
-_CONTAINER = re.compile(r"/(docker|libpod)[-/]([0-9a-f]{64}|[0-9a-f]{12})(?:\.scope)?(?:/|$)")
+_CONTAINER = re.compile(r"/(docker|libpod)[-/]([0-9a-f]{12})(?:[0-9a-f]{52})?(?:\.scope)?(?:/|$)")
 _SLURM = re.compile(r"/slurm.*/job_([0-9]+)(?:/|$)")
 _UNIT = re.compile(r"/([A-Za-z0-9:_.@\\-]+\.(?:service|scope|slice))$")
 _TOOLS = {"docker": "docker", "libpod": "podman"}
-_ID_CHARS = 12
 
 
 def write_thaw(frozen: Freezer) -> Known[str]:
@@ -29,7 +28,7 @@ def write_thaw(frozen: Freezer) -> Known[str]:
 def _find_maker(directory: str, version: int) -> str:
     """Return the command of what made the group by the form of its path, "" where that does not tell."""
     if found := _CONTAINER.search(directory):
-        return f"{_TOOLS[found[1]]} unpause {found[2][:_ID_CHARS]}"
+        return f"{_TOOLS[found[1]]} unpause {found[2]}"
     if found := _SLURM.search(directory):
         return f"scontrol resume {found[1]}"
     # systemd freezes units of the unified hierarchy alone, and no group that a unit made within its own.

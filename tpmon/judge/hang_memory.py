@@ -266,15 +266,6 @@ def log_age_s(frame: Frame) -> float | None:
     return min((one.last_write_age_s for one in frame.output if is_known(one.last_write_age_s)), default=None)
 
 
-def file_age_s(frame: Frame) -> float | None:
-    """Return how long ago a rank last wrote into another file that it holds open, None where none is known.
-
-    It tells that the job was alive then, and nothing of how long it is silent: many files are written once.
-    """
-    written = frame.written
-    return max(0.0, (frame.taken - written.last_write).total_seconds()) if is_known(written) else None
-
-
 def _leave_out_gap(watch: Watch, frame: Frame) -> Watch:
     """Leave out the time in which tpmon itself paused: it tells neither that the job stood nor moved."""
     gap_ns = find_gap_ns(watch.taken_ns, frame, watch.interval_s)

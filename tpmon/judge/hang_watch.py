@@ -10,10 +10,21 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_blame import POLLS_RATIO, find_blame, patience_of_sleep
 from tpmon.judge.hang_calls import CAUSES, find_waited_s, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
-from tpmon.judge.hang_memory import Watch, age_ns, file_age_s, log_age_s
+from tpmon.judge.hang_memory import Watch, age_ns, log_age_s
 from tpmon.judge.hang_picture import LEAST_ROUNDS, Picture, came_late
+from tpmon.judge.hang_signs import (
+    LAST_DATA,
+    LAST_FILE,
+    LAST_WRITE,
+    OWN_S,
+    SOURCE_OF_SIGN,
+    Quiet,
+    connections_age_s,
+    file_age_s,
+    find_youngest_s,
+    see_quiet,
+)
 from tpmon.judge.hang_stances import SLEEP
-from tpmon.judge.hook_signs import HOOK, event_age_s
 from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.once import Once
 from tpmon.judge.phase_kinds import Phase
@@ -24,20 +35,15 @@ from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.judge.unmoved import are_ranks_unmoved, is_unmoved, say_unmoved, watched_s
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.dump_words import name_process, say_wait
-from tpmon.model.frame import Frame, TargetState
-from tpmon.model.frozen import dataclass
+from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind
 
-OWN_S = 4.0
-"""How long tpmon itself must have seen nothing move, whatever older signs say."""
 LOOP_OWN_S = 8.0
 """The same for a thread that computes."""
 SOON_S = 2.5
 """The same before it reads the stacks of all processes because of older signs."""
-OUTSIDE_S = 240.0
-"""How old the last line of the log and the last data of the job's connections must be to count as signs."""
 PATIENCE_S = 300.0
 """How long a checkpoint, validation, load, import or compile may stand still, or a long call compute."""
 FLOWS_S = 1800.0
@@ -46,8 +52,6 @@ NAPS_FACTOR = 2.5
 """How many times longer a wait with a time-out must last than one that cannot end."""
 LOOPS_FACTOR = 4.0
 """The same for a loop that goes round in one place."""
-OLD_S = 1800.0
-"""Age from which an older sign alone tells that what may last minutes has lasted too long."""
 LEAD_S = 10.0
 """How long before the time is up the looks begin."""
 ROUNDS = 3
@@ -62,86 +66,11 @@ STALE_S = 600.0
 ANSWER_S = 25.0
 """How long looks may take before those that were asked for are given up."""
 
-LAST_STEP = "last step by the hook"
-LAST_WRITE = "last log write"
-LAST_DATA = "last data on its connections"
-LAST_FILE = "last write of an open file"
-_SIGNS = {LAST_WRITE: "log", LAST_STEP: HOOK, LAST_DATA: "connections", LAST_FILE: "files"}
-
 _EVENTS = "epoll"
 """The kernel's word for a wait in a loop of events."""
 
 _COMPUTES = (Patience.WORKS, Patience.FLOWS)
 _MEANT = (Patience.AWAY, Patience.MEANT)
-
-
-@dataclass(frozen=True, slots=True)
-class Quiet:
-    """Hold for how long nothing moved: as tpmon saw it, and as older signs tell (0: none tells).
-
-    ``idle_s`` is what the connections of the job tell of it, 0 where there are none.
-    """
-
-    own_s: float
-    cornered_s: float
-    outside_s: float
-    sign: str
-    idle_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Return the longest time that is known."""
-        return max(self.own_s, self.outside_s if self.own_s >= OWN_S else 0.0)
-
-    def meant_s(self, *, logs: bool, awaits: bool) -> float:
-        """Return for how long at least what may last minutes has lasted.
-
-        Its log is old in any run that writes seldom, and one that pauses is looked at because of that. Its
-        connections and its hook tell of every step.
-
-        Args:
-            logs: whether rank 0 runs here; the others' logs are old in every run.
-            awaits: whether it was seen to wait for long, with rank 0, for a rank elsewhere. Who waits saves
-                nothing alone, so that its log counts.
-        """
-        exact = self.sign in (LAST_STEP, LAST_DATA) or (logs and (awaits or self.outside_s >= OLD_S))
-        outside_s = self.outside_s if exact else min(self.outside_s, self.idle_s)
-        return max(self.own_s, outside_s if self.own_s >= OWN_S else 0.0)
-
-
-def connections_age_s(frame: Frame) -> float | None:
-    """Return how long ago any connection of the job sent or received data, None where there is none."""
-    sockets = frame.sockets
-    if not is_known(sockets) or sockets.connections == 0:
-        return None
-    ages = [one for one in (sockets.last_send_s, sockets.last_receive_s) if is_known(one)]
-    return min(ages) if ages else None
-
-
-def see_quiet(watch: Watch, frame: Frame) -> Quiet:
-    """Say for how long nothing has moved."""
-    own_s = (frame.taken_ns - watch.still_ns) / 1e9 if watch.still_ns else 0.0
-    cornered_s = (frame.taken_ns - watch.cornered_ns) / 1e9 if watch.cornered_ns else 0.0
-    written, talked = log_age_s(frame), connections_age_s(frame)
-    outside_s, sign = 0.0, ""
-    if written is not None:
-        outside_s, sign = written, LAST_WRITE
-    elif talked is not None:
-        outside_s, sign = talked, LAST_DATA
-    filed = file_age_s(frame)
-    if sign and filed is not None and filed < outside_s:
-        outside_s, sign = filed, LAST_FILE
-    if outside_s < OUTSIDE_S:
-        outside_s, sign = 0.0, ""
-    event_s = event_age_s(frame)
-    # A log is written seldom, a step tells of each of its parts: its time counts as it is.
-    if event_s is not None and (written is None or event_s <= written):
-        outside_s, sign = event_s, LAST_STEP
-    # Who was seen to get on since then was alive, however seldom it writes: older signs are for
-    # the time before tpmon came.
-    if watch.moved_ns and watch.moved_ns > frame.taken_ns - age_ns(outside_s):
-        outside_s, sign = 0.0, ""
-    return Quiet(max(own_s, 0.0), max(cornered_s, 0.0), outside_s, sign, talked or 0.0)
 
 
 def need_s(watch: Watch, patience: Patience) -> float:
@@ -317,7 +246,7 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
     process = next((one for one in scene.frame.processes if one.pid == seen.thread.pid), None)
     sources = {"stacks", "schedstat", *blame.sources}
     if quiet.sign and (quiet.sign != LAST_WRITE or logs_here(scene)):
-        sources.add(_SIGNS[quiet.sign])
+        sources.add(SOURCE_OF_SIGN[quiet.sign])
     return Suspicion(
         kind=Kind.HUNG,
         cause=blame.cause,
@@ -365,9 +294,12 @@ def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> 
     talked = connections_age_s(scene.frame)
     if talked is not None and quiet.sign != LAST_DATA:
         rows.append(reading("last data on connections", talked, "s ago", "TCP_INFO", 0.0))
-    ages = [worker.age_s for rank in scene.ranks for worker in rank.workers]
-    if ages and min(ages) > seconds:
-        rows.append(reading("youngest worker started", min(ages), "s ago", "/proc stat", 0.0))
+    filed = file_age_s(scene.frame)
+    if filed is not None and quiet.sign != LAST_FILE:
+        rows.append(reading("last write of an open file", filed, "s ago", "open files", 0.0))
+    youngest = find_youngest_s(scene.frame)
+    if youngest is not None and youngest > seconds:
+        rows.append(reading("youngest worker started", youngest, "s ago", "/proc stat", 0.0))
     rows.append(
         reading("nothing moved", quiet.cornered_s, "s", "schedstat and stacks", scene.frame.ages_s.cpu)
     )

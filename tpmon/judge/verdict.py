@@ -10,7 +10,15 @@ from tpmon.judge.advice_entry import Chosen, Risk
 from tpmon.judge.advice_facts import Facts, fill, write_gain
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_calls import CAUSES, find_waited_s
-from tpmon.judge.hang_watch import connections_age_s, find_need_s, logs_here
+from tpmon.judge.hang_signs import (
+    LAST_DATA,
+    LAST_START,
+    LAST_WRITE,
+    connections_age_s,
+    find_youngest_s,
+    keeps_journal,
+)
+from tpmon.judge.hang_watch import find_need_s, logs_here
 from tpmon.judge.hook_signs import HOOK
 from tpmon.judge.observe import gather_facts, observe
 from tpmon.judge.scene import Scene
@@ -68,7 +76,10 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
 
 
 def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
-    """Return the last sign of life from before tpmon came: the job's record, its log, connections, files."""
+    """Return the last sign of life from before tpmon came: the job's record, log, connections, or a journal.
+
+    A later write into any open file, or start of a worker, takes its place.
+    """
     still_s = (scene.frame.taken_ns - scene.watch.still_ns) / 1e9
     waited_s = find_waited_s(scene.watch.calls, scene.now, still_s) if cause in CAUSES else 0.0
     if waited_s > 0:
@@ -77,15 +88,25 @@ def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | N
     logs = [one for one in scene.frame.output if is_known(one.last_write_age_s)]
     times = [one.last_write for one in logs if is_known(one.last_write) and logs_here(scene)]
     talked, written = connections_age_s(scene.frame), scene.frame.written
+    filed = (
+        (written.last_write, f"last write of {written.path.rpartition('/')[2]}")
+        if is_known(written)
+        else None
+    )
     if times:
-        time, words = max(times), "last log write"
+        time, words = max(times), LAST_WRITE
     elif talked is not None:
-        time, words = scene.now - timedelta(seconds=talked), "last data on its connections"
+        time, words = scene.now - timedelta(seconds=talked), LAST_DATA
+    elif filed is not None and keeps_journal(scene.frame) and logs_here(scene):
+        time, words = filed
     else:
         return None
-    if is_known(written) and written.last_write > time:
-        # It was alive then still, so that it hangs for less long.
-        time, words = written.last_write, f"last write of {written.path.rpartition('/')[2]}"
+    # It was alive then still, so that it hangs for less long.
+    if filed is not None and filed[0] > time:
+        time, words = filed
+    youngest_s = find_youngest_s(scene.frame)
+    if youngest_s is not None and scene.now - timedelta(seconds=youngest_s) > time:
+        time, words = scene.now - timedelta(seconds=youngest_s), LAST_START
     return time, f"{words} {format_clock(time)}"
 
 

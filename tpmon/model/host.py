@@ -143,6 +143,8 @@ class FileWrite:
     pid: int
     path: str
     last_write: datetime
+    journal: bool = False
+    """Whether any of them is written piece by piece: one opened for appending, or events of TensorBoard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from tpmon.model.host import FileWrite
@@ -16,7 +17,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.units import clean_text
 from tpmon.probe.background import Background
 from tpmon.probe.output import DESCRIPTORS, PATH_LENGTH
-from tpmon.probe.procread import PROC
+from tpmon.probe.procread import PROC, read_file
 from tpmon.probe.wait_mount import read_mount
 
 MOST_PROCESSES = 8
@@ -28,6 +29,11 @@ LOCAL = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "tmpfs", "ramfs")
 )
 _WRITES = 0o200
+_APPENDS = 0o2000
+"""O_APPEND of include/uapi/asm-generic/fcntl.h: the same on x86-64 and arm64."""
+_EVENTS = "events.out.tfevents"
+"""TensorFlow's writer keeps its file open without O_APPEND. That of the tensorboard package alone opens it
+for each write anew: it is not seen here."""
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:", "/run/user/")
 
 
@@ -49,9 +55,32 @@ def list_written(pid: int, proc: str = PROC) -> Iterator[tuple[int, str]]:
             yield int(name), path
 
 
+def parse_appends(fdinfo: bytes) -> bool:
+    """Tell from /proc/PID/fdinfo/FD whether a descriptor was opened for appending (proc_pid_fdinfo(5)).
+
+    Raises:
+        ValueError: when it has no flags.
+    """
+    for line in fdinfo.splitlines():
+        if line.startswith(b"flags:"):
+            return bool(int(line[6:], 8) & _APPENDS)
+    raise ValueError("no flags")
+
+
+def is_journal(pid: int, fd: int, path: str, proc: str = PROC) -> bool:
+    """Tell whether a file is written piece by piece all through a run, as a log is."""
+    if os.path.basename(path).startswith(_EVENTS):
+        return True
+    try:
+        return parse_appends(read_file(f"{proc}/{pid}/fdinfo/{fd}", 4096))
+    except (OSError, ValueError):
+        return False  # closed since it was listed
+
+
 def read_newest_write(pids: Sequence[int], proc: str = PROC) -> Applicable[FileWrite]:
     """Read which open file was written last; not applicable where none of a local file system is."""
     newest: Applicable[FileWrite] = NOT_APPLICABLE
+    journal = False
     seen: set[str] = set()
     for pid in pids[:MOST_PROCESSES]:
         for fd, path in list_written(pid, proc):
@@ -66,9 +95,13 @@ def read_newest_write(pids: Sequence[int], proc: str = PROC) -> Applicable[FileW
                 written = datetime.fromtimestamp(found.st_mtime).astimezone()
             except (OSError, OverflowError, ValueError):
                 continue
-            if stat.S_ISREG(found.st_mode) and (not is_known(newest) or written > newest.last_write):
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            # An empty one may be meant for errors that never came.
+            journal = journal or (found.st_size > 0 and is_journal(pid, fd, path, proc))
+            if not is_known(newest) or written > newest.last_write:
                 newest = FileWrite(pid, clean_text(path, PATH_LENGTH), written)
-    return newest
+    return replace(newest, journal=journal) if is_known(newest) else newest
 
 
 def watch_writes(pids: Callable[[], Sequence[int]]) -> Background[Applicable[FileWrite]]:
