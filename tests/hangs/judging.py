@@ -13,6 +13,7 @@ from tpmon.model.verdict import Kind
 WRONG_KIND = "kind or cause"
 WRONG_PROCESS = "process"
 WRONG_LINE = "line"
+WRONG_THREAD = "thread"
 LOCAL_ACCUSED = "a rank that is here is accused"
 
 
@@ -66,6 +67,18 @@ def names_line(document: dict[str, object], culprit: Culprit) -> bool:
     return any(re.search(rf"\b{re.escape(place)}\b", text) for place in culprit.places)
 
 
+def names_thread(document: dict[str, object], culprit: Culprit) -> bool:
+    """Tell whether a Finding names the thread, by its number or its name: "thread log-flusher (4711)"."""
+    text = read_accusation(document)
+    by_name = rf"\bthread {re.escape(culprit.thread)}(?![\w-])"
+    return re.search(rf"\({culprit.tid}\)|{by_name}", text) is not None
+
+
+def _pick_threads(culprits: Sequence[Culprit]) -> Sequence[Culprit]:
+    """Return the culprits by which a thread is told: who accuses the main thread as well has told nothing yet."""
+    return [one for one in culprits if one.tid != one.pid] or culprits
+
+
 def find_misses(row: Row, culprits: Sequence[Culprit], verdict: Verdict) -> tuple[str, ...]:
     """Return what is not right in a verdict; of several culprits any counts."""
     if not row.accepts(verdict.kind, verdict.cause):
@@ -78,6 +91,8 @@ def find_misses(row: Row, culprits: Sequence[Culprit], verdict: Verdict) -> tupl
         misses.append(WRONG_PROCESS)
     if Must.LINE in row.must and not any(names_line(document, one) for one in culprits):
         misses.append(WRONG_LINE)
+    if Must.THREAD in row.must and not any(names_thread(document, one) for one in _pick_threads(culprits)):
+        misses.append(WRONG_THREAD)
     if row.trees > 1 and accuses_local(document):
         misses.append(LOCAL_ACCUSED)
     return tuple(misses)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.hangs.judging import (
@@ -9,6 +11,7 @@ from tests.hangs.judging import (
     WRONG_KIND,
     WRONG_LINE,
     WRONG_PROCESS,
+    WRONG_THREAD,
     find_misses,
     list_false_alarms,
 )
@@ -81,6 +84,24 @@ def test_a_worker_is_not_named_by_its_rank_but_the_one_who_waits_for_it_is():
     assert find_misses(row("blocked_fifo"), [WORKER], hung("blocked-io", place)) == (WRONG_PROCESS,)
     assert find_misses(row("blocked_fifo"), [WORKER], hung("blocked-io", f"{place} (512)")) == ()
     assert find_misses(row("lost_batch"), [WORKER], hung("lost-batch", "rank 1 waits")) == ()
+
+
+def test_of_a_lock_the_thread_that_is_not_the_main_one_is_named_by_its_number_or_its_name():
+    loop = replace(RANK, file="lock_order.py", lines=(33,))
+    flusher = replace(loop, tid=419, thread="log-flusher", lines=(20,))
+    said = "rank 1 (412) is in add_up lock_order.py:33, waiting for a lock; perhaps held by "
+    for words in ("thread log-flusher (419)", "thread log-flusher", "thread Thread-1 (419)"):
+        assert find_misses(row("lock_order"), [loop, flusher], hung("lock", said + words)) == ()
+    for words in ("thread log-flusher-2", "thread metrics (4190)", "another thread", "thread Thread-1 (412)"):
+        misses = find_misses(row("lock_order"), [loop, flusher], hung("lock", said + words))
+        assert misses == (WRONG_THREAD,), words
+    row_of_other = [
+        {"name": "rank 1 (412)", "text": "add_up lock_order.py:33"},
+        {"name": "thread log-flusher"},
+    ]
+    told = hung("lock", "rank 1 is in lock_order.py:33", evidence=row_of_other)
+    assert find_misses(row("lock_order"), [flusher], told) == (WRONG_LINE, WRONG_THREAD)
+    assert find_misses(row("spin"), [replace(RANK, file="spin.py")], hung("spin", "rank 1, spin.py:27")) == ()
 
 
 def test_a_rank_that_is_here_is_not_accused_of_a_hang_elsewhere():

@@ -25,6 +25,7 @@ class Must(Enum):
     PROCESS = "process"
     WAITER = "the process that waits for a worker"
     LINE = "line"
+    THREAD = "the thread that keeps the lock, or the process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,15 @@ def _hung(cause: str) -> Label:
     return Label(Kind.HUNG, cause)
 
 
+WITH_THREAD = (Must.PROCESS, Must.LINE, Must.THREAD)
 ONLY_PROCESS = (Must.PROCESS,)
 ONLY_WAITER = (Must.WAITER,)
 """Of a batch that is lost nothing tells which worker lost it."""
 SOME_RANKS = (2, 4)
 
 ROWS = (
-    Row("lock_order", _hung("lock")),
-    Row("lock_held", _hung("lock")),
+    Row("lock_order", _hung("lock"), must=WITH_THREAD),
+    Row("lock_held", _hung("lock"), must=WITH_THREAD),
     Row("missing_rank", _hung("missing-rank"), ranks=SOME_RANKS),
     Row("missing_rank_ddp", _hung("missing-rank"), ranks=SOME_RANKS),
     Row("polling_rank", _hung("missing-rank"), ranks=SOME_RANKS, fresh_s=POLL_S),
@@ -81,8 +83,8 @@ ROWS = (
     Row("regex", _hung("spin"), burns=True, fresh_s=CALL_S),
     Row("stopped_rank", _hung("stopped"), must=ONLY_PROCESS, ranks=SOME_RANKS),
     Row("stopped_worker", _hung("stopped"), must=ONLY_PROCESS),
-    Row("gil_held", _hung("lock")),
-    Row("thread_left", _hung("lock")),
+    Row("gil_held", _hung("lock"), must=WITH_THREAD),
+    Row("thread_left", _hung("lock"), must=WITH_THREAD),
     Row("stdin", Label(Kind.IDLE, "waiting-for-input")),
 )
 """Programs that hang. ``dead_pool_worker`` keeps no trace of the process that died: its pool replaced it."""
