@@ -22,11 +22,12 @@ from tests.frames import (
 from tpmon.model.gpu import GpuState, ThrottleShare
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.process import Role
+from tpmon.model.stops import Freezer
 from tpmon.ui.cells import cut, cut_front, fit_line, pad, pad_left, width_of, wrap, wrap_words
 from tpmon.ui.ink import LEVELS, STYLES, spark, to_ascii
 from tpmon.ui.marks import card_ink
 from tpmon.ui.paint_gpus import order_cards, paint_gpus, summarize_cards, write_throttle
-from tpmon.ui.paint_ranks import order_ranks, paint_ranks
+from tpmon.ui.paint_ranks import order_ranks, paint_ranks, state_ink, write_state
 from tpmon.ui.paint_workers import paint_workers, select_workers, write_role
 from tpmon.ui.panes import Wish, paint_screen, rows_of, share_height
 from tpmon.ui.table import Column, Item, Table, justify, paint_rule, show, show_pair, window_of
@@ -170,6 +171,18 @@ def test_the_worst_rank_comes_first():
     processes[5] = replace(processes[5], state="Z")
     frame = replace(frame, processes=tuple(processes), ranks=tuple(rows))
     assert ranks_in_order(frame) == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_frozen_rank_comes_before_the_others_and_says_so():
+    frame = job_of(3)
+    processes = list(frame.processes)
+    group = Freezer(2, "/train", "/sys/fs/cgroup/train")
+    processes[2] = replace(processes[2], state="S", frozen=group)
+    frame = replace(frame, processes=tuple(processes))
+    assert ranks_in_order(frame) == [2, 0, 1]
+    assert write_state(processes[2]) == "S frozen"
+    assert state_ink(processes[2]) is Ink.WARN
+    assert (write_state(processes[0]), state_ink(processes[0])) == ("R runs", Ink.PLAIN)
 
 
 def test_a_wait_that_grows_a_little_moves_no_row():

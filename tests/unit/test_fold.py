@@ -38,6 +38,7 @@ from tpmon.model.dump import DeadChild, Dump, DumpError, ErrorKind, Motion, Proc
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackFrame
+from tpmon.model.stops import Freezer
 
 # the odd one out
 
@@ -148,6 +149,16 @@ def test_a_stopped_rank_is_odd_also_at_the_same_line():
     dump = fold(make_rank(0), make_rank(1, state="T", waits_for="stopped by a signal"), make_rank(2))
     assert odd_pid(dump) == 4010
     assert "stopped by a signal" in dump.summary
+
+
+def test_a_frozen_rank_is_odd_and_said_to_be_frozen_whatever_it_was_interrupted_in():
+    group = Freezer(2, "/train/rank1", "/sys/fs/cgroup/train/rank1")
+    frozen = replace(make_rank(1), frozen=group)
+    dump = fold(make_rank(0), frozen, make_rank(2))
+    assert odd_pid(dump) == 4010
+    assert "frozen by control group /train/rank1" in dump.summary
+    threads = [one for row in dump.groups for one in row.threads]
+    assert {one.pid for one in threads if is_known(one.frozen)} == {4010}
 
 
 def test_a_rank_that_could_not_be_read_is_said_and_not_accused():

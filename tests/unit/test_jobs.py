@@ -13,8 +13,11 @@ from tests.children import child
 from tests.fake_proc import FakeProc
 from tests.targets import HOLD_TORCH, ask_as_another, needs_root, place_of_rank
 from tpmon.errors import NoTargetError, UsageError
+from tpmon.model.known import NOT_APPLICABLE
 from tpmon.model.results import JobState
+from tpmon.model.stops import Freezer
 from tpmon.probe import facts, left_threads, procread
+from tpmon.probe import jobs as jobs_module
 from tpmon.probe.jobs import list_jobs
 from tpmon.probe.target import find_only_job
 
@@ -118,6 +121,16 @@ def test_jobs_are_told_apart_by_their_arguments_and_state(fake: FakeProc) -> Non
         90: (JobState.LAUNCHER_GONE, "train.py", "--rank 0"),
         100: (JobState.STARTING, "torch.distributed.run", "--nproc-per-node 2 t.py"),
     }
+
+
+def test_a_job_whose_ranks_are_frozen_is_stopped(fake: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(70, 1, ("python", "train.py"), torch=True, state="D")
+    fake.add(80, 1, ("python", "other.py"), torch=True, state="D")
+    group = Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")
+    held = {70: group}
+    monkeypatch.setattr(jobs_module, "read_freezer", lambda pid, _proc: held.get(pid, NOT_APPLICABLE))
+    told = {job.pid: job.state for job in list_jobs(fake.proc).jobs}
+    assert told == {70: JobState.STOPPED, 80: JobState.RUNNING}
 
 
 NAME_A_THREAD = """

@@ -15,12 +15,14 @@ from tests.frames import (
     make_gpu,
     make_loader,
     make_memory,
+    make_process,
     make_target,
 )
 from tests.reports import at, full_frame
 from tpmon.model.frame import EventKind, Frame, TargetState
 from tpmon.model.gpu import GpuProcess
 from tpmon.model.known import Missing
+from tpmon.model.stops import Freezer, Tracer
 from tpmon.model.verdict import Kind
 from tpmon.report.plain import HEARTBEAT_S, HOLD_S, MOST_EVENTS, QUIET_S, PlainReport, write_status
 
@@ -132,6 +134,26 @@ def test_plain_says_events_notes_and_states():
         "no longer: CUDA_LAUNCH_BLOCKING=1: every kernel launch waits",
         "ended: exit 0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "until"),
+    [
+        ({"state": "T"}, "SIGCONT"),
+        (
+            {"state": "D", "frozen": Freezer(1, "/train", "/sys/fs/cgroup/freezer/train")},
+            "it is thawed (frozen by control group /train)",
+        ),
+        (
+            {"state": "t", "tracer": Tracer(913, "gdb", "gdb -p 4211")},
+            "it is let go (held by a debugger, gdb (913))",
+        ),
+    ],
+)
+def test_plain_says_what_lets_a_stopped_job_go_on(fields, until):
+    held = {"target": make_target(state=TargetState.STOPPED), "processes": (make_process(**fields),)}
+    lines = said([at(0), at(1, **held)])
+    assert any(line.endswith(f"stopped: no process of the job may run until {until}") for line in lines)
 
 
 def test_plain_says_the_end_once():

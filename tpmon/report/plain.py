@@ -252,8 +252,8 @@ def _say_until(frame: Frame) -> str:
     """Say what lets a stopped job go on."""
     how = say_job_stop(frame)
     if how.startswith("frozen"):
-        return f"that is thawed ({how})"
-    return f"that lets go ({how})" if how.startswith("held") else "SIGCONT"
+        return f"it is thawed ({how})"
+    return f"it is let go ({how})" if how.startswith("held") else "SIGCONT"
 
 
 def _say_who(frame: Frame) -> str:
