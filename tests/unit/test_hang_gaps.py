@@ -13,7 +13,7 @@ from tests.hanging import run, sample, stand
 from tests.judging import SECOND
 from tests.paces import make_hook, make_pace, with_hooks
 from tpmon.judge.hang_causes import Patience
-from tpmon.judge.hang_memory import Watch, observe
+from tpmon.judge.hang_memory import HANG_AFTER_S, Watch, observe
 from tpmon.judge.hang_signs import see_quiet
 from tpmon.judge.hang_watch import need_s
 from tpmon.model.frame import Frame
@@ -169,3 +169,14 @@ def test_a_step_in_which_the_job_was_stopped_counts_without_that_time():
     assert observe(Watch(lost_s=(700.0, 60.0)), frame).longest_s == pytest.approx(600)
     # The readings around a stop blur how long it was.
     assert observe(Watch(lost_s=(661.0,)), frame).longest_s == 0
+
+
+@pytest.mark.parametrize("words", ["running", "lock with a time-out (futex)"])
+def test_a_thread_that_woke_up_while_it_was_read_came_back_from_no_pause(words):
+    asks = {"waits_for": "lock with a time-out (futex)"}
+    stack = (MAIN, TRAIN)
+    frames = [read_at(second, 0.0, **asks) for second in range(40)]
+    frames[30] = read_at(30, 0.0, waits_for=words)
+    watch = remember(sample(frames, 4000, stack, every=5))
+    assert watch.hang_after_s == HANG_AFTER_S, "it asks for the interpreter's lock again and again"
+    assert see_quiet(watch, frames[-1]).own_s >= 30

@@ -91,6 +91,7 @@ def test_a_hidden_wait_is_missing_with_its_reason():
     assert describe_wait("S", "0", NO_CALL, Role.RANK, X86) == Missing("the kernel does not say (wchan is 0)")
     awake = parse_syscall(b"running\n")
     assert describe_wait("S", "0", awake, Role.RANK, X86) == "running", "it woke up since its state was read"
+    assert describe_wait("S", "futex_do_wait", awake, Role.RANK, X86) == "running", "since its wait was read"
     refused = Missing("permission denied")
     assert describe_wait("S", refused, NO_CALL, Role.RANK, X86) == refused
     assert describe_wait("D", "", NO_CALL, Role.RANK, X86) == Missing("the kernel does not say (wchan is 0)")

@@ -22,7 +22,7 @@ from tpmon.model.dump import DumpRound
 from tpmon.model.frame import Frame
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, is_known, known_or
-from tpmon.model.process import ProcessSample, Role, ThreadKind
+from tpmon.model.process import ON_A_CPU, ProcessSample, Role, ThreadKind
 from tpmon.model.stacks import StackSlice
 
 RHYTHM_FACTOR = 2.0
@@ -243,7 +243,9 @@ def _note_rank(
     unchanged = process.waits_unchanged_s
     rests = process.state != "R" and is_known(unchanged)
     words = process.waits_for
-    ticks = not rests or (is_known(words) and words.startswith(_TICKING))
+    # "running" in state S: it woke up while it was read, as who asks for a lock 200 times a second does. What
+    # it waits for is not told then, so that it is no new wait, and no end of the pause before it.
+    ticks = not rests or (is_known(words) and (words.startswith(_TICKING) or words == ON_A_CPU))
     wait_ns, moved_ns = 0, before.moved_ns
     # The first readings have no rates: a wait that is as old as they are was not seen to begin.
     first_ns = max(before.begun_ns, before.back_ns) + round(MOVED_SINCE_S * 1e9)

@@ -141,8 +141,9 @@ def describe_wait(
         return "stopped by a debugger"
     if state == "T":
         return "stopped by a signal"
-    if call == ON_CPU and (not is_known(wchan) or wchan in ("0", "")):
-        # It woke up between the reading of its state and of its wait.
+    if call == ON_CPU and (not is_known(wchan) or wchan in ("0", "") or wchan.startswith("futex")):
+        # It woke up between the reading of its state and of its wait. Which lock that was, with a time-out or
+        # without one, its call would have told.
         return RUNNING
     if not is_known(wchan):
         return wchan
