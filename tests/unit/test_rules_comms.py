@@ -35,15 +35,15 @@ def waiting(share, rest=Phase.BACKWARD):
     return {Phase.COMMS: share, rest: round(1 - share, 4)}
 
 
-def make_ranks(count, comm_demand=0.02):
+def make_ranks(count, comm_demand=0.02, waits=0.0):
     groups = (ThreadGroup(ThreadKind.MAIN, 1, 0.9), ThreadGroup(ThreadKind.COMM, 3, comm_demand))
-    return tuple(make_process(4211 + i, rank=i, thread_groups=groups) for i in range(count))
+    return tuple(make_process(4211 + i, rank=i, thread_groups=groups, waiting=waits) for i in range(count))
 
 
-def by_stacks(*ratios, comm_demand=0.02, samples=100, **frame):
+def by_stacks(*ratios, comm_demand=0.02, samples=100, waits=0.0, **frame):
     """See ranks whose stacks show these phases."""
     phases = [make_phases(one, pid=4211 + i, rank=i, samples=samples) for i, one in enumerate(ratios)]
-    ranks = make_ranks(len(ratios), comm_demand)
+    ranks = make_ranks(len(ratios), comm_demand, waits)
     return scene_of(make_frame(**{"processes": ranks, "loader": (), **frame}), phases)
 
 
@@ -143,9 +143,18 @@ def test_all_waiting_with_busy_threads_is_transfer():
 
 
 def test_ranks_that_share_crowded_cpus_wait_for_each_other_without_a_transfer():
-    scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6, cpu=make_cpu(run_delay_ratio=0.6))
+    crowded = make_cpu(run_delay_ratio=0.6)
+    scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6, cpu=crowded, waits=0.5)
     assert type(judge_transfer(scene)) is Unsure
     assert type(judge_comms_unknown(scene)) is Unsure
+
+
+def test_ranks_that_want_little_do_not_wait_for_each_other_because_of_cpus():
+    """Measured: four ranks that are late in turn wake up at once on two CPUs, and wait 60 % of the little they want."""
+    scene = by_stacks(*[waiting(0.65)] * 4, cpu=make_cpu(run_delay_ratio=0.6), waits=0.1)
+    assert said(judge_comms_unknown(scene)) == (Kind.COMMS_BOUND, "unknown")
+    unread = by_stacks(*[waiting(0.65)] * 4, cpu=make_cpu(run_delay_ratio=0.6), waits=Missing("threads"))
+    assert type(judge_comms_unknown(unread)) is Unsure
 
 
 def test_ranks_that_wait_for_each_other_are_not_held_by_computing():
@@ -163,7 +172,7 @@ def test_ranks_that_wait_for_each_other_are_not_held_by_computing():
 def test_bytes_that_moved_are_a_transfer_on_crowded_cpus_too():
     lo = NetworkSample("lo", "loopback", True, 300e6, 300e6, 0.0, 0.0)
     crowded = make_cpu(run_delay_ratio=0.6)
-    scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6, cpu=crowded, network=(lo,))
+    scene = by_stacks(waiting(0.5), waiting(0.55), comm_demand=0.6, cpu=crowded, waits=0.5, network=(lo,))
     answer = judge_transfer(scene)
     assert said(answer) == (Kind.COMMS_BOUND, "transfer")
     assert answer.sources == {"stacks", "schedstat", "interface counters"}

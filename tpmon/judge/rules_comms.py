@@ -43,6 +43,8 @@ more; two equal gloo ranks of a small model exchange gradients for up to a quart
 CROWDED_RATIO = 0.3
 """Share of their demand that the job's threads wait for a CPU from which ranks take turns and so wait
 for each other."""
+TURNS = 3.0
+"""How many times as long as it waits for a CPU each rank waits for the others by that: for the latest."""
 WORKS_MORE = 1.4
 """CPU time that a late rank takes over what the others take, from which it has more to do: they make the same
 steps, so neighbours change this ratio little. Beside a busy process equal work is 0.91 to 1.07, and three
@@ -116,6 +118,17 @@ def _say_sources(wait: Wait) -> str:
 def _is_crowded(scene: Scene) -> bool:
     """Tell whether the ranks of a CPU job wait for CPUs, and by that alone for each other."""
     return not scene.cards and is_known(scene.delay_ratio) and scene.delay_ratio >= CROWDED_RATIO
+
+
+def _take_turns(scene: Scene, least: float) -> bool:
+    """Tell whether that they wait for CPUs explains that each waits ``least`` of its time for the others.
+
+    Ranks that rest in a collective want little CPU: whatever part of that they wait, it holds nobody up long.
+    """
+    if not _is_crowded(scene):
+        return False
+    waiting = median_known(rank.waiting for rank in scene.ranks)
+    return not is_known(waiting) or TURNS * waiting >= least
 
 
 def _work_ratio(late: RankScene, others: Sequence[RankScene]) -> Known[float]:
@@ -349,7 +362,7 @@ def judge_transfer(scene: Scene) -> Answer:
     waits, least = found
     margin, sources, evidence = find_traffic(scene)
     # On crowded CPUs communication threads want a CPU whatever they move; bytes that moved stay true.
-    if _is_crowded(scene) and NIC_SOURCE not in sources:
+    if _take_turns(scene, least) and NIC_SOURCE not in sources:
         return Unsure(f"transfer between ranks ({CROWDED})")
     if margin < 1:
         read = is_traffic_read(scene)
@@ -370,7 +383,7 @@ def judge_comms_unknown(scene: Scene) -> Answer:
     if not isinstance(found, tuple):
         return found
     waits, least = found
-    if _is_crowded(scene):
+    if _take_turns(scene, least):
         return Unsure(f"waits between ranks ({CROWDED})")
     if find_traffic(scene)[0] >= 1:
         return Cleared("waits between ranks (they transfer)")
