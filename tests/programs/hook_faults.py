@@ -9,14 +9,12 @@ not be. Lines of callbacks that stand before their ``try`` are left out: an erro
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TypeGuard
 
 import torch
 from torch.optim import optimizer as optimizers
@@ -24,10 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import tpmon.hook
 from tests.programs.capture_asking import FOLDER, ask
+from tests.programs.hook_breaking import GUARDED, HERE, MADE, Line, find_guarded
 from tpmon.hook import wire_capture as w
 from tpmon.hook.installation import HOOK
 
-HERE = os.path.dirname(tpmon.hook.__file__) + os.sep
 DATA = TensorDataset(torch.arange(640.0).reshape(80, 8) / 640, torch.ones(80, 1))
 TRAMPOLINES = {"__next__", "_engine_run_backward", "update", "__init__", "begin", "__exit__", "__enter__"}
 """Of ``patches``, ``guard`` and ``marks``: what torch or the user calls, and what calls the original."""
@@ -35,62 +33,7 @@ TRAMPOLINES = {"__next__", "_engine_run_backward", "update", "__init__", "begin"
 GIVE_BACK = {"close", "_close", "_release", "_read_file", "_are_twice"}
 """Of ``pages``: what fails there cannot be given back either."""
 
-Line = tuple[str, int]
 torch.set_num_threads(1)
-
-
-def find_guarded(path: str) -> set[int]:
-    """Return the lines within the body of a ``try`` that catches, but for words that do nothing.
-
-    ``try`` and a bare ``return`` cannot fail, and Python guards neither.
-    """
-    with open(path) as file:
-        tree = ast.parse(file.read())
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
-    guarded = {
-        line
-        for node in blocks
-        if node.handlers
-        for part in node.body
-        for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)
-    }
-    idle = [node for node in ast.walk(tree) if is_idle(node)]
-    return guarded - {node.lineno for node in (*blocks, *idle)}
-
-
-def is_idle(node: ast.AST) -> TypeGuard[ast.stmt]:
-    if isinstance(node, ast.Return):
-        return node.value is None or isinstance(node.value, ast.Constant)
-    return isinstance(node, (ast.Pass, ast.Continue, ast.Break))
-
-
-GUARDED: dict[str, set[int]] = {}
-SOURCE = """
-import os, sys
-
-def watch(here, counts, act):
-    def local(frame, event, arg):
-        if event == "line" and counts(frame):
-            act((os.path.basename(frame.f_code.co_filename), frame.f_lineno))
-        return local
-
-    def enter(frame, event, arg):
-        return local if frame.f_code.co_filename.startswith(here) else None
-
-    sys.settrace(enter)
-
-def break_at(line):
-    hit = []
-
-    def act(at):
-        if at == line and not hit:
-            hit.append(at)
-            raise ArithmeticError("broken on purpose at %s:%d" % line)
-
-    return act
-"""
-MADE: dict[str, Callable[..., Callable[[Line], None]]] = {}
-exec(compile(SOURCE, HERE + "steps.py", "exec"), MADE)  # an error of the hook's own, by its traceback
 
 
 def is_trampoline(code: CodeType) -> bool:

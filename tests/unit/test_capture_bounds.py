@@ -212,9 +212,13 @@ def test_a_step_that_was_cut_off_is_no_step_in_the_file(captured: Captured) -> N
     cuts: list[tuple[int, ...]] = []
     captured.recorder.ending = ".json"
     captured.record()
-    captured.capture._file = types.SimpleNamespace(
-        write=lambda *given: cuts.append(given[1:]) or (1, 1), remove=lambda: None, exceeds=lambda _: False
-    )
+
+    class Noted(CaptureFile):
+        def write(self, *given):
+            cuts.append(given[1:])
+            return 1, 1
+
+    captured.capture._file = Noted(captured.capture._request, Sizes())
     captured.loop.train(1)
     captured.loop.batch()
     captured.loop.spend(1100)

@@ -36,7 +36,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_autograd=autograd)))
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", SimpleNamespace(profile=Profile))
     monkeypatch.setattr(Profile, "on", 0)
-    return Guard(lambda: None)
+    return Guard(lambda: None, lambda error: None)
 
 
 def told(guard: Guard | None) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from tpmon.hook.surroundings import is_ours
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,12 +21,15 @@ if TYPE_CHECKING:
 class Arrival:
     """Call ``arrived`` after one of ``names`` was imported, once for each; to ask for a spec is no import."""
 
-    __slots__ = ("_arrived", "_looking", "_names")
+    __slots__ = ("_arrived", "_failed", "_looking", "_names")
 
-    def __init__(self, names: Sequence[str], arrived: Callable[[], None]) -> None:
-        """Wait for nothing yet."""
+    def __init__(
+        self, names: Sequence[str], arrived: Callable[[], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Wait for nothing yet; ``failed`` is told of an error of our own, and is to call ``end``."""
         self._names = set(names)
         self._arrived = arrived
+        self._failed = failed
         self._looking = False
 
     def begin(self) -> None:
@@ -45,17 +50,19 @@ class Arrival:
             return None
         self._looking = True
         try:
-            for finder in sys.meta_path:
-                find = getattr(finder, "find_spec", None)
-                spec: ModuleSpec | None = find(name, path, target) if find is not None else None
-                if spec is not None:
-                    self._follow(spec)
-                    return spec
-        except Exception:
-            return None  # ours, or another finder's: Python asks that one again, and gets it from there
+            spec = _ask_all(name, path, target)
+            if spec is not None:
+                self._follow(spec)
+        except Exception as error:
+            if not is_ours(error):
+                return None  # another finder's: Python asks that one again, and gets it from there
+            self._failed(error)
+        else:
+            return spec
         finally:
             self._looking = False
-        return None
+        # All of them here: Python walks through the list that we were just taken off, and leaves one out.
+        return _ask_all(name, path, target)
 
     def _follow(self, spec: ModuleSpec) -> None:
         loader: Any = spec.loader
@@ -65,14 +72,29 @@ class Arrival:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            # A loader may serve several modules, and a failed import may be tried again.
-            if module.__name__ in self._names:
-                self._names.discard(module.__name__)
-                if loader.__dict__.get("exec_module") is exec_module:
-                    del loader.exec_module
-                self._arrived()
+            try:
+                # A loader may serve several modules, and a failed import may be tried again.
+                if module.__name__ in self._names:
+                    self._names.discard(module.__name__)
+                    if loader.__dict__.get("exec_module") is exec_module:
+                        del loader.exec_module
+                    self._arrived()
+            except Exception as error:
+                if not is_ours(error):
+                    raise
+                self._failed(error)
 
         try:
             loader.exec_module = exec_module
         except AttributeError:
             return  # a loader that takes no attributes: the hook stays away
+
+
+def _ask_all(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """Return what the first finder that knows the name says; None where none does."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+        if spec is not None:
+            return spec
+    return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from _thread import get_ident
-from time import monotonic_ns, sleep
+from time import monotonic_ns
 
 from tpmon.hook import wire, wire_capture
 from tpmon.hook.capture_begin import begin_words, is_graph_captured, make_recorder, name_obstacle, name_tracer
@@ -33,12 +33,11 @@ if TYPE_CHECKING:
     from tpmon.hook.recorder import Recorder
     from tpmon.hook.recorder_cuda import Range, Snapshot
 
-_LONGEST_WAIT_NS = 2_000_000_000
 _YIELDED = "the program began a profile of its own"
 
 
 class Capture:
-    """Hold the request under way, and what is recorded for it."""
+    """Hold the request under way and what is recorded for it; ``failure`` of another thread ends it."""
 
     __slots__ = (
         "_bounds",
@@ -58,6 +57,7 @@ class Capture:
         "_thread",
         "_words",
         "_yields",
+        "failure",
         "guard",
     )
 
@@ -67,9 +67,10 @@ class Capture:
         self._ring = ring
         self._hush = hush
         self._busy = False
-        self.guard = Guard(self._yield)
+        self.guard = Guard(self._yield, self._lose_sight)
         self._sizes = Sizes()
         self._broken = ""
+        self.failure: Exception | None = None
         self._words = [0] * wire_capture.CAPTURE_WORDS
         self._request: Request | None = None
         self._bounds: Bounds | None = None
@@ -84,7 +85,7 @@ class Capture:
             self._look(within)
         except BaseException as error:
             ours = isinstance(error, Exception) and is_ours(error, torch_folder())
-            self._break_off(error, ours)
+            self.break_off(error, ours)
             if not ours:
                 raise
         finally:
@@ -110,10 +111,7 @@ class Capture:
             return 0.0
         return bounds.patience_ns(monotonic_ns()) / 1e9
 
-    @property
-    def under_way(self) -> Request | None:
-        """Return the request under way."""
-        return self._request
+    under_way = property(lambda self: self._request, doc="Return the request under way, or None.")
 
     def forked(self) -> None:
         """Leave the recording to the parent: in this child nothing is recorded any more."""
@@ -139,6 +137,10 @@ class Capture:
     def _look(self, within: bool) -> None:
         if self._recorder is not None and is_graph_captured():
             return  # at a later end of a step, or when it is rung again
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            self.break_off(failure, ours=True)
+            return
         number = self._steps.requests[0]
         if self._request is None:
             self._take(number)
@@ -293,18 +295,14 @@ class Capture:
         if get_ident() != self._thread or recorder is None:
             self._drop_out(wire_capture.STATE_FAILED, "the training goes on in another thread")
             return
-        rank = note_rank(words)
+        note_rank(words)
         self._set(wire_capture.STATE_WRITING)
         recorder.stop()
         self.guard.ours = None
         file = self._file
         try:
             if recorder.ending and file is not None:
-                first = words[wire_capture.CAP_FIRST_STEP]
-                ended = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
-                cut = first + words[wire_capture.CAP_STEPS_DONE] if end.cut else -1
-                sizes = file.write(recorder, rank, first, ended, cut)
-                words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
+                file.write_window(recorder, words, cut=end.cut)
         except (OSError, RuntimeError) as error:
             # What a disk or torch says of writing is no fault of ours: capturing stays possible.
             if not is_ours(error, torch_folder()):
@@ -322,20 +320,22 @@ class Capture:
         return 0 if self._steps.rule == wire.RULE_BATCH else self._steps.eval_steps - self._evals
 
     def _yield(self) -> None:
-        """Stop before a profiler of the program begins: two at a time end the process.
-
-        Where another thread begins one, it waits for the end of the step: a recording that is stopped
-        in another thread than its own leaves torch's state behind.
-        """
+        """Stop before a profiler of the program begins, which waits where another thread begins it."""
         if get_ident() != self._thread:
             self._yields = True
-            until = monotonic_ns() + _LONGEST_WAIT_NS
-            while self.guard.ours is not None and monotonic_ns() < until:
-                sleep(0.001)
-            if self.guard.ours is None:
+            if self.guard.await_end():
                 return
             self._broken = "a profiler that the program began in another thread had to end a recording"
         self._drop_out(wire_capture.STATE_YIELDED, _YIELDED)
+
+    def _lose_sight(self, error: Exception) -> None:
+        """End ours and all capturing: from here on nobody knows whether a profiler of the program records."""
+        self._broken = describe(error)
+        if self._recorder is not None and get_ident() == self._thread:
+            self.break_off(error, ours=True)
+        elif self._recorder is not None:
+            self.failure = error
+            self._yield()
 
     # The ends of a request.
 
@@ -354,7 +354,7 @@ class Capture:
         if self._request is not None:
             self._end(state, reason)
 
-    def _break_off(self, error: BaseException, ours: bool) -> None:
+    def break_off(self, error: BaseException, ours: bool) -> None:
         """End a request after an error, and after one of our own all capturing."""
         self._broken = describe(error) if ours else self._broken
         reason = self._broken if ours else f"interrupted by {type(error).__name__}"
@@ -391,7 +391,7 @@ class Capture:
         self._hush()  # last: it waits, and an alarm of the program may interrupt it
 
     def _forget(self) -> None:
-        self._request = self._recorder = self._file = self._bounds = None
+        self._request = self._recorder = self._file = self._bounds = self.failure = None
         self._yields = self._infers = False
         self._heard = self._thread = self._evals = 0
         self._reason = ""

@@ -36,11 +36,9 @@ def choose_spare_ns(request: Request, steps: Counts) -> int:
     return min(known, _LONGEST_SPARE_NS)
 
 
-def note_rank(words: list[int]) -> int:
+def note_rank(words: list[int]) -> None:
     """Read the rank that names the file, and tell it: the process group may be younger than the pages."""
-    rank = read_ranks()[0]
-    words[wire_capture.CAP_RANK] = rank + 1
-    return rank
+    words[wire_capture.CAP_RANK] = read_ranks()[0] + 1
 
 
 _MOST_EVALS = 16

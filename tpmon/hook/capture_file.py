@@ -93,6 +93,18 @@ class CaptureFile:
             or told[1] * steps > words[wire_capture.ASK_MOST_BYTES]
         )
 
+    def write_window(self, recorder: Recorder | Snapshot | Range, words: list[int], *, cut: bool) -> None:
+        """Write the file of a window and note events and bytes; ``cut``: its last step did not end.
+
+        Raises:
+            OSError: when it is not whole, or its name is taken; nothing of it is left then.
+        """
+        first = words[wire_capture.CAP_FIRST_STEP]
+        recorded_ns = words[wire_capture.CAP_ENDED_NS] - words[wire_capture.CAP_BEGAN_NS]
+        last = first + words[wire_capture.CAP_STEPS_DONE] if cut else -1
+        sizes = self.write(recorder, words[wire_capture.CAP_RANK] - 1, first, recorded_ns, last)
+        words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES] = sizes
+
     def write(
         self, recorder: Recorder | Snapshot | Range, rank: int, first: int, recorded_ns: int, cut: int = -1
     ) -> tuple[int, int]:

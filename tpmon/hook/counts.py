@@ -196,15 +196,22 @@ class Counts:
         return True
 
     def turn_off(self, problem: str) -> None:
-        """Stop counting for good and say why on the bus."""
+        """Stop counting for good and say why on the bus, on a page made for it where there is none."""
         self.owner = OFF
         self.problem = problem
         try:
             self.on_off()
+            if self.pages is None and not is_loader_worker():
+                self._make_pages()
             if self.pages is not None:
                 self.pages.set_status(wire.STATE_DISABLED, 0, problem)
         except Exception as error:
             self.problem = f"{problem}; then {error}"
+
+    def turn_off_later(self, problem: str) -> None:
+        """Count nothing for good, and say why at the first event, which a worker has none of."""
+        self.problem = problem
+        self.owner = NOBODY
 
     def rebase(self) -> None:
         """Leave what was counted to training; an evaluation batch takes what follows."""
@@ -257,19 +264,25 @@ class Counts:
         if is_loader_worker():
             self.owner = OFF
             return False
-        from tpmon.hook.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
-
-        pages = self.pages = Pages(__version__, read_torch_version(), read_ranks())
-        self.page = pages.page
-        self.live = pages.live
-        self.requests = pages.requests
-        pages.set_status(wire.STATE_RUNNING, self.patches, "")
+        if self.problem:
+            self.turn_off(self.problem)
+            return False
+        self._make_pages().set_status(wire.STATE_RUNNING, self.patches, "")
         self.owner = thread
         self.last_ns = self.published_ns = monotonic_ns()
         self.due_ns = self.last_ns + SHORT_NS
         if self.mailbox is not None:
             self.mailbox.opened(self)
         return True
+
+    def _make_pages(self) -> Pages:
+        from tpmon.hook.pages import Pages  # noqa: PLC0415 a millisecond that only trainings pay
+
+        pages = self.pages = Pages(__version__, read_torch_version(), read_ranks())
+        self.page = pages.page
+        self.live = pages.live
+        self.requests = pages.requests
+        return pages
 
     def become(self, thread: int) -> None:
         """Count this thread from here on."""

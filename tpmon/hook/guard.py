@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from time import monotonic_ns, sleep
 from weakref import WeakSet
 
 from tpmon.hook import wire_capture
@@ -21,18 +22,23 @@ if TYPE_CHECKING:
 _PROFILER = "torch.autograd.profiler"
 _BEGINS = ("_prepare_trace", "_start_trace", "__enter__")
 _RANGES = ("emit_nvtx", "emit_itt")
+_LONGEST_WAIT_NS = 2_000_000_000
 _CUPTI_USERS = ("libToolsInjection", "libnsys", "libcupti_injection", "nsight-systems")
 
 
 class Guard:
     """Follow the program's profilers; ``ours`` is the one that we run, ``on_foreign`` ends it."""
 
-    __slots__ = ("_foreign", "_on_foreign", "_replaced", "ours")
+    __slots__ = ("_foreign", "_on_failure", "_on_foreign", "_replaced", "ours")
 
-    def __init__(self, on_foreign: Callable[[], None]) -> None:
-        """Follow nothing yet; ``on_foreign`` is called before a profiler of the program begins."""
+    def __init__(self, on_foreign: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
+        """Follow nothing yet; ``on_foreign`` is called before a profiler of the program begins.
+
+        ``on_failure`` is told of an error in following one: whether one records is not known from there on.
+        """
         self.ours: Any = None
         self._on_foreign = on_foreign
+        self._on_failure = on_failure
         self._foreign: WeakSet[Any] = WeakSet()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -65,6 +71,17 @@ class Guard:
                 setattr(place, name, before)
         self._replaced = []
         self._foreign = WeakSet()
+
+    def await_end(self) -> bool:
+        """Wait a moment until ours ends in the thread of its loop; tell whether it did.
+
+        A recording that is stopped in another thread than its own leaves torch's state behind, and two at a
+        time end the process.
+        """
+        until = monotonic_ns() + _LONGEST_WAIT_NS
+        while self.ours is not None and monotonic_ns() < until:
+            sleep(0.001)
+        return self.ours is None
 
     def sees_other(self) -> bool:
         """Tell whether a profiler of the program is prepared or recording; ours does not count."""
@@ -103,14 +120,30 @@ class Guard:
         setattr(place, name, ours)
 
     def _begins(self, one: Any) -> None:
+        if one is self.ours:
+            return
         try:
-            if one is self.ours or not getattr(one, "enabled", True):
+            if not getattr(one, "enabled", True):
                 return
             self._foreign.add(one)
             if self.ours is not None:
                 self._on_foreign()
         except Exception as error:  # the program's profiler begins whatever becomes of ours
-            if is_from_handler(error):
+            self._fail(error)
+
+    def _ends(self, one: Any) -> None:
+        try:
+            self._foreign.discard(one)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if is_from_handler(error):
+            raise error
+        try:
+            self._on_failure(error)
+        except Exception as second:
+            if is_from_handler(second):
                 raise
 
     def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,14 +161,14 @@ class Guard:
     def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
         from functools import wraps  # noqa: PLC0415
 
-        foreign = self._foreign
+        ends = self._ends
 
         @wraps(original)
         def __exit__(one: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             try:
                 return original(one, *args, **kwargs)
             finally:
-                foreign.discard(one)
+                ends(one)
 
         return __exit__
 

@@ -11,6 +11,7 @@ from tpmon.hook.mailbox import Mailbox
 from tpmon.hook.patches import LATER, PLACES, Patches
 from tpmon.hook.ptracer import allow_again
 from tpmon.hook.steps import Steps
+from tpmon.hook.surroundings import describe
 
 
 class Installation:
@@ -23,7 +24,7 @@ class Installation:
         self.mailbox = Mailbox()
         self.steps = Steps(self._turned_off, self.mailbox)
         self.patches = Patches(self.steps)
-        self._arrival = Arrival(("torch", *PLACES, *LATER), self._torch_came)
+        self._arrival = Arrival(("torch", *PLACES, *LATER), self._torch_came, self._give_up)
         self.installed = False
         self.problem = ""
         self._forks_watched = False
@@ -57,7 +58,7 @@ class Installation:
 
     def _torch_came(self) -> None:
         try:
-            if not self.installed:
+            if not self.installed or self.steps.problem:
                 return
             torch = sys.modules.get("torch")
             if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):
@@ -90,10 +91,20 @@ class Installation:
                 self.steps.drop_pages()
             allow_again()
         except Exception as error:
-            self._give_up(error)
+            self._leave_to_parent()
+            self.problem = describe(error)
+            self.steps.turn_off_later(self.problem)
+
+    def _leave_to_parent(self) -> None:
+        """Let go of what is the parent's, whatever of that was done: its page and its recording."""
+        self.steps.drop_pages()
+        try:
+            self.mailbox.forked()
+        except Exception:
+            self.mailbox.leave()  # whose end is the parent's, and would wait for threads that stayed there
 
     def _give_up(self, error: Exception) -> None:
-        self.problem = f"{type(error).__name__}: {error}"
+        self.problem = describe(error)
         self.steps.turn_off(self.problem)
 
 

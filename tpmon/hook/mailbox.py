@@ -121,6 +121,12 @@ class Mailbox:
         if self.capture is not None:
             self.capture.forked()
 
+    def leave(self) -> None:
+        """Know nothing more of what captures in a forked child, and end nothing: that is the parent's."""
+        _KEPT.append(self.capture)
+        self.capture = self._timer = self._over = None
+        self._handling = False
+
     def take_back(self) -> None:
         """End what is under way, and give the signal back."""
         if self._handling:
@@ -170,11 +176,13 @@ class Mailbox:
         steps.reply(number, told.ANSWER_TAKEN)
 
     def _at_exit(self) -> None:
+        capture = self.capture
         try:
-            if self.capture is not None:
-                self.capture.at_exit()
-        except Exception:
-            pass  # Python would print it, and there is nothing left to turn off
+            if capture is not None:
+                capture.at_exit()
+        except Exception as error:  # Python would print it
+            if capture is not None:
+                capture.break_off(error, ours=True)  # torch crashes at the end of a program that records
 
     def _ring_when_due(self) -> bool:
         """Have this thread woken when its recording is to end, by a thread that ends with that; or False."""
@@ -202,34 +210,48 @@ class Mailbox:
         self._timer = self._over = None  # not before: who is interrupted in here tries again
 
     def _ring(self, over: Any) -> None:
-        from contextlib import suppress  # noqa: PLC0415
-
-        with suppress(Exception):  # Python would print it; the ends of steps bound the recording too
+        try:
             self._ring_until(over)
+        except Exception as error:  # Python would print it
+            self._ring_off(error)
 
     def _ring_until(self, over: Any) -> None:
-        import signal  # noqa: PLC0415
-        import threading  # noqa: PLC0415
-
-        main = threading.main_thread().ident
         again_s = _RING_AGAIN_S
         # Again until it is heard: the first may come while the recording only begins.
-        while self._handling and main is not None and self.capture is not None:
+        while self._handling and self.capture is not None:
             if self.capture.under_way is None:
                 return
             left_s = self.capture.left_s()
-            if left_s <= 0:
-                if signal.getsignal(signal.SIGURG) != self._woken:
-                    return  # the program took it meanwhile: the ends of steps bound the recording
-                try:
-                    signal.pthread_kill(main, signal.SIGURG)
-                except OSError:
-                    return  # that thread is gone, and a thread's error would be printed
+            if left_s <= 0 and not self._ring_once():
+                return
             # In parts, for a request that is cancelled and for the memory that it takes.
             if over.acquire(timeout=min(left_s, _LOOK_AGAIN_S) if left_s > 0 else again_s):
                 return
             if left_s <= 0:
                 again_s = min(2 * again_s, _RING_SELDOM_S)  # it is in one long call
+
+    def _ring_off(self, error: Exception) -> None:
+        """Have the thread of the loop end the recording, which this one bounds no more, and say why."""
+        try:
+            if self.capture is not None:
+                self.capture.failure = error
+            self._ring_once()
+        except Exception:
+            return  # the ends of steps bound the recording too
+
+    def _ring_once(self) -> bool:
+        """Send the main thread its signal, where that is ours; tell whether it was sent."""
+        import signal  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+
+        main = threading.main_thread().ident
+        if not self._handling or main is None or signal.getsignal(signal.SIGURG) != self._woken:
+            return False  # the program took it meanwhile: the ends of steps bound the recording
+        try:
+            signal.pthread_kill(main, signal.SIGURG)
+        except OSError:
+            return False  # that thread is gone, and a thread's error would be printed
+        return True
 
     def _give_back(self) -> None:
         if not self._handling:
@@ -261,3 +283,6 @@ def _is_caught(number: int) -> bool:
         return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
     except (OSError, ValueError, IndexError, StopIteration):
         return True
+
+
+_KEPT: list[object] = []  # of a parent, whose end is not this child's to make

@@ -280,8 +280,8 @@ class _UnlessWhole:
             tracing: Any = sys.modules["torch._dynamo.symbolic_convert"]
             now = tracing.InstructionTranslator.current_tx()
             whole = now.one_graph or now.error_on_graph_break
-        except (KeyError, AttributeError):
-            whole = False  # a torch that has it otherwise
+        except Exception:
+            whole = False  # a torch that has it otherwise, or dynamo is not tracing; it may not fail for us
         return not whole
 
 
