@@ -244,16 +244,6 @@ def forked() -> dict[str, object]:
     return {"children": children, "told": told()}
 
 
-def many() -> dict[str, object]:
-    def resident() -> int:
-        return int(open("/proc/self/statm").read().split()[1]) * 4096
-
-    capture(70)
-    before = resident()
-    states = [capture(71 + at)["state"] for at in range(20)]
-    return {"states": states, "grown": resident() / before - 1, "threads": threading.active_count()}
-
-
 def broken() -> dict[str, object]:
     """Each method of what captures raises in turn: the loop goes on, and tpmon is told."""
     from tpmon.hook import capture as module
@@ -289,7 +279,7 @@ os.makedirs(FOLDER, exist_ok=True)
 train(5)
 REPORT = {
     one.__name__: one()
-    for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked, many, broken)
+    for one in (exact, without_a_loader, requests, hostile, places, foreign, nested, forked, broken)
 }
 REPORT["problem"] = tpmon.hook.problem()
 if "--leave" in sys.argv:
