@@ -20,7 +20,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-long check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-faults test-pythons
+        bench-cost bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-faults test-pythons test-tensorboard
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,18 @@ test: torch-for-tests ## run the tests once: unit, screen, terminal, real progra
 
 test-long: torch-for-tests ## the real programs and many hostile files that make test leaves out, a quarter of an hour
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m long $(PYTEST)
+
+TENSORBOARD_BIN := .venv-tensorboard/bin
+TENSORBOARD_READY := .venv-tensorboard/.ready
+
+$(TENSORBOARD_READY):
+	@test -x $(TENSORBOARD_BIN)/python || $(PYTHON) -m venv .venv-tensorboard
+	@echo "test-tensorboard: installing TensorBoard and its profiler plugin into .venv-tensorboard (a minute)"
+	@$(TENSORBOARD_BIN)/python -m pip install --quiet --disable-pip-version-check torch-tb-profiler==0.4.3 'setuptools<81'
+	@touch $@
+
+test-tensorboard: torch-for-tests $(TENSORBOARD_READY) ## whether TensorBoard's profiler plugin reads what both back ends captured
+	@TENSORBOARD_PYTHON='$(abspath $(TENSORBOARD_BIN)/python)' PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -q -s tests/programs/test_capture_tensorboard.py $(PYTEST)
 
 test-gpu: torch-of-python ## the tests that need an NVIDIA GPU; skipped without one
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest tests/gpu $(PYTEST)

@@ -54,6 +54,13 @@ def training(*flags: str) -> Iterator[subprocess.Popen[str]]:
                 shutil.rmtree(folder)
 
 
+@contextmanager
+def training_pid() -> Iterator[int]:
+    """The same, by its process alone."""
+    with training() as job:
+        yield job.pid
+
+
 def capture(pid: int, *flags: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [*TPMON, "capture", str(pid), "--json", *flags],

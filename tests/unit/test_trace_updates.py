@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.traces import TraceBuilder
+from tests.traces import BASE_US, TraceBuilder
 from tpmon.trace.read import read_trace
-from tpmon.trace.updates import Marks, find_updates
+from tpmon.trace.updates import STEP, Marks, find_updates, write_marked
 
 NODE = "autograd::engine::evaluate_function: MulBackward0"
 
@@ -72,3 +74,24 @@ def test_a_recording_that_begins_between_two_updates_begins_with_a_whole_step(tm
         update(trace, "AdamW", number * 1000 + 860)
     steps = find(trace, tmp_path).steps
     assert [step.start for step in steps] == [200_000, 910_000, 1_910_000]
+
+
+def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_path: Path) -> None:
+    """TensorBoard's plugin drops a range that begins 1 ns before the one before it ends."""
+    trace = TraceBuilder(base_us=BASE_US + 0.818).op("aten::mm", 0, 100)
+    for number in range(500):
+        trace.op(NODE, number * 1000.137 + 500, 100.01)
+        update(trace, "SGD", number * 1000.137 + 800.003, 50.011)
+    source, target = trace.write(tmp_path / "t.json"), tmp_path / "marked.json.gz"
+    assert write_marked(str(source), str(target), 600) == (500, "")
+    events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    ends = {
+        kind: [(one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].startswith(kind)]
+        for kind in (STEP, "Optimizer.step#")
+    }
+    steps = ends[STEP]
+    assert steps[0][0] < min(one["ts"] for one in events if one["name"] == "aten::mm")
+    assert [end for _, end in steps[:-1]] == [start for start, _ in steps[1:]]
+    assert all(
+        end <= step_end for (_, end), (_, step_end) in zip(ends["Optimizer.step#"], steps, strict=True)
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import shutil
@@ -157,11 +158,20 @@ def write_marked(
     return Marked(len(marks), first, why)
 
 
+def _round(time_ns: int, towards: float) -> float:
+    """Return the double of microseconds beside the one that is nearest to a time."""
+    return math.nextafter(time_ns / 1000, towards)
+
+
 def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id]) -> bytes:
     process, tid = thread
+    # Readers add these as doubles, which at this size are 1 ns apart: a step may not end in the next one, nor
+    # before the update that ends it, nor the first begin after its first event. A difference is exact.
+    start = _round(mark.start, math.inf if number else -math.inf)
+    end = _round(mark.end, math.inf)
     event = {
         "ph": "X", "cat": "user_annotation", "name": f"{STEP}{number}", "pid": process, "tid": tid,
-        "ts": mark.start / 1000, "dur": (mark.end - mark.start) / 1000, "args": {"made by": _MADE_BY},
+        "ts": start, "dur": end - start, "args": {"made by": _MADE_BY},
     }  # fmt: skip
     return json.dumps(event).encode()
 
