@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.captures import read_told
 from tests.programs.capturing import ROOT, capture, run_json
-from tests.programs.conftest import TORCHRUN, run_program
+from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tpmon.hook import wire_capture as w
 
 pytestmark = [
@@ -68,3 +70,59 @@ def test_a_capture_during_a_validation_waits_for_the_training(
         found = read_told(told["files"][0]["path"])
         assert (len(found.marks), found.optimizer, found.wrong) == (STEPS, STEPS, ())
         assert found.conditions["mode"] == "training"
+
+
+LATE = """
+import sys, time
+from tpmon.__main__ import main
+from tpmon.capture import bus
+from tpmon.capture.plan import parse_pace
+from tpmon.hook import wire_capture as w
+
+post = bus.Bus.post
+
+def post_late(self, request):
+    while self.header.rank == 1 and 0 < request.words[w.ASK_START] >= parse_pace(self.read_records()).steps:
+        time.sleep(0.002)
+    post(self, request)
+
+bus.Bus.post = post_late
+sys.exit(main())
+"""
+
+
+def test_a_rank_that_hears_too_late_misses_the_window_and_the_others_keep_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tpmon is held up before it writes to one mailbox, until that rank is past the step."""
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "capture_ranks.py", "{ready}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with run_program(command, tmp_path / "ready", 2) as program:
+        out = tmp_path / "out"
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                LATE,
+                "capture",
+                str(program.pid),
+                "--json",
+                "--all-ranks",
+                "--out",
+                str(out),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=READY_S,
+            check=False,
+        )
+        told = json.loads(done.stdout)
+        assert (done.returncode, told["state"]) == (0, "partial"), done.stderr
+        states = {rank["rank"]: rank["state"] for rank in told["ranks"]}
+        assert states == {0: "verified", 1: "missed"}
+        (file,) = told["files"]
+        assert (file["rank"], file["steps"]) == (0, 5)
+        assert read_told(file["path"]).wrong == ()
+        assert all("the loop was at step" in note for note in told["notes"])
+        code, told, said = capture(program.pid, "--all-ranks", "--out", str(tmp_path / "after"))
+        assert (code, told["state"]) == (0, "done"), said

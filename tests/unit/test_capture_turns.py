@@ -379,3 +379,30 @@ def test_a_capture_of_kineto_is_cancelled_as_any_and_leaves_no_empty_folder(
         )
     result, _ = capture_command.capture_job(job, asked, lambda _: None, lambda: True)
     assert (result.state, os.listdir(tmp_path)) == (CaptureState.CANCELLED, [])
+
+
+def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Hook(monkeypatch)
+    ranks = (hook, late)
+
+    def answer() -> None:
+        for one in ranks:
+            asked = one.bus.read_asked()
+            if asked is None or asked.words[w.ASK_NUMBER] == one.bus.read_answer()[0]:
+                continue
+            number, start = asked.words[w.ASK_NUMBER], asked.words[w.ASK_START]
+            assert asked.words[w.ASK_KIND] != w.KIND_CANCEL
+            one.words[w.CAP_EVENTS], one.words[w.CAP_BYTES] = 100, 1000
+            missed = 0 < start < one.steps
+            one.tell(number, w.STATE_MISSED if missed else w.STATE_VERIFIED, "it was there" if missed else "")
+            one.answer(number, w.ANSWER_DONE)
+
+    late.each = answer
+    hook.step(99)
+    late.step(101)
+    window = Window([one.bus for one in ranks], replace(ASKED, at=100), "x", lambda _: None)
+    ended = [(one.state, one.reason) for one in window.run()]
+    assert ended == [(CaptureState.VERIFIED, ""), (CaptureState.MISSED, "it was there")]
+    late.close()

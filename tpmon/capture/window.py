@@ -298,27 +298,21 @@ class Window:
         )
         for bus in self.buses:
             bus.post(request)
-        past = bool(start) and any(_read_steps(bus) > start for bus in self.buses)
         if self.asked.timed and not all(bus.wake() for bus in self.buses):
             self._cancel(number)
             return self._end_all(CaptureState.REFUSED, _NOT_WOKEN)
         try:
-            outcomes = self._follow(number, seconds, self._cancel(number) if past else 0)
+            return self._follow(number, seconds)
         except BaseException:
             self._cancel(number)
             raise
-        if past:
-            return tuple(
-                replace(one, state=CaptureState.MISSED, reason=_PAST)
-                if one.state in (CaptureState.CANCELLED, CaptureState.EXPIRED)
-                else one
-                for one in outcomes
-            )
-        return outcomes
 
     def _find_missed(self, start: int) -> tuple[Outcome, ...] | None:
-        """Say that a step cannot be recorded from its beginning on; None where each loop is before it."""
-        if all(_read_steps(bus) < start for bus in self.buses):
+        """Say that a step cannot be recorded from its beginning on; None where a loop is before it.
+
+        The hook of a rank that is past it says so itself, and the others record.
+        """
+        if any(_read_steps(bus) < start for bus in self.buses):
             return None
         return self._end_all(CaptureState.MISSED, _PAST)
 
@@ -344,12 +338,13 @@ class Window:
                 bus.wake()
         return cancel.words[wire_capture.ASK_NUMBER]
 
-    def _follow(self, number: int, seconds: float, cancel: int = 0) -> tuple[Outcome, ...]:
-        """Wait until the request ended on every rank; ``cancel`` has taken it back already, where not 0."""
+    def _follow(self, number: int, seconds: float) -> tuple[Outcome, ...]:
+        """Wait until the request ended on every rank."""
+        cancel = 0
         ended: dict[int, Outcome] = {}
         seen: set[int] = set()
         woken = began = time.monotonic()
-        limit = began + (_ENDS_S if cancel else _WAIT_S + seconds + _SPARE_S)
+        limit = began + _WAIT_S + seconds + _SPARE_S
         while len(ended) < len(self.buses):
             told = [bus.read_progress(number) for bus in self.buses]
             seen |= {at for at, progress in enumerate(told) if progress is not None}
