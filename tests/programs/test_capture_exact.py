@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import ROOT, capture, run_json
+from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, capture, run_json
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
+from tests.waiting import wait_until
 from tpmon.hook import wire_capture as w
 
 pytestmark = [
@@ -26,8 +27,13 @@ TRIALS = 10
 STEPS = 3
 
 
-def test_four_ranks_record_the_same_steps_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program's own number of each step is in the trace, so that the hook's need not be believed."""
+def test_four_ranks_record_the_same_steps_every_time_and_learn_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program's own number of each step is in the trace, so that the hook's need not be believed.
+
+    Its losses are those of a run without a hook, bit for bit: of all steps, those after the last capture too.
+    """
     command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(RANKS), "capture_ranks.py", "{ready}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with run_program(command, tmp_path / "ready", RANKS) as program:
@@ -46,6 +52,24 @@ def test_four_ranks_record_the_same_steps_every_time(tmp_path: Path, monkeypatch
             for one in files.values():
                 assert (one.marks, one.wrong) == (files[0].marks, ())
                 assert (len(one.marks), one.optimizer) == (STEPS, STEPS)
+        last = 1 + max(int(name.rpartition(" ")[2]) for name in own[0])
+        assert wait_until(lambda: len(read_losses(tmp_path / "ready", 0)) > last + 20)
+        captured = [read_losses(tmp_path / "ready", rank) for rank in range(RANKS)]
+    assert all(len(losses) > last for losses in captured)
+    steps = max(map(len, captured))
+    (tmp_path / "plain").mkdir()
+    plain = (*command[:-1], str(tmp_path / "plain"), str(steps))
+    subprocess.run(
+        plain, cwd=HERE, env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}, check=True, timeout=READY_S
+    )
+    for rank, losses in enumerate(captured):
+        assert len(set(losses)) > steps // 2
+        assert losses == read_losses(tmp_path / "plain", rank)[: len(losses)], rank
+
+
+def read_losses(folder: Path, rank: int) -> list[str]:
+    """Return the losses that a rank has written so far, without a line that is half written."""
+    return (folder / f"losses-{rank}").read_text().split("\n")[:-1]
 
 
 def test_a_compiled_run_is_captured_and_not_compiled_again(tmp_path: Path) -> None:
