@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from tests.captures import read_told
-from tests.programs.conftest import READY_S
+from tests.programs.conftest import READY_S, TORCHRUN, run_program
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.torch,
@@ -126,6 +127,40 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
         job.kill()
         assert job.stderr is not None
         assert len(job.stderr.read().splitlines()) == 1  # the price, before the program began
+
+
+@pytest.mark.long
+def test_one_rank_of_several_is_recorded_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "capture_ranks.py", "{ready}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with run_program((*TPMON, "run", "--kineto", "--", *command), tmp_path / "ready", 2) as program:
+        folder = read_folder(program.pid)
+        try:
+            for rank in (1, 0):
+                out = tmp_path / f"out{rank}"
+                code, told, said = capture(
+                    program.pid, "--rank", str(rank), "--steps", "3", "--out", str(out)
+                )
+                assert (code, told["state"], told["backend"], told["notes"]) == (
+                    0,
+                    "done",
+                    FROM_KINETO,
+                    [],
+                ), said
+                (file,) = told["files"]
+                assert (file["rank"], file["steps"]) == (rank, 3)
+                found = read_told(file["path"])
+                assert (found.marks, found.optimizer, found.wrong) == ((0, 1, 2), 3, ())
+                own = sorted(int(name[9:]) for name in found.names if name.startswith("own step "))
+                assert own == list(range(own[0], own[0] + 3))
+                trained = (tmp_path / "ready" / f"losses-{1 - rank}").stat().st_size
+                assert wait_until(
+                    lambda rank=rank, was=trained: (
+                        (tmp_path / "ready" / f"losses-{1 - rank}").stat().st_size > was
+                    )
+                )
+        finally:
+            shutil.rmtree(folder)
 
 
 @pytest.mark.long
