@@ -14,6 +14,7 @@ from typing import Any
 from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
 from tpmon.capture.kineto_capture import Around, try_kineto
+from tpmon.capture.leftovers import NEW_FOLDER, sweep, write_host
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
 from tpmon.capture.offers import advise_on_slot, read_hook
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, gather
@@ -183,7 +184,10 @@ def capture_job(
     for member in members:
         _check_nsys(member, asked)
     name, folder = _choose_place(members[0].identity.pid, job, asked)
-    _check_above(locate(members[0].identity.pid, folder).here)
+    here = locate(members[0].identity.pid, folder).here
+    _check_above(here)
+    for left in sweep(folder) if here == folder else []:
+        tell(f"removed {left}, which a tpmon that was killed left")
     wanted = CaptureAsked(
         asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
     )
@@ -329,13 +333,12 @@ def _offer(error: NoHookError, job: Job, pid: int) -> UsageError:
 def _choose_place(pid: int, job: Job, asked: Asked) -> tuple[str, str]:
     """Return the name of the files, and the folder as the training sees it."""
     when = time.strftime("%Y%m%d-%H%M%S")
-    stem = "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in socket.gethostname())[:60]
-    name = f"{stem.strip('.-_') or 'host'}-{job.root.pid}"
+    name = f"{write_host()}-{job.root.pid}"
     if asked.out:
         return name, os.path.abspath(asked.out)
     apart = locate(pid, "/").here != "/"
     base = "/tmp" if apart else os.getcwd()  # noqa: S108 the one folder that every container has
-    return name, os.path.join(base, f"tpmon-capture-{name}-{when}")
+    return name, os.path.join(base, f"{NEW_FOLDER}{name}-{when}")
 
 
 def _locate(bus: Bus, folder: str) -> Place:

@@ -22,6 +22,7 @@ import pytest
 from tests.captures import read_told
 from tests.programs.conftest import READY_S, TORCHRUN, run_program
 from tests.waiting import wait_until
+from tpmon.capture.leftovers import name_part
 
 pytestmark = [
     pytest.mark.torch,
@@ -269,7 +270,7 @@ def test_a_profiler_of_the_program_takes_over_and_is_whole(tmp_path: Path) -> No
             target=lambda: done.append(capture(job.pid, "--steps", "600", "--out", str(tmp_path / "out")))
         )
         thread.start()
-        part = tmp_path / "out" / f"kineto-{job.pid}.part"
+        part = tmp_path / "out" / name_part(job.pid)
         while not (part.is_dir() and any(one.startswith("trace") for one in os.listdir(part))):
             assert thread.is_alive(), done
         os.kill(job.pid, signal.SIGUSR1)
@@ -283,3 +284,25 @@ def test_a_profiler_of_the_program_takes_over_and_is_whole(tmp_path: Path) -> No
         assert job.poll() is None
         code, told, said = capture(job.pid, "--steps", "2", "--out", str(tmp_path / "out"))
         assert (code, told["state"]) == (0, "done"), said
+
+
+@pytest.mark.long
+def test_what_a_killed_tpmon_left_goes_with_the_next_capture(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with training() as job:
+        part = out / name_part(job.pid)
+        with subprocess.Popen(
+            [*TPMON, "capture", str(job.pid), "--steps", "300", "--out", str(out)],
+            env=ENVIRONMENT,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as tool:
+            assert tool.stderr is not None
+            assert any("recording 300 updates" in line for line in tool.stderr)
+            tool.kill()
+        assert part.is_dir()
+        code, told, said = capture(job.pid, "--steps", "2", "--out", str(out))
+        assert (code, told["state"]) == (0, "done"), said
+        assert f"removed {part}, which a tpmon that was killed left" in said
+        assert os.listdir(out) == [os.path.basename(told["files"][0]["path"])]
+        assert job.poll() is None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from tpmon.capture.kineto import Order, is_sayable
 from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
+from tpmon.capture.leftovers import hold, name_part
 from tpmon.capture.plan import say_count, size_window
 from tpmon.capture.plan_words import say_plan_of_kineto
 from tpmon.capture.running import is_running
@@ -75,7 +76,8 @@ class KinetoWindow:
         self._memory_left = memory_left
         self._agreed = agreed
         self._said = ""
-        self._folder = os.path.join(asked.folder, f"kineto-{client.process.pid}.part")
+        self._held = -1
+        self._folder = os.path.join(asked.folder, name_part(client.process.pid))
         if not is_sayable(self._folder):
             raise TakenError(
                 f"kineto cannot be told this folder: {asked.folder!r}",
@@ -129,6 +131,9 @@ class KinetoWindow:
         """Give the daemon's place back, and take the folder away."""
         self._daemon.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def _name_shortage(self, size: int) -> str:
         """Say that so many bytes do not fit into the memory that is left, "" where they do."""
@@ -161,12 +166,10 @@ class KinetoWindow:
         try:
             name = os.path.basename(self._folder)
             os.mkdir(name, 0o700, dir_fd=outer)
-            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
-            try:
-                if theirs:
-                    os.fchown(inner, owner.st_uid, owner.st_gid)
-            finally:
-                os.close(inner)
+            self._held = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+            hold(self._held)
+            if theirs:
+                os.fchown(self._held, owner.st_uid, owner.st_gid)
             if theirs and made:
                 os.fchown(outer, owner.st_uid, owner.st_gid)
         finally:
