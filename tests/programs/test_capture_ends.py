@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import importlib.util
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -13,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from tests.captures import read_told
-from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, training
+from tests.hooks import list_pages
+from tests.programs.capturing import ENVIRONMENT, HERE, ROOT, TPMON, capture, training
 from tests.programs.conftest import READY_S, run_program
 from tests.waiting import wait_until
 from tpmon.capture.bus import open_bus
+from tpmon.hook import wire
 from tpmon.hook import wire_capture as w
 from tpmon.model.known import is_known
 from tpmon.model.process import Identity
@@ -175,3 +181,59 @@ def test_coming_and_going_leaves_nothing_on_either_side() -> None:
         assert wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= theirs)
         with open(f"/proc/{pid}/status") as file:
             assert "State:\tZ" not in file.read()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_ADD_SEALS, _SEAL_WRITE = 1033, 0x8
+_KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
+
+
+def punch(descriptor: int) -> None:
+    """Drop the memory of a page, size kept, as fallocate(2) does."""
+    size = ctypes.c_int64(os.fstat(descriptor).st_size)
+    if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), size):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+RESIZES = {
+    "to nothing": lambda descriptor: os.ftruncate(descriptor, 0),
+    "to twice": lambda descriptor: os.ftruncate(descriptor, 2 * os.fstat(descriptor).st_size),
+    "by its path": lambda descriptor: os.truncate(f"/proc/self/fd/{descriptor}", 1),
+    "more": lambda descriptor: os.posix_fallocate(descriptor, os.fstat(descriptor).st_size, 4096),
+    "sealed anew": lambda descriptor: fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_WRITE),
+}
+WRITES = {
+    "written": lambda descriptor: os.pwrite(descriptor, b"x", 0),
+    "mapped": lambda descriptor: mmap.mmap(descriptor, os.fstat(descriptor).st_size),
+    "holes": punch,
+}
+
+
+def test_a_hostile_reader_cannot_take_the_pages_from_a_training(tmp_path: Path) -> None:
+    """Through the descriptors of the training itself, from another process, while it goes on."""
+    with training() as pid:
+        process = Identity(pid, read_stat(pid).start_ticks)
+        reader = StepReader()
+
+        def steps() -> int:
+            reading = reader.read_steps([process])[process]
+            assert is_known(reading), reading
+            return reading.counts.steps
+
+        before = steps()
+        for name, attacks in ((wire.TELEMETRY_NAME, {**RESIZES, **WRITES}), (wire.MAILBOX_NAME, RESIZES)):
+            pages = list_pages(pid, name)
+            assert pages
+            for path in pages:
+                descriptor = os.open(path, os.O_RDWR)
+                size = os.fstat(descriptor).st_size
+                for attack in attacks.values():
+                    with pytest.raises(PermissionError) as caught:
+                        attack(descriptor)
+                    assert caught.value.errno == errno.EPERM  # by the seals: the descriptor may be written to
+                assert os.fstat(descriptor).st_size == size
+                os.close(descriptor)
+        assert wait_until(lambda: steps() > before + 20, READY_S)
+        reader.close()
+        code, told, said = capture(pid, "--steps", "2", "--out", str(tmp_path / "out"))
+        assert (code, told["state"]) == (0, "done"), said
