@@ -83,7 +83,7 @@ def test_marks_of_neighbours_touch_and_hold_their_updates_also_in_doubles(tmp_pa
         trace.op(NODE, number * 1000.137 + 500, 100.01)
         update(trace, "SGD", number * 1000.137 + 800.003, 50.011)
     source, target = trace.write(tmp_path / "t.json"), tmp_path / "marked.json.gz"
-    assert write_marked(str(source), str(target), 600) == (500, "")
+    assert write_marked(str(source), str(target), 600).marks == 500
     events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
     ends = {
         kind: [(one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].startswith(kind)]

@@ -152,7 +152,7 @@ def write_marked(
             stream.write(f'"{_CONDITIONS}": {told},\n'.encode())
         stream.write(head[begin:cut])
         for number, mark in enumerate(marks, known_or(first, 0)):
-            stream.write(b"\n" + _write_mark(number, mark, updates.thread) + b",")
+            stream.write(b"\n" + _write_mark(number, mark, updates.thread, opens=mark is marks[0]) + b",")
         stream.write(head[cut:])
         shutil.copyfileobj(events, stream, 1 << 20)
     return Marked(len(marks), first, why)
@@ -163,11 +163,11 @@ def _round(time_ns: int, towards: float) -> float:
     return math.nextafter(time_ns / 1000, towards)
 
 
-def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id]) -> bytes:
+def _write_mark(number: int, mark: Mark, thread: tuple[Id, Id], *, opens: bool) -> bytes:
     process, tid = thread
     # Readers add these as doubles, which at this size are 1 ns apart: a step may not end in the next one, nor
     # before the update that ends it, nor the first begin after its first event. A difference is exact.
-    start = _round(mark.start, math.inf if number else -math.inf)
+    start = _round(mark.start, -math.inf if opens else math.inf)
     end = _round(mark.end, math.inf)
     event = {
         "ph": "X", "cat": "user_annotation", "name": f"{STEP}{number}", "pid": process, "tid": tid,
