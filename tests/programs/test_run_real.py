@@ -84,3 +84,56 @@ def test_ranks_under_torchrun_have_the_hook_and_nobody_else_looks_like_one(tmp_p
                 os.kill(pid, signal.SIGKILL)
         assert job.stdout is not None
         assert job.stdout.read() == b""
+
+
+def test_the_exported_file_puts_the_hook_into_a_training_that_is_captured(tmp_path: Path) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "hook.zip"
+    script.write_text(PROGRAM)
+    subprocess.run(
+        [sys.executable, "-m", "tpmon", "hook", "export", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(file), "PYTHONWARNINGS": "ignore"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as job:
+        reader = StepReader()
+        process = Identity(job.pid, read_table()[job.pid].start_ticks)
+
+        def trains() -> bool:
+            reading = reader.read_steps([process])[process]
+            return is_known(reading) and reading.counts.steps > 20 and reading.state is HookState.RUNNING
+
+        try:
+            assert wait_until(trains, READY_S)
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "tpmon",
+                    "capture",
+                    str(job.pid),
+                    "--steps",
+                    "2",
+                    "--out",
+                    str(tmp_path / "out"),
+                ],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=READY_S,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert len(os.listdir(tmp_path / "out")) == 1
+        finally:
+            reader.close()
+            for pid in (*find_descendants(job.pid, read_table()), job.pid):
+                os.kill(pid, signal.SIGKILL)
+        assert job.stdout is not None
+        assert job.stdout.read() == b""
