@@ -2,7 +2,7 @@
 
 Options: --profile PATH begins a torch profiler of its own at SIGUSR1 and writes its trace there, then says "profiled".
 --steps N ends after so many and prints the losses as JSON. --compiled trains a compiled model. --loader takes batches
-from a DataLoader. Each forward is in a range that says of which step it is, from 1 on.
+from a DataLoader. Each forward is in a range that says of which step it is, from 0 on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
             began = step
         optimizer.zero_grad()
         batch = next(batches) if asked.loader else data
-        with torch.profiler.record_function(f"forward of step {step + 1}"):
+        with torch.profiler.record_function(f"forward of step {step}"):
             loss = run(batch).pow(2).mean()
         loss.backward()
         optimizer.step()

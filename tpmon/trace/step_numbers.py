@@ -1,7 +1,8 @@
 """Number the steps of a trace as the loop counted them, by when the ends of its steps were noted. Pure.
 
 kineto does not know which step it records. The hook notes when each step ended; the trace says when. Both are
-times of the machine, so that the step in which an update falls is the one after the last that had ended.
+times of the machine, so that as many steps had ended before an update as its own has the number, from 0 on,
+as the marks of the hook's own recordings have.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Counted:
 def number_first(
     spans_ns: Sequence[tuple[int, int]], base_ns: int | None, counted: Counted | Missing
 ) -> Known[int]:
-    """Return which step of the loop, from 1 on, the first span is.
+    """Return which step of the loop, from 0 on, the first span is.
 
     Each span ends with an update; they are in ns after ``base_ns``, which is since the epoch.
     """
@@ -71,4 +72,4 @@ def _number(base_ns: int, span_ns: tuple[int, int], counted: Counted) -> Known[i
     after = next((steps for steps in counted.steps[at:] if steps != before), None)
     if after is None:
         return _AFTER
-    return before + 1 if after == before + 1 else _SHARED
+    return before if after == before + 1 else _SHARED
