@@ -26,7 +26,7 @@ from tpmon.model.verdict import BEFORE_THE_END, IN_WORDS, TABLE, Confidence, Kin
 from tpmon.model.window import pulse_of
 from tpmon.ui.cells import width_of
 from tpmon.ui.evidence import fit_widths, paint_evidence
-from tpmon.ui.paint_verdict import kind_ink, paint_headline, paint_verdict, share_lines
+from tpmon.ui.paint_verdict import kind_ink, paint_headline, paint_try, paint_verdict, share_lines
 from tpmon.ui.paint_verdict_full import paint_verdict_in_full
 from tpmon.ui.panes import paint_screen
 from tpmon.ui.view import Ink, Overlay, Pane, Size
@@ -366,3 +366,23 @@ def test_the_smallest_screen_keeps_the_state_over_the_verdict(row):
     lines = screen(make_finding(kind=row.kind, cause=cause), 20, 5, overlay=Overlay.VERDICT)
     assert lines[0].split()[:3] == ["LIVE", "1", "s"]
     assert row.kind.value.upper()[:15] in lines[1] + lines[2]
+
+
+PASTED = "give each worker one thread:\ndef one_thread(worker_id):\n    cv2.setNumThreads(0)  # where cv2 is used at all"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_code_keeps_what_it_is_indented_by_in_every_part_of_a_line(width):
+    finding = make_finding(try_=PASTED, also_try=(PASTED,))
+    lines = ["".join(text for text, _ in line) for line in paint_try(finding, width)]
+    place = next(n for n, line in enumerate(lines) if "def one_thread" in line)
+    at = lines[place].index("def")
+    assert lines[place + 1][at:].startswith("    cv2.set")
+    if width == 40:
+        assert lines[place + 2][at:].startswith("    ")
+    full = [
+        "".join(text for text, _ in line)
+        for line in paint_verdict_in_full(make_any_view(make_frame(verdict=finding)), width)
+    ]
+    also = next(n for n, line in enumerate(full) if "def one_thread" in line and n > full.index(" also try"))
+    assert full[also + 1].index("cv2") == full[also].index("def") + 4

@@ -130,3 +130,9 @@ def _head_of(text: str, width: int) -> str:
     while len(taken) > 1 and width_of(taken) > width:
         taken = taken[:-1]
     return taken
+
+
+def wrap_indented(text: str, width: int) -> list[str]:
+    """Break a line of code as ``wrap_all`` does; what it is indented by stands before each of its parts."""
+    indent = " " * min(len(text) - len(text.lstrip(" ")), width // 3)
+    return [f"{indent}{part}" for part in wrap_all(text, width - len(indent))]

@@ -21,7 +21,17 @@ from tpmon.model.verdict_words import (
     say_since_in_full,
     shorten,
 )
-from tpmon.ui.cells import CUT_MARK, cut, fit_line, line_width, pad_line, width_of, wrap, wrap_all
+from tpmon.ui.cells import (
+    CUT_MARK,
+    cut,
+    fit_line,
+    line_width,
+    pad_line,
+    width_of,
+    wrap,
+    wrap_all,
+    wrap_indented,
+)
 from tpmon.ui.evidence import AGE_WIDTH, NARROW, Widths, cut_value, fit_widths, paint_evidence
 from tpmon.ui.ink import DOT
 from tpmon.ui.view import Ink, Line, Size, Span, ViewState
@@ -85,7 +95,7 @@ def paint_try(finding: Finding, width: int) -> list[Line]:
         return []
     ceiling = say_ceiling(finding) if is_known(finding.ceiling) else ""
     room = max(8, width - 2 - len(TRY))
-    texts = [text for line in tried for text in wrap_all(line, room)]
+    texts = [text for line in tried for text in wrap_indented(line, room)]
     lines: list[list[Span]] = [
         [(f" {' ' * len(TRY) if n else TRY}", Ink.TITLE), (text, Ink.STRONG)] for n, text in enumerate(texts)
     ]

@@ -17,7 +17,7 @@ from tpmon.model.verdict_words import (
     say_since_in_full,
     say_value,
 )
-from tpmon.ui.cells import CUT_MARK, cut, fit_line, width_of, wrap_all
+from tpmon.ui.cells import CUT_MARK, cut, fit_line, width_of, wrap_all, wrap_indented
 from tpmon.ui.evidence import fit_widths, say_age, write_reading
 from tpmon.ui.moments import say_moment
 from tpmon.ui.paint_verdict import TRY, flow, kind_ink, paint_try
@@ -89,7 +89,7 @@ def _paint_also(finding: Finding, room: int) -> list[Line]:
     """Paint what else may help; what is pasted stands set in below what it is for."""
     lines: list[Line] = []
     for texts in list_also(finding):
-        pieces = [piece for text in texts for piece in wrap_all(text, room - 1)]
+        pieces = [piece for text in texts for piece in wrap_indented(text, room - 1)]
         lines += [((f" {'    ' if n else '  '}{piece}", Ink.PLAIN),) for n, piece in enumerate(pieces)]
     return [((" also try", Ink.TITLE),), *lines] if lines else []
 
