@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.programs.causes.running import end_tree
@@ -46,11 +46,17 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Row:
-    """Hold a loop, the packages that it needs besides torch, and how many ranks it has."""
+    """Hold a loop, the packages that it needs besides torch, and how many ranks it has.
+
+    ``launcher`` is a module that starts the script, with its flags, "" for none or torchrun; ``loop`` is
+    set where two rows share one.
+    """
 
     name: str
     packages: tuple[str, ...] = ()
     ranks: int = 1
+    launcher: str = ""
+    loop: str = ""
 
 
 ROWS = (
@@ -60,6 +66,12 @@ ROWS = (
     Row("compiled"),
     Row("lightning", ("lightning",)),
     Row("accelerate", ("accelerate",)),
+    Row(
+        "accelerate launch",
+        ("accelerate",),
+        launcher="accelerate.commands.launch --cpu --num_processes 1",
+        loop="accelerate",
+    ),
     Row("dispatched", ("accelerate",), ranks=2),
     Row("hf_trainer", ("transformers", "accelerate")),
     Row("deepspeed", ("deepspeed",), ranks=2),
@@ -146,7 +158,9 @@ def write_command(row: Row, python: str) -> list[str]:
     start = [sys.executable, "-m", "tpmon", "run", "--", python]
     if row.ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(row.ranks)]
-    return [*start, str(LOOPS), row.name]
+    elif row.launcher:
+        start += ["-m", *row.launcher.split()]
+    return [*start, str(LOOPS), row.loop or row.name]
 
 
 def run_row(row: Row, python: str) -> list[str]:
@@ -176,7 +190,10 @@ def run_row(row: Row, python: str) -> list[str]:
     output, errors = (one.decode(errors="replace") for one in said)
     told = parse_told(output)
     if len(told) == row.ranks and loop.returncode == 0:
-        return [one.write() for one in told]
+        return [
+            replace(one, name=f"{one.name}, by {row.name}").write() if row.loop else one.write()
+            for one in told
+        ]
     print(output[-2000:], errors[-4000:], sep="\n", file=sys.stderr)
     return [f"| {row.name} | ended with {loop.returncode} | | | | | no |"]
 
