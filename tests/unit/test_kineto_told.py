@@ -222,9 +222,9 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path)
     beside = Told(json.dumps({"torch": "2"}), json.dumps({**ends, "at_update": False}))
     marked = mark_steps(str(source), str(target), 3, beside)
     assert is_known(marked)
-    assert (marked.marks, marked.first) == (3, 41)
+    assert (marked.marks, marked.first) == (3, 40)
     with gzip.open(target) as file:
         written = json.load(file)
-    assert written["tpmon"] == {"torch": "2", "first_step": 41}
+    assert written["tpmon"] == {"torch": "2", "first_step": 40}
     names = [one["name"] for one in written["traceEvents"] if one["name"].startswith("ProfilerStep#")]
-    assert names == ["ProfilerStep#41", "ProfilerStep#42", "ProfilerStep#43"]
+    assert names == ["ProfilerStep#40", "ProfilerStep#41", "ProfilerStep#42"]
