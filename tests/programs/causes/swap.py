@@ -36,7 +36,7 @@ if read_free_swap_mb() < 2 * table_mb:
     program.cannot(f"no swap with room for {2 * table_mb} MiB")
 if not program.fix:
     try:
-        enter_memory_limit((table_mb // 2 + 512) * MB)  # half of the table, and torch
+        enter_memory_limit((table_mb // 2 + 256) * MB)  # half of the table, and torch
     except RefusedError as error:
         program.cannot(str(error))
 table = torch.ones(table_mb * MB // 4096, 1024)
