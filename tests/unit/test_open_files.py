@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import child
 from tests.dumps import IN_LOCK, make_rank, make_worker
 from tests.frames import NOW
 from tests.hanging import conclude, run, stand
@@ -131,21 +132,32 @@ def test_workers_that_have_just_started_take_the_word_of_an_old_log_back():
     assert run(young)[-1].frame.verdict.kind is not Kind.HUNG
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("a", True), ("w", False), ("r+", False)])
+HOLDS = """
+file = open(sys.argv[1], sys.argv[2])
+file.write(sys.argv[3])
+file.flush()
+say("up")
+hear()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "expected"),
+    [("a", "{}", True), ("w", "{}", False), ("r+", "{}", False), ("a", "", False)],
+)
 def test_a_file_that_is_appended_to_is_a_journal_and_an_empty_one_is_none(
-    tmp_path: Path, mode: str, expected: bool
+    tmp_path: Path, mode: str, text: str, expected: bool
 ):
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with (tmp_path / "metrics.jsonl").open(mode) as one:
-        one.write("{}\n")
-        one.flush()
-        if read_mount(os.getpid(), one.fileno(), "/proc")[1] not in open_files.LOCAL:
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    # In a process of its own: the output of this one may be a file that make has opened for appending.
+    with child(HOLDS, str(path), mode, text) as one:
+        fd = next(fd for fd, name in list_written(one.pid) if name == str(path))
+        if read_mount(one.pid, fd, "/proc")[1] not in open_files.LOCAL:
             pytest.skip("the folder of this test is on no local file system")
-        assert is_journal(os.getpid(), one.fileno(), one.name) is expected
-        assert read_newest_write([os.getpid()]).journal is expected
-    with (tmp_path / "errors.log").open("a"):
-        assert read_newest_write([os.getpid()]).journal is False
-    assert is_journal(os.getpid(), -1, "/runs/7/events.out.tfevents.1772.host.7.0")
+        assert is_journal(one.pid, fd, str(path)) is (mode == "a")
+        assert read_newest_write([one.pid]).journal is expected
+    assert is_journal(one.pid, -1, "/runs/7/events.out.tfevents.1772.host.7.0")
 
 
 def test_flags_of_a_descriptor_are_read_as_the_kernel_writes_them():
