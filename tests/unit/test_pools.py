@@ -146,9 +146,9 @@ hear()
 """
 
 
+@pytest.mark.torch
 def test_where_threads_began_decides_between_two_libraries_that_are_mapped():
     pytest.importorskip("numpy")
-    pytest.importorskip("torch")
     with child(TWO_LIBRARIES) as one:
         tids = [int(name) for name in os.listdir(f"/proc/{one.pid}/task")]
         if platform.machine() != "x86_64":
