@@ -86,7 +86,8 @@ def run_remedy(row: Row, seed: int) -> Gain:
     with run_program(row, seed) as running:
         before = running.measure_rate(RATE_S)
         verdict = diagnose(running.pid, row.watch_s)
-    ceiling = str(verdict.document.get("ceiling", ""))
+    stated = verdict.document.get("ceiling", "")
+    ceiling = stated if isinstance(stated, str) else "not known"
     number = NUMBER_X.search(ceiling)
     with run_program(row, seed, "--fix") as running:
         time.sleep(SETTLE_S)
