@@ -79,4 +79,5 @@ def test_loops_of_several_ranks_are_started_by_torchrun_under_tpmon_run() -> Non
         command = write_command(row, "/x/python")
         assert command[1:5] == ["-m", "tpmon", "run", "--"]
         assert ("torch.distributed.run" in command) == (row.ranks > 1)
-        assert command[-1] == row.name
+        assert command[-1] == (row.loop or row.name)
+        assert ("accelerate.commands.launch" in command) == (row.name == "accelerate launch")
