@@ -134,6 +134,9 @@ def test_twenty_captures_in_a_row_take_no_more_memory_than_the_first(tmp_path: P
     assert (report["threads"], report["problem"]) == (1, "")
 
 
+ONCE = "gpuGetDeviceCount failed"
+
+
 @pytest.mark.long
 def test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_what_it_ever_wrote(
     tmp_path: Path,
@@ -149,7 +152,9 @@ def test_torch_writes_nothing_for_a_capture_and_for_the_programs_own_profiler_wh
     assert done.returncode == 0, done.stderr
     nothing, before, captured, after = done.stderr.split("== ")
     assert (nothing, captured) == ("", "captured\n")
-    assert before.count("\n") == after.count("\n") > 1
+    # A CUDA build without a driver says once that it asked for the cards.
+    lines = [[one for one in said.splitlines() if ONCE not in one] for said in (before, after)]
+    assert len(lines[0]) == len(lines[1]) > 1
 
 
 @pytest.mark.long
