@@ -10,7 +10,7 @@ from tpmon.hook import wire
 from tpmon.hook.counts import SILENT_NS, Counts
 from tpmon.hook.surroundings import has_gradients_on
 
-_AT_ONCE_NS = 30_000
+_AT_ONCE_NS = 100_000
 """So soon after a batch the next is asked for: nothing was computed on it, they are drawn for one step."""
 
 _MOST_AT_ONCE = 1024
