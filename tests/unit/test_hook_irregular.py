@@ -56,6 +56,24 @@ def test_batches_that_a_training_draws_irregularly_are_no_evaluation(loop: Loop,
     assert one.data_ns / 1e6 >= 2 * (sum(counts) - counts[0])
 
 
+def test_batches_drawn_for_one_step_a_moment_apart_are_no_evaluation(loop: Loop) -> None:
+    """As Accelerate draws one for each rank, a step ahead, 30 to 100 us apart on a machine that is not fast."""
+
+    def draw_pair() -> None:
+        loop.batch(2)
+        loop.spend(0.06)
+        loop.batch(2)
+        loop.spend(1)
+
+    draw_pair()
+    for _ in range(20):
+        draw_pair()
+        loop.backward()
+        loop.update()
+    loop.stop()
+    assert (loop.steps.steps, loop.steps.eval_steps) == (20, 0)
+
+
 def test_an_evaluation_beside_such_a_training_is_one(loop: Loop) -> None:
     other = Batches(64)
     draw(loop, [1])

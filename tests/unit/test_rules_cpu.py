@@ -67,8 +67,10 @@ def test_a_quota_costs_the_cpu_time_that_is_wanted_and_not_given():
     cpu = {"budget_cores": 0.53, "throttled_ratio": 0.9, "host_cores": 2}
     found = judge_quota(see(window(runnable=2.0, used_cores=0.53, **cpu)))
     assert found.share == pytest.approx(1 - 0.53 / 2)
-    many = judge_quota(see(window(runnable=24.0, used_cores=0.5, **cpu)))
-    assert many.share == pytest.approx(0.75), "two CPUs give no more than two"
+    many = judge_quota(see(window(runnable=24.0, used_cores=0.53, **cpu)))
+    assert many.share == found.share, "two CPUs give no more than two"
+    beside = judge_quota(see(window(runnable=2.0, used_cores=0.2, **cpu)))
+    assert beside.share == found.share, "what a neighbour takes of the quota a larger one does not give back"
     assert not is_known(judge_quota(see(window(runnable=0.5, used_cores=0.5, **cpu))).share)
 
 

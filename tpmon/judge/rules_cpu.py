@@ -53,6 +53,9 @@ CROWDED_MARGIN = 1.0
 TENANT_RATIO = 0.25
 
 
+_NOT_DATED = Missing("read once a minute")
+
+
 HIDDEN = ", hidden: the GPUs are full, so it costs 0)"
 
 
@@ -84,13 +87,16 @@ def _is_waited_for(scene: Scene) -> bool:
 
 
 def _find_withheld(scene: Scene) -> Known[float]:
-    """Return the share of the CPU time that the job's threads want, on this machine, and do not get."""
-    if not is_known(scene.runnable) or not is_known(scene.used):
+    """Return the share of the CPU time that the job's threads want, on this machine, that the quota keeps.
+
+    What neighbours take of the quota itself would not come back with a larger one.
+    """
+    if not is_known(scene.runnable) or not is_known(scene.used) or not is_known(scene.budget):
         return Missing("what its threads want and get was not read")
-    wanted = min(scene.runnable, float(scene.frame.cpu.host_cores))
-    if scene.used <= 0 or wanted <= scene.used:
-        return Missing("its threads want no more than they get")
-    return 1 - scene.used / wanted
+    wanted, given = min(scene.runnable, float(scene.frame.cpu.host_cores)), max(scene.used, scene.budget)
+    if given <= 0 or wanted <= given:
+        return Missing("its threads want no more than the quota gives")
+    return 1 - given / wanted
 
 
 def judge_quota(scene: Scene) -> Answer:
@@ -196,11 +202,7 @@ def judge_oversubscription(scene: Scene) -> Answer:
             reading("pool demand / budget", pool, "x", "schedstat", frame.ages_s.threads),
             read_waiting(scene),
             reading("budget", scene.budget, "CPUs", frame.cpu.budget_reason, frame.ages_s.cpu),
-            *(
-                (Evidence("library", IN_WORDS, "", library, "threads, maps", frame.ages_s.threads),)
-                if library
-                else ()
-            ),
+            *((Evidence("library", IN_WORDS, "", library, "threads, maps", _NOT_DATED),) if library else ()),
             *_set_threads(scene),
         ),
         observed=frozenset((Need.POOL_IN_WORKERS if cause == "worker-pool" else Need.POOL_IN_RANK,)),

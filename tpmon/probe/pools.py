@@ -69,11 +69,15 @@ def find_mapping(mappings: Sequence[Mapping], address: int) -> str:
 
 def name_start(mappings: Sequence[Mapping], words: Sequence[int]) -> str:
     """Name the library in which a thread began, from the words at the far end of its stack; "" for none."""
+    named = [
+        (one.start, one.end, name)
+        for one in mappings
+        if (name := name_library(one.path) or ("torch" if _TORCH.search(one.path) else ""))
+    ]
     for word in words:
-        path = find_mapping(mappings, word)
-        named = name_library(path) or ("torch" if _TORCH.search(path) else "")
-        if named:
-            return named
+        for start, end, name in named:
+            if start <= word < end:
+                return name
     return ""
 
 
