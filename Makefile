@@ -20,7 +20,7 @@ HAS_TORCH := -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
 
 .DEFAULT_GOAL := help
 .PHONY: help setup torch-for-demo torch-of-python torch-for-tests demo test test-long check lint types docs-tests docs goldens \
-        bench-cost bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-faults test-pythons test-tensorboard
+        bench-cost bench-judge bench-stacks bench-harm bench-hook bench-trace verdicts hangs bench-share bench-switch test-gpu test-frameworks test-faults test-pythons test-tensorboard
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ goldens: setup ## write the golden pictures and docs/screens.md anew; read the d
 
 bench-cost: torch-for-tests ## what tpmon costs on 137 processes and 3,000 threads (docs/overhead.md)
 	@$(BIN)/python -m tests.budget.bench_cost
+
+bench-judge: setup ## what one verdict costs, by the processes of the job (docs/overhead.md)
+	@$(BIN)/python -m tests.budget.bench_judge
 
 bench-stacks: torch-for-tests ## what sampling stacks costs, with and without it
 	@$(BIN)/python -m tests.budget.bench_stacks

@@ -78,7 +78,7 @@ RULES: tuple[Rule, ...] = with_hooks(
 )
 ENDS: frozenset[Key] = frozenset((Kind.IDLE, cause) for cause in END_CAUSES.values())
 LARGE_JOB_S = 2.5
-"""With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 5 to 10 ms."""
+"""With more than MANY_PROCESSES a verdict stands for so long: judging 137 processes takes 6 ms (ADR 0016)."""
 SETTLED_JUDGED_S = 1.5
 """A settled verdict stands for so long, that is for every second Frame of one second."""
 OTHER_WEIGHT = 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from math import sqrt
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ class Share:
     samples: int
 
 
+@lru_cache(maxsize=1024)
 def share_of(count: float, samples: float, design: float = DESIGN) -> Share:
     """Return the share of ``count`` in ``samples``; ``design`` samples count as one independent one.
 

@@ -6,14 +6,13 @@ not, a read that does not return and a worker that is gone are named after 25 s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_causes import needs_of_words
 from tpmon.judge.hang_memory import MOST_AGE_S
 from tpmon.judge.hang_watch import PATIENCE_S, find_excuse, is_looking, judge_hang
 from tpmon.judge.io_waits import is_io_wait
 from tpmon.judge.meant_waits import HANG_AFTER_S
+from tpmon.judge.once import Once
 from tpmon.judge.scene import RankScene, Scene, WorkerScene, ranks_on
 from tpmon.judge.stillness import (
     QUIET_WORKER_DEMAND,
@@ -29,7 +28,6 @@ from tpmon.model.process import CANNOT_END, MAY_END, ProcessSample, Role
 from tpmon.model.stop_words import say_stop
 from tpmon.model.verdict import Evidence, Kind
 
-"""How long a process must be stopped: a debugger that only looks is gone sooner."""
 SIBLINGS_S = 10.0
 """Time within which the workers of one loader start."""
 LOST_READINGS = 3
@@ -46,17 +44,22 @@ def held_ns_of(scene: Scene, unchanged_s: Known[float]) -> Applicable[int]:
     return scene.frame.taken_ns - int(min(unchanged_s, MOST_AGE_S) * 1e9)
 
 
-def _members(scene: Scene) -> Iterator[tuple[RankScene, ProcessSample, str]]:
-    """Yield every rank and worker with its rank and its name, ranks first."""
+def _list_members(scene: Scene) -> tuple[tuple[RankScene, ProcessSample, str], ...]:
+    """Return every rank and worker with its rank and its name, ranks first."""
+    names = {rank.process.pid: name_rank(rank) for rank in scene.ranks}
+    found = [(rank, rank.process, names[rank.process.pid]) for rank in scene.ranks]
     workers = {process.pid: process for process in scene.frame.processes if process.role is Role.WORKER}
-    for rank in scene.ranks:
-        yield rank, rank.process, name_rank(rank)
     for rank in scene.ranks:
         for worker in rank.workers:
             process = workers.get(worker.pid)
             if process is not None:
                 number = f" {worker.number}" if is_known(worker.number) else ""
-                yield rank, process, f"worker{number} ({worker.pid}) of {name_rank(rank)}"
+                name = f"worker{number} ({worker.pid}) of {names[rank.process.pid]}"
+                found.append((rank, process, name))
+    return tuple(found)
+
+
+_members = Once(_list_members)
 
 
 def _stopped_s(scene: Scene, pid: int) -> float:
@@ -102,8 +105,7 @@ def _are_all_stopped(scene: Scene) -> bool:
     return len(scene.ranks) > 1 and all(is_stopped(rank.process) for rank in scene.ranks)
 
 
-def judge_stopped(scene: Scene) -> Answer:
-    """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
+def _judge_stopped(scene: Scene) -> Answer:
     unread, passed = "", "stopped processes (none)"
     for rank, process, name in _members(scene):
         how = say_stop(process)
@@ -136,6 +138,14 @@ def judge_stopped(scene: Scene) -> Answer:
             held_ns=held_ns_of(scene, seconds),
         )
     return Unsure(unread) if unread else Cleared(passed)
+
+
+_stopped = Once(_judge_stopped)
+
+
+def judge_stopped(scene: Scene) -> Answer:
+    """Suspect a stopped process: a rank, or a worker whose batch its rank waits for."""
+    return _stopped(scene)
 
 
 def _io_of(process: ProcessSample) -> str:
@@ -325,7 +335,7 @@ def judge_gpu_lost(scene: Scene) -> Answer:
 
 def judge_stacks(scene: Scene) -> Answer:
     """Suspect a hang whose cause the stacks of all processes show; a stop and a lost card say more."""
-    for rule in (judge_stopped, judge_gpu_lost):
+    for rule in (_stopped, judge_gpu_lost):
         answer = rule(scene)
         if isinstance(answer, Suspicion):
             return Cleared(f"hang ({answer.summary})")

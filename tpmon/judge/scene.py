@@ -189,11 +189,9 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
     demand, waiting, busy, calls, device, asked, faults = map(median_known, columns)
     rest = weigh_rest(states, [demand_of(one, _MAIN) for one in samples])
     shares = share_waits(waits, rest)
-    blocked = [
-        state == "D" or (is_known(words) and is_io_wait(words))
-        for state, words in zip(states, waits, strict=True)
-    ]
-    is_blocked = any(blocked)
+    # Most workers wait in the same few words for the whole span.
+    io_words = {words for words in set(waits) if is_known(words) and is_io_wait(words)}
+    blocked = sum(state == "D" or words in io_words for state, words in zip(states, waits, strict=True))
     return WorkerScene(
         pid=last.pid,
         number=last.worker,
@@ -201,8 +199,8 @@ def _see_worker(samples: Sequence[ProcessSample], frame: Frame) -> WorkerScene:
         waiting=waiting,
         busy_threads=busy,
         idle_ratio=shares.get(WORK_WAIT, 0.0) if shares else share_of(waits, str.isprintable),
-        blocked_ratio=rest * sum(blocked) / len(blocked),
-        io_waits=list_io_waits(states, waits) if is_blocked else (),
+        blocked_ratio=rest * blocked / len(samples),
+        io_waits=list_io_waits(states, waits) if blocked else (),
         waits=shares,
         stopped=last.state == "T" or is_known(last.frozen),
         read_calls_s=calls,

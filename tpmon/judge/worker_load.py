@@ -186,14 +186,20 @@ def _look_at_all(scene: Scene) -> dict[int, list[int]]:
             continue
         for process in frame.processes:
             count = counts.get(process.pid)
-            if count is not None and is_known(process.waits_for):
-                count[0] += process.waits_for == WORK_WAIT
+            if count is None:
+                continue
+            words = process.waits_for
+            if words == WORK_WAIT:
+                count[0] += 1
+                count[1] += 1
+            elif is_known(words):
                 count[1] += 1
         for loader in frame.loader:
             for queue in loader.queues:
                 count = counts.get(queue.pid)
-                if count is not None and is_known(queue.pending_bytes):
-                    count[2] += queue.pending_bytes > 0
+                pending = queue.pending_bytes
+                if count is not None and is_known(pending):
+                    count[2] += pending > 0
                     count[3] += 1
     return counts
 

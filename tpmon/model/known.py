@@ -49,9 +49,12 @@ Applicable = Union[T, Missing, NotApplicable]
 """A value, the reason why it was not read, or nothing because the question does not arise."""
 
 
+_UNREAD = (Missing, NotApplicable)
+
+
 def is_known(value: T | Missing | NotApplicable) -> TypeIs[T]:
     """Tell whether ``value`` was read."""
-    return not isinstance(value, (Missing, NotApplicable))
+    return not isinstance(value, _UNREAD)
 
 
 def known_or(value: T | Missing | NotApplicable, default: U) -> T | U:
