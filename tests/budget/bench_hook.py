@@ -33,7 +33,7 @@ HOT_TIMES = 2.7
 """How many times ``measure_plain`` the hook's functions take: 2.7 is the median of 20 pairs, 2.9 that of 32 (1.6 to 4.5)."""
 
 HOT_US = 2.0
-WARM_US = 10.0
+WARM_US = 16.0
 COLD_US = 50.0
 """Of a step that leaves the caches cold: 0.5 % of 10 ms (ADR 0013)."""
 IMPORT_MS = 5.0

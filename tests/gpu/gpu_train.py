@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import signal
 import sys
 import time
@@ -30,6 +31,16 @@ KERNEL_S = 120.0
 ROUND_S = 2.0
 """GPU work between two waits of a host that does nothing but wait."""
 SLEEP_CYCLES = 100_000_000
+TURN_S = 0.002
+"""Work of the host, and of the GPU, in a step that could do both at once."""
+HOST_S, SHORT_S = 0.010, 0.002
+"""Work of the host in a step, and of its GPU, which waits for it most of the time."""
+BLOCKS, BLOCK_BYTES = 16, 256 << 20
+"""Memory that a step gives back to the driver, as many blocks of so many bytes."""
+STREAM_BYTES = 1 << 30
+"""Of each of the three tensors that an addition reads or writes: no cache holds them."""
+PINNED_BYTES = 256 << 20
+"""Of one batch; a worker sends the same shared memory again and again, the pin thread copies it each time."""
 MOST_SECONDS = 240
 
 
@@ -170,12 +181,153 @@ def peg_host(device: torch.device) -> None:
             print("ready", flush=True)
 
 
+class OnHost(nn.Module):
+    """Compute in Python for so many seconds a forward, then queue so many seconds of matrix products."""
+
+    def __init__(self, device: torch.device, host_s: float, device_s: float) -> None:
+        super().__init__()
+        self.queue = make_products(device, device_s)
+        self.host_s = host_s
+
+    def forward(self) -> None:
+        count_for(self.host_s)
+        self.queue()
+
+
+def count_for(seconds: float) -> int:
+    """Count in Python, in lines of its own, for so many seconds."""
+    count, until = 0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for number in range(50):
+            count += number % 3
+        count -= 1
+    return count
+
+
+def make_products(device: torch.device, seconds: float) -> Callable[[], None]:
+    """Return what queues so many seconds of matrix products that fill the device."""
+    size, kind = (4096, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    product = torch.empty_like(left)
+    count = max(1, round(seconds / measure_s(lambda: torch.mm(left, right, out=product), device)))
+
+    def queue() -> None:
+        for _ in range(count):
+            torch.mm(left, right, out=product)
+
+    return queue
+
+
+def repeat(step: Callable[[], object]) -> None:
+    """Repeat a step for ever; say when it is steady."""
+    for number in itertools.count(1):
+        step()
+        if number == 20:
+            print("ready", flush=True)
+
+
+def prepare_between(device: torch.device) -> None:
+    """Compute 10 ms in Python between launches of 2 ms."""
+    queue = make_products(device, SHORT_S)
+
+    def step() -> None:
+        count_for(HOST_S)
+        queue()
+
+    repeat(step)
+
+
+def synchronize_each_step(device: torch.device) -> None:
+    """Do 2 ms on the host and 2 ms on the GPU in turn, because each step ends in ``synchronize()``."""
+    model = OnHost(device, TURN_S, TURN_S)
+
+    def step() -> None:
+        model()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    repeat(step)
+
+
+def copy_each_step(device: torch.device) -> None:
+    """Do the same in turn, because each step begins with a copy from pageable memory."""
+    from accelerate.utils import send_to_device
+
+    model = OnHost(device, TURN_S, TURN_S)
+    batch = torch.ones(1 << 18)
+
+    def step() -> None:
+        send_to_device(batch, device)
+        model()
+
+    repeat(step)
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Ask the driver for memory in each step and give it back: both wait for the GPU."""
+    queue = make_products(device, SHORT_S)
+    size = BLOCK_BYTES if device.type == "cuda" else 1 << 16
+
+    def step() -> None:
+        blocks = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(BLOCKS)]
+        queue()
+        del blocks
+        torch.cuda.empty_cache()
+
+    repeat(step)
+
+
+def stream_memory(device: torch.device) -> None:
+    """Add tensors that no cache holds: the card's memory is the limit, its tensor cores rest."""
+    size = (STREAM_BYTES if device.type == "cuda" else 1 << 20) // 4
+    left, right, total = (torch.ones(size, device=device) for _ in range(3))
+
+    def step() -> None:
+        torch.add(left, right, out=total)
+
+    repeat(step)
+
+
+class Shared(Dataset):
+    """Hand out the same shared memory as each batch: it costs its worker nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.batch = torch.ones(size, dtype=torch.uint8).share_memory_()
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.batch
+
+
+def pin_batches(device: torch.device) -> None:
+    """Let one pin-memory thread copy what the workers have in no time, and the GPU hardly work on it."""
+    is_cuda = device.type == "cuda"
+    loader = DataLoader(
+        Shared(PINNED_BYTES if is_cuda else 1 << 20), batch_size=None, num_workers=2, pin_memory=is_cuda
+    )
+    queue, batches = make_products(device, SHORT_S), iter(loader)
+
+    def step() -> None:
+        next(batches)[:1].to(device, non_blocking=True)
+        queue()
+
+    repeat(step)
+
+
 WAYS: dict[str, Callable[[torch.device], None]] = {
     "queue-work": queue_work,
     "fill-memory": fill_memory,
     "tiny-kernels": launch_tiny_kernels,
     "hang-in-kernel": hang_in_kernel,
     "peg-host": peg_host,
+    "python-between": prepare_between,
+    "synchronize": synchronize_each_step,
+    "copy": copy_each_step,
+    "empty-cache": give_memory_back,
+    "stream-memory": stream_memory,
+    "pin": pin_batches,
 }
 
 

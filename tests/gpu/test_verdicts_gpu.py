@@ -1,6 +1,8 @@
-"""On a machine with an NVIDIA GPU: three real runs that one reading alone would misjudge."""
+"""On a machine with an NVIDIA GPU: real runs that one reading alone would misjudge, and causes no CPU can make."""
 
 from __future__ import annotations
+
+import importlib.util
 
 import pytest
 
@@ -35,3 +37,32 @@ def test_ten_thousand_tiny_kernels_a_second_are_launch_bound() -> None:
     with train("tiny-kernels") as one:
         verdict = diagnose(one.pid)
     assert (verdict["kind"], verdict["cause"]) == ("launch-bound", "tiny-kernels"), verdict
+
+
+@pytest.mark.usefixtures("sampling_works")
+@pytest.mark.parametrize(
+    ("way", "kind", "cause"),
+    [
+        ("python-between", "launch-bound", "main-thread"),
+        ("synchronize", "sync-bound", "explicit"),
+        ("copy", "sync-bound", "implicit"),
+        ("empty-cache", "sync-bound", "allocator"),
+        ("pin", "data-bound", "pin"),
+    ],
+)
+def test_what_keeps_a_gpu_waiting_is_named(way: str, kind: str, cause: str) -> None:
+    if way == "copy" and importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed: a plain copy leaves no frame of its own")
+    with train(way) as one:
+        verdict = diagnose(one.pid)
+    assert (verdict["kind"], verdict["cause"]) == (kind, cause), verdict
+
+
+def test_additions_of_what_no_cache_holds_are_bound_by_the_memory_of_the_card() -> None:
+    with train("stream-memory") as one:
+        cards = run_tpmon("attach", str(one.pid), "--once", "--json")["gpus"]
+        verdict = diagnose(one.pid)
+    # Without the counters of GPM nothing tells memory from arithmetic, and the verdict says "gpu".
+    has_counters = all(isinstance(card["dram_pct"], (int, float)) for card in cards)
+    expected = "gpu-memory-bandwidth" if has_counters else "gpu"
+    assert (verdict["kind"], verdict["cause"]) == ("compute-bound", expected), verdict

@@ -189,6 +189,7 @@ def test_a_snapshot_is_asked_for_after_its_plan_was_agreed_to(
         assert (read_asked(pid) != 0, os.listdir(tmp_path)) == (True, [])
 
 
+@pytest.mark.long
 def test_t_under_an_nsys_that_can_end_the_run_offers_no_range(tmp_path: Path) -> None:
     nsys = tmp_path / "nsys"
     nsys.write_text('#!/bin/sh\nshift 3\n"$@"\n')
@@ -242,6 +243,7 @@ def test_t_says_how_a_run_without_a_hook_is_started_again(tmp_path: Path) -> Non
         assert (end.report, screen.stages()) == ((), [CaptureStage.ASKED, CaptureStage.ENDED])
 
 
+@pytest.mark.long
 def test_a_capture_begins_with_the_step_that_was_named(tmp_path: Path) -> None:
     with training() as pid:
         first = capture(pid, "--steps", "1", "--out", str(tmp_path / "first"))[1]["ranks"][0]["first_step"]
@@ -257,7 +259,9 @@ def test_a_capture_begins_with_the_step_that_was_named(tmp_path: Path) -> None:
             assert rank[name] > 1.0, "a step reads a batch of some milliseconds"
 
 
-@pytest.mark.parametrize("after", ["profiling one step", "recording step"])
+@pytest.mark.parametrize(
+    "after", [pytest.param("profiling one step", marks=pytest.mark.long), "recording step"]
+)
 def test_ctrl_c_takes_a_capture_back(tmp_path: Path, after: str) -> None:
     out = tmp_path / "out"
     with training() as pid:

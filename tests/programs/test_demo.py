@@ -149,7 +149,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess
         yield {name: pool.submit(run_alone, name, short) for name in names}
 
 
-SHORT = ("none", "slow-transform")
+SHORT = ("slow-transform",)
 """Tried by make test; the others by make test-long, and all of them by whoever starts the demo."""
 
 

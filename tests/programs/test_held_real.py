@@ -61,7 +61,7 @@ def goes_on(training: Running) -> bool:
     return wait_until(lambda: training.read_truth().steps > before, 60.0)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_frozen_training_is_hung_by_its_group_and_told_how_it_is_thawed(
     training: Running, version: int
 ) -> None:
@@ -121,6 +121,7 @@ def test_a_training_that_gdb_holds_names_gdb_its_pid_and_its_command(training: R
     assert goes_on(training)
 
 
+@pytest.mark.long
 def test_a_training_that_any_program_holds_names_it(training: Running) -> None:
     with traced_by([sys.executable, "-c", TRACE, str(training.pid)], training.pid) as holder:
         name = Path(f"/proc/{holder}/comm").read_text().strip()

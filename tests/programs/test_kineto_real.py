@@ -87,7 +87,11 @@ def read_folder(pid: int) -> str:
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--loader",), pytest.param(("--compiled",), marks=pytest.mark.long)],
+    [
+        pytest.param((), marks=pytest.mark.long),
+        ("--loader",),
+        pytest.param(("--compiled",), marks=pytest.mark.long),
+    ],
     ids=["eager", "a DataLoader", "compiled"],
 )
 def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, flags: tuple[str, ...]) -> None:

@@ -60,7 +60,21 @@ CASES = {
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=CASES, ids=str)
+SHORT = {
+    "test_dump_says_what_why_and_what_to_try": CASES,
+    "test_diagnose_judges_by_the_rest_and_says_what_it_could_not_see": ("raving",),
+}
+"""What make test tries with each of them, or with some, as it takes seconds; the others with all but "hanging"."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        short = SHORT.get(metafunc.function.__name__, ("missing", "failing", "raving"))
+        cases = [name if name in short else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+        metafunc.parametrize("case", cases, indirect=True)
+
+
+@pytest.fixture
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 

@@ -179,6 +179,7 @@ def test_a_process_that_is_not_there_is_3():
     assert done.stderr.splitlines()[1].startswith("Try: ")
 
 
+@pytest.mark.long
 def test_a_file_that_does_not_answer_holds_no_command(tmp_path: Path):
     file = tmp_path / "config" / "tpmon" / "config.toml"
     file.parent.mkdir(parents=True)

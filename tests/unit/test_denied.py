@@ -143,7 +143,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.long] if name == "silent" else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_the_pane_says_why_and_the_rest_lives(
     job: int, install: Install, monkeypatch: pytest.MonkeyPatch, case: Case
 ):

@@ -361,6 +361,7 @@ def test_a_dump_leaves_the_thread_of_the_loop_to_those_who_know_it(threaded):
     assert {thread.tid: thread.kind for thread in look.processes[0].threads}[tid] is ThreadKind.MAIN
 
 
+@pytest.mark.long
 def test_samples_of_a_while_are_of_the_thread_that_trains(threaded):
     one, tid = threaded
     me = member(one.pid)
