@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from tests.frames import make_frame, make_process, make_target
+from dataclasses import replace
+
+from tests.frames import make_cpu, make_frame, make_memory, make_process, make_target
 from tests.judging import make_phases, scene_of
-from tpmon.judge.advice import choose
+from tpmon.judge.advice import REMEDIES_FOR, choose
 from tpmon.judge.advice_facts import Facts
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.observe import observe
 from tpmon.judge.phases import Phase, RankPhases
 from tpmon.judge.suspicion import Suspicion
+from tpmon.model.host import ShmSample
 from tpmon.model.process import Setting
 from tpmon.model.verdict import Kind
 
@@ -74,3 +77,76 @@ def test_a_setting_counts_only_where_its_path_would_be_taken() -> None:
     assert is_seen("NCCL_SHM_DISABLE", 2, 2)
     assert not is_seen("NCCL_SHM_DISABLE", 1, 8)
     assert is_seen("TORCH_NCCL_BLOCKING_WAIT", 1, 8)
+
+
+def test_swap_that_nobody_touches_takes_no_remedy_away() -> None:
+    lies = make_frame(memory=make_memory(swap_bytes=1 << 30))
+    touched = make_frame(memory=make_memory(swap_bytes=1 << 30, major_faults_s=90.0, psi_some_pct=20.0))
+    assert Need.SWAP_USED not in observe(scene_of(lies), SUSPECT)
+    assert Need.SWAP_USED in observe(scene_of(touched), SUSPECT)
+
+
+def test_a_pool_is_large_where_more_of_its_threads_work_than_there_are_cores() -> None:
+    def is_seen(busy: int, budget: float) -> bool:
+        frame = make_frame(
+            processes=(make_process(busy_threads=busy),), cpu=make_cpu(budget_cores=budget, host_cores=8)
+        )
+        return Need.POOL_IN_RANK in observe(scene_of(frame), SUSPECT)
+
+    assert not is_seen(2, 2.0), "main thread and autograd's"
+    assert not is_seen(8, 8.0), "as many as there are cores"
+    assert is_seen(8, 4.0)
+
+
+def test_shared_memory_is_tight_by_its_size_or_by_what_a_batch_takes() -> None:
+    def is_seen(used: int, total: int) -> bool:
+        shm = ShmSample(path="/dev/shm", used_bytes=used, total_bytes=total)
+        return Need.SHM_TIGHT in observe(scene_of(make_frame(memory=make_memory(shm=shm))), SUSPECT)
+
+    assert not is_seen(300 << 30, 500 << 30), "a data set staged there leaves room for any batch"
+    assert is_seen(40 << 20, 64 << 20), "that of a container"
+
+
+def test_a_cache_that_is_read_again_and_again_is_a_limit_that_is_near() -> None:
+    frame = make_frame(memory=make_memory(used_bytes=3 << 30))
+    thrash = replace(SUSPECT, observed=frozenset((Need.REFAULTS_SEEN,)))
+    assert Need.MEMORY_FREE in observe(scene_of(frame), SUSPECT)
+    seen = observe(scene_of(frame), thrash)
+    assert Need.MEMORY_LIMIT_NEAR in seen
+    assert Need.MEMORY_FREE not in seen
+    chosen = choose(Kind.DATA_BOUND, "page-cache-thrash", seen, Facts())
+    assert next(one for one in chosen if one.remedy.id == "more-memory").certain
+
+
+def test_workers_are_capped_to_a_quota_only_where_there_are_more() -> None:
+    needs = frozenset((Need.QUOTA_THROTTLING, Need.WORKERS_PRESENT, Need.WORKERS_CPU_BOUND))
+
+    def ids(workers: int, observed: frozenset[Need] = needs) -> set[str]:
+        facts = Facts(ranks=1, quota_cores=8.0, workers_per_rank=workers)
+        return {one.remedy.id for one in choose(Kind.CPU_THROTTLED, "quota", observed, facts) if one.certain}
+
+    assert "fit-workers-to-quota" in ids(12)
+    assert "fit-workers-to-quota" not in ids(2)
+    assert "fit-workers-to-quota" not in ids(0, needs - {Need.WORKERS_PRESENT})
+
+
+def test_what_is_always_known_is_no_if() -> None:
+    slow = choose(Kind.DATA_BOUND, "one-slow-worker", frozenset(), Facts())
+    assert not any("stopped" in one.text for one in slow)
+    full = choose(Kind.COMPUTE_BOUND, "gpu", frozenset((Need.GPU_PRESENT,)), Facts())
+    assert "fp16-amp" not in {one.remedy.id for one in full}, "the name of the card says what it can"
+
+
+def test_bf16_is_no_advice_for_a_cpu() -> None:
+    assert "bf16" not in REMEDIES_FOR[(Kind.COMPUTE_BOUND, "cpu")]
+
+
+def test_to_validate_less_often_needs_a_validation_that_takes_a_share_of_the_time() -> None:
+    def is_seen(validation: float) -> bool:
+        rest = (1.0 - validation) / 2
+        ratios = {Phase.VALIDATION: validation, Phase.FORWARD: rest, Phase.BACKWARD: rest}
+        return Need.VALIDATES_OFTEN in see_needs(*(make_phases(ratios, pid) for pid in (4211, 4212)))
+
+    assert is_seen(0.4)
+    assert not is_seen(0.1)
+    assert not is_seen(1.0), "attached in the middle of one: how often it comes is not known"

@@ -107,11 +107,11 @@ def test_the_next_remedies_are_few_and_stand_behind_the_one_to_try() -> None:
     assert len(said) == 1 + MOST_ALSO
 
 
-def find_last(swap_bytes: tuple[int, ...]) -> tuple[Finding, list[str]]:
-    """Judge a starved run whose use of swap changes each second; return the verdict and all events."""
+def find_last(used_bytes: tuple[int, ...]) -> tuple[Finding, list[str]]:
+    """Judge a starved run whose use of memory changes each second; return the verdict and all events."""
     plain = make_second(0.7, [COMPUTES] * 2, cpu={"budget_cores": 8.0, "host_cores": 8})
     seconds = [
-        replace(plain, memory=replace(plain.memory, swap_bytes=swap_bytes[n % len(swap_bytes)]))
+        replace(plain, memory=replace(plain.memory, used_bytes=used_bytes[n % len(used_bytes)]))
         for n in range(30)
     ]
     frames, standing, events = line_up(seconds), Standing(), []
@@ -124,12 +124,13 @@ def find_last(swap_bytes: tuple[int, ...]) -> tuple[Finding, list[str]]:
 
 
 def test_remedies_that_come_and_go_are_no_event() -> None:
-    calm, once = find_last((0,))
-    swaps, same = find_last((1 << 20,))
-    assert calm.also_try != swaps.also_try
+    free, near = 2 << 30, 15 << 30
+    calm, once = find_last((free,))
+    tight, same = find_last((near,))
+    assert calm.also_try != tight.also_try
     assert is_known(calm.also_try)
     assert calm.try_ not in calm.also_try
-    assert find_last((0, 1 << 20))[1] == once == same
+    assert find_last((free, near))[1] == once == same
     assert len(once) == 1
 
 

@@ -254,11 +254,12 @@ def test_any_window_gives_a_verdict_of_the_table(frames: list[Frame]) -> None:
     assert all(value == value for value in _values(finding))  # noqa: PLR0124  # no NaN  # fmt: skip
 
 
-@pytest.mark.parametrize(("workers", "seconds_each"), [(8, 1), (128, 3)])
-def test_a_verdict_costs_few_milliseconds_a_second(workers: int, seconds_each: int) -> None:
-    """Promised are 2 ms (ADR 0016), held at 1.5 times that like every budget; more on a slow machine.
+@pytest.mark.parametrize(("workers", "limit_ms"), [(8, 3.0), (128, 12.0)])
+def test_a_verdict_costs_few_milliseconds(workers: int, limit_ms: float) -> None:
+    """Promised are 2 ms, and 6 ms for 129 processes, which are judged every third second (ADR 0016).
 
-    A job of 129 processes is judged every third second.
+    They are held at 1.5 times that like every budget, and the large one, whose Window is larger than the
+    caches, at twice that; more on a slow machine.
     """
     frames = starved(COMPUTES, workers=workers, seconds=60)
     standing = replace(run(frames)[-1].standing, judged_ns=0)  # so that no verdict stands for this Frame too
@@ -270,7 +271,7 @@ def test_a_verdict_costs_few_milliseconds_a_second(workers: int, seconds_each: i
         costs.append((time.process_time_ns() - began) / 1e6)
         assert judged.standing.judged_ns == frames[-1].taken_ns
     # The least of them: what others do on the machine only adds to it.
-    assert min(costs) <= 3.0 * seconds_each * slowness([measure_import() for _ in range(3)])
+    assert min(costs) <= limit_ms * slowness([measure_import() for _ in range(3)])
 
 
 def test_every_kind_has_an_exit_code() -> None:

@@ -29,7 +29,7 @@ from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackFrame
-from tpmon.model.verdict import Kind
+from tpmon.model.verdict import Kind, SinceIs
 
 # Starting
 
@@ -101,6 +101,18 @@ def test_age_alone_is_a_start_only_before_anything_else_is_seen():
     assert type(judge_starting(scene_of(fresh, [stepping]))) is Cleared
     waiting = replace(fresh, main_threads=(make_looks(batch_wait=10),))
     assert type(judge_starting(scene_of(waiting))) is Unsure
+
+
+def test_first_steps_and_imports_are_as_old_as_their_process_and_not_as_the_first_reading():
+    started = NOW - timedelta(seconds=14)
+    frames = hold(make_frame(processes=(make_process(started=started),), loader=()), 9)
+    standing = Standing()
+    for count in range(1, len(frames) + 1):
+        judged = judge(frames[:count], standing)
+        standing = judged.standing
+    finding = judged.frame.verdict
+    assert (finding.kind, finding.cause) == (Kind.STARTING, "first-steps")
+    assert (finding.since, finding.since_is) == (started, SinceIs.ONSET)
 
 
 # Paused

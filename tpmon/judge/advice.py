@@ -18,7 +18,15 @@ from tpmon.judge import (
     advice_storage,
 )
 from tpmon.judge.advice_entry import Chosen, Remedy
-from tpmon.judge.advice_facts import Facts, count_threads_in_free, fill, fill_paste, list_fields, size_loader
+from tpmon.judge.advice_facts import (
+    Facts,
+    count_threads_in_free,
+    fill,
+    fill_paste,
+    list_fields,
+    may_exceed_quota,
+    size_loader,
+)
 from tpmon.judge.advice_needs import Need
 from tpmon.model.known import NOT_APPLICABLE, NotApplicable, is_known, known_or
 from tpmon.model.verdict import Kind
@@ -94,7 +102,6 @@ REMEDIES_FOR: dict[tuple[Kind, Cause], tuple[str, ...]] = {
     (Kind.COMPUTE_BOUND, "cpu"): (
         "use-all-cores",
         "torch-compile",
-        "bf16",
         "channels-last",
         "more-cores",
         "pin-the-batch",
@@ -314,6 +321,8 @@ _ALWAYS_SEEN = frozenset(
         Need.NCCL_PATH_OFF,
         Need.FROZEN,
         Need.TRACED,
+        Need.STOPPED,
+        Need.FP16_CORES_ALONE,
     )
 )
 """What the process list and the driver always tell: not observed means that it is not so."""
@@ -342,6 +351,8 @@ def _fits(remedy: Remedy, observed: frozenset[Need], facts: Facts) -> bool:
         return False
     if "rank" in list_fields(remedy.title) and not is_known(facts.rank):
         return False  # nobody is to be sent to look at "rank R"
+    if remedy.caps_workers and not may_exceed_quota(facts):
+        return False
     if remedy.adds_threads and known_or(count_threads_in_free(facts), 2) <= 1:
         return False
     return not remedy.adds_workers or _more_workers_help(observed, facts)

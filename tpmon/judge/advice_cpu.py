@@ -81,11 +81,12 @@ REMEDIES = (
         applies="Workers use up the quota early in each period, and the training thread is "
         "stopped with them.",
         not_when="Workers wait for reads: they use no quota then.",
-        needs=(Need.QUOTA_THROTTLING, Need.WORKERS_CPU_BOUND),
+        needs=(Need.QUOTA_THROTTLING, Need.WORKERS_PRESENT, Need.WORKERS_CPU_BOUND),
         paste="num_workers={workers_in_quota},  # argument of DataLoader, for each rank",
         ceiling="the stalls in the middle of a step; the loading itself gets no faster",
         risk=Risk.NONE,
         proof="Fewer throttled periods at the same or higher samples/s.",
+        caps_workers=True,
     ),
     Remedy(
         id="widen-affinity",

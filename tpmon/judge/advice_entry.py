@@ -32,7 +32,8 @@ class Remedy:
     all ``needs`` were observed; an observed ``never_with`` rules it out, an observed ``first_with`` puts
     it before the others that are as certain. ``adds_workers`` marks what makes more loader processes,
     for which cores and memory must be there, ``adds_threads`` what makes a rank's pool larger, for
-    which a core for each new thread must be free.
+    which a core for each new thread must be free, ``caps_workers`` what names the most workers that a
+    quota pays for, which is worth nothing to a rank that has no more.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Remedy:
     language: Language = Language.PYTHON
     adds_workers: bool = False
     adds_threads: bool = False
+    caps_workers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,12 @@ def _workers_in_quota(facts: Facts) -> Known[int]:
     return max(1, quota // max(facts.ranks, 1) - 1)
 
 
+def may_exceed_quota(facts: Facts) -> bool:
+    """Tell whether a rank may have more workers than its quota pays for: a cap is never above what runs."""
+    most, now = _workers_in_quota(facts), facts.workers_per_rank
+    return not is_known(most) or not is_known(now) or now > most
+
+
 def _fewer_workers(facts: Facts) -> Known[int]:
     return map_known(lambda count: max(1, count // 2), facts.workers_per_rank)
 

@@ -24,7 +24,7 @@ REMEDIES = (
         id="bf16",
         title="run forward and loss under bf16 autocast",
         applies="Matrix products and convolutions run in fp32 on a card with bf16 tensor cores (Ampere "
-        "and newer; CPUs with AMX).",
+        "and newer).",
         not_when="The model is tiny, the card is older (fp16 needs a GradScaler), or a loss needs fp32: "
         "keep backward() outside, sums and norms in fp32.",
         needs=(Need.FP32_MATMUL_SEEN,),

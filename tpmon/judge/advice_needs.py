@@ -133,6 +133,7 @@ class Need(str, Enum):
     LOAD_IN_STACK = "the main thread is reading a checkpoint"
     SAVE_IN_STACK = "the main thread is writing a checkpoint"
     VALIDATION_IN_STACK = "the main thread is in validation"
+    VALIDATES_OFTEN = "validation takes a fifth of the time and more"
     INPUT_WAIT = "the main thread reads from the terminal"
     KILLED = "a signal ended a process of the job"
     # Done already, or known not to be

@@ -13,7 +13,8 @@ from tpmon.judge.hook_done import observe_done
 from tpmon.judge.hook_needs import observe_settings
 from tpmon.judge.phases import Phase
 from tpmon.judge.rules_cpu import MOST_DIGITS, find_pools, note_neighbours
-from tpmon.judge.rules_shm import find_largest_step
+from tpmon.judge.rules_memory import judge_swap
+from tpmon.judge.rules_shm import find_largest_step, is_shm_tight
 from tpmon.judge.scene import RankScene, Scene, WorkerScene
 from tpmon.judge.suspicion import Suspicion
 from tpmon.judge.taken_cpus import FREE_CORES, find_cores_left
@@ -27,14 +28,18 @@ from tpmon.model.verdict import Kind
 
 FULL_RATIO = 0.9
 POOL_THREADS = 2
+LARGE_POOL_RATIO = 1.25
+"""Busy threads of the ranks' pools over the CPU budget from which the pools are larger than their cores; a
+thread counts as busy from a quarter of a core, and autograd's is one beside the main thread."""
 FREE_CARD_RATIO = 0.6
 FULL_CARD_RATIO = 0.95
 TENSOR_IDLE_PCT = 5.0
 TENSOR_BUSY_PCT = 25.0
 NEAR_LIMIT_RATIO = 0.8
-SHM_TIGHT_RATIO = 0.5
 ONLY_FORWARD_RATIO = 0.5
 """Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
+OFTEN_RATIO = 0.2
+"""Share of samples in validation, beside some in training, from which doing so less often is advised."""
 SET_THREADS_RATIO = 1.5
 """Busy threads over what the environment or the machine explains from which the program asked for them."""
 _FP16_ALONE = re.compile(r"V100|TITAN V\b|\bT4\b|TITAN RTX|RTX 20\d\d|Quadro RTX|\bT4G\b")
@@ -56,6 +61,12 @@ def _mostly(values: Iterable[Known[float]], least: float) -> bool:
 
 def _has_pool(process: RankScene | WorkerScene) -> bool:
     return is_known(process.busy_threads) and process.busy_threads >= POOL_THREADS
+
+
+def _are_pools_large(scene: Scene) -> bool:
+    """Tell whether the pools of the ranks have more threads at work than there are cores for them."""
+    busy = sum(known_or(rank.busy_threads, 0.0) for rank in scene.ranks if _has_pool(rank))
+    return is_known(scene.budget) and busy > LARGE_POOL_RATIO * scene.budget
 
 
 def _sets_threads(rank: RankScene, scene: Scene) -> bool:
@@ -114,7 +125,7 @@ def _observe_cpus(scene: Scene, suspicion: Suspicion) -> set[Need]:
         seen.add(Need.AFFINITY_BELOW_HOST)
     if is_known(budget) and len(scene.ranks) > max(budget, 1.0):
         seen.add(Need.RANKS_EXCEED_CORES)
-    if any(_has_pool(rank) for rank in scene.ranks):
+    if _are_pools_large(scene):
         seen.add(Need.POOL_IN_RANK)
     if any(_has_pool(worker) for worker in _workers(scene)):
         seen.add(Need.POOL_IN_WORKERS)
@@ -165,9 +176,10 @@ def _observe_memory(scene: Scene) -> set[Need]:
     elif is_known(memory.host_available_bytes) and is_known(memory.host_total_bytes):
         near = memory.host_available_bytes <= (1 - NEAR_LIMIT_RATIO) * memory.host_total_bytes
         seen.add(Need.MEMORY_LIMIT_NEAR if near else Need.MEMORY_FREE)
-    if is_known(memory.swap_bytes) and memory.swap_bytes > 0:
+    # What lies in swap untouched costs nothing: any machine that was once short of memory has some there.
+    if isinstance(judge_swap(scene), Suspicion):
         seen.add(Need.SWAP_USED)
-    if is_known(memory.shm) and memory.shm.used_bytes > SHM_TIGHT_RATIO * memory.shm.total_bytes:
+    if is_known(memory.shm) and is_shm_tight(memory.shm, scene):
         seen.add(Need.SHM_TIGHT)
     return seen
 
@@ -183,6 +195,9 @@ def _observe_stacks(scene: Scene) -> set[Need]:
         seen.add(Need.STACKS_READ)
     forward = min(one.ratio(Phase.FORWARD) for one in phases)
     trained = max(one.ratio(Phase.BACKWARD, Phase.OPTIMIZER) for one in phases)
+    pauses = max(one.ratio(Phase.VALIDATION) for one in phases)
+    if fewest >= data_wait.LEAST_SAMPLES and trained and pauses >= OFTEN_RATIO:
+        seen.add(Need.VALIDATES_OFTEN)
     if fewest >= rank_waits.LEAST_SAMPLES and forward >= ONLY_FORWARD_RATIO and not trained:
         seen.add(Need.ONLY_FORWARD)
     return seen
@@ -219,6 +234,9 @@ def observe(scene: Scene, suspicion: Suspicion) -> frozenset[Need]:
     seen |= _observe_taxes(scene) | observe_settings(scene) | suspicion.observed
     if Need.DEBUG_TAX_SET in seen:
         seen.discard(Need.NO_DEBUG_TAX)  # anomaly detection is set by the program, not by its environment
+    if Need.REFAULTS_SEEN in seen:
+        # The page cache is not counted as used: it is given back before anything fails, and read again.
+        seen = (seen - {Need.MEMORY_FREE}) | {Need.MEMORY_LIMIT_NEAR}
     if not is_known(_other_pid(scene, suspicion)):
         seen.discard(Need.PROCESS_WAIT)  # nobody is to be sent to look at the process that waits
     return frozenset(seen)

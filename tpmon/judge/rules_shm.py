@@ -9,6 +9,7 @@ from tpmon.judge.advice_needs import Need
 from tpmon.judge.scene import Scene
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure, reading
 from tpmon.model.frame import Frame
+from tpmon.model.host import ShmSample
 from tpmon.model.known import is_known
 from tpmon.model.process import Role
 from tpmon.model.units import format_bytes, format_pct
@@ -41,6 +42,14 @@ def find_largest_step(frames: Sequence[Frame]) -> float:
         ),
         default=0.0,
     )
+
+
+def is_shm_tight(shm: ShmSample, scene: Scene) -> bool:
+    """Tell whether /dev/shm is small and half full, or has no room for two more steps of growth."""
+    free = shm.total_bytes - shm.used_bytes
+    small = shm.total_bytes < SHM_SMALL_BYTES and shm.used_bytes > SHM_FULL * shm.total_bytes
+    step = find_largest_step(scene.history)
+    return small or (step > 0 and free < SHM_STEPS * step)
 
 
 def judge_shm(scene: Scene) -> Answer:

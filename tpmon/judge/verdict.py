@@ -75,6 +75,9 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     return _LEVELS[level]
 
 
+FROM_THE_START = ("import", "first-steps")
+
+
 def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
     """Return the last sign of life from before tpmon came: the job's record, log, connections, or a journal.
 
@@ -110,6 +113,16 @@ def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | N
     return time, f"{words} {format_clock(time)}"
 
 
+def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
+    """Return when the process began whose imports or first steps these are: they began with it."""
+    if suspicion.kind is not Kind.STARTING or suspicion.cause not in FROM_THE_START:
+        return NOT_APPLICABLE
+    begun = [
+        rank.process.started for rank in scene.ranks if suspicion.pid in (rank.process.pid, NOT_APPLICABLE)
+    ]
+    return min(begun) if begun else NOT_APPLICABLE
+
+
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     """Return since when the cause holds, whether that is its onset, and what tells it.
 
@@ -138,6 +151,9 @@ def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:
     )
     if seen_to_begin and not missed:
         return first, SinceIs.ONSET, "history"
+    started = _started(suspicion, scene)
+    if is_known(started):
+        return started, SinceIs.ONSET, "process start"
     sign = _last_sign(scene, suspicion.cause) if suspicion.kind is Kind.HUNG else None
     moved = now - timedelta(seconds=max(0.0, (scene.frame.taken_ns - watch.moved_ns) / 1e9))
     if sign is not None and sign[0] < first and not (missed and sign[0] < moved):

@@ -8,11 +8,14 @@ from pathlib import Path
 from loop import Network, Program, same_batch
 
 program = Program(__doc__)
-lines = program.draw.randint(4_000, 12_000)
+functions, statements = program.draw.randint(400, 1_200), program.draw.randint(1, 3)
 with tempfile.TemporaryDirectory(prefix="tpmon-cause-") as folder:
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
-    body = "\n".join(f"def function_{line}(value): return value + {line}" for line in range(lines // 10))
+    adds = "; ".join(["value += 1"] * statements)
+    body = "\n".join(
+        f"def function_{line}(value): {adds}; return value + {line}" for line in range(functions)
+    )
     program.truth.ready()
     number = 0
     while not program.is_over:
