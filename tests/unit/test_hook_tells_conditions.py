@@ -149,3 +149,39 @@ def test_what_is_told_is_read_whole_or_not_and_by_who_asked() -> None:
     wire_capture.write_told(page, 8, b"{}")
     assert wire_capture.parse_told(page, 8) == b"{}"
     assert wire_capture.TOLD_OFFSET + 8 + wire_capture.TOLD_BYTES <= wire.RING_OFFSET
+
+
+@pytest.mark.parametrize(
+    ("getter", "precision"),
+    [
+        ({"_get_fp32_precision_getter": lambda *_: "none"}, "highest"),
+        ({"_get_fp32_precision_getter": lambda *_: "tf32"}, {"missing": "TF32 is on: high or medium"}),
+        ({}, "high"),
+    ],
+    ids=["off", "on", "an older torch"],
+)
+def test_a_precision_that_torch_refuses_to_tell_takes_no_other_setting_along(
+    monkeypatch: pytest.MonkeyPatch, getter: dict[str, Any], precision: object
+) -> None:
+    def older() -> str:
+        if getter:
+            raise RuntimeError("PyTorch is checking whether allow_tf32 and fp32_precision are mixed")
+        return "high"
+
+    cudnn = SimpleNamespace(benchmark=True, deterministic=False)
+    torch = SimpleNamespace(
+        __version__="2",
+        _C=SimpleNamespace(**getter),
+        get_float32_matmul_precision=older,
+        get_num_threads=lambda: 4,
+        get_num_interop_threads=lambda: 2,
+        backends=SimpleNamespace(cudnn=cudnn),
+        are_deterministic_algorithms_enabled=lambda: False,
+        is_anomaly_enabled=lambda: True,
+    )
+    monkeypatch.setitem(conditions.sys.modules, "torch", torch)
+    steps = SimpleNamespace(watcher=None, rule=1, batch_size=1, page=b"", ddp=[], fsdp=[])
+    told = conditions.read_conditions(steps)
+    assert told["matmul_precision"] == precision
+    assert (told["threads"], told["cudnn_benchmark"], told["anomaly_mode"]) == (4, True, True)
+    assert "settings" not in told

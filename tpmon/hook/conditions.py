@@ -113,12 +113,21 @@ def _read_settings(torch: Any) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _read_precision(torch),
         "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
         "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
         "anomaly_mode": bool(torch.is_anomaly_enabled()),
     }
+
+
+def _read_precision(torch: Any) -> Any:
+    """Say how exact products of float32 matrices are."""
+    read = getattr(getattr(torch, "_C", None), "_get_fp32_precision_getter", None)
+    if read is None:
+        return torch.get_float32_matmul_precision()
+    # Where it is there, the older function warns, and raises where the two kinds of settings were mixed.
+    return {"missing": "TF32 is on: high or medium"} if read("cuda", "matmul") == "tf32" else "highest"
 
 
 def _read_autocast(torch: Any, steps: Counts) -> dict[str, Any]:
