@@ -5,13 +5,14 @@ import sys
 
 def main() -> int:
     """Run one command and return its exit status; ``run`` mostly becomes another program instead."""
+    refused = None
     if sys.argv[1:2] == ["run"]:
         from tpmon.run import start  # noqa: PLC0415 before all that only a tool needs
 
-        start(sys.argv[2:])
+        refused = start(sys.argv[2:])
     from tpmon.cli import main as run_command  # noqa: PLC0415
 
-    return run_command()
+    return run_command(refused=refused)
 
 
 if __name__ == "__main__":

@@ -373,8 +373,8 @@ def _run(arguments: Sequence[str]) -> int:
     return _list_jobs(options)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status (see ``ExitCode``)."""
+def main(arguments: Sequence[str] | None = None, refused: TpmonError | None = None) -> int:
+    """Run one command, unless it was ``refused`` already, and return its exit status (see ``ExitCode``)."""
     # What imports make stays: looking for cycles in it 700 containers at a time is a tenth of a start.
     gc.set_threshold(_GARBAGE_THRESHOLD)
     hold_descriptors()
@@ -382,6 +382,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
+        if refused is not None:
+            raise refused
         with _signals_end():
             return _run(sys.argv[1:] if arguments is None else arguments)
     except Ended as end:

@@ -170,14 +170,26 @@ def _prepare(request: Request) -> dict[str, str]:
     return prepare(environment)
 
 
-def start(arguments: Sequence[str]) -> None:
-    """Become the program at once, where that is all that is asked for; return where there is more to do."""
+def _take_back(request: Request, environment: dict[str, str]) -> None:
+    """Remove what was made for a program that did not start."""
+    if request.kineto:
+        from tpmon.capture.kineto_run import take_back  # noqa: PLC0415
+
+        take_back(environment)
+
+
+def start(arguments: Sequence[str]) -> UsageError | None:
+    """Become the program at once, where that is all that is asked for.
+
+    Returns None where there is more to do, else why it cannot be, which is told where all errors are.
+    """
     try:
         request = parse_request(arguments)
         if not (request.attach or request.wants_help):
             become(request)
-    except UsageError:
-        return  # found again, and told, where all errors are
+    except UsageError as error:
+        return error
+    return None
 
 
 def become(request: Request) -> NoReturn:
@@ -193,6 +205,7 @@ def become(request: Request) -> NoReturn:
     try:
         os.execvpe(request.command[0], request.command, environment)  # noqa: S606 no shell is wanted
     except OSError as error:
+        _take_back(request, environment)
         raise _refuse(request, error) from error
 
 
@@ -229,26 +242,14 @@ def run_program(
 
 
 def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
-    import subprocess  # noqa: PLC0415 a plain start needs none of these
-
-    from tpmon.report.write import complain  # noqa: PLC0415
+    from tpmon.report.write import complain  # noqa: PLC0415 a plain start needs none of it
 
     environment = _prepare(request)
-    log, path = _open_log(request.log)
     try:
-        child = subprocess.Popen(
-            request.command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # ^C and a hang-up of this terminal are not the training's
-        )
-    except OSError as error:
-        os.unlink(path)
-        raise _refuse(request, error) from error
-    finally:
-        os.close(log)
+        child, path = _start_logged(request, environment)
+    except UsageError:
+        _take_back(request, environment)
+        raise
     complain(f"tpmon: started {child.pid}; what it prints goes to {path}")
     shown: int = ExitCode.OK
     try:
@@ -267,6 +268,32 @@ def _run_attached(request: Request, watch: Callable[[Job], int]) -> int:
         return shown
     complain(f"tpmon: {request.command[0]} ended {describe_end(ended)}; what it printed: {path}")
     return ended if ended >= 0 else 128 - ended
+
+
+def _start_logged(request: Request, environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
+    """Start the program beside this one; what it prints goes to a new file, whose path is returned.
+
+    Raises:
+        UsageError: where one of the two cannot be.
+    """
+    import subprocess  # noqa: PLC0415 a plain start needs none of these
+
+    log, path = _open_log(request.log)
+    try:
+        child = subprocess.Popen(
+            request.command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # ^C and a hang-up of this terminal are not the training's
+        )
+    except OSError as error:
+        os.unlink(path)
+        raise _refuse(request, error) from error
+    finally:
+        os.close(log)
+    return child, path
 
 
 def describe_end(returncode: int) -> str:

@@ -12,7 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -255,6 +257,49 @@ def test_what_cannot_be_started_is_refused_before_anything_runs(
         with pytest.raises(UsageError) as refused:
             run.become(run.parse_request(command))
         assert refused.value.try_this == try_this
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Make a folder whose name leaves libkineto room for its socket."""
+    with tempfile.TemporaryDirectory(prefix="tk", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def write_bare_script(folder: Path) -> str:
+    script = folder / "job.sh"
+    script.write_text("echo started\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_a_program_that_cannot_be_started_with_kineto_is_told_once_and_leaves_no_folder(
+    tmp_path: Path, short: Path
+) -> None:
+    script = write_bare_script(tmp_path)
+    env = {**environment(ROOT), "TMPDIR": str(short)}
+    command = [sys.executable, "-m", "tpmon", "run", "--kineto", "--", script]
+    done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert [line.startswith("tpmon: --kineto:") for line in lines] == [True, False, False]
+    assert lines[1].startswith(f"tpmon: cannot run {script}: it has no #! line")
+    assert os.listdir(short) == []
+
+
+def test_with_attach_too_no_folder_is_left_where_nothing_was_started(
+    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    log = tmp_path / "run.log"
+    for made, word in ((False, "no #! line"), (True, "cannot make the log")):
+        if made:
+            log.write_text("mine")
+        arguments = ["--attach", "--kineto", "--log", str(log), write_bare_script(tmp_path)]
+        with pytest.raises(UsageError, match=word):
+            run.run_program(arguments, Output(1, ascii_only=False), lambda: None, lambda _job: 0)
+        assert os.listdir(short) == []
+        assert log.exists() is made
 
 
 def test_the_program_gets_no_locale_that_python_chose_for_tpmon() -> None:

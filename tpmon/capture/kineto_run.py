@@ -54,6 +54,11 @@ def prepare(environment: Mapping[str, str]) -> dict[str, str]:
     return {**armed, "KINETO_USE_DAEMON": "1", "KINETO_IPC_SOCKET_DIR": folder}
 
 
+def take_back(environment: Mapping[str, str]) -> None:
+    """Remove the folder of a run that did not start: nobody will ever ask in it."""
+    shutil.rmtree(environment["KINETO_IPC_SOCKET_DIR"], ignore_errors=True)
+
+
 def sweep(base: str) -> None:
     """Remove the folders of this user's runs that ended: nobody asks in them any more."""
     try:
