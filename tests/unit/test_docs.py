@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.budget.bench_hook import LOOPS, promise_us
 from tests.readme import write_readme
 from tpmon import __version__
 from tpmon.errors import ExitCode
@@ -119,6 +120,26 @@ def test_every_decision_has_a_number_of_its_own() -> None:
 def test_the_changelog_names_the_version_or_what_comes_next() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert "## [Unreleased]" in changelog or f"## [{__version__}]" in changelog
+
+
+def test_what_is_verified_on_a_gpu_has_a_line_for_each_test_that_needs_one() -> None:
+    written = [path.read_text() for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))]
+    tests = [name for text in written for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)]
+    page = (ROOT / "docs" / "verified-on-gpu.md").read_text()
+    assert sorted(re.findall(r"`(test_\w+)` \|$", page, re.MULTILINE)) == sorted(tests)
+
+
+def test_the_price_of_the_hook_is_all_of_its_last_table_and_names_each_miss() -> None:
+    run = (ROOT / "docs" / "measured" / "hook.md").read_text().rpartition("\n# `make bench-hook`")[2]
+    said = section((ROOT / "docs" / "overhead.md").read_text(), "The hook: `make bench-hook`")
+    measured = re.findall(
+        r"^\| (.+): (\d+) us of CPU a step \| .+ \| (([\d.]+) us \([\d.]+ to [\d.]+\)), ", run, re.MULTILINE
+    )
+    assert [name for name, *_ in measured] == list(LOOPS)
+    for name, step, figure, added in measured:
+        (row,) = (line for line in said.splitlines() if f": {step} us " in line)
+        assert f"| {promise_us(name):g} us | {figure}" in row
+        assert ("**missed**" in row) is (float(added) > promise_us(name))
 
 
 def test_the_licence_is_the_one_that_the_package_names() -> None:
