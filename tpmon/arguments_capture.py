@@ -38,9 +38,11 @@ def add_capture(
     rank_help = "that rank (default: the rank that PID belongs to, else the lowest here)"
     capture.add_argument("--rank", metavar="K", help=rank_help, **own)
     capture.add_argument("--all-ranks", help="the same steps of every rank on this machine", **switch)
-    capture.add_argument("--steps", metavar="N", help="steps to record (default: 5)", **own)
+    steps_help = "steps to record (default: 5; with --seconds alone as many as end in it, 1000 at most)"
+    capture.add_argument("--steps", metavar="N", help=steps_help, **own)
     capture.add_argument("--seconds", metavar="S", help="end the window after so long (default: 60)", **own)
-    capture.add_argument("--at", metavar="STEP", help="begin when this step begins", **own)
+    at_help = "begin when this step begins: within ten minutes from now"
+    capture.add_argument("--at", metavar="STEP", help=at_help, **own)
     capture.add_argument("--stacks", dest="with_stacks", help="with Python stacks: larger, slower", **switch)
     capture.add_argument(
         "--shapes", dest="with_shapes", help="with the shapes of tensors: larger, slower", **switch

@@ -14,6 +14,7 @@ from typing import Any
 from tpmon.capture.bus import Bus, NoHookError, open_bus
 from tpmon.capture.files import Place, locate
 from tpmon.capture.kineto_capture import Around, try_kineto
+from tpmon.capture.kineto_target import find_client
 from tpmon.capture.leftovers import NEW_FOLDER, sweep, write_host
 from tpmon.capture.nsys import HOLDS_SLOT, judge_nsys, traces_cuda
 from tpmon.capture.offers import advise_on_slot, read_hook
@@ -25,8 +26,8 @@ from tpmon.errors import ExitCode, UsageError
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureResult, CaptureState
 from tpmon.model.codec import encode
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.process import Role
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.process import Identity, Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
 from tpmon.probe.in_front import read_ancestors, uses_cuda
@@ -64,6 +65,7 @@ class Asked:
     shapes: bool
     memory: bool
     kind: CaptureKind
+    by_seconds: bool = False
 
 
 def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
@@ -86,10 +88,12 @@ def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
     details = [flag for flag in ("stacks", "shapes", "memory") if given.get(f"with_{flag}")]
     if details and kind is not CaptureKind.TRACE:
         raise UsageError(f"--{details[0]} belongs to a trace", f"leave --{details[0]} out")
+    by_seconds = "seconds" in given and "steps" not in given
+    most = str(MOST_STEPS if by_seconds else STEPS)
     return Asked(
         ranks=_parse_number("--rank", rank, 0, 1_000_000) if rank is not None else NOT_APPLICABLE,
         every=every,
-        steps=_parse_number("--steps", given.get("steps", str(STEPS)), 1, MOST_STEPS),
+        steps=_parse_number("--steps", given.get("steps", most), 1, MOST_STEPS),
         seconds=_parse_seconds(given.get("seconds")),
         at=_parse_number("--at", given["at"], 1, 1 << 60) if "at" in given else NOT_APPLICABLE,
         out=given.get("out", ""),
@@ -97,6 +101,7 @@ def parse_asked(given: Mapping[str, Any], options: Options) -> Asked:
         shapes="shapes" in details,
         memory="memory" in details,
         kind=kind,
+        by_seconds=by_seconds,
     )
 
 
@@ -189,7 +194,15 @@ def capture_job(
     for left in sweep(folder) if here == folder else []:
         tell(f"removed {left}, which a tpmon that was killed left")
     wanted = CaptureAsked(
-        asked.kind, asked.steps, asked.seconds, asked.stacks, asked.shapes, asked.memory, asked.at, folder
+        kind=asked.kind,
+        steps=asked.steps,
+        seconds=asked.seconds,
+        stacks=asked.stacks,
+        shapes=asked.shapes,
+        memory=asked.memory,
+        at=asked.at,
+        folder=folder,
+        by_seconds=asked.by_seconds,
     )
     if asked.memory:
         tell(_WARNS)
@@ -305,7 +318,7 @@ def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
     except NoHookError as error:
         for bus in buses:
             bus.close()
-        raise _offer(error, job, member.identity.pid) if not error.try_this else error from None
+        raise _offer(error, job, member.identity) if not error.try_this else error from None
     except BaseException:
         for bus in buses:
             bus.close()
@@ -313,14 +326,20 @@ def _open_all(members: tuple[Member, ...], job: Job) -> list[Bus]:
     return buses
 
 
-def _offer(error: NoHookError, job: Job, pid: int) -> UsageError:
+def _offer(error: NoHookError, job: Job, process: Identity) -> UsageError:
     """Say when the hook comes, or what is possible without one and the line that starts the run with it."""
+    pid = process.pid
     if is_armed(pid):
         return UsageError(
             f"{error.what} yet: it was started with one, which begins with the loop's first batch or step",
             f"again once it trains: tpmon capture {pid}; or call tpmon.hook.step() at the end of each pass,"
             " where the loop has neither torch's DataLoader nor a backward (python -I, -E or -S would keep"
             " the hook out)",
+        )
+    if not isinstance(find_client(process), Missing):
+        return UsageError(
+            f"{error.what}, which --at, --all-ranks, --snapshot and --cuda-profiler need",
+            f"tpmon capture {pid}, which records by kineto; or start it again: {write_restart(job.root.pid)}",
         )
     pid = job.root.pid
     return UsageError(

@@ -16,6 +16,7 @@ from tpmon import capture_command, config
 from tpmon.capture.bus import NoHookError, open_bus
 from tpmon.capture.conditions import parse_conditions
 from tpmon.capture.files import Place, clear_parts, pack
+from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.nsys import judge_nsys
 from tpmon.capture.plan import (
     MOST_EVENTS,
@@ -23,6 +24,7 @@ from tpmon.capture.plan import (
     choose_start,
     count_alike,
     fit_seconds,
+    fit_steps,
     make_request,
     mean_step,
     mean_step_of,
@@ -42,6 +44,7 @@ from tpmon.model.process import Identity
 from tpmon.probe.restart import can_start_again, is_armed, write_restart
 from tpmon.run import BOOT
 
+TWELVE = Identity(12, 1)
 ASKED = CaptureAsked(CaptureKind.TRACE, 5, 60.0, False, False, False, NOT_APPLICABLE, "/tmp/x")
 
 
@@ -73,6 +76,37 @@ def test_a_window_by_time_is_cut_too() -> None:
     asked = replace(ASKED, timed=True, seconds=10.0)
     probes = [(MOST_EVENTS // 10, 1000, 5.0)]
     assert fit_seconds(asked, size_window(asked, probes), probes) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "steps"),
+    [
+        ([100.0], 200),
+        ([100.0, 50.0], 400),
+        ([0.2], 1000),
+        ([30_000.0], 1),
+        ([Missing("why")], 1000),
+        ([0.0], 1000),
+    ],
+)
+def test_steps_that_seconds_end_are_as_many_as_fit_twice(steps_ms: list[float | Missing], steps: int) -> None:
+    asked = replace(ASKED, steps=1000, seconds=10.0, by_seconds=True)
+    assert fit_steps(asked, steps_ms).steps == steps
+    assert fit_steps(ASKED, steps_ms) == ASKED
+    price = size_window(asked, [(MOST_EVENTS // 500, 1000, 1.0)])
+    assert say_price(price, asked, 1).startswith("10 s, 500 steps at most (more would not fit): the loop")
+
+
+def test_seconds_alone_are_not_ended_by_a_number_of_steps() -> None:
+    options = config.settle(config.resolve({}, {}, "", {}))
+    asked = [
+        parse_asked(given, options) for given in ({}, {"seconds": "10"}, {"seconds": "10", "steps": "7"})
+    ]
+    assert [(one.steps, one.seconds, one.by_seconds) for one in asked] == [
+        (5, 60.0, False),
+        (capture_command.MOST_STEPS, 10.0, True),
+        (7, 10.0, False),
+    ]
 
 
 def test_all_ranks_hear_of_the_step_before_they_come_to_it() -> None:
@@ -228,9 +262,25 @@ def test_a_command_is_started_again_where_it_names_its_program(words: list[str],
 
 def test_a_run_that_waits_for_its_hook_is_told_what_would_begin_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_command, "is_armed", lambda _: True)
-    told = capture_command._offer(NoHookError("process 12 has no hook", ""), SimpleNamespace(), 12)
+    told = capture_command._offer(NoHookError("process 12 has no hook", ""), SimpleNamespace(), TWELVE)
     assert "tpmon.hook.step() at the end of each pass" in told.try_this
     assert "-S" in told.try_this
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_who_needs_a_hook_where_kineto_asks_is_told_what_kineto_can(
+    monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    client = KinetoClient(TWELVE, "/tmp/x") if asks else Missing("no thread of kineto asks for profiles")
+    monkeypatch.setattr(capture_command, "is_armed", lambda _: False)
+    monkeypatch.setattr(capture_command, "find_client", lambda _: client)
+    monkeypatch.setattr(capture_command, "write_restart", lambda pid: f"tpmon run -- of {pid}")
+    job = SimpleNamespace(root=SimpleNamespace(pid=11))
+    told = capture_command._offer(NoHookError("process 12 has no hook", ""), job, TWELVE)
+    assert ("no profile of it is possible" in told.what) is not asks
+    assert ("--at, --all-ranks, --snapshot" in told.what) is asks
+    assert ("tpmon capture 12, which records by kineto" in told.try_this) is asks
+    assert told.try_this.endswith("start it again: tpmon run -- of 11")
 
 
 @pytest.mark.parametrize("title", ["ray::train", "train: epoch 3", "trainer", "/no/such/python"])

@@ -192,6 +192,7 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert say_plan(asked(tmp_path, timed=True), 7, -1, 1.0)[0].startswith("10 s of process 7, which ends no")
     plan = say_plan_of_kineto(asked(tmp_path), 7, hooked=False)
     assert plan[0].startswith("5 updates of an optimizer in process 7")
+    assert any("no limit of time or size ends it" in line for line in plan)
     hooked = say_plan_of_kineto(asked(tmp_path), 7, hooked=True)
     (more,) = set(hooked) - set(plan)
     assert "the loop stands still" in more

@@ -14,9 +14,9 @@ import pytest
 
 from tests.unit.test_capture_plan import ASKED
 from tpmon import capture_command, config
-from tpmon.capture import kineto_capture, window
+from tpmon.capture import kineto_capture, ranks, window
 from tpmon.capture.bus import Bus
-from tpmon.capture.ends import Turn, find_end, judge_turn
+from tpmon.capture.ends import Outcome, Turn, find_end, judge_turn
 from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.plan import make_cancel
 from tpmon.capture.talk import NO_ANSWER, Agreed, agree_always
@@ -25,7 +25,7 @@ from tpmon.capture_command import parse_asked
 from tpmon.errors import UsageError
 from tpmon.hook import wire
 from tpmon.hook import wire_capture as w
-from tpmon.model.capture import CaptureAsked, CaptureStage, CaptureState
+from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import Missing
 from tpmon.model.process import Identity
 from tpmon.probe.procread import read_stat
@@ -69,12 +69,14 @@ class Hook:
         self.each()
 
     def record(self, **words: int) -> None:
-        """Write a record, as at the end of a step."""
+        """Write a record, as at the end of a step, with some words of it."""
         told = [0] * wire.RECORD_WORDS
         told[wire.REC_NUMBER] = told[wire.REC_NUMBER_AGAIN] = self.records
         told[wire.REC_TIME_NS] = int(self.now * 1e9)
         told[wire.REC_STEPS] = self.steps
         told[wire.REC_RULE] = wire.RULE_UPDATE
+        for name, value in words.items():
+            told[getattr(wire, f"REC_{name}")] = value
         wire.RECORD.pack_into(self.page, wire.record_offset(self.records), *told)
         self.records += 1
         self.live(wire.LIVE_RECORDS, self.records)
@@ -125,6 +127,69 @@ def test_a_step_that_is_past_is_missed_at_once_and_nothing_is_asked_of_the_hook(
     hook.step(100)
     assert hook.lead(at=100) == [("missed", "the loop was past that step already")]
     assert (hook.asleep, hook.bus.read_asked_number()) == (0, 0)
+
+
+def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid(hook: Hook) -> None:
+    hook.step(100)
+    hook.now += 1
+    hook.step(10)
+    planned: list[CaptureStage] = []
+
+    def agreed(stage: CaptureStage, _said: Sequence[str]) -> bool:
+        planned.append(stage)
+        return False
+
+    with pytest.raises(UsageError, match="step 20,000 is about 33m09s away"):
+        hook.lead(agreed=agreed, at=20_000)
+    assert (planned, hook.asleep, hook.bus.read_asked_number()) == ([], 0, 0)
+    hook.lead(lambda: planned != [], agreed, at=5000)
+    assert planned[0] is CaptureStage.PLANNED
+
+
+@pytest.mark.parametrize(
+    ("kind", "price", "last"),
+    [
+        (CaptureKind.SNAPSHOT, "the newest 100,000 allocations", "allocator snapshot of 5 steps"),
+        (CaptureKind.NSYS_RANGE, "nsys writes the report", "nsys range of 5 steps"),
+    ],
+)
+def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(
+    hook: Hook, kind: CaptureKind, price: str, last: str
+) -> None:
+    hook.step(100)
+    hook.each = lambda: hook.tell(hook.bus.read_asked_number(), w.STATE_REFUSED, "enough")
+    assert hook.lead(kind=kind) == [("refused", "enough")]
+    at = hook.said.index(last)
+    assert hook.said[at - 2].startswith(price)
+    assert hook.said[at - 1].startswith("not known yet: how long the loop stands still while")
+
+
+def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook.step(100)
+    window = Window([hook.bus], ASKED, "x", lambda _: None)
+    words = [0] * w.CAPTURE_WORDS
+    words[w.CAP_CHANGED_NS] = int(hook.now * 1e9)
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: hook.now))
+    (told,) = window.describe([Outcome(CaptureState.CANCELLED, "why", tuple(words))])
+    assert told.step_after_ms == Missing("nothing was recorded")
+
+
+def test_a_window_of_seconds_alone_asks_for_as_many_steps_as_they_hold(hook: Hook) -> None:
+    for _ in range(4):
+        hook.now += 0.125
+        hook.steps += 1
+        hook.record(FORWARD_NS=int(hook.now * 1e9))
+    plans: list[str] = []
+
+    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+        plans.extend(said)
+        return False
+
+    hook.lead(lambda: plans != [], agreed, steps=1000, seconds=10.0, by_seconds=True)
+    assert plans[0].startswith("10 s, 160 steps at most of process")
+    assert plans[1] == "a step takes 125.0 ms now: about 10.0 s are recorded"
 
 
 def test_a_request_that_a_cancel_took_away_before_it_was_read_has_ended(hook: Hook) -> None:
@@ -385,10 +450,10 @@ def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(
     hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = Hook(monkeypatch)
-    ranks = (hook, late)
+    both = (hook, late)
 
     def answer() -> None:
-        for one in ranks:
+        for one in both:
             asked = one.bus.read_asked()
             if asked is None or asked.words[w.ASK_NUMBER] == one.bus.read_answer()[0]:
                 continue
@@ -402,7 +467,7 @@ def test_a_rank_that_was_past_the_step_misses_it_and_the_others_record(
     late.each = answer
     hook.step(99)
     late.step(101)
-    window = Window([one.bus for one in ranks], replace(ASKED, at=100), "x", lambda _: None)
+    window = Window([one.bus for one in both], replace(ASKED, at=100), "x", lambda _: None)
     ended = [(one.state, one.reason) for one in window.run()]
     assert ended == [(CaptureState.VERIFIED, ""), (CaptureState.MISSED, "it was there")]
     late.close()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
+from tpmon.errors import UsageError
 from tpmon.hook import wire, wire_capture
 from tpmon.model.capture import CaptureAsked, CaptureKind, CapturePrice
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import Known, Missing, is_known
+from tpmon.model.units import format_seconds
 
 MOST_EVENTS = 200_000
 """About a second that the loop stands still, and a quarter of a gigabyte beside it."""
@@ -30,6 +33,9 @@ for a core. Too short shows: a rank that was past the step cancels all, and noth
 
 _PROBE_NS = 200_000_000
 """How long the probe of a loop without steps records, in ns."""
+
+_FASTER = 2.0
+"""So much faster than now a loop may get in a window that its seconds end; its price is told for that."""
 
 _PHASES = (
     wire.REC_DATA_NS,
@@ -77,6 +83,21 @@ def choose_start(paces: Sequence[Pace]) -> int:
     return furthest + max(_LEAST_AHEAD, math.ceil(rate * _AHEAD_S))
 
 
+def check_wait(start: int, paces: Sequence[Pace], most_s: float) -> None:
+    """Refuse a step that no request lives to see, before anything is paid for it.
+
+    Raises:
+        UsageError: saying how far away it is.
+    """
+    waits = [(start - pace.steps) / pace.rate_hz for pace in paces if pace.rate_hz > 0]
+    wait_s = min(waits, default=0.0)
+    if wait_s > most_s:
+        raise UsageError(
+            f"step {start:,} is about {format_seconds(wait_s)} away: a request waits {most_s / 60:.0f} min",
+            f"ask within {most_s / 60:.0f} min of it",
+        )
+
+
 def count_alike(paces: Sequence[Pace]) -> bool:
     """Tell whether the ranks count the same steps: they do when all were hooked from the beginning on."""
     numbers = [pace.steps for pace in paces]
@@ -103,6 +124,14 @@ def size_window(asked: CaptureAsked, probes: Sequence[tuple[int, int, float]]) -
         memory_bytes=round(events * fit)
         * (wire_capture.EVENT_MEMORY_DETAILED if detailed else wire_capture.EVENT_MEMORY),
     )
+
+
+def fit_steps(asked: CaptureAsked, steps_ms: Sequence[Known[float]], faster: float = _FASTER) -> CaptureAsked:
+    """Cut the steps of a window that only its seconds end to what the fastest rank can take in them."""
+    known = [ms for ms in steps_ms if is_known(ms) and ms > 0]
+    if not asked.by_seconds or not known:
+        return asked
+    return replace(asked, steps=min(asked.steps, math.ceil(faster * asked.seconds * 1e3 / min(known))))
 
 
 def fit_seconds(asked: CaptureAsked, price: CapturePrice, probes: Sequence[tuple[int, int, float]]) -> float:
@@ -198,13 +227,20 @@ def _mean(ends: Sequence[Sequence[int]]) -> Known[float]:
 
 def say_price(price: CapturePrice, asked: CaptureAsked, ranks: int) -> str:
     """Say what a window costs, in one line, before it begins."""
-    what = say_count(price.steps, "step") if not asked.timed else f"{asked.seconds:g} s"
-    cut = " (fewer than asked: more would not fit)" if not asked.timed and price.steps < asked.steps else ""
+    what = say_length(asked, price.steps) if not asked.timed else f"{asked.seconds:g} s"
+    why = "more would not fit" if asked.by_seconds else "fewer than asked: more would not fit"
+    cut = f" ({why})" if not asked.timed and price.steps < asked.steps else ""
     each = "each rank" if ranks > 1 else "the loop"
     return (
         f"{what}{cut}: {each} stands still for about {_say_ms(price.pause_ms)}, takes about "
         f"{_say_bytes(price.memory_bytes)} of memory for a while and writes about {_say_bytes(price.bytes)}"
     )
+
+
+def say_length(asked: CaptureAsked, steps: int) -> str:
+    """Say how long a window of so many steps is: of seconds alone the steps are the most that it has."""
+    counted = say_count(steps, "step")
+    return f"{asked.seconds:g} s, {counted} at most" if asked.by_seconds else counted
 
 
 def say_count(number: int, what: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpmon.capture.files import locate, read_free_bytes
-from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS, say_count
+from tpmon.capture.plan import MOST_BYTES, MOST_ENTRIES, MOST_EVENTS, say_count, say_length
 from tpmon.hook import wire_capture
 from tpmon.model.capture import UNKNOWN, CaptureAsked, CaptureKind
 from tpmon.model.known import Known, is_known
@@ -22,15 +22,17 @@ def say_plan(
     who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
     who = f"all {ranks} ranks here" if ranks > 1 else who
     each = " of each" if ranks > 1 else ""
-    steps = say_count(asked.steps, "step")
+    steps = say_length(asked, asked.steps)
+    recorded_ms = step_ms * asked.steps if is_known(step_ms) else 0.0
+    recorded_ms = min(recorded_ms, asked.seconds * 1e3) if asked.by_seconds else recorded_ms
     pace = (
-        f"a step takes {step_ms:.1f} ms now: about {_say_ms(step_ms * asked.steps)} are recorded"
+        f"a step takes {step_ms:.1f} ms now: about {_say_ms(recorded_ms)} are recorded"
         if is_known(step_ms)
         else f"how long a step takes is not known: {step_ms.reason}"
     )
     if asked.kind is CaptureKind.SNAPSHOT:
         what = f"the CUDA allocator's history over {steps} of {who}"
-        room = f"{say_most_of_snapshot()}{each}, into {_say_folder(asked, pid)}"
+        room = f"{_say_most_of_snapshot()}{each}, into {_say_folder(asked, pid)}"
         unknown = f"{_NO_PROBE} while that is written; what keeps the stacks makes each allocation slower"
         return what, pace, room, unknown
     if asked.kind is CaptureKind.NSYS_RANGE:
@@ -59,23 +61,20 @@ def say_plan_of_kineto(asked: CaptureAsked, pid: int, *, hooked: bool) -> tuple[
         f"{say_count(asked.steps, 'update')} of an optimizer in process {pid}, by kineto's own thread: the"
         " loop goes on while it writes"
     )
+    ends = (
+        "once ordered it ends with its last update alone: a validation between two of them is recorded too,"
+        " and no limit of time or size ends it before"
+    )
     unknown = f"{UNKNOWN}how much memory and disk it takes. One update is recorded first to tell that"
     asks = (
         "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
         " objects, and the loop stands still for 20 to 50 ms for each 100,000 of them"
     )
-    return what, _say_room(asked, pid), *((asks,) if hooked else ()), unknown
+    return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), unknown
 
 
-def say_room_of_snapshot(kind: CaptureKind) -> str:
-    """Say what an allocator snapshot may take, which no probe sizes; "" for what takes nothing."""
-    if kind is not CaptureKind.SNAPSHOT:
-        return ""
-    return f": {say_most_of_snapshot()}"
-
-
-def say_most_of_snapshot() -> str:
-    """Say what a snapshot has at most."""
+def _say_most_of_snapshot() -> str:
+    """Say what a snapshot has at most, which no probe sizes."""
     most = format_bytes(MOST_ENTRIES * wire_capture.ENTRY_BYTES)
     return f"the newest {MOST_ENTRIES:,} allocations and their stacks, at most some {most} of memory and disk"
 

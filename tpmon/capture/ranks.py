@@ -3,13 +3,60 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Outcome
 from tpmon.capture.plan import mean_step, mean_step_of
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CaptureState, RankCapture
+from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
+
+_EVERY_S = 0.02
+
+_LEAST_AFTER_S = 2.0
+_MOST_AFTER_S = 60.0
+"""So long the steps after a window are waited for, at least and at most."""
+
+_STEPS_AFTER = 3
+"""In between as long as so many took before: two that end tell a mean, and they vary."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWindow:
+    """Hold when a window ended on a rank, and how long its steps took before."""
+
+    bus: Bus
+    at_ns: int
+    before_ms: Known[float]
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long the steps after it are waited for."""
+        if not is_known(self.before_ms):
+            return _LEAST_AFTER_S
+        return min(_MOST_AFTER_S, max(_LEAST_AFTER_S, _STEPS_AFTER * self.before_ms / 1000))
+
+    def is_told(self) -> bool:
+        """Tell whether the steps after it are known, or will never be."""
+        return not self.bus.is_alive() or is_known(self.measure_after())
+
+    def measure_after(self) -> Known[float]:
+        """Return the mean step in ms since."""
+        return mean_step(self.bus.read_records(), self.at_ns, time.monotonic_ns())
+
+
+def await_steps_after(
+    windows: Sequence[EndedWindow], tell: Callable[[str], None], stopped: Callable[[], bool]
+) -> None:
+    """Wait until each rank ended two steps after its window: as long as the slowest needs, within bounds."""
+    wait_s = max((window.patience_s for window in windows), default=0.0)
+    if wait_s > _LEAST_AFTER_S:
+        tell(f"the window is over; waits for two steps after it, {wait_s:.0f} s at most")
+    limit = time.monotonic() + wait_s
+    while time.monotonic() < limit and not stopped() and not all(window.is_told() for window in windows):
+        time.sleep(_EVERY_S)
 
 
 def describe_rank(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: float) -> RankCapture:

@@ -24,21 +24,24 @@ from tpmon.capture.ends import (
 from tpmon.capture.offers import COUNT_APART
 from tpmon.capture.plan import (
     Pace,
+    check_wait,
     choose_start,
     count_alike,
     draw_number,
     fit_seconds,
+    fit_steps,
     known_paces,
     make_cancel,
     make_request,
     mean_step,
     parse_pace,
+    say_length,
     say_price,
     size_window,
 )
-from tpmon.capture.plan_words import say_plan, say_room_of_snapshot
+from tpmon.capture.plan_words import say_plan
 from tpmon.capture.progress_words import say_progress
-from tpmon.capture.ranks import describe_rank
+from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank
 from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
 from tpmon.hook import wire, wire_capture
@@ -75,9 +78,6 @@ _WAIT_S = 600.0
 
 _SPARE_S = 120.0
 """Beyond what was asked: to stop and write 512 MiB while other ranks do the same."""
-
-_AFTER_S = 2.0
-"""So long the steps after the window are waited for, which the result compares with those before."""
 
 UNWANTED = "nobody waits for it any more"
 _PAST = "the loop was past that step already"
@@ -141,16 +141,21 @@ class Window:
         paces = self._discover()
         if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
             return missed
+        if is_known(self.asked.at):
+            check_wait(self.asked.at, paces, _WAIT_S)
         ranks, first = len(self.buses), self.buses[0]
-        plan = say_plan(self.asked, first.process.pid, first.header.rank, self._mean_steps()[0], ranks)
+        steps_ms = self._mean_steps()
+        self.asked = fit_steps(self.asked, steps_ms)
+        plan = say_plan(self.asked, first.process.pid, first.header.rank, steps_ms[0], ranks)
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
+        self._before = self._mean_steps()
         if self.asked.kind is not CaptureKind.TRACE:
-            room = say_room_of_snapshot(self.asked.kind)
-            self._say(f"{self.asked.kind.value} of {self.asked.steps} steps{room}")
+            for line in plan[2:]:  # its price: no probe sizes it
+                self._say(line)
+            self._say(f"{self.asked.kind.value} of {say_length(self.asked, self.asked.steps)}")
             paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
             return self._fire(paces, self.asked.steps, self.asked.seconds)
-        self._before = self._mean_steps()
         self._say(
             f"profiling one step{' of each rank' if ranks > 1 else ''} first, to size the rest:"
             " the loop stands still for some milliseconds, longer the first time"
@@ -183,16 +188,13 @@ class Window:
 
     def describe(self, outcomes: Sequence[Outcome]) -> tuple[RankCapture, ...]:
         """Say what became of each rank, with its steps before, during and after."""
-        limit = time.monotonic() + _AFTER_S
-        while time.monotonic() < limit and not all(map(self._has_after, self.buses, outcomes)):
-            time.sleep(_EVERY_S)
+        windows = [
+            EndedWindow(bus, outcome.words[wire_capture.CAP_CHANGED_NS], before)
+            for bus, outcome, before in zip(self.buses, outcomes, self._before, strict=True)
+            if outcome.state is CaptureState.VERIFIED
+        ]
+        await_steps_after(windows, self._say, self._stopped)
         return tuple(map(describe_rank, self.buses, outcomes, self._before, self._probed_ms))
-
-    def _has_after(self, bus: Bus, outcome: Outcome) -> bool:
-        ended = outcome.words[wire_capture.CAP_CHANGED_NS]
-        if not ended or not bus.is_alive():
-            return True
-        return is_known(mean_step(bus.read_records(), ended, time.monotonic_ns()))
 
     def _await_steps(self) -> tuple[Outcome, ...] | None:
         """Wait for the first step of each loop, or until backwards alone say that there will be none.

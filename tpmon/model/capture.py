@@ -44,7 +44,10 @@ class CaptureKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureAsked:
-    """Hold what is asked for; ``at`` is the step to begin with, ``seconds`` bounds the window in time."""
+    """Hold what is asked for; ``at`` is the step to begin with, ``seconds`` bounds the window in time.
+
+    ``by_seconds``: they alone were asked for, and ``steps`` is only the most that there may be.
+    """
 
     kind: CaptureKind
     steps: int
@@ -55,6 +58,7 @@ class CaptureAsked:
     at: Applicable[int]
     folder: str
     timed: bool = False
+    by_seconds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
