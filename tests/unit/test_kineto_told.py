@@ -7,13 +7,23 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.traces import TraceBuilder
+from tests.unit.test_capture_plan import ASKED
 from tpmon.capture import kineto_capture
 from tpmon.capture.conditions import to_conditions
-from tpmon.capture.kineto_capture import Kept, Told, judge_recorded, list_ends, mark_steps, name_file
+from tpmon.capture.kineto_capture import (
+    Kept,
+    Told,
+    fit_updates,
+    judge_recorded,
+    list_ends,
+    mark_steps,
+    name_file,
+)
 from tpmon.capture.kineto_conditions import describe_from_bus
 from tpmon.capture.kineto_window import Recorded
 from tpmon.hook import conditions as hook_conditions
@@ -228,3 +238,22 @@ def test_the_child_numbers_marks_and_conditions_as_the_loop_does(tmp_path: Path)
     assert written["tpmon"] == {"torch": "2", "first_step": 40}
     names = [one["name"] for one in written["traceEvents"] if one["name"].startswith("ProfilerStep#")]
     assert names == ["ProfilerStep#40", "ProfilerStep#41", "ProfilerStep#42"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "step_ms", "updates", "said"),
+    [
+        ({"steps": 5}, 10.0, 5, ""),
+        ({"steps": 600, "seconds": 10.0}, 100.0, 100, "100 updates: as many as 10 s hold at 100.0 ms each"),
+        ({"steps": 5}, 50_000.0, 2, "2 updates: as many as 60 s hold at 50000.0 ms each"),
+        ({"steps": 5}, 90_000.0, 1, "1 update: as many as"),
+        ({"steps": 600}, Missing("no hook"), 600, ""),
+        ({"steps": 1000, "by_seconds": True}, Missing("no hook"), 5, "5 updates: kineto ends by their count"),
+    ],
+)
+def test_updates_are_cut_to_what_the_seconds_hold_since_nothing_else_ends_them(
+    asked: dict[str, Any], step_ms: Known[float], updates: int, said: str
+) -> None:
+    fit, told = fit_updates(replace(ASKED, **asked), step_ms)
+    assert (fit.steps, told[: len(said)]) == (updates, said)
+    assert (told == "") is (said == "")

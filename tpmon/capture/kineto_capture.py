@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +21,8 @@ from tpmon.capture.kineto_daemon import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
-from tpmon.capture.plan import mean_step
+from tpmon.capture.plan import mean_step, say_count
+from tpmon.capture.ranks import EndedWindow, await_steps_after
 from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
 from tpmon.capture.within import ask_conditions
@@ -42,7 +45,8 @@ from tpmon.model.process import Identity
 from tpmon.model.trace import TraceSummary
 
 BACKEND = "kineto on demand, from a thread of its own"
-_AFTER_S = 2.0
+_UNPACED = 5
+"""Updates where seconds alone were asked for and no hook tells how many fit into them."""
 _UNNUMBERED = Missing("kineto does not number the steps of the run")
 _MOST_RECORDS = 1024
 """Of the hook: all that it keeps."""
@@ -155,39 +159,47 @@ def capture_by_kineto(
         TakenError: where somebody else answers it, before anything was asked of it.
         UsageError: where not even one update fits into a window.
     """
-    window = KinetoWindow(
-        client,
-        asked,
-        tell,
-        stopped,
-        memory_left=lambda: around.memory_left(client.process.pid),
-        agreed=agreed,
-    )
     bus = _find_bus(client.process)
     told: dict[str, Any] = {}
     counted = ""
     clocks: Known[tuple[GpuClocks, ...]] = NOT_READ
     works = ""
-    try:
+    with contextlib.ExitStack() as stack:
+        if bus is not None:
+            stack.callback(bus.close)
         before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
         timed = bus.count_timed_steps() if bus is not None else 0
-        with around.watch(client.process) as cards:
-            recorded = window.run()
-            ended = time.monotonic_ns()
-            if recorded.state is CaptureState.VERIFIED:
-                clocks = cards.read()
-                # First, while the records of the window are there.
-                counted = json.dumps(list_ends(bus.read_records(_MOST_RECORDS))) if bus is not None else ""
-                told = _describe(bus, rank, clocks)
-                is_timed = bus is not None and bus.count_timed_steps() > timed
-                works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
-        beside = Told(json.dumps(told) if told else "", counted)
-        kept = _keep(recorded, rank, asked, name, tell, beside=beside)
-        after = _wait_after(bus, ended) if kept.file is not None else _NOTHING
-    finally:
-        window.close()
-        if bus is not None:
-            bus.close()
+        asked, cut = fit_updates(asked, before)
+        window = KinetoWindow(
+            client,
+            asked,
+            tell,
+            stopped,
+            memory_left=lambda: around.memory_left(client.process.pid),
+            agreed=agreed,
+        )
+        with contextlib.closing(window):
+            if cut:
+                tell(cut)
+            with around.watch(client.process) as cards:
+                recorded = window.run()
+                ended = time.monotonic_ns()
+                if recorded.state is CaptureState.VERIFIED:
+                    clocks = cards.read()
+                    # First, while the records of the window are there.
+                    counted = (
+                        json.dumps(list_ends(bus.read_records(_MOST_RECORDS))) if bus is not None else ""
+                    )
+                    told = _describe(bus, rank, clocks)
+                    is_timed = bus is not None and bus.count_timed_steps() > timed
+                    works = IS_BUSY if client.process.pid in cards.busy else IS_TIMED if is_timed else ""
+            beside = Told(json.dumps(told) if told else "", counted)
+            kept = _keep(recorded, rank, asked, name, tell, beside=beside)
+        after: Known[float] = _NOTHING if kept.file is None else _NO_HOOK
+        if kept.file is not None and bus is not None:
+            since = EndedWindow(bus, ended, before)
+            await_steps_after([since], tell, stopped)
+            after = since.measure_after()
     summary = kept.summary
     conditions: Known[Conditions] = replace(to_conditions(told), clocks=clocks) if told else _NOT_TOLD
     wanted = window.price.steps if is_known(window.price) else asked.steps
@@ -217,6 +229,20 @@ def capture_by_kineto(
         notes=tuple(note for note in (recorded.reason, *kept.notes, *lacks) if note),
     )
     return result, (summary,) if isinstance(summary, TraceSummary) else ()
+
+
+def fit_updates(asked: CaptureAsked, step_ms: Known[float]) -> tuple[CaptureAsked, str]:
+    """Cut the updates to what the seconds hold, and say so: once ordered their count alone ends them."""
+    if is_known(step_ms) and step_ms > 0:
+        most = math.ceil(asked.seconds * 1e3 / step_ms)
+        why = f"as many as {asked.seconds:g} s hold at {step_ms:.1f} ms each"
+    elif asked.by_seconds:
+        most, why = _UNPACED, "kineto ends by their count alone, and no hook tells how many --seconds holds"
+    else:
+        return asked, ""
+    if most >= asked.steps:
+        return asked, ""
+    return replace(asked, steps=most), f"{say_count(most, 'update')}: {why}"
 
 
 def judge_recorded(recorded: Recorded, kept: Kept, wanted: int, works: str) -> CaptureState:
@@ -338,14 +364,3 @@ def _find_bus(process: Identity) -> Bus | None:
         return open_bus(process)
     except TpmonError:
         return None
-
-
-def _wait_after(bus: Bus | None, ended_ns: int) -> Known[float]:
-    if bus is None:
-        return _NO_HOOK
-    limit = time.monotonic() + _AFTER_S
-    while True:
-        found = mean_step(bus.read_records(), ended_ns, time.monotonic_ns())
-        if is_known(found) or time.monotonic() > limit or not bus.is_alive():
-            return found
-        time.sleep(0.02)
