@@ -35,6 +35,7 @@ TPMON = (sys.executable, "-m", "tpmon")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 FROM_KINETO = "kineto on demand, from a thread of its own"
 FROM_HOOK = "torch.profiler from the step hook"
+RANKS = 4
 
 
 @contextmanager
@@ -136,12 +137,12 @@ def test_kineto_records_whole_updates_and_says_which_back_end(tmp_path: Path, fl
 
 @pytest.mark.long
 def test_one_rank_of_several_is_recorded_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "capture_ranks.py", "{ready}")
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node", str(RANKS), "capture_ranks.py", "{ready}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with run_program((*TPMON, "run", "--kineto", "--", *command), tmp_path / "ready", 2) as program:
+    with run_program((*TPMON, "run", "--kineto", "--", *command), tmp_path / "ready", RANKS) as program:
         folder = read_folder(program.pid)
         try:
-            for rank in (1, 0):
+            for rank in (RANKS - 1, 0):
                 out = tmp_path / f"out{rank}"
                 code, told, said = capture(
                     program.pid, "--rank", str(rank), "--steps", "3", "--out", str(out)
@@ -159,12 +160,10 @@ def test_one_rank_of_several_is_recorded_as_asked(tmp_path: Path, monkeypatch: p
                 assert own == list(range(own[0], own[0] + 3))
                 assert (found.optimizer, found.wrong) == (3, ())
                 assert list(found.marks) == list(range(file["first_step"], file["first_step"] + 3))
-                trained = (tmp_path / "ready" / f"losses-{1 - rank}").stat().st_size
-                assert wait_until(
-                    lambda rank=rank, was=trained: (
-                        (tmp_path / "ready" / f"losses-{1 - rank}").stat().st_size > was
-                    )
-                )
+                others = [tmp_path / "ready" / f"losses-{one}" for one in range(RANKS) if one != rank]
+                for other in others:
+                    trained = other.stat().st_size
+                    assert wait_until(lambda one=other, was=trained: one.stat().st_size > was)
         finally:
             shutil.rmtree(folder)
 
