@@ -206,7 +206,7 @@ class Session:
                 self._unjudged = self._glance and not count and last.target.state is not TargetState.ENDED
                 if not self._unjudged:
                     last = self._judge()
-                self._frames = (*tuple(self._window)[:-1], last)
+                self._frames = (*self._window.earlier(), *tuple(self._window)[:-1], last)
                 self._pulses = self._window.pulses()
                 update = Update(last, self._pulses)
                 for sink in self._sinks:
@@ -242,7 +242,10 @@ class Session:
         return Standing(watch=Watch(asked_s=self._hang_after_s, may_ask=self._may_look))
 
     def _look(self, request: Applicable[DumpRequest]) -> None:
-        """Start the looks that the judge asks for; those that somebody reads at a key do as well."""
+        """Start the looks that the judge asks for; while somebody reads others at a key, those do.
+
+        Where they were not of the whole job, the judge asks again.
+        """
         state = self._source.dumps.state
         if is_known(request) and not (is_known(state) and state.running):
             self._source.dumps.ask(request)
@@ -266,7 +269,10 @@ class Session:
         self._source.samples.finish()
 
     def frames(self) -> tuple[Frame, ...]:
-        """Return the Frames of the last minute, oldest first, the newest judged; in any thread."""
+        """Return the Frames of the last minute after some of the four before, oldest first; in any thread.
+
+        The newest is judged.
+        """
         return self._frames
 
     def pulses(self) -> tuple[Pulse, ...]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.sessions import Sink, Source
 from tests.waiting import wait_until
 from tpmon.judge.judgement import Judgement, judge
+from tpmon.judge.standing import Standing
 from tpmon.model.frame import Frame, TargetState
 from tpmon.model.known import Missing, is_known
 from tpmon.model.results import Update
@@ -53,6 +55,30 @@ def test_every_sink_gets_every_frame_with_the_history_up_to_it():
     assert last is first.updates[-1].frame
     assert session.pulses() == first.updates[-1].pulses
     assert source.closed == 1
+
+
+class Leaping(Source):
+    """Hand out Frames that are 20 s apart by their own clock."""
+
+    def collect(self) -> Frame:
+        frame = super().collect()
+        return replace(frame, taken_ns=len(self.times) * 20 * 10**9)
+
+
+def test_a_bundle_gets_frames_of_five_minutes_of_which_the_judge_sees_the_last_one(monkeypatch):
+    judged: list[int] = []
+
+    def look_on(frames: Sequence[Frame], standing: Standing) -> Judgement:
+        judged.append(len(frames))
+        return Judgement(frames[-1], standing)
+
+    monkeypatch.setattr("tpmon.judge.judgement.judge", look_on)
+    session = Session(Leaping(), (), 0.001)
+    last = session.run(frames=30)
+    kept = session.frames()
+    assert [frame.taken_ns // 10**9 for frame in kept] == list(range(300, 601, 20))
+    assert kept[-1] is last
+    assert max(judged) == 4
 
 
 def test_frames_keep_the_rhythm_of_the_interval():

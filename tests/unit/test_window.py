@@ -38,6 +38,19 @@ def test_frames_are_kept_for_a_minute_and_pulses_for_ten():
     assert window.last().taken_ns == 699 * SECOND
 
 
+def test_of_the_minutes_before_the_last_one_a_frame_in_ten_seconds_stays_which_the_judge_does_not_see():
+    window = Window()
+    for second in range(50):
+        window.append(at(second))
+    assert window.earlier() == ()
+    for second in range(50, 700):
+        window.append(at(second))
+    earlier = [frame.taken_ns // SECOND for frame in window.earlier()]
+    assert earlier == list(range(400, 639, 10))
+    assert next(iter(window)).taken_ns > window.earlier()[-1].taken_ns
+    assert len(window) == 61
+
+
 @given(st.lists(st.floats(0.5, 200), min_size=1, max_size=60))
 def test_the_spans_are_time_and_not_a_number_of_frames(gaps):
     window = Window(60.0, 600.0)
@@ -48,6 +61,10 @@ def test_the_spans_are_time_and_not_a_number_of_frames(gaps):
         pulses = window.pulses()
         assert window.last().taken_ns - next(iter(window)).taken_ns <= 60 * SECOND
         assert pulses[-1].taken_ns - pulses[0].taken_ns <= 600 * SECOND
+        kept = [frame.taken_ns for frame in (*window.earlier(), *window)]
+        assert kept == sorted(set(kept))
+        assert kept[-1] - kept[0] <= 300 * SECOND
+        assert len(window.earlier()) <= 25
         assert [p.taken_ns for p in pulses] == sorted(p.taken_ns for p in pulses)
     assert window.last().taken_ns == int(now * SECOND)
 

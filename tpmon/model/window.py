@@ -1,4 +1,4 @@
-"""Keep the last Frames and a thinner, longer history of the job's main figures."""
+"""Keep the last Frames, some of those before, and a thinner, longer history of the job's main figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from tpmon.model.gpu import GpuSample
 from tpmon.model.known import Known, Missing, is_known
 
 FRAME_SPAN_S = 60.0
+EARLIER_SPAN_S = 300.0
+"""How far back whole Frames go, the last minute included: of the time before that one in
+``EARLIER_EVERY_S``, 25 at most."""
+EARLIER_EVERY_S = 10.0
 PULSE_SPAN_S = 600.0
 NO_STEPS = Missing("no hook in the training process")
 
@@ -61,13 +65,14 @@ def pulse_of(frame: Frame) -> Pulse:
 
 
 class Window:
-    """Hold full Frames for a minute and Pulses for ten. Owned by one thread; views are tuples."""
+    """Hold Frames for a minute, a few for five, Pulses for ten. Owned by one thread; views are tuples."""
 
     def __init__(self, frame_span_s: float = FRAME_SPAN_S, pulse_span_s: float = PULSE_SPAN_S) -> None:
         """Bound the history in time, measured by the Frames' own monotonic clock."""
         self._frame_span_ns = int(frame_span_s * 1e9)
         self._pulse_span_ns = int(pulse_span_s * 1e9)
         self._frames: deque[Frame] = deque()
+        self._earlier: deque[Frame] = deque()
         self._pulses: deque[Pulse] = deque()
 
     def append(self, frame: Frame) -> None:
@@ -75,17 +80,28 @@ class Window:
         self._frames.append(frame)
         self._pulses.append(pulse_of(frame))
         while frame.taken_ns - self._frames[0].taken_ns > self._frame_span_ns:
-            self._frames.popleft()
+            self._keep(self._frames.popleft())
+        while self._earlier and frame.taken_ns - self._earlier[0].taken_ns > EARLIER_SPAN_S * 1e9:
+            self._earlier.popleft()
         while frame.taken_ns - self._pulses[0].taken_ns > self._pulse_span_ns:
             self._pulses.popleft()
 
+    def _keep(self, frame: Frame) -> None:
+        """Keep a Frame that has grown too old for the judge, if none of the seconds before it is kept."""
+        if not self._earlier or frame.taken_ns - self._earlier[-1].taken_ns >= EARLIER_EVERY_S * 1e9:
+            self._earlier.append(frame)
+
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the full Frames, oldest first."""
+        """Yield the full Frames of the last minute, oldest first: those that the judge sees."""
         return iter(self._frames)
 
     def __len__(self) -> int:
-        """Count the full Frames."""
+        """Count the full Frames of the last minute."""
         return len(self._frames)
+
+    def earlier(self) -> tuple[Frame, ...]:
+        """Return the few full Frames that are kept of the minutes before, oldest first."""
+        return tuple(self._earlier)
 
     def last(self) -> Frame:
         """Return the newest Frame.
