@@ -43,6 +43,7 @@ class FakeProc:
         start: int | None = None,
         devices: Sequence[str] = (),
         network: str = "net:[4026531840]",
+        wait_status: int = 0,
     ) -> None:
         """Add a process; an ``argv`` that starts with "python" becomes an interpreter's."""
         argv = (PYTHON, *argv[1:]) if argv and argv[0] == "python" else tuple(argv)
@@ -54,7 +55,16 @@ class FakeProc:
         (folder / "ns").mkdir()
         (folder / "ns" / "net").symlink_to(network)
         start = self.now - 1_000_000 + pid if start is None else start
-        self.write_stat(pid, parent, name, state=state, threads=len(threads) + 1, start=start, kernel=kernel)
+        self.write_stat(
+            pid,
+            parent,
+            name,
+            state=state,
+            threads=len(threads) + 1,
+            start=start,
+            kernel=kernel,
+            wait_status=wait_status,
+        )
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
         (folder / "environ").write_bytes(
             b"".join(f"{key}={value}\0".encode() for key, value in (environ or {}).items())
@@ -90,10 +100,11 @@ class FakeProc:
         threads: int = 1,
         start: int,
         kernel: bool = False,
+        wait_status: int = 0,
     ) -> None:
         """Write the stat line anew, as after exec, a new thread, or a new parent."""
         fields = [state, parent, 0, 0, 0, -1, 0x00200000 if kernel else 0, *[0] * 10, threads, 0, start]
-        fields += [0] * 29 + [0]
+        fields += [0] * 29 + [wait_status]
         (self.path / str(pid) / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
 
     def remove(self, pid: int) -> None:

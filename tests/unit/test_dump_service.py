@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+import pytest
+
 from tests.dumps import make_rank, make_round
 from tests.members import made_up
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
@@ -94,6 +96,28 @@ def test_a_dump_grows_ends_and_enters_one_frame():
     assert bench.service.paused_ms == 1.5
 
 
+def test_a_look_at_a_part_of_the_job_and_one_with_frames_of_c_enter_no_frame():
+    bench = Bench()
+    for request in (DumpRequest(Asker.KEY, pids=(12,)), DumpRequest(Asker.KEY, native=True)):
+        bench.service.ask(request)
+        bench.wait(lambda state: state.answered == 1)
+        bench.made[-1].go.set()
+        seen = bench.wait(lambda state: not state.running)
+        assert len(seen.rounds) == 1, "whoever asked sees it"
+        assert bench.service.take() is NOT_APPLICABLE, "the watch over hangs would take it for the job"
+    assert bench.service.paused_ms == 3.0, "but its stops count"
+
+
+@pytest.mark.parametrize("more", [{}, {"block": True}, {"variables": True}])
+def test_any_other_look_at_the_whole_job_enters_a_frame(more: dict[str, bool]):
+    bench = Bench()
+    bench.service.ask(DumpRequest(Asker.KEY, **more))
+    bench.wait(lambda state: state.answered == 1)
+    bench.made[-1].go.set()
+    seen = bench.wait(lambda state: not state.running)
+    assert bench.service.take() == seen.rounds
+
+
 def test_two_dumps_never_run_at_once():
     bench = Bench()
     bench.service.ask(DumpRequest(Asker.WATCH))
@@ -168,6 +192,16 @@ def test_c_frames_and_variables_are_read_when_they_are_asked_for_and_c_frames_ge
         bench.made[-1].go.set()
         bench.wait(lambda state: not state.running)
         assert (bench.depths[-1], bench.made[-1].limit_s) == (depth, limit_s)
+
+
+def test_where_native_threads_wait_is_asked_for_a_person_alone():
+    bench = Bench()
+    for asker in Asker:
+        bench.service.ask(DumpRequest(asker))
+        bench.wait(lambda state: state.answered == 1)
+        bench.made[-1].go.set()
+        bench.wait(lambda state: not state.running)
+    assert [one.waits for one in bench.depths] == [asker is Asker.KEY for asker in Asker]
 
 
 def test_the_sampler_is_held_while_a_dump_may_stop_a_process_and_at_no_other_time():

@@ -20,7 +20,7 @@ from tpmon.probe.dump_text import (
     parse_dump,
     shorten_native,
 )
-from tpmon.probe.stack_text import MAX_FRAMES, OUTER_FRAMES, Sampled
+from tpmon.probe.stack_text import MAX_FRAMES, MAX_THREADS, OUTER_FRAMES, Sampled
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,21 @@ def test_variables_belong_to_their_frame_and_only_where_there_are_some():
     assert parse_one(frame("alone")).locals is NOT_APPLICABLE
     assert parse_one(frame("alone"), owns_gil=True).holds_gil is True
     assert parse_one(frame("alone"), owns_gil="yes").holds_gil is NOT_APPLICABLE
+
+
+def test_of_more_threads_than_are_kept_the_main_one_and_the_loop_are_kept_wherever_they_are_listed():
+    def thread(number: int) -> dict[str, object]:
+        name = "MainThread" if number == 7 else f"t{number}"
+        return {"thread_name": name, "os_thread_id": number, "frames": [frame("work")]}
+
+    others = [thread(number) for number in range(1000, 1000 + 600)]
+    sampled = parse_dump(json.dumps([*others, thread(9), thread(7)]).encode(), 7, loop_tid=9)
+    assert [one.tid for one in sampled.stacks if one.frames][:2] == [7, 9]
+    assert sum(bool(one.frames) for one in sampled.stacks) == MAX_THREADS
+    assert (sampled.samples, sampled.lost) == (1, 0)
+    assert len({one.tid for one in sampled.stacks}) == 602, "the rest stays counted, without its frames"
+    without = parse_dump(json.dumps([*others, {**thread(7), "os_thread_id": None}]).encode(), 7)
+    assert without.samples == 1, "before Python 3.11 its name tells"
 
 
 def test_variables_of_a_deep_stack_stay_with_their_frames():

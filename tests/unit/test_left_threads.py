@@ -17,7 +17,8 @@ from tests.waiting import wait_until
 from tpmon.errors import NoTargetError
 from tpmon.model.dump import ErrorKind
 from tpmon.model.process import CANNOT_END, MAY_END, Identity, Role, ThreadKind
-from tpmon.probe.dump import Dumper, find_dead
+from tpmon.probe.dead_children import find_dead
+from tpmon.probe.dump import Dumper
 from tpmon.probe.job import find_descendants
 from tpmon.probe.left_threads import find_left
 from tpmon.probe.processes import ProcessProbe

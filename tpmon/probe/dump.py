@@ -1,7 +1,8 @@
 """Dump the stacks of every process of a job with py-spy, at most eight at a time, without stopping any.
 
 Each process has a deadline of its own: one that does not answer costs its own stack alone. A stop
-happens only with ``block``, for a process that could not be read without one; it is timed.
+happens only with ``block``, for a process that could not be read without one; it is timed, rather too long
+than too short.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -23,16 +23,16 @@ from tpmon.model.known import NOT_APPLICABLE, Known, Missing, is_known
 from tpmon.model.process import Role
 from tpmon.model.stacks import StackCount
 from tpmon.probe.background import read_within
+from tpmon.probe.dead_children import find_dead
 from tpmon.probe.dump_pause import watch_pause
 from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.dump_threads import read_threads, read_toll
-from tpmon.probe.ending import describe_end, read_oom_victims
 from tpmon.probe.freezer import read_freezer
 from tpmon.probe.job import Job, Member
 from tpmon.probe.left_threads import find_left
 from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.other_spies import Spy, find_spies
-from tpmon.probe.procread import PROC, has_ended, read_table
+from tpmon.probe.procread import PROC
 from tpmon.probe.spy_failure import (
     SLEEPS_S,
     YIELD_S,
@@ -76,26 +76,6 @@ _TRIES = 3
 """A process that runs changes its stack while it is read without a stop: the next try mostly works."""
 
 
-def find_dead(parents: Container[int], proc: str = PROC) -> tuple[DeadChild, ...]:
-    """List the children of ``parents`` that ended badly and are still there because nobody asked."""
-    dead = [
-        stat
-        for stat in read_table(proc).values()
-        if has_ended(stat.state, stat.threads) and stat.parent in parents and stat.wait_status
-    ]
-    killed = any(stat.wait_status & 0x7F == signal.SIGKILL for stat in dead)
-    victims = read_oom_victims() if killed else frozenset[int]()
-    return tuple(
-        DeadChild(
-            stat.pid,
-            stat.parent,
-            stat.name,
-            describe_end(stat.wait_status, oom_victim=stat.pid in victims),
-        )
-        for stat in dead
-    )
-
-
 def dumpable(job: Job) -> tuple[Member, ...]:
     """Return the members whose stacks are worth reading: ranks, then workers, then helpers in Python."""
     order = (Role.RANK, Role.WORKER, Role.HELPER)
@@ -128,13 +108,14 @@ class Depth:
 
     With ``block`` one that cannot be read otherwise is stopped, of those in ``block_pids`` where it names
     some. ``native`` adds the frames of C and stops every process; ``variables`` adds those of each frame
-    and stops none.
+    and stops none. Without ``waits`` native threads are not asked where in the kernel they are.
     """
 
     block: bool = False
     native: bool = False
     variables: bool = False
     block_pids: tuple[int, ...] = ()
+    waits: bool = True
 
     def may_stop(self, pid: int) -> bool:
         """Tell whether a process may be stopped where nothing else reads it."""
@@ -304,7 +285,14 @@ class Dumper:
         loop_tid = left.tid if left is not None else member.loop_tid if member.is_loop_told else 0
         held = is_known(frozen)
         threads = read_threads(
-            pid, member.role, stacks, loop_tid=loop_tid, ends=ends, frozen=held, proc=self._proc
+            pid,
+            member.role,
+            stacks,
+            loop_tid=loop_tid,
+            ends=ends,
+            frozen=held,
+            waits=self._depth.waits,
+            proc=self._proc,
         )
         return ProcessLook(
             pid=pid,
@@ -369,7 +357,8 @@ class Dumper:
         command = dump_arguments(pid, nonblocking=False, native=depth.native, variables=depth.variables)
         with watch_pause(pid, self._proc) as pause:
             found = self._run(pid, (around.spy, *command), niceness=0)
-        around.pauses_ms.append(pause.paused_ms)
+        # A py-spy that has read the stacks did stop the process, however briefly.
+        around.pauses_ms.append(pause.paused_ms if isinstance(found, Failure) else pause.most_ms)
         return found
 
     def _run(

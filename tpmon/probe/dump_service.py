@@ -1,7 +1,7 @@
 """Run one dump at a time in a daemon thread, for the key and for the watch; nobody waits for it.
 
-The looks grow in ``state``, so that a screen shows what has come; finished ones are handed to the
-next Frame by ``take``.
+The looks grow in ``state``, so that a screen shows what has come; finished ones of the whole job are
+handed to the next Frame by ``take``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from tpmon.model.dump import DumpRequest, DumpRound, DumpState
+from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Identity
@@ -34,6 +34,14 @@ MakeDumper = Callable[[Sequence[Member], Depth], Dumper]
 
 def _make_dumper(members: Sequence[Member], depth: Depth) -> Dumper:
     return Dumper(members, depth)
+
+
+def tells_of_job(request: DumpRequest) -> bool:
+    """Tell whether looks can be joined with others into a picture of the job.
+
+    In one of some processes the other ranks would seem to be elsewhere; frames of C would seem a move.
+    """
+    return not request.pids and not request.native
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ class DumpService:
             return self._paused_ms
 
     def take(self) -> Applicable[tuple[DumpRound, ...]]:
-        """Return the looks that ended since the last call."""
+        """Return the looks that ended since the last call and tell of the job as a whole."""
         with self._lock:
             finished, self._finished = tuple(self._finished), []
         return finished or NOT_APPLICABLE
@@ -139,7 +147,14 @@ class DumpService:
 
     def _read_rounds(self, request: DumpRequest, members: Sequence[Member]) -> None:
         dumper = self._make(
-            members, Depth(request.block, request.native, request.variables, request.block_pids)
+            members,
+            Depth(
+                request.block,
+                request.native,
+                request.variables,
+                request.block_pids,
+                waits=request.asker is Asker.KEY,
+            ),
         )
         limit_s = NATIVE_ROUND_S if request.native else ROUND_S
         with self._lock:
@@ -162,7 +177,8 @@ class DumpService:
                 return
             rounds = (*rounds, one)
             with self._lock:
-                self._finished.append(one)
+                if tells_of_job(request):
+                    self._finished.append(one)
                 self._paused_ms += one.paused_ms
                 if not request.native:
                     self._kept = _Kept(frozenset(member.identity for member in members), one)

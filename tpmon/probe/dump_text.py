@@ -21,6 +21,8 @@ from tpmon.probe.stack_text import MAX_FRAMES, MAX_THREADS, OUTER_FRAMES, Sample
 
 T = TypeVar("T")
 
+MOST_PARSED = 4096
+"""Threads of one process; of them ``settle`` keeps ``MAX_THREADS``, the main one first."""
 MOST_LOCALS = 40
 """Of one frame."""
 CUT_FILE = "<cut>"
@@ -132,7 +134,7 @@ def _cut_middle(frames: tuple[T, ...], cut: T) -> tuple[T, ...]:
 def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
     """Parse ``py-spy dump --json``: one sample of every thread; py-spy lists frames innermost first.
 
-    Where there are too many threads, the main one and ``loop_tid`` are kept first.
+    Where there are too many threads, the main one and ``loop_tid`` are kept first, wherever they are listed.
     """
     try:
         threads = json.loads(output)
@@ -140,6 +142,6 @@ def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
         return Sampled(0, (), 1)
     if not isinstance(threads, list):
         return Sampled(0, (), 1)
-    parsed = [_parse_thread(one) for one in threads[:MAX_THREADS]]
+    parsed = [_parse_thread(one) for one in threads[:MOST_PARSED]]
     stacks = [one for one in parsed if one is not None]
     return settle(stacks, pid, parsed.count(None), MAX_THREADS, loop_tid)

@@ -51,6 +51,7 @@ def read_threads(
     loop_tid: int = 0,
     ends: OtherEnds | None = None,
     frozen: bool = False,
+    waits: bool = True,
     proc: str = PROC,
     machine: str = _MACHINE,
 ) -> Threads:
@@ -58,7 +59,8 @@ def read_threads(
 
     ``loop_tid`` is the thread that runs the training loop; 0: told from the stacks.
     ``ends`` answers who has the other end of what a thread waits on, for a whole round. ``frozen``: a
-    control group keeps the process from running, so that its threads wait for that alone.
+    control group keeps the process from running, so that its threads wait for that alone. With ``waits``
+    the kernel function and the system call of native threads are read too.
 
     Raises:
         OSError: when the process is gone.
@@ -66,7 +68,7 @@ def read_threads(
     tids = [int(name) for name in os.listdir(f"{proc}/{pid}/task") if name.isdigit()][:MOST_THREADS]
     if loop_tid not in tids:
         loop_tid = 0  # it ended: nobody else may take its place unseen
-    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine, frozen)
+    reader = _Reader(pid, role, loop_tid or pid, ends or OtherEnds({}, proc), proc, machine, frozen, waits)
     if isinstance(stacks, Missing):
         first = reader.loop_tid
         native, idle = reader.read_native(tid for tid in tids if tid != first)
@@ -128,6 +130,7 @@ class _Reader:
     proc: str
     machine: str
     frozen: bool
+    waits: bool
 
     def read(self, tid: int, name: str, frames: Applicable[tuple[StackFrame, ...]]) -> ThreadLook:
         """Read all that /proc says of one thread."""
@@ -178,26 +181,26 @@ class _Reader:
             elif stat.state in "DTt":
                 listed.append(self.read(tid, stat.name, NOT_APPLICABLE))
             else:
-                listed.append(_look_cheaply(tid, stat, kind, folder))
+                listed.append(self._look_cheaply(tid, stat, kind, folder))
         return listed, idle
 
-
-def _look_cheaply(tid: int, stat: Stat, kind: ThreadKind, folder: str) -> ThreadLook:
-    """Make the look of a native thread that nothing holds: what it waits for is its own affair."""
-    run_ns, delay_ns = _read_times(folder)
-    return ThreadLook(
-        tid=tid,
-        name=stat.name,
-        kind=kind,
-        state=stat.state,
-        wchan=_NOT_READ,
-        call=_NOT_READ,
-        waits_for="running" if stat.state == "R" else _NOT_READ,
-        waits_on=NOT_APPLICABLE,
-        run_ns=run_ns,
-        delay_ns=delay_ns,
-        frames=NOT_APPLICABLE,
-    )
+    def _look_cheaply(self, tid: int, stat: Stat, kind: ThreadKind, folder: str) -> ThreadLook:
+        """Make the look of a native thread that nothing holds: what it waits on is its own affair."""
+        run_ns, delay_ns = _read_times(folder)
+        call = _read_call(folder) if self.waits else _NOT_READ
+        return ThreadLook(
+            tid=tid,
+            name=stat.name,
+            kind=kind,
+            state=stat.state,
+            wchan=_read_wchan(folder) if self.waits else _NOT_READ,
+            call=call if isinstance(call, Missing) else name_call(call.number, self.machine),
+            waits_for="running" if stat.state == "R" else _NOT_READ,
+            waits_on=NOT_APPLICABLE,
+            run_ns=run_ns,
+            delay_ns=delay_ns,
+            frames=NOT_APPLICABLE,
+        )
 
 
 def _read_call(folder: str) -> Known[Syscall]:

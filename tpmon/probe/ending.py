@@ -24,7 +24,9 @@ _PIDFD_OPEN = 434
 _KILLED = re.compile(rb"^[0-7],\d+,(\d+),[^;]*;[^\n]*(?:Killed|Kill) process (\d+)", re.MULTILINE)
 _KERNEL_RECORDS = 20_000
 _RECORD_BYTES = 8192
-_RECENT_S = 60.0
+KMSG = "/dev/kmsg"
+RECENT_S = 60.0
+"""How far back the kernel log is read for an end that was seen just now."""
 _DRIFT_RATIO = 1e-4
 """100 ppm: what the clock of printk and a CLOCK_MONOTONIC that NTP steers drift apart at most."""
 
@@ -104,19 +106,21 @@ def describe_end(wait_status: Known[int], *, oom_victim: bool = False, oom_kills
     return f"{name}; OOM killer (kernel log)" if oom_victim else name + counted
 
 
-def read_oom_victims(kmsg: str = "/dev/kmsg", *, now_s: float | None = None) -> frozenset[int]:
-    """List the PIDs that the kernel log says were killed for memory in the last minute.
+def read_oom_victims(
+    kmsg: str = KMSG, *, recent_s: float = RECENT_S, now_s: float | None = None
+) -> frozenset[int]:
+    """List the PIDs that the kernel log says were killed for memory in the last ``recent_s``.
 
-    Its stamps are of the scheduler's clock, which nothing corrects, so the minute is longer the longer the
+    Its stamps are of the scheduler's clock, which nothing corrects, so that time is longer the longer the
     machine is up: after three months the two clocks can be minutes apart.
     None where it is not readable, and none in a container: the log has the host's numbers. Costs
     about 1 us of CPU a record; at most 20,000 are read.
     """
     victims: set[int] = set()
     now_s = time.monotonic() if now_s is None else now_s
-    since_s = now_s - _RECENT_S - _DRIFT_RATIO * now_s
+    since_s = now_s - recent_s - _DRIFT_RATIO * now_s
     try:
-        if kmsg == "/dev/kmsg" and not in_first_pid_namespace():
+        if kmsg == KMSG and not in_first_pid_namespace():
             return frozenset()
         fd = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
