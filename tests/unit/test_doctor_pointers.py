@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,17 @@ from tpmon.model.doctor import (
     say_refusal,
 )
 from tpmon.model.known import NOT_APPLICABLE, Missing
+from tpmon.model.process import Identity
+from tpmon.probe.gpu_board import Board
+from tpmon.probe.gpu_wire import FailureLine, Line
 from tpmon.probe.permissions import NvmlOnce, Patient, plan_job, plan_machine
 from tpmon.probe.permissions_nvml import NOT_ASKED
 from tpmon.probe.permissions_rules import make_check
+from tpmon.probe.spy_failure import explain_empty, explain_outcome
+from tpmon.probe.stack_child import Outcome
+from tpmon.probe.stack_plan import Kind, Subject, Turn
+from tpmon.probe.stack_text import Sampled
+from tpmon.probe.stacks import StackSampler
 
 COLUMNS = 40
 """What a narrow pane has."""
@@ -71,6 +80,51 @@ def test_every_reason_names_a_line_of_the_doctor() -> None:
     for needed in ("py-spy", "stacks", "fd", "io", "smaps_rollup", "environ", "wchan", "syscall", "memory"):
         assert needed in named
     assert {"cgroup", "nvml", "cards", "kernel-log", "hidepid"} <= named
+
+
+SPY_ENDS = {
+    "late": Outcome(b"", b"", 0, 0.0, 5.0, late=True, flooded=False),
+    "out of its CPU": Outcome(b"", b"", -signal.SIGXCPU, 2.0, 2.0, late=False, flooded=False),
+    "too much": Outcome(b"", b"", 0, 0.1, 0.1, late=False, flooded=True),
+    "killed": Outcome(b"", b"", -signal.SIGKILL, 0.1, 0.1, late=False, flooded=False),
+    "failed": Outcome(b"", b"Error: no luck", 1, 0.1, 0.1, late=False, flooded=False),
+    "another Python": Outcome(b"", b"Error: no python version", 1, 0.1, 0.1, late=False, flooded=False),
+}
+
+
+@pytest.mark.parametrize("outcome", SPY_ENDS.values(), ids=SPY_ENDS.keys())
+def test_however_py_spy_ends_a_pane_without_stacks_names_their_line(outcome: Outcome) -> None:
+    failure = explain_outcome(os.getpid(), outcome, 5.0)
+    assert failure is not None
+    assert failure.reason != drop_pointers(failure.reason)
+
+
+def test_stacks_without_a_thread_name_their_line() -> None:
+    assert explain_empty(Sampled(0, (), 0), b"[]") == "py-spy saw no Python thread (doctor: stacks)"
+
+
+@pytest.mark.parametrize("outcome", SPY_ENDS.values(), ids=SPY_ENDS.keys())
+def test_a_slice_that_is_refused_names_its_line(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[str] = []
+    sampler = StackSampler()
+    monkeypatch.setattr(sampler, "_read_tracer", lambda _subject: 0)
+    monkeypatch.setattr(sampler, "_refuse", lambda _turn, _cpu_ms, reason, final: refused.append(reason))
+    subject = Subject(Identity(os.getpid(), 1), 0)
+    sampler._complain(Turn(subject, Kind.SLICE, 5, 1), outcome)
+    (reason,) = refused
+    assert reason != drop_pointers(reason)
+
+
+@pytest.mark.parametrize("code", [0, 3, 4, 9, 12, 15, 18, 999])
+def test_a_pane_without_cards_names_the_line_of_nvml(code: int) -> None:
+    board = Board(0)
+    board.on_line(Line(failure=FailureLine(code, "what NVML said")), 0)
+    gpus = board.read({}, {}, True, 10**9).gpus
+    assert isinstance(gpus, Missing)
+    assert gpus.reason.endswith(" (doctor: nvml)")
+    waiting = Board(0).read({}, {}, True, 60 * 10**9).gpus
+    assert isinstance(waiting, Missing)
+    assert waiting.reason.endswith(" (doctor: nvml)")
 
 
 def test_nothing_spells_a_pointer_out_beside_the_one_place() -> None:

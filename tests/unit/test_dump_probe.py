@@ -24,13 +24,14 @@ from tests.waiting import wait_until
 from tpmon.model.dump import DumpRound, ErrorKind, ProcessLook, ThreadLook
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity, Role, ThreadKind
-from tpmon.probe import dump, spy_failure
+from tpmon.probe import dump, dump_pause, spy_failure
 from tpmon.probe.dump import Depth, Dumper
 from tpmon.probe.dump_pause import is_held, watch_pause
 from tpmon.probe.dump_threads import read_threads, read_toll
 from tpmon.probe.other_spies import find_spies, parse_subject
 from tpmon.probe.procread import read_stat
 from tpmon.probe.stack_child import find_spy
+from tpmon.probe.waits import ON_CPU
 
 GARBAGE = "py-spy printed what tpmon does not understand (doctor: py-spy)"
 NAP = """
@@ -107,6 +108,35 @@ def test_idle_native_threads_are_counted_and_those_that_run_are_listed():
         assert len(threads.looks) - 1 + threads.idle == 3
         for thread in threads.looks[1:]:
             assert thread.frames is NOT_APPLICABLE
+
+
+def test_where_a_native_thread_waits_is_read_for_a_person_and_not_for_the_watch(tmp_path):
+    for tid, name, state, call in (
+        (7, "python", "S", "202 0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00"),
+        (8, "pt_gloo_runloop", "S", "232 0x4 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00"),
+        (9, "pt_nccl_watchdg", "R", "running"),
+    ):
+        folder = tmp_path / "7" / "task" / str(tid)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{tid} ({name}) {state} 1 {'0 ' * 50}")
+        (folder / "wchan").write_text("ep_poll" if state == "S" else "0")
+        (folder / "syscall").write_text(call)
+        (folder / "schedstat").write_text("5 6 7")
+
+    def read(*, waits: bool) -> dict[object, ThreadLook]:
+        looks = read_threads(
+            7, Role.RANK, Missing("not asked"), waits=waits, proc=str(tmp_path), machine="x86_64"
+        ).looks
+        return {one.tid: one for one in looks}
+
+    asked, watched = read(waits=True), read(waits=False)
+    assert [(asked[tid].wchan, asked[tid].call) for tid in (8, 9)] == [
+        ("ep_poll", "epoll_wait"),
+        ("0", ON_CPU),
+    ]
+    assert all(isinstance(watched[tid].wchan, Missing) for tid in (8, 9))
+    assert all(isinstance(watched[tid].call, Missing) for tid in (8, 9))
+    assert watched[7].wchan == asked[7].wchan == "ep_poll", "of a thread of Python both are always read"
 
 
 def main_of_looks(looks: tuple[ThreadLook, ...]) -> ThreadLook:
@@ -206,8 +236,8 @@ def test_another_user_is_told_why_and_sees_what_is_public(tmp_path):
         ),
         ("echo garbage", ErrorKind.FAILED, GARBAGE),
         ("echo '[{\"frames\": 3}, 7]'", ErrorKind.FAILED, GARBAGE),
-        ("echo '[]'", ErrorKind.FAILED, "py-spy saw no Python thread"),
-        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads"),
+        ("echo '[]'", ErrorKind.FAILED, "py-spy saw no Python thread (doctor: stacks)"),
+        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads (doctor: stacks)"),
         ("exec sleep 60", ErrorKind.LATE, "no answer within"),
     ],
 )
@@ -271,6 +301,7 @@ def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):
         assert plain.paused_ms == 0.0
         blocked = read_one(one.pid, block=True, spy=lambda: fake)
         assert blocked.errors == ()
+        assert blocked.paused_ms > 0.0, "also where no look was quick enough to meet the stop"
         assert functions(main_of(blocked.processes[0]))[-1] == "nap"
         assert read_stat(one.pid).state == "S"
 
@@ -284,6 +315,32 @@ def test_a_held_process_is_timed():
         assert stopped.paused_ms == 0.0, "a stop by a signal is not ours"
     assert is_held(b"7 (a) b) t 1 2")
     assert not is_held(b"7 (t t) S 1 2")
+
+
+def held_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch, states: str) -> dump_pause.Pause:
+    """Let a look a state find it in a process whose stat is made up, 5 ms apart, and return what was counted."""
+    stat = folder / "7" / "task" / "7" / "stat"
+    stat.parent.mkdir(parents=True)
+    stat.write_text("7 (a) S 1")
+    found = iter(states)
+    monkeypatch.setattr(dump_pause, "_EVERY_S", 0.005)
+    monkeypatch.setattr(dump_pause, "is_held", lambda _: next(found, "S") == "t")
+    with watch_pause(7, str(folder)) as pause:
+        time.sleep(0.1)
+    return pause
+
+
+def test_a_stop_between_two_looks_counts_with_the_time_between_them(tmp_path, monkeypatch):
+    pause = held_now_and_then(tmp_path, monkeypatch, "SSS")
+    assert pause.paused_ms == 0.0
+    assert pause.most_ms == pause.gap_ms >= 5.0
+
+
+def test_a_stop_that_a_look_meets_counts_from_the_look_before_to_the_look_after(tmp_path, monkeypatch):
+    pause = held_now_and_then(tmp_path, monkeypatch, "SStSS")
+    assert pause.most_ms == pause.paused_ms >= 10.0, (
+        "it may have begun right after the one and ended right before"
+    )
 
 
 def test_a_dump_that_is_ended_while_it_holds_a_process_lets_it_go():

@@ -202,11 +202,11 @@ def test_a_card_that_a_new_driver_does_not_list_is_lost() -> None:
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (12, "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)"),
-        (9, "the NVIDIA driver is not loaded"),
+        (12, "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found) (doctor: nvml)"),
+        (9, "the NVIDIA driver is not loaded (doctor: nvml)"),
         (4, "no permission to use the NVIDIA driver (doctor: nvml)"),
         (18, "the NVIDIA driver was replaced while in use (library and kernel module differ) (doctor: nvml)"),
-        (0, "the nvidia-ml-py package is not installed"),
+        (0, "the nvidia-ml-py package is not installed (doctor: nvml)"),
     ],
 )
 def test_no_driver_is_one_clear_line(code: int, text: str) -> None:
@@ -243,12 +243,12 @@ LIBRARY = "libnvidia-ml.so.1 not found, though the kernel has a driver"
         (9, False, FREE, f"no NVIDIA driver on this machine ({NOT_LOADED})"),
         (9, False, REFUSED, f"no NVIDIA driver on this machine ({NOT_LOADED})"),
         (12, False, FREE, "no NVIDIA driver on this machine (libnvidia-ml.so.1 not found)"),
-        (9, Missing("denied"), FREE, NOT_LOADED),
+        (9, Missing("denied"), FREE, f"{NOT_LOADED} (doctor: nvml)"),
         (9, True, FREE, f"the job holds no NVIDIA card open ({NOT_LOADED})"),
         (12, True, FREE, f"the job holds no NVIDIA card open ({LIBRARY})"),
         (12, True, REFUSED, f"{LIBRARY} (doctor: nvml)"),
         (12, True, {}, f"{LIBRARY} (doctor: nvml)"),
-        (9, True, REFUSED, NOT_LOADED),
+        (9, True, REFUSED, f"{NOT_LOADED} (doctor: nvml)"),
         (
             18,
             True,
@@ -300,13 +300,13 @@ def test_a_driver_that_does_not_answer_is_said_with_its_wait() -> None:
     story.start()
     assert story.read().gpus == Missing("NVML has not answered yet")
     story.second = 12
-    assert story.read().gpus == Missing("the NVIDIA driver has not answered for 12 s")
+    assert story.read().gpus == Missing("the NVIDIA driver has not answered for 12 s (doctor: nvml)")
 
 
 def test_a_child_that_dies_before_it_answers_is_said() -> None:
     story = Story()
     story.end("SIGSEGV")
-    assert story.read().gpus == Missing("the GPU child ended before it answered (SIGSEGV)")
+    assert story.read().gpus == Missing("the GPU child ended before it answered (SIGSEGV) (doctor: nvml)")
     assert story.read().events == ()
     story.start()
     story.driver(0)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpmon.model.known import Missing
-from tpmon.probe.output import LINE_LENGTH, TAIL_BYTES, OutputReader, _stamp, parse_tail
+from tpmon.probe import output
+from tpmon.probe.output import LINE_LENGTH, TAIL_BYTES, OutputReader, _stamp, parse_tail, read_more
 from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
 
 # -- redaction -----------------------------------------------------------------------------------
@@ -271,9 +272,28 @@ def test_unreadable_log_says_why_and_keeps_its_age(tmp_path: Path, writer) -> No
         assert "secret" not in seen.stdout
     else:
         (sample,) = OutputReader().read([process.pid])
-        assert sample.size_bytes == Missing("not readable: Permission denied")
+        assert sample.size_bytes == Missing("not readable: the file itself does not permit it")
         assert sample.lines == ()
         assert sample.last_write_age_s < 60
+
+
+def test_who_may_not_read_a_log_is_sent_to_the_doctor_only_where_the_descriptor_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    (tmp_path / "train.log").write_text("step 1\n")
+    link = tmp_path / "7" / "fd" / "1"
+    link.symlink_to(tmp_path / "train.log")
+    (sample,) = OutputReader(str(tmp_path)).read([7])
+    monkeypatch.setattr(output, "_open", refuse)
+    (unread,) = OutputReader(str(tmp_path)).read([7])
+    assert unread.size_bytes == Missing("not readable: the file itself does not permit it")
+    assert read_more(sample, 5, str(tmp_path)) == Missing("the file itself does not permit it")
+    link.unlink()
+    assert read_more(sample, 5, str(tmp_path)) == Missing("not permitted (doctor: fd)")
 
 
 def test_file_time_ahead_of_our_clock_is_no_age(tmp_path: Path, writer) -> None:

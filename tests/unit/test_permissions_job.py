@@ -89,6 +89,15 @@ def test_cards_that_the_job_holds_and_nvml_does_not_show():
 def test_a_job_in_a_container_below_is_said():
     assert judge_inside((7,), 7).why == "the job runs in the same PID namespace as tpmon"
     assert "7 is 1 inside" in judge_inside((7, 1), 7).why
+    assert judge_inside((7, 1), 7, Missing("denied")).access is ALLOWED
+
+
+def test_a_job_with_a_network_of_its_own_is_said_with_the_way_into_it():
+    """The panes of connections point here where they are not read for that."""
+    apart = judge_inside((7,), 7, False)
+    assert (apart.access, fix_of(apart)) == (DENIED, "sudo nsenter --net --target 7 tpmon attach 7")
+    assert apart.why.startswith("the job runs in the same PID namespace as tpmon; its network namespace is")
+    assert "7 is 1 inside" in judge_inside((7, 1), 7, False).why
 
 
 # NVML

@@ -79,9 +79,9 @@ def test_a_tracer_that_is_there_for_an_instant_ends_nothing(monkeypatch):
             ErrorKind.FAILED,
             "py-spy printed what tpmon does not understand (doctor: py-spy)",
         ),
-        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads"),
+        ("exec yes", ErrorKind.FAILED, "more stacks than tpmon reads (doctor: stacks)"),
         pytest.param("exec sleep 60", ErrorKind.LATE, "no answer within", marks=pytest.mark.long),
-        ("kill -9 $$", ErrorKind.FAILED, "py-spy was killed (out of memory?)"),
+        ("kill -9 $$", ErrorKind.FAILED, "py-spy was killed (out of memory?) (doctor: stacks)"),
     ],
 )
 @pytest.mark.usefixtures("sampling_works")

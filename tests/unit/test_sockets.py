@@ -204,7 +204,7 @@ def test_real_job_is_this_process(pair) -> None:
 def test_another_network_namespace_is_not_ours_to_ask() -> None:
     with in_own_network() as pid:
         found = SocketReader().read([pid], 0)
-    assert found == Missing("target is in another network namespace")
+    assert found == Missing("target is in another network namespace (doctor: place)")
     assert SocketReader().read([pid], 0) == Missing("the process is gone")
     assert isinstance(SocketReader().read([], 0), Missing)
 

@@ -35,10 +35,12 @@ NOT_VISIBLE = "GPUs not visible from this shell (container or Slurm step)"
 _MAY_HIDE = frozenset((4, 9, 12, 999))
 _FAILURES = {
     4: point_to("no permission to use the NVIDIA driver", "nvml"),
-    9: "the NVIDIA driver is not loaded",
-    12: f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)",
+    9: point_to("the NVIDIA driver is not loaded", "nvml"),
+    12: point_to(f"{NO_DRIVER} on this machine (libnvidia-ml.so.1 not found)", "nvml"),
     18: point_to("the NVIDIA driver was replaced while in use (library and kernel module differ)", "nvml"),
-    999: "NVML fails with an unknown error (in a container: it lost its cards, start it anew)",
+    999: point_to(
+        "NVML fails with an unknown error (in a container: it lost its cards, start it anew)", "nvml"
+    ),
 }
 
 
@@ -116,7 +118,7 @@ class Board:
             self._events.append(f"GPU child ended ({how}); next try in {retry_s:g} s")
         elif not self._refused:
             self._hidden = False
-            self._failure = f"the GPU child ended before it answered ({how})"
+            self._failure = point_to(f"the GPU child ended before it answered ({how})", "nvml")
         self._expected = None
 
     @property
@@ -189,7 +191,7 @@ class Board:
         )
 
     def _on_failure(self, line: FailureLine) -> None:
-        reason = _FAILURES.get(line.code) or clean_text(line.reason)
+        reason = _FAILURES.get(line.code) or point_to(drop_pointers(clean_text(line.reason)), "nvml")
         if self.answered:
             self._events.append(f"NVIDIA driver went away: {reason}" if line.code else f"GPU child: {reason}")
         else:
@@ -279,9 +281,9 @@ class Board:
         """Say why NVML does not answer, or that there is no card for it to answer of."""
         if not self._failure or not is_known(has_driver):
             return self._failure
-        if not has_driver:
-            known = is_no_card(self._failure)
-            return self._failure if known else f"{NO_DRIVER} on this machine ({self._failure})"
+        if not has_driver:  # nothing is kept from tpmon, so that the doctor knows no more
+            why = drop_pointers(self._failure)
+            return why if is_no_card(why) else f"{NO_DRIVER} on this machine ({why})"
         why = _LIBRARY_MISSING if is_no_card(self._failure) else self._failure
         if held_minors(job, held) or not job or any(pid not in held for pid in job):
             return why
@@ -293,7 +295,7 @@ class Board:
         waited_s = (now_ns - self._asked_ns) / 1e9
         if waited_s <= PATIENCE_S:
             return NOT_YET
-        return f"the NVIDIA driver has not answered for {waited_s:.0f} s"
+        return point_to(f"the NVIDIA driver has not answered for {waited_s:.0f} s", "nvml")
 
     def _source(self) -> str:
         version = self._driver if isinstance(self._driver, Missing) else self._driver.driver_version

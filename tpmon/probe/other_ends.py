@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from tpmon.model.doctor import say_refusal
+from tpmon.model.doctor import point_to, say_refusal
 from tpmon.model.dump import OtherEnd
 from tpmon.model.frozen import dataclass
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing
@@ -183,7 +183,7 @@ class OtherEnds:
     def _find_unix(self, pid: int, inode: int) -> Known[Connection]:
         try:
             if os.readlink(f"{self._proc}/{pid}/ns/net") != os.readlink(f"{self._proc}/self/ns/net"):
-                return Missing("its socket is of another network namespace")
+                return Missing(point_to("its socket is of another network namespace", "place"))
             _, peer = read_unix(inode)
             path = read_unix(peer)[0] if peer else ""
         except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ right one. Any of this can hang on a dead network mount: call it off the tick.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from tpmon.model.doctor import NOT_PERMITTED, point_to
+from tpmon.model.doctor import NOT_PERMITTED, point_to, say_refusal
 from tpmon.model.frozen import dataclass
 from tpmon.model.host import OutputSample
 from tpmon.model.known import Known, Missing
@@ -134,12 +135,22 @@ def _read_tail(path: str, most_bytes: int = TAIL_BYTES) -> tuple[int, bytes]:
         os.close(fd)
 
 
+def _say_unread(error: OSError, place: str) -> str:
+    """Say why a log was not read; of one that can be seen through its descriptor the file itself refuses."""
+    if isinstance(error, PermissionError):
+        with contextlib.suppress(OSError):
+            os.stat(place)
+            return "the file itself does not permit it"
+    return say_refusal(error, "fd")
+
+
 def read_more(sample: OutputSample, most: int, proc: str = "/proc") -> Known[tuple[str, ...]]:
     """Return up to ``most`` last lines of a log that was found, cleaned and redacted."""
+    place = f"{proc}/{sample.pid}/fd/{sample.fd}"
     try:
-        size, raw = _read_tail(f"{proc}/{sample.pid}/fd/{sample.fd}", MORE_BYTES)
+        size, raw = _read_tail(place, MORE_BYTES)
     except OSError as error:
-        return Missing(error.strerror or str(error))
+        return Missing(_say_unread(error, place))
     return parse_tail(raw, size > len(raw), most, MORE_LENGTH)
 
 
@@ -162,7 +173,7 @@ def _read_output(
         size, raw = _read_tail(place)
         lines = parse_tail(raw, cut=size > len(raw))
     except OSError as error:
-        size = Missing(f"not readable: {error.strerror or error}")
+        size = Missing(f"not readable: {_say_unread(error, place)}")
     identity, now_s = (found.st_dev, found.st_ino), time.time()
     stamp = _stamp(found.st_mtime, found.st_size, stamps.get(identity), now_s)
     dated_s = found.st_mtime if stamp.written_s is None else stamp.written_s

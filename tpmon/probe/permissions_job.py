@@ -86,9 +86,13 @@ def judge_ras(
         return make_check("ras", Access.ABSENT, why)
     if is_known(same_network) and not same_network:
         why = f"NCCL's status port {port} is open in a network namespace of the job's own"
-        enter = f"nsenter --net --target {pid} {caller.program} attach {pid}"
-        return make_check("ras", Access.DENIED, why, f"sudo {enter}" if caller.uid else enter)
+        return make_check("ras", Access.DENIED, why, _enter_network(pid, caller))
     return make_check("ras", Access.ALLOWED, f"NCCL's status port {port} is open")
+
+
+def _enter_network(pid: int, caller: Caller) -> str:
+    enter = f"nsenter --net --target {pid} {caller.program} attach {pid}"
+    return f"sudo {enter}" if caller.uid else enter
 
 
 def check_ras(pid: int, proc: str = PROC) -> Check:
@@ -119,17 +123,26 @@ def is_same_network(pid: int, proc: str = PROC) -> Known[bool]:
         return Missing(str(error.strerror or error))
 
 
-def judge_inside(ns_pids: Sequence[int], pid: int) -> Check:
-    """Say whether the process has PIDs of its own (a container); then its files lie elsewhere, too."""
-    if len(ns_pids) < 2:
-        return make_check("place", Access.ALLOWED, "the job runs in the same PID namespace as tpmon")
-    why = f"the job runs in a container below: {pid} is {ns_pids[-1]} inside; stacks may need root here"
-    return make_check("place", Access.ALLOWED, why)
+def judge_inside(
+    ns_pids: Sequence[int], pid: int, same_network: Known[bool] = True, caller: Caller = USUAL
+) -> Check:
+    """Say whether the process has PIDs of its own (a container), or a network of its own.
+
+    With PIDs of its own its files lie elsewhere, too.
+    """
+    why = "the job runs in the same PID namespace as tpmon"
+    if len(ns_pids) > 1:
+        why = f"the job runs in a container below: {pid} is {ns_pids[-1]} inside; stacks may need root here"
+    if not is_known(same_network) or same_network:
+        return make_check("place", Access.ALLOWED, why)
+    why += "; its network namespace is its own: its connections are read from inside of it alone"
+    return make_check("place", Access.DENIED, why, _enter_network(pid, caller))
 
 
 def check_inside(pid: int, proc: str = PROC) -> Check:
-    """Read whether a process is in a container below tpmon."""
-    return judge_inside(read_status(pid, proc).ns_pids, pid)
+    """Read whether a process is in a container below tpmon, or in a network namespace of its own."""
+    ns_pids = read_status(pid, proc).ns_pids
+    return judge_inside(ns_pids, pid, is_same_network(pid, proc), read_caller(proc))
 
 
 _STEP = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")

@@ -27,6 +27,7 @@ MOST_CONNECTIONS = 20_000
 
 TIMEOUT_S = 2.0
 
+REFUSED = "connections may not be read here: a seccomp filter or a security module refuses sock_diag"
 NOT_TOLD = Missing("this kernel does not tell it")
 """Why a field of tcp_info is not known: an older kernel answers with a shorter one."""
 
@@ -253,7 +254,7 @@ class SocketReader:
         if isinstance(same, Missing):
             return same
         if not same:
-            return Missing("target is in another network namespace")
+            return Missing(point_to("target is in another network namespace", "place"))
         if tuple(pids) != self._scanned or now_ns >= self._scan_ns:
             self._scanned, self._scan_ns = tuple(pids), now_ns + SCAN_EVERY_NS
             self._descriptors = read_descriptors(pids, self._proc, self._sys)
@@ -265,7 +266,7 @@ class SocketReader:
             mine = read_established(job.inodes) if job.inodes else []
         except (OSError, ValueError) as error:
             refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM)
-            return Missing("sock_diag is not permitted here" if refused else f"sock_diag: {error}")
+            return Missing(REFUSED if refused else f"sock_diag: {error}")
         if mine and not self._interface_of:
             self._interface_of = read_addresses()
         names = {find_interface(one, self._interface_of) for one in mine}

@@ -25,6 +25,7 @@ from tpmon.probe.tracer import name_tracer
 
 YIELD_S = 2.0
 """How long a py-spy of somebody else that may stop the process is waited for."""
+FLOODED = point_to("more stacks than tpmon reads", "stacks")
 _LOOK_AGAIN_S = 0.1
 SLEEPS_S = 1.0
 """A thread that sleeps uninterruptibly for so long may do so for ever; a disk answers in milliseconds."""
@@ -131,7 +132,12 @@ def explain_empty(sampled: Sampled, output: bytes) -> str:
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith(_SPYS_OWN)]
     if sampled.lost or lines:
         return point_to("py-spy printed what tpmon does not understand", "py-spy")
-    return "py-spy saw no Python thread"
+    return point_to("py-spy saw no Python thread", "stacks")
+
+
+def say_costly(cpu_limit_s: int) -> str:
+    """Say that py-spy was ended for the CPU that it used."""
+    return point_to(f"py-spy needs more than {cpu_limit_s} s of CPU here", "stacks")
 
 
 def explain_outcome(
@@ -141,11 +147,12 @@ def explain_outcome(
     if outcome.late:
         return Failure(ErrorKind.LATE, point_to(f"py-spy gave no answer within {deadline_s:g} s", "stacks"))
     if outcome.status == -signal.SIGXCPU:
-        return Failure(ErrorKind.LATE, f"py-spy needs more than {cpu_limit_s} s of CPU here")
+        return Failure(ErrorKind.LATE, say_costly(cpu_limit_s))
     if outcome.flooded:
-        return Failure(ErrorKind.FAILED, "more stacks than tpmon reads")
+        return Failure(ErrorKind.FAILED, FLOODED)
     if outcome.status == -signal.SIGKILL:
-        return Failure(ErrorKind.FAILED, "py-spy was killed (out of memory?)", torn=True)
+        killed = point_to("py-spy was killed (out of memory?)", "stacks")
+        return Failure(ErrorKind.FAILED, killed, torn=True)
     if not outcome.status:
         return None
     refusal, text = parse_complaint(outcome.errors)

@@ -21,7 +21,7 @@ from tpmon.probe.dump_text import parse_dump
 from tpmon.probe.loop_thread import LoopThreads
 from tpmon.probe.pace import Pace
 from tpmon.probe.procread import PROC, read_file, read_stat
-from tpmon.probe.spy_failure import explain_empty, say_failed
+from tpmon.probe.spy_failure import FLOODED, explain_empty, say_costly, say_failed
 from tpmon.probe.stack_child import (
     CPU_LIMIT_S,
     NO_ANSWER,
@@ -266,13 +266,13 @@ class StackSampler:
     def _complain(self, turn: Turn, outcome: Outcome) -> None:
         cpu_ms = outcome.cpu_s * 1000
         if outcome.status == -signal.SIGXCPU:
-            self._refuse(turn, cpu_ms, f"py-spy needs more than {CPU_LIMIT_S} s of CPU here", final=True)
+            self._refuse(turn, cpu_ms, say_costly(CPU_LIMIT_S), final=True)
             return
         if outcome.late:
             self._refuse(turn, cpu_ms, NO_ANSWER, final=False)
             return
         if outcome.flooded:
-            self._refuse(turn, cpu_ms, "more stacks than tpmon reads", final=True)
+            self._refuse(turn, cpu_ms, FLOODED, final=True)
             return
         pid = turn.subject.identity.pid
         refusal, text = parse_complaint(outcome.errors)
