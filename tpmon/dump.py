@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -52,12 +53,15 @@ LOCALS_PRICE = (
 LOG_S = 0.5
 """How long the log may take to tell its time: it may lie on a dead server."""
 _STDIN = "-"
-_LABEL = re.compile(rb"^\s*\d+: ")
-"""What srun --label puts before each line."""
+_LABEL = re.compile(rb"^\s*(\d+): ")
+"""What srun --label puts before each line, and before each piece of one that it cuts."""
+_BEGINS = b'{"schema":'
+"""How a dump begins, and nothing within one."""
 _MOST_REFUSED = 4
 _REFUSED_CHARS = 200
 _MIXED = (
-    "tpmon dump PID --json makes one; srun cuts and mixes long lines, so give each host a file:"
+    "tpmon dump PID --json makes one; srun cuts and mixes lines beyond 1,024 bytes, so add --label:"
+    " srun --label tpmon dump --job --json | tpmon fold -, or give each host a file:"
     " srun --output=dump-%N-%t.json tpmon dump --job --json, then tpmon fold dump-*.json"
 )
 _RANK_DIGITS = 7
@@ -280,8 +284,7 @@ def _parse_lines(data: bytes, name: str) -> tuple[list[Dump], list[UsageError]]:
     """Parse the lines of one file into Dumps, and what the others are refused for."""
     dumps: list[Dump] = []
     refused: list[UsageError] = []
-    for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
-        line = _LABEL.sub(b"", raw)
+    for number, line in _join_labelled(data.removeprefix(codecs.BOM_UTF8).split(b"\n")):
         if not line.strip():
             continue
         try:
@@ -291,6 +294,41 @@ def _parse_lines(data: bytes, name: str) -> tuple[list[Dump], list[UsageError]]:
     if not dumps and not refused:
         refused.append(UsageError(f"{name}: no dump in it", "tpmon dump PID --json > FILE"))
     return dumps, refused
+
+
+def _join_labelled(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield lines with their numbers; a dump that srun --label has cut into lines of one label is one again.
+
+    srun passes on at most 1,024 bytes at a time (SLURM_IO_MAX_MSG_LEN) and writes each as a line of its own.
+    """
+    begun: dict[int, list[tuple[int, bytes]]] = {}
+    for number, raw in enumerate(lines, 1):
+        label = _LABEL.match(raw)
+        if label is None:
+            yield number, raw
+            continue
+        task, piece = int(label[1]), raw[label.end() :]
+        if piece.startswith(_BEGINS):
+            yield from _join(begun.pop(task, []))
+        begun.setdefault(task, []).append((number, piece))
+    for pieces in begun.values():
+        yield from _join(pieces)
+
+
+def _join(pieces: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Join the pieces of one dump; where the first is whole, the others are something else."""
+    if len(pieces) > 1 and pieces[0][1].startswith(_BEGINS) and not _is_whole(pieces[0][1]):
+        yield pieces[0][0], b"".join(piece for _, piece in pieces)
+    else:
+        yield from pieces
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_file(path: str, limit: int) -> bytes:
