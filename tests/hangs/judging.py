@@ -79,6 +79,14 @@ def _pick_threads(culprits: Sequence[Culprit]) -> Sequence[Culprit]:
     return [one for one in culprits if one.tid != one.pid] or culprits
 
 
+def names_odd_one(folded: dict[str, object], culprit: Culprit) -> bool:
+    """Tell whether a fold names a process as the odd one out, and the line that it is in."""
+    odd = folded.get("odd_one_out")
+    if not isinstance(odd, dict) or (odd.get("rank"), odd.get("pid")) != (culprit.rank, culprit.pid):
+        return False
+    return any(re.search(rf"\b{re.escape(place)}\b", str(odd.get("doing"))) for place in culprit.places)
+
+
 def find_misses(row: Row, culprits: Sequence[Culprit], verdict: Verdict) -> tuple[str, ...]:
     """Return what is not right in a verdict; of several culprits any counts."""
     if not row.accepts(verdict.kind, verdict.cause):

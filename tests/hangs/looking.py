@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from tests.hangs.judging import find_misses, list_false_alarms, read_left_out
+from tests.hangs.judging import find_misses, list_false_alarms, names_odd_one, read_left_out
 from tests.hangs.programs import HANGS, Culprit, Trees
 from tests.hangs.results import Result
 from tests.programs.causes.running import ROOT, TPMON, Running, Verdict, watch
@@ -21,7 +21,7 @@ STEADY = 4
 """Readings in a row that must be right."""
 LATE = "late"
 ENDED = "the program ended"
-WRONG_FOLD = "fold names another"
+WRONG_FOLD = "fold names another rank or line"
 
 
 def look(
@@ -91,7 +91,6 @@ def find_fold_misses(seen: Running, hidden: Running, culprits: tuple[Culprit, ..
         [*TPMON, "fold", "-", "--json"], input=b"".join(dumps), stdout=subprocess.PIPE, cwd=ROOT, check=True
     )
     folded = json.loads(done.stdout)
-    odd = folded.get("odd_one_out", {})
-    if any(odd.get("rank") == one.rank and odd.get("pid") == one.pid for one in culprits):
+    if any(names_odd_one(folded, one) for one in culprits):
         return []
     return [f"{WRONG_FOLD}: {folded['summary']}"]

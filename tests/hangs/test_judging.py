@@ -14,6 +14,7 @@ from tests.hangs.judging import (
     WRONG_THREAD,
     find_misses,
     list_false_alarms,
+    names_odd_one,
 )
 from tests.hangs.programs import HANGS, PROGRAMS, Culprit
 from tests.programs.causes.running import Verdict
@@ -109,6 +110,19 @@ def test_a_rank_that_is_here_is_not_accused_of_a_hang_elsewhere():
     assert find_misses(row("remote_rank"), [RANK], said) == ()
     accusing = hung("remote-rank", "rank 1 is in loop.py:8; 2 ranks are elsewhere")
     assert find_misses(row("remote_rank"), [RANK], accusing) == (LOCAL_ACCUSED,)
+
+
+def test_a_fold_must_name_the_rank_elsewhere_with_its_line():
+    """The verdict of the hosts that wait names no line, as none is there to be seen."""
+
+    def folded(**more: object) -> dict[str, object]:
+        return {"odd_one_out": {"rank": 1, "pid": 412, "doing": "hold missing_rank.py:27", **more}}
+
+    assert names_odd_one(folded(), RANK)
+    assert not names_odd_one(folded(rank=2), RANK)
+    assert not names_odd_one(folded(pid=4120), RANK)
+    assert not names_odd_one(folded(doing="hold missing_rank.py:270"), RANK)
+    assert not names_odd_one({}, RANK)
 
 
 def test_a_slow_program_that_is_called_hung_once_is_a_false_alarm():

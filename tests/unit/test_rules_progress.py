@@ -72,6 +72,15 @@ def test_a_stopped_rank_is_hung_within_seconds(fields, words):
     assert (answer.pid, answer.sources) == (4211, {"state", "schedstat"})
 
 
+@pytest.mark.parametrize(("age_s", "words"), [(2.0, "in"), (9.0, "last seen in")])
+def test_where_a_stopped_rank_is_stands_beside_its_stop(age_s, words):
+    stopped = make_frame(processes=(quiet_rank(state="T", waits_for="stopped by a signal"),))
+    phases = make_phases({Phase.FORWARD: 1.0}, where="forward model.py:88", newest_age_s=age_s)
+    (row,) = judge_stopped(scene_of(stopped, [phases], seconds=6)).evidence
+    assert row.text == f"stopped by a signal, state T, for 6 s at least; {words} forward model.py:88"
+    assert row.source == "/proc stat, stacks"
+
+
 V1 = Freezer(1, "/docker/0123", "/sys/fs/cgroup/freezer/docker/0123")
 V2 = Freezer(2, "/train.slice", "/sys/fs/cgroup/train.slice")
 GDB = Tracer(913, "gdb", "gdb -p 4211")

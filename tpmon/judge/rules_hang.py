@@ -6,6 +6,8 @@ not, a read that does not return and a worker that is gone are named after 25 s.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.hang_causes import needs_of_words
 from tpmon.judge.hang_memory import MOST_AGE_S
@@ -86,6 +88,15 @@ def _observe_stop(process: ProcessSample) -> Need:
     return Need.TRACED if process.state == "t" else Need.STOPPED
 
 
+def _add_place(shown: Evidence, rank: RankScene, process: ProcessSample, seconds: float) -> Evidence:
+    """Add where a stopped rank is, as its newest stacks tell: since it was stopped, or from before."""
+    phases = rank.phases
+    if process.role is not Role.RANK or not is_known(phases) or not phases.where:
+        return shown
+    place = f"{'in' if phases.newest_age_s <= seconds else 'last seen in'} {phases.where}"
+    return replace(shown, text=f"{shown.text}; {place}", source=f"{shown.source}, stacks")
+
+
 def _show_stop(process: ProcessSample, name: str, how: str, seconds: float, age_s: Known[float]) -> Evidence:
     """Show what stops a process, with the command of a debugger that does."""
     tracer, source = process.tracer, "/proc stat"
@@ -124,6 +135,7 @@ def _judge_stopped(scene: Scene) -> Answer:
             continue
         together = _are_all_stopped(scene)
         who = f"all {len(scene.ranks)} ranks are {how}" if together else f"{name} is {how}"
+        shown = _show_stop(process, name, how, seconds, scene.frame.ages_s.cpu)
         return Suspicion(
             kind=Kind.HUNG,
             cause="stopped",
@@ -131,7 +143,7 @@ def _judge_stopped(scene: Scene) -> Answer:
             margin=1 + seconds / STOPPED_S,
             sources=_stop_sources(process),
             summary=who,
-            evidence=(_show_stop(process, name, how, seconds, scene.frame.ages_s.cpu),),
+            evidence=(_add_place(shown, rank, process, seconds),),
             observed=frozenset((_observe_stop(process),)),
             pid=process.pid,
             rank=NOT_APPLICABLE if together else rank.process.rank,

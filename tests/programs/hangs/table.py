@@ -34,7 +34,7 @@ class Row:
 
     ``ranks`` are the fewest and the most that torchrun starts; one rank is started without it.
     ``trees`` above one are started as so many hosts of ``ranks`` each, the culprit in the one that
-    is not looked at. A program that ``burns`` a CPU has one to itself; it looks like one that computes,
+    is not looked at: the fold of them must name its process and line, and the verdict nobody. A program that ``burns`` a CPU has one to itself; it looks like one that computes,
     so that what is said within ``fresh_s`` of its hang may only be that it is slow.
     """
 
