@@ -27,7 +27,8 @@ LAYERS = 100
 TRAIN_S = 15.0
 """How long it is seen to train before it hangs."""
 KERNEL_S = 120.0
-"""Longer than the 75 s after which a card that is told by its power alone hangs."""
+"""Longer than a spin of 90 s would be: a verdict is due 45 s after the hang where SM activity is read, but 90 s
+after it where power alone tells, and then the kernel must still be there (test_hangs_gpu.py)."""
 ROUND_S = 2.0
 """GPU work between two waits of a host that does nothing but wait."""
 SLEEP_CYCLES = 100_000_000
@@ -143,7 +144,10 @@ def make_sleep(device: torch.device) -> Callable[[float], None]:
 
 
 def hang_in_kernel(device: torch.device) -> None:
-    """Train for some seconds, then wait in ``.item()`` for two minutes of kernels that do nothing."""
+    """Train for some seconds, then wait in ``.item()`` for two minutes of kernels that spin without a pause.
+
+    To the host, and to whoever looks on, they are one: its wait does not end before the last.
+    """
     sleep = make_sleep(device)
     model = nn.Linear(512, 512).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

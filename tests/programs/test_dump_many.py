@@ -39,8 +39,10 @@ RANKS, WORKERS, CULPRIT = 8, 8, 3
 CPU_S = 2.5
 WALL_S = 4.0
 BUSY_WALL_S = 10.0
+TRIES = 3
+"""Other programs run beside the tests: one try that is within all limits is enough."""
 SLOWER = 3
-"""How much longer than promised a dump may take on the wall: other programs run beside the tests."""
+"""How many times longer than promised a single try may take until it is given up."""
 STOPS_MS = 20.0
 BUSY_PER_CORE = 8
 
@@ -77,9 +79,15 @@ def is_hung(found: Dump) -> bool:
     )
 
 
+def is_within(costs: list[float], walls_s: list[float], wall_s: float) -> bool:
+    """Tell whether the tries so far have stayed within CPU and time."""
+    return min(costs, default=CPU_S + 1) <= CPU_S and min(walls_s, default=wall_s + 1) <= wall_s
+
+
 def test_the_command_stays_within_its_cpu_and_time(program: Program):
     costs: list[float] = []
-    for _ in range(3):
+    walls_s: list[float] = []
+    while len(costs) < TRIES and not is_within(costs, walls_s, WALL_S):
         began = time.monotonic()
         # The usage of a child that was waited for includes that of its own children: every py-spy.
         process = subprocess.Popen(
@@ -92,9 +100,11 @@ def test_the_command_stays_within_its_cpu_and_time(program: Program):
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
-        assert time.monotonic() - began <= WALL_S * SLOWER
+        walls_s.append(time.monotonic() - began)
+        assert walls_s[-1] <= WALL_S * SLOWER
         costs.append(usage.ru_utime + usage.ru_stime)
     assert min(costs) <= CPU_S
+    assert min(walls_s) <= WALL_S
 
 
 def ask(job: Job, limit_s: float) -> tuple[Dump, list[int], float, float]:
@@ -118,11 +128,16 @@ def ask(job: Job, limit_s: float) -> tuple[Dump, list[int], float, float]:
 
 def test_the_key_stays_within_its_cpu_and_stops_nothing(program: Program):
     job = find_job(program.pid)
-    found, seen, cpu_s, wall_s = ask(job, WALL_S * SLOWER)
-    assert is_hung(found)
-    assert seen == sorted(seen)
-    assert wall_s <= WALL_S * SLOWER
-    assert cpu_s <= CPU_S
+    costs: list[float] = []
+    walls_s: list[float] = []
+    while len(costs) < TRIES and not is_within(costs, walls_s, WALL_S):
+        found, seen, cpu_s, wall_s = ask(job, WALL_S * SLOWER)
+        assert is_hung(found)
+        assert seen == sorted(seen)
+        costs.append(cpu_s)
+        walls_s.append(wall_s)
+    assert min(costs) <= CPU_S
+    assert min(walls_s) <= WALL_S
     with sampling(list(program.trainers)) as looks:
         found, *_ = ask(job, WALL_S * SLOWER)
     assert found.paused_ms <= STOPS_MS
@@ -148,12 +163,15 @@ def busy_cores() -> Iterator[None]:
 
 def test_beside_busy_cores_it_comes_in_parts_and_in_time(program: Program):
     job = find_job(program.pid)
+    walls_s: list[float] = []
     with busy_cores():
-        found, seen, _, wall_s = ask(job, BUSY_WALL_S * SLOWER)
-    assert wall_s <= BUSY_WALL_S * SLOWER
-    assert is_hung(found), found.errors
-    assert seen == sorted(seen)
-    assert [answered for answered in seen if 0 < answered < RANKS * (1 + WORKERS)], "it comes in one piece"
+        while len(walls_s) < TRIES and min(walls_s, default=BUSY_WALL_S + 1) > BUSY_WALL_S:
+            found, seen, _, wall_s = ask(job, BUSY_WALL_S * SLOWER)
+            walls_s.append(wall_s)
+            assert is_hung(found), found.errors
+            assert seen == sorted(seen)
+            assert [one for one in seen if 0 < one < RANKS * (1 + WORKERS)], "it comes in one piece"
+    assert min(walls_s) <= BUSY_WALL_S
 
 
 PTRACE = re.compile(r"^\d+ +(\d+\.\d+) ptrace\((PTRACE_\w+), (\d+)", re.MULTILINE)
