@@ -99,15 +99,15 @@ def test_a_remedy_says_all_that_it_must(remedy):
     assert not set(remedy.needs) & set(remedy.never_with)
 
 
-def test_the_dumps_of_several_hosts_come_in_files_for_srun_mixes_what_its_tasks_print():
+def test_the_dumps_of_several_hosts_come_in_files_or_with_labels_for_srun_mixes_what_its_tasks_print():
     pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, Facts(slurm_job="4711"))
     lines = pasted.splitlines()
     lines += (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8").splitlines()
     dumps = [line for line in lines if "srun" in line and "tpmon dump" in line]
-    assert len(dumps) == 2
+    assert len(dumps) == 3
     for line in dumps:
-        assert " --output=dump-%N-%t.json " in line
-        assert "|" not in line
+        in_files = " --output=dump-%N-%t.json " in line and "|" not in line
+        assert in_files or " --label " in line.partition("|")[0]
     assert "srun --jobid=4711 " in pasted
 
 

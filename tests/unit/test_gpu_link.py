@@ -205,7 +205,7 @@ def test_restarts_back_off_while_a_child_keeps_dying() -> None:
     probe.stop()
     assert waited[-2:] == [0.03, 0.03]
     assert waited == sorted(waited)
-    assert probe.read({}).gpus == Missing("the GPU child ended before it answered (exit 7)")
+    assert probe.read({}).gpus == Missing("the GPU child ended before it answered (exit 7) (doctor: nvml)")
 
 
 def test_a_long_life_starts_the_back_off_anew(monkeypatch: pytest.MonkeyPatch) -> None:
