@@ -53,7 +53,7 @@ LOCALS_PRICE = (
 LOG_S = 0.5
 """How long the log may take to tell its time: it may lie on a dead server."""
 _STDIN = "-"
-_LABEL = re.compile(rb"^\s*(\d+): ")
+_LABEL = re.compile(rb"^\s*(\d{1,9}): ")
 """What srun --label puts before each line, and before each piece of one that it cuts."""
 _BEGINS = b'{"schema":'
 """How a dump begins, and nothing within one."""

@@ -170,6 +170,7 @@ class Session:
         self._may_look = may_look
         self._glance = glance
         self._unjudged = False
+        self._wanted: Applicable[DumpRequest] = NOT_APPLICABLE
         self._standing: Standing | None = None
         self._wake = threading.Event()
         self._stopped = threading.Event()
@@ -242,13 +243,18 @@ class Session:
         return Standing(watch=Watch(asked_s=self._hang_after_s, may_ask=self._may_look))
 
     def _look(self, request: Applicable[DumpRequest]) -> None:
-        """Start the looks that the judge asks for; while somebody reads others at a key, those do.
+        """Start the looks that the judge asks for; those of the whole job that a key asked for will do.
 
-        Where they were not of the whole job, the judge asks again.
+        After others of theirs they are begun as soon as these end.
         """
         state = self._source.dumps.state
-        if is_known(request) and not (is_known(state) and state.running):
-            self._source.dumps.ask(request)
+        running = is_known(state) and state.running
+        if is_known(request) and not (is_known(state) and running and state.request.is_whole):
+            self._wanted = request
+        ended = self._window.last().target.state is TargetState.ENDED
+        if is_known(self._wanted) and not running and not ended:
+            self._source.dumps.ask(self._wanted)
+            self._wanted = NOT_APPLICABLE
 
     def set_interval(self, seconds: float) -> None:
         """Change the interval at once, also in the middle of a wait."""

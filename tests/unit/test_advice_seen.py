@@ -105,6 +105,7 @@ def test_shared_memory_is_tight_by_its_size_or_by_what_a_batch_takes() -> None:
 
     assert not is_seen(300 << 30, 500 << 30), "a data set staged there leaves room for any batch"
     assert is_seen(40 << 20, 64 << 20), "that of a container"
+    assert is_seen((4 << 30) - (1 << 20), 4 << 30), "full, and nothing of it grows any more"
 
 
 def test_a_cache_that_is_read_again_and_again_is_a_limit_that_is_near() -> None:
@@ -142,11 +143,13 @@ def test_bf16_is_no_advice_for_a_cpu() -> None:
 
 
 def test_to_validate_less_often_needs_a_validation_that_takes_a_share_of_the_time() -> None:
-    def is_seen(validation: float) -> bool:
+    def is_seen(validation: float, span_s: float = 30.0) -> bool:
         rest = (1.0 - validation) / 2
         ratios = {Phase.VALIDATION: validation, Phase.FORWARD: rest, Phase.BACKWARD: rest}
-        return Need.VALIDATES_OFTEN in see_needs(*(make_phases(ratios, pid) for pid in (4211, 4212)))
+        both = (make_phases(ratios, pid, span_s=span_s) for pid in (4211, 4212))
+        return Need.VALIDATES_OFTEN in see_needs(*both)
 
     assert is_seen(0.4)
+    assert not is_seen(0.4, span_s=12.0), "one of 5 s, just after attaching"
     assert not is_seen(0.1)
     assert not is_seen(1.0), "attached in the middle of one: how often it comes is not known"

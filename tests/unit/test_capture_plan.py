@@ -26,6 +26,7 @@ from tpmon.capture.plan import (
     fit_seconds,
     fit_steps,
     make_request,
+    mean_call,
     mean_step,
     mean_step_of,
     parse_pace,
@@ -129,6 +130,15 @@ def test_a_pace_is_told_by_what_ends_steps() -> None:
     inference = parse_pace([record(0, 0, 5, wire.RULE_BATCH), record(0, 100, 7, wire.RULE_BATCH)])
     assert inference == Pace(7, 20.0, False)
     assert parse_pace([]) == parse_pace([record(0, 0)]) == Missing("no step ended yet")
+
+
+def test_kineto_counts_calls_of_optimizers_and_not_steps() -> None:
+    records = [record(steps, steps * 10.0) for steps in range(5)]
+    assert mean_call(records) == Missing("no optimizer was called")
+    for one in records:
+        one[wire.REC_OPTIMIZER_CALLS] = 2 * one[wire.REC_STEPS]  # two of a GAN
+    assert mean_call(records) == 5.0
+    assert mean_call(records[:2]) == Missing("too few steps to tell")
 
 
 def test_the_mean_step_is_of_the_time_asked_for() -> None:

@@ -130,16 +130,17 @@ def test_a_step_that_is_past_is_missed_at_once_and_nothing_is_asked_of_the_hook(
 
 
 def test_a_step_too_far_ahead_for_any_request_is_refused_before_anything_is_paid(hook: Hook) -> None:
-    hook.step(100)
-    hook.now += 1
-    hook.step(10)
+    for number in range(1, 4):  # 100 ms a step, and between the last two a validation of 25 s
+        hook.now += 1 if number < 3 else 26
+        hook.steps = 10 * number
+        hook.record(FORWARD_NS=number * 10**9, EVAL_FORWARD_NS=(number == 3) * 25 * 10**9)
     planned: list[CaptureStage] = []
 
     def agreed(stage: CaptureStage, _said: Sequence[str]) -> bool:
         planned.append(stage)
         return False
 
-    with pytest.raises(UsageError, match="step 20,000 is about 33m09s away"):
+    with pytest.raises(UsageError, match="step 20,000 is about 33m17s away"):
         hook.lead(agreed=agreed, at=20_000)
     assert (planned, hook.asleep, hook.bus.read_asked_number()) == ([], 0, 0)
     hook.lead(lambda: planned != [], agreed, at=5000)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.dumps import DECODE, make_rank, make_round
-from tpmon.dump import read_dumps
+from tpmon.dump import _join_labelled, read_dumps
 from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.model.codec import encode
 
@@ -100,3 +100,7 @@ def test_whatever_the_order_each_label_has_its_dumps_and_what_is_none_is_left_ou
     read = read_dumps([str(tmp_path / "all")], told.append)
     assert sorted(one.host for one in read) == ["node-0", "node-1", "node-2", "node-7"]
     assert len(told) == 2
+
+
+def test_a_line_of_nothing_but_a_number_is_left_out_as_any_other() -> None:
+    assert list(_join_labelled([b"9" * 5000 + b": x"])) == [(1, b"9" * 5000 + b": x")]

@@ -15,8 +15,9 @@ from tests.sessions import Sink, Source
 from tests.waiting import wait_until
 from tpmon.judge.judgement import Judgement, judge
 from tpmon.judge.standing import Standing
+from tpmon.model.dump import Asker, DumpRequest, DumpState
 from tpmon.model.frame import Frame, TargetState
-from tpmon.model.known import Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results import Update
 from tpmon.model.verdict import Kind
 from tpmon.session import Session
@@ -139,6 +140,31 @@ def test_the_source_hears_whether_the_verdict_stands(monkeypatch):
     assert source.settled is False
     Session(source, (), 0.005).run(frames=3)
     assert source.settled is True
+
+
+def test_looks_that_the_judge_asks_for_begin_when_a_look_at_one_process_has_ended(monkeypatch):
+    watch, row = DumpRequest(Asker.WATCH, rounds=3), DumpRequest(Asker.KEY, pids=(12,))
+    source = Source()
+    monkeypatch.setattr(
+        "tpmon.judge.judgement.judge",
+        lambda seen, standing: Judgement(
+            seen[-1], standing, look=watch if len(seen) == 1 else NOT_APPLICABLE
+        ),
+    )
+
+    def run(first: DumpRequest) -> list[DumpRequest]:
+        source.dumps.asked.clear()
+        state = DumpState(first, (), 0, 1, running=True, refused="", earlier=NOT_APPLICABLE)
+        source.dumps.state = state
+        session = Session(source, (), 0.005)
+        session.run(frames=1)
+        assert source.dumps.asked == []
+        source.dumps.state = replace(state, running=False)
+        session.run(frames=1)
+        return source.dumps.asked
+
+    assert run(row) == [watch]
+    assert run(DumpRequest(Asker.KEY)) == [], "that one tells of the whole job, too"
 
 
 def test_a_glance_hands_out_the_first_frame_unjudged_and_loses_no_second_of_the_verdict(monkeypatch):

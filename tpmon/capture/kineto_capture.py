@@ -21,7 +21,7 @@ from tpmon.capture.kineto_daemon import TakenError
 from tpmon.capture.kineto_target import KinetoClient, find_client
 from tpmon.capture.kineto_window import KinetoWindow, Recorded
 from tpmon.capture.outcome import IS_BUSY, IS_TIMED, note_kernels
-from tpmon.capture.plan import mean_step, say_count
+from tpmon.capture.plan import mean_call, mean_step, say_count
 from tpmon.capture.ranks import EndedWindow, await_steps_after
 from tpmon.capture.summary import read_summary
 from tpmon.capture.talk import Agreed, agree_always
@@ -169,7 +169,7 @@ def capture_by_kineto(
             stack.callback(bus.close)
         before = mean_step(bus.read_records(), 0, time.monotonic_ns()) if bus is not None else _NO_HOOK
         timed = bus.count_timed_steps() if bus is not None else 0
-        asked, cut = fit_updates(asked, before)
+        asked, cut = fit_updates(asked, mean_call(bus.read_records()) if bus is not None else _NO_HOOK)
         window = KinetoWindow(
             client,
             asked,
@@ -231,11 +231,11 @@ def capture_by_kineto(
     return result, (summary,) if isinstance(summary, TraceSummary) else ()
 
 
-def fit_updates(asked: CaptureAsked, step_ms: Known[float]) -> tuple[CaptureAsked, str]:
+def fit_updates(asked: CaptureAsked, update_ms: Known[float]) -> tuple[CaptureAsked, str]:
     """Cut the updates to what the seconds hold, and say so: once ordered their count alone ends them."""
-    if is_known(step_ms) and step_ms > 0:
-        most = math.ceil(asked.seconds * 1e3 / step_ms)
-        why = f"as many as {asked.seconds:g} s hold at {step_ms:.1f} ms each"
+    if is_known(update_ms) and update_ms > 0:
+        most = math.ceil(asked.seconds * 1e3 / update_ms)
+        why = f"as many as {asked.seconds:g} s hold at {update_ms:.1f} ms each"
     elif asked.by_seconds:
         most, why = _UNPACED, "kineto ends by their count alone, and no hook tells how many --seconds holds"
     else:

@@ -83,13 +83,17 @@ def choose_start(paces: Sequence[Pace]) -> int:
     return furthest + max(_LEAST_AHEAD, math.ceil(rate * _AHEAD_S))
 
 
-def check_wait(start: int, paces: Sequence[Pace], most_s: float) -> None:
+def check_wait(start: int, paces: Sequence[Pace], steps_ms: Sequence[Known[float]], most_s: float) -> None:
     """Refuse a step that no request lives to see, before anything is paid for it.
+
+    By the time of steps alone: a validation that ends in between only makes it later.
 
     Raises:
         UsageError: saying how far away it is.
     """
-    waits = [(start - pace.steps) / pace.rate_hz for pace in paces if pace.rate_hz > 0]
+    waits = [
+        (start - pace.steps) * ms / 1000 for pace, ms in zip(paces, steps_ms, strict=True) if is_known(ms)
+    ]
     wait_s = min(waits, default=0.0)
     if wait_s > most_s:
         raise UsageError(
@@ -201,6 +205,17 @@ def mean_step_of(records: Sequence[Sequence[int]], first: int, steps: int) -> Kn
     """Return the same of so many steps from the ``first`` on: those of them that the records still tell."""
     ends = _ends_of_steps(records)
     return _mean([one for one in ends if first <= one[_steps_word(one)] <= first + steps])
+
+
+def mean_call(records: Sequence[Sequence[int]]) -> Known[float]:
+    """Return the mean ms of training for each call of an optimizer, which kineto counts, by the records."""
+    ends = _ends_of_steps(records)
+    if len(ends) < 2:
+        return Missing("too few steps to tell")
+    first, last = ends[0], ends[-1]
+    calls = last[wire.REC_OPTIMIZER_CALLS] - first[wire.REC_OPTIMIZER_CALLS]
+    spent_ns = sum(last[phase] - first[phase] for phase in _PHASES)
+    return spent_ns / 1e6 / calls if calls > 0 and spent_ns >= 0 else Missing("no optimizer was called")
 
 
 def _steps_word(record: Sequence[int]) -> int:

@@ -141,10 +141,10 @@ class Window:
         paces = self._discover()
         if is_known(self.asked.at) and (missed := self._find_missed(self.asked.at)):
             return missed
-        if is_known(self.asked.at):
-            check_wait(self.asked.at, paces, _WAIT_S)
         ranks, first = len(self.buses), self.buses[0]
         steps_ms = self._mean_steps()
+        if is_known(self.asked.at):
+            check_wait(self.asked.at, paces, steps_ms, _WAIT_S)
         self.asked = fit_steps(self.asked, steps_ms)
         plan = say_plan(self.asked, first.process.pid, first.header.rank, steps_ms[0], ranks)
         if declined := self._await_yes(CaptureStage.PLANNED, plan):

@@ -40,6 +40,8 @@ ONLY_FORWARD_RATIO = 0.5
 """Share of samples in forward, beside none in backward or the optimizer, that makes a run one of answers."""
 OFTEN_RATIO = 0.2
 """Share of samples in validation, beside some in training, from which doing so less often is advised."""
+OFTEN_S = 30.0
+"""Time that the samples must span for it: one validation just after attaching says nothing of how often."""
 SET_THREADS_RATIO = 1.5
 """Busy threads over what the environment or the machine explains from which the program asked for them."""
 _FP16_ALONE = re.compile(r"V100|TITAN V\b|\bT4\b|TITAN RTX|RTX 20\d\d|Quadro RTX|\bT4G\b")
@@ -196,7 +198,8 @@ def _observe_stacks(scene: Scene) -> set[Need]:
     forward = min(one.ratio(Phase.FORWARD) for one in phases)
     trained = max(one.ratio(Phase.BACKWARD, Phase.OPTIMIZER) for one in phases)
     pauses = max(one.ratio(Phase.VALIDATION) for one in phases)
-    if fewest >= data_wait.LEAST_SAMPLES and trained and pauses >= OFTEN_RATIO:
+    span_s = min(one.span_s for one in phases)
+    if span_s >= OFTEN_S and trained and pauses >= OFTEN_RATIO:
         seen.add(Need.VALIDATES_OFTEN)
     if fewest >= rank_waits.LEAST_SAMPLES and forward >= ONLY_FORWARD_RATIO and not trained:
         seen.add(Need.ONLY_FORWARD)

@@ -16,6 +16,8 @@ from tpmon.model.units import format_bytes, format_pct
 from tpmon.model.verdict import Kind
 
 SHM_SMALL_BYTES = 1 << 30
+SHM_LEAST_BYTES = 128 << 20
+"""Free bytes below which a larger mount has no room for more workers: two batches of images in fp32."""
 SHM_FULL = 0.5
 """Fill of a mount below 1 GiB from which the next batch may not fit: it failed at 75 %."""
 SHM_STEPS = 2.0
@@ -45,8 +47,13 @@ def find_largest_step(frames: Sequence[Frame]) -> float:
 
 
 def is_shm_tight(shm: ShmSample, scene: Scene) -> bool:
-    """Tell whether /dev/shm is small and half full, or has no room for two more steps of growth."""
+    """Tell whether /dev/shm is small and half full, or has no room for two more steps of growth.
+
+    Of one that does not grow, as in a hang, the room that is left must do.
+    """
     free = shm.total_bytes - shm.used_bytes
+    if free < SHM_LEAST_BYTES <= shm.total_bytes:
+        return True
     small = shm.total_bytes < SHM_SMALL_BYTES and shm.used_bytes > SHM_FULL * shm.total_bytes
     step = find_largest_step(scene.history)
     return small or (step > 0 and free < SHM_STEPS * step)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen, Risk
@@ -25,7 +26,7 @@ from tpmon.judge.scene import Scene
 from tpmon.judge.standing import Standing, Track
 from tpmon.judge.suspicion import Answer, Cleared, Suspicion, Unsure
 from tpmon.judge.unmoved import STILL_S, say_longer, say_still, still_s
-from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known, known_or
 from tpmon.model.process import ON_A_CPU
 from tpmon.model.units import format_clock, format_seconds
 from tpmon.model.verdict import Confidence, Evidence, Finding, Kind, SinceIs, pick_code
@@ -75,7 +76,8 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     return _LEVELS[level]
 
 
-FROM_THE_START = ("import", "first-steps")
+FROM_THE_START_S: Mapping[str, float] = MappingProxyType({"import": 150.0, "first-steps": 60.0})
+"""Age up to which these began with their process: a notebook imports at any time."""
 
 
 def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
@@ -115,12 +117,12 @@ def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | N
 
 def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
     """Return when the process began whose imports or first steps these are: they began with it."""
-    if suspicion.kind is not Kind.STARTING or suspicion.cause not in FROM_THE_START:
+    if suspicion.kind is not Kind.STARTING or HOOK in suspicion.sources:
         return NOT_APPLICABLE
-    begun = [
-        rank.process.started for rank in scene.ranks if suspicion.pid in (rank.process.pid, NOT_APPLICABLE)
-    ]
-    return min(begun) if begun else NOT_APPLICABLE
+    young_s = FROM_THE_START_S.get(known_or(suspicion.cause, ""), 0.0)
+    ranks = [rank.process for rank in scene.ranks if suspicion.pid in (rank.process.pid, NOT_APPLICABLE)]
+    begun = min((one.started for one in ranks), default=scene.now)
+    return begun if 0 < (scene.now - begun).total_seconds() <= young_s else NOT_APPLICABLE
 
 
 def tell_since(track: Track, scene: Scene) -> tuple[datetime, SinceIs, str]:

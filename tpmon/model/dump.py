@@ -216,6 +216,14 @@ class DumpRequest:
     variables: bool = False
     block_pids: tuple[int, ...] = ()
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether its looks can be joined with others into a picture of the job.
+
+        In one of some processes the other ranks would seem to be elsewhere; frames of C would seem a move.
+        """
+        return not self.pids and not self.native
+
 
 @dataclass(frozen=True, slots=True)
 class DumpState:

@@ -36,14 +36,6 @@ def _make_dumper(members: Sequence[Member], depth: Depth) -> Dumper:
     return Dumper(members, depth)
 
 
-def tells_of_job(request: DumpRequest) -> bool:
-    """Tell whether looks can be joined with others into a picture of the job.
-
-    In one of some processes the other ranks would seem to be elsewhere; frames of C would seem a move.
-    """
-    return not request.pids and not request.native
-
-
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """Hold the last look that was finished, and whom it was at."""
@@ -177,7 +169,7 @@ class DumpService:
                 return
             rounds = (*rounds, one)
             with self._lock:
-                if tells_of_job(request):
+                if request.is_whole:
                     self._finished.append(one)
                 self._paused_ms += one.paused_ms
                 if not request.native:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 program = Program(__doc__)
 dist.init_process_group("gloo")
 batch = program.draw.choice((4, 8))
-late_s = program.draw.uniform(0.08, 0.16)
+late_s = program.draw.uniform(0.14, 0.28)
 model = DistributedDataParallel(Network(0, batch, depth=program.draw.randint(2, 4)))
 turns = itertools.cycle(range(dist.get_world_size()))
 
