@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from types import MappingProxyType
 
 from tpmon.judge.advice import choose
 from tpmon.judge.advice_entry import Chosen, Risk
@@ -76,8 +75,8 @@ def rate_confidence(suspicion: Suspicion, span_s: float) -> Confidence:
     return _LEVELS[level]
 
 
-FROM_THE_START_S: Mapping[str, float] = MappingProxyType({"import": 150.0, "first-steps": 60.0})
-"""Age up to which these began with their process: a notebook imports at any time."""
+YOUNG_IMPORT_S, YOUNG_STEPS_S = 150.0, 60.0
+"""Age up to which imports and first steps began with their process: a notebook imports at any time."""
 
 
 def _last_sign(scene: Scene, cause: Applicable[str]) -> tuple[datetime, str] | None:
@@ -119,7 +118,7 @@ def _started(suspicion: Suspicion, scene: Scene) -> Applicable[datetime]:
     """Return when the process began whose imports or first steps these are: they began with it."""
     if suspicion.kind is not Kind.STARTING or HOOK in suspicion.sources:
         return NOT_APPLICABLE
-    young_s = FROM_THE_START_S.get(known_or(suspicion.cause, ""), 0.0)
+    young_s = {"import": YOUNG_IMPORT_S, "first-steps": YOUNG_STEPS_S}.get(known_or(suspicion.cause, ""), 0.0)
     ranks = [rank.process for rank in scene.ranks if suspicion.pid in (rank.process.pid, NOT_APPLICABLE)]
     begun = min((one.started for one in ranks), default=scene.now)
     return begun if 0 < (scene.now - begun).total_seconds() <= young_s else NOT_APPLICABLE
