@@ -347,7 +347,7 @@ def judge_gpu_lost(scene: Scene) -> Answer:
 
 def judge_stacks(scene: Scene) -> Answer:
     """Suspect a hang whose cause the stacks of all processes show; a stop and a lost card say more."""
-    for rule in (_stopped, judge_gpu_lost):
+    for rule in (judge_stopped, judge_gpu_lost):
         answer = rule(scene)
         if isinstance(answer, Suspicion):
             return Cleared(f"hang ({answer.summary})")

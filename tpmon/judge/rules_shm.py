@@ -51,12 +51,18 @@ def is_shm_tight(shm: ShmSample, scene: Scene) -> bool:
 
     Of one that does not grow, as in a hang, the room that is left must do.
     """
-    free = shm.total_bytes - shm.used_bytes
-    if free < SHM_LEAST_BYTES <= shm.total_bytes:
-        return True
-    small = shm.total_bytes < SHM_SMALL_BYTES and shm.used_bytes > SHM_FULL * shm.total_bytes
     step = find_largest_step(scene.history)
-    return small or (step > 0 and free < SHM_STEPS * step)
+    has_little = shm.total_bytes - shm.used_bytes < SHM_LEAST_BYTES <= shm.total_bytes
+    return has_little or _is_small_and_full(shm) or _lacks_room(shm, step)
+
+
+def _is_small_and_full(shm: ShmSample) -> bool:
+    return shm.total_bytes < SHM_SMALL_BYTES and shm.used_bytes > SHM_FULL * shm.total_bytes
+
+
+def _lacks_room(shm: ShmSample, step: float) -> bool:
+    """Tell whether there is no room for two more steps of growth, bytes in a second."""
+    return step > 0 and shm.total_bytes - shm.used_bytes < SHM_STEPS * step
 
 
 def judge_shm(scene: Scene) -> Answer:
@@ -72,8 +78,7 @@ def judge_shm(scene: Scene) -> Answer:
         return Cleared(f"shared memory ({text}, nothing of the job needs it)")
     fill, free = shm.used_bytes / shm.total_bytes, shm.total_bytes - shm.used_bytes
     step = find_largest_step(scene.history)
-    small = shm.total_bytes < SHM_SMALL_BYTES and fill > SHM_FULL
-    tight = step > 0 and free < SHM_STEPS * step
+    small, tight = _is_small_and_full(shm), _lacks_room(shm, step)
     if not small and not tight:
         return Cleared(f"shared memory ({text})")
     margins = [1.0]
