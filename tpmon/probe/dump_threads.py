@@ -13,7 +13,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_kno
 from tpmon.model.process import Role, ThreadKind
 from tpmon.model.stacks import StackCount, StackFrame
 from tpmon.model.stops import FROZEN
-from tpmon.probe.dump_text import DumpedStack
+from tpmon.probe.dump_text import DumpedStack, is_torn
 from tpmon.probe.loop_thread import find_loop, read_loop
 from tpmon.probe.other_ends import OtherEnds
 from tpmon.probe.procfs import parse_io, parse_schedstat
@@ -32,6 +32,7 @@ _MACHINE = os.uname().machine
 _LISTED = frozenset((ThreadKind.MAIN, ThreadKind.PIN, ThreadKind.AUTOGRAD, ThreadKind.COMM))
 _NOT_TOLD = Missing("before Python 3.11 the kernel's number of a thread is not told")
 _ENDED = Missing("the thread ended while it was read")
+_TORN = Missing("it ran on while its stack was read")
 _NOT_READ = Missing("not read of native threads")
 
 
@@ -80,7 +81,9 @@ def read_threads(
     named = number_stacks(pid, stacks, here, proc, machine)
     python = [
         replace(
-            reader.read(tid, one.thread, one.frames) if tid in here else _unplaced(one),
+            reader.read(tid, one.thread, _TORN if is_torn((one,)) else one.frames)
+            if tid in here
+            else _unplaced(one),
             locals=one.locals if isinstance(one, DumpedStack) else NOT_APPLICABLE,
             holds_gil=one.holds_gil,
         )
