@@ -222,6 +222,7 @@ class Bundler:
         head = [
             ("bundle", "evidence of one training job, made by tpmon bundle for a ticket"),
             ("job", f"{job.root.pid} {job.script} of {job.user} on {os.uname().nodename}"),
+            *([("note", job.remark)] if job.remark else []),
             ("made", f"{self._begun.isoformat(timespec='seconds')}, over {format_seconds(took_s)}"),
             *self._head,
         ]

@@ -8,17 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from tpmon.config import Options
 from tpmon.looking import RoundKeeper, SharedLook
 from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage, CaptureUpdate
 from tpmon.model.dump import DumpRequest
-from tpmon.model.known import is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
 from tpmon.probe.job import Job
-from tpmon.probe.target import find_job
+from tpmon.probe.target import find_job_again
 from tpmon.report.sample import write_sample
 from tpmon.report.write import Output, complain
 from tpmon.session import DumpSink, SampleSink, Session, Sink
@@ -135,9 +137,24 @@ class Wiring:
             self._results(Notice(CAPTURING))
             return
         self._captures = True
-        pid = order.pid if is_known(order.pid) else self._job.root.pid
         self._talk = Talk(self._take_capture, self._left.is_set)
-        start_capture(lambda: find_job(pid), self._talk)
+        start_capture(lambda: self._find_job(order.pid), self._talk)
+
+    def _find_job(self, pid: Applicable[int] = NOT_APPLICABLE) -> Job:
+        """Read the job anew, around the rank that is meant or what is left of the job."""
+        return find_job_again(self._list_known(pid))
+
+    def _list_known(self, pid: Applicable[int]) -> tuple[Identity, ...]:
+        """Name the rank that is meant, else the job's root and the ranks of now.
+
+        The root may be gone while ranks live on: a launcher that was killed, and a hang that stays.
+        """
+        frames = self._session.frames() if self._session is not None else ()
+        if is_known(pid):
+            seen = (one for frame in reversed(frames) for one in frame.processes if one.pid == pid)
+            return tuple(_identify(one) for one in islice(seen, 1))
+        newest = frames[-1].processes if frames else ()
+        return (self._job.root, *(_identify(one) for one in newest if one.role is Role.RANK))
 
     def _take_capture(self, update: CaptureUpdate) -> None:
         ended = update.stage is CaptureStage.ENDED
@@ -159,14 +176,13 @@ class Wiring:
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
         stacks = not self._options.no_stacks
         look = SharedLook(session.frames, session.pulses, self._keeper, session.ask_dump, stacks=stacks)
-        pid = self._job.root.pid
 
         def place(job: Job) -> BundleSink:
             sink = open_sink(job)
             self._bundle_path = os.path.abspath(sink.path)
             return sink
 
-        start_bundle(lambda: find_job(pid), place, look, self._tell_bundle, self._left.is_set)
+        start_bundle(self._find_job, place, look, self._tell_bundle, self._left.is_set)
 
     def _tell_bundle(self, line: str) -> None:
         if self._left.is_set():
@@ -191,6 +207,10 @@ class Wiring:
                 f" verified, and lies in {os.getcwd()}/tpmon-capture-*"
             )
         return said
+
+
+def _identify(process: ProcessSample) -> Identity:
+    return Identity(process.pid, process.start_ticks)
 
 
 def watch_on_screen(job: Job, options: Options, open_session: OpenSession, output: Output) -> int:
