@@ -15,6 +15,7 @@ from tpmon.config import Options
 from tpmon.looking import RoundKeeper, SharedLook
 from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage, CaptureUpdate
 from tpmon.model.dump import DumpRequest
+from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
@@ -59,6 +60,7 @@ class Wiring:
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
         self._results: Callable[[Result], None] = lambda _result: None
         self._sample: SampleUpdate | None = None
+        self._ended = False
         self._bundles = False
         self._captures = False
         self._talk: Talk | None = None
@@ -69,8 +71,15 @@ class Wiring:
 
     def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
         """Open the session and let it run."""
+
+        def take(update: Update) -> None:
+            sink(update)
+            if update.frame.target.state is TargetState.ENDED:
+                self._ended = True
+                self._keeper.done.set()  # a session that is over hands out no further look
+
         self._results = results
-        self._session = self._open_session(sink, self._take_dump, self._take_sample)
+        self._session = self._open_session(take, self._take_dump, self._take_sample)
         self._session.start(self._fail)
 
     def _take_dump(self, update: DumpUpdate) -> None:
@@ -174,6 +183,8 @@ class Wiring:
             return
         self._bundles = True
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        if self._ended:
+            self._keeper.done.set()
         stacks = not self._options.no_stacks
         look = SharedLook(session.frames, session.pulses, self._keeper, session.ask_dump, stacks=stacks)
 

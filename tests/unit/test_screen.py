@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.frames import make_frame, make_process
+from tests.frames import make_frame, make_process, make_target
 from tests.goldens import dump_views, sample_views
 from tpmon import bundle, capture_asked, screen
 from tpmon.config import resolve, settle
 from tpmon.errors import NoTargetError
 from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
 from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, is_known
 from tpmon.model.process import Identity
 from tpmon.model.results import Update
@@ -124,6 +125,23 @@ def test_the_job_is_read_anew_around_its_root_or_what_is_left_of_it(wired, begun
     assert whole == (Identity(4200, 1), Identity(4211, 104_211), Identity(4212, 104_212))
     assert any_rank == whole
     assert meant == (Identity(4213, 7),), "as it was when it was last seen"
+
+
+def test_a_bundle_of_a_job_that_ends_waits_for_no_further_look_and_keeps_those_it_has(wired, begun):
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    look, told = begun[0][2], begun[0][3]
+    one = dump_views.hung_once()
+    request = look._keeper._request
+    wired.session.sinks[1](dump_views.make_update(*one.state.rounds, request=request, running=True))
+    assert not look._keeper.done.is_set()
+    ended = Update(make_frame(target=make_target(state=TargetState.ENDED)), ())
+    wired.session.sinks[0](ended)
+    assert look._keeper.done.is_set()
+    assert look.rounds() == one.state.rounds
+    assert wired.updates == [ended]
+    told("bundle out (9 files, 80K)")
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert begun[1][2]._keeper.done.is_set(), "asked for while the last Frame came"
 
 
 def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatch):
