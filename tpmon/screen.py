@@ -16,10 +16,11 @@ from tpmon.looking import RoundKeeper, SharedLook
 from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage, CaptureUpdate
 from tpmon.model.dump import DumpRequest
 from tpmon.model.frame import TargetState
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
+from tpmon.probe.background import read_within
 from tpmon.probe.job import Job
 from tpmon.probe.target import find_job_again
 from tpmon.report.sample import write_sample
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 LEAVE_WITHIN_S = 0.5
 """The screen, once left, ends tpmon within a second, whatever it is doing."""
+WRITE_S = 10.0
+"""A folder on a dead mount is then said to give no answer."""
 _LOOK_S = 0.02
 BUNDLING = "a bundle is being written already"
 CAPTURING = "a capture is under way already"
@@ -132,10 +135,16 @@ class Wiring:
         """Write what was sampled last into new files where tpmon was started, off the screen's thread."""
         from tpmon.sample import save_samples  # the first picture does without it
 
-        if (update := self._sample) is not None:
-            threading.Thread(
-                target=lambda: self._results(Notice(save_samples(update))), name="tpmon-write", daemon=True
-            ).start()
+        if (update := self._sample) is None:
+            return
+
+        def write() -> None:
+            said = read_within(WRITE_S, lambda: save_samples(update))
+            if isinstance(said, Missing):
+                said = f"not written so far: {said.reason}"
+            self._results(Notice(said))
+
+        threading.Thread(target=write, name="tpmon-write", daemon=True).start()
 
     def _capture(self, order: CaptureRequest) -> None:
         """Begin the talk about a capture, beside the running session."""
@@ -176,7 +185,7 @@ class Wiring:
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
-        from tpmon.bundle import open_sink, start_bundle  # its archives cost the first picture some ms
+        from tpmon.bundle import open_in_time, start_bundle  # its archives cost the first picture some ms
 
         if self._bundles:
             self._results(Notice(BUNDLING))
@@ -189,7 +198,7 @@ class Wiring:
         look = SharedLook(session.frames, session.pulses, self._keeper, session.ask_dump, stacks=stacks)
 
         def place(job: Job) -> BundleSink:
-            sink = open_sink(job)
+            sink = open_in_time(job)
             self._bundle_path = os.path.abspath(sink.path)
             return sink
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from tests.frames import make_frame, make_process, make_target
 from tests.goldens import dump_views, sample_views
-from tpmon import bundle, capture_asked, screen
+from tests.waiting import wait_until
+from tpmon import bundle, capture_asked, sample, screen
 from tpmon.config import resolve, settle
-from tpmon.errors import NoTargetError
+from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
 from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.frame import TargetState
@@ -142,6 +144,23 @@ def test_a_bundle_of_a_job_that_ends_waits_for_no_further_look_and_keeps_those_i
     told("bundle out (9 files, 80K)")
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     assert begun[1][2]._keeper.done.is_set(), "asked for while the last Frame came"
+
+
+def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypatch):
+    dead = threading.Event()
+    monkeypatch.setattr(bundle, "OPEN_S", 0.05)
+    monkeypatch.setattr(screen, "WRITE_S", 0.05)
+    monkeypatch.setattr(bundle, "open_sink", lambda *_: dead.wait(20))
+    monkeypatch.setattr(sample, "save_samples", lambda _: dead.wait(20))
+    try:
+        wired.wiring.ask(Errand.WRITE_BUNDLE)
+        with pytest.raises(UsageError, match="the folder for it: no answer within"):
+            begun[0][1](None)
+        wired.session.sinks[2](sample_views.ended())
+        wired.wiring.ask(Errand.WRITE_SAMPLES)
+        assert wait_until(lambda: wired.results[-1] == Notice("not written so far: no answer within 0.05 s"))
+    finally:
+        dead.set()
 
 
 def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatch):
