@@ -347,6 +347,7 @@ class Collector:
             if self._had_ranks and Role.RANK not in roles
             else NOT_APPLICABLE,
             rank_source=job.rank_source,
+            local_stacks=len(dumpable(job)),
         )
 
     def _close_ended(self, changes: Changes) -> Frame:
