@@ -145,15 +145,13 @@ def test_a_signal_while_a_tar_file_is_written_costs_what_was_being_written(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("user", "group", "euid", "given"),
-    [("1000", "100", 0, (1000, 100)), ("1000", "100", 7, ()), ("", "", 0, ()), ("-1", "x", 0, ())],
+    ("who", "euid", "given"),
+    [(("1000", "100"), 0, (1000, 100)), (("1000", "100"), 7, ()), (("", ""), 0, ()), (("-1", "x"), 0, ())],
 )
-def test_a_bundle_that_sudo_wrote_is_given_to_who_called_it(
-    tmp_path, monkeypatch, user, group, euid, given
-):
+def test_a_bundle_that_sudo_wrote_is_given_to_who_called_it(tmp_path, monkeypatch, who, euid, given):
     owners = []
-    monkeypatch.setenv("SUDO_UID", user)
-    monkeypatch.setenv("SUDO_GID", group)
+    monkeypatch.setenv("SUDO_UID", who[0])
+    monkeypatch.setenv("SUDO_GID", who[1])
     monkeypatch.setattr(report.os, "geteuid", lambda: euid)
     monkeypatch.setattr(report.os, "fchown", lambda _fd, *owner: owners.append(owner))
     for sink in (FolderSink(str(tmp_path / "out")), TarSink(str(tmp_path / "a.tar"))):
