@@ -222,6 +222,7 @@ class Bundler:
         head = [
             ("bundle", "evidence of one training job, made by tpmon bundle for a ticket"),
             ("job", f"{job.root.pid} {job.script} of {job.user} on {os.uname().nodename}"),
+            *([("note", job.remark)] if job.remark else []),
             ("made", f"{self._begun.isoformat(timespec='seconds')}, over {format_seconds(took_s)}"),
             *self._head,
         ]
@@ -293,11 +294,15 @@ def open_sink(job: Job, out: str = "", tar: str = "") -> Sink:
     return FolderSink(out or default_name(job, datetime.now().astimezone()))
 
 
-def _open_in_time(open_: Callable[[], Sink]) -> Sink:
-    """Open the folder or file of a bundle, which a dead mount would hold for ever."""
-    sink = read_within(OPEN_S, open_)
+def open_in_time(job: Job, out: str = "", tar: str = "") -> Sink:
+    """Open the folder or file of a bundle, which a dead mount would hold for ever.
+
+    Raises:
+        UsageError: when it cannot be made, or not in time.
+    """
+    sink = read_within(OPEN_S, lambda: open_sink(job, out, tar))
     if isinstance(sink, Missing):
-        raise UsageError(f"no place for a bundle: {sink.reason} from this folder", "--out /tmp/NAME")
+        raise UsageError(f"the folder for it: {sink.reason}", "--out /tmp/NAME")
     return sink
 
 
@@ -307,7 +312,7 @@ def run_bundle(job: Job, options: Options, place: tuple[str, str], output: Outpu
     Raises:
         UsageError: when it cannot be written there.
     """
-    sink = _open_in_time(lambda: open_sink(job, *place))
+    sink = open_in_time(job, *place)
     words = "three looks at its stacks, none of which stops it" if not options.no_stacks else "no stacks"
     complain(f"tpmon: watching {job.root.pid} for {options.bundle_seconds:g} s, with {words}")
     bundler = Bundler(job, sink, OwnLook(job, options), stacks=not options.no_stacks)

@@ -326,7 +326,7 @@ def _join(pieces: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 def _is_whole(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -8,17 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from tpmon.config import Options
 from tpmon.looking import RoundKeeper, SharedLook
 from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage, CaptureUpdate
 from tpmon.model.dump import DumpRequest
-from tpmon.model.known import is_known
+from tpmon.model.frame import TargetState
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
+from tpmon.model.process import Identity, ProcessSample, Role
 from tpmon.model.results import DumpUpdate, SampleUpdate, Update
 from tpmon.model.sample import SampleRequest
+from tpmon.probe.background import read_within
 from tpmon.probe.job import Job
-from tpmon.probe.target import find_job
+from tpmon.probe.target import find_job_again
 from tpmon.report.sample import write_sample
 from tpmon.report.write import Output, complain
 from tpmon.session import DumpSink, SampleSink, Session, Sink
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 LEAVE_WITHIN_S = 0.5
 """The screen, once left, ends tpmon within a second, whatever it is doing."""
+WRITE_S = 10.0
+"""A folder on a dead mount is then said to give no answer."""
 _LOOK_S = 0.02
 BUNDLING = "a bundle is being written already"
 CAPTURING = "a capture is under way already"
@@ -57,6 +63,7 @@ class Wiring:
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
         self._results: Callable[[Result], None] = lambda _result: None
         self._sample: SampleUpdate | None = None
+        self._ended = False
         self._bundles = False
         self._captures = False
         self._talk: Talk | None = None
@@ -67,8 +74,15 @@ class Wiring:
 
     def start(self, sink: Callable[[Update], None], results: Callable[[Result], None]) -> None:
         """Open the session and let it run."""
+
+        def take(update: Update) -> None:
+            sink(update)
+            if update.frame.target.state is TargetState.ENDED:
+                self._ended = True
+                self._keeper.done.set()  # a session that is over hands out no further look
+
         self._results = results
-        self._session = self._open_session(sink, self._take_dump, self._take_sample)
+        self._session = self._open_session(take, self._take_dump, self._take_sample)
         self._session.start(self._fail)
 
     def _take_dump(self, update: DumpUpdate) -> None:
@@ -121,10 +135,16 @@ class Wiring:
         """Write what was sampled last into new files where tpmon was started, off the screen's thread."""
         from tpmon.sample import save_samples  # the first picture does without it
 
-        if (update := self._sample) is not None:
-            threading.Thread(
-                target=lambda: self._results(Notice(save_samples(update))), name="tpmon-write", daemon=True
-            ).start()
+        if (update := self._sample) is None:
+            return
+
+        def write() -> None:
+            said = read_within(WRITE_S, lambda: save_samples(update))
+            if isinstance(said, Missing):
+                said = f"not written so far: {said.reason}"
+            self._results(Notice(said))
+
+        threading.Thread(target=write, name="tpmon-write", daemon=True).start()
 
     def _capture(self, order: CaptureRequest) -> None:
         """Begin the talk about a capture, beside the running session."""
@@ -135,9 +155,24 @@ class Wiring:
             self._results(Notice(CAPTURING))
             return
         self._captures = True
-        pid = order.pid if is_known(order.pid) else self._job.root.pid
         self._talk = Talk(self._take_capture, self._left.is_set)
-        start_capture(lambda: find_job(pid), self._talk)
+        start_capture(lambda: self._find_job(order.pid), self._talk)
+
+    def _find_job(self, pid: Applicable[int] = NOT_APPLICABLE) -> Job:
+        """Read the job anew, around the rank that is meant or what is left of the job."""
+        return find_job_again(self._list_known(pid))
+
+    def _list_known(self, pid: Applicable[int]) -> tuple[Identity, ...]:
+        """Name the rank that is meant, else the job's root and the ranks of now.
+
+        The root may be gone while ranks live on: a launcher that was killed, and a hang that stays.
+        """
+        frames = self._session.frames() if self._session is not None else ()
+        if is_known(pid):
+            seen = (one for frame in reversed(frames) for one in frame.processes if one.pid == pid)
+            return tuple(_identify(one) for one in islice(seen, 1))
+        newest = frames[-1].processes if frames else ()
+        return (self._job.root, *(_identify(one) for one in newest if one.role is Role.RANK))
 
     def _take_capture(self, update: CaptureUpdate) -> None:
         ended = update.stage is CaptureStage.ENDED
@@ -150,23 +185,24 @@ class Wiring:
 
     def _bundle(self, session: Session) -> None:
         """Write a bundle beside the running session, into a new folder where tpmon was started."""
-        from tpmon.bundle import open_sink, start_bundle  # its archives cost the first picture some ms
+        from tpmon.bundle import open_in_time, start_bundle  # its archives cost the first picture some ms
 
         if self._bundles:
             self._results(Notice(BUNDLING))
             return
         self._bundles = True
         self._keeper = RoundKeeper(LOOKS_EVERY_S)
+        if self._ended:
+            self._keeper.done.set()
         stacks = not self._options.no_stacks
         look = SharedLook(session.frames, session.pulses, self._keeper, session.ask_dump, stacks=stacks)
-        pid = self._job.root.pid
 
         def place(job: Job) -> BundleSink:
-            sink = open_sink(job)
+            sink = open_in_time(job)
             self._bundle_path = os.path.abspath(sink.path)
             return sink
 
-        start_bundle(lambda: find_job(pid), place, look, self._tell_bundle, self._left.is_set)
+        start_bundle(self._find_job, place, look, self._tell_bundle, self._left.is_set)
 
     def _tell_bundle(self, line: str) -> None:
         if self._left.is_set():
@@ -191,6 +227,10 @@ class Wiring:
                 f" verified, and lies in {os.getcwd()}/tpmon-capture-*"
             )
         return said
+
+
+def _identify(process: ProcessSample) -> Identity:
+    return Identity(process.pid, process.start_ticks)
 
 
 def watch_on_screen(job: Job, options: Options, open_session: OpenSession, output: Output) -> int:

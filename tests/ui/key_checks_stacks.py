@@ -150,7 +150,9 @@ async def _(s):
     s.now_ns += int((OFFER_SECONDS + 1) * 1e9)
     await s.press("b")
     assert s.asked == [], "the offer has left the screen"
-    await s.press("b")
+    await s.press("f", "b")
+    assert s.asked == [], "another key that asks first took the offer back as well"
+    await s.press("escape", "b", "b")
     assert s.asked == [Errand.WRITE_BUNDLE]
     await s.send_result(Notice("bundle out (9 files, 80K)"))
     await s.until(lambda: "bundle out (9 files" in s.text)
@@ -277,6 +279,9 @@ async def _(s):
     s.now_ns += int((PRICE_SECONDS + 1) * 1e9)
     await s.press("R")
     assert s.asked == [], "the price has left the screen"
+    await s.press("b", "R")
+    assert s.asked == [], "another key that asks first took the price back as well"
+    assert "R again reads 1 process with a stop" in s.text
     await s.press("R")
     torn = dump_views.torn().dump.errors[0].pid
     assert s.asked == [DumpRequest(Asker.KEY, block=True, block_pids=(torn,))], "no other may be stopped"
@@ -301,6 +306,8 @@ async def _(s):
     await s.press("6")
     await s.send_result(dump_views.hung_once())
     await s.press("L")
+    assert "nothing is stopped" in s.text
+    await s.press("b", "L")
     assert "nothing is stopped" in s.text
     assert s.asked == []
     await s.press("L")

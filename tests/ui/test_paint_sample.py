@@ -63,6 +63,9 @@ def test_the_price_counts_whom_it_is_of():
     assert order is NOT_APPLICABLE
     assert say_next_price(whole).startswith("f samples 4 processes at 20 Hz for 10 s")
     assert start_sample(whole, ())[1] == SampleRequest(everyone=True)
+    with_helpers = replace(TWO_RANKS, target=make_target(local_stacks=6))
+    assert say_next_price(replace(whole, frame=with_helpers)).startswith("f samples 6 processes")
+    assert say_next_price(replace(view, frame=with_helpers)).startswith("f samples 2 processes")
     assert say_next_price(make_view(Missing("no reading"))) == ""
 
 

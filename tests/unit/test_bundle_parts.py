@@ -26,6 +26,7 @@ from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.results import DumpUpdate
 from tpmon.probe import bundle_sources
 from tpmon.probe.bundle_sources import read_cards, read_logs
+from tpmon.report import bundle as report
 from tpmon.report.bundle import README, Contents, FolderSink, TarSink, check_written, say_result, write_readme
 
 pytestmark = pytest.mark.usefixtures("small_environment")
@@ -96,8 +97,8 @@ def test_a_folder_is_never_written_into_twice(tmp_path):
 
 def test_a_file_that_cannot_be_finished_goes(tmp_path):
     code = (
-        "import resource, sys; from tpmon.report.bundle import *; "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); kind, path = sys.argv[1:]\n"
+        "import resource, sys; from tpmon.report.bundle import *; kind, path, room = sys.argv[1:]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(room),) * 2)\n"
         "sink = {'f': FolderSink, 't': TarSink}[kind](path)\n"
         "sink.add('a', b'x' * 5_000)\n"
         "for name in 'bc':\n"
@@ -107,16 +108,56 @@ def test_a_file_that_cannot_be_finished_goes(tmp_path):
         "except OSError as error: print('close:', error.strerror)\n"
     )
 
-    def fill(kind: str, path: Path) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code, kind, str(path)], check=True, capture_output=True, text=True
-        )
-        return done.stdout
+    def fill(kind: str, path: Path, room: int = 20_000) -> str:
+        words = [sys.executable, "-c", code, kind, str(path), str(room)]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
     assert fill("f", tmp_path / "f") == "File too large\n" * 2
     assert [path.name for path in (tmp_path / "f").iterdir()] == ["a"]
-    assert fill("t", tmp_path / "t.tar") == "File too large\n" * 2 + "close: File too large\n"
-    assert not (tmp_path / "t.tar").exists(), "a tar file with half a file in it is none"
+    assert fill("t", tmp_path / "t.tar") == "File too large\n" * 2
+    with tarfile.open(tmp_path / "t.tar") as tar:
+        assert tar.getnames() == ["t", "t/a"], "what was added before is there"
+    assert fill("t", tmp_path / "u.tar", 7_000) == "File too large\n" * 2 + "close: File too large\n"
+    assert not (tmp_path / "u.tar").exists(), "a tar file without its end is none"
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_a_signal_while_a_tar_file_is_written_costs_what_was_being_written(tmp_path, monkeypatch, name):
+    sink = TarSink(str(tmp_path / name))
+    sink.add("a", b"a" * 5_000)
+
+    def interrupt(fd: int, data: bytes) -> None:
+        os.write(fd, data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(report, "_write_all", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sink.add("b", os.urandom(5_000))
+    sink.add(README, b"why b is missing")
+    sink.close()
+    with tarfile.open(tmp_path / name) as tar:
+        assert tar.getnames() == ["x", "x/a", f"x/{README}"]
+        readme = tar.extractfile(f"x/{README}")
+        assert readme is not None
+        assert readme.read() == b"why b is missing"
+        assert (tar.getmember("x").mode, tar.getmember("x/a").size) == (0o700, 5_000)
+
+
+@pytest.mark.parametrize(
+    ("who", "euid", "given"),
+    [(("1000", "100"), 0, (1000, 100)), (("1000", "100"), 7, ()), (("", ""), 0, ()), (("-1", "x"), 0, ())],
+)
+def test_a_bundle_that_sudo_wrote_is_given_to_who_called_it(tmp_path, monkeypatch, who, euid, given):
+    owners = []
+    monkeypatch.setenv("SUDO_UID", who[0])
+    monkeypatch.setenv("SUDO_GID", who[1])
+    monkeypatch.setattr(report.os, "geteuid", lambda: euid)
+    monkeypatch.setattr(report.os, "fchown", lambda _fd, *owner: owners.append(owner))
+    for sink in (FolderSink(str(tmp_path / "out")), TarSink(str(tmp_path / "a.tar"))):
+        sink.add("a", b"1")
+        sink.close()
+    assert owners == ([given] * 3 if given else []), "the folder, its file, and the tar file"
 
 
 def test_a_bundle_without_its_readme_or_any_file_is_none():

@@ -96,6 +96,7 @@ def test_frames_of_a_job_say_who_is_who_and_what_each_did(tree):
         assert launcher.pid == tree.pid == frame.target.pid
         assert rank.parent == launcher.pid
         assert [worker.parent for worker in workers] == [rank.pid] * 3
+        assert frame.target.local_stacks == 4, "a launcher has no part in it"
         assert [worker.worker for worker in workers] == [0, 1, 2]
         assert [worker.rank_pid for worker in workers] == [rank.pid] * 3
         assert (rank.rank, rank.local_rank, frame.target.world_size) == (0, 0, 1)
@@ -216,6 +217,11 @@ def test_a_member_that_ends_before_its_threads_are_read_is_left_out(tree):
     finally:
         collector.close()
     assert is_known(second.cpu.runnable)
+
+
+def test_a_dump_that_stops_holds_both_that_sample(tree):
+    with collecting(tree.pid) as collector:
+        assert collector.dumps._holds == (collector._stacks.hold, collector.samples.hold)
 
 
 @pytest.mark.parametrize("probe", [StackSampler, MainThreadProbe, PssRation])

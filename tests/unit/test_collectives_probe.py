@@ -22,6 +22,7 @@ from tests.members import made_up
 from tests.unit.test_ras import BEHIND
 from tpmon.model.collectives import CollectivesReading, RecordSource
 from tpmon.model.known import Missing
+from tpmon.probe import collectives
 from tpmon.probe.collectives import read_collectives
 
 RANK = """
@@ -102,6 +103,20 @@ def test_ras_is_asked_on_the_port_of_the_job_and_only_where_the_job_listens():
             assert report.ranks[0].rank == 3
     with rank_process([], "127.0.0.1", answers, {}) as (process, _):
         assert reasons(read(process.pid))[RecordSource.RAS] == "no rank uses NCCL"
+
+
+def test_a_report_of_nccl_that_breaks_its_parser_costs_no_record(tmp_path, monkeypatch):
+    def break_down(*_given: object, **_more: object) -> None:
+        raise ValueError("Exceeds the limit of digits")
+
+    monkeypatch.setattr(collectives, "read_ras", break_down)
+    (tmp_path / "fr_0").write_bytes(pickle.dumps(make_raw([make_entry(1)]), 2))
+    told = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/fr_"}
+    with rank_process(["pt_nccl_watchdg"], "127.0.0.1", [], told) as (process, port):
+        monkeypatch.setattr(collectives, "find_port", lambda _: port)
+        reading = read(process.pid)
+    assert reasons(reading)[RecordSource.RAS] == "not understood: ValueError: Exceeds the limit of digits"
+    assert [one.rank for one in reading.records] == [0]
 
 
 def test_a_server_that_answers_nonsense_costs_that_rank_alone(tmp_path):

@@ -153,6 +153,24 @@ def test_a_python_that_was_replaced_under_the_job_is_read_or_told_how(own_python
             assert functions(main_of(mended.processes[0])) == ["<module>", "train", "nap"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "fits"), [("/opt/my env", True), ("/" + "x" * 200, False), ("/opt/\x1b[2J", False)]
+)
+def test_a_deleted_python_is_copied_back_into_the_jobs_own_root_by_a_whole_command_or_none(
+    tmp_path, folder, fits
+):
+    """In a container the same name on the host is another file, and py-spy looks inside."""
+    (tmp_path / "7").mkdir()
+    maps = f"7f000000-7f001000 r-xp 00000000 fe:00 24  {folder}/libpython3.11.so.1.0 (deleted)\n"
+    (tmp_path / "7" / "maps").write_text(maps)
+    said = explain_deleted(7, str(tmp_path))
+    gone, _, command = said.partition("; as root: ")
+    assert gone.endswith("/libpython3.11.so.1.0 was deleted or replaced while it runs")
+    mapped, root = f"{tmp_path}/7/map_files/7f000000-7f001000", f"{tmp_path}/7/root"
+    assert command == (f"cp {mapped} '{root}{folder}/libpython3.11.so.1.0 (deleted)'" if fits else "")
+    assert "\x1b" not in said
+
+
 def test_a_deleted_python_is_found_in_the_maps():
     maps = (
         b"00400000-00401000 r-xp 00000000 fe:00 23  /opt/x/bin/python3.11 (deleted)\n"

@@ -63,7 +63,7 @@ class Bench:
         self.blocks: list[bool] = []
         self.depths: list[Depth] = []
         self.held: list[str] = []
-        self.service = DumpService(lambda: (made_up(11), made_up(12)), self.make, self.hold)
+        self.service = DumpService(lambda: (made_up(11), made_up(12)), self.make, (self.hold,))
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import threading
 import time
+
+import pytest
 
 from tests.children import child
 from tests.spying import spies_of
@@ -11,9 +16,13 @@ from tests.unit.test_dump_probe import NAP, member, read_one, script
 from tests.unit.test_stacks import collect, sampling, subject
 from tests.waiting import wait_until
 from tpmon.model.dump import ErrorKind
+from tpmon.model.sample import SampleReading, SampleRequest
 from tpmon.probe import dump, spy_failure
 from tpmon.probe.dump import Depth, Dumper
-from tpmon.probe.spy_failure import find_sleeper
+from tpmon.probe.other_spies import Spy, parse_length
+from tpmon.probe.procread import read_stat
+from tpmon.probe.sample import Sampler
+from tpmon.probe.spy_failure import find_obstacle, find_sleeper, patience_s
 
 ASLEEP = """
 import ctypes, platform
@@ -70,6 +79,59 @@ def test_what_was_given_up_is_not_tried_again_with_a_stop(tmp_path, monkeypatch)
         assert wait_until(lambda: spies_of(os.getpid()) == [])
         time.sleep(0.3)
         assert len(tried.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "seconds"),
+    [
+        (["py-spy", "record", "--duration", "11", "--pid", "7"], 11),
+        (["py-spy", "record", "-d", "3"], 3),
+        (["py-spy", "record", "--duration=unlimited", "-p", "7"], None),
+        (["py-spy", "record", "-d", "9" * 5000], None),
+        (["py-spy", "dump", "--pid", "7"], None),
+    ],
+)
+def test_how_long_a_py_spy_was_told_to_look(argv, seconds):
+    assert parse_length(argv) == seconds
+
+
+def test_before_a_stop_the_slice_of_another_sampler_is_waited_for_to_its_end(monkeypatch):
+    """A program that sleeps stands for the py-spy of a screen."""
+    monkeypatch.setattr(spy_failure, "YIELD_S", 0.1)
+    with subprocess.Popen(["sleep", "0.6"]) as reader, subprocess.Popen(["sleep", "60"]) as long:
+        began, long_began = (read_stat(one.pid).start_ticks for one in (reader, long))
+        spy = Spy(reader.pid, began, nonblocking=True, seconds=1)
+        assert 0.0 < spy.left_s() <= 1.0
+        assert patience_s([spy], stops=False) == 0.1, "a reader is in nobody's way who only reads"
+        assert find_obstacle(os.getpid(), [spy], stops=True) is None
+        assert not spy.lives()
+        other = Spy(long.pid, long_began, nonblocking=True, seconds=60)
+        busy = find_obstacle(os.getpid(), [other], stops=True)
+        long.kill()
+    assert busy is not None
+    assert busy.kind is ErrorKind.BUSY
+    assert re.search(r"looks at it for (59 s|1m00s) more: try again", busy.reason)
+
+
+def test_a_sampling_that_is_held_ends_its_slices_and_goes_on_afterwards():
+    with child(NAP) as one:
+        sampler = Sampler(lambda: (member(one.pid),), SampleRequest(seconds=30.0))
+        got: list[SampleReading] = []
+        thread = threading.Thread(target=lambda: got.append(sampler.run()))
+        thread.start()
+        assert wait_until(lambda: bool(spies_of(os.getpid())))
+        with sampler.hold():
+            assert wait_until(lambda: not spies_of(os.getpid()))
+            time.sleep(0.5)
+            assert not spies_of(os.getpid())
+            assert thread.is_alive()
+        assert wait_until(lambda: bool(spies_of(os.getpid())))
+        time.sleep(0.3)  # some looks
+        sampler.finish()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert got[0].errors == ()
+    assert got[0].processes[0].looks > 0
 
 
 def test_a_sampler_that_is_held_ends_its_slice_and_goes_on_afterwards():

@@ -17,7 +17,8 @@ from tests.collectives import NOW, make_entry, make_raw
 from tpmon.model.collectives import CallState, RecordSource
 from tpmon.model.known import NOT_APPLICABLE, Missing
 from tpmon.model.stacks import StackFrame
-from tpmon.model.unpickle_shape import PlainError
+from tpmon.model.unpickle_shape import Limits, PlainError
+from tpmon.probe import flight_recorder
 from tpmon.probe.flight_recorder import Origin, RecordError, parse_json, parse_pickle, parse_record
 from tpmon.probe.flight_recorder_files import (
     ask_pipe,
@@ -133,6 +134,15 @@ def test_broken_files_are_refused_with_a_reason():
         parse_json(b"<html>", ORIGIN)
     with pytest.raises(RecordError, match="no JSON"):
         parse_json(b"[" * 100_000, ORIGIN)
+
+
+def test_json_has_no_more_values_than_a_pickle_may_have(monkeypatch):
+    raw = json.dumps(make_raw([make_entry(1)])).encode()
+    assert parse_json(raw, ORIGIN).groups
+    monkeypatch.setattr(flight_recorder, "_LIMITS", Limits(values=5))
+    for data in (raw, b"[" * 6, b"[" + b"{}," * 5 + b"{}]"):
+        with pytest.raises(RecordError, match="more than 5 values"):
+            parse_json(data, ORIGIN)
 
 
 _junk = st.recursive(

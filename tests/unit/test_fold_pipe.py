@@ -77,6 +77,14 @@ def test_short_dumps_that_eight_processes_write_into_one_pipe_at_once_stay_whole
     assert "left_out" not in folded or folded["left_out"] == []
 
 
+def test_a_labelled_piece_that_is_nested_without_end_is_no_dump_and_costs_no_other(tmp_path: Path) -> None:
+    good, path = make_dumps()[0], tmp_path / "dumps"
+    path.write_text(f'0: {{"schema":{"[" * 200_000}\n0: x\n{good}\n')
+    refused: list[str] = []
+    assert len(read_dumps([str(path)], refused.append)) == 1
+    assert "no dump of tpmon: not JSON" in refused[0]
+
+
 def test_dumps_that_srun_cuts_and_mixes_are_put_together_by_their_labels(tmp_path: Path) -> None:
     pieces = [cut(number, one) for number, one in enumerate(make_dumps())]
     assert min(map(len, pieces)) > 1

@@ -66,6 +66,19 @@ def looked(those: list[ProcessLook], looks: int = 3, every_s: float = 16.0, worl
 BLOCKED = make_rank(3, frames=DECODE, **IO)
 
 
+@pytest.mark.parametrize("since_s", [1e299, -1e299])
+@pytest.mark.parametrize("year", [1, 2026, 9999])
+def test_a_dump_that_tells_of_times_that_cannot_be_is_folded(since_s, year):
+    dump = looked(eight(BLOCKED), 4, 30.0)
+    groups = tuple(replace(group, since_s=since_s) for group in dump.groups)
+    told = replace(dump, groups=groups, taken=dump.taken.replace(year=year, month=1, day=1))
+    folded = fold_dumps([told])
+    finding = verdict_of(folded)
+    assert finding.since <= told.taken
+    assert decode(Dump, encode(folded)).rounds == folded.rounds
+    assert len(text(folded)) < 10_000
+
+
 def test_one_look_names_the_rank_but_is_never_a_hang():
     finding = verdict_of(fold(*eight(BLOCKED)))
     assert finding.kind is Kind.NOT_ENOUGH_EVIDENCE

@@ -53,6 +53,15 @@ from tpmon.probe.redaction import HIDDEN, redact_secrets, redact_words
         ("api_key=AbCdEf;twothree&four", "four"),
         ("git clone https://me:p@55word@git.example.org/x.git", "55word"),
         ("train.py --api_key 1234567890", "1234567890"),
+        ("Error: Command '['t.py', '--wandb_api_key', 'deadbeef01', '--lr', '3']' returned 1", "deadbeef01"),
+        ("Error: Command '['t.py', '--x', '1', '--password', 'hunter2 and 3']' returned 1", "and 3"),
+        ("spawned with command: ['python', 't.py', '--db_password', 'hunter2']", "hunter2"),
+        ('argv: ["t.py", "--hub-token", "abcdef123456"]', "abcdef123456"),
+        ('argv: ["t.py", "--db-pass", "hunter2...', "hunter2"),
+        (r'{"msg": "{\"api_key\": \"AbCdEf 99\", \"step\": 3}"}', "99"),
+        (r'{"msg": "[\"--hub-token\", \"abcdef123456\"]"}', "abcdef123456"),
+        (r'{"msg": "{\"db_pass\": \"hunter2\"}"}', "hunter2"),
+        (r'{"a": "{\"b\": \"{\\\"secret\\\": \\\"hunter2\\\"}\"}"}', "hunter2"),
     ],
 )
 def test_secrets_are_hidden(line: str, secret: str) -> None:
@@ -78,6 +87,10 @@ def test_secrets_are_hidden(line: str, secret: str) -> None:
         "PWD=/home/me OLDPWD=/tmp bypass=everything compass=north-west",
         "train.py --key-frames 12 --max_tokens 4096 --num-passes 3 --n_keys=16",
         "groups by key=loss,step=3",
+        "spawned with command: ['t.py', '--max_tokens', '4096', '--key-frames', 'all']",
+        "argv: ['t.py', '--use-auth-token', '--learning-rate', '3']",
+        "the flags '--hub-token', and '--user' exclude each other",
+        r'{"msg": "{\"tokens\": 4096, \"pad_token\": \"<pad>\"}"}',
         "",
     ],
 )
@@ -85,7 +98,7 @@ def test_ordinary_log_lines_stay_as_they_are(line: str) -> None:
     assert redact_secrets(line) == line
 
 
-@given(st.text("abk=ey:-/@ '\"tokn.1", max_size=80))
+@given(st.text("abk=ey:-/@ '\"tokn.1\\,", max_size=80))
 def test_redaction_takes_any_text_and_settles(text: str) -> None:
     once = redact_secrets(text)
     assert redact_secrets(once) == once

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tpmon.judge.collectives_words import say_report
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.probe.ras import PORT, find_port, parse_ras, read_ras
+from tpmon.probe.ras import MOST_RANKS, PORT, _list_numbers, find_port, parse_ras, read_ras
 from tpmon.probe.talk import LOOPBACK
 
 HEAD = """NCCL version 2.27.5 compiled with CUDA 12.9
@@ -184,6 +184,25 @@ def test_the_missing_rank_is_that_of_the_one_dead_process():
 def test_which_of_several_missing_ranks_is_whose_is_not_guessed():
     report = parse_ras(DEAD.replace("The missing rank: 5", "The missing ranks: 5, 7-8"))
     assert [(one.rank, one.process) for one in report.ranks] == [(rank, NOT_APPLICABLE) for rank in (5, 7, 8)]
+
+
+def test_ranges_are_written_out_no_further_than_ranks_are_kept():
+    assert _list_numbers("21, 24-26, 30", 9) == [21, 24, 25, 26, 30]
+    assert _list_numbers("21, 24-999999999", 3) == [21, 24, 25]
+    assert _list_numbers("1-9", 0) == []
+    many = "The missing ranks: " + "1-999999999, " * 400
+    assert len(parse_ras(DEAD.replace("The missing rank: 5", many)).ranks) == MOST_RANKS
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["1 job process is", "operation 4711", "operation 4710", "Rank 3", "process 4242", "1 job process", "8 "],
+)
+def test_a_number_of_thousands_of_digits_costs_its_own_line_alone(number):
+    """int() refuses it."""
+    digits = "".join(char for char in number if char.isdecimal())
+    for text in (BEHIND, LOST, DEAD):
+        assert parse_ras(text.replace(number, number.replace(digits, "9" * 5000))).version == "2.27.5"
 
 
 def test_hosts_that_differ_leave_the_sums_unknown():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from tests.members import made_up
@@ -14,7 +15,7 @@ from tpmon.model.process import Role
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
 from tpmon.probe.job import Member
 from tpmon.probe.sample import FindMembers
-from tpmon.probe.sample_service import ALREADY, NOBODY, NOTHING_YET, OFF, SampleService
+from tpmon.probe.sample_service import ALREADY, HELD, NOBODY, NOTHING_YET, OFF, SampleService
 
 PART = make_reading(make_sampled(0))
 WHOLE = make_reading(make_sampled(0), make_sampled(1))
@@ -35,6 +36,12 @@ class SlowSampler:
         if self.fails:
             raise ZeroDivisionError("a bug")
         return WHOLE
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        self.ends.append("hold")
+        yield
+        self.ends.append("go on")
 
     def finish(self) -> None:
         self.ends.append("finish")
@@ -130,6 +137,19 @@ def test_a_failure_is_said_keeps_what_there_was_and_the_next_one_works():
     bench.service.ask(SampleRequest())
     bench.made[1].go.set()
     assert bench.wait(lambda state: not state.running and not state.refused).reading == WHOLE
+
+
+def test_a_hold_reaches_the_sampler_that_runs_and_no_other_begins_within():
+    bench = Bench()
+    with bench.service.hold():
+        bench.service.ask(SampleRequest())
+        assert bench.wait(lambda state: not state.running).refused == HELD
+    bench.service.ask(SampleRequest())
+    with bench.service.hold():
+        assert bench.made[0].ends == ["hold"]
+    bench.service.finish()
+    bench.wait(lambda state: not state.running)
+    assert bench.made[0].ends == ["hold", "go on", "finish"]
 
 
 def test_finish_and_stop_reach_the_sampler_that_runs_and_stop_is_for_good():

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from tests.frames import make_frame
+from tests.frames import make_frame, make_process, make_target
 from tests.goldens import dump_views, sample_views
-from tpmon import bundle, capture_asked, screen
+from tests.waiting import wait_until
+from tpmon import bundle, capture_asked, sample, screen
 from tpmon.config import resolve, settle
-from tpmon.errors import NoTargetError
+from tpmon.errors import NoTargetError, UsageError
 from tpmon.model.capture import CaptureAnswer, CaptureChoice, CaptureRequest, CaptureStage
 from tpmon.model.dump import Asker, DumpRequest
+from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.process import Identity
 from tpmon.model.results import Update
 from tpmon.model.sample import SampleRequest
 from tpmon.screen import BUNDLING, CAPTURING, Wiring, trace_command, write_reading
@@ -48,7 +52,7 @@ def wired():
         opened.append(Session(*sinks))
         return opened[0]
 
-    job = SimpleNamespace(root=SimpleNamespace(pid=4200))
+    job = SimpleNamespace(root=Identity(4200, 1))
     wiring = Wiring(job, settle(resolve({}, {}, "", {})), open_session)
     wiring.ask(DumpRequest(Asker.KEY))
     wiring.stop()
@@ -99,6 +103,64 @@ def test_one_bundle_at_a_time_and_its_looks_are_those_of_the_session(wired, monk
     assert wired.results[-1] == Notice("bundle out (9 files, 80K)")
     wired.wiring.ask(Errand.WRITE_BUNDLE)
     assert len(started) == 2
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Return what was given to each bundle and capture that was to begin."""
+    given = []
+    monkeypatch.setattr(bundle, "start_bundle", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(capture_asked, "start_capture", lambda *arguments: given.append(arguments))
+    return given
+
+
+def test_the_job_is_read_anew_around_its_root_or_what_is_left_of_it(wired, begun, monkeypatch):
+    """A launcher may be gone: its number alone is nobody, or a process of another job."""
+    now = make_frame(processes=(make_process(4211), make_process(4212, rank=1)))
+    earlier = make_frame(processes=(*now.processes, make_process(4213, start_ticks=7, rank=2)))
+    monkeypatch.setattr(wired.session, "frames", lambda: (earlier, now), raising=False)
+    monkeypatch.setattr(screen, "find_job_again", lambda processes: processes)
+    for order in (Errand.WRITE_BUNDLE, CaptureRequest(NOT_APPLICABLE), CaptureRequest(4213)):
+        wired.wiring._captures = False
+        wired.wiring.ask(order)
+    whole, any_rank, meant = (arguments[0]() for arguments in begun)
+    assert whole == (Identity(4200, 1), Identity(4211, 104_211), Identity(4212, 104_212))
+    assert any_rank == whole
+    assert meant == (Identity(4213, 7),), "as it was when it was last seen"
+
+
+def test_a_bundle_of_a_job_that_ends_waits_for_no_further_look_and_keeps_those_it_has(wired, begun):
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    look, told = begun[0][2], begun[0][3]
+    one = dump_views.hung_once()
+    request = look._keeper._request
+    wired.session.sinks[1](dump_views.make_update(*one.state.rounds, request=request, running=True))
+    assert not look._keeper.done.is_set()
+    ended = Update(make_frame(target=make_target(state=TargetState.ENDED)), ())
+    wired.session.sinks[0](ended)
+    assert look._keeper.done.is_set()
+    assert look.rounds() == one.state.rounds
+    assert wired.updates == [ended]
+    told("bundle out (9 files, 80K)")
+    wired.wiring.ask(Errand.WRITE_BUNDLE)
+    assert begun[1][2]._keeper.done.is_set(), "asked for while the last Frame came"
+
+
+def test_a_working_directory_that_gives_no_answer_is_said(wired, begun, monkeypatch):
+    dead = threading.Event()
+    monkeypatch.setattr(bundle, "OPEN_S", 0.05)
+    monkeypatch.setattr(screen, "WRITE_S", 0.05)
+    monkeypatch.setattr(bundle, "open_sink", lambda *_: dead.wait(20))
+    monkeypatch.setattr(sample, "save_samples", lambda _: dead.wait(20))
+    try:
+        wired.wiring.ask(Errand.WRITE_BUNDLE)
+        with pytest.raises(UsageError, match="the folder for it: no answer within"):
+            begun[0][1](None)
+        wired.session.sinks[2](sample_views.ended())
+        wired.wiring.ask(Errand.WRITE_SAMPLES)
+        assert wait_until(lambda: wired.results[-1] == Notice("not written so far: no answer within 0.05 s"))
+    finally:
+        dead.set()
 
 
 def test_one_capture_at_a_time_and_its_talk_reaches_the_screen(wired, monkeypatch):

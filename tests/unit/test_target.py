@@ -10,10 +10,10 @@ from tests.fake_proc import BASH, FakeProc
 from tests.targets import HELPER, LAUNCHER, RANK, WORKER, place_of_rank, ranks, refusal
 from tpmon.errors import ExitCode, NoTargetError, NotPermittedError, UsageError
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.model.process import Role
+from tpmon.model.process import Identity, Role
 from tpmon.probe.job import Job
 from tpmon.probe.jobs import list_jobs
-from tpmon.probe.target import find_job
+from tpmon.probe.target import find_job, find_job_again
 
 
 @pytest.fixture
@@ -72,6 +72,21 @@ def test_ranks_whose_launcher_died_are_one_job_and_it_is_said(fake: FakeProc, as
     assert find_job(200, fake.proc).remark == "the launcher of this job is gone; one rank lives on here: 200"
     listed = [(job.pid, job.ranks, job.workers) for job in list_jobs(fake.proc).jobs]
     assert sorted(listed) == [(102, 3, 1), (200, 1, 0)]
+
+
+def test_a_job_whose_root_is_gone_is_found_around_a_rank_and_never_by_a_number_alone(fake: FakeProc) -> None:
+    """Of the launcher 100 only its number is left, which a process of another job has in its container."""
+    fake.add(101, 1, ("python", "train.py"), environ=place_of_rank(0, run="a"), torch=True)
+    fake.add(102, 1, ("python", "train.py"), environ=place_of_rank(1, run="a"), torch=True)
+    fake.add(300, 1, ("python", "other.py"), torch=True, inside=(100,))
+    launcher, first, second = (Identity(pid, fake.now - 1_000_000 + pid) for pid in (100, 101, 102))
+    assert find_job(100, fake.proc).root.pid == 300, "the number alone leads there"
+    job = find_job_again((launcher, first, second), fake.proc)
+    assert (job.root.pid, ranks(job)) == (101, {101: 0, 102: 1})
+    reused = Identity(101, first.start_ticks - 1)
+    assert find_job_again((launcher, reused, second), fake.proc).asked_pid == 102
+    with pytest.raises(NoTargetError, match="none of the processes that were watched is there any more"):
+        find_job_again((launcher, reused), fake.proc)
 
 
 def test_ranks_that_were_started_one_by_one_are_one_job(fake: FakeProc) -> None:

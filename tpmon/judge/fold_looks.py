@@ -104,14 +104,15 @@ def _keep_users(
 
 
 def looks_of_dump(dump: Dump) -> list[Look]:
-    """Turn a Dump back into looks."""
+    """Turn a Dump back into looks; nothing stands still for longer than there is a clock."""
+    at_s = dump.taken.timestamp()
     return [
         Look(
-            at_s=dump.taken.timestamp(),
+            at_s=at_s,
             thread=thread,
             frames=group.frames,
             motion=group.motion,
-            since_s=known_or(group.since_s, 0.0),
+            since_s=max(0.0, min(known_or(group.since_s, 0.0), at_s)),
         )
         for group in dump.groups
         for thread in group.threads

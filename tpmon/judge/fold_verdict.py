@@ -147,7 +147,7 @@ def _find(suspect: _Suspect, scene: Scene, span: Span) -> Finding:
         share_pct=NOT_APPLICABLE,
         share_low_pct=NOT_APPLICABLE,
         share_high_pct=NOT_APPLICABLE,
-        since=span.taken - timedelta(seconds=stood_s),
+        since=_date_back(span.taken, stood_s),
         since_is=SinceIs.LOWER_BOUND,
         since_source="first look that found it so",
         summary=summary,
@@ -166,6 +166,14 @@ def _find(suspect: _Suspect, scene: Scene, span: Span) -> Finding:
         card=NOT_APPLICABLE,
         where=seen.doing.text if is_known(seen) else NOT_APPLICABLE,
     )
+
+
+def _date_back(taken: datetime, seconds: float) -> datetime:
+    """Return the time so long before a look; that of the look where there is no such date."""
+    try:
+        return taken - timedelta(seconds=seconds)
+    except OverflowError:
+        return taken
 
 
 def _stood_s(still: Sequence[Seen]) -> float:

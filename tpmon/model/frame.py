@@ -65,6 +65,8 @@ class Target:
     outcome: Applicable[Outcome]
     rank_source: str
     """How ranks were told: "environment", "parentage and threads", ..."""
+    local_stacks: Applicable[int] = NOT_APPLICABLE
+    """Processes whose stacks tell of the job: its ranks, loader workers and helpers in Python."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,9 @@ class Collector:
         self._main_threads = MainThreadProbe()
         self._loops = LoopThreads()
         self._stacks = StackSampler(enabled=stacks, loops=self._loops)
-        self.dumps = DumpService(self._dumpable, hold=self._stacks.hold)
-        self.records = CollectivesService(lambda: self._membership.job)
         self.samples = SampleService(self._dumpable, enabled=stacks)
+        self.dumps = DumpService(self._dumpable, holds=(self._stacks.hold, self.samples.hold))
+        self.records = CollectivesService(lambda: self._membership.job)
         self._steps = StepProbe()
         self._compiles = CompileTeller()
         self._pss = PssRation()
@@ -347,6 +347,7 @@ class Collector:
             if self._had_ranks and Role.RANK not in roles
             else NOT_APPLICABLE,
             rank_source=job.rank_source,
+            local_stacks=len(dumpable(job)),
         )
 
     def _close_ended(self, changes: Changes) -> Frame:

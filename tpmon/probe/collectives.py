@@ -98,7 +98,7 @@ def read_collectives(
     files = _each(
         rest, partial(_read_file, host=host, ask=ask_pipes, proc=proc), FILES_S + WRITTEN_S * ask_pipes
     )
-    ras = _read_ras(ranks, listening, proc)
+    ras = _try(partial(_read_ras, ranks, listening, proc))
     records = {number: answer for number, answer in (servers | files).items() if is_known(answer)}
     by_source = (
         (RecordSource.SERVER, list(servers.values())),
@@ -137,12 +137,7 @@ def _each(ranks: Sequence[_Rank], read: Callable[[_Rank], T], seconds: float) ->
                 one = waiting.get_nowait()
             except queue.Empty:
                 return
-            try:
-                answers.put((one.number, read(one)))
-            except (OSError, PlainError, RecordError) as error:
-                answers.put((one.number, Missing(_say_error(error))))
-            except Exception as error:  # noqa: BLE001  # one broken record must not hide the others
-                answers.put((one.number, Missing(f"not understood: {type(error).__name__}: {error}")))
+            answers.put((one.number, _try(partial(read, one))))
 
     for _ in range(min(MOST_AT_ONCE, len(ranks))):
         threading.Thread(target=work, name="tpmon-records", daemon=True).start()
@@ -155,9 +150,15 @@ def _each(ranks: Sequence[_Rank], read: Callable[[_Rank], T], seconds: float) ->
     return {one.number: found.get(one.number, _TOO_LATE) for one in ranks}
 
 
-def _say_error(error: Exception) -> str:
-    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return clean_text(words or type(error).__name__, _REASON_CHARS)
+def _try(read: Callable[[], Known[T]]) -> Known[T]:
+    """Read one record; a broken one must hide neither the others nor the dump that it belongs to."""
+    try:
+        return read()
+    except (OSError, PlainError, RecordError) as error:
+        words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return Missing(clean_text(words or type(error).__name__, _REASON_CHARS))
+    except Exception as error:  # noqa: BLE001  # the reason stands where the record would be
+        return Missing(clean_text(f"not understood: {type(error).__name__}: {error}", _REASON_CHARS))
 
 
 def _environment(one: _Rank) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Say that the Python of a process was deleted or replaced while it runs, and how to read it all the same.
 
-py-spy opens the file that /proc/PID/maps names; of a deleted one the kernel names "PATH (deleted)". What is
-still mapped can be copied back to that very name.
+py-spy opens the file that /proc/PID/maps names, among the job's own mounts; of a deleted one the kernel names
+"PATH (deleted)". What is still mapped can be copied back to that very name, in the job's root folder.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def explain_deleted(pid: int, proc: str = PROC) -> str:
     if found is None:
         return ""
     name, span = found
-    copy = f"cp {proc}/{pid}/map_files/{span} {shlex.quote(name)}"
-    gone = name.removesuffix(_DELETED)
-    return clean_text(f"{gone} was deleted or replaced while it runs; as root: {copy}", _REASON_CHARS)
+    copy = f"cp {proc}/{pid}/map_files/{span} {shlex.quote(f'{proc}/{pid}/root{name}')}"
+    gone = f"{name.removesuffix(_DELETED)} was deleted or replaced while it runs"
+    whole = f"{gone}; as root: {copy}"
+    # A command that is cut, or has other characters than the name, would do something else.
+    return whole if clean_text(whole, _REASON_CHARS) == whole else clean_text(gone, _REASON_CHARS)

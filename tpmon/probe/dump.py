@@ -35,13 +35,13 @@ from tpmon.probe.other_spies import Spy, find_spies
 from tpmon.probe.procread import PROC
 from tpmon.probe.spy_failure import (
     SLEEPS_S,
-    YIELD_S,
     Failure,
     explain_empty,
     explain_outcome,
     find_gone,
     find_obstacle,
     find_sleeper,
+    patience_s,
     report_failure,
 )
 from tpmon.probe.stack_child import (
@@ -271,8 +271,9 @@ class Dumper:
     def _patience_s(self, others: Sequence[Spy]) -> float:
         """Say how long one process may take, its tries and the wait for somebody else's py-spy included."""
         tries = 2 if self._depth.block and not self._depth.native else 1
-        stop_s = SLEEPS_S if self._depth.block or self._depth.native else 0.0
-        return self._deadline_s() * tries + GRACE_S + stop_s + (YIELD_S * tries if others else 0.0)
+        stops = self._depth.block or self._depth.native
+        yield_s = patience_s(others, stops=stops) * tries if others else 0.0
+        return self._deadline_s() * tries + GRACE_S + (SLEEPS_S if stops else 0.0) + yield_s
 
     def _give_up(self, member: Member, around: _Around, reason: str) -> _Answer:
         """Tell of a process whose stacks did not come what /proc tells."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 from tpmon.model.dump import Asker, DumpRequest, DumpRound, DumpState
@@ -51,16 +51,16 @@ class DumpService:
         self,
         members: Callable[[], Sequence[Member]],
         make: MakeDumper = _make_dumper,
-        hold: Hold = nullcontext,
+        holds: Sequence[Hold] = (),
     ) -> None:
         """Read nothing until ``ask``; ``members`` tells, in any thread, whose stacks there are.
 
-        ``hold`` keeps a py-spy of ours away from a process while a dump may stop it.
+        ``holds`` keep every other py-spy of ours away from a process while a dump may stop it.
         """
         self.on_change: Callable[[], None] = lambda: None
         self._members = members
         self._make = make
-        self._hold = hold
+        self._holds = tuple(holds)
         self._lock = threading.Lock()
         self._state: Applicable[DumpState] = NOT_APPLICABLE
         self._finished: list[DumpRound] = []
@@ -127,7 +127,9 @@ class DumpService:
     def _run(self, request: DumpRequest, members: Sequence[Member]) -> None:
         refused = ""
         try:
-            with self._hold() if request.block or request.native else nullcontext():
+            with ExitStack() as held:
+                for hold in self._holds if request.block or request.native else ():
+                    held.enter_context(hold())
                 self._read_rounds(request, members)
         except Exception as error:  # noqa: BLE001  # shown where the dump would be
             refused = f"the dump failed: {type(error).__name__}: {error}"

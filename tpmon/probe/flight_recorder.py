@@ -62,8 +62,11 @@ def parse_json(data: bytes, origin: Origin) -> RankRecord:
     """Parse a dump as the debug server answers.
 
     Raises:
-        RecordError: when it is no JSON, or no dump of a FlightRecorder.
+        RecordError: when it is no JSON, no dump of a FlightRecorder, or too large.
     """
+    # Each value has a comma or the begin of its container before it; those within texts count as well.
+    if sum(data.count(sign) for sign in b",[{") > _LIMITS.values:
+        raise RecordError(f"more than {_LIMITS.values} values")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

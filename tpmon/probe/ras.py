@@ -24,21 +24,22 @@ GATHER_S = 2
 ANSWER_S = GATHER_S + 2.0
 MOST_BYTES = 4 << 20
 MOST_RANKS = 1024
+_MOST_ERRORS = 16
 _LINE_BYTES = 4096
 _OF_EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104  # compared, not bound
 _PROTOCOL = 2
 
 _VERSION = re.compile(r"NCCL version (\S+)")
-_TOTAL = re.compile(r"\s*\d+(?:\s+\d+){4}\s*")
+_TOTAL = re.compile(r"\s*\d{1,9}(?:\s+\d{1,9}){4}\s*")
 _COMMUNICATOR = re.compile(r"#\d+-\d+ \(([0-9a-f]+)\) ([A-Z]+)")
 _COUNTS = re.compile(r"different (\w+) operation counts")
-_LAUNCHED = re.compile(r"launched up to operation (\d+)")
+_LAUNCHED = re.compile(r"launched up to operation (\d{1,18})\b")
 _STATUS = re.compile(r"have status (\w+)|has status (\w+)")
 _REPORTED = re.compile(r"reported (.+?)(?: -- |$)")
-_RANK = re.compile(r"\s*Rank (\d+)\b")
-_MANAGED = re.compile(r"managed by process (\d+) on node (\S+)")
-_DEAD = re.compile(r"\s*(\d+) job process(?:es)? (?:is|are) considered dead")
-_SILENT = re.compile(r"Missing communicator data from (\d+) job process")
+_RANK = re.compile(r"\s*Rank (\d{1,9})\b")
+_MANAGED = re.compile(r"managed by process (\d{1,10}) on node (\S+)")
+_DEAD = re.compile(r"\s*(\d{1,9}) job process(?:es)? (?:is|are) considered dead")
+_SILENT = re.compile(r"Missing communicator data from (\d{1,9}) job process")
 _PROCESS = re.compile(r"\s*Process (\d{1,10}) on node (\S+)")
 _MISSING_RANKS = re.compile(r"\s*The missing ranks?: ([\d, -]+)")
 _PROBLEMS = {"INCOMPLETE": "no answer", "DEAD": "dead"}
@@ -115,7 +116,7 @@ def parse_ras(text: str) -> RasReport:
             found.ranks.append(_read_rank(line, int(rank[1]), place, found))
         elif (numbers := _MISSING_RANKS.match(line)) and place.communicator:
             room = MOST_RANKS - len(found.ranks)
-            found.ranks += [_lose_rank(place, one) for one in _list_numbers(numbers[1])[:room]]
+            found.ranks += [_lose_rank(place, one) for one in _list_numbers(numbers[1], room)]
         elif (
             (process := _PROCESS.match(line)) and place.problem in _PROBLEMS and len(found.lost) < MOST_RANKS
         ):
@@ -127,7 +128,7 @@ def parse_ras(text: str) -> RasReport:
         version=found.version,
         processes=found.processes,
         gpus=found.gpus,
-        errors=tuple(dict.fromkeys(found.errors)),
+        errors=tuple(dict.fromkeys(found.errors))[:_MOST_ERRORS],
         ranks=tuple(_add_most(one, found.most) for one in _name_processes(found)),
         dead=found.dead,
         silent=found.silent,
@@ -135,11 +136,14 @@ def parse_ras(text: str) -> RasReport:
     )
 
 
-def _list_numbers(text: str) -> list[int]:
-    """List the numbers of "21, 24-26"."""
+def _list_numbers(text: str, most: int) -> list[int]:
+    """List the first ``most`` numbers of "21, 24-26"."""
     numbers: list[int] = []
-    for first, last in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", text):
-        numbers += range(int(first), min(int(last or first), int(first) + MOST_RANKS) + 1)
+    for found in re.finditer(r"(\d{1,9})(?:-(\d{1,9}))?", text):
+        room = most - len(numbers)
+        if room <= 0:
+            break
+        numbers += range(int(found[1]), int(found[2] or found[1]) + 1)[:room]
     return numbers
 
 

@@ -24,13 +24,17 @@ _WORD = (
     r"s?(?![a-z])"  # not KeyError, not tokenizer
 )
 _BRIEF = r"(?<=[-_.])(?:pass|pwd|pw)"  # not bypass, not PWD=/home/me
-_VALUE = r"(\"[^\"]*\"?|'[^']*'?|[^\s,;&)}\]]+)"
-_IS = r"[\"']?\s{0,3}[=:]\s{0,3}"
-_OPTION = _late(rf"((?<!-)--{_NAME}(?:{_WORD}{_NAME}|{_BRIEF})\s{{1,3}}){_VALUE}", re.IGNORECASE)
+_ESCAPES = r"\\{0,3}"  # of a quote in JSON, and in JSON within JSON
+_QUOTE = rf"{_ESCAPES}[\"']"
+_VALUE = rf"({_ESCAPES}\"[^\"]*\"?|{_ESCAPES}'[^']*'?|[^\s,;&)}}\]]+)"
+_IS = rf"(?:{_QUOTE})?\s{{0,3}}[=:]\s{{0,3}}"
+# In a printed list of words, ['--token', 'abc'], the next one is quoted; another option is no value.
+_THEN = rf"(?:\s{{1,3}}|{_QUOTE},\s{{0,3}}(?={_QUOTE}(?!--)))"
+_OPTION = _late(rf"((?<!-)--{_NAME}(?:{_WORD}{_NAME}|{_BRIEF}){_THEN}){_VALUE}", re.IGNORECASE)
 _ASSIGNED = _late(rf"({_WORD}{_NAME}{_IS}){_VALUE}", re.IGNORECASE)
 _ASSIGNED_BRIEF = _late(
     rf"((?:(?<!-)--{_NAME}{_BRIEF}=|(?<![\w.-]){_NAME}(?:{_BRIEF}|(?<![\w.-])pass)"
-    rf"(?:[\"']{_IS}|\s{{0,3}}=\s{{0,3}}))){_VALUE}",  # not "forward pass: done"
+    rf"(?:{_QUOTE}{_IS}|\s{{0,3}}=\s{{0,3}}))){_VALUE}",  # not "forward pass: done"
     re.IGNORECASE,
 )
 _PARTS = _late(r"(-{0,2}[\w.+/-]+)=(.*)", re.DOTALL)
@@ -40,15 +44,16 @@ _NAMES_SECRET = _late(rf"{_WORD}|{_BRIEF}$|^-*pass$", re.IGNORECASE)
 _ALWAYS = _late(r"(?i:pass(?:w|phrase)|secret|credential|auth|^-.*(?:pass|pwd?))|_(?:PASS|PWD?)\b")
 _WHOLE_VALUE = _late(r"pass|pwd?\b|secret|key", re.IGNORECASE)
 _KEY = _late(r"key|signature", re.IGNORECASE)
-_LONG_NUMBER = _late(r"[\"']?[0-9]{8,}[\"']?$")
+_LONG_NUMBER = _late(rf"(?:{_QUOTE})?[0-9]{{8,}}(?:{_QUOTE})?$")
+_QUOTED = _late(_QUOTE)
 _TO_SPACE = _late(r"\S*")
 _TO_SIGN = _late(r"[^\s,;&)}\]]*")
 _HARMLESS = _late(
-    r"[\"']?(?:"
+    rf"(?:{_QUOTE})?(?:"
     r"[-+]?[0-9][0-9._]*(?:e[-+]?[0-9]+)?[kmgbt%]?(?:/\w{1,6})?"  # tokens=4096, tokens: 1.2k/s
     r"|<[^>]*>"  # pad_token='<pad>'
     r"|\w{1,5}"  # key=loss
-    r")[\"']?$"
+    rf")(?:{_QUOTE})?$"
     r"|[a-z_][\w.]*[(\[]",  # key = torch.cat(...) in a traceback
     re.IGNORECASE,
 )
@@ -114,7 +119,7 @@ def _hide_values(pattern: re.Pattern[str], text: str) -> Iterator[str]:
             at = match.end()
             continue
         yield text[at : match.start()] + name + HIDDEN
-        quoted = value[0] in "\"'"
+        quoted = _QUOTED().match(value)
         rest = _TO_SPACE if _WHOLE_VALUE().search(name) and not quoted else _TO_SIGN
         found = rest().match(text, match.end())
         at = found.end() if found else match.end()

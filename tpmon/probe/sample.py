@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -127,8 +127,22 @@ class Sampler:
         self._began_s = 0.0
         self._last_s = math.inf
         """When everything that still runs is given up."""
+        self._holds = 0
         self._finishing = False
         self._stopped = False
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Begin no slice within, and end those that run; what they have counts."""
+        with self._lock:
+            self._holds += 1
+            for child in self._children:
+                child.finish()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
 
     def finish(self) -> None:
         """End early and keep what there is, from any thread; never waits."""
@@ -178,7 +192,9 @@ class Sampler:
                 met_s = time.monotonic()
                 self._meet()
             self._begin_slices(spy, spies, active, answers, end_s)
-            if not active or time.monotonic() > self._last_s:
+            now_s = time.monotonic()
+            is_held = self._holds and not self._finishing and now_s < end_s
+            if now_s > self._last_s or not (active or is_held):
                 break
             with contextlib.suppress(queue.Empty):  # then it is time to look at the clock
                 self._settle(*answers.get(timeout=_LOOK_S), active)
@@ -227,7 +243,7 @@ class Sampler:
         end_s: float,
     ) -> None:
         left_s = end_s - time.monotonic()
-        if self._finishing or left_s < LEAST_LEFT_S:
+        if self._finishing or self._holds or left_s < LEAST_LEFT_S:
             return
         living = [tally for tally in self._tallies.values() if tally.failure is None]
         waiting = [tally for tally in living if tally not in active]
@@ -246,7 +262,7 @@ class Sampler:
         if isinstance(answer, Slice):
             tally.add(answer)
             return
-        if self._finishing and answer.kind is not ErrorKind.GONE:
+        if (self._finishing or self._holds) and answer.kind is not ErrorKind.GONE:
             return  # py-spy was asked to end before it could begin
         tally.tries, tally.refusal = tally.tries + 1, answer
         if not (answer.torn or answer.kind in _PASSING) or tally.tries >= TRIES:
@@ -274,6 +290,8 @@ class Sampler:
             return failure
         if self._finishing:
             return Failure(ErrorKind.LATE, "it was to begin at the end")
+        if self._holds:
+            return Failure(ErrorKind.BUSY, "a dump stops it now")
         request = self._request
         before = read_thread(pid, tid, self._proc)
         began_s = time.monotonic()

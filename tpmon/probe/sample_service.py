@@ -6,7 +6,8 @@ What was sampled grows in ``state``, so that a screen shows hot functions while 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 from tpmon.model.known import NOT_APPLICABLE, Applicable, Known, Missing, is_known
 from tpmon.model.sample import SampleReading, SampleRequest, SampleState
@@ -15,6 +16,7 @@ from tpmon.probe.sample import FindMembers, Sampler, choose_members, fix_request
 ALREADY = "stacks are being sampled already"
 NOBODY = "no process to sample"
 OFF = "stacks are off (--no-stacks)"
+HELD = "a dump stops processes now: ask again when it is done"
 NOTHING_YET = Missing("nothing was sampled yet")
 
 MakeSampler = Callable[[FindMembers, SampleRequest], Sampler]
@@ -38,6 +40,7 @@ class SampleService:
         self._lock = threading.Lock()
         self._state: Applicable[SampleState] = NOT_APPLICABLE
         self._sampler: Sampler | None = None
+        self._holds = 0
         self._stopped = False
 
     @property
@@ -55,11 +58,11 @@ class SampleService:
             if is_known(self._state) and self._state.running:
                 now = self._state
                 self._state = SampleState(now.request, now.reading, running=True, refused=ALREADY)
-            elif choose_members(members, fixed) and not self._stopped:
+            elif choose_members(members, fixed) and not self._stopped and not self._holds:
                 sampler = self._sampler = self._make(lambda: choose_members(self._members(), fixed), request)
                 self._state = SampleState(request, NOTHING_YET, running=True, refused="")
             else:
-                refused = NOBODY if self._enabled else OFF
+                refused = OFF if not self._enabled else HELD if self._holds else NOBODY
                 self._state = SampleState(request, NOTHING_YET, running=False, refused=refused)
         if sampler is not None:
             work = (request, sampler)
@@ -72,6 +75,19 @@ class SampleService:
             sampler = self._sampler
         if sampler is not None:
             sampler.finish()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Sample nothing within: a dump that stops a process must not meet a py-spy that reads it."""
+        with self._lock:
+            self._holds += 1
+            sampler = self._sampler
+        try:
+            with sampler.hold() if sampler is not None else nullcontext():
+                yield
+        finally:
+            with self._lock:
+                self._holds -= 1
 
     def stop(self) -> None:
         """End what runs, with every py-spy of it, for good."""

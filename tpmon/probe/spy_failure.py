@@ -12,6 +12,7 @@ from tpmon.model.doctor import point_to
 from tpmon.model.dump import DumpError, ErrorKind
 from tpmon.model.frozen import dataclass
 from tpmon.model.process import Identity
+from tpmon.model.units import format_seconds
 from tpmon.probe.deleted_python import explain_deleted
 from tpmon.probe.job import Member
 from tpmon.probe.left_threads import find_left
@@ -24,7 +25,9 @@ from tpmon.probe.stack_text import Refusal, Sampled, parse_complaint
 from tpmon.probe.tracer import name_tracer
 
 YIELD_S = 2.0
-"""How long a py-spy of somebody else that may stop the process is waited for."""
+"""How long another py-spy that is in the way is waited for; one that reads, from the end of its slice on."""
+LONGEST_SLICE_S = 11.0
+"""Of tpmon's screen, which begins the next one soon: one that takes longer is not waited for."""
 FLOODED = point_to("more stacks than tpmon reads", "stacks")
 _LOOK_AGAIN_S = 0.1
 SLEEPS_S = 1.0
@@ -72,6 +75,12 @@ def find_gone(identity: Identity, proc: str = PROC) -> Failure | None:
     return Failure(ErrorKind.FAILED if is_there else ErrorKind.GONE, left.words)
 
 
+def patience_s(others: Sequence[Spy], *, stops: bool) -> float:
+    """Say how long other py-spys are waited for; ``stops`` as for ``find_obstacle``."""
+    left_s = max((one.left_s() for one in others if stops and one.nonblocking), default=0.0)
+    return YIELD_S + (left_s if left_s <= LONGEST_SLICE_S else 0.0)
+
+
 def find_obstacle(
     pid: int, others: Sequence[Spy], proc: str = PROC, *, stops: bool = False
 ) -> Failure | None:
@@ -86,10 +95,12 @@ def find_obstacle(
     if tracer:
         name = name_tracer(tracer, proc).name
         return Failure(ErrorKind.TRACED, f"pid {tracer} traces it ({name}, a debugger?): end that first")
-    end_s = time.monotonic() + YIELD_S
+    end_s = time.monotonic() + patience_s(others, stops=stops)
     while hindering := [one for one in others if (stops or not one.nonblocking) and one.lives(proc)]:
         if time.monotonic() >= end_s:
-            return Failure(ErrorKind.BUSY, f"another py-spy ({hindering[0].pid}) looks at it: try again")
+            first, left_s = hindering[0], hindering[0].left_s()
+            more = f" for {format_seconds(left_s)} more" if left_s else ""
+            return Failure(ErrorKind.BUSY, f"another py-spy ({first.pid}) looks at it{more}: try again")
         time.sleep(_LOOK_AGAIN_S)
     return None
 

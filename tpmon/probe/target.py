@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tpmon.errors import (
@@ -24,6 +25,7 @@ from tpmon.errors import (
 )
 from tpmon.model.doctor import point_to
 from tpmon.model.known import Missing, known_or
+from tpmon.model.process import Identity
 from tpmon.probe.facts import IMPORT_S, Facts
 from tpmon.probe.job import NO_TORCH, Job, assemble_job, now_ticks, user_name
 from tpmon.probe.left_threads import find_left
@@ -34,6 +36,7 @@ from tpmon.probe.procread import (
     has_ended,
     in_first_pid_namespace,
     list_pids,
+    read_stat,
     read_status,
     read_table,
 )
@@ -62,6 +65,24 @@ def find_job(pid: int, proc: str = PROC) -> Job:
         return _find_job(asked, proc, remark)
     except OSError as error:
         raise NoTargetError(f"process {pid} ended while it was read", _LIST_JOBS) from error
+
+
+def find_job_again(processes: Iterable[Identity], proc: str = PROC) -> Job:
+    """Find the job around the first of its processes that is still there.
+
+    Never by a number alone: one that is free again may by now be that of a process in a container.
+
+    Raises:
+        NoTargetError: when none of them is there any more.
+        NotPermittedError: when this user may not read it.
+        UsageError: when tpmon may not open enough files.
+    """
+    for one in processes:
+        with suppress(OSError):  # it is gone: another may be there
+            stat = read_stat(one.pid, proc)
+            if stat.start_ticks == one.start_ticks and not has_ended(stat.state, stat.threads):
+                return find_job(one.pid, proc)
+    raise NoTargetError("none of the processes that were watched is there any more", _LIST_JOBS)
 
 
 def find_only_job(proc: str = PROC) -> Job:

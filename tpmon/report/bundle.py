@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
+import gzip
 import os
 import tarfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tpmon.errors import UsageError
 from tpmon.model.units import format_bytes
@@ -18,6 +18,8 @@ from tpmon.report.table import count_of, lay_paragraph
 README = "README.txt"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PACKED = (".gz", ".tgz")
+_END = bytes(2 * tarfile.BLOCKSIZE)
+"""Of a tar file."""
 
 
 class Sink(Protocol):
@@ -42,6 +44,21 @@ class Sink(Protocol):
         ...
 
 
+def _hand_over(fd: int) -> None:
+    """Give a new file or folder to who called sudo: nobody else could read what is root's alone."""
+    words = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
+    if os.geteuid() or not all(word.isascii() and word.isdecimal() and len(word) <= 10 for word in words):
+        return
+    with suppress(OSError, OverflowError):  # a server that knows no root, or no such number: it stays root's
+        os.fchown(fd, int(words[0]), int(words[1]))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
 class FolderSink:
     """Write a bundle into a folder of its own, of mode 0700."""
 
@@ -58,14 +75,14 @@ class FolderSink:
             self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise _refuse(path, error, "--out") from error
+        _hand_over(self._folder)
 
     def add(self, name: str, data: bytes) -> None:
         """Write one new file."""
         fd = os.open(name, _NEW, 0o600, dir_fd=self._folder)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            _hand_over(fd)
+            _write_all(fd, data)
         except BaseException:
             self._failed = True
             os.unlink(name, dir_fd=self._folder)  # half a file would be taken for a whole one
@@ -82,7 +99,11 @@ class FolderSink:
 
 
 class TarSink:
-    """Write a bundle into one new tar file of mode 0600, packed when its name ends with .gz or .tgz."""
+    """Write a bundle into one new tar file of mode 0600, packed when its name ends with .gz or .tgz.
+
+    Each member is packed by itself, and one that could not be finished is cut off again: what was added
+    before stays readable whenever a signal comes.
+    """
 
     def __init__(self, path: str) -> None:
         """Make the file.
@@ -92,17 +113,21 @@ class TarSink:
         """
         self.path = path
         try:
-            fd = os.open(path, _NEW, 0o600)
+            self._file = os.open(path, _NEW, 0o600)
         except OSError as error:
             raise _refuse(path, error, "--tar") from error
-        self._file = os.fdopen(fd, "wb")
-        mode: Literal["w:gz", "w"] = "w:gz" if path.endswith(_PACKED) else "w"
-        self._tar = tarfile.open(fileobj=self._file, mode=mode)  # noqa: SIM115  # until ``close``
+        self._is_packed = path.endswith(_PACKED)
+        self._size = 0
+        _hand_over(self._file)
         self._folder = os.path.basename(path).split(".tar")[0].removesuffix(".tgz") or "bundle"
-        self._broken: OSError | None = None
         folder = self._head(self._folder)
         folder.type, folder.mode = tarfile.DIRTYPE, 0o700
-        self._tar.addfile(folder)
+        try:
+            self._append(_to_blocks(folder, b""))
+        except OSError as error:
+            os.close(self._file)
+            os.unlink(path)
+            raise _refuse(path, error, "--tar") from error
 
     def _head(self, name: str) -> tarfile.TarInfo:
         info = tarfile.TarInfo(name)
@@ -114,27 +139,34 @@ class TarSink:
         """Append one file."""
         info = self._head(f"{self._folder}/{name}")
         info.size = len(data)
-        if self._broken:
-            raise self._broken
+        self._append(_to_blocks(info, data))
+
+    def _append(self, blocks: bytes) -> None:
+        packed = gzip.compress(blocks) if self._is_packed else blocks
         try:
-            self._tar.addfile(info, io.BytesIO(data))
-        except OSError as error:
-            self._broken = error
+            _write_all(self._file, packed)
+            self._size += len(packed)
+        except BaseException:
+            os.ftruncate(self._file, self._size)
+            os.lseek(self._file, self._size, os.SEEK_SET)
             raise
 
     def close(self) -> None:
         """Write the end of the tar file; one that could not be finished goes."""
         try:
             try:
-                self._tar.close()
+                self._append(_END)
             finally:
-                self._file.close()
-            if self._broken:
-                raise self._broken
+                os.close(self._file)
         except OSError:
             with suppress(OSError):
                 os.unlink(self.path)
             raise
+
+
+def _to_blocks(info: tarfile.TarInfo, data: bytes) -> bytes:
+    """Return one member of a tar file: its head, its data, and zeros up to the end of a block."""
+    return info.tobuf() + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
 def _refuse(path: str, error: OSError, flag: str) -> UsageError:

@@ -31,7 +31,7 @@ from tpmon.model.sample import SampleRequest
 from tpmon.model.units import clean_text
 from tpmon.ui import actions, editor, panes, paste, stack_rows
 from tpmon.ui.ask_capture import say_toast
-from tpmon.ui.ask_dump import forget_price
+from tpmon.ui.ask_dump import forget_price, keep_own_price
 from tpmon.ui.controls import Controls, Notice, Result, ScreenOptions
 from tpmon.ui.driver import ScreenDriver
 from tpmon.ui.first_view import first_view
@@ -202,7 +202,9 @@ class MonitorApp(Shell):
             self._carry_out(key.deed)
             return
         elif isinstance(key.deed, Ask):
+            before = view
             view, order = key.deed.make(view, self._rows)
+            view = keep_own_price(before, view)
             if not isinstance(order, (Missing, NotApplicable)):
                 self._dump = None if isinstance(order, DumpRequest) else self._dump
                 self._sample = None if isinstance(order, SampleRequest) else self._sample

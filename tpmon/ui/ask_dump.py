@@ -117,6 +117,16 @@ def forget_price(view: ViewState) -> ViewState:
     return replace(view, stacks=stacks, offered_ns=NOT_APPLICABLE)
 
 
+def keep_own_price(before: ViewState, view: ViewState) -> ViewState:
+    """Take each price and offer that stood there ``before`` off the screen: this key has one of its own."""
+    was, now = before.stacks, view.stacks
+    if (now.priced_ns, now.priced) == (was.priced_ns, was.priced):
+        view = replace(view, stacks=replace(now, priced_ns=NOT_APPLICABLE))
+    if view.offered_ns == before.offered_ns:
+        view = replace(view, offered_ns=NOT_APPLICABLE)
+    return view
+
+
 def list_stoppable(view: ViewState) -> tuple[DumpError, ...]:
     """List the processes that a look with a stop may read: py-spy met them while their stacks changed."""
     dump = shown_dump(view)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.model.frame import Frame
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Role
 from tpmon.model.sample import SampleRequest, price_sampling, say_price
 from tpmon.ui.ask_dump import has_ended
@@ -87,7 +87,9 @@ def say_next_price(view: ViewState) -> str:
         if one.role in (Role.RANK, Role.WORKER)
         and (request.everyone or one.pid in request.pids or one.rank_pid in request.pids)
     ]
-    price = price_sampling(max(1, len(sampled)), request.seconds, request.rate_hz)
+    # Which helpers run Python is not in their rows.
+    number = known_or(view.frame.target.local_stacks, 0) if request.everyone else 0
+    price = price_sampling(max(1, number, len(sampled)), request.seconds, request.rate_hz)
     return f"f {say_price(price)} ({_name_whom(view.frame, request)})"
 
 
