@@ -12,6 +12,7 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_gil_holder, find_stance
+from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.phase_kinds import Phase
 from tpmon.model.dump import DeadChild, Motion, WaitKind
 from tpmon.model.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
@@ -234,13 +235,15 @@ def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
         known = tuple(one for one in others if one.thread.tid in tids)
         if known:
             return known
-    return tuple(
+    at_rest = [
         one
         for one in others
         if one.doing.wait is not Wait.WORK
         and one.thread.kind is ThreadKind.OTHER
         and find_stance(one, picture) not in (Stance.MOVES, Stance.UNREAD)
-    )[:3]
+    ]
+    # One that writes a checkpoint gives them all its time, so that no three of a logger may hide it.
+    return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in PATIENT)[:3])
 
 
 def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
