@@ -8,7 +8,7 @@ from dataclasses import replace
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_absent import blame_nobody
 from tpmon.judge.hang_beside import weigh_beside
-from tpmon.judge.hang_cards import blame_card, blame_cards, may_card_spin
+from tpmon.judge.hang_cards import blame_card, blame_cards, blame_unseen_card, may_card_spin
 from tpmon.judge.hang_causes import (
     Blame,
     Patience,
@@ -199,6 +199,9 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
     if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and _may_wait(seen, cards, picture))):
         return blame_card(seen, scene, picture)
     polls, circles = _polls(seen, picture), _changes_lines(seen, scene)
+    unseen = None if cards or stance not in (Stance.DEVICE, Stance.RUNS) else blame_unseen_card(seen, picture)
+    if unseen is not None:
+        return unseen
     return blame_thread(seen, stance, name, picture, polls=polls, circles=circles)
 
 
