@@ -7,6 +7,8 @@ itself, or what the log and the job's connections tell of the time before, where
 from __future__ import annotations
 
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_words import Wait
+from tpmon.judge.hang_absent import may_run_elsewhere
 from tpmon.judge.hang_blame import POLLS_RATIO, find_blame, patience_of_sleep
 from tpmon.judge.hang_calls import CAUSES, find_waited_s, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
@@ -156,8 +158,7 @@ def _judge(scene: Scene) -> Answer:
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)
     if blame.cause in CAUSES and quiet.own_s >= OWN_S:
-        # The job's own record tells of the call itself.
-        seconds = max(seconds, find_waited_s(watch.calls, scene.frame.taken, quiet.own_s))
+        seconds = max(seconds, _recorded_s(blame, quiet, scene))
     need = need_s(watch, blame.patience)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
@@ -166,6 +167,21 @@ def _judge(scene: Scene) -> Answer:
 
 def has_ranks_elsewhere(scene: Scene) -> bool:
     """Tell whether the job has ranks on other machines."""
+def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
+    """Return for how long ranks wait by the job's own record, where the one to blame stands as long.
+
+    One that is not with them may have come to where it is just now: from a validation, in which it was seen
+    to get on, into a save.
+    """
+    watch = scene.watch
+    waited_s = find_waited_s(watch.calls, scene.frame.taken, quiet.own_s)
+    if blame.is_of_all or blame.seen.doing.wait is Wait.RANKS:
+        return waited_s
+    if blame.patience is not Patience.SURE:
+        return 0.0
+    return min(waited_s, (scene.frame.taken_ns - watch.moved_ns) / 1e9) if watch.moved_ns else waited_s
+
+
     world = scene.frame.target.world_size
     return is_known(world) and world > len(scene.ranks)
 
