@@ -108,7 +108,9 @@ def test_a_job_that_goes_on_with_fewer_ranks_does_not_miss_those_that_it_had():
 
 
 def test_a_gap_in_the_local_ranks_is_one_that_ended_before_tpmon_came():
-    finding = conclude(stand(make_rank(0), make_rank(2), world_size=3))
+    above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
+    frames = stand(make_rank(0), make_rank(2), world_size=3)
+    finding = conclude([replace(one, processes=(above, *one.processes)) for one in frames])
     assert (finding.kind, finding.cause) == hung("missing-rank")
     assert "rank 1 has ended" in finding.summary
 

@@ -39,7 +39,7 @@ def find_ended(scene: Scene) -> list[int]:
     size = scene.frame.target.world_size
     # A job that goes on with fewer ranks does not wait for the numbers beyond.
     ended = {one for one in scene.watch.numbers - here if not is_known(size) or one < size}
-    if len(local) == len(living) == len(here) and local:
+    if len(local) == len(living) == len(here) and local and _have_one_starter(scene, living):
         # The ranks of one launcher are numbered without a gap, on the machine as in the job.
         first = min(here) - min(local) if min(here) >= min(local) else 0
         started = max(*local, _started_here(scene, living, local))
@@ -49,6 +49,17 @@ def find_ended(scene: Scene) -> list[int]:
 
 def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
     """Return how many ranks the one launcher of this machine started as it says, 0 where none says so.
+def _have_one_starter(scene: Scene, living: Sequence[ProcessSample]) -> bool:
+    """Tell whether one process started the ranks here: a launcher, the first of them, or a step of Slurm.
+
+    Ranks in a container each see none of the others, and the number of each looks like a gap before it.
+    """
+    if any(one.role is Role.LAUNCHER for one in scene.frame.processes):
+        return True
+    pids, parents = {one.pid for one in living}, {one.parent for one in living}
+    return not pids.isdisjoint(parents) or (len(living) > 1 and len(parents) == 1 and 1 not in parents)
+
+
 
     torchrun waits for the others when one of its ranks ends well, as one does whose data are fewer. The
     variable alone tells nothing: some set it for ranks that run in other containers.
