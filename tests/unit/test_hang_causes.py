@@ -203,8 +203,6 @@ def test_a_program_that_has_finished_waits_for_a_thread_that_does_not_end():
     )
 
 
-def test_a_thread_that_still_works_after_the_end_is_no_hang():
-    writer = thread(7, FLUSH, **RUNS)
 def monitor(tid):
     """Make the thread that looks after the bars of tqdm, which is a daemon and older than most others."""
     return thread(
@@ -242,6 +240,8 @@ def test_where_only_daemons_are_left_what_keeps_a_program_was_not_seen():
     assert "waits for threads that were not seen" in finding.summary
 
 
+def test_a_thread_that_still_works_after_the_end_is_no_hang():
+    writer = thread(7, FLUSH, **RUNS)
     moved = make_rank(0, thread(7, (*FLUSH, StackFrame("write", "/run/logs.py", 30)), **RUNS), frames=EXIT)
     assert said(stand(make_rank(0, writer, frames=EXIT), moved=(moved,)))[0] is not Kind.HUNG
 

@@ -65,6 +65,8 @@ class Blame:
     dead: tuple[DeadChild, ...] = ()
     is_of_all: bool = False
     """No single rank is to blame: ``seen`` is only the first of them."""
+    gone: Applicable[int] = NOT_APPLICABLE
+    """The number of the one rank that is to blame, where it has ended and ``seen`` waits for it."""
 
 
 def say_place(seen: Seen) -> str:

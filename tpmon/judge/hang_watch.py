@@ -39,7 +39,7 @@ from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.dump_words import name_process, say_wait
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind
 
 LOOP_OWN_S = 8.0
@@ -153,7 +153,9 @@ def _judge(scene: Scene) -> Answer:
     if blame.patience in _MEANT:
         awaits = blame.cause == "remote-rank" and blame.patience is Patience.AWAY
         awaits = awaits and quiet.own_s >= watch.hang_after_s
-        seconds = quiet.meant_s(logs=logs_here(scene), awaits=awaits)
+        # Which of the ranks is the first of all is not known either then.
+        logs = logs_here(scene) and not (blame.is_of_all and may_run_elsewhere(scene))
+        seconds = quiet.meant_s(logs=logs, awaits=awaits)
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)
@@ -165,8 +167,6 @@ def _judge(scene: Scene) -> Answer:
     return _suspect(blame, quiet, scene, seconds, need)
 
 
-def has_ranks_elsewhere(scene: Scene) -> bool:
-    """Tell whether the job has ranks on other machines."""
 def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
     """Return for how long ranks wait by the job's own record, where the one to blame stands as long.
 
@@ -182,6 +182,8 @@ def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
     return min(waited_s, (scene.frame.taken_ns - watch.moved_ns) / 1e9) if watch.moved_ns else waited_s
 
 
+def has_ranks_elsewhere(scene: Scene) -> bool:
+    """Tell whether the job has ranks on other machines."""
     world = scene.frame.target.world_size
     return is_known(world) and world > len(scene.ranks)
 
@@ -199,7 +201,7 @@ def guess_patience(rank: RankScene, scene: Scene) -> Patience:
     words = rank.process.waits_for
     if words == SLEEP:
         return patience_of_sleep(scene)
-    if has_ranks_elsewhere(scene):
+    if has_ranks_elsewhere(scene) or (len(scene.ranks) > 1 and may_run_elsewhere(scene)):
         return Patience.AWAY
     waits = waits_for_batch(rank)
     if is_known(rank.phases) or (is_known(waits) and waits):
@@ -273,10 +275,17 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
         pid=seen.thread.pid,
-        rank=NOT_APPLICABLE if blame.is_of_all else process.rank if process is not None else seen.thread.rank,
+        rank=_find_rank(blame, process),
         held_ns=scene.frame.taken_ns
         - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
     )
+
+
+def _find_rank(blame: Blame, process: ProcessSample | None) -> Applicable[int]:
+    """Return the number of the rank to blame; of ranks that all wait it is none, or one that has ended."""
+    if blame.is_of_all:
+        return blame.gone
+    return process.rank if process is not None else blame.seen.thread.rank
 
 
 def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> tuple[Evidence, ...]:
