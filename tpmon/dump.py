@@ -59,10 +59,12 @@ _BEGINS = b'{"schema":'
 """How a dump begins, and nothing within one."""
 _MOST_REFUSED = 4
 _REFUSED_CHARS = 200
+_STEP = "srun --jobid=$SLURM_JOB_ID --overlap -N H -n H"
+"""A step beside those that hold all of a job, with a task on each of its H hosts."""
 _MIXED = (
     "tpmon dump PID --json makes one; srun cuts and mixes lines beyond 1,024 bytes, so add --label:"
-    " srun --label tpmon dump --job --json | tpmon fold -, or give each host a file:"
-    " srun --output=dump-%N-%t.json tpmon dump --job --json, then tpmon fold dump-*.json"
+    f" {_STEP} --label tpmon dump --job --json | tpmon fold -, or give each host a file:"
+    f" {_STEP} --output=dump-%N-%t.json tpmon dump --job --json, then tpmon fold dump-*.json (H: the hosts)"
 )
 _RANK_DIGITS = 7
 PID_DIGITS = 10

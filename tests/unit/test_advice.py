@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from tests.frames import make_cpu, make_frame, make_memory, make_process
 from tests.judging import scene_of
 from tests.starving import line_up
+from tpmon.dump import read_dumps
+from tpmon.errors import UsageError
 from tpmon.judge.advice import CATALOGUE, REMEDIES_FOR, choose
 from tpmon.judge.advice_facts import Facts, fill_paste
 from tpmon.judge.advice_needs import Need
@@ -109,6 +112,19 @@ def test_the_dumps_of_several_hosts_come_in_files_or_with_labels_for_srun_mixes_
         in_files = " --output=dump-%N-%t.json " in line and "|" not in line
         assert in_files or " --label " in line.partition("|")[0]
     assert "srun --jobid=4711 " in pasted
+
+
+def test_a_step_beside_the_job_names_the_job_shares_its_cores_and_has_a_task_a_host():
+    """Without the job a login node asks for a new one; a step holds all that is there; -n is the shell's else."""
+    pasted = fill_paste(CATALOGUE["look-on-other-hosts"].paste, Facts(slurm_job="4711"))
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+    told = [line for line in (*pasted.splitlines(), *guide.splitlines()) if "tpmon dump" in line]
+    with pytest.raises(UsageError) as raised:
+        read_dumps([__file__])
+    steps = [part for line in (*told, raised.value.try_this) for part in line.split("srun --jobid")[1:]]
+    assert len(steps) == 5
+    for step in steps:
+        assert re.match(r"=(4711|\$SLURM_JOB_ID) --overlap -N ?(\w+) -n ?\2 ", step), step
 
 
 @pytest.mark.parametrize("job", [NOT_APPLICABLE, Missing("no environment was read")])

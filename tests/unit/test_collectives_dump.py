@@ -10,7 +10,7 @@ import pytest
 from tests.collectives import HOST, make_call, make_group, make_record, one_missing, reading
 from tests.dumps import ALL_REDUCE, DECODE, NFS, SITE, make_native, make_rank, make_round
 from tpmon.judge.collectives import add_collectives, fold_collectives, judge_collectives
-from tpmon.judge.collectives_stacks import may_wait
+from tpmon.judge.collectives_stacks import find_standings, may_wait
 from tpmon.judge.fold import Origin, fold_dumps, fold_rounds
 from tpmon.model.codec import decode, encode
 from tpmon.model.collectives import CallState, CollectiveCause, RasRank, RasReport, RecordSource, SourceNote
@@ -173,3 +173,13 @@ def test_old_records_without_a_wait_are_not_the_present():
     said = add_collectives(dump, reading(replace(done, taken=dump.taken - timedelta(minutes=2)))).collectives
     assert is_known(said)
     assert said.summary.startswith("as recorded 2m00s before: every collective that was called is done")
+
+
+def test_of_ranks_of_two_hosts_with_one_number_no_stack_is_joined_with_a_record():
+    """Ranks that a program starts itself are numbered by birth, on each host from 0 on."""
+    here, there = (
+        fold_rounds([make_round(*(make_rank(rank) for rank in ranks), host=host)], ORIGIN)
+        for host, ranks in (("a", (0, 1)), ("b", (0, 2)))
+    )
+    assert set(find_standings(fold_dumps([here, there]).groups)) == {1, 2}
+    assert set(find_standings(here.groups)) == {0, 1}

@@ -16,7 +16,7 @@ from tests.dumps import (
     WORKER_READS,
     WORKER_WAITS,
 )
-from tpmon.judge.fold_words import collapse_frames, describe_stack
+from tpmon.judge.fold_words import Wait, collapse_frames, describe_stack
 from tpmon.model.dump import WaitKind, WaitTarget
 from tpmon.model.dump_words import list_numbers, say_target
 from tpmon.model.known import NOT_APPLICABLE, Missing
@@ -139,3 +139,27 @@ def test_what_a_blocked_call_waits_on_is_said(target, words):
 @pytest.mark.parametrize(("numbers", "words"), [([], ""), ([3], "3"), ([0, 1, 2, 4, 5, 7, 2], "0-2,4-5,7")])
 def test_ranks_are_ranges(numbers, words):
     assert list_numbers(numbers) == words
+
+
+BOOT = StackFrame("_bootstrap", f"{LIB}/threading.py", 1002)
+POOL_THREAD = StackFrame("_worker", f"{LIB}/concurrent/futures/thread.py", 83)
+TASK = StackFrame("run", f"{LIB}/concurrent/futures/thread.py", 58)
+DECODES = StackFrame("decode", "/run/data.py", 8)
+SAVES = StackFrame("_write_item", f"{SITE}/torch/distributed/checkpoint/filesystem.py", 300)
+
+
+@pytest.mark.parametrize(
+    ("frames", "words", "wait"),
+    [
+        ((BOOT, POOL_THREAD), "idle executor thread", Wait.WORK),
+        ((BOOT, POOL_THREAD, TASK, SAVES), "_write_item filesystem.py:300", Wait.NOTHING),
+        ((BOOT, POOL_THREAD, TASK, DECODES), "decode data.py:8", Wait.NOTHING),
+    ],
+    ids=["no task", "a task of a library", "a task of the program"],
+)
+def test_a_thread_of_a_pool_is_idle_only_where_it_has_no_task(frames, words, wait):
+    doing = describe_stack(Role.RANK, ThreadKind.OTHER, frames)
+    assert doing.text.endswith(words)
+    assert doing.wait is wait
+    shown = [one.text for one in collapse_frames(frames)]
+    assert any("idle" in one for one in shown) is (wait is Wait.WORK)

@@ -11,7 +11,9 @@ from tests.collectives import reading
 from tests.dumps import (
     ALL_REDUCE,
     BACKWARD,
+    BROADCAST,
     DECODE,
+    IN_LOCK,
     MAIN,
     NFS,
     SITE,
@@ -19,16 +21,18 @@ from tests.dumps import (
     fold,
     make_native,
     make_rank,
+    make_round,
     odd_pid,
     rounds,
 )
-from tests.frames import make_gpu
+from tests.frames import make_gpu, make_process
 from tests.hanging import conclude, sample, stand
 from tests.unit.test_hang_cards import SPINS
+from tpmon.judge.fold import Origin, fold_rounds
 from tpmon.model.collectives import RasReport
-from tpmon.model.host import SocketSample
-from tpmon.model.known import is_known
-from tpmon.model.process import ThreadGroup, ThreadKind
+from tpmon.model.host import NetworkSample, SocketSample
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind
 
@@ -253,3 +257,133 @@ def test_a_dump_names_those_that_stand_outside_of_a_collective_though_they_are_t
         "3 of 8 ranks wait in all_reduce train.py:40; rank 0 is in decode data.py:88"
     )
     assert "ranks 1-4 not there either" in dump.summary
+
+
+def named(finding):
+    """Return the rows of evidence about ranks, by their names."""
+    return [row.name for row in finding.evidence if row.name.startswith("rank ")]
+
+
+def test_of_ranks_that_wait_for_one_that_ended_that_one_is_named_and_each_other_shown_once():
+    frames = stand(make_rank(0), make_rank(1), world_size=3)
+    gone = stand(make_rank(0), make_rank(1), make_rank(2), world_size=3)[0]
+    frames[0] = replace(gone, taken=frames[0].taken, taken_ns=frames[0].taken_ns)
+    finding = conclude(frames)
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 2)
+    assert named(finding) == ["rank 0 (4000)", "rank 1 (4010)"]
+    two = replace(gone, processes=(*gone.processes, make_process(4030, rank=3, local_rank=3)))
+    several = [replace(two, taken=frames[0].taken, taken_ns=frames[0].taken_ns), *frames[1:]]
+    several = [replace(one, target=replace(one.target, world_size=4)) for one in several]
+    finding = conclude(several)
+    assert finding.summary.startswith("ranks 2-3 have ended")
+    assert not is_known(finding.rank)
+
+
+def test_all_ranks_in_one_collective_accuse_none_of_them():
+    finding = conclude(stand(*(make_rank(rank) for rank in range(8)), world_size=8))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+    assert not is_known(finding.rank)
+    assert len(named(finding)) == len(set(named(finding))) == 4
+
+
+@pytest.mark.parametrize(("apart", "rank"), [(4, NOT_APPLICABLE), (1, 7), (3, 5)])
+def test_of_two_collectives_the_smaller_part_is_named_and_of_equal_ones_none(apart, rank):
+    ranks = [make_rank(n, frames=ALL_REDUCE if n < 8 - apart else BROADCAST) for n in range(8)]
+    finding = conclude(stand(*ranks, world_size=8))
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", rank)
+    assert len(named(finding)) == len(set(named(finding))) == 4
+    assert ("which the others wait for" in finding.try_) is is_known(rank)
+
+
+LAUNCHER = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "parents", "launcher", "told"),
+    [
+        ((3,), (1,), False, False),
+        ((0, 3), (70, 80), False, False),
+        ((0, 3), (1, 1), False, False),
+        ((0, 3), (70, 80), True, True),
+        ((0, 3), (70, 70), False, True),
+        ((0, 3), (70, 4000), False, True),
+    ],
+    ids=["a container each", "two containers", "orphans", "a launcher", "a step of Slurm", "the first rank"],
+)
+def test_a_gap_in_the_numbers_is_one_only_among_ranks_that_one_process_started(
+    numbers, parents, launcher, told
+):
+    parent_of = {4000 + 10 * number: parent for number, parent in zip(numbers, parents, strict=True)}
+    frames = []
+    for frame in stand(*(make_rank(number) for number in numbers), world_size=4, seconds=60, log_age_s=None):
+        ranks = tuple(replace(one, parent=parent_of[one.pid]) for one in frame.processes)
+        frames.append(replace(frame, processes=(LAUNCHER, *ranks) if launcher else ranks))
+    finding = conclude(frames)
+    assert (finding.kind is Kind.HUNG) is told
+    assert ("have ended" in finding.summary) is told
+
+
+UNTOLD = Missing("no WORLD_SIZE in the start environment")
+
+
+LOOPBACK = NetworkSample("lo", "nic", True, 0.0, 0.0, 0.0, 0.0)
+
+
+def nic(*, used):
+    return (NetworkSample("eth0", "nic", used, 0.0, 0.0, 0.0, 0.0), LOOPBACK)
+
+
+def unsized(*looks, **fields: Any):
+    """Build ranks of which nobody says how many there are, as a program has that starts them itself."""
+    looks = looks or (make_rank(0), make_rank(1))
+    return stand(*looks, world_size=UNTOLD, **({"seconds": 60, "log_age_s": None} | fields))
+
+
+@pytest.mark.parametrize(
+    ("network", "hung"),
+    [
+        ((), False),
+        (nic(used=True), False),
+        (nic(used=UNTOLD), False),
+        (nic(used=False), True),
+        ((LOOPBACK,), True),
+    ],
+    ids=["nothing read", "in use", "not read", "every connection ends here", "no interface"],
+)
+def test_ranks_whose_number_nobody_says_may_wait_for_one_elsewhere(network, hung):
+    assert (said(unsized(network=network))[0] is Kind.HUNG) is hung
+    finding = conclude(unsized(seconds=310, network=network))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "no-progress")
+    assert ("or one elsewhere is missing" in finding.summary) is not hung
+    assert not is_known(finding.rank)
+
+
+def test_which_of_them_writes_the_log_is_not_known_either():
+    assert said(unsized(seconds=12, log_age_s=1900.0))[0] is not Kind.HUNG
+    silent = SocketSample(6, 380.0, 390.0, 0, 0)
+    assert said(unsized(seconds=12, sockets=silent))[0] is Kind.HUNG
+
+
+def test_of_ranks_of_an_unknown_number_those_here_are_named_as_soon_as_before():
+    finding = conclude(unsized(make_rank(0), make_rank(1, frames=IN_LOCK), seconds=40))
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 1)
+    alone = conclude(unsized(make_rank(0), seconds=60))
+    assert alone.kind is not Kind.HUNG, "it waits for others, which are elsewhere"
+
+
+def test_nor_are_their_cards_said_to_wait_for_each_other_at_once():
+    item = (MAIN, StackFrame("train", "/run/train.py", 77))
+    runs = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
+    ranks = [make_rank(rank, frames=item, holds_gil=False, **runs) for rank in (0, 1)]
+    cards = tuple(make_gpu(i, pids=(one.pid,), **SPINS) for i, one in enumerate(ranks))
+    for seconds, hung in ((60, False), (310, True)):
+        frames = unsized(*ranks, gpus=cards, seconds=seconds)
+        each = [sample(frames, one.pid, item) for one in ranks]
+        both = [replace(a, stacks=(*a.stacks, *b.stacks)) for a, b in zip(*each, strict=True)]
+        assert (said(both)[0] is Kind.HUNG) is hung
+
+
+@pytest.mark.parametrize(("size", "words"), [(2, "at ranks that ended"), (UNTOLD, "or that run elsewhere")])
+def test_a_dump_of_ranks_of_an_unknown_number_looks_elsewhere_too(size, words):
+    dump = fold_rounds([make_round(make_rank(0), make_rank(1))], Origin(1, "train.py", size))
+    assert f"{words} (seen once" in dump.summary

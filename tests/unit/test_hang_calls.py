@@ -9,15 +9,18 @@ from datetime import timedelta
 import pytest
 
 from tests.collectives import make_call, make_group, make_record
-from tests.dumps import DECODE, IN_LOCK, make_native, make_rank
-from tests.frames import NOW
+from tests.dumps import DECODE, IN_LOCK, SITE, make_native, make_rank
+from tests.frames import NOW, NOW_NS
 from tests.hanging import conclude, run, stand
+from tests.judging import SECOND
 from tpmon.judge.hang_calls import LIMIT
+from tpmon.judge.hang_memory import RankMemory
 from tpmon.model.codec import decode, encode
 from tpmon.model.collectives import CollectivesReading, RankRecord, RasRank, RasReport
 from tpmon.model.dump import ProcessLook
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
+from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Finding, Kind
 
 NCCL = make_native(77, "pt_nccl_watchdg")
@@ -117,6 +120,21 @@ def test_a_record_tells_at_once_for_how_long_ranks_wait_for_one_elsewhere():
     assert (finding.kind, finding.cause) == (Kind.HUNG, "remote-rank")
     assert finding.since == NOW - timedelta(seconds=1560)
     assert finding.since_source.startswith("collective called by its record ")
+
+
+def test_the_wait_of_the_others_is_not_charged_to_who_came_just_now_to_where_it_stands():
+    """The rank validated for minutes, and saves since: the record is of those that wait for it."""
+    long_ago = [make_call(4, ago_s=320.0, timeout_s=7200.0)]
+    records = (make_record(0, make_group(3, 4, long_ago, **PAIR)), ONE_MISSING[1])
+    saves = (*IN_LOCK[:2], StackFrame("save", f"{SITE}/torch/serialization.py", 700))
+    waits = [WAITS, make_rank(1, NCCL, frames=saves, waits_for="pipe write (full)")]
+    bare = stand(*waits, seconds=15, world_size=2, log_age_s=None)
+    assert conclude(with_records(bare, *records)).kind is not Kind.HUNG
+    locked = stand(WAITS, AWAY, seconds=15, world_size=2, log_age_s=None)
+    assert conclude(with_records(locked, *records)).kind is Kind.HUNG, "found in what does not end"
+    moved = RankMemory(4010, 100, begun_ns=NOW_NS - 200 * SECOND, moved_ns=NOW_NS - 16 * SECOND)
+    seen = {"ranks": (moved,), "begun_ns": NOW_NS - 200 * SECOND}
+    assert conclude(with_records(locked, *records), **seen).kind is not Kind.HUNG, "it got on until then"
 
 
 def test_calls_that_do_not_fit_are_told_where_all_ranks_wait():

@@ -29,7 +29,12 @@ UNREAD = Missing("not supported")
 NO_LINKS = {"pcie_tx_bytes_s": UNREAD, "pcie_rx_bytes_s": UNREAD}
 LOOP = (MAIN, StackFrame("wait_for_flag", "/run/train.py", 50))
 RESULT = (MAIN, StackFrame("wait", f"{LIB}/concurrent/futures/_base.py", 451))
-WRITES = (StackFrame("run", f"{LIB}/threading.py", 980), StackFrame("save", "/x/torch/serialization.py", 700))
+POOL_THREAD = (
+    StackFrame("run", f"{LIB}/threading.py", 980),
+    StackFrame("_worker", f"{LIB}/concurrent/futures/thread.py", 83),
+    StackFrame("run", f"{LIB}/concurrent/futures/thread.py", 58),
+)
+WRITES = (*POOL_THREAD, StackFrame("_write_item", f"{SITE}/torch/distributed/checkpoint/filesystem.py", 300))
 
 
 def spins(rank: int) -> Any:
@@ -216,6 +221,62 @@ def test_a_checkpoint_that_a_thread_writes_has_the_time_of_one():
     writer = make_thread(7, name="writer", kind=ThreadKind.OTHER, frames=WRITES, **READS)
     rank = make_rank(0, writer, frames=RESULT, waits_for="lock or queue (futex)")
     assert said(stand(rank, seconds=100, log_age_s=None))[0] is not Kind.HUNG
+
+
+def test_threads_of_a_logger_do_not_hide_the_one_that_writes_a_checkpoint():
+    logs = (
+        StackFrame("run", f"{LIB}/threading.py", 980),
+        StackFrame("check", f"{SITE}/wandb/sdk/wandb_run.py", 300),
+        StackFrame("wait", f"{LIB}/threading.py", 331),
+    )
+    loggers = [make_thread(5 + n, name="log", kind=ThreadKind.OTHER, frames=logs) for n in range(3)]
+    writer = make_thread(9, name="writer", kind=ThreadKind.OTHER, frames=WRITES, **READS)
+    rank = make_rank(0, *loggers, writer, frames=RESULT, waits_for="lock or queue (futex)")
+    assert said(stand(rank, seconds=100, log_age_s=None))[0] is not Kind.HUNG
+    finding = conclude(stand(rank, seconds=310, log_age_s=None))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "lock")
+    assert "thread writer (9)" in finding.summary
+
+
+NCCL = make_native(9001, "pt_nccl_watchdg")
+
+
+def blind(*numbers: int) -> list[Any]:
+    """Make ranks that spin over cards which nobody can read: of AMD, or of another container."""
+    return [
+        make_rank(rank, replace(NCCL, tid=9000 + rank), frames=ITEM, holds_gil=False, **RUNS)
+        for rank in numbers
+    ]
+
+
+def test_ranks_that_spin_over_cards_that_cannot_be_read_are_not_told_to_compute():
+    ranks = blind(0, 1)
+    pids = [one.pid for one in ranks]
+    for size, cause in ((2, "gpu-wait"), (16, "remote-rank")):
+        early = stand(*ranks, world_size=size, seconds=100, log_age_s=None)
+        assert said(sampled(early, *pids))[0] is not Kind.HUNG
+        late = stand(*ranks, world_size=size, seconds=310, log_age_s=None)
+        finding = conclude(sampled(late, *pids))
+        assert (finding.kind, finding.cause) == (Kind.HUNG, cause)
+        assert not is_known(finding.rank)
+    alone = stand(*blind(0), world_size=16, seconds=310, log_age_s=None)
+    assert said(sampled(alone, 4000)) == (Kind.HUNG, "remote-rank")
+
+
+def test_who_is_not_with_those_that_spin_over_unread_cards_is_named_as_soon_as_any():
+    ranks, late = blind(0, 1, 2), make_rank(3, NCCL, frames=DECODE, **READS)
+    frames = stand(*ranks, late, world_size=4)
+    finding = conclude(sampled(frames, *(one.pid for one in ranks)))
+    assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
+    assert finding.summary.startswith("3 of 4 ranks wait in ")
+
+
+def test_ranks_without_threads_of_nccl_compute_themselves():
+    ranks = [replace(one, threads=one.threads[:1]) for one in blind(0, 1)]
+    frames = stand(*ranks, world_size=2, seconds=310, log_age_s=None)
+    assert said(sampled(frames, *(one.pid for one in ranks))) == (Kind.HUNG, "spin")
+    alone = stand(*blind(0), world_size=1, seconds=310, log_age_s=None)
+    assert said(sampled(alone, 4000)) == (Kind.HUNG, "spin")
 
 
 @pytest.mark.parametrize(("bytes_s", "hung"), [(50e6, False), (1e4, True)])

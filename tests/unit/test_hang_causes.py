@@ -108,7 +108,9 @@ def test_a_job_that_goes_on_with_fewer_ranks_does_not_miss_those_that_it_had():
 
 
 def test_a_gap_in_the_local_ranks_is_one_that_ended_before_tpmon_came():
-    finding = conclude(stand(make_rank(0), make_rank(2), world_size=3))
+    above = make_process(900, role=Role.LAUNCHER, rank=NOT_APPLICABLE, local_rank=NOT_APPLICABLE)
+    frames = stand(make_rank(0), make_rank(2), world_size=3)
+    finding = conclude([replace(one, processes=(above, *one.processes)) for one in frames])
     assert (finding.kind, finding.cause) == hung("missing-rank")
     assert "rank 1 has ended" in finding.summary
 
@@ -199,6 +201,43 @@ def test_a_program_that_has_finished_waits_for_a_thread_that_does_not_end():
         "rank 0 has finished, but thread thread-7 (7) of it has not: it is in flush logs.py:19"
         in finding.summary
     )
+
+
+def monitor(tid):
+    """Make the thread that looks after the bars of tqdm, which is a daemon and older than most others."""
+    return thread(
+        tid,
+        (StackFrame("run", f"{SITE}/tqdm/_monitor.py", 60), StackFrame("wait", f"{LIB}/threading.py", 655)),
+        waits_for="lock with a time-out (futex)",
+    )
+
+
+def test_of_threads_that_are_left_the_programs_own_is_named_and_no_daemon():
+    finding = conclude(stand(make_rank(0, monitor(5), thread(7, FLUSH), frames=EXIT)))
+    assert (finding.kind, finding.cause) == hung("lock")
+    assert (
+        "rank 0 has finished, but thread thread-7 (7) of it has not: it is in flush logs.py:19"
+        in finding.summary
+    )
+    assert "perhaps Python waits for it" in finding.summary, "nothing tells for which of them"
+    assert "daemon" not in finding.summary
+    assert not any("thread-5" in row.name for row in finding.evidence)
+    target = WaitTarget(
+        "futex", NOT_APPLICABLE, WaitKind.LOCK, "thread-8 (8)", NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE,
+        others=(OtherEnd(4000, 8, "thread-8"),),
+    )  # fmt: skip
+    left = (monitor(5), thread(7, FLUSH), thread(8, FLUSH))
+    finding = conclude(stand(make_rank(0, *left, frames=EXIT, waits_on=target)))
+    assert "but thread thread-8 (8) of it has not" in finding.summary
+    assert finding.summary.endswith("Python waits for it because it is no daemon thread")
+
+
+def test_where_only_daemons_are_left_what_keeps_a_program_was_not_seen():
+    left = make_rank(0, monitor(5), frames=EXIT)
+    assert said(stand(left, seconds=60, log_age_s=None))[0] is not Kind.HUNG
+    finding = conclude(stand(left, seconds=90, log_age_s=None))
+    assert (finding.kind, finding.cause) == hung("lock")
+    assert "waits for threads that were not seen" in finding.summary
 
 
 def test_a_thread_that_still_works_after_the_end_is_no_hang():

@@ -34,6 +34,7 @@ from tpmon.model.verdict import Finding, Kind
 RUNS = {"state": "R", "waits_for": "running", "wchan": "0", "call": ""}
 ITEM = (MAIN, StackFrame("train", "/run/train.py", 77))
 NAP = (MAIN, StackFrame("train", "/run/train.py", 78))
+RESULT = (*ITEM, StackFrame("result", f"{LIB}/concurrent/futures/_base.py", 451))
 WAITS = make_rank(0, frames=NEXT_BATCH, waits_for="a batch (loader queue)")
 ACQUIRES = (*WORKER_READS[:4], StackFrame("__enter__", f"{LIB}/multiprocessing/synchronize.py", 95))
 
@@ -305,3 +306,54 @@ def test_a_rank_that_was_seen_to_end_is_told_with_how():
     seen = [replace(one, processes=(*one.processes, gone)) for one in frames[:5]]
     finding = conclude([*seen, replace(frames[5], ends=(ended,)), *frames[6:]])
     assert "rank 2 has ended (exit 1)" in finding.summary
+
+
+POOL_LOOPS = [
+    (StackFrame("_process_worker", f"{LIB}/concurrent/futures/process.py", 240),),
+    (
+        StackFrame("worker", f"{LIB}/multiprocessing/pool.py", 125),
+        StackFrame("mapstar", f"{LIB}/multiprocessing/pool.py", 48),
+    ),
+]
+
+
+@pytest.mark.parametrize("loop", POOL_LOOPS, ids=["executor", "pool"])
+@pytest.mark.parametrize(
+    "below", [(StackFrame("copyfile", f"{LIB}/shutil.py", 269),), ()], ids=["a library", "a call of C"]
+)
+def test_a_process_of_a_pool_at_a_task_of_a_library_has_not_lost_its_result(loop, below):
+    reads = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "read"}
+    child = _child(4500, "train.py", *loop, *below, **reads)
+    main = make_rank(0, frames=RESULT, waits_for="lock or queue (futex)")
+    finding = conclude(stand(main, child, seconds=45, log_age_s=None))
+    assert (finding.kind, finding.cause) == (Kind.HUNG, "blocked-io")
+    assert "the result was lost" not in finding.summary
+
+
+@pytest.mark.parametrize("loop", POOL_LOOPS, ids=["executor", "pool"])
+def test_a_process_of_a_pool_that_waits_for_a_task_has(loop):
+    get = StackFrame("get", f"{LIB}/multiprocessing/queues.py", 103)
+    child = _child(4500, "train.py", loop[0], get, waits_for="pipe read", state="S", call="read")
+    main = make_rank(0, frames=RESULT, waits_for="lock or queue (futex)")
+    assert said(stand(main, child, seconds=45, log_age_s=None)) == (Kind.HUNG, "lost-batch")
+
+
+MEGATRON = f"{SITE}/megatron"
+ASIDE = f"{MEGATRON}/core/dist_checkpointing/strategies"
+ASYNC_SAVE = (
+    MAIN,
+    StackFrame("pretrain", "/run/train.py", 40),
+    StackFrame("maybe_finalize_async_save", f"{MEGATRON}/training/async_utils.py", 60),
+    StackFrame("close", f"{ASIDE}/async_utils.py", 270),
+    StackFrame("join", f"{LIB}/multiprocessing/process.py", 149),
+)
+
+
+def test_the_end_of_a_save_aside_of_megatron_has_the_time_of_one():
+    write = StackFrame("write_preloaded_data", f"{ASIDE}/filesystem_async.py", 9)
+    reads = {"state": "D", "waits_for": "NFS", "waits_on": NFS, "call": "fsync"}
+    writer = _child(4500, "train.py", write, **reads)
+    main = make_rank(0, frames=ASYNC_SAVE, waits_for="child process", call="wait4")
+    job = (main, writer, make_rank(1))
+    assert said(stand(*job, world_size=2, seconds=100, log_age_s=None))[0] is not Kind.HUNG
+    assert said(stand(*job, world_size=2, seconds=310, log_age_s=None)) == (Kind.HUNG, "missing-rank")

@@ -185,3 +185,26 @@ def test_the_actor_that_left_is_who_the_others_wait_for():
     assert (finding.kind, finding.cause, finding.rank) == (Kind.HUNG, "missing-rank", 3)
     assert finding.summary.startswith("3 of 4 ranks wait in ")
     assert "none is outside" not in finding.summary
+
+
+STORE = make_native(8, "pt_nccl_watchdg")
+ENGINE = (
+    StackFrame("run_engine_core", f"{SITE}/vllm/v1/engine/core.py", 900),
+    StackFrame("run_busy_loop", f"{SITE}/vllm/v1/engine/core.py", 1260),
+    StackFrame("_process_input_queue", f"{SITE}/vllm/v1/engine/core.py", 1280),
+    StackFrame("get", f"{LIB}/queue.py", 171),
+    StackFrame("wait", f"{LIB}/threading.py", 331),
+)
+
+
+@pytest.mark.parametrize("frames", [KERNEL, ENGINE[:-1], ENGINE], ids=["a notebook", "an engine", "3.11"])
+def test_a_notebook_or_an_engine_with_a_process_group_of_its_own_waits_for_requests(frames):
+    waits = "epoll" if frames is KERNEL else "lock or queue (futex)"
+    rank = make_rank(0, STORE, frames=frames, waits_for=waits)
+    assert said(stand(rank, seconds=310, log_age_s=None)) == IDLE
+
+
+def test_a_step_of_an_engine_that_does_not_end_hangs():
+    step = (*ENGINE[:2], StackFrame("_process_engine_step", f"{SITE}/vllm/v1/engine/core.py", 1300))
+    rank = make_rank(0, STORE, frames=(*step, *ENGINE[-2:]), waits_for="lock or queue (futex)")
+    assert said(stand(rank, seconds=60, log_age_s=None)) == (Kind.HUNG, "lock")

@@ -170,6 +170,30 @@ CASES = {
         Phase.COMMS,
         None,
     ),
+    "Megatron waits for a save aside": (
+        (
+            MAIN,
+            lib("maybe_finalize_async_save", "megatron/training/async_utils.py"),
+            lib("close", "megatron/core/dist_checkpointing/strategies/async_utils.py"),
+            ("join", "/env/lib/python3.11/multiprocessing/process.py"),
+        ),
+        Phase.CHECKPOINT,
+        None,
+    ),
+    "Megatron writes a save aside": (
+        (lib("write_preloaded_data", "megatron/core/dist_checkpointing/strategies/filesystem_async.py"),),
+        Phase.CHECKPOINT,
+        None,
+    ),
+    "NeMo loads with Megatron": (
+        (
+            MAIN,
+            lib("load", "megatron/core/dist_checkpointing/serialization.py"),
+            lib("load", "megatron/core/dist_checkpointing/strategies/torch.py"),
+        ),
+        Phase.LOAD,
+        None,
+    ),
     "Megatron goes back": (
         (MAIN, lib("backward_step", "megatron/core/pipeline_parallel/schedules.py")),
         Phase.BACKWARD,

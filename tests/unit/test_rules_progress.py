@@ -325,6 +325,15 @@ def test_a_rest_of_which_no_stack_tells_may_end_by_itself(fields, world, least_s
     assert said(judge_after(least_s + 5.0)) == (Kind.HUNG, "no-progress")
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(80.0, False), (310.0, True)])
+def test_of_ranks_of_an_unknown_number_others_may_save_elsewhere(seconds, told):
+    waits = {"waits_unchanged_s": seconds}
+    ranks = (quiet_rank(**waits), quiet_rank(pid=4212, rank=1, **waits))
+    target = make_target(world_size=Missing("no WORLD_SIZE in the start environment"), local_ranks=2)
+    answer = judge_no_progress(scene_of(quiet_frame(*ranks, target=target), seconds=40))
+    assert (type(answer) is Suspicion) is told
+
+
 def test_where_stacks_tell_half_a_minute_is_enough():
     stuck = make_phases({Phase.OTHER: 1.0}, where="lock train.py:9", distinct=1, same_place_s=25.0)
     frame = quiet_frame(quiet_rank(waits_unchanged_s=40.0), target=make_target(world_size=1))

@@ -27,7 +27,7 @@ from tpmon.judge.stillness import fresh_phase
 from tpmon.judge.suspicion import Cleared, Unsure
 from tpmon.model.frame import Frame
 from tpmon.model.known import NOT_APPLICABLE, is_known
-from tpmon.model.process import Role
+from tpmon.model.process import Role, ThreadGroup, ThreadKind
 from tpmon.model.stacks import StackFrame
 from tpmon.model.verdict import Kind, SinceIs
 
@@ -157,6 +157,46 @@ def test_a_checkpoint_that_writes_is_seen_twice_and_names_who_waits():
     answer = judge_checkpoint(scene_of(make_frame(processes=ranks), [saving, waiting]))
     assert answer.sources == {"stacks", "io"}
     assert answer.summary == "rank 0 is writing a checkpoint; the other rank waits"
+
+
+LOOKED_AT_LONG_AGO = {"newest_age_s": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([({Phase.CHECKPOINT: 1.0}, LOOKED_AT_LONG_AGO)] * 3, ""),
+        ([({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"})] * 3, "; 3 other ranks wait"),
+        (
+            [({Phase.COMMS: 1.0}, {"where": "barrier train.py:9"}), ({Phase.COMMS: 1.0}, LOOKED_AT_LONG_AGO)],
+            "; 1 of the 2 other ranks was seen to wait",
+        ),
+        ([({Phase.SYNC: 1.0}, {"where": "sync: item train.py:9"})], "; the other rank waits"),
+        ([({Phase.FORWARD: 1.0}, {}), ({Phase.OTHER: 1.0}, {"where": "hold train.py:12"})], ""),
+        ([None], ""),
+    ],
+    ids=["all write, in turn", "all wait", "one of two", "a card", "no wait", "no stacks"],
+)
+def test_only_ranks_that_were_looked_at_are_said_to_wait(others, words):
+    """Each rank is sampled in its turn: of eight the newest stacks of most are too old to tell."""
+    ranks = [make_process(4211 + number, rank=number) for number in range(1 + len(others))]
+    phases = [make_phases({Phase.CHECKPOINT: 1.0}, pid=4211)]
+    phases += [
+        make_phases(one[0], pid=4212 + number, **one[1])
+        for number, one in enumerate(others)
+        if one is not None
+    ]
+    answer = judge_checkpoint(scene_of(make_frame(processes=tuple(ranks)), phases))
+    assert answer.summary == f"rank 0 is writing a checkpoint{words}"
+
+
+@pytest.mark.parametrize(("demand", "waits"), [(0.01, True), (0.9, False)])
+def test_who_rests_in_backward_waits_for_gradients(demand, waits):
+    group = (ThreadGroup(ThreadKind.MAIN, 1, demand),)
+    ranks = (make_process(4211), make_process(4212, rank=1, thread_groups=group))
+    phases = [make_phases({Phase.CHECKPOINT: 1.0}), make_phases({Phase.BACKWARD: 1.0}, pid=4212)]
+    answer = judge_checkpoint(scene_of(make_frame(processes=ranks), phases))
+    assert answer.summary.endswith("; the other rank waits") is waits
 
 
 # Over, or waiting for a person

@@ -249,11 +249,13 @@ def _dump_all_hosts(facts: Facts) -> str:
     """Return how the stacks of all hosts of a job come into one folder, by Slurm or by hand."""
     if not is_known(facts.slurm_job):
         return "tpmon dump --job --json > dump-$(hostname).json  # on each host, into a folder that all share"
-    # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them.
+    # A pipe would not do: srun cuts the output of its tasks into pieces and mixes them. Without -N and -n a
+    # batch script's shell asks for its own number of tasks.
+    job = facts.slurm_job
     return (
         "# in a folder that all hosts share and that holds no older dump\n"
-        f"srun --jobid={facts.slurm_job} --overlap --ntasks-per-node=1 --output=dump-%N-%t.json "
-        "tpmon dump --job --json"
+        f"srun --jobid={job} --overlap -N H -n H --output=dump-%N-%t.json tpmon dump --job --json\n"
+        f"# H: its hosts, as squeue -h -j {job} -o %D counts them"
     )
 
 

@@ -39,13 +39,16 @@ class Standing:
 
 
 def find_standings(groups: Sequence[StackGroup]) -> dict[int, Standing]:
-    """Return where each rank of a dump is."""
-    return {
-        thread.rank: Standing(group.doing if is_known(group.frames) else "", say_wait(thread))
-        for group in groups
-        for thread in group.threads
-        if thread.role is Role.RANK and thread.kind is ThreadKind.MAIN and is_known(thread.rank)
-    }
+    """Return where each rank of a dump is; of a number that several have none: which is recorded is not told.
+
+    Ranks that a program starts itself are numbered by birth, on each host of a job from 0 on.
+    """
+    found: dict[int, list[Standing]] = {}
+    for group, thread in _ranks_of(groups):
+        if is_known(thread.rank):
+            standing = Standing(group.doing if is_known(group.frames) else "", say_wait(thread))
+            found.setdefault(thread.rank, []).append(standing)
+    return {rank: those[0] for rank, those in found.items() if len(those) == 1}
 
 
 @dataclass(frozen=True, slots=True)

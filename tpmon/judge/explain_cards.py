@@ -275,7 +275,8 @@ EXPLANATIONS = (
         "busy 100 % with next to no work by SM activity or power, and its links are at rest. Where all "
         "ranks do, no rank is named: it is most likely one collective, although their hosts may wait at "
         "different lines after it. A process alone whose card is told by its power only has 75 s, as a slow "
-        "kernel draws as little; one whose card works half an hour.",
+        "kernel draws as little; one whose card works half an hour. Ranks with threads of NCCL whose cards "
+        "cannot be read (AMD, another container) are taken for ones that wait, after five minutes.",
         "a long kernel, where the card does work; a slow collective, where bytes move.",
     ),
     Explanation(
@@ -309,7 +310,9 @@ EXPLANATIONS = (
         "Nothing of the job moves: no CPU, no switch of threads, no line, no batch.",
         "Main threads at rest for half a minute, quiet workers, an old log, where no stacks may be read or "
         "they show no cause. Where no stack tells at all what a rank is in, it takes 75 s, and five minutes "
-        "with ranks elsewhere, in a sleep, or at a socket.",
+        "with ranks elsewhere, in a sleep, or at a socket. Of ranks that all wait in one collective none is "
+        "named; where nobody says how many there are (a program that starts its ranks itself, without a "
+        "WORLD_SIZE) they have five minutes, but where every connection of the job ends on this machine.",
         "a long wait on purpose, such as a barrier with a late machine.",
     ),
 )

@@ -113,6 +113,20 @@ _DATA_WORDS = {
     DataPart.READ: "read",
     DataPart.SAMPLER: "sampler",
 }
+_PROCESS_LOOP = ("concurrent/futures/process.py", "_process_worker")
+_TASK_LOOPS = (
+    _PROCESS_LOOP,
+    ("concurrent/futures/thread.py", "_worker"),
+    ("multiprocessing/pool.py", "worker"),
+)
+"""Loops of what a pool has, over its tasks: they tell of a wait only where no task is under way."""
+_AROUND_TASKS = (
+    *_TASK_LOOPS,
+    ("concurrent/futures/thread.py", "run"),
+    ("concurrent/futures/process.py", "_process_chunk"),
+    ("multiprocessing/pool.py", "mapstar"),
+    ("multiprocessing/pool.py", "starmapstar"),
+)
 _IDLE_WORDS = frozenset(("queue feeder", "idle executor thread", "idle executor process", "connections"))
 
 
@@ -128,6 +142,25 @@ def _call_word(function: str, file: str) -> str:
     return ""
 
 
+def _is_at(frame: StackFrame, path: str, function: str) -> bool:
+    return last_name(frame.function) == function and frame.file.endswith(f"/{path}")
+
+
+def _has_task(run: Sequence[StackFrame], index: int) -> bool:
+    """Tell whether a loop over tasks is at one. A thread of a pool waits for it in C, without a frame."""
+    if not any(_is_at(run[index], *place) for place in _TASK_LOOPS):
+        return False
+    if index + 1 == len(run):
+        return _is_at(run[index], *_PROCESS_LOOP)
+    return last_name(run[index + 1].function) != "get"
+
+
+def _find_word(run: Sequence[StackFrame]) -> str:
+    """Return what a person calls the outermost call of these frames that has a name, "" for none."""
+    words = ((index, _call_word(frame.function, frame.file)) for index, frame in enumerate(run))
+    return next((word for index, word in words if word and not _has_task(run, index)), "")
+
+
 def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
     """Drop what a forked process inherited: the stack in which its parent started it."""
     for index in range(len(frames) - 1, 0, -1):
@@ -137,15 +170,15 @@ def own_frames(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
 
 
 def _is_boilerplate(frame: StackFrame) -> bool:
+    if any(_is_at(frame, *place) for place in _AROUND_TASKS):
+        return True
     return any(frame.file == path or frame.file.endswith(f"/{path}") for path in _BOILERPLATE)
 
 
 def _word_of_run(run: Sequence[StackFrame]) -> str:
     """Say what a person called when they entered these library frames, outermost first."""
     reading = read_stack(run)
-    word = _word_of_phase(run, reading) or next(
-        (word for frame in run if (word := _call_word(frame.function, frame.file))), ""
-    )
+    word = _word_of_phase(run, reading) or _find_word(run)
     if word:
         return word
     first = next((frame for frame in run if not _is_boilerplate(frame)), None)
@@ -226,7 +259,7 @@ def _describe_worker(frames: Sequence[StackFrame]) -> Doing:
     """Say what the main thread of a loader worker does."""
     reading = read_stack(frames)
     users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-    word = next((w for one in _last_run(frames) if (w := _call_word(one.function, one.file))), "")
+    word = _find_word(_last_run(frames))
     in_loop = any(frame.file.endswith(_WORKER_LOOP) for frame in frames)
     fetching = reading.phase is Phase.DATA_WAIT
     if in_loop and not fetching and word in ("queue.get", "queue.put"):
@@ -260,7 +293,7 @@ def _describe_main(frames: Sequence[StackFrame]) -> Doing:
     if reading.phase is not Phase.OTHER:
         wait = _WAIT_OF_PHASE.get(reading.phase, Wait.NOTHING)
         return Doing(reading.where, wait, reading.phase, reading.place)
-    word = next((w for one in _last_run(frames) if (w := _call_word(one.function, one.file))), "")
+    word = _find_word(_last_run(frames))
     if word and not any(map(is_users, frames)):
         text = f"waits for {word}" if word.startswith("threads") else word
     else:
@@ -272,7 +305,7 @@ def _describe_other(frames: Sequence[StackFrame]) -> Doing:
     """Say what a thread does that no step depends on as such: a feeder, a progress bar, a logger."""
     reading = read_stack(frames)
     users = next((frame for frame in reversed(frames) if is_users(frame)), None)
-    word = next((w for one in _last_run(frames) if (w := _call_word(one.function, one.file))), "")
+    word = _find_word(_last_run(frames))
     wait = Wait.WORK if word in _IDLE_WORDS else Wait.QUEUE if word else Wait.NOTHING
     if users is not None:
         where = f"{plain_name(users.function)} {name_line(users)}"

@@ -24,10 +24,12 @@ from tpmon.judge.rules_cpu import MOST_DIGITS
 from tpmon.judge.scene import Scene
 from tpmon.model.collectives import CollectiveCause
 from tpmon.model.dump_words import list_numbers, name_rank
-from tpmon.model.known import is_known, known_or
+from tpmon.model.known import NOT_APPLICABLE, Missing, is_known, known_or
 from tpmon.model.process import ProcessSample, Role
 from tpmon.model.stacks import StackFrame
 
+_LOOPBACK = "lo"
+"""Between two addresses of one machine it carries what is sent, whichever they are."""
 _TRANSFER = re.compile(r"p2p|(?:^|_)(?:recv|send)(?:$|_)|^_communicate")
 
 
@@ -39,12 +41,23 @@ def find_ended(scene: Scene) -> list[int]:
     size = scene.frame.target.world_size
     # A job that goes on with fewer ranks does not wait for the numbers beyond.
     ended = {one for one in scene.watch.numbers - here if not is_known(size) or one < size}
-    if len(local) == len(living) == len(here) and local:
+    if len(local) == len(living) == len(here) and local and _have_one_starter(scene, living):
         # The ranks of one launcher are numbered without a gap, on the machine as in the job.
         first = min(here) - min(local) if min(here) >= min(local) else 0
         started = max(*local, _started_here(scene, living, local))
         ended |= {first + number for number in range(started) if number not in local} - here
     return sorted(ended)
+
+
+def _have_one_starter(scene: Scene, living: Sequence[ProcessSample]) -> bool:
+    """Tell whether one process started the ranks here: a launcher, the first of them, or a step of Slurm.
+
+    Ranks in a container each see none of the others, and the number of each looks like a gap before it.
+    """
+    if any(one.role is Role.LAUNCHER for one in scene.frame.processes):
+        return True
+    pids, parents = {one.pid for one in living}, {one.parent for one in living}
+    return not pids.isdisjoint(parents) or (len(living) > 1 and len(parents) == 1 and 1 not in parents)
 
 
 def _started_here(scene: Scene, living: Sequence[ProcessSample], local: Sequence[int]) -> int:
@@ -83,63 +96,115 @@ def blame_nobody(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Bla
 
 
 def _find_absent(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
-    first = waiting[0]
-    count = len(waiting)
-    places = dict.fromkeys(seen.doing.text for seen in waiting)
-    who = "the rank here waits" if count == 1 else f"all {count} ranks here wait"
-    where = " or ".join(places)
     ended = find_ended(scene)
     if ended:
-        names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
-        verb = "have ended" if len(ended) > 1 else "has ended"
-        left = who.replace(" here", f" that {'are' if count > 1 else 'is'} left")
-        text = f"{names} {verb}{say_rank_ends(ended, scene)}; {left} in {where}"
-        return Blame("missing-rank", first, text, needs=frozenset((Need.RANK_GONE,)), also=tuple(waiting))
-    remote = picture.scene.remote
-    if remote:
-        numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
-        size = picture.scene.world_size
-        known = is_known(size) and len(numbers) == count
-        names = list_numbers(set(range(size)) - set(numbers)) if known and is_known(size) else ""
-        elsewhere = (
-            f"rank{'s' if remote > 1 else ''} {names}"
-            if names
-            else f"{remote} rank{'s' if remote > 1 else ''}"
-        )
-        at = f"{who}: {say_camps(waiting)}" if len(places) > 1 else f"{who} in {where}"
-        text = (
-            f"{at}; the one that is missing is elsewhere, of {elsewhere}: it hangs, has ended, or does "
-            "something alone, as a save; run tpmon dump --job --json there, and tpmon fold on the results"
-        )
-        return Blame(
-            "remote-rank",
-            first,
-            text,
-            _weigh_remote(waiting, scene),
-            needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
-            also=tuple(waiting[1:]),
-            is_of_all=True,
-        )
-    if len(places) > 1 and any(map(_is_transfer, waiting)):
+        return _blame_ended(ended, waiting, scene)
+    if picture.scene.remote:
+        return _blame_remote(waiting, scene, picture)
+    return doubt_all_here(_blame_each_other(waiting), scene)
+
+
+def _say_all(waiting: Sequence[Seen]) -> str:
+    return "the rank here waits" if len(waiting) == 1 else f"all {len(waiting)} ranks here wait"
+
+
+def _say_places(waiting: Sequence[Seen]) -> str:
+    return " or ".join(dict.fromkeys(seen.doing.text for seen in waiting))
+
+
+def _blame_ended(ended: Sequence[int], waiting: Sequence[Seen], scene: Scene) -> Blame:
+    """Say that ranks have ended; those that are left wait for them, and none of them is to blame."""
+    names = f"rank{'s' if len(ended) > 1 else ''} {list_numbers(ended)}"
+    verb = "have ended" if len(ended) > 1 else "has ended"
+    left = _say_all(waiting).replace(" here", f" that {'are' if len(waiting) > 1 else 'is'} left")
+    text = f"{names} {verb}{say_rank_ends(ended, scene)}; {left} in {_say_places(waiting)}"
+    return Blame(
+        "missing-rank",
+        waiting[0],
+        text,
+        needs=frozenset((Need.RANK_GONE,)),
+        also=tuple(waiting[1:]),
+        is_of_all=True,
+        gone=ended[0] if len(ended) == 1 else NOT_APPLICABLE,
+    )
+
+
+def _blame_remote(waiting: Sequence[Seen], scene: Scene, picture: Picture) -> Blame:
+    """Say that the one that is missing is on another machine."""
+    remote, size = picture.scene.remote, picture.scene.world_size
+    numbers = [seen.thread.rank for seen in waiting if is_known(seen.thread.rank)]
+    known = is_known(size) and len(numbers) == len(waiting)
+    names = list_numbers(set(range(size)) - set(numbers)) if known and is_known(size) else ""
+    elsewhere = (
+        f"rank{'s' if remote > 1 else ''} {names}" if names else f"{remote} rank{'s' if remote > 1 else ''}"
+    )
+    who = _say_all(waiting)
+    several = len({seen.doing.text for seen in waiting}) > 1
+    at = f"{who}: {say_camps(waiting)}" if several else f"{who} in {_say_places(waiting)}"
+    text = (
+        f"{at}; the one that is missing is elsewhere, of {elsewhere}: it hangs, has ended, or does "
+        "something alone, as a save; run tpmon dump --job --json there, and tpmon fold on the results"
+    )
+    return Blame(
+        "remote-rank",
+        waiting[0],
+        text,
+        _weigh_remote(waiting, scene),
+        needs=frozenset((Need.LOCAL_RANKS_WAIT,)),
+        also=tuple(waiting[1:]),
+        is_of_all=True,
+    )
+
+
+def _blame_each_other(waiting: Sequence[Seen]) -> Blame:
+    """Say of ranks that all wait, and that are all there are, where they do; most often none is to blame."""
+    first, count, camps = waiting[0], len(waiting), find_camps(waiting)
+    others = tuple(waiting[1:])
+    if len(camps) > 1 and any(map(_is_transfer, waiting)):
         text = (
             f"all {count} ranks wait, in transfers and collectives of which none ends: {say_camps(waiting)}"
         )
-        return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
+        return Blame("no-progress", first, text, also=others, is_of_all=True)
     hosts = [seen for seen in waiting if seen.doing.wait is Wait.RANKS]
-    if len(places) > 1 and len(hosts) < count and not any(is_meant((seen,)) for seen in hosts):
+    if len(camps) > 1 and len(hosts) < count and not any(is_meant((seen,)) for seen in hosts):
         # The line at which a host waits for its card may be any after the collective. At a barrier it waits
         # itself: there it is in no collective that another has launched.
         text = f"all {count} ranks wait for each other, in one collective or in several: {say_camps(waiting)}"
-        return Blame("no-progress", first, text, also=tuple(waiting[1:]), is_of_all=True)
-    if len(places) > 1:
+        return Blame("no-progress", first, text, also=others, is_of_all=True)
+    if len(camps) > 1:
         text = f"all {count} ranks wait for each other in different collectives: {say_camps(waiting)}"
-        return Blame("missing-rank", find_camps(waiting)[-1][0], text, also=tuple(waiting))
+        if len(camps[-1]) == len(camps[-2]):
+            # Of as many on each side none is more in the wrong place than the others.
+            return Blame("missing-rank", first, text, also=others, is_of_all=True)
+        odd = camps[-1][0]
+        return Blame("missing-rank", odd, text, also=tuple(seen for seen in waiting if seen is not odd))
     patience = Patience.MEANT if is_meant(waiting) else Patience.SURE
     if count == 1:
         text = f"{name_rank(first.thread)} {say_place(first)}, and no other rank is known"
         return Blame("no-progress", first, text, patience)
+    where = _say_places(waiting)
     text = f"all {count} ranks wait in {where}, none is outside of it: the network, or the backend itself"
-    return Blame("no-progress", first, text, patience, also=tuple(waiting))
+    return Blame("no-progress", first, text, patience, also=others, is_of_all=True)
+
+
+def may_run_elsewhere(scene: Scene) -> bool:
+    """Tell whether ranks may run on other machines because nobody says how many there are.
+
+    A program that starts its ranks itself gives them no WORLD_SIZE. Those of several machines are connected.
+    """
+    network = known_or(scene.frame.network, ())
+    apart = bool(network) and all(
+        is_known(one.used_by_job) and (not one.used_by_job or one.interface == _LOOPBACK) for one in network
+    )
+    return isinstance(scene.frame.target.world_size, Missing) and not apart
+
+
+def doubt_all_here(blame: Blame, scene: Scene) -> Blame:
+    """Give ranks of which all wait the time of a wait for another machine, where others may run there."""
+    if not may_run_elsewhere(scene) or _is_loss_told(scene):
+        return blame
+    text = f"{blame.text}; or one elsewhere is missing: how many ranks there are is not known"
+    return replace(give_patience(blame, Patience.AWAY), text=text, is_of_all=True)
 
 
 def _weigh_remote(waiting: Sequence[Seen], scene: Scene) -> Patience:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpmon.judge.fold_scene import Seen
-from tpmon.judge.hang_absent import blame_nobody
+from tpmon.judge.hang_absent import blame_nobody, doubt_all_here
 from tpmon.judge.hang_beside import weigh_beside
-from tpmon.judge.hang_cards import blame_card, blame_cards, may_card_spin
+from tpmon.judge.hang_cards import blame_card, blame_cards, blame_unseen_card, may_card_spin
 from tpmon.judge.hang_causes import (
     Blame,
     Patience,
@@ -100,7 +100,8 @@ def _find_blame(stances: Sequence[tuple[Seen, Stance]], scene: Scene, picture: P
     if not told:
         return give_patience(blame_nobody(waiting, scene, picture), _longest(spins))
     if not waiting and len(told) > 1 and all(one.cause == "gpu-wait" for one in told):
-        return blame_cards(told)
+        blame = blame_cards(told)
+        return blame if blame.patience is Patience.FLOWS else doubt_all_here(blame, scene)
     # What one of them does on purpose, the others wait for.
     first = give_patience(pick_blame(told), _longest(told))
     works = next((one for one in spins if one.patience is Patience.FLOWS), None)
@@ -198,6 +199,9 @@ def _blame_stance(seen: Seen, stance: Stance, scene: Scene, picture: Picture) ->
     cards = cards_of(seen.thread.pid, scene.gpus)
     if cards and (stance is Stance.DEVICE or (stance is Stance.RUNS and _may_wait(seen, cards, picture))):
         return blame_card(seen, scene, picture)
+    unseen = None if cards or stance not in (Stance.DEVICE, Stance.RUNS) else blame_unseen_card(seen, picture)
+    if unseen is not None:
+        return unseen
     polls, circles = _polls(seen, picture), _changes_lines(seen, scene)
     return blame_thread(seen, stance, name, picture, polls=polls, circles=circles)
 

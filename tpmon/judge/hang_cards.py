@@ -7,25 +7,29 @@ from dataclasses import replace
 
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.card_slices import is_sliced
+from tpmon.judge.collectives_stacks import find_backend
 from tpmon.judge.comms_traffic import nic_bytes_s
 from tpmon.judge.fold_scene import Seen
 from tpmon.judge.hang_causes import Blame, Patience, find_camps, say_camps
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hollow import MEDIUM_POWER, full_power_ratio, judge_hollow
+from tpmon.judge.phase_kinds import TRAINING, Phase
 from tpmon.judge.scene import Scene
 from tpmon.judge.scene_gpu import BUSY_PCT, QUIET_LINK_BYTES_S, CardScene, cards_of
 from tpmon.judge.stillness import IDLE_CARD_PCT, IDLE_SLICE_PCT
 from tpmon.model.dump_words import name_rank
 from tpmon.model.known import Known, Missing, is_known, map_known
 
+_AT_CARD = (*TRAINING, Phase.SYNC, Phase.COMMS, Phase.OTHER)
+"""Phases in which a host may wait for its card; one that loads or compiles computes itself."""
 _WORKS = ""
 _HOLLOW = "is busy and does next to nothing"
 
 
 def may_card_spin(seen: Seen, scene: Scene) -> bool:
-    """Tell whether a card of a rank is busy, with whatever, or may be."""
+    """Tell whether a card of a rank is busy, with whatever, or may be: also one that cannot be seen."""
     cards = cards_of(seen.thread.pid, scene.gpus)
-    return any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
+    return not cards or any(not is_known(one.busy_pct) or one.busy_pct >= IDLE_CARD_PCT for one in cards)
 
 
 def say_card_works(seen: Seen, scene: Scene) -> str:
@@ -115,6 +119,22 @@ def blame_card(seen: Seen, scene: Scene, picture: Picture) -> Blame | str:
         needs=frozenset((Need.GPU_WAIT,)),
         sources=frozenset(("NVML",)),
     )
+
+
+def blame_unseen_card(seen: Seen, picture: Picture) -> Blame | None:
+    """Say that a rank may wait for its card where that cannot be read; None where it does something else.
+
+    A card of AMD, or of another container: NCCL's threads tell that there is one. A host that waits for its
+    card spins at a line of the program, and a collective on the card is such a wait.
+    """
+    names = (one.thread.name for one in picture.threads_of(seen.thread.pid))
+    if _is_alone(picture) or picture.goes_round(seen) or seen.doing.phase not in _AT_CARD:
+        return None
+    if find_backend(names) != "nccl":
+        return None
+    text = f"{name_rank(seen.thread)} computes, or waits for its card, in {seen.doing.text}"
+    text = f"{text}; what its card does cannot be read"
+    return Blame("gpu-wait", seen, text, Patience.WORKS, needs=frozenset((Need.GPU_WAIT,)))
 
 
 def blame_cards(blames: Sequence[Blame]) -> Blame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import field, replace
 from enum import Enum
 
@@ -12,17 +12,22 @@ from tpmon.judge.fold_scene import Seen
 from tpmon.judge.fold_words import Wait
 from tpmon.judge.hang_picture import Picture
 from tpmon.judge.hang_stances import Stance, find_gil_holder, find_stance
+from tpmon.judge.meant_waits import PATIENT
 from tpmon.judge.phase_kinds import Phase
+from tpmon.judge.phase_stack import is_users, package_of
 from tpmon.model.dump import DeadChild, Motion, WaitKind
 from tpmon.model.dump_words import LOCK_CALLS, name_process, name_rank, name_ranks, say_wait
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known, known_or
 from tpmon.model.process import Role, ThreadKind
 
 _GET = "queue.get"
 _DRIVER = re.compile(r"\b(?:nvidia_|nvkms_|nv_|_nv\d|uvm_|os_acquire_|amdgpu_|kfd_)")
 """Kernel functions of the drivers of cards (nvidia.ko, nvidia-uvm.ko, amdgpu.ko)."""
 _PROCESS_WORDS = ("subprocess", "process join", "pool result", "pipe read", "pipe write")
+
+_DAEMONS = frozenset(("tqdm", "wandb", "tensorboard", "tensorboardX", "comet_ml", "neptune", "clearml"))
+"""Packages whose threads are all daemons: a progress bar's monitor, the senders of loggers."""
 
 FEW_BYTES_S = 1e6
 """Bytes a second up to which a process neither reads nor writes what matters."""
@@ -60,6 +65,8 @@ class Blame:
     dead: tuple[DeadChild, ...] = ()
     is_of_all: bool = False
     """No single rank is to blame: ``seen`` is only the first of them."""
+    gone: Applicable[int] = NOT_APPLICABLE
+    """The number of the one rank that is to blame, where it has ended and ``seen`` waits for it."""
 
 
 def say_place(seen: Seen) -> str:
@@ -234,13 +241,15 @@ def _find_holders(seen: Seen, picture: Picture) -> tuple[Seen, ...]:
         known = tuple(one for one in others if one.thread.tid in tids)
         if known:
             return known
-    return tuple(
+    at_rest = [
         one
         for one in others
         if one.doing.wait is not Wait.WORK
         and one.thread.kind is ThreadKind.OTHER
         and find_stance(one, picture) not in (Stance.MOVES, Stance.UNREAD)
-    )[:3]
+    ]
+    # One that writes a checkpoint gives them all its time, so that no three of a logger may hide it.
+    return tuple(sorted(at_rest, key=lambda one: one.doing.phase not in PATIENT)[:3])
 
 
 def _say_holders(seen: Seen, holders: Sequence[Seen]) -> str:
@@ -283,19 +292,36 @@ def blame_exit(seen: Seen, picture: Picture) -> Blame | str:
     if any(find_stance(one, picture) in (Stance.MOVES, Stance.RUNS) for one in left):
         return f"{name} has finished, and a thread of it still works"
     if not left:
-        return Blame(
-            "lock", seen, f"{name} has finished and waits for threads that were not seen", Patience.NAPS
-        )
+        return _blame_unseen_end(seen)
     target = seen.thread.waits_on
     tids = (
         {end.tid for end in target.others if is_known(end.tid)}
         if is_known(target) and is_known(target.others)
         else set()
     )
-    users = sorted(left, key=lambda one: (one.thread.tid not in tids, one.doing.wait is Wait.WORK))
-    first = users[0]
-    text = (
-        f"{name} has finished, but {name_thread(first)} of it has not: it {say_place(first)}; "
-        "Python waits for it because it is no daemon thread"
-    )
-    return Blame("lock", first, text, needs=frozenset((Need.THREAD_LEFT,)), also=(seen, *users[1:3]))
+    awaited = [one for one in left if one.thread.tid in tids or not _is_daemon(one)]
+    if not awaited:
+        return _blame_unseen_end(seen)
+    ordered = sorted(awaited, key=lambda one: _order_left(one, tids))
+    first = ordered[0]
+    known = first.thread.tid in tids
+    why = "Python waits for it because it is no daemon thread" if known else "perhaps Python waits for it"
+    text = f"{name} has finished, but {name_thread(first)} of it has not: it {say_place(first)}; {why}"
+    return Blame("lock", first, text, needs=frozenset((Need.THREAD_LEFT,)), also=(seen, *ordered[1:3]))
+
+
+def _blame_unseen_end(seen: Seen) -> Blame:
+    text = f"{name_rank(seen.thread)} has finished and waits for threads that were not seen"
+    return Blame("lock", seen, text, Patience.NAPS)
+
+
+def _is_daemon(seen: Seen) -> bool:
+    """Tell whether a thread is of a library that starts only such threads as Python does not wait for."""
+    frames = known_or(seen.sighting.frames, ())
+    return any(package_of(one.file) in _DAEMONS for one in frames) and not any(map(is_users, frames))
+
+
+def _order_left(seen: Seen, tids: Collection[int]) -> tuple[bool, bool, bool]:
+    """Put first the thread that the interpreter is known to wait for, then those that run the program."""
+    frames = known_or(seen.sighting.frames, ())
+    return seen.thread.tid not in tids, seen.doing.wait is Wait.WORK, not any(map(is_users, frames))

@@ -34,6 +34,12 @@ _LOOPS = (
 )
 """Calls that do not return as long as a server lives, by file and function."""
 _QUEUE = ("queue.py", "get")
+_ENGINE = (
+    ("vllm/v1/engine/core.py", "run_busy_loop"),
+    ("vllm/v1/engine/core.py", "_process_input_queue"),
+    _QUEUE,
+)
+"""Where vLLM's engine is without a request; its steps run below the same loop."""
 _TRAIN = re.compile(r"train|learn|epoch|(?:^|_)fit(?:$|_)|(?:^|_)steps?(?:$|_)", re.IGNORECASE)
 ASKS = (Stance.TIMED, Stance.LOCK, Stance.IO)
 """Stances of who has asked another for something, or waits to be asked."""
@@ -66,7 +72,7 @@ def find_server(frame: Frame, picture: Picture, *, trained: bool) -> Seen | None
         # Processes of one server: each of them waits in its loop.
         return None if trained or not all(_is_in_loop(_frames(one)) for one in mains) else seen
     frames = _frames(seen)
-    if rests_in_notebook(frames):
+    if rests_in_notebook(frames) or _has_no_request(frames):
         return seen
     if trained or _trains(frames, files=False):
         return None
@@ -82,14 +88,23 @@ def _may_serve(seen: Seen, picture: Picture) -> bool:
     """Tell whether a main thread rests, and nothing else in its process talks to ranks or trains."""
     if find_stance(seen, picture) not in ASKS or not picture.rests(seen):
         return False
-    threads = picture.threads_of(seen.thread.pid)
-    if any(one.thread.kind is ThreadKind.COMM for one in threads):
+    threads, frames = picture.threads_of(seen.thread.pid), _frames(seen)
+    # A cell may have left a process group of one behind, and an engine has one of its own.
+    apart = rests_in_notebook(frames) or _has_no_request(frames)
+    if not apart and any(one.thread.kind is ThreadKind.COMM for one in threads):
         return False
     return not any(_trains(_frames(one), files=False) for one in threads if one is not seen)
 
 
+def _has_no_request(frames: Sequence[StackFrame]) -> bool:
+    """Tell whether the engine of a model waits for the next request, at the queue of its own loop."""
+    rows = zip(frames, frames[1:], frames[2:], strict=False)
+    return any(all(_is_at(one, *place) for one, place in zip(row, _ENGINE, strict=True)) for row in rows)
+
+
 def _is_in_loop(frames: Sequence[StackFrame]) -> bool:
-    return is_event_loop(frames) or any(_is_at(one, *place) for one in _last_call(frames) for place in _LOOPS)
+    loops = (_is_at(one, *place) for one in _last_call(frames) for place in _LOOPS)
+    return is_event_loop(frames) or _has_no_request(frames) or any(loops)
 
 
 def asks_another(seen: Seen) -> bool:

@@ -7,6 +7,8 @@ itself, or what the log and the job's connections tell of the time before, where
 from __future__ import annotations
 
 from tpmon.judge.fold_scene import Seen
+from tpmon.judge.fold_words import Wait
+from tpmon.judge.hang_absent import may_run_elsewhere
 from tpmon.judge.hang_blame import POLLS_RATIO, find_blame, patience_of_sleep
 from tpmon.judge.hang_calls import CAUSES, find_waited_s, show_calls
 from tpmon.judge.hang_causes import Blame, Patience, name_thread, say_place
@@ -37,7 +39,7 @@ from tpmon.model.dump import Asker, DumpRequest
 from tpmon.model.dump_words import name_process, say_wait
 from tpmon.model.frame import TargetState
 from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
-from tpmon.model.process import Role, ThreadKind
+from tpmon.model.process import ProcessSample, Role, ThreadKind
 from tpmon.model.verdict import IN_WORDS, Evidence, Kind
 
 LOOP_OWN_S = 8.0
@@ -151,17 +153,33 @@ def _judge(scene: Scene) -> Answer:
     if blame.patience in _MEANT:
         awaits = blame.cause == "remote-rank" and blame.patience is Patience.AWAY
         awaits = awaits and quiet.own_s >= watch.hang_after_s
-        seconds = quiet.meant_s(logs=logs_here(scene), awaits=awaits)
+        # Which of the ranks is the first of all is not known either then.
+        logs = logs_here(scene) and not (blame.is_of_all and may_run_elsewhere(scene))
+        seconds = quiet.meant_s(logs=logs, awaits=awaits)
     circles = _is_loop(blame, picture)
     if blame.cause == "spin" or circles or blame.patience in _COMPUTES:
         seconds = _running_s(quiet, blame.patience, circles=circles)
     if blame.cause in CAUSES and quiet.own_s >= OWN_S:
-        # The job's own record tells of the call itself.
-        seconds = max(seconds, find_waited_s(watch.calls, scene.frame.taken, quiet.own_s))
+        seconds = max(seconds, _recorded_s(blame, quiet, scene))
     need = need_s(watch, blame.patience)
     if seconds < need:
         return Unsure(f"hang ({blame.text}, for {seconds:.0f} s of the {need:.0f} s that it takes)")
     return _suspect(blame, quiet, scene, seconds, need)
+
+
+def _recorded_s(blame: Blame, quiet: Quiet, scene: Scene) -> float:
+    """Return for how long ranks wait by the job's own record, where the one to blame stands as long.
+
+    One that is not with them may have come to where it is just now: from a validation, in which it was seen
+    to get on, into a save.
+    """
+    watch = scene.watch
+    waited_s = find_waited_s(watch.calls, scene.frame.taken, quiet.own_s)
+    if blame.is_of_all or blame.seen.doing.wait is Wait.RANKS:
+        return waited_s
+    if blame.patience is not Patience.SURE:
+        return 0.0
+    return min(waited_s, (scene.frame.taken_ns - watch.moved_ns) / 1e9) if watch.moved_ns else waited_s
 
 
 def has_ranks_elsewhere(scene: Scene) -> bool:
@@ -183,7 +201,7 @@ def guess_patience(rank: RankScene, scene: Scene) -> Patience:
     words = rank.process.waits_for
     if words == SLEEP:
         return patience_of_sleep(scene)
-    if has_ranks_elsewhere(scene):
+    if has_ranks_elsewhere(scene) or (len(scene.ranks) > 1 and may_run_elsewhere(scene)):
         return Patience.AWAY
     waits = waits_for_batch(rank)
     if is_known(rank.phases) or (is_known(waits) and waits):
@@ -257,10 +275,17 @@ def _suspect(blame: Blame, quiet: Quiet, scene: Scene, seconds: float, need: flo
         evidence=_list_evidence(blame, quiet, seconds, scene),
         observed=blame.needs,
         pid=seen.thread.pid,
-        rank=NOT_APPLICABLE if blame.is_of_all else process.rank if process is not None else seen.thread.rank,
+        rank=_find_rank(blame, process),
         held_ns=scene.frame.taken_ns
         - age_ns(max(quiet.own_s, quiet.cornered_s if blame.cause == "spin" else 0)),
     )
+
+
+def _find_rank(blame: Blame, process: ProcessSample | None) -> Applicable[int]:
+    """Return the number of the rank to blame; of ranks that all wait it is none, or one that has ended."""
+    if blame.is_of_all:
+        return blame.gone
+    return process.rank if process is not None else blame.seen.thread.rank
 
 
 def _list_evidence(blame: Blame, quiet: Quiet, seconds: float, scene: Scene) -> tuple[Evidence, ...]:

@@ -15,7 +15,7 @@ from tpmon.judge.fold_words import Wait
 from tpmon.model.dump import DumpError, Motion, OddOne
 from tpmon.model.dump_words import ONCE_HINT, name_process, name_rank, name_ranks, say_motion, say_wait
 from tpmon.model.frozen import dataclass
-from tpmon.model.known import NOT_APPLICABLE, Applicable, is_known
+from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.units import format_seconds
 
 MOST_CAMPS = 3
@@ -210,6 +210,8 @@ def _answer_alike(scene: Scene, unread: str) -> Answer:
         said += _say_remote(scene)
     elif wait is Wait.RANKS and not scene.unread and not scene.not_asked and count > 1:
         said += "; none is outside of it: look at the network, or at ranks that ended"
+        # Ranks that a program started itself carry no WORLD_SIZE.
+        said += ", or that run elsewhere" if isinstance(scene.world_size, Missing) else ""
     odd = _name(worker, ()) if worker else NOT_APPLICABLE
     return Answer(odd, f"{said}{unread}{_say_looks(first)}")
 

@@ -195,6 +195,11 @@ _DEEPSPEED = (
     only("megatron/training/training.py", VALIDATION, "evaluate evaluate_and_print_results"),
     only("megatron/training/checkpointing.py", SAVE, "save_checkpoint"),
     only("megatron/training/checkpointing.py", LOAD, "load_checkpoint"),
+    # A save that goes on aside is waited for with the frames of these alone; others call the load, too.
+    only("megatron/core/dist_checkpointing/serialization.py", LOAD, "load load_common_state_dict"),
+    only("megatron/core/dist_checkpointing/serialization.py", LOAD, "load_plain_tensors"),
+    but("megatron/core/dist_checkpointing/", SAVE),
+    only("megatron/training/async_utils.py", SAVE, "schedule_async_save maybe_finalize_async_save"),
     but("horovod/torch/mpi_ops.py", COMMS, "rank size local_rank"),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tpmon.judge import rules_hang
 from tpmon.judge.advice_needs import Need
 from tpmon.judge.phase_kinds import TRAINING
@@ -185,6 +187,32 @@ def find_pause(rank: RankScene) -> Phase | None:
     return newest if rank.phases.ratio(newest) >= PAUSE_RATIO else None
 
 
+def _is_waiting(rank: RankScene) -> bool:
+    """Tell whether the newest stacks of a rank show a wait for other ranks, or for its card.
+
+    Gradients are waited for in backward, without a frame of a collective: the main thread rests there.
+    """
+    phases = rank.phases
+    if not is_known(phases) or phases.newest_age_s > FRESH_S:
+        return False
+    newest = fresh_phase(phases)
+    if newest is Phase.BACKWARD:
+        return is_known(rank.main_demand) and rank.main_demand < RESTING_MAIN_DEMAND
+    # A collective is told by its own name, which is no word of a phase.
+    held = phases.ratio(Phase.COMMS, Phase.SYNC) > phases.ratio(Phase.OTHER)
+    return newest in (None, Phase.COMMS, Phase.SYNC) and held
+
+
+def _say_waiting(others: Sequence[RankScene]) -> str:
+    """Say which of the ranks that are in no pause were seen to wait; ranks are sampled in turn."""
+    waiting, rest = sum(map(_is_waiting, others)), len(others)
+    if not waiting:
+        return ""
+    if waiting == rest:
+        return "; the other rank waits" if rest == 1 else f"; {rest} other ranks wait"
+    return f"; {waiting} of the {rest} other ranks {'was' if waiting == 1 else 'were'} seen to wait"
+
+
 def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need) -> Answer:
     ranks = [rank for rank in scene.ranks if find_pause(rank) is phase]
     if not ranks:
@@ -193,19 +221,18 @@ def _judge_pause(scene: Scene, phase: Phase, cause: str, words: str, need: Need)
             return Unsure(f"{cause} ({unread[0].reason})")
         return Cleared(f"{cause} (not in the newest stacks)")
     rank = ranks[0]
+    others = [one for one in scene.ranks if find_pause(one) is not phase]
     ratio = rank.phases.ratio(phase) if is_known(rank.phases) else 0.0
     sources = {"stacks"}
     if phase is Phase.CHECKPOINT and _writes(rank.process):
         sources.add("io")
-    rest = len(scene.ranks) - len(ranks)
-    others = "" if not rest else "; the other rank waits" if rest == 1 else f"; {rest} other ranks wait"
     return Suspicion(
         kind=Kind.PAUSED,
         cause=cause,
         weight=ratio,
         margin=max(1.0, ratio / PAUSE_RATIO),
         sources=frozenset(sources),
-        summary=f"{name_rank(rank)} {words}{others}",
+        summary=f"{name_rank(rank)} {words}{_say_waiting(others)}",
         evidence=(
             reading(f"in {cause}", 100 * ratio, "%", "stack samples", scene.frame.ages_s.stacks),
             reading("writes", rank.process.asked_write_bytes_s, "bytes/s", "/proc io", scene.frame.ages_s.io),
