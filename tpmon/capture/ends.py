@@ -42,6 +42,13 @@ class Outcome:
     reason: str
     words: tuple[int, ...]
 
+    @property
+    def size(self) -> tuple[int, int, float]:
+        """Return the events and bytes that were written, and how many ms that took."""
+        words = self.words
+        spent_ns = words[wire_capture.CAP_CHANGED_NS] - words[wire_capture.CAP_ENDED_NS]
+        return words[wire_capture.CAP_EVENTS], words[wire_capture.CAP_BYTES], spent_ns / 1e6
+
 
 class Turn(Enum):
     """Say whether a request may be written into a mailbox."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Outcome
-from tpmon.capture.plan import mean_step, mean_step_of
+from tpmon.capture.plan import mean_step, mean_step_of, parse_pace
 from tpmon.hook import wire_capture
 from tpmon.model.capture import CaptureState, RankCapture
 from tpmon.model.frozen import dataclass
@@ -85,6 +85,12 @@ def describe_rank(bus: Bus, outcome: Outcome, before: Known[float], probed_ms: f
         step_during_ms=during,
         step_after_ms=mean_step(records, after, time.monotonic_ns()) if done else nothing,
     )
+
+
+def read_steps(bus: Bus) -> int:
+    """Return how many steps of a loop ended by now."""
+    pace = parse_pace(bus.read_records())
+    return pace.steps if is_known(pace) else 0
 
 
 def _find_rank(at_first: int, told: int) -> Applicable[int]:

@@ -41,7 +41,7 @@ from tpmon.capture.plan import (
 )
 from tpmon.capture.plan_words import say_plan
 from tpmon.capture.progress_words import say_progress
-from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank
+from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank, read_steps
 from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
 from tpmon.hook import wire, wire_capture
@@ -164,14 +164,7 @@ class Window:
         self._probed_ms = [one.words[wire_capture.CAP_PAUSED_NS] / 1e6 for one in probes]
         if any(one.state is not CaptureState.VERIFIED for one in probes):
             return tuple(map(unfinish, probes))
-        sizes = [
-            (
-                one.words[wire_capture.CAP_EVENTS],
-                one.words[wire_capture.CAP_BYTES],
-                (one.words[wire_capture.CAP_CHANGED_NS] - one.words[wire_capture.CAP_ENDED_NS]) / 1e6,
-            )
-            for one in probes
-        ]
+        sizes = [one.size for one in probes]
         price = self.price = size_window(self.asked, sizes)
         if not price.steps and not self.asked.timed:
             raise UsageError(
@@ -314,7 +307,7 @@ class Window:
 
         The hook of a rank that is past it says so itself, and the others record.
         """
-        if any(_read_steps(bus) < start for bus in self.buses):
+        if any(read_steps(bus) < start for bus in self.buses):
             return None
         return self._end_all(CaptureState.MISSED, _PAST)
 
@@ -387,8 +380,3 @@ class Window:
 
 
 _AGAIN = (wire_capture.BEGAN_TO_TRAIN, wire_capture.TAKES_STEPS)
-
-
-def _read_steps(bus: Bus) -> int:
-    pace = parse_pace(bus.read_records())
-    return pace.steps if is_known(pace) else 0
