@@ -30,7 +30,7 @@ from tpmon.model.known import NOT_APPLICABLE, Applicable, Missing, is_known
 from tpmon.model.process import Identity, Role
 from tpmon.model.trace import TraceSummary
 from tpmon.probe.clocks import NO_GPU, watch_clocks
-from tpmon.probe.in_front import read_ancestors, uses_cuda
+from tpmon.probe.in_front import read_ancestors, stays_slower, uses_cuda
 from tpmon.probe.job import Job, Member
 from tpmon.probe.memory_left import read_memory_left
 from tpmon.probe.restart import is_armed, write_restart
@@ -48,7 +48,9 @@ _WARNS = (
     "--memory: torch warns on the run's standard error, once in a thousand, of memory that is freed and was"
     " allocated before"
 )
-_AROUND = Around(watch=lambda process: watch_clocks([process]), memory_left=read_memory_left)
+_AROUND = Around(
+    watch=lambda process: watch_clocks([process]), memory_left=read_memory_left, stays_slower=stays_slower
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ def capture_job(
         for bus in buses:
             stack.callback(bus.close)
         stack.enter_context(_remove_empty(mine, stays))
-        window = Window(buses, wanted, name, tell, stopped, agreed=agreed)
+        slower = any(stays_slower(member.identity.pid) for member in members)
+        window = Window(buses, wanted, name, tell, stopped, agreed=agreed, stays_slower=slower)
         timed = [bus.count_timed_steps() for bus in buses]
         with watch_clocks([bus.process for bus in buses]) as watch:
             outcomes = window.run()

@@ -79,19 +79,26 @@ def test_a_snapshot_of_the_allocator_is_a_pickle_with_segments(run: Stepping, tm
     assert device["live"]
 
 
-@pytest.mark.parametrize("flags", [(), ("--snapshot",)], ids=["trace", "snapshot"])
-def test_steps_after_the_first_window_take_what_they_took_before_it(
-    tmp_path: Path, flags: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("before", "flags", "slower"),
+    [((), (), True), (("env", "TEARDOWN_CUPTI=1"), (), False), ((), ("--snapshot",), False)],
+    ids=["trace", "trace, detached", "snapshot"],
+)
+def test_steps_after_the_first_window_are_slower_only_where_that_was_said(
+    tmp_path: Path, before: tuple[str, ...], flags: tuple[str, ...], slower: bool
 ) -> None:
-    with step("layers", tmp_path) as fresh:
+    """A torch of CUDA before 12.6 may crash where it detaches."""
+    with step("layers", tmp_path, *before) as fresh:
         wait_for_steps(fresh, COMPARED + LEFT_OUT)
-        before = median_ms(fresh, len(fresh.read()) - COMPARED)
+        usual_ms = median_ms(fresh, len(fresh.read()) - COMPARED)
         code, told, said = capture(fresh.pid, *flags, "--steps", str(STEPS), "--out", str(tmp_path / "out"))
         assert (code, told.get("state")) == (0, "done"), said
         first = len(fresh.read()) + LEFT_OUT
         wait_for_steps(fresh, first + COMPARED)
-        after = median_ms(fresh, first)
-    assert after == pytest.approx(before, rel=SAME), told["ranks"]
+        after_ms = median_ms(fresh, first)
+    assert ("launches may stay slower" in said) is slower
+    if not slower:
+        assert after_ms == pytest.approx(usual_ms, rel=SAME), told["ranks"]
 
 
 def count_kernels(path: str) -> int:

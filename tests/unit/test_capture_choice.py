@@ -28,7 +28,7 @@ from tpmon.model.capture_choice import (
     refuse,
 )
 from tpmon.model.known import NOT_APPLICABLE, Missing
-from tpmon.probe.in_front import read_ancestors, uses_cuda
+from tpmon.probe.in_front import read_ancestors, stays_slower, uses_cuda
 from tpmon.report.capture import write_capture_line
 
 TRACE, SNAPSHOT, NSYS = CaptureKind.TRACE, CaptureKind.SNAPSHOT, CaptureKind.NSYS_RANGE
@@ -180,6 +180,12 @@ def test_what_stands_in_front_and_cuda_are_read_from_outside(tmp_path: Path) -> 
     maps.write_text("7f00-7f01 r--p 00000000 08:01 42 /usr/lib/x86_64-linux-gnu/libcuda.so.550.54\n")
     assert uses_cuda(7, str(tmp_path))
     assert not uses_cuda(8, str(tmp_path))
+    environ = tmp_path / "7" / "environ"
+    assert stays_slower(7, str(tmp_path)), "an environment that cannot be read tells nothing"
+    for text, slower in ((b"A=1\0TEARDOWN_CUPTI=0\0", True), (b"A=1\0TEARDOWN_CUPTI=1\0B=2\0", False)):
+        environ.write_bytes(text)
+        assert stays_slower(7, str(tmp_path)) is slower
+    assert not stays_slower(os.getpid())
 
 
 def test_of_several_ranks_one_line_names_the_folder_that_a_screen_shows() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpmon.capture.plan_words import say_plan, say_plan_of_kineto
+from tpmon.capture.plan_words import STAYS_SLOWER, say_plan, say_plan_of_kineto
 from tpmon.capture.talk import ChosenAnewError, Talk
 from tpmon.model.capture import (
     UNKNOWN,
@@ -193,6 +193,12 @@ def test_a_plan_says_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     plan = say_plan_of_kineto(asked(tmp_path), 7, hooked=False)
     assert plan[0].startswith("5 updates of an optimizer in process 7")
     assert any("no limit of time or size ends it" in line for line in plan)
+    for planned in (
+        say_plan_of_kineto(asked(tmp_path), 7, hooked=False, stays_slower=True),
+        say_plan(asked(tmp_path), 7, -1, 1.0, stays_slower=True),
+    ):
+        assert planned[-2] == STAYS_SLOWER
+        assert "TEARDOWN_CUPTI=1" in planned[-2]
     hooked = say_plan_of_kineto(asked(tmp_path), 7, hooked=True)
     (more,) = set(hooked) - set(plan)
     assert "the loop stands still" in more

@@ -19,6 +19,7 @@ from tpmon.capture.bus import Bus
 from tpmon.capture.ends import Outcome, Turn, find_end, judge_turn
 from tpmon.capture.kineto_window import Recorded
 from tpmon.capture.plan import make_cancel
+from tpmon.capture.plan_words import STAYS_SLOWER
 from tpmon.capture.talk import NO_ANSWER, Agreed, agree_always
 from tpmon.capture.window import Window
 from tpmon.capture_command import parse_asked
@@ -109,10 +110,20 @@ class Hook:
         self,
         stopped: Callable[[], bool] = lambda: False,
         agreed: Agreed = agree_always,
+        *,
+        stays_slower: bool = False,
         **asked: object,
     ) -> list[tuple[str, str]]:
         self.said: list[str] = []
-        made = Window([self.bus], replace(ASKED, **asked), "x", self.said.append, stopped, agreed=agreed)
+        made = Window(
+            [self.bus],
+            replace(ASKED, **asked),
+            "x",
+            self.said.append,
+            stopped,
+            agreed=agreed,
+            stays_slower=stays_slower,
+        )
         return [(one.state.value, one.reason) for one in made.run()]
 
 
@@ -163,6 +174,29 @@ def test_what_no_probe_sizes_says_its_price_to_who_called_a_command(
     at = hook.said.index(last)
     assert hook.said[at - 2].startswith(price)
     assert hook.said[at - 1].startswith("not known yet: how long the loop stands still while")
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_that_launches_may_stay_slower_is_said_before_anything_is_profiled(hook: Hook, slower: bool) -> None:
+    hook.step(100)
+    said_first: list[bool] = []
+    plans: list[str] = []
+
+    def go_on() -> None:
+        number = hook.bus.read_asked_number()
+        if number and not said_first:
+            said_first.append(STAYS_SLOWER in hook.said)
+            hook.tell(number, w.STATE_REFUSED, "enough")
+
+    def agreed(_stage: CaptureStage, said: Sequence[str]) -> bool:
+        plans.extend(said)
+        return True
+
+    hook.each = go_on
+    assert hook.lead(agreed=agreed, stays_slower=slower) == [("refused", "enough")]
+    assert (said_first, STAYS_SLOWER in plans) == ([slower], slower)
+    hook.lead(kind=CaptureKind.SNAPSHOT, stays_slower=slower, stopped=lambda: True)
+    assert STAYS_SLOWER not in hook.said, "the allocator's history is none of CUPTI's"
 
 
 def test_of_a_window_that_left_no_file_no_steps_after_are_waited_for(
@@ -416,6 +450,7 @@ class Order:
         *,
         memory_left: object,
         agreed: Agreed,
+        stays_slower: bool,
     ) -> None:
         os.mkdir(asked.folder)
         self._stopped = stopped

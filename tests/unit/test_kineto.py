@@ -26,6 +26,7 @@ from tpmon.capture.kineto_target import (
     parse_sockets,
 )
 from tpmon.capture.kineto_window import KinetoWindow
+from tpmon.capture.plan_words import STAYS_SLOWER
 from tpmon.model.capture import CaptureAsked, CaptureKind, CaptureStage, CaptureState
 from tpmon.model.known import NOT_APPLICABLE, Missing, is_known
 from tpmon.model.process import Identity
@@ -212,7 +213,11 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
 ) -> None:
     said: list[str] = []
     window = KinetoWindow(
-        KinetoClient(me, str(folder)), asked(tmp_path / "out"), said.append, memory_left=enough
+        KinetoClient(me, str(folder)),
+        asked(tmp_path / "out"),
+        said.append,
+        memory_left=enough,
+        stays_slower=True,
     )
     thread = threading.Thread(target=libkineto.record, args=(2,))
     thread.start()
@@ -220,6 +225,7 @@ def test_a_window_sizes_itself_by_one_update_and_leaves_nothing_else(
         told = window.run()
         thread.join()
         assert (told.state, told.reason) == (CaptureState.VERIFIED, "")
+        assert said[:2] == [STAYS_SLOWER, "asking kineto for one update first, to size the rest"]
         assert [one["ACTIVITIES_ITERATIONS"] for one in libkineto.orders] == ["1", "5"]
         assert is_known(window.price)
         assert window.price.steps == 5

@@ -69,10 +69,14 @@ class Cards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Hold how the machine around a process is read: NVML around a window, and the memory left to it."""
+    """Hold how the machine around a process is read: NVML around a window, and the memory left to it.
+
+    ``stays_slower`` tells of a PID whether a profile leaves launches so.
+    """
 
     watch: Callable[[Identity], AbstractContextManager[Cards]]
     memory_left: Callable[[int], Known[int]]
+    stays_slower: Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,7 @@ def capture_by_kineto(
             stopped,
             memory_left=lambda: around.memory_left(client.process.pid),
             agreed=agreed,
+            stays_slower=around.stays_slower(client.process.pid),
         )
         with contextlib.closing(window):
             if cut:

@@ -18,7 +18,7 @@ from tpmon.capture.kineto_daemon import Daemon, TakenError
 from tpmon.capture.kineto_target import KinetoClient
 from tpmon.capture.leftovers import hold, name_part
 from tpmon.capture.plan import say_count, size_window
-from tpmon.capture.plan_words import say_plan_of_kineto
+from tpmon.capture.plan_words import STAYS_SLOWER, say_plan_of_kineto
 from tpmon.capture.running import is_running
 from tpmon.capture.talk import NO_ANSWER, YES_S, Agreed, agree_always
 from tpmon.errors import UsageError
@@ -62,8 +62,11 @@ class KinetoWindow:
         *,
         memory_left: Callable[[], Known[int]],
         agreed: Agreed = agree_always,
+        stays_slower: bool = False,
     ) -> None:
         """Take the daemon's place; ``memory_left`` reads how many bytes the process may still take.
+
+        ``stays_slower``: a profile leaves launches on the GPU so.
 
         Raises:
             TakenError: where it is taken, or the folder cannot be said to kineto.
@@ -75,6 +78,7 @@ class KinetoWindow:
         self._stopped = stopped
         self._memory_left = memory_left
         self._agreed = agreed
+        self._stays_slower = stays_slower
         self._said = ""
         self._held = -1
         self._folder = os.path.join(asked.folder, name_part(client.process.pid))
@@ -94,10 +98,17 @@ class KinetoWindow:
         try:
             if shortage := self._name_shortage(0):
                 return self._end(CaptureState.REFUSED, shortage)
-            plan = say_plan_of_kineto(self.asked, self._client.process.pid, hooked=self._client.is_ours)
+            plan = say_plan_of_kineto(
+                self.asked,
+                self._client.process.pid,
+                hooked=self._client.is_ours,
+                stays_slower=self._stays_slower,
+            )
             if declined := self._await_yes(CaptureStage.PLANNED, plan):
                 return declined
             self._make_folder()
+            if self._stays_slower:
+                self._say(STAYS_SLOWER)
             self._say("asking kineto for one update first, to size the rest")
             probe = self._record(1, "probe")
             if probe.state is not CaptureState.VERIFIED:

@@ -11,13 +11,26 @@ from tpmon.model.units import clean_text, format_bytes
 
 _NO_PROBE = f"{UNKNOWN}how long the loop stands still"
 
+STAYS_SLOWER = (
+    "on CUDA launches may stay slower after it until the process ends, also where only one step was profiled:"
+    " torch's profiler stays attached (docs/capture.md, The price, says what TEARDOWN_CUPTI=1 at the start of"
+    " a run does about it, and at what risk)"
+)
+
 
 def say_plan(
-    asked: CaptureAsked, pid: int, rank: int, step_ms: Known[float], ranks: int = 1
+    asked: CaptureAsked,
+    pid: int,
+    rank: int,
+    step_ms: Known[float],
+    ranks: int = 1,
+    *,
+    stays_slower: bool = False,
 ) -> tuple[str, ...]:
     """Say which steps the hook would record and where to, before anything is asked of the run.
 
-    ``rank`` is -1 for none; of several ``ranks`` it is the first.
+    ``rank`` is -1 for none; of several ``ranks`` it is the first. ``stays_slower``: a profile leaves launches
+    so.
     """
     who = f"rank {rank}, process {pid}" if rank >= 0 else f"process {pid}"
     who = f"all {ranks} ranks here" if ranks > 1 else who
@@ -49,10 +62,13 @@ def say_plan(
         f"{each} is profiled and thrown away to tell that: the loop stands still for some milliseconds,"
         " longer the first time, on a GPU up to seconds"
     )
-    return what, pace, _say_room(asked, pid, each), unknown
+    stays = (STAYS_SLOWER,) if stays_slower else ()
+    return what, pace, _say_room(asked, pid, each), *stays, unknown
 
 
-def say_plan_of_kineto(asked: CaptureAsked, pid: int, *, hooked: bool) -> tuple[str, ...]:
+def say_plan_of_kineto(
+    asked: CaptureAsked, pid: int, *, hooked: bool, stays_slower: bool = False
+) -> tuple[str, ...]:
     """Say the same of kineto, which records updates and does not stop the loop to write.
 
     A run that is ``hooked`` is asked for its conditions afterwards.
@@ -70,7 +86,10 @@ def say_plan_of_kineto(asked: CaptureAsked, pid: int, *, hooked: bool) -> tuple[
         "the hook tells the conditions afterwards: the first time it looks for the model among Python's"
         " objects, and the loop stands still for 20 to 50 ms for each 100,000 of them"
     )
-    return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), unknown
+    stays = (STAYS_SLOWER,) if stays_slower else ()
+    return what, _say_room(asked, pid), ends, *((asks,) if hooked else ()), *stays, unknown
+
+
 
 
 def _say_most_of_snapshot() -> str:

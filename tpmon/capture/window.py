@@ -39,7 +39,7 @@ from tpmon.capture.plan import (
     say_price,
     size_window,
 )
-from tpmon.capture.plan_words import say_plan
+from tpmon.capture.plan_words import STAYS_SLOWER, say_plan
 from tpmon.capture.progress_words import say_progress
 from tpmon.capture.ranks import EndedWindow, await_steps_after, describe_rank, read_steps
 from tpmon.capture.talk import NO_ANSWER, YES_EVERY_S, YES_S, Agreed, agree_always
@@ -104,8 +104,12 @@ class Window:
         stopped: Callable[[], bool] = lambda: False,
         *,
         agreed: Agreed = agree_always,
+        stays_slower: bool = False,
     ) -> None:
-        """Ask for nothing yet; ``stopped``: whoever asked wants no more of it, ``agreed``: yes to a price."""
+        """Ask for nothing yet; ``stopped``: whoever asked wants no more of it, ``agreed``: yes to a price.
+
+        ``stays_slower``: a profile leaves launches on the GPU so.
+        """
         self.buses = tuple(buses)
         self.asked = self._wished = asked
         self.name = name
@@ -113,6 +117,7 @@ class Window:
         self._tell = tell
         self._stopped = stopped
         self._agreed = agreed
+        self._stays_slower = stays_slower
         self._last_said = ""
         self._before = self._mean_steps()
         self._probed_ms = [0.0] * len(self.buses)
@@ -146,7 +151,14 @@ class Window:
         if is_known(self.asked.at):
             check_wait(self.asked.at, paces, steps_ms, _WAIT_S)
         self.asked = fit_steps(self.asked, steps_ms)
-        plan = say_plan(self.asked, first.process.pid, first.header.rank, steps_ms[0], ranks)
+        plan = say_plan(
+            self.asked,
+            first.process.pid,
+            first.header.rank,
+            steps_ms[0],
+            ranks,
+            stays_slower=self._stays_slower,
+        )
         if declined := self._await_yes(CaptureStage.PLANNED, plan):
             return declined
         self._before = self._mean_steps()
@@ -156,6 +168,8 @@ class Window:
             self._say(f"{self.asked.kind.value} of {say_length(self.asked, self.asked.steps)}")
             paces = known_paces([parse_pace(bus.read_records()) for bus in self.buses])
             return self._fire(paces, self.asked.steps, self.asked.seconds)
+        if self._stays_slower:
+            self._say(STAYS_SLOWER)
         self._say(
             f"profiling one step{' of each rank' if ranks > 1 else ''} first, to size the rest:"
             " the loop stands still for some milliseconds, longer the first time"

@@ -1,4 +1,4 @@
-"""Read what stands in front of a process, and whether it has loaded CUDA."""
+"""Read what stands in front of a process, whether it has loaded CUDA, and what a profile leaves of that."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def uses_cuda(pid: int, proc: str = "/proc") -> bool:
             return any("/libcuda.so" in line for line in file)
     except OSError:
         return False  # the hook asks again from within
+
+
+def stays_slower(pid: int, proc: str = "/proc") -> bool:
+    """Tell whether a profile may leave launches slower: with CUDA, where kineto was not told to detach."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            detaches = b"TEARDOWN_CUPTI=1" in file.read().split(b"\0")
+    except OSError:
+        detaches = False
+    return uses_cuda(pid, proc) and not detaches
